@@ -1,0 +1,24 @@
+"""gpupool: the GPUs of a team, shared.
+
+``from gpupool import Client`` gives the typed client; everything else is reached through the ``gpupool`` command.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpupool.client import Client
+
+__all__ = ["Client", "__version__"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Import the client only when somebody asks for it: the command line must start in milliseconds."""
+    if name == "Client":
+        from gpupool.client import Client
+
+        return Client
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,82 @@
+"""Users, roles and projects: who may do what, and how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+DEFAULT_PROJECT = "default"
+
+
+class Role(StrEnum):
+    """What a user may do, from least to most; each role includes those before it."""
+
+    VIEWER = "viewer"  # read
+    MEMBER = "member"  # submit, and manage one's own
+    MANAGER = "manager"  # manage everybody's work in the projects one belongs to
+    ADMIN = "admin"  # everything
+
+    @property
+    def rank(self) -> int:
+        """Position from 0 (viewer) to 3 (admin)."""
+        return list(Role).index(self)
+
+    def includes(self, other: Role) -> bool:
+        """Whether this role may do what ``other`` may."""
+        return self.rank >= other.rank
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A person or service account; ``uid`` is the operating-system account its jobs run as."""
+
+    name: str
+    role: Role = Role.MEMBER
+    uid: int | None = None
+    gpu_limit_permille: int | None = None  # most GPU thousandths held at once, over all projects
+    disabled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Work that shares a quota.
+
+    ``quota_permille`` is the part of the pool that the project can count on (None: no bound, the whole pool);
+    training may exceed it with idle GPUs when ``over_quota`` is true. ``limit_permille`` is never exceeded.
+    ``members`` empty means everybody.
+    """
+
+    name: str
+    quota_permille: int | None = None
+    over_quota: bool = True
+    limit_permille: int | None = None
+    user_limit_permille: int | None = None
+    members: tuple[str, ...] = ()
+    max_time_s: float | None = None
+    idle_timeout_s: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who is asking: a user with the role in force, and how the pool knows (``uid 1000``, ``token ab12``)."""
+
+    user: str
+    role: Role
+    via: str
+    uid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A network token; only a hash of its secret is kept. Times are seconds since the epoch."""
+
+    id: str
+    user: str
+    secret_sha256: str
+    role: Role
+    created_at: float
+    expires_at: float
+    revoked_at: float | None = None
+    last_used_at: float | None = None
+    note: str = ""

@@ -1,0 +1,154 @@
+"""Nodes, GPUs and shares of GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpupool.domain.units import WHOLE_GPU
+
+
+class GpuHealth(StrEnum):
+    """Whether a GPU may be handed out."""
+
+    OK = "ok"
+    DEGRADED = "degraded"  # works, but shows errors worth a look (corrected ECC, retired pages pending)
+    FAILED = "failed"  # XID or uncorrected ECC: never handed out
+
+
+class NodeState(StrEnum):
+    """Whether a node takes new work."""
+
+    UP = "up"
+    CORDONED = "cordoned"  # keeps what runs, takes nothing new
+    DOWN = "down"  # its agent does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A MIG instance that the administrator has made on a card."""
+
+    uuid: str
+    profile: str
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignProcess:
+    """A process on a GPU that the pool did not start."""
+
+    pid: int
+    user: str
+    name: str
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU of a node as its inventory reports it.
+
+    ``links`` maps the index of another GPU of the node to how they reach each other: ``NV4`` (four NVLinks), ``PIX``,
+    ``PHB``, ``NODE``, ``SYS`` as ``nvidia-smi topo -m`` prints them. ``foreign`` lists processes the pool did not
+    start; such a GPU is not handed out.
+    """
+
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int
+    emulated: bool = False
+    pci_bus_id: str = ""
+    health: GpuHealth = GpuHealth.OK
+    health_note: str = ""
+    links: dict[int, str] = field(default_factory=dict)
+    mig: tuple[MigInstance, ...] = ()
+    foreign: tuple[ForeignProcess, ...] = ()
+    memory_used_mib: int = 0
+    utilisation_percent: int = 0
+
+    @property
+    def available(self) -> bool:
+        """Whether new work may be placed here as far as the card itself is concerned."""
+        return self.health is not GpuHealth.FAILED and not self.foreign
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a node's agent says of its machine; ``boot_id`` changes when the machine restarts."""
+
+    name: str
+    cpus: float
+    memory_mib: int
+    gpus: tuple[Gpu, ...]
+    emulated: bool
+    boot_id: str
+    agent_version: str
+    driver_version: str = ""
+    cuda_version: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as the pool keeps it: the last report and what the administrator decided."""
+
+    report: NodeReport
+    state: NodeState = NodeState.UP
+    cordon_reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The node's name, unique in the pool."""
+        return self.report.name
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """A part of one GPU given to one holder: ``permille`` thousandths and ``memory_mib`` of its memory."""
+
+    gpu_uuid: str
+    gpu_index: int
+    permille: int
+    memory_mib: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether nobody else can be on this GPU."""
+        return self.permille == WHOLE_GPU
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """What GPUs a replica asks for: ``count`` GPUs of one node, the same part of each.
+
+    The part is ``permille`` (exact) or, when ``memory_mib`` is set, as many thousandths as that memory needs on
+    whichever model is chosen. ``models`` empty means any; names match without case, as a part of the full name
+    (``t4`` matches ``Tesla T4``).
+    """
+
+    count: int = 1
+    permille: int = WHOLE_GPU
+    memory_mib: int | None = None
+    models: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+
+    def permille_on(self, gpu_memory_mib: int) -> int:
+        """Thousandths needed of a GPU with that much memory; above 1000 when it is too small."""
+        if self.memory_mib is None:
+            return self.permille
+        return -(-self.memory_mib * WHOLE_GPU // gpu_memory_mib)
+
+    def memory_on(self, gpu_memory_mib: int) -> int:
+        """MiB granted of a GPU with that much memory."""
+        if self.memory_mib is not None:
+            return self.memory_mib
+        return gpu_memory_mib * self.permille // WHOLE_GPU
+
+    def accepts_model(self, model: str) -> bool:
+        """Whether a GPU model satisfies ``models``; spaces, dashes and case do not matter."""
+        return not self.models or any(_plain(wanted) in _plain(model) for wanted in self.models)
+
+
+def _plain(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalnum())

@@ -1,0 +1,145 @@
+"""What the control plane and a node's agent say to each other about one process tree.
+
+The agent knows nothing of projects or queues: it is told to keep one program running under one key and epoch, and it
+reports what became of it. Both sides may die at any moment; every message is therefore idempotent by ``(key, epoch)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gpupool.domain.gpu import GpuShare
+
+
+class Stdio(StrEnum):
+    """How the program's standard streams are connected."""
+
+    TTY = "tty"  # one pseudo-terminal
+    PIPES = "pipes"  # stdin, stdout and stderr apart
+    BATCH = "batch"  # stdin is /dev/null, output goes to the log
+
+
+class ProcessPhase(StrEnum):
+    """Where a supervised program stands."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+class ExitReason(StrEnum):
+    """Why a program is no longer running, as the node saw it."""
+
+    EXITED = "exited"  # by itself: see exit_code or signal
+    STOPPED = "stopped"  # asked by the control plane
+    TIME_LIMIT = "time_limit"  # max_time_s reached
+    CLIENT_GONE = "client_gone"  # a client-bound program lost its client
+    START_FAILED = "start_failed"  # no such program, folder or permission: see message
+    SHEPHERD_LOST = "shepherd_lost"  # the supervising process was killed; the program was killed with it
+    NODE_RESTARTED = "node_restarted"  # the machine went down
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One program to run and keep.
+
+    ``gpus`` and ``sharing`` tell the sharing mode what environment to add; ``uid``/``gid`` None means the agent's own.
+    ``client_bound``: the program starts when a client attaches and is stopped when that client goes away.
+    ``memory_mib`` and ``cpus`` limit host memory and processors. Sizes of logs are MiB over all kept segments.
+    """
+
+    key: str
+    epoch: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    stdio: Stdio = Stdio.BATCH
+    rows: int = 24
+    columns: int = 80
+    client_bound: bool = False
+    uid: int | None = None
+    gid: int | None = None
+    umask: int = 0o022
+    grace_s: float = 10.0
+    max_time_s: float | None = None
+    cpus: float | None = None
+    memory_mib: int | None = None
+    log_limit_mib: int = 64
+    gpus: tuple[GpuShare, ...] = ()
+    emulated: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ProcessSpec:
+        """The inverse of ``to_dict``; unknown keys (of a newer control plane) are dropped."""
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        known["argv"] = tuple(known["argv"])
+        known["stdio"] = Stdio(known.get("stdio", Stdio.BATCH))
+        known["gpus"] = tuple(GpuShare(**g) for g in known.get("gpus", ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReport:
+    """How a program ended. ``signal`` is set when one killed it; times are seconds since the epoch."""
+
+    reason: ExitReason
+    exit_code: int | None
+    signal: int | None
+    message: str
+    finished_at: float
+    cpu_seconds: float = 0.0
+    max_rss_mib: int = 0
+
+    @property
+    def status(self) -> int:
+        """What a shell would show: the code, or 128 + signal; 127 when it never started."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return 127 if self.exit_code is None else self.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """What the agent knows of one program now; ``notes`` say which limits could not be enforced and why."""
+
+    key: str
+    epoch: int
+    phase: ProcessPhase
+    pid: int | None = None
+    started_at: float | None = None
+    exit: ExitReport | None = None
+    last_active_at: float | None = None
+    attach_path: str = ""
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ProcessStatus:
+        """The inverse of ``to_dict``; unknown keys are dropped."""
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        known["phase"] = ProcessPhase(known["phase"])
+        known["notes"] = tuple(known.get("notes", ()))
+        if known.get("exit"):
+            report = dict(known["exit"])
+            report["reason"] = ExitReason(report["reason"])
+            known["exit"] = ExitReport(**report)
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """A piece of a program's output: ``stream`` is ``out`` or ``err``; ``cursor`` is where the next one begins."""
+
+    at: float
+    stream: str
+    data: bytes
+    cursor: str

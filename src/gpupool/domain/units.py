@@ -1,0 +1,119 @@
+"""Reading and writing the quantities people type: durations, sizes, fractions of a GPU.
+
+Inside the program a share of one GPU is an integer number of thousandths (``permille``): sums are exact, and the
+sum over a GPU can be compared with 1000 without a tolerance.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+WHOLE_GPU = 1000  # permille
+MAX_DURATION_S = 10 * 366 * 86400
+
+_DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?")
+_SIZE_UNITS = {"": 1, "m": 1, "mi": 1, "mb": 1, "mib": 1, "g": 1024, "gi": 1024, "gb": 1024, "gib": 1024}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds in ``90``, ``30s``, ``30m``, ``1h30m``, ``2d``; a bare number is seconds.
+
+    Raises ``GpupoolError(INVALID_DURATION)`` for anything else, zero, or more than ten years.
+    """
+    cleaned = text.strip().lower().replace(" ", "")
+    parts = list(_DURATION.finditer(cleaned))
+    if not parts or "".join(m.group(0) for m in parts) != cleaned:
+        raise _bad_duration(text)
+    total = sum(float(m.group(1)) * _DURATION_UNITS[m.group(2) or ""] for m in parts)
+    if not 0 < total <= MAX_DURATION_S:
+        raise _bad_duration(text)
+    return total
+
+
+def _bad_duration(text: str) -> GpupoolError:
+    return GpupoolError(
+        ErrorCode.INVALID_DURATION,
+        f"'{text[:40]}' is not a duration.",
+        "Write it like 30s, 20m, 1h30m or 2d.",
+    )
+
+
+def format_duration(seconds: float | None) -> str:
+    """A short form for people: ``42s``, ``3m10s``, ``2h05m``, ``4d03h``; ``-`` for none."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, secs = divmod(rest, 60)
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    if minutes:
+        return f"{minutes}m{secs:02d}s"
+    return f"{secs}s"
+
+
+def parse_memory_mib(text: str) -> int:
+    """MiB in ``2048``, ``2048M``, ``4G``, ``1.5GiB``; a bare number is MiB.
+
+    Raises ``GpupoolError(INVALID_SIZE)`` for anything else, zero, or a part of a MiB.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    unit = _SIZE_UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None or float(match.group(1)) * unit < 1:
+        raise GpupoolError(
+            ErrorCode.INVALID_SIZE,
+            f"'{text[:40]}' is not an amount of memory.",
+            "Write MiB as a number (2048) or with a unit (4G).",
+        )
+    return int(float(match.group(1)) * unit)
+
+
+def parse_fraction(text: str) -> int:
+    """Thousandths of a GPU in ``0.1``, ``1``, ``25%``: from 0.001 to 1.
+
+    Raises ``GpupoolError(INVALID_FRACTION)`` outside (0, 1] and for parts smaller than a thousandth.
+    """
+    cleaned = text.strip()
+    try:
+        value = Decimal(cleaned[:-1]) / 100 if cleaned.endswith("%") else Decimal(cleaned)
+        return fraction_to_permille(value)
+    except (InvalidOperation, ValueError) as error:
+        raise _bad_fraction(text) from error
+
+
+def fraction_to_permille(value: Decimal | float) -> int:
+    """Thousandths in a fraction given as a number; see ``parse_fraction`` for the errors."""
+    exact = Decimal(str(value)) * WHOLE_GPU
+    if not exact.is_finite() or not 0 < exact <= WHOLE_GPU or exact != exact.to_integral_value():
+        raise _bad_fraction(str(value))
+    return int(exact)
+
+
+def _bad_fraction(text: str) -> GpupoolError:
+    return GpupoolError(
+        ErrorCode.INVALID_FRACTION,
+        f"'{text[:40]}' is not a fraction of a GPU.",
+        "Give a number above 0 and up to 1 in steps of 0.001, for example 0.1 for a tenth.",
+    )
+
+
+def format_permille(permille: int) -> str:
+    """A share for people: ``1.00``, ``0.50``, ``0.025``."""
+    text = f"{permille / WHOLE_GPU:.3f}"
+    return text[:-1] if text.endswith("0") else text
+
+
+def format_mib(mib: int) -> str:
+    """Memory for people: ``512 MiB``, ``1.6 GiB``, ``80 GiB``."""
+    if mib < 1024:
+        return f"{mib} MiB"
+    gib = f"{mib / 1024:.1f}".removesuffix(".0")
+    return f"{gib} GiB"

@@ -1,0 +1,268 @@
+"""Workloads, replicas and leases: what was asked, what runs, and who holds which GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gpupool.domain.gpu import GpuRequest, GpuShare
+from gpupool.domain.ids import AttemptKey, Epoch, WorkloadId, attempt_key
+from gpupool.domain.supervision import Stdio
+
+
+class WorkloadKind(StrEnum):
+    """What a workload is for; it decides protection and what an ending client means."""
+
+    RUN = "run"  # `run`: one program, usually bound to the terminal that started it
+    TRAINING = "training"  # `submit`: batch, may exceed quota, may be preempted and run again
+    INTERACTIVE = "interactive"  # `submit --interactive`: protected within quota
+    LEASE = "lease"  # `request_gpus`: GPUs held with no program of its own
+    EXEC = "exec"  # `client`, `exec`, `shell`: a program on GPUs that another workload holds
+
+
+class WorkloadState(StrEnum):
+    """Where a workload stands as a whole."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing will happen to it any more."""
+        return self in {WorkloadState.SUCCEEDED, WorkloadState.FAILED, WorkloadState.STOPPED}
+
+
+class ReplicaState(StrEnum):
+    """Where one replica stands."""
+
+    PENDING = "pending"  # waits: for its turn, a dependency, a back-off or its parallelism
+    STARTING = "starting"  # holds a lease; the node has been told
+    RUNNING = "running"
+    STOPPING = "stopping"  # told to end; still holds its lease
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def final(self) -> bool:
+        """Whether it has ended for good."""
+        return self in {ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.STOPPED}
+
+    @property
+    def placed(self) -> bool:
+        """Whether it holds (or uses) GPUs now."""
+        return self in {ReplicaState.STARTING, ReplicaState.RUNNING, ReplicaState.STOPPING}
+
+
+class RestartPolicy(StrEnum):
+    """When a replica that ended by itself is run again."""
+
+    NEVER = "never"
+    ON_FAILURE = "on-failure"
+    ALWAYS = "always"
+
+
+class Reason(StrEnum):
+    """Why something happened; events, `describe` and `why` show these codes."""
+
+    SUBMITTED = "SUBMITTED"
+    GRANTED = "GRANTED"
+    STARTED = "STARTED"
+    EXITED = "EXITED"
+    START_FAILED = "START_FAILED"
+    RETRY = "RETRY"
+    BACKOFF_EXHAUSTED = "BACKOFF_EXHAUSTED"
+    STOPPED_BY_USER = "STOPPED_BY_USER"
+    SUSPENDED_BY_USER = "SUSPENDED_BY_USER"
+    RESUMED_BY_USER = "RESUMED_BY_USER"
+    DELETED_BY_USER = "DELETED_BY_USER"
+    CLIENT_GONE = "CLIENT_GONE"
+    TIME_LIMIT = "TIME_LIMIT"
+    IDLE_LIMIT = "IDLE_LIMIT"
+    IDLE_WARNING = "IDLE_WARNING"
+    EXPIRED = "EXPIRED"
+    EXTENDED = "EXTENDED"
+    RELEASED = "RELEASED"
+    WAIT_EXPIRED = "WAIT_EXPIRED"
+    PREEMPTED = "PREEMPTED"
+    SHEPHERD_LOST = "SHEPHERD_LOST"
+    NODE_RESTARTED = "NODE_RESTARTED"
+    NODE_LOST = "NODE_LOST"
+    LEASE_ENDED = "LEASE_ENDED"
+    DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
+    CORDONED = "CORDONED"
+    UNCORDONED = "UNCORDONED"
+    CHANGED = "CHANGED"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """Another workload that must end first; ``success_only`` also demands that it succeeded."""
+
+    workload: WorkloadId
+    success_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to execute, where, and with which environment. ``{name}`` in ``argv`` stands for a sweep's parameter."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    stdio: Stdio = Stdio.BATCH
+    rows: int = 24
+    columns: int = 80
+    umask: int = 0o022
+    client_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds in time and host resources; None means none. Times are seconds, ``memory_mib`` is host memory."""
+
+    wait_s: float | None = None  # longest time in the queue; 0: start now or fail
+    max_time_s: float | None = None
+    idle_timeout_s: float | None = None
+    grace_s: float = 10.0
+    cpus: float | None = None
+    memory_mib: int | None = None
+    log_limit_mib: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When and how often a replica is run again. Losses that are the pool's fault are not counted."""
+
+    policy: RestartPolicy = RestartPolicy.NEVER
+    backoff_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a user asked for, and where it stands.
+
+    ``completions`` replicas (index 0 to completions - 1) run, at most ``parallelism`` at a time; ``parameters[i]``
+    are the parameters of replica ``i`` of a sweep. ``on`` names the workload whose GPUs an EXEC uses.
+    ``request_id`` makes a repeated submission of the same request harmless. Times are seconds since the epoch.
+    ``version`` counts writes: a write with an old one is refused by the store.
+    """
+
+    id: WorkloadId
+    name: str
+    kind: WorkloadKind
+    project: str
+    user: str
+    program: Program
+    gpus: GpuRequest
+    created_at: float
+    uid: int | None = None
+    priority: int = 0
+    preemptible: bool = False
+    limits: Limits = field(default_factory=Limits)
+    retry: Retry = field(default_factory=Retry)
+    completions: int = 1
+    parallelism: int = 1
+    parameters: tuple[dict[str, Any], ...] = ()
+    after: tuple[Dependency, ...] = ()
+    on: WorkloadId | None = None
+    on_index: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    request_id: str | None = None
+    state: WorkloadState = WorkloadState.QUEUED
+    suspended: bool = False
+    stop_reason: Reason | None = None  # set once a stop of the whole workload is wanted
+    expires_at: float | None = None  # LEASE only
+    started_at: float | None = None
+    finished_at: float | None = None
+    deleted_at: float | None = None
+    version: int = 0
+
+    def key(self, index: int, attempt: int) -> AttemptKey:
+        """The key of one attempt at one replica."""
+        return attempt_key(self.id, index, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One member of a workload: the unit that is queued, placed, started and ended.
+
+    ``attempt`` counts starts (0: never started). ``failures`` counts endings that the program caused,
+    ``interruptions`` those that the pool caused (preempted, lost): only the first count against the back-off limit.
+    ``next_reason`` says, while STOPPING, what becomes of it: a suspended or preempted replica goes back to PENDING.
+    """
+
+    workload: WorkloadId
+    index: int
+    state: ReplicaState = ReplicaState.PENDING
+    attempt: int = 0
+    node: str | None = None
+    lease: Epoch | None = None
+    pid: int | None = None
+    exit_status: int | None = None
+    reason: Reason = Reason.SUBMITTED
+    message: str = ""
+    next_reason: Reason | None = None
+    failures: int = 0
+    interruptions: int = 0
+    queued_at: float = 0.0
+    not_before: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None
+    last_active_at: float | None = None
+    idle_warned: bool = False
+    notes: tuple[str, ...] = ()
+    version: int = 0
+
+    @property
+    def key(self) -> AttemptKey:
+        """The key of its present attempt on the node."""
+        return attempt_key(self.workload, self.index, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Shares of GPUs granted to one attempt of one replica.
+
+    ``epoch`` grows with every grant of the pool and fences: a node refuses a start with an older epoch for the same
+    replica. The shares count as taken from the moment the lease is written until ``released_at`` is, and that is
+    written only after the node has confirmed that no process is left.
+    """
+
+    epoch: Epoch
+    workload: WorkloadId
+    index: int
+    attempt: int
+    project: str
+    user: str
+    node: str
+    shares: tuple[GpuShare, ...]
+    cpus: float
+    memory_mib: int
+    granted_at: float
+    released_at: float | None = None
+
+    @property
+    def permille(self) -> int:
+        """GPU thousandths held, over all its GPUs."""
+        return sum(share.permille for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened: who did what to which workload, with a code and a sentence. ``id`` grows."""
+
+    at: float
+    actor: str
+    reason: Reason
+    message: str
+    workload: WorkloadId | None = None
+    index: int | None = None
+    target: str = ""
+    id: int = 0

@@ -1,0 +1,256 @@
+"""The Protocols that the services own and the adapters (store, fabric, clock) implement."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpupool.domain.access import Project, Token, User
+from gpupool.domain.gpu import Gpu, Node, NodeReport
+from gpupool.domain.ids import Epoch, WorkloadId
+from gpupool.domain.supervision import LogChunk, ProcessSpec, ProcessStatus
+from gpupool.domain.workload import Event, Lease, Reason, Replica, Workload, WorkloadState
+
+
+class Clock(Protocol):
+    """Where time comes from; tests give their own."""
+
+    def now(self) -> float:
+        """Seconds since the epoch; may jump."""
+
+    def monotonic(self) -> float:
+        """Seconds that never jump back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSet:
+    """Everything one transition writes, applied in one transaction or not at all.
+
+    A workload or replica with ``version`` 0 is inserted; otherwise the stored row must have ``version - 1``
+    (the caller has already counted up). Leases are inserted, or updated when ``released_at`` is set.
+    """
+
+    workloads: tuple[Workload, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    events: tuple[Event, ...] = ()
+
+    def __add__(self, other: ChangeSet) -> ChangeSet:
+        """Both, in order; the later of two writes to the same row is kept by whoever merges them."""
+        return ChangeSet(
+            self.workloads + other.workloads,
+            self.replicas + other.replicas,
+            self.leases + other.leases,
+            self.events + other.events,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.workloads or self.replicas or self.leases or self.events)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """What a control plane needs in memory to go on: everything that has not ended."""
+
+    workloads: tuple[Workload, ...]
+    replicas: tuple[Replica, ...]
+    leases: tuple[Lease, ...]
+    projects: tuple[Project, ...]
+    users: tuple[User, ...]
+    nodes: tuple[Node, ...]
+    last_epoch: Epoch
+    last_event_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFilter:
+    """Which workloads a listing wants; empty means all. ``before`` is the id-independent cursor (created_at, id)."""
+
+    states: tuple[WorkloadState, ...] = ()
+    project: str | None = None
+    user: str | None = None
+    name: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    include_deleted: bool = False
+    before: tuple[float, WorkloadId] | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Which events a listing wants: those with an id above ``after_id``, oldest first (or the newest ``limit``)."""
+
+    after_id: int = 0
+    workload: WorkloadId | None = None
+    reasons: tuple[Reason, ...] = ()
+    newest: bool = False
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeHistory:
+    """How long finished replicas of one user and project ran: the base of an estimate. Seconds."""
+
+    samples: int
+    median_s: float
+    p90_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """GPU seconds held by one user in one project (thousandths of a GPU times seconds, divided by 1000)."""
+
+    project: str
+    user: str
+    gpu_seconds: float
+    leases: int
+
+
+class Store(Protocol):
+    """The truth. Every method is one transaction; errors are ``GpupoolError`` (STALE_WRITE, DATABASE_*)."""
+
+    async def load_live(self) -> LiveState:
+        """What has not ended; read once when a control plane starts."""
+
+    async def commit(self, changes: ChangeSet) -> int:
+        """Write all of it or nothing; returns the id of the last event written (0 when none was)."""
+
+    async def get_workload(self, ref: str, user: str | None = None) -> Workload | None:
+        """By id, or by name: the newest not deleted one, the user's own first."""
+
+    async def by_request_id(self, request_id: str) -> Workload | None:
+        """The workload a repeated request made the first time."""
+
+    async def list_workloads(self, wanted: WorkloadFilter) -> Sequence[Workload]:
+        """Newest first, at most ``limit``."""
+
+    async def replicas_of(self, workload: WorkloadId) -> Sequence[Replica]:
+        """All replicas of a workload by index."""
+
+    async def leases_of(self, workload: WorkloadId) -> Sequence[Lease]:
+        """All leases a workload has held, oldest first."""
+
+    async def list_events(self, wanted: EventFilter) -> Sequence[Event]:
+        """Events oldest first."""
+
+    async def runtime_history(self, project: str, user: str, limit: int = 200) -> RuntimeHistory | None:
+        """Of the latest finished replicas; None when there is none."""
+
+    async def usage(self, since: float, until: float) -> Sequence[UsageRow]:
+        """GPU seconds held between two times, exactly, from the leases."""
+
+    async def save_project(self, project: Project, event: Event) -> None:
+        """Insert or replace."""
+
+    async def delete_project(self, name: str, event: Event) -> None:
+        """Remove a project; its history stays."""
+
+    async def save_user(self, user: User, event: Event) -> None:
+        """Insert or replace."""
+
+    async def save_node(self, node: Node, event: Event | None = None) -> None:
+        """Insert or replace a node and its last report."""
+
+    async def save_token(self, token: Token, event: Event) -> None:
+        """Insert or replace."""
+
+    async def list_tokens(self, user: str | None = None) -> Sequence[Token]:
+        """All tokens, newest first."""
+
+    async def find_token(self, secret_sha256: str) -> Token | None:
+        """The token with this hash, whatever its state."""
+
+    async def touch_token(self, token_id: str, at: float) -> None:
+        """Note when a token was last used."""
+
+    async def delete_finished_before(self, finished_before: float, limit: int = 1000) -> Sequence[WorkloadId]:
+        """Drop old history (workloads, replicas, their events); leases stay for accounting."""
+
+    async def close(self) -> None:
+        """Let go of the database."""
+
+
+class AttachStream(Protocol):
+    """A raw, bidirectional byte stream to a program's shepherd (the framing is ``node.frames``)."""
+
+    async def read(self, limit: int) -> bytes:
+        """Up to ``limit`` bytes; empty at the end."""
+
+    async def write(self, data: bytes) -> None:
+        """All of it, waiting while the other side is slow."""
+
+    async def close(self) -> None:
+        """Hang up."""
+
+
+class NodeLink(Protocol):
+    """How the control plane reaches one node's agent. Raises ``GpupoolError(NODE_UNREACHABLE)`` when it cannot."""
+
+    name: str
+
+    async def report(self) -> NodeReport:
+        """The machine and its GPUs as they are now."""
+
+    async def gpus(self) -> Sequence[Gpu]:
+        """The GPUs with fresh health, foreign processes and use."""
+
+    async def list(self) -> Sequence[ProcessStatus]:
+        """Every program the agent keeps, those that ended and are not forgotten included."""
+
+    async def start(self, spec: ProcessSpec) -> ProcessStatus:
+        """Start a program, or return its status if this key was started before."""
+
+    async def stop(self, key: str, grace_s: float) -> None:
+        """TERM, then KILL after the grace, to the whole tree; returns at once. Unknown keys are ignored."""
+
+    async def signal(self, key: str, signum: int) -> None:
+        """Send a signal to the program's foreground process group."""
+
+    async def forget(self, key: str, *, delete_logs: bool = False) -> None:
+        """The end has been written to the store: the agent need not report it again."""
+
+    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[LogChunk]:
+        """Chunks of output from ``cursor`` (empty: the beginning); empty when there is no more now."""
+
+    async def tail_log(self, key: str, lines: int) -> str:
+        """The cursor from which about ``lines`` lines follow."""
+
+    async def attach(self, key: str) -> AttachStream:
+        """A stream to the program's shepherd."""
+
+
+@dataclass(frozen=True, slots=True)
+class FabricEvent:
+    """Something a node says by itself: a program changed (``status``), or the node came or went (``up``)."""
+
+    node: str
+    status: ProcessStatus | None = None
+    up: bool | None = None
+
+
+class Fabric(Protocol):
+    """How the control plane finds and hears nodes."""
+
+    async def start(self) -> None:
+        """Begin to connect; nodes are announced by events."""
+
+    def link(self, node: str) -> NodeLink:
+        """The link of a node announced before; raises NODE_UNREACHABLE for another."""
+
+    def events(self) -> AsyncIterator[FabricEvent]:
+        """What nodes say, forever; after every (re)connection the node comes ``up`` and all is to be compared."""
+
+    async def close(self) -> None:
+        """Let go of all nodes; what runs there runs on."""
+
+
+@dataclass(slots=True)
+class Ports:
+    """What the composition root hands to the services."""
+
+    store: Store
+    fabric: Fabric
+    clock: Clock
+    random_bits: Callable[[int], int]
+    sleep: Callable[[float], Awaitable[None]] = field(repr=False)
