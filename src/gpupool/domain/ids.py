@@ -37,7 +37,7 @@ def attempt_key(workload: WorkloadId, index: int, attempt: int) -> AttemptKey:
 def split_attempt_key(key: str) -> tuple[WorkloadId, int, int]:
     """The parts of ``attempt_key``; raises ``GpupoolError(INVALID_NAME)`` for anything else."""
     parts = key.split(".")
-    if len(parts) != 3 or not is_workload_id(parts[0]) or not (parts[1] + parts[2]).isdigit():  # noqa: PLR2004 - three parts
+    if len(parts) != 3 or not is_workload_id(parts[0]) or not (parts[1] + parts[2]).isdigit():
         raise GpupoolError(ErrorCode.INVALID_NAME, f"'{key[:80]}' does not name a replica's attempt.")
     return WorkloadId(parts[0]), int(parts[1]), int(parts[2])
 

@@ -108,7 +108,7 @@ def _bad_fraction(text: str) -> GpupoolError:
 def format_permille(permille: int) -> str:
     """A share for people: ``1.00``, ``0.50``, ``0.025``."""
     text = f"{permille / WHOLE_GPU:.3f}"
-    return text[:-1] if text.endswith("0") else text
+    return text.removesuffix("0")
 
 
 def format_mib(mib: int) -> str:
