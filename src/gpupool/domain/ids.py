@@ -52,6 +52,6 @@ def check_name(text: str, what: str = "name") -> str:
         raise GpupoolError(
             ErrorCode.INVALID_NAME,
             f"'{text[:80]}' cannot be a {what}.",
-            f"Use up to {NAME_LIMIT} letters, digits, dots, dashes and underscores; begin and end with a letter or digit.",
+            f"Use up to {NAME_LIMIT} letters, digits, '.', '_' and '-'; begin and end with a letter or digit.",
         )
     return text

@@ -1,0 +1,65 @@
+"""Steps of the state machine together with what follows from them for others: programs on a lease, bare leases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpupool.domain import lifecycle
+from gpupool.domain.supervision import ExitReport
+from gpupool.domain.workload import Reason, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.services.mirror import Draft
+
+
+def end(draft: Draft, workload: Workload, replica: Replica, report: ExitReport) -> Replica:
+    """No process of the replica's attempt is left; programs on its lease are stopped too."""
+    epoch = replica.lease
+    after = draft.take(lifecycle.ended(workload, replica, report, draft.now))
+    if epoch is None or after.state.placed:
+        return after
+    if workload.kind is WorkloadKind.EXEC:
+        _release_emptied_lease(draft, workload)
+    else:
+        _stop_programs_on(draft, replica)
+    return after
+
+
+def stop(draft: Draft, workload: Workload, replica: Replica, reason: Reason, grace_s: float | None = None) -> Replica:
+    """Ask one replica to end; a bare lease ends at once when no program is on it."""
+    after = draft.take(lifecycle.stop(workload, replica, reason, draft.now, grace_s))
+    if workload.kind is not WorkloadKind.LEASE or after.state is not ReplicaState.STOPPING:
+        return after
+    # Nothing runs under a bare lease itself: there is nothing to tell the node.
+    draft.effects[:] = [e for e in draft.effects if e.replica != after]
+    _stop_programs_on(draft, after, grace_s)
+    return _release_if_empty(draft, workload, after)
+
+
+def stop_all(draft: Draft, workload: Workload, reason: Reason, grace_s: float | None = None) -> Workload:
+    """Ask a whole workload to end: what waits ends now, what runs is told to."""
+    marked = replace(workload, stop_reason=workload.stop_reason or reason)
+    draft.put_workload(marked)
+    for replica in list(draft.replicas(workload.id)):
+        stop(draft, marked, replica, reason, grace_s)
+    return marked
+
+
+def _stop_programs_on(draft: Draft, holder: Replica, grace_s: float | None = None) -> None:
+    if holder.lease is None:
+        return
+    for program in draft.execs_on(holder.lease):
+        owner = draft.workload(program.workload)
+        if owner is not None:
+            stop(draft, owner, program, Reason.LEASE_ENDED, grace_s)
+
+
+def _release_emptied_lease(draft: Draft, program: Workload) -> None:
+    host = draft.workload(program.on) if program.on is not None else None
+    holder = draft.replica(host.id, program.on_index) if host is not None else None
+    if host is not None and holder is not None and host.kind is WorkloadKind.LEASE:
+        _release_if_empty(draft, host, holder)
+
+
+def _release_if_empty(draft: Draft, host: Workload, holder: Replica) -> Replica:
+    if holder.lease is not None and draft.execs_on(holder.lease):
+        return holder
+    return draft.take(lifecycle.released(host, holder, draft.now))
