@@ -1,0 +1,64 @@
+"""Placeholders such as ``{lr}`` in the command of a sweep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+INDEX = "index"
+Scalar = str | int | float | bool
+_TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+def placeholders(text: str) -> Iterator[str]:
+    """The names between braces, as often as they occur; ``{{`` and ``}}`` are literal braces.
+
+    Raises ``GpupoolError(INVALID_REQUEST)`` for a brace that stands alone.
+    """
+    for match in _TOKEN.finditer(text):
+        if match.group(0) in {"{", "}"}:
+            raise GpupoolError(
+                ErrorCode.INVALID_REQUEST,
+                f"A brace stands alone in '{text[:80]}'.",
+                "In the command of a sweep, write {{ and }} for braces that are meant literally.",
+            )
+        if match.group(1) is not None:
+            yield match.group(1)
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """The text with placeholders replaced and doubled braces halved; all names must be in ``values``."""
+
+    def replacement(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return match.group(0)[0] if name is None else values[name]
+
+    return _TOKEN.sub(replacement, text)
+
+
+def fill_index(text: str, index: int) -> str:
+    """The text with ``{index}`` replaced and everything else as it was."""
+    return text.replace("{" + INDEX + "}", str(index))
+
+
+def check_placeholders(argv: Sequence[str], names: set[str]) -> None:
+    """Refuse a command that names a parameter its sweep does not have (``GpupoolError(INVALID_REQUEST)``)."""
+    known = names | {INDEX}
+    for argument in argv:
+        for name in placeholders(argument):
+            if name not in known:
+                listed = ", ".join("{" + n + "}" for n in sorted(known))
+                raise GpupoolError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"The command has the placeholder {{{name[:80]}}}, which is not a parameter of the sweep.",
+                    f"There are {listed[:400]}; write {{{{ and }}}} for braces that are meant literally.",
+                )
+
+
+def as_text(value: Scalar) -> str:
+    """A parameter as programs are given it: ``true``/``false``, and numbers in their shortest exact form."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else repr(value)
