@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.specs.files import decode
 from gpupool.specs.limits import MAX_PARAMETERS, MAX_REPLICAS, MAX_VALUE_LENGTH
-from gpupool.specs.templates import INDEX, Scalar, as_text
+from gpupool.specs.templates import INDEX, Scalar, read_scalar
 
 Parameters = dict[str, Scalar]
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
-_INTEGER = re.compile(r"[-+]?\d{1,18}")
-_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +92,12 @@ def _draw_one(drawn: Drawn, source: random.Random) -> Scalar:
     return round(bounded) if drawn.integer else bounded
 
 
-def read_scalar(text: str) -> Scalar:
-    """A value as people type it: a whole number, a number, ``true``/``false``, else the text itself.
-
-    Digits with leading zeros stay text, as do numbers too large to be finite.
-    """
-    cleaned = text.strip()
-    if cleaned.lower() in {"true", "false"}:
-        return cleaned.lower() == "true"
-    if _INTEGER.fullmatch(cleaned) and as_text(int(cleaned)) == cleaned.removeprefix("+"):
-        return int(cleaned)
-    leading_zero = re.match(r"[-+]?0\d", cleaned)
-    if _FLOAT.fullmatch(cleaned) and not leading_zero and not _INTEGER.fullmatch(cleaned):
-        number = float(cleaned)
-        return number if math.isfinite(number) else text
-    return text
-
-
 def load_parameter_list(data: bytes, name: str = "sweep") -> list[Parameters]:
     """The runs in a list file: CSV with a header, one JSON object per line, or a YAML or JSON list.
 
     ``name`` chooses by its ending (``.csv``, ``.jsonl``/``.ndjson``, else YAML) and begins every message.
     Raises ``GpupoolError``: TOO_LARGE, INVALID_FILE with the line, INVALID_COUNT for none or too many runs.
     """
-    from gpupool.specs.yamlnodes import decode, read_yaml
-
     text = decode(data, name)
     lowered = name.lower()
     if lowered.endswith(".csv"):
@@ -125,8 +105,14 @@ def load_parameter_list(data: bytes, name: str = "sweep") -> list[Parameters]:
     elif lowered.endswith((".jsonl", ".ndjson")):
         rows = _read_json_lines(text, name)
     else:
-        rows = [document for root in read_yaml(text, name) for document in _as_list(root.plain(), name)]
+        rows = _read_yaml_list(text, name)
     return _checked_rows(rows, name)
+
+
+def _read_yaml_list(text: str, name: str) -> list[object]:
+    from gpupool.specs.yamlnodes import read_yaml
+
+    return [row for root in read_yaml(text, name) for row in _as_list(root.plain(), name)]
 
 
 def _as_list(value: object, name: str) -> list[object]:

@@ -1,7 +1,8 @@
-"""Placeholders such as ``{lr}`` in the command of a sweep."""
+"""Values of a sweep's parameters, and placeholders such as ``{lr}`` for them in its command."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,6 +10,8 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 
 INDEX = "index"
 Scalar = str | int | float | bool
+_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -62,3 +65,20 @@ def as_text(value: Scalar) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else repr(value)
+
+
+def read_scalar(text: str) -> Scalar:
+    """A value as people type it: a whole number, a number, ``true``/``false``, else the text itself.
+
+    Digits with leading zeros stay text, as do numbers too large to be finite.
+    """
+    cleaned = text.strip()
+    if cleaned.lower() in {"true", "false"}:
+        return cleaned.lower() == "true"
+    if _INTEGER.fullmatch(cleaned) and as_text(int(cleaned)) == cleaned.removeprefix("+"):
+        return int(cleaned)
+    leading_zero = re.match(r"[-+]?0\d", cleaned)
+    if _FLOAT.fullmatch(cleaned) and not leading_zero and not _INTEGER.fullmatch(cleaned):
+        number = float(cleaned)
+        return number if math.isfinite(number) else text
+    return text

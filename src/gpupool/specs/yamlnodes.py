@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.specs.limits import MAX_DEPTH, MAX_DOCUMENTS, MAX_FILE_BYTES, MAX_NODES
+from gpupool.specs.limits import MAX_DEPTH, MAX_DOCUMENTS, MAX_NODES
 from gpupool.specs.problems import Path
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -32,7 +32,7 @@ _WORDS = {
 
 @dataclass(slots=True)
 class Node:
-    """A value and its place (line and column count from 1); ``value`` is text, a list of nodes, or a mapping of them."""
+    """A value and its place (lines and columns count from 1): text, a list of nodes, or a mapping of them."""
 
     line: int
     column: int
@@ -101,24 +101,6 @@ def _number(text: str) -> Any:
     return text
 
 
-def decode(data: bytes, name: str) -> str:
-    """The text of a file; raises ``GpupoolError``: TOO_LARGE, or INVALID_FILE when it is not UTF-8."""
-    if len(data) > MAX_FILE_BYTES:
-        raise too_large(name)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise GpupoolError(
-            ErrorCode.INVALID_FILE, f"{name} is not text in UTF-8: byte {error.start} is not.", "Save it as UTF-8."
-        ) from error
-
-
-def too_large(name: str) -> GpupoolError:
-    """The error for a file above the limit."""
-    limit = MAX_FILE_BYTES // 2**20
-    return GpupoolError(ErrorCode.TOO_LARGE, f"{name} is larger than {limit} MiB.", "Split it, or use a sweep.")
-
-
 def at(name: str, line: int, column: int, sentence: str, hint: str = "") -> GpupoolError:
     """An INVALID_FILE error at a place: ``job.yml:12:3: ...``."""
     return GpupoolError(ErrorCode.INVALID_FILE, f"{name}:{line}:{column}: {sentence}", hint)
@@ -183,7 +165,7 @@ class _Composer:
             self._anchors[event.anchor] = None
         if isinstance(event, yaml.ScalarEvent):
             node.value = event.value
-            node.plain_style = event.style is None or event.style == ""
+            node.plain_style = not event.style or node.tag in {"int", "float", "bool", "null"}
             self._count(node, 1 + len(event.value) // 64)
         elif isinstance(event, yaml.SequenceStartEvent):
             node.value = self._items(node, depth)

@@ -1,0 +1,77 @@
+"""Job files: requests as YAML (several documents) or JSON, with errors that point at line and column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.specs.files import decode, read_bounded
+from gpupool.specs.models import WorkloadRequest
+from gpupool.specs.plain import read_json
+from gpupool.specs.problems import RequestError
+from gpupool.specs.request import parse_request
+from gpupool.specs.yamlnodes import Node, TextFields, read_yaml
+
+# Where numbers and truth values are text as written: an environment's 1.10 must not become 1.1.
+_TEXT_FIELDS = TextFields(
+    tuple(
+        tuple(path.split("."))
+        for path in (
+            "name", "project", "workdir", "on", "request_id", "command.*", "env.*", "labels.*",
+            "gpus.models.*", "gpus.labels.*", "after.*", "after.*.workload",
+        )
+    )
+)  # fmt: skip
+
+
+def load_job_file(
+    source: bytes | str | Path, *, name: str | None = None, folder: str | None = None
+) -> list[WorkloadRequest]:
+    """The requests in a job file: its content (bytes) or its path; one per YAML document.
+
+    ``name`` begins the messages (default: the path, or ``job file``). ``folder``, an absolute path, completes
+    working directories that are relative or absent.
+
+    Raises ``GpupoolError``: INVALID_FILE (unreadable, not UTF-8, bad syntax), TOO_LARGE before anything is read, and
+    what ``parse_request`` raises with ``job.yml:12:3:`` in front.
+    """
+    shown = name or (str(source) if isinstance(source, str | Path) else "job file")
+    data = source if isinstance(source, bytes) else read_bounded(Path(source), shown)
+    text = decode(data, shown)
+    requests = [_request(values, root, shown) for values, root in _documents(text, shown)]
+    if not requests:
+        raise GpupoolError(ErrorCode.INVALID_FILE, f"{shown} is empty.", "Begin with 'command: [...]'.")
+    return requests if folder is None else [_anchored(request, folder) for request in requests]
+
+
+def _documents(text: str, name: str) -> list[tuple[object, Node | None]]:
+    """Plain values and, to point at places, the nodes they came from."""
+    if text.lstrip()[:1] == "{":
+        try:
+            values = read_json(text.encode())
+        except GpupoolError:
+            pass  # a flow mapping of YAML, or JSON whose mistake the YAML reader can point at
+        else:
+            return [(values, _root_or_none(text, name))]
+    return [(root.plain(_TEXT_FIELDS), root) for root in read_yaml(text, name)]
+
+
+def _root_or_none(text: str, name: str) -> Node | None:
+    """JSON's places, where it is YAML too."""
+    try:
+        return next(iter(read_yaml(text, name)), None)
+    except GpupoolError:
+        return None
+
+
+def _request(values: object, root: Node | None, name: str) -> WorkloadRequest:
+    try:
+        return parse_request(values)
+    except RequestError as error:
+        line, column = root.place(error.path) if root is not None else (1, 1)
+        message = f"{name}:{line}:{column}: {error.message}"
+        raise RequestError(error.code, message, error.hint, error.path) from error
+
+
+def _anchored(request: WorkloadRequest, folder: str) -> WorkloadRequest:
+    return request.model_copy(update={"workdir": str(Path(folder, request.workdir))})
