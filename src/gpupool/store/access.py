@@ -1,0 +1,82 @@
+"""Projects, users, tokens, nodes and what the pool knows of itself: small tables, read whole."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, delete, select, update
+
+from gpupool.domain.access import Project, Token, User
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import Node
+from gpupool.store import mapping
+from gpupool.store import tables as t
+from gpupool.store.database import upsert
+
+
+def projects(conn: Connection) -> list[Project]:
+    """All projects by name."""
+    rows = conn.execute(select(t.projects).order_by(t.projects.c.name)).mappings()
+    return [mapping.project_of(row) for row in rows]
+
+
+def users(conn: Connection) -> list[User]:
+    """All users by name."""
+    rows = conn.execute(select(t.users).order_by(t.users.c.name)).mappings()
+    return [mapping.user_of(row) for row in rows]
+
+
+def nodes(conn: Connection) -> list[Node]:
+    """All nodes by name."""
+    rows = conn.execute(select(t.nodes).order_by(t.nodes.c.name)).mappings()
+    return [mapping.node_of(row) for row in rows]
+
+
+def tokens(conn: Connection, user: str | None) -> list[Token]:
+    """Tokens, newest first; of one user when given."""
+    statement = select(t.tokens).order_by(t.tokens.c.created_at.desc(), t.tokens.c.id.desc())
+    if user is not None:
+        statement = statement.where(t.tokens.c.user_name == user)
+    return [mapping.token_of(row) for row in conn.execute(statement).mappings()]
+
+
+def token_by_secret(conn: Connection, secret_sha256: str) -> Token | None:
+    """The token with this hash."""
+    row = conn.execute(select(t.tokens).where(t.tokens.c.secret_sha256 == secret_sha256)).mappings().first()
+    return None if row is None else mapping.token_of(row)
+
+
+def save_project(conn: Connection, project: Project) -> None:
+    """Insert or replace."""
+    upsert(conn, t.projects, mapping.project_row(project))
+
+
+def delete_project(conn: Connection, name: str) -> None:
+    """Remove; raises ``GpupoolError(UNKNOWN_PROJECT)``."""
+    if not conn.execute(delete(t.projects).where(t.projects.c.name == name)).rowcount:
+        raise GpupoolError(
+            ErrorCode.UNKNOWN_PROJECT, f"There is no project '{name}'.", "See `gpupool config project list`."
+        )
+
+
+def save_user(conn: Connection, user: User) -> None:
+    """Insert or replace."""
+    upsert(conn, t.users, mapping.user_row(user))
+
+
+def save_node(conn: Connection, node: Node) -> None:
+    """Insert or replace."""
+    upsert(conn, t.nodes, mapping.node_row(node))
+
+
+def save_token(conn: Connection, token: Token) -> None:
+    """Insert or replace."""
+    upsert(conn, t.tokens, mapping.token_row(token))
+
+
+def touch_token(conn: Connection, token_id: str, at: float) -> None:
+    """Note a use; nothing happens when the token is gone."""
+    conn.execute(update(t.tokens).where(t.tokens.c.id == token_id).values(last_used_at=at))
+
+
+def meta(conn: Connection) -> dict[str, str]:
+    """What the pool knows of itself: ``pool_id`` and ``created_at``."""
+    return {row.name: row.value for row in conn.execute(select(t.meta))}

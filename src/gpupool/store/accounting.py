@@ -1,0 +1,81 @@
+"""What past work tells: how long it ran, what it used, and when it may be forgotten."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from sqlalchemy import ColumnElement, Connection, case, delete, exists, func, or_, select
+
+from gpupool.domain.ids import WorkloadId
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.workload import WorkloadKind
+from gpupool.services.ports import RuntimeHistory, UsageRow
+from gpupool.store import tables as t
+
+ROWS_PER_DELETE = 500
+
+_w = t.workloads.c
+_r = t.replicas.c
+_l = t.leases.c
+
+
+def runtime_history(conn: Connection, project: str, user: str, limit: int) -> RuntimeHistory | None:
+    """Of the latest finished replicas of the newest finished workloads, and of those of live ones.
+
+    Programs on other workloads' GPUs (EXEC) are left out: they free nothing when they end.
+    """
+    own = (_w.project == project, _w.user_name == user, _w.kind != WorkloadKind.EXEC.value)
+    ended = select(_w.id).where(*own, _w.finished_at.is_not(None)).order_by(_w.finished_at.desc()).limit(limit)
+    live = select(_w.id).where(*own, t.NOT_ENDED)
+    ran = (
+        select(_r.finished_at - _r.started_at)
+        .where(or_(_r.workload.in_(ended), _r.workload.in_(live)))
+        .where(_r.started_at.is_not(None), _r.finished_at.is_not(None))
+        .order_by(_r.finished_at.desc())
+        .limit(limit)
+    )
+    seconds = sorted(max(0.0, s) for s in conn.execute(ran).scalars())
+    if not seconds:
+        return None
+    return RuntimeHistory(len(seconds), median(seconds), seconds[math.ceil(0.9 * len(seconds)) - 1])
+
+
+def usage(conn: Connection, since: float, until: float) -> list[UsageRow]:
+    """GPU seconds between two times: the overlap of each lease with them, times its thousandths."""
+    begin = case((_l.granted_at > since, _l.granted_at), else_=since)
+    end = case((_l.released_at < until, _l.released_at), else_=until)
+    held = case((end > begin, (end - begin) * _l.permille), else_=0.0)
+    statement = (
+        select(_l.project, _l.user_name, func.sum(held) / WHOLE_GPU, func.count())
+        .where(_l.granted_at < until, or_(_l.released_at.is_(None), _l.released_at > since))
+        .group_by(_l.project, _l.user_name)
+        .order_by(_l.project, _l.user_name)
+    )
+    return [UsageRow(*row) for row in conn.execute(statement)]
+
+
+def forget_finished(conn: Connection, finished_before: float, limit: int) -> list[WorkloadId]:
+    """Drop workloads that ended before a time, oldest first, with their replicas, labels and events.
+
+    Those that hold a lease, or that a live workload waits for, stay; leases stay for accounting.
+    """
+    holds = exists().where(_l.workload == _w.id, _l.released_at.is_(None))
+    old = select(_w.id).where(_w.finished_at < finished_before, ~_not_ended(), ~holds).order_by(_w.finished_at)
+    awaited = _awaited(conn)
+    found = conn.execute(old.limit(limit + len(awaited))).scalars().all()
+    gone = [WorkloadId(key) for key in found if key not in awaited][:limit]
+    for start in range(0, len(gone), ROWS_PER_DELETE):
+        chunk = gone[start : start + ROWS_PER_DELETE]
+        conn.execute(delete(t.events).where(t.events.c.workload.in_(chunk)))
+        conn.execute(delete(t.workloads).where(_w.id.in_(chunk)))
+    return gone
+
+
+def _not_ended() -> ColumnElement[bool]:
+    return _w.id.in_(select(_w.id).where(t.NOT_ENDED))
+
+
+def _awaited(conn: Connection) -> set[str]:
+    waiting = select(_w.dependencies).where(t.NOT_ENDED, _w.dependencies.is_not(None))
+    return {dependency["workload"] for found in conn.execute(waiting).scalars() for dependency in found}

@@ -1,0 +1,153 @@
+"""``SqlStore``: the ``Store`` Protocol over a database; each method is one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from gpupool.domain.access import Project, Token, User
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import Node
+from gpupool.domain.ids import WorkloadId
+from gpupool.domain.workload import Event, Lease, Replica, Workload
+from gpupool.services.ports import ChangeSet, EventFilter, LiveState, RuntimeHistory, UsageRow, WorkloadFilter
+from gpupool.store import access, accounting, queries, writes
+from gpupool.store.database import Database
+from gpupool.store.migrate import prepare
+from gpupool.store.sqlite import SqliteDatabase
+
+
+async def open_store(target: str | Path) -> SqlStore:
+    """Open the database at a path or ``sqlite:///`` URL: made when missing, upgraded after a backup copy when older.
+
+    Raises ``GpupoolError``: DATABASE_CORRUPT, DATABASE_NEWER, DATABASE_UNWRITABLE, UNSUPPORTED (another database).
+    """
+    path = _path_of(target)
+    await asyncio.to_thread(prepare, path)
+    database = SqliteDatabase(path)
+    try:
+        return SqlStore(database, await database.read(access.meta))
+    except BaseException:
+        await database.close()
+        raise
+
+
+def _path_of(target: str | Path) -> Path:
+    text = str(target).removeprefix("sqlite:///")
+    if "://" in text:
+        raise GpupoolError(
+            ErrorCode.UNSUPPORTED,
+            f"The database {text.partition('://')[0]}:// is not supported.",
+            "Give the path of a SQLite file.",
+        )
+    return Path(text).expanduser().absolute()
+
+
+class SqlStore:
+    """The truth, in a SQL database. Methods are those of ``Store``; errors are ``GpupoolError``."""
+
+    def __init__(self, database: Database, meta: dict[str, str]) -> None:
+        self._database = database
+        self.pool_id = meta["pool_id"]
+
+    async def load_live(self) -> LiveState:
+        """Workloads that have not ended (or still hold a lease) with all their replicas, and what is leased."""
+        return await self._database.read(queries.live_state)
+
+    async def commit(self, changes: ChangeSet) -> int:
+        """Write all of it or nothing; returns the id of the last event written (0 when none was).
+
+        Raises STALE_WRITE (a version, a lease or a GPU's capacity no longer fits), NAME_TAKEN, DATABASE_UNWRITABLE.
+        A caller cancelled meanwhile cannot know whether it was written.
+        """
+        return await self._database.write(lambda conn: writes.apply(conn, changes)) if changes else 0
+
+    async def get_workload(self, ref: str, user: str | None = None) -> Workload | None:
+        """By id (deleted ones too), or by name: the newest not deleted one, the user's own first."""
+        return await self._database.read(lambda conn: queries.workload_by_ref(conn, ref, user))
+
+    async def by_request_id(self, request_id: str) -> Workload | None:
+        """The workload a repeated request made the first time."""
+        return await self._database.read(lambda conn: queries.workload_by_request(conn, request_id))
+
+    async def list_workloads(self, wanted: WorkloadFilter) -> Sequence[Workload]:
+        """Newest first, at most ``limit`` (and never more than ``queries.LISTING_LIMIT``)."""
+        return await self._database.read(lambda conn: queries.workloads(conn, wanted))
+
+    async def replicas_of(self, workload: WorkloadId) -> Sequence[Replica]:
+        """All replicas of a workload by index."""
+        return await self._database.read(lambda conn: queries.replicas_of(conn, workload))
+
+    async def leases_of(self, workload: WorkloadId) -> Sequence[Lease]:
+        """All leases a workload has held, oldest first."""
+        return await self._database.read(lambda conn: queries.leases_of(conn, workload))
+
+    async def list_events(self, wanted: EventFilter) -> Sequence[Event]:
+        """Events oldest first, at most ``limit`` (and never more than ``queries.LISTING_LIMIT``)."""
+        return await self._database.read(lambda conn: queries.events(conn, wanted))
+
+    async def runtime_history(self, project: str, user: str, limit: int = 200) -> RuntimeHistory | None:
+        """Of the latest finished replicas; None when there is none."""
+        return await self._database.read(lambda conn: accounting.runtime_history(conn, project, user, limit))
+
+    async def usage(self, since: float, until: float) -> Sequence[UsageRow]:
+        """GPU seconds held between two times, exactly, from the leases; by project, then user."""
+        return await self._database.read(lambda conn: accounting.usage(conn, since, until))
+
+    async def save_project(self, project: Project, event: Event) -> None:
+        """Insert or replace."""
+        await self._with_event(partial(access.save_project, project=project), event)
+
+    async def delete_project(self, name: str, event: Event) -> None:
+        """Remove a project; its history stays. Raises UNKNOWN_PROJECT."""
+        await self._with_event(partial(access.delete_project, name=name), event)
+
+    async def save_user(self, user: User, event: Event) -> None:
+        """Insert or replace."""
+        await self._with_event(partial(access.save_user, user=user), event)
+
+    async def save_node(self, node: Node, event: Event | None = None) -> None:
+        """Insert or replace a node and its last report."""
+        await self._with_event(partial(access.save_node, node=node), event)
+
+    async def save_token(self, token: Token, event: Event) -> None:
+        """Insert or replace."""
+        await self._with_event(partial(access.save_token, token=token), event)
+
+    async def list_tokens(self, user: str | None = None) -> Sequence[Token]:
+        """All tokens, newest first."""
+        return await self._database.read(lambda conn: access.tokens(conn, user))
+
+    async def find_token(self, secret_sha256: str) -> Token | None:
+        """The token with this hash, whatever its state."""
+        return await self._database.read(lambda conn: access.token_by_secret(conn, secret_sha256))
+
+    async def touch_token(self, token_id: str, at: float) -> None:
+        """Note when a token was last used."""
+        await self._database.write(lambda conn: access.touch_token(conn, token_id, at))
+
+    async def delete_finished_before(self, finished_before: float, limit: int = 1000) -> Sequence[WorkloadId]:
+        """Drop old history (workloads, replicas, their events); leases stay for accounting.
+
+        Workloads that hold a lease, or that a live one waits for, are kept.
+        """
+        return await self._database.write(lambda conn: accounting.forget_finished(conn, finished_before, limit))
+
+    async def backup(self, path: Path) -> None:
+        """A consistent copy of the database at ``path`` (mode 0600) while the pool runs."""
+        await self._database.backup(path)
+
+    async def close(self) -> None:
+        """Let go of the database."""
+        await self._database.close()
+
+    async def _with_event(self, work: Callable[[Connection], None], event: Event | None) -> None:
+        def both(conn: Connection) -> None:
+            work(conn)
+            writes.append_events(conn, (event,) if event else ())
+
+        await self._database.write(both)

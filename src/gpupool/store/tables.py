@@ -1,0 +1,227 @@
+"""The schema as it is now; the migrations lead to exactly this (a test compares them).
+
+What a listing filters or sorts on is a column; what nobody queries travels in one JSON document. Times are seconds
+since the epoch. Portable SQL only: SQLite today, PostgreSQL by the same tables.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+from gpupool.domain.workload import WorkloadState
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+metadata = MetaData(naming_convention=NAMING)
+
+BigKey = BigInteger().with_variant(Integer(), "sqlite")  # only INTEGER is SQLite's own 64-bit row key
+
+# Written into partial indexes and repeated word for word in queries: that is how the planner recognises them.
+FINAL_STATES = ", ".join(f"'{state.value}'" for state in WorkloadState if state.final)
+NOT_ENDED = text(f"state NOT IN ({FINAL_STATES})")
+HOLDS_NAME = text(f"state NOT IN ({FINAL_STATES}) AND deleted_at IS NULL")
+NOT_RELEASED = text("released_at IS NULL")
+
+workloads = Table(
+    "workloads",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("project", String(63), nullable=False),
+    Column("user_name", String(63), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("suspended", Boolean, nullable=False),
+    Column("stop_reason", String(32)),
+    Column("request_id", Text),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("deleted_at", Double),
+    Column("version", Integer, nullable=False),
+    Column("dependencies", JSON(none_as_null=True)),
+    Column("spec", JSON, nullable=False),
+    Index("uq_workloads_request_id", "request_id", unique=True),
+    Index(
+        "uq_workloads_live_name", "project", "name", unique=True, sqlite_where=HOLDS_NAME, postgresql_where=HOLDS_NAME
+    ),
+    Index("ix_workloads_not_ended", "created_at", "id", sqlite_where=NOT_ENDED, postgresql_where=NOT_ENDED),
+    Index("ix_workloads_created_at", "created_at", "id"),
+    Index("ix_workloads_state", "state", "created_at", "id"),
+    Index("ix_workloads_project", "project", "created_at", "id"),
+    Index("ix_workloads_user", "user_name", "created_at", "id"),
+    Index("ix_workloads_name", "name", "created_at", "id"),
+    Index("ix_workloads_history", "project", "user_name", "finished_at"),
+    Index("ix_workloads_finished_at", "finished_at"),
+)
+
+workload_labels = Table(  # an index into spec["labels"], for listings by label
+    "workload_labels",
+    metadata,
+    Column("workload", String(16), nullable=False, primary_key=True),
+    Column("label", Text, nullable=False, primary_key=True),
+    Column("value", Text, nullable=False),
+    ForeignKeyConstraint(["workload"], ["workloads.id"], ondelete="CASCADE"),
+    Index("ix_workload_labels_value", "label", "value", "workload"),
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("workload", String(16), ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
+    Column("replica_index", Integer, primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("node", Text),
+    Column("lease", BigInteger),
+    Column("pid", Integer),
+    Column("exit_status", Integer),
+    Column("reason", String(32), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("next_reason", String(32)),
+    Column("failures", Integer, nullable=False),
+    Column("interruptions", Integer, nullable=False),
+    Column("queued_at", Double, nullable=False),
+    Column("not_before", Double, nullable=False),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("last_active_at", Double),
+    Column("idle_warned", Boolean, nullable=False),
+    Column("notes", JSON(none_as_null=True)),
+    Column("version", Integer, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("epoch", BigKey, primary_key=True, autoincrement=False),
+    Column("workload", String(16), nullable=False),  # no foreign key: leases outlive the history they account for
+    Column("replica_index", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("project", String(63), nullable=False),
+    Column("user_name", String(63), nullable=False),
+    Column("node", Text, nullable=False),
+    Column("cpus", Double, nullable=False),
+    Column("memory_mib", BigInteger, nullable=False),
+    Column("permille", Integer, nullable=False),  # the sum over its shares
+    Column("granted_at", Double, nullable=False),
+    Column("released_at", Double),
+    Index("ix_leases_workload", "workload"),
+    Index("ix_leases_released_at", "released_at"),
+    Index(
+        "uq_leases_unreleased",
+        "workload",
+        "replica_index",
+        unique=True,
+        sqlite_where=NOT_RELEASED,
+        postgresql_where=NOT_RELEASED,
+    ),
+)
+
+lease_shares = Table(
+    "lease_shares",
+    metadata,
+    Column("epoch", BigKey, ForeignKey("leases.epoch", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("gpu_uuid", Text, nullable=False),
+    Column("gpu_index", Integer, nullable=False),
+    Column("permille", Integer, nullable=False),
+    Column("memory_mib", BigInteger, nullable=False),
+    Column("released_at", Double),  # as on the lease, so that what is taken is found by GPU
+    CheckConstraint("permille BETWEEN 1 AND 1000", name="permille"),
+    Index("ix_lease_shares_taken", "gpu_uuid", sqlite_where=NOT_RELEASED, postgresql_where=NOT_RELEASED),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", BigKey, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("reason", String(32), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("workload", String(16)),
+    Column("replica_index", Integer),
+    Column("target", Text, nullable=False),
+    Index("ix_events_workload", "workload", "id"),
+    sqlite_autoincrement=True,  # an id is never used twice, whatever was deleted
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("quota_permille", Integer),
+    Column("over_quota", Boolean, nullable=False),
+    Column("limit_permille", Integer),
+    Column("user_limit_permille", Integer),
+    Column("members", JSON, nullable=False),
+    Column("max_time_s", Double),
+    Column("idle_timeout_s", Double),
+    Column("note", Text, nullable=False),
+)
+
+users = Table(
+    "users",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("uid", BigInteger),
+    Column("gpu_limit_permille", Integer),
+    Column("disabled", Boolean, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(63), primary_key=True),
+    Column("user_name", String(63), nullable=False),
+    Column("secret_sha256", String(64), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Column("last_used_at", Double),
+    Column("note", Text, nullable=False),
+    Index("uq_tokens_secret_sha256", "secret_sha256", unique=True),
+    Index("ix_tokens_user_name", "user_name"),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("cordon_reason", Text, nullable=False),
+    Column("report", JSON, nullable=False),
+)
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("value", Text, nullable=False),
+)

@@ -1,0 +1,231 @@
+"""A database is made, upgraded after a backup copy, or refused with a remedy."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+from store_values import run_async, workload
+
+from gpupool.domain.access import Project
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.ids import WorkloadId
+from gpupool.domain.workload import Event, Reason
+from gpupool.services.ports import ChangeSet, WorkloadFilter
+from gpupool.store import faults, migrate, open_store, sqlite
+from gpupool.store.tables import metadata
+
+EVENT = Event(at=1.0, actor="ada", reason=Reason.CHANGED, message="made")
+
+
+def make_at(path: Path, revision: str) -> None:
+    """A database as the release with that revision left it, with one labelled workload and a project."""
+    sqlite.create_private(path)
+    engine = sqlite.make_engine(path, foreign_keys=False)
+    with engine.begin() as conn:
+        migrate.migrate_to(conn, revision)
+        conn.exec_driver_sql("INSERT INTO meta VALUES ('pool_id', 'p1'), ('created_at', '1.0')")
+        conn.exec_driver_sql(
+            "INSERT INTO workloads (id, name, kind, project, user_name, priority, state, suspended, created_at,"
+            " version, spec) VALUES ('w0000000001', 'old', 'training', 'default', 'ada', 0, 'queued', 0, 5.0, 0, ?)",
+            ('{"program":{"argv":["true"]},"gpus":{"count":1},"labels":{"team":"vision"}}',),
+        )
+    engine.dispose()
+
+
+def schema_of(path: Path) -> set[tuple[str, str]]:
+    with sqlite3.connect(path) as conn:
+        rows = conn.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    conn.close()
+    return {(name, "".join(sql.split())) for name, sql in rows}
+
+
+def test_the_constant_names_every_revision_there_is() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(migrate.MIGRATIONS))
+    script = ScriptDirectory.from_config(config)
+    assert [r.revision for r in script.walk_revisions()][::-1] == list(migrate.REVISIONS)
+    assert script.get_current_head() == migrate.HEAD
+
+
+def test_migrations_lead_to_the_tables_that_the_code_uses(tmp_path: Path) -> None:
+    path = tmp_path / "pool.db"
+    make_at(path, migrate.HEAD)
+    engine = sqlite.make_engine(path)
+    with engine.begin() as conn:
+        differences = compare_metadata(MigrationContext.configure(conn), metadata)
+    engine.dispose()
+    assert differences == []
+
+
+def test_a_new_database_equals_a_migrated_one_to_the_letter(tmp_path: Path) -> None:
+    make_at(tmp_path / "migrated.db", migrate.HEAD)
+    migrate.prepare(tmp_path / "new.db")
+    assert schema_of(tmp_path / "new.db") == schema_of(tmp_path / "migrated.db")
+
+
+@pytest.mark.parametrize("revision", migrate.REVISIONS[:-1])
+def test_an_old_database_is_copied_and_upgraded(tmp_path: Path, revision: str) -> None:
+    path = tmp_path / "pool.db"
+    make_at(path, revision)
+    before = schema_of(path)
+
+    async def scenario() -> None:
+        store = await open_store(path)
+        assert store.pool_id == "p1"
+        found = await store.list_workloads(WorkloadFilter(labels=(("team", "vision"),)))
+        assert [w.id for w in found] == ["w0000000001"]
+        await store.save_project(Project("default"), EVENT)
+        await store.close()
+
+    run_async(scenario())
+    (copy,) = faults.backups(path)
+    assert copy.name.startswith(f"pool.db.backup-{revision}-")
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert schema_of(copy) == before
+    make_at(tmp_path / "fresh.db", migrate.HEAD)
+    assert schema_of(path) == schema_of(tmp_path / "fresh.db")
+
+
+def test_opening_an_upgraded_database_again_makes_no_copy(tmp_path: Path) -> None:
+    path = tmp_path / "pool.db"
+    make_at(path, "0001")
+    migrate.prepare(path)
+    migrate.prepare(path)
+    assert len(faults.backups(path)) == 1
+
+
+def test_the_newest_five_copies_stay(tmp_path: Path) -> None:
+    path = tmp_path / "pool.db"
+    make_at(path, "0001")
+    names = [f"pool.db.backup-{rev}-2020010{day}T000000Z" for day, rev in enumerate(("0002", *["0001"] * 6))]
+    for name in names:
+        (tmp_path / name).touch()
+    made = migrate.back_up(path, "0001")
+    assert [copy.name for copy in faults.backups(path)] == [*names[-4:], made.name]
+
+
+def test_an_upgrade_that_fails_leaves_the_old_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pool.db"
+    make_at(path, "0001")
+    before = schema_of(path)
+    real = migrate.migrate_to
+
+    def fails_late(conn: Connection, revision: str) -> None:
+        real(conn, revision)
+        raise RuntimeError(revision)
+
+    monkeypatch.setattr(migrate, "migrate_to", fails_late)
+    with pytest.raises(RuntimeError):
+        migrate.prepare(path)
+    assert schema_of(path) == before
+    monkeypatch.undo()
+    migrate.prepare(path)
+    assert schema_of(path) > before
+
+
+def test_a_newer_database_is_refused_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "pool.db"
+    make_at(path, migrate.HEAD)
+    with sqlite3.connect(path) as conn:
+        conn.execute("UPDATE alembic_version SET version_num = '9999'")
+    conn.close()
+    with pytest.raises(GpupoolError) as caught:
+        migrate.prepare(path)
+    assert caught.value.code is ErrorCode.DATABASE_NEWER
+    assert "9999" in caught.value.message
+    assert faults.backups(path) == []
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"this is not a database at all, but long enough to look at" * 100)
+
+
+def cut(path: Path) -> None:
+    make_at(path, migrate.HEAD)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 3])
+
+
+def strange(path: Path) -> None:
+    with sqlite3.connect(path) as conn:
+        conn.execute("CREATE TABLE somebody_elses (x)")
+    conn.close()
+
+
+@pytest.mark.parametrize("damage", [garbage, cut, strange])
+def test_a_damaged_database_is_named_with_its_newest_copy(tmp_path: Path, damage: object) -> None:
+    path = tmp_path / "pool.db"
+    assert callable(damage)
+    damage(path)
+    newest = tmp_path / "pool.db.backup-0001-20240102T000000Z"
+    for copy in (newest, tmp_path / "pool.db.backup-0002-20230102T000000Z"):
+        copy.touch()
+    with pytest.raises(GpupoolError) as caught:
+        run_async(open_store(path))
+    assert caught.value.code is ErrorCode.DATABASE_CORRUPT
+    assert str(newest) in caught.value.hint
+
+
+def test_pages_damaged_inside_an_old_database_stop_the_upgrade(tmp_path: Path) -> None:
+    path = tmp_path / "pool.db"
+    make_at(path, "0001")
+    with sqlite3.connect(path) as conn:
+        (root,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'workloads'").fetchone()
+        (size,) = conn.execute("PRAGMA page_size").fetchone()
+    conn.close()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * size)
+    with pytest.raises(GpupoolError) as caught:
+        migrate.prepare(path)
+    assert caught.value.code is ErrorCode.DATABASE_CORRUPT
+    assert faults.backups(path) == []
+
+
+def test_only_an_upgrade_imports_alembic(tmp_path: Path) -> None:
+    code = (
+        "import sys, asyncio; from gpupool.store import open_store\n"
+        "asyncio.run(open_store(sys.argv[1])); print('alembic' in sys.modules, 'sqlalchemy.orm' in sys.modules)"
+    )
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "pool.db")], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == ["False", "False"]
+
+
+def test_another_kind_of_database_is_not_supported() -> None:
+    with pytest.raises(GpupoolError) as caught:
+        run_async(open_store("postgresql://somewhere/pool"))
+    assert caught.value.code is ErrorCode.UNSUPPORTED
+
+
+def test_files_are_private_even_under_a_loose_umask(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "pool.db"
+    path.parent.mkdir()
+    path.touch(mode=0o644)
+    path.chmod(0o644)
+    old = os.umask(0)
+    try:
+
+        async def scenario() -> list[int]:
+            store = await open_store(f"sqlite:///{path}")
+            await store.commit(ChangeSet(workloads=(workload(WorkloadId("w0000000001")),)))
+            modes = [stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()]
+            await store.close()
+            return modes
+
+        assert run_async(scenario()) == [0o600] * 3
+    finally:
+        os.umask(old)

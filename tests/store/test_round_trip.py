@@ -1,0 +1,164 @@
+"""Whatever the domain can say comes back from the database as it was."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from sqlalchemy import Connection, delete, select
+from store_values import (
+    EVENTS,
+    LEASES,
+    NODES,
+    PROJECTS,
+    REPLICAS,
+    TOKENS,
+    USERS,
+    WORKLOADS,
+    event,
+    run_async,
+    wid,
+    workload,
+)
+
+from gpupool.domain.access import Project, Token, User
+from gpupool.domain.gpu import Node
+from gpupool.domain.ids import Epoch
+from gpupool.domain.workload import Event, Lease, Replica, Workload
+from gpupool.services.ports import ChangeSet, EventFilter
+from gpupool.store import access, mapping, migrate, open_store, queries, sqlite, writes
+from gpupool.store import tables as t
+
+ENGINE = None
+thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def with_database(work: object) -> None:
+    """Run in a transaction on one shared database and take everything back."""
+    global ENGINE  # noqa: PLW0603 - one database for all examples: making one costs more than an example
+    if ENGINE is None:
+        path = Path(tempfile.mkdtemp(prefix="gpupool-test-")) / "pool.db"
+        migrate.prepare(path)
+        ENGINE = sqlite.make_engine(path)
+    assert callable(work)
+    with ENGINE.connect() as conn, conn.begin() as transaction:
+        work(conn)
+        transaction.rollback()
+
+
+@thorough
+@given(WORKLOADS)
+def test_workload(value: Workload) -> None:
+    def check(conn: Connection) -> None:
+        writes.apply(conn, ChangeSet(workloads=(value,)))
+        assert queries.workload_by_ref(conn, value.id, None) == value
+
+    with_database(check)
+
+
+@thorough
+@given(WORKLOADS, WORKLOADS)
+def test_workload_rewritten(first: Workload, second: Workload) -> None:
+    second = replace(second, id=first.id, version=1)
+
+    def check(conn: Connection) -> None:
+        writes.apply(conn, ChangeSet(workloads=(first,)))
+        writes.apply(conn, ChangeSet(workloads=(second,)))
+        assert queries.workload_by_ref(conn, first.id, None) == second
+        labels = {row.label: row.value for row in conn.execute(select(t.workload_labels))}
+        assert labels == second.labels
+
+    with_database(check)
+
+
+@thorough
+@given(REPLICAS, REPLICAS)
+def test_replica(value: Replica, later: Replica) -> None:
+    later = replace(later, workload=value.workload, index=value.index, version=1)
+
+    def check(conn: Connection) -> None:
+        writes.apply(conn, ChangeSet(workloads=(workload(value.workload),), replicas=(value,)))
+        assert queries.replicas_of(conn, value.workload) == [value]
+        writes.apply(conn, ChangeSet(replicas=(later,)))
+        assert queries.replicas_of(conn, value.workload) == [later]
+
+    with_database(check)
+
+
+@thorough
+@given(LEASES)
+def test_lease(value: Lease) -> None:
+    held = replace(value, released_at=None, shares=value.shares[:1])
+
+    def check(conn: Connection) -> None:
+        writes.apply(conn, ChangeSet(leases=(value,)))
+        assert queries.leases_of(conn, value.workload) == [value]
+        other = replace(held, epoch=Epoch(2**62 + 1))
+        writes.apply(conn, ChangeSet(leases=(other,)))
+        writes.apply(conn, ChangeSet(leases=(replace(other, released_at=7.0),)))
+        assert queries.leases_of(conn, value.workload)[-1] == replace(other, released_at=7.0)
+
+    with_database(check)
+
+
+@thorough
+@given(EVENTS)
+def test_event(value: Event) -> None:
+    def check(conn: Connection) -> None:
+        key = writes.append_events(conn, (value,))
+        assert queries.events(conn, EventFilter(after_id=key - 1)) == [replace(value, id=key)]
+
+    with_database(check)
+
+
+@thorough
+@given(PROJECTS, USERS, TOKENS, NODES)
+def test_small_things(project: Project, user: User, token: Token, node: Node) -> None:
+    def check(conn: Connection) -> None:
+        access.save_project(conn, project)
+        access.save_user(conn, user)
+        access.save_token(conn, token)
+        access.save_node(conn, node)
+        assert access.projects(conn) == [project]
+        assert access.users(conn) == [user]
+        assert access.nodes(conn) == [node]
+        assert access.token_by_secret(conn, token.secret_sha256) == token
+
+    with_database(check)
+
+
+@thorough
+@given(WORKLOADS)
+def test_documents_of_other_releases_are_read(value: Workload) -> None:
+    """An older one lacks a key, a newer one has one more."""
+    row = mapping.workload_row(value)
+    row["spec"]["limits"] = {"from_the_future": 1}
+    del row["spec"]["retry"]
+
+    def check(conn: Connection) -> None:
+        conn.execute(t.workloads.insert(), [row])
+        found = queries.workload_by_ref(conn, value.id, None)
+        assert found is not None
+        assert found.limits == type(found.limits)()
+        assert found.program == value.program
+        conn.execute(delete(t.workloads))
+
+    with_database(check)
+
+
+def test_sentences_that_are_not_unicode_are_stored_readably(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = await open_store(tmp_path / "pool.db")
+        await store.commit(ChangeSet(events=(event("no such file: caf\udce9\0 \U0001f600"),)))
+        (found,) = await store.list_events(EventFilter())
+        assert found.message == "no such file: caf\ufffd\ufffd \U0001f600"
+        program = replace(workload(wid(1)).program, argv=("caf\udce9",))
+        await store.commit(ChangeSet(workloads=(workload(wid(1), program=program),)))
+        kept = await store.get_workload(wid(1))
+        assert kept is not None
+        assert kept.program.argv == ("caf\udce9",)
+        await store.close()
+
+    run_async(scenario())
