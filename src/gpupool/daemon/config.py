@@ -1,0 +1,164 @@
+"""The options of a pool, kept in ``<state>/config.json`` so that whatever restarts it finds the same ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from gpupool.client.locate import SYSTEM, USER, Location
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+CONFIG_FILE = "config.json"
+CONFIG_LIMIT_BYTES = 1 << 20
+
+
+class PoolKind(StrEnum):
+    """Whose pool it is: one user's, or the machine's (jobs run as whoever submits them)."""
+
+    USER = USER
+    SYSTEM = SYSTEM
+
+
+class LogLevel(StrEnum):
+    """How much the pool's own logs say."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """Everything a pool is started with.
+
+    ``emulate`` is the emulated inventory's language (``4xT4,2xV100``); None: what the machine has. ``listen`` is
+    ``host:port`` for the network and needs ``tls_cert`` and ``tls_key`` or ``tls_self_signed``. Finished work older
+    than ``retention_days`` is forgotten. ``commands`` replaces the program of a child by name (tests use it).
+    """
+
+    state_dir: str
+    run_dir: str
+    kind: PoolKind = PoolKind.USER
+    emulate: str | None = None
+    node_name: str | None = None
+    listen: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_self_signed: bool = False
+    log_level: LogLevel = LogLevel.INFO
+    retention_days: int = 90
+    commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise _invalid("A TLS certificate and its key are given together.", "Give both, or neither.")
+        if self.listen and not (self.tls_cert or self.tls_self_signed):
+            raise _invalid(
+                "A pool listens on a network with TLS only.",
+                "Give a certificate and key, or ask for a self-signed one.",
+            )
+        if self.retention_days < 1:
+            raise _invalid("The retention must be at least one day.", "Leave it out for 90 days.")
+
+    @property
+    def location(self) -> Location:
+        """Where clients of this pool find it."""
+        return Location(self.state_dir, self.run_dir, str(self.kind))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> PoolConfig:
+        """The inverse of ``to_dict``; unknown keys (of a newer version) are dropped."""
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        known["kind"] = PoolKind(known.get("kind", PoolKind.USER))
+        known["log_level"] = LogLevel(known.get("log_level", LogLevel.INFO))
+        known["commands"] = {k: tuple(v) for k, v in known.get("commands", {}).items()}
+        return cls(**known)
+
+    @classmethod
+    def for_location(cls, location: Location) -> PoolConfig:
+        """The options last used at a place, or the defaults; the place's own folders win.
+
+        Raises ``GpupoolError`` (INVALID_FILE) for a file that cannot be read as options.
+        """
+        stored = read_config(location.state_dir) or {}
+        places = {"state_dir": location.state_dir, "run_dir": location.run_dir, "kind": location.kind}
+        try:
+            return cls.from_dict({**stored, **places})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _broken(location.state_dir, str(error)) from error
+
+
+def config_path(state_dir: str) -> Path:
+    """The file of a pool's options."""
+    return Path(state_dir) / CONFIG_FILE
+
+
+def read_config(state_dir: str) -> dict[str, Any] | None:
+    """The stored options as JSON, or None when there are none; raises ``GpupoolError`` (INVALID_FILE)."""
+    try:
+        with config_path(state_dir).open("rb") as file:
+            data = json.loads(file.read(CONFIG_LIMIT_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _broken(state_dir, str(error)) from error
+    if not isinstance(data, dict):
+        raise _broken(state_dir, "it is not an object")
+    return data
+
+
+def load_config(state_dir: str) -> PoolConfig:
+    """The options of the pool in a state folder, for its own processes.
+
+    Raises ``GpupoolError`` (INVALID_FILE) when there are none or they cannot be read.
+    """
+    data = read_config(state_dir)
+    if data is None:
+        raise _broken(state_dir, "it does not exist")
+    try:
+        return PoolConfig.from_dict({**data, "state_dir": state_dir})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _broken(state_dir, str(error)) from error
+
+
+def save_config(config: PoolConfig) -> None:
+    """Write the options whole or not at all, readable by the owner alone. Raises ``OSError``."""
+    path = config_path(config.state_dir)
+    text = json.dumps(config.to_dict(), indent=2) + "\n"
+    write_atomically(path, text, 0o600)
+
+
+def write_atomically(path: Path, text: str, mode: int) -> None:
+    """Replace a file's content so that a reader sees the old or the new one. Raises ``OSError``."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, mode)
+            file.write(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _invalid(message: str, hint: str) -> GpupoolError:
+    return GpupoolError(ErrorCode.INVALID_REQUEST, message, hint)
+
+
+def _broken(state_dir: str, why: str) -> GpupoolError:
+    path = config_path(state_dir)
+    return GpupoolError(
+        ErrorCode.INVALID_FILE,
+        f"The pool's options in {path} cannot be read: {why}.",
+        "Remove the file and start the pool with 'gpupool up' and the options wanted.",
+    )

@@ -1,0 +1,80 @@
+"""The folders of a pool: made with the right owner and mode, or refused with a sentence that says why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpupool.client.locate import STATE_FILE
+from gpupool.daemon.config import PoolConfig, PoolKind
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+STATE_MODE = 0o700
+RUN_MODE = {PoolKind.USER: 0o700, PoolKind.SYSTEM: 0o755}
+LOG_DIR = "log"
+NODE_DIR = "node"
+POOL_LOCK = "pool.lock"
+START_LOCK = "start.lock"
+CHILD_LOCKS = (f"{NODE_DIR}/agent.lock", "control-plane.lock")
+_PROBE_BYTES = 4096
+
+
+def prepare_folders(config: PoolConfig) -> None:
+    """Make the state and run folders and see that they can be written.
+
+    Raises ``GpupoolError`` (POOL_START_FAILED) naming the folder and what is wrong with it.
+    """
+    state, run = Path(config.state_dir), Path(config.run_dir)
+    _own_folder(state, STATE_MODE, POOL_LOCK)
+    for folder in (state / LOG_DIR, state / NODE_DIR):
+        _own_folder(folder, STATE_MODE)
+    _own_folder(run, RUN_MODE[config.kind], STATE_FILE)
+    _check_space(state)
+
+
+def log_path(state_dir: str, process: str) -> Path:
+    """The log of one of the pool's processes: ``supervisor``, ``agent`` or ``control-plane``."""
+    return Path(state_dir) / LOG_DIR / f"{process}.log"
+
+
+def folder_error(folder: Path, error: OSError) -> GpupoolError:
+    """What went wrong with a folder of the pool, with a remedy for the usual reasons."""
+    return GpupoolError(
+        ErrorCode.POOL_START_FAILED,
+        f"The pool cannot use the folder {folder}: {error.strerror or error}.",
+        "Free space on its disk or make it yours and writable, or choose another folder with GPUPOOL_STATE_DIR; "
+        "'gpupool doctor' checks it.",
+    )
+
+
+def _own_folder(folder: Path, mode: int, marker: str | None = None) -> None:
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid != os.geteuid():
+            raise _not_ours(folder, f"belongs to another user (uid {found.st_uid})")
+        if found.st_mode & 0o7777 == mode:
+            return
+        if marker and not (folder / marker).exists() and any(folder.iterdir()):
+            raise _not_ours(folder, "is in use for something else")  # never change the mode of a home or of /tmp
+        folder.chmod(mode)
+    except OSError as error:
+        raise folder_error(folder, error) from error
+
+
+def _check_space(state: Path) -> None:
+    probe = state / f".probe.{os.getpid()}"
+    try:
+        probe.write_bytes(b"\0" * _PROBE_BYTES)
+    except OSError as error:
+        raise folder_error(state, error) from error
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _not_ours(folder: Path, why: str) -> GpupoolError:
+    return GpupoolError(
+        ErrorCode.POOL_START_FAILED,
+        f"The folder {folder} {why}.",
+        "Choose another folder with GPUPOOL_STATE_DIR and GPUPOOL_RUN_DIR.",
+    )

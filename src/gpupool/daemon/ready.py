@@ -1,0 +1,187 @@
+"""Waiting for a pool to answer, and saying why when it does not."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import select
+import signal
+import ssl
+import subprocess
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpupool.client.locate import Location
+from gpupool.daemon.ask import ask, healthy
+from gpupool.daemon.children import ChildState
+from gpupool.daemon.config import PoolConfig
+from gpupool.daemon.folders import log_path
+from gpupool.daemon.logs import tail
+from gpupool.daemon.record import PoolRecord, read_record, read_state
+from gpupool.daemon.spawn import Spawned
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+NODE_TIMEOUT_S = 10.0
+_END_TIMEOUT_S = 25.0
+_POLL_S = 0.02
+_LINE_LIMIT_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class StartResult:
+    """A pool that has just been started.
+
+    ``gpus`` counts GPUs by model (``{"Tesla T4": 4}``); ``url`` and ``fingerprint`` (SHA-256 of the certificate, hex)
+    are set when it listens on a network. ``process`` is the supervisor when it runs in the foreground.
+    """
+
+    location: Location
+    pid: int
+    version: str = ""
+    emulated: bool = False
+    gpus: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    url: str | None = None
+    fingerprint: str | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def gpus_text(self) -> str:
+        """``4 x Tesla T4, 2 x V100 (emulated)``; ``no GPUs yet`` before the node has reported."""
+        text = ", ".join(f"{count} x {model}" for model, count in self.gpus.items())
+        return (text + (" (emulated)" if self.emulated else "")) if text else "no GPUs yet"
+
+    @property
+    def emulated_text(self) -> str:
+        """One sentence for people when the GPUs are emulated, else empty."""
+        return f"No real GPU is used: {self.gpus_text}, programs run on the CPU." if self.emulated else ""
+
+
+def await_start(config: PoolConfig, spawned: Spawned, timeout_s: float) -> None:
+    """Wait until a supervisor just spawned has its pool answering; ends it when that fails.
+
+    Raises ``GpupoolError``: what the supervisor said, or POOL_START_FAILED with the last lines of the failing log.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        line = _ready_line(spawned.ready_fd, timeout_s)
+    finally:
+        os.close(spawned.ready_fd)
+    if "error" in line:
+        raise GpupoolError.from_dict(line["error"])
+    if "pid" not in line:
+        raise _failed("its supervisor ended at once", config.location, "supervisor")
+    try:
+        if not await_running(config.location, deadline - time.monotonic()):
+            raise _failed("its supervisor was killed", config.location, "supervisor")
+    except GpupoolError:
+        _end_supervisor(config.state_dir)
+        raise
+
+
+def await_running(location: Location, timeout_s: float) -> bool:
+    """Wait until a pool's API answers; False when its supervisor has gone.
+
+    Raises ``GpupoolError`` (POOL_START_FAILED) when a process of it keeps dying or the time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not healthy(location):
+        record = read_record(location.state_dir)
+        if record is None or not record.alive:
+            return False
+        _refuse_crash_loop(location, record)
+        if time.monotonic() >= deadline:
+            raise unanswered(location, timeout_s)
+        time.sleep(_POLL_S)
+    return True
+
+
+def unanswered(location: Location, waited_s: float) -> GpupoolError:
+    """The error of a pool that runs but does not answer."""
+    return _failed(f"it does not answer after {waited_s:.0f} s", location, "control-plane")
+
+
+def _refuse_crash_loop(location: Location, record: PoolRecord) -> None:
+    state = read_state(location)
+    if state.get("pid") != record.supervisor.pid:
+        return
+    for child in state.get("children", []):
+        if child.get("state") == ChildState.CRASH_LOOP:
+            raise _failed(f"its {child['name']} keeps ending ({child['last_exit']})", location, child["name"])
+
+
+def describe(config: PoolConfig, spawned: Spawned) -> StartResult:
+    """What has been started, once its node has reported its GPUs (or a while has passed)."""
+    deadline = time.monotonic() + NODE_TIMEOUT_S
+    pool: dict[str, Any] = {}
+    gpus: list[dict[str, Any]] = []
+    while time.monotonic() < deadline:
+        pool = _quietly(config.location, "/v1/pool")
+        if not pool or pool.get("nodes_up"):
+            gpus = _quietly(config.location, "/v1/gpus").get("gpus", [])
+            break
+        time.sleep(_POLL_S)
+    return StartResult(
+        config.location,
+        int(read_state(config.location).get("pid", 0)),
+        version=str(pool.get("version", "")),
+        emulated=bool(pool.get("emulated")),
+        gpus=dict(Counter(str(gpu["model"]) for gpu in gpus)),
+        warnings=tuple(pool.get("warnings", ())),
+        url=f"https://{config.listen}" if config.listen else None,
+        fingerprint=certificate_fingerprint(config) if config.listen else None,
+        process=spawned.process,
+    )
+
+
+def certificate_fingerprint(config: PoolConfig) -> str | None:
+    """SHA-256 of the pool's certificate in hex; None when it cannot be read."""
+    path = Path(config.tls_cert) if config.tls_cert else Path(config.state_dir) / "tls" / "cert.pem"
+    try:
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(_first_certificate(path.read_text("ascii")))).hexdigest()
+    except (OSError, ValueError):
+        return None
+
+
+def _first_certificate(pem: str) -> str:
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    return begin + pem.partition(begin)[2].partition(end)[0] + end
+
+
+def _ready_line(fd: int, timeout_s: float) -> dict[str, Any]:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    data = os.read(fd, _LINE_LIMIT_BYTES) if poll.poll(timeout_s * 1000) else b""
+    try:
+        line = json.loads(data)
+    except ValueError:
+        return {}
+    return line if isinstance(line, dict) else {}
+
+
+def _quietly(location: Location, path: str) -> dict[str, Any]:
+    try:
+        return ask(location, "GET", path)
+    except (OSError, http.client.HTTPException, GpupoolError):
+        return {}
+
+
+def _end_supervisor(state_dir: str) -> None:
+    record = read_record(state_dir)
+    if record and record.alive:
+        record.supervisor.send(signal.SIGTERM)
+        record.supervisor.wait_gone(_END_TIMEOUT_S)
+
+
+def _failed(why: str, location: Location, process: str) -> GpupoolError:
+    log = log_path(location.state_dir, process)
+    lines = tail(log)
+    quoted = f"The last lines of {log}:\n{lines}\n" if lines else f"Its log is {log}.\n"
+    return GpupoolError(
+        ErrorCode.POOL_START_FAILED, f"The pool did not start: {why}.", f"{quoted}'gpupool doctor' looks for the cause."
+    )
