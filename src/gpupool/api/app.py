@@ -1,0 +1,41 @@
+"""The application: routes, errors and limits around the services it is given."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from gpupool import __version__
+from gpupool.api import errors, openapi
+from gpupool.api.attempts import FailedAttempts
+from gpupool.api.middleware import BodyLimit, InternalErrors
+from gpupool.api.routes import access, attach, events, logs, nodes, pool, usage, workloads
+
+if TYPE_CHECKING:
+    from gpupool.services.pool import PoolServices
+
+
+def create_app(services: PoolServices) -> FastAPI:
+    """The HTTP API over ``services``; ``app.state.closing`` (an ``asyncio.Event``) ends streams and waits when set."""
+    app = FastAPI(
+        title=openapi.TITLE,
+        version=__version__,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    app.state.closing = asyncio.Event()
+    app.state.attempts = FailedAttempts()
+    errors.install(app)
+    for module in (pool, nodes, workloads, logs, events, access, usage):
+        app.include_router(module.router, responses=openapi.ERROR_RESPONSES)
+    app.include_router(pool.open_router, responses=openapi.ERROR_RESPONSES)
+    app.include_router(attach.router)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(InternalErrors)
+    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    return app

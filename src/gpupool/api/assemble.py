@@ -1,0 +1,115 @@
+"""Gathers what one view needs from several services."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpupool.api import mapping
+from gpupool.api.mapping import Holding, Shown
+from gpupool.api.schemas import GpuView, NodeView, PoolView, WorkloadDetail, WorkloadView
+from gpupool.domain.access import Actor
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.gpu import Gpu, Node, NodeState
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
+
+if TYPE_CHECKING:
+    from gpupool.services.pool import PoolServices
+
+_ATTACHABLE = {ReplicaState.STARTING, ReplicaState.RUNNING, ReplicaState.STOPPING}
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who looks, and whether over the unix socket of this machine (where attach sockets can be reached)."""
+
+    actor: Actor
+    local: bool
+
+
+async def workload_view(services: PoolServices, viewer: Viewer, workload: Workload) -> WorkloadView:
+    """One line of a listing."""
+    replicas, leases = await _parts(services, viewer.actor, workload)
+    private = services.workloads.can_see(viewer.actor, workload)
+    return mapping.workload_view(workload, replicas, leases, Shown(private))
+
+
+async def workload_detail(
+    services: PoolServices, viewer: Viewer, workload: Workload, replicas_from: int = 0
+) -> WorkloadDetail:
+    """Everything about a workload that the viewer may see."""
+    replicas = await services.workloads.replicas_of(viewer.actor, workload)
+    leases = await services.workloads.leases_of(viewer.actor, workload)
+    shown = Shown(
+        services.workloads.can_see(viewer.actor, workload), _attach_paths(services, viewer, workload, replicas)
+    )
+    return mapping.workload_detail(workload, replicas, leases, shown, replicas_from)
+
+
+async def _parts(services: PoolServices, actor: Actor, workload: Workload) -> tuple[Sequence[Replica], Sequence[Lease]]:
+    replicas = await services.workloads.replicas_of(actor, workload)
+    if workload.state.final:
+        return replicas, ()
+    return replicas, await services.workloads.leases_of(actor, workload)
+
+
+def _attach_paths(
+    services: PoolServices, viewer: Viewer, workload: Workload, replicas: Iterable[Replica]
+) -> dict[int, str]:
+    if not viewer.local or not services.workloads.can_manage(viewer.actor, workload):
+        return {}
+    placed = (r.index for r in replicas if r.state in _ATTACHABLE)
+    return {index: services.workloads.attach_path(workload, index) for index in placed}
+
+
+async def node_view(services: PoolServices, viewer: Viewer, node: Node, names: dict[str, str]) -> NodeView:
+    """A node with its GPUs and their holders; ``names`` remembers the names of workloads between calls."""
+    views: list[GpuView] = []
+    leases: dict[int, Lease] = {}
+    for gpu in node.report.gpus:
+        holdings = await _holdings(services, viewer, gpu, names)
+        leases.update({h.lease.epoch: h.lease for h in holdings})
+        views.append(mapping.gpu_view(gpu, node.name, holdings))
+    return mapping.node_view(node, views, leases.values())
+
+
+async def _holdings(services: PoolServices, viewer: Viewer, gpu: Gpu, names: dict[str, str]) -> list[Holding]:
+    held = await services.nodes.holders(gpu.uuid)
+    return [Holding(lease, share, await _name_of(services, viewer, lease, names)) for lease, share in held]
+
+
+async def _name_of(services: PoolServices, viewer: Viewer, lease: Lease, names: dict[str, str]) -> str:
+    if lease.workload not in names:
+        try:
+            names[lease.workload] = (await services.workloads.get(viewer.actor, lease.workload)).name
+        except GpupoolError:
+            names[lease.workload] = ""
+    return names[lease.workload]
+
+
+async def pool_view(services: PoolServices) -> PoolView:
+    """The pool and how busy it is."""
+    info = services.info
+    nodes = await services.nodes.nodes()
+    gpus = [gpu for node in nodes for gpu in node.report.gpus]
+    held = [share.permille for gpu in gpus for _, share in await services.nodes.holders(gpu.uuid)]
+    counts = await services.workloads.counts()
+    return PoolView(
+        version=info.version,
+        pool_id=info.pool_id,
+        kind=info.kind,
+        started_at=info.started_at,
+        state_dir=info.state_dir,
+        emulated=any(node.report.emulated for node in nodes),
+        warnings=[f"{node.name}: {warning}" for node in nodes for warning in node.report.warnings],
+        nodes=len(nodes),
+        nodes_up=sum(node.state is not NodeState.DOWN for node in nodes),
+        gpus=len(gpus),
+        gpu_permille_total=len(gpus) * WHOLE_GPU,
+        gpu_permille_allocated=sum(held),
+        queued=counts.get(WorkloadState.QUEUED, 0),
+        running=counts.get(WorkloadState.RUNNING, 0),
+        listen=info.listen,
+    )

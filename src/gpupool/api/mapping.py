@@ -1,0 +1,360 @@
+"""From the domain to what the API answers; what a caller may not see is left out here."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from gpupool.api import schemas as view
+from gpupool.domain.access import Project, Token, User
+from gpupool.domain.gpu import Gpu, GpuRequest, GpuShare, Node
+from gpupool.domain.supervision import LogChunk
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.workload import Event, Lease, Replica, Workload
+from gpupool.services.ports import UsageRow
+
+if TYPE_CHECKING:
+    from gpupool.scheduling.explain import Explanation
+
+HOLDS_NONE = "none"
+HOLDS_WHOLE = "whole"
+HOLDS_SLICE = "slice"
+
+_GUARANTEES = {
+    HOLDS_NONE: "No GPU is held.",
+    HOLDS_WHOLE: "Nobody else of the pool is on these GPUs.",
+    HOLDS_SLICE: "The shares on a GPU never add up to more than one; the notes of each replica say what of its share "
+    "the node does not enforce.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One holder's share of a GPU and the name of its workload."""
+
+    lease: Lease
+    share: GpuShare
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How much of a workload a caller may see: its command and environment, and its attach sockets by replica."""
+
+    private: bool
+    attach_paths: Mapping[int, str] = field(default_factory=dict)
+
+
+def gpu_view(gpu: Gpu, node: str, holdings: Sequence[Holding]) -> view.GpuView:
+    """A GPU with those who hold parts of it."""
+    return view.GpuView(
+        uuid=gpu.uuid,
+        node=node,
+        index=gpu.index,
+        model=gpu.model,
+        memory_mib=gpu.memory_mib,
+        emulated=gpu.emulated,
+        pci_bus_id=gpu.pci_bus_id,
+        health=gpu.health,
+        health_note=gpu.health_note,
+        links=gpu.links,
+        mig=[view.MigView(uuid=m.uuid, profile=m.profile, memory_mib=m.memory_mib) for m in gpu.mig],
+        foreign=[view.ForeignView(pid=f.pid, user=f.user, name=f.name, memory_mib=f.memory_mib) for f in gpu.foreign],
+        memory_used_mib=gpu.memory_used_mib,
+        utilisation_percent=gpu.utilisation_percent,
+        allocated_permille=sum(h.share.permille for h in holdings),
+        allocated_memory_mib=sum(h.share.memory_mib for h in holdings),
+        available=gpu.available,
+        holders=[_holder_view(h) for h in holdings],
+    )
+
+
+def _holder_view(holding: Holding) -> view.HolderView:
+    lease = holding.lease
+    return view.HolderView(
+        workload=lease.workload,
+        name=holding.name,
+        index=lease.index,
+        user=lease.user,
+        project=lease.project,
+        permille=holding.share.permille,
+        memory_mib=holding.share.memory_mib,
+        since=lease.granted_at,
+    )
+
+
+def node_view(node: Node, gpus: list[view.GpuView], leases: Iterable[Lease]) -> view.NodeView:
+    """A node with its GPUs; ``leases`` are those held on it."""
+    report = node.report
+    held = list(leases)
+    return view.NodeView(
+        name=node.name,
+        state=node.state,
+        cordon_reason=node.cordon_reason,
+        cpus=report.cpus,
+        memory_mib=report.memory_mib,
+        emulated=report.emulated,
+        agent_version=report.agent_version,
+        driver_version=report.driver_version,
+        cuda_version=report.cuda_version,
+        labels=report.labels,
+        warnings=list(report.warnings),
+        gpus=gpus,
+        cpus_allocated=sum(lease.cpus for lease in held),
+        memory_allocated_mib=sum(lease.memory_mib for lease in held),
+    )
+
+
+def gpu_request_view(request: GpuRequest) -> view.GpuRequestView:
+    """What GPUs each replica asks for."""
+    return view.GpuRequestView(
+        count=request.count,
+        permille=request.permille,
+        memory_mib=request.memory_mib,
+        models=list(request.models),
+        labels=dict(request.labels),
+    )
+
+
+def counts_view(replicas: Iterable[Replica]) -> view.ReplicaCounts:
+    """How many replicas stand where."""
+    return view.ReplicaCounts(**Counter(replica.state.value for replica in replicas))
+
+
+def workload_view(
+    workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown
+) -> view.WorkloadView:
+    """One line of a listing."""
+    return view.WorkloadView.model_construct(**_workload_fields(workload, replicas, leases, shown))
+
+
+def workload_detail(
+    workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown, replicas_from: int = 0
+) -> view.WorkloadDetail:
+    """Everything about a workload; ``replicas`` are all of it, at most 1000 from ``replicas_from`` are shown."""
+    page = [r for r in replicas if r.index >= replicas_from][: view.MAX_REPLICAS_SHOWN]
+    held = {(lease.index, lease.attempt): lease for lease in leases if lease.released_at is None}
+    sharing = _sharing(workload.gpus)
+    return view.WorkloadDetail.model_construct(
+        **_workload_fields(workload, replicas, leases, shown),
+        replicas=[_replica_view(workload, r, held.get((r.index, r.attempt)), shown) for r in page],
+        leases=[_lease_view(lease) for lease in leases[-view.MAX_REPLICAS_SHOWN :]],
+        env=dict(workload.program.env) if shown.private else None,
+        uid=workload.uid,
+        retry=view.RetryView(policy=workload.retry.policy, backoff_limit=workload.retry.backoff_limit),
+        limits=_limits_view(workload),
+        after=[view.DependencyView(workload=d.workload, success_only=d.success_only) for d in workload.after],
+        sharing=sharing,
+        guarantees=_GUARANTEES[sharing],
+    )
+
+
+def _workload_fields(
+    workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown
+) -> dict[str, object]:
+    """Values of ``WorkloadView``, of the right types already: they come from the domain and need no validation."""
+    only = replicas[0] if workload.completions == 1 and replicas else None
+    program, limits = workload.program, workload.limits
+    return {
+        "id": workload.id,
+        "name": workload.name,
+        "kind": workload.kind,
+        "project": workload.project,
+        "user": workload.user,
+        "state": workload.state,
+        "priority": workload.priority,
+        "preemptible": workload.preemptible,
+        "gpus": gpu_request_view(workload.gpus),
+        "created_at": workload.created_at,
+        "started_at": workload.started_at,
+        "finished_at": workload.finished_at,
+        "expires_at": workload.expires_at,
+        "completions": workload.completions,
+        "parallelism": workload.parallelism,
+        "counts": counts_view(replicas),
+        "command": list(program.argv) if shown.private else None,
+        "workdir": program.cwd if shown.private else None,
+        "labels": workload.labels,
+        "on": workload.on,
+        "reason": _reason_view(workload, replicas),
+        "exit_status": only.exit_status if only else None,
+        "node": only.node if only else None,
+        "gpu_uuids": sorted({s.gpu_uuid for lease in leases if lease.released_at is None for s in lease.shares}),
+        "suspended": workload.suspended,
+        "stop_reason": workload.stop_reason.value if workload.stop_reason else None,
+        "cpus": limits.cpus,
+        "memory_mib": limits.memory_mib,
+        "max_time_s": limits.max_time_s,
+        "idle_timeout_s": limits.idle_timeout_s,
+        "wait_s": limits.wait_s,
+    }
+
+
+def _reason_view(workload: Workload, replicas: Sequence[Replica]) -> view.ReasonView | None:
+    """The reason of the replica something happened to last, or of the whole workload's stop."""
+    if not replicas:
+        return None
+    latest = max(replicas, key=lambda r: max(r.finished_at or 0.0, r.started_at or 0.0, r.queued_at))
+    if workload.stop_reason is not None and not latest.state.final:
+        return view.ReasonView(code=workload.stop_reason, message=latest.message)
+    return view.ReasonView(code=latest.reason, message=latest.message)
+
+
+def _replica_view(workload: Workload, replica: Replica, lease: Lease | None, shown: Shown) -> view.ReplicaView:
+    own = workload.parameters[replica.index] if replica.index < len(workload.parameters) else {}
+    return view.ReplicaView.model_construct(
+        index=replica.index,
+        state=replica.state,
+        attempt=replica.attempt,
+        key=replica.key,
+        node=replica.node,
+        exit_status=replica.exit_status,
+        reason=replica.reason.value,
+        message=replica.message,
+        failures=replica.failures,
+        interruptions=replica.interruptions,
+        queued_at=replica.queued_at,
+        not_before=replica.not_before,
+        started_at=replica.started_at,
+        finished_at=replica.finished_at,
+        parameters=dict(own) if shown.private else None,
+        gpus=[share_view(s) for s in lease.shares] if lease else [],
+        attach_path=shown.attach_paths.get(replica.index, ""),
+        pid=replica.pid,
+        notes=list(replica.notes),
+        last_active_at=replica.last_active_at,
+    )
+
+
+def share_view(share: GpuShare) -> view.ShareView:
+    """A part of one GPU."""
+    return view.ShareView(
+        uuid=share.gpu_uuid, index=share.gpu_index, permille=share.permille, memory_mib=share.memory_mib
+    )
+
+
+def _lease_view(lease: Lease) -> view.LeaseView:
+    return view.LeaseView(
+        epoch=lease.epoch,
+        index=lease.index,
+        attempt=lease.attempt,
+        node=lease.node,
+        shares=[share_view(s) for s in lease.shares],
+        cpus=lease.cpus,
+        memory_mib=lease.memory_mib,
+        granted_at=lease.granted_at,
+        released_at=lease.released_at,
+    )
+
+
+def _limits_view(workload: Workload) -> view.LimitsView:
+    limits = workload.limits
+    return view.LimitsView(
+        wait_s=limits.wait_s,
+        max_time_s=limits.max_time_s,
+        idle_timeout_s=limits.idle_timeout_s,
+        grace_s=limits.grace_s,
+        cpus=limits.cpus,
+        memory_mib=limits.memory_mib,
+        log_limit_mib=limits.log_limit_mib,
+    )
+
+
+def _sharing(request: GpuRequest) -> str:
+    if request.count == 0:
+        return HOLDS_NONE
+    return HOLDS_WHOLE if request.memory_mib is None and request.permille == WHOLE_GPU else HOLDS_SLICE
+
+
+def why_view(workload: Workload, why: Explanation) -> view.WhyView:
+    """Why a workload stands where it stands."""
+    return view.WhyView(
+        state=workload.state,
+        code=why.code,
+        sentence=why.sentence,
+        position=why.position,
+        ahead_in_project=why.ahead_in_project,
+        ahead_total=why.ahead_total,
+        numbers=dict(why.numbers),
+        would_help=list(why.would_help),
+        estimate_s=why.estimate_s,
+        estimate_basis=why.estimate_basis,
+    )
+
+
+def chunk_view(chunk: LogChunk) -> view.LogChunkView:
+    """A piece of output, its bytes in base64."""
+    stream: Literal["out", "err"] = "err" if chunk.stream == "err" else "out"
+    data = base64.b64encode(chunk.data).decode("ascii")
+    return view.LogChunkView.model_construct(at=chunk.at, stream=stream, data=data, cursor=chunk.cursor)
+
+
+def event_view(event: Event) -> view.EventView:
+    """One thing that happened."""
+    return view.EventView.model_construct(
+        id=event.id,
+        at=event.at,
+        actor=event.actor,
+        reason=event.reason.value,
+        message=event.message,
+        workload=event.workload,
+        index=event.index,
+        target=event.target,
+    )
+
+
+def project_view(project: Project, allocated_permille: int, queued: int) -> view.ProjectView:
+    """A project and what it holds and waits for now."""
+    return view.ProjectView(
+        name=project.name,
+        quota_permille=project.quota_permille,
+        over_quota=project.over_quota,
+        limit_permille=project.limit_permille,
+        user_limit_permille=project.user_limit_permille,
+        members=list(project.members),
+        max_time_s=project.max_time_s,
+        idle_timeout_s=project.idle_timeout_s,
+        note=project.note,
+        allocated_permille=allocated_permille,
+        queued=queued,
+    )
+
+
+def user_view(user: User) -> view.UserView:
+    """A user."""
+    return view.UserView(
+        name=user.name,
+        role=user.role,
+        uid=user.uid,
+        gpu_limit_permille=user.gpu_limit_permille,
+        disabled=user.disabled,
+    )
+
+
+def token_view(token: Token) -> view.TokenView:
+    """A token without its secret."""
+    return view.TokenView(**_token_fields(token))
+
+
+def new_token_view(token: Token, secret: str) -> view.NewTokenView:
+    """A token with the secret that is shown this once."""
+    return view.NewTokenView(**_token_fields(token), secret=secret)
+
+
+def _token_fields(token: Token) -> dict[str, object]:
+    shown = view.TokenView.model_fields
+    return {name: getattr(token, name) for name in shown}
+
+
+def usage_view(since: float, until: float, rows: Iterable[UsageRow]) -> view.UsageView:
+    """GPU seconds held between two times."""
+    return view.UsageView(
+        since=since,
+        until=until,
+        rows=[
+            view.UsageRowView(project=r.project, user=r.user, gpu_seconds=r.gpu_seconds, leases=r.leases) for r in rows
+        ],
+    )

@@ -1,0 +1,100 @@
+"""Projects, users and tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from gpupool.api import mapping
+from gpupool.api.deps import Caller, NameInPath, Services, answer
+from gpupool.api.schemas import (
+    NewTokenView,
+    ProjectBody,
+    ProjectChange,
+    ProjectList,
+    ProjectView,
+    TokenBody,
+    TokenList,
+    UserChange,
+    UserList,
+    UserView,
+)
+from gpupool.domain.access import Project, Role
+
+router = APIRouter(prefix="/v1", tags=["access"])
+
+
+@router.get("/projects", response_model=ProjectList)
+async def list_projects(services: Services, _caller: Caller) -> Response:
+    """All projects with what they hold and wait for."""
+    views = [await _project_view(services, project) for project in await services.access.projects()]
+    return answer(ProjectList(projects=views))
+
+
+@router.post("/projects", status_code=201, response_model=ProjectView)
+async def create_project(services: Services, caller: Caller, body: ProjectBody) -> Response:
+    """Make a project. For administrators."""
+    wanted = Project(**{**body.model_dump(), "members": tuple(body.members)})
+    return answer(await _project_view(services, await services.access.create_project(caller, wanted)), 201)
+
+
+@router.patch("/projects/{name}", response_model=ProjectView)
+async def change_project(services: Services, caller: Caller, name: NameInPath, body: ProjectChange) -> Response:
+    """Change a project; fields left out stay. For administrators, and managers of the project for its members."""
+    changes: dict[str, Any] = body.model_dump(exclude_unset=True)
+    if "members" in changes:
+        changes["members"] = tuple(changes["members"])
+    return answer(await _project_view(services, await services.access.change_project(caller, name, changes)))
+
+
+@router.delete("/projects/{name}", status_code=204)
+async def delete_project(services: Services, caller: Caller, name: NameInPath) -> Response:
+    """Remove a project that has no live work. For administrators."""
+    await services.access.delete_project(caller, name)
+    return Response(status_code=204)
+
+
+async def _project_view(services: Any, project: Project) -> ProjectView:
+    allocated, queued = await services.access.project_load(project.name)
+    return mapping.project_view(project, allocated, queued)
+
+
+@router.get("/users", response_model=UserList)
+async def list_users(services: Services, caller: Caller) -> Response:
+    """All users for an administrator, oneself for others."""
+    users = await services.access.users()
+    shown = [u for u in users if caller.role is Role.ADMIN or u.name == caller.user]
+    return answer(UserList(users=[mapping.user_view(user) for user in shown]))
+
+
+@router.put("/users/{name}", response_model=UserView)
+async def put_user(services: Services, caller: Caller, name: NameInPath, body: UserChange) -> Response:
+    """Make or change a user; fields left out stay. For administrators."""
+    user = await services.access.put_user(caller, name, body.model_dump(exclude_unset=True))
+    return answer(mapping.user_view(user))
+
+
+@router.get("/tokens", response_model=TokenList)
+async def list_tokens(services: Services, caller: Caller) -> Response:
+    """All tokens for an administrator, one's own for others; never their secrets."""
+    return answer(TokenList(tokens=[mapping.token_view(t) for t in await services.access.tokens(caller)]))
+
+
+@router.post("/tokens", status_code=201, response_model=NewTokenView)
+async def create_token(services: Services, caller: Caller, body: TokenBody) -> Response:
+    """Make a token; its secret is shown in this answer and never again."""
+    token, secret = await services.access.create_token(
+        caller, user=body.user or caller.user, role=body.role, expires_in_s=body.expires_in_s, note=body.note
+    )
+    made = answer(mapping.new_token_view(token, secret), 201)
+    made.headers["cache-control"] = "no-store"
+    return made
+
+
+@router.delete("/tokens/{token_id}", status_code=204)
+async def revoke_token(services: Services, caller: Caller, token_id: NameInPath) -> Response:
+    """Make a token useless at once."""
+    await services.access.revoke_token(caller, token_id)
+    return Response(status_code=204)

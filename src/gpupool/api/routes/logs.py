@@ -1,0 +1,88 @@
+"""Output of a replica: in pages, or live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response
+
+from gpupool.api import streams
+from gpupool.api.deps import Caller, Closing, Cursor, Index, Limit, Moment, Ref, Services, answer
+from gpupool.api.mapping import chunk_view
+from gpupool.api.schemas import LogPage
+from gpupool.domain.access import Actor
+from gpupool.domain.supervision import LogChunk
+
+router = APIRouter(prefix="/v1/workloads", tags=["logs"])
+
+Attempt = Annotated[int, Query(ge=1, le=10_000_000, description="Which attempt; the present one when absent.")]
+Tail = Annotated[int, Query(ge=0, le=1_000_000, description="Begin about so many lines before the end.")]
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A page of output; with follow a stream of server-sent events: chunk (a LogChunkView), end.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads one attempt's output for one caller."""
+
+    services: Any
+    actor: Actor
+    ref: str
+    index: int
+    attempt: int | None
+    limit: int
+    since: float
+
+    async def page(self, cursor: str) -> LogPage:
+        """The pieces from a cursor on (empty: the beginning)."""
+        chunks, after, end = await self.services.workloads.read_log(
+            self.actor, self.ref, index=self.index, attempt=self.attempt, cursor=cursor, limit=self.limit
+        )
+        return LogPage(chunks=[chunk_view(c) for c in self._recent(chunks)], cursor=after, end=end)
+
+    def _recent(self, chunks: Sequence[LogChunk]) -> list[LogChunk]:
+        return [chunk for chunk in chunks if chunk.at >= self.since]
+
+    async def changed(self, timeout_s: float) -> None:
+        """Sleep until there may be more, at most ``timeout_s``."""
+        await self.services.workloads.log_changed(self.ref, timeout_s)
+
+    async def start(self, cursor: str | None, tail: int | None) -> str:
+        """The cursor to begin at."""
+        if cursor or tail is None:
+            return cursor or ""
+        begin: str = await self.services.workloads.tail_cursor(
+            self.actor, self.ref, index=self.index, attempt=self.attempt, lines=tail
+        )
+        return begin
+
+
+@router.get("/{ref}/logs", response_model=LogPage, responses=STREAMED)
+async def read_logs(  # noqa: PLR0913 - each is an input of the route
+    *,
+    services: Services,
+    caller: Caller,
+    closing: Closing,
+    ref: Ref,
+    index: Index = 0,
+    attempt: Attempt | None = None,
+    tail: Tail | None = None,
+    since: Moment = 0.0,
+    cursor: Cursor | None = None,
+    follow: Annotated[bool, Query(description="Stream what comes until the attempt ends.")] = False,
+    limit: Limit = 500,
+    last_event_id: Annotated[str | None, Header(max_length=200, pattern=r"^[\x20-\x7e]*$")] = None,
+) -> Response:
+    """A replica's output from ``cursor`` (or the last ``tail`` lines), in pages or live with ``follow``."""
+    reader = Reader(services, caller, ref, index, attempt, limit, since)
+    first = await reader.page(await reader.start(last_event_id or cursor, tail))
+    if follow:
+        return streams.sse(streams.follow_log(first, reader.page, reader.changed, closing))
+    return answer(first)

@@ -1,0 +1,50 @@
+"""Machines and their GPUs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from gpupool.api import assemble
+from gpupool.api.assemble import Viewer
+from gpupool.api.deps import Caller, NodeName, Services, answer
+from gpupool.api.schemas import CordonBody, GpuList, NodeList, NodeView
+
+router = APIRouter(prefix="/v1", tags=["nodes"])
+
+
+@router.get("/nodes", response_model=NodeList)
+async def list_nodes(services: Services, caller: Caller) -> Response:
+    """All machines with their GPUs and who holds them."""
+    viewer, names = Viewer(caller, local=False), dict[str, str]()
+    nodes = [await assemble.node_view(services, viewer, node, names) for node in await services.nodes.nodes()]
+    return answer(NodeList(nodes=nodes))
+
+
+@router.get("/nodes/{name}", response_model=NodeView)
+async def get_node(services: Services, caller: Caller, name: NodeName) -> Response:
+    """One machine, its GPUs looked at anew."""
+    node = await services.nodes.refresh(name)
+    return answer(await assemble.node_view(services, Viewer(caller, local=False), node, {}))
+
+
+@router.post("/nodes/{name}/cordon", response_model=NodeView)
+async def cordon(services: Services, caller: Caller, name: NodeName, body: CordonBody) -> Response:
+    """Let a machine take nothing new; what runs there runs on. For administrators."""
+    node = await services.nodes.cordon(caller, name, body.reason)
+    return answer(await assemble.node_view(services, Viewer(caller, local=False), node, {}))
+
+
+@router.post("/nodes/{name}/uncordon", response_model=NodeView)
+async def uncordon(services: Services, caller: Caller, name: NodeName) -> Response:
+    """Let a machine take work again. For administrators."""
+    node = await services.nodes.uncordon(caller, name)
+    return answer(await assemble.node_view(services, Viewer(caller, local=False), node, {}))
+
+
+@router.get("/gpus", response_model=GpuList)
+async def list_gpus(services: Services, caller: Caller) -> Response:
+    """All GPUs and who holds them."""
+    viewer, names = Viewer(caller, local=False), dict[str, str]()
+    nodes = [await assemble.node_view(services, viewer, node, names) for node in await services.nodes.nodes()]
+    return answer(GpuList(gpus=[gpu for node in nodes for gpu in node.gpus]))

@@ -1,0 +1,118 @@
+"""Server-sent events: live logs and live events, with pings, that end when the client or the server goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from starlette.responses import StreamingResponse
+
+from gpupool.api.schemas import EventView, LogPage
+
+PING_S = 15.0
+PING = b": ping\n\n"
+_OPENING = b": ok\n\n"  # sends the headers at once, so that the client knows that it is connected
+_QUIET_S = 1.0  # longest sleep between two looks at a quiet log
+
+ReadLog = Callable[[str], Awaitable[LogPage]]
+ReadEvents = Callable[[int], Awaitable[list[EventView]]]
+
+
+def sse(stream: AsyncIterator[bytes]) -> StreamingResponse:
+    """The answer that carries a stream of messages."""
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+def message(event: str, model: BaseModel | None = None, message_id: str | int = "") -> bytes:
+    """One message; ``message_id`` is what a client sends back to resume."""
+    head = f"id: {message_id}\n" if message_id != "" else ""
+    data = model.model_dump_json() if model is not None else "{}"
+    return f"{head}event: {event}\ndata: {data}\n\n".encode()
+
+
+@dataclass(slots=True)
+class _Silence:
+    """Since when nothing has been sent (the loop's seconds)."""
+
+    since: float
+
+    @classmethod
+    def begin(cls) -> _Silence:
+        return cls(asyncio.get_running_loop().time())
+
+    def broken(self) -> None:
+        self.since = asyncio.get_running_loop().time()
+
+    @property
+    def too_long(self) -> bool:
+        return asyncio.get_running_loop().time() - self.since >= PING_S
+
+
+async def follow_log(
+    first: LogPage, read: ReadLog, changed: Callable[[float], Awaitable[None]], closing: asyncio.Event
+) -> AsyncIterator[bytes]:
+    """Pages of a log as messages, from ``first`` on, until the attempt has ended."""
+    yield _OPENING
+    page, silence = first, _Silence.begin()
+    while True:
+        for chunk in page.chunks:
+            yield message("chunk", chunk, chunk.cursor)
+        if page.chunks:
+            silence.broken()
+        if page.end:
+            yield message("end", None, page.cursor)
+            return
+        if closing.is_set():
+            return
+        if not page.chunks:
+            await changed(_QUIET_S)
+        if silence.too_long:
+            silence.broken()
+            yield PING
+        page = await read(page.cursor)
+
+
+async def follow_events(
+    after_id: int, read: ReadEvents, news: AsyncIterator[object], closing: asyncio.Event
+) -> AsyncIterator[bytes]:
+    """Events above ``after_id`` as messages, for ever; ``news`` only says when it is worth looking again."""
+    bell = asyncio.Event()
+    ringer = asyncio.create_task(_ring(news, bell))
+    closer = asyncio.create_task(_ring_at_end(closing, bell))
+    try:
+        await asyncio.sleep(0)  # lets the ringer subscribe before the first look
+        yield _OPENING
+        while not closing.is_set():
+            bell.clear()
+            events = await read(after_id)
+            for event in events:
+                yield message("event", event, event.id)
+                after_id = event.id
+            if not events and not await _rings_within(bell, PING_S):
+                yield PING
+    finally:
+        for task in (ringer, closer):
+            task.cancel()
+        await asyncio.gather(ringer, closer, return_exceptions=True)
+
+
+async def _ring(news: AsyncIterator[object], bell: asyncio.Event) -> None:
+    async for _ in news:
+        bell.set()
+
+
+async def _ring_at_end(closing: asyncio.Event, bell: asyncio.Event) -> None:
+    await closing.wait()
+    bell.set()
+
+
+async def _rings_within(bell: asyncio.Event, timeout_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await bell.wait()
+            return True
+    return False
