@@ -6,7 +6,7 @@ import base64
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpupool.api import schemas as view
 from gpupool.domain.access import Project, Token, User
@@ -154,7 +154,7 @@ def workload_detail(
 
 def _workload_fields(
     workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Values of ``WorkloadView``, of the right types already: they come from the domain and need no validation."""
     only = replicas[0] if workload.completions == 1 and replicas else None
     program, limits = workload.program, workload.limits
@@ -344,7 +344,7 @@ def new_token_view(token: Token, secret: str) -> view.NewTokenView:
     return view.NewTokenView(**_token_fields(token), secret=secret)
 
 
-def _token_fields(token: Token) -> dict[str, object]:
+def _token_fields(token: Token) -> dict[str, Any]:
     shown = view.TokenView.model_fields
     return {name: getattr(token, name) for name in shown}
 

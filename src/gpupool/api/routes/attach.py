@@ -66,26 +66,27 @@ async def _relay(websocket: WebSocket, stream: AttachStream, closing: asyncio.Ev
     up = asyncio.create_task(_to_program(websocket, stream))
     ending = asyncio.create_task(closing.wait())
     try:
-        done, _ = await asyncio.wait({down, up, ending}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({down, up, ending}, return_when=asyncio.FIRST_COMPLETED)
+        client_left = up.done() and up.exception() is None
     finally:
         for task in (down, up, ending):
             task.cancel()
-        results = await asyncio.gather(down, up, ending, return_exceptions=True)
+        ends = await asyncio.gather(down, up, return_exceptions=True)
         await stream.close()
-    if up not in done or results[1] is not None:
-        await _hang_up(websocket, GOING_AWAY if ending in done else NORMAL, results[:2])
+    if not client_left:
+        failure = next((end for end in ends if isinstance(end, Exception)), None)
+        await _hang_up(websocket, failure, GOING_AWAY if closing.is_set() else NORMAL)
 
 
-async def _hang_up(websocket: WebSocket, code: int, results: list[object]) -> None:
-    failed = next((r for r in results if isinstance(r, Exception)), None)
+async def _hang_up(websocket: WebSocket, failure: Exception | None, code: int) -> None:
     try:
-        if isinstance(failed, _NotBytes):
+        if isinstance(failure, _NotBytes):
             await websocket.close(UNREADABLE, "INVALID_REQUEST: messages must be binary.")
-        elif failed is not None and not isinstance(failed, OSError):
-            await _refuse(websocket, failed)
+        elif failure is not None and not isinstance(failure, OSError):
+            await _refuse(websocket, failure)
         else:
             await websocket.close(code)
-    except (RuntimeError, WebSocketDisconnect):
+    except (RuntimeError, OSError, WebSocketDisconnect):
         return  # the client went away meanwhile
 
 
