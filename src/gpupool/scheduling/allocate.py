@@ -1,0 +1,156 @@
+"""Allocate: give what is free to whoever is owed it most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from gpupool.scheduling.cluster import Claim
+from gpupool.scheduling.ledger import Account
+from gpupool.scheduling.queue import Group, Lane
+from gpupool.scheduling.session import Ghost, Session
+from gpupool.scheduling.shape import Shape, least_permille
+from gpupool.scheduling.values import HoldKind, PendingReplica, ReplicaKey
+
+_Turn = tuple[bool, float, float, int]  # over quota, part of the quota held, queued at, project
+
+
+class Turns:
+    """Whose turn it is among projects: the most deprived, with the first replica of its lane.
+
+    A project's key can only grow while work is granted, so an old key is a lower bound: it is checked when it comes
+    up and put back if it was too low.
+    """
+
+    def __init__(self, session: Session, dead: set[Shape], only: Iterable[int] | None = None) -> None:
+        self._session, self._dead = session, dead
+        self._lanes: dict[int, Lane] = {}
+        self._least: dict[Shape, int] = {}
+        ledger, even = session.ledger, session.even_share
+        lanes = session.demand.lanes
+        projects = [p for p in (lanes if only is None else only) if p in lanes and not dead.issuperset(lanes[p])]
+        self._heap: list[_Turn] = [(*ledger.deprivation(p, 1, even), -inf, p) for p in projects]
+        heapify(self._heap)
+
+    def next(self) -> tuple[Group, PendingReplica, Lane] | None:
+        """Who is next; the caller grants it or drops its group from the lane, then calls ``again``."""
+        while self._heap:
+            turn = heappop(self._heap)
+            fresh, first = self._fresh(turn[3])
+            if first is None or fresh is None:
+                continue
+            if fresh <= turn:
+                return (*first, self._lanes[turn[3]])
+            heappush(self._heap, fresh)
+        return None
+
+    def again(self, project: int) -> None:
+        """The project may have more work."""
+        heappush(self._heap, (False, -inf, -inf, project))
+
+    def _fresh(self, project: int) -> tuple[_Turn | None, tuple[Group, PendingReplica] | None]:
+        if project not in self._lanes:
+            self._lanes[project] = self._session.lane(project, without=self._dead)
+        first = self._lanes[project].peek()
+        while first is not None and first[0].shape in self._dead:
+            self._lanes[project].drop()
+            first = self._lanes[project].peek()
+        if first is None:
+            return None, None
+        group, replica = first
+        key = self._session.ledger.deprivation(project, self._need(group.shape), self._session.even_share)
+        return (*key, replica.queued_at, project), first
+
+    def _need(self, shape: Shape) -> int:
+        if shape not in self._least:
+            self._least[shape] = least_permille(self._session.cluster, shape)
+        return self._least[shape]
+
+
+def settle_holds(session: Session) -> None:
+    """Start those whose kept space has become free (or who fit elsewhere); forget holds that came to nothing."""
+    for key in list(session.ghosts):
+        ghost = session.drop_ghost(key)
+        replica = session.demand.pending[key]
+        claim = _start_of(session, ghost)
+        if claim is not None:
+            session.grant(replica, claim, ghost.account)
+        elif _still_promising(session, ghost):
+            session.add_ghost(ghost)
+
+
+def _start_of(session: Session, ghost: Ghost) -> Claim | None:
+    group = session.demand.group_of(ghost.hold.key)
+    within = ghost.claim.permille <= session.ledger.room(ghost.account)
+    if within and session.placer.holds(ghost.claim):
+        return ghost.claim
+    return None if group is None else session.find(group.shape, ghost.account)
+
+
+def _still_promising(session: Session, ghost: Ghost) -> bool:
+    row, used = ghost.claim.row, ghost.claim.gpu > 0
+    if not session.cluster.up[row] or not session.cluster.available[row][used].all():
+        return False
+    if ghost.hold.kind is HoldKind.RESERVED:
+        return ghost.claim.permille <= session.ledger.room(ghost.account)
+    mark = session.log.checkpoint()
+    for key in session.leaving:
+        session.lift_running(key)
+    within = ghost.claim.permille <= session.ledger.room(ghost.account)
+    promising = within and session.placer.holds(ghost.claim)
+    session.log.rollback(mark)
+    return promising
+
+
+def allocate(session: Session) -> bool:
+    """Grant what fits, the most deprived project first; returns whether the bound on grants cut it short.
+
+    A replica that does not fit never blocks another one; what protects large ones is ``reserve``.
+    """
+    hopeful = bool(_reserved_after(session, session.now))
+    dead = {shape for shape in session.demand.shape_users if not (hopeful or session.placer.fits_anywhere(shape))}
+    turns = Turns(session, dead, [p for p in session.demand.lanes if session.ledger.has_room(p)])
+    while (first := turns.next()) is not None:
+        if len(session.grants) >= session.settings.max_grants:
+            return True
+        group, replica, lane = first
+        if not _try(session, group, replica, dead):
+            lane.drop()
+        turns.again(group.account.project)
+    return False
+
+
+def _try(session: Session, group: Group, replica: PendingReplica, dead: set[Shape]) -> bool:
+    claim = session.find(group.shape, group.account)
+    if claim is None:
+        claim = _under_reservations(session, group.shape, group.account, replica)
+    if claim is not None:
+        session.grant(replica, claim, group.account)
+        return True
+    can_slip = session.backfills_left > 0 and _reserved_after(session, session.now)
+    if not can_slip and not session.placer.fits_anywhere(group.shape):
+        dead.add(group.shape)
+    return False
+
+
+def _under_reservations(session: Session, shape: Shape, account: Account, replica: PendingReplica) -> Claim | None:
+    """A place in reserved space, for a replica that is sure to end before the reservation begins."""
+    if replica.max_time_s is None or session.backfills_left <= 0:
+        return None
+    end = session.now + replica.max_time_s
+    lifted = _reserved_after(session, end)
+    if not lifted:
+        return None
+    session.backfills_left -= 1
+    for key in lifted:
+        session.cluster.discharge(session.ghosts[key].claim)
+    claim = session.find(shape, account)
+    for key in lifted:
+        session.cluster.charge(session.ghosts[key].claim)
+    return claim
+
+
+def _reserved_after(session: Session, end: float) -> list[ReplicaKey]:
+    ghosts = session.ghosts.items()
+    return [k for k, g in ghosts if g.hold.kind is HoldKind.RESERVED and end <= g.hold.starts_at < inf]

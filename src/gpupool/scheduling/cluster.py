@@ -1,0 +1,292 @@
+"""The nodes and their GPUs as a structure of arrays, with what every replica holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from gpupool.domain.gpu import Gpu, GpuHealth, GpuShare, Node, NodeState
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.links import link_matrix
+from gpupool.scheduling.undo import UndoLog, grown
+from gpupool.scheduling.values import ReplicaKey
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+MILLI = 1000  # thousandths of a CPU
+_NO_NODE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Claim:
+    """What somebody takes of one node: ``gpu`` (thousandths) and ``gmem`` (MiB) per GPU slot, CPU and memory.
+
+    ``row`` is -1 when the node is not known (any more): the claim then weighs on nothing.
+    """
+
+    row: int
+    gpu: Ints
+    gmem: Ints
+    cpu_milli: int
+    mem_mib: int
+
+    @property
+    def permille(self) -> int:
+        """GPU thousandths over all slots."""
+        return int(self.gpu.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a replica holds, in the terms of the outside: resolved again whenever its node changes."""
+
+    node: str
+    shares: tuple[GpuShare, ...]
+    cpu_milli: int
+    mem_mib: int
+
+
+class ClusterState:
+    """All nodes in arrays: N rows (one per node, some spare) by G slots (the GPUs of a node in order of index).
+
+    GPU quantities are thousandths and MiB, CPU is thousandths of a processor, memory MiB. ``model`` holds numbers of
+    ``models``; 0 stands for no GPU. A row that is not ``present`` is spare. ``*_free`` may be negative: leases on
+    GPUs that overlap, holds, or a machine that came back smaller; nothing fits there then, and nothing breaks.
+    ``touched[row]`` grows whenever a row changes, so that caches know what to look at again.
+    """
+
+    def __init__(self) -> None:
+        self.log = UndoLog(self.touch)
+        self.tick = 0
+        self.rows: dict[str, int] = {}
+        self.nodes: list[Node | None] = []
+        self.gpus: list[tuple[Gpu, ...]] = []
+        self.links: list[bytes] = []
+        self.models: list[str] = [""]
+        self.holdings: dict[ReplicaKey, Holding] = {}
+        self.claims: dict[ReplicaKey, Claim] = {}
+        self._model_ids: dict[str, int] = {}
+        self._on_node: dict[str, set[ReplicaKey]] = {}
+        self._allocate_arrays(0, 1)
+
+    def _allocate_arrays(self, n: int, g: int) -> None:
+        self.present, self.up = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        self.salt, self.touched = np.zeros(n, np.uint64), np.zeros(n, np.int64)
+        self.cpu_total, self.cpu_free = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.mem_total, self.mem_free = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.gpu_free, self.gmem_free = np.zeros((n, g), np.int64), np.zeros((n, g), np.int64)
+        self.gmem_total, self.model = np.zeros((n, g), np.int64), np.zeros((n, g), np.int64)
+        self.healthy, self.foreign = np.zeros((n, g), np.bool_), np.zeros((n, g), np.bool_)
+        self.available = np.zeros((n, g), np.bool_)
+
+    @property
+    def slots(self) -> int:
+        """G: GPU slots per row."""
+        return int(self.gpu_free.shape[1])
+
+    def touch(self, row: int) -> None:
+        """Say that a row is not what it was."""
+        self.tick += 1
+        self.touched[row] = self.tick
+
+    def capacity_permille(self) -> int:
+        """GPU thousandths of all GPUs that work may be placed on."""
+        return int(np.count_nonzero(self.available & self.up[:, None])) * WHOLE_GPU
+
+    # --- nodes
+
+    def set_node(self, node: Node) -> None:
+        """Add a node, or take over its new report and state; what is held on it is counted again.
+
+        Raises ``RuntimeError`` inside a trial (an undo log that is not empty).
+        """
+        if len(self.log):
+            raise RuntimeError("nodes cannot change while the undo log is open")
+        self._widen(len(node.report.gpus))
+        row = self.rows.get(node.name)
+        row = self._new_row(node.name) if row is None else row
+        self.nodes[row] = node
+        self.gpus[row] = tuple(sorted(node.report.gpus, key=lambda gpu: gpu.index))
+        self._fill_row(row, node)
+        self._charge_row(row, node.name)
+        self.touch(row)
+
+    def set_gpus(self, name: str, gpus: Iterable[Gpu]) -> None:
+        """Take over fresh health and foreign processes; GPUs may also come or go. Unknown nodes are ignored."""
+        row = self.rows.get(name)
+        node = None if row is None else self.nodes[row]
+        if row is None or node is None:
+            return
+        fresh = tuple(sorted(gpus, key=lambda gpu: gpu.index))
+        if [(g.uuid, g.memory_mib, g.model) for g in fresh] != [
+            (g.uuid, g.memory_mib, g.model) for g in self.gpus[row]
+        ]:
+            from dataclasses import replace
+
+            self.set_node(replace(node, report=replace(node.report, gpus=fresh)))
+            return
+        self.gpus[row] = fresh
+        if self._fill_health(row):
+            self.touch(row)
+
+    def set_state(self, name: str, state: NodeState) -> None:
+        """Cordon, uncordon or lose a node. Unknown nodes are ignored."""
+        row = self.rows.get(name)
+        if row is not None:
+            self.up[row] = state is NodeState.UP
+            self.touch(row)
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node; what is held on it is kept and counts again should it come back."""
+        row = self.rows.pop(name, None)
+        if row is None:
+            return
+        if len(self.log):
+            raise RuntimeError("nodes cannot change while the undo log is open")
+        self.nodes[row], self.gpus[row], self.links[row] = None, (), b""
+        self.present[row] = self.up[row] = False
+        for grid in (self.model, self.gpu_free, self.gmem_free, self.gmem_total):
+            grid[row] = 0
+        for mask in (self.available, self.healthy, self.foreign):
+            mask[row] = False
+        for column in (self.cpu_total, self.cpu_free, self.mem_total, self.mem_free):
+            column[row] = 0
+        for key in self._on_node.get(name, ()):
+            self.claims[key] = self.claim_of(self.holdings[key])
+        self.touch(row)
+
+    def _new_row(self, name: str) -> int:
+        spare = np.flatnonzero(~self.present[: len(self.nodes)])
+        row = int(spare[0]) if len(spare) else len(self.nodes)
+        if row == len(self.nodes):
+            self.nodes.append(None)
+            self.gpus.append(())
+            self.links.append(b"")
+            if row >= len(self.present):
+                self._resize(max(8, 2 * row), self.slots)
+        self.rows[name] = row
+        self.present[row] = True
+        return row
+
+    def _widen(self, gpus: int) -> None:
+        if gpus > self.slots:
+            self._resize(len(self.present), gpus)
+            self.claims = {key: self.claim_of(held) for key, held in self.holdings.items()}
+
+    def _resize(self, n: int, g: int) -> None:
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, name, grown(column, (n,) if column.ndim == 1 else (n, g)))
+
+    def _fill_row(self, row: int, node: Node) -> None:
+        gpus, report = self.gpus[row], node.report
+        for grid in (self.model, self.gmem_total, self.gpu_free):
+            grid[row] = 0
+        self.model[row, : len(gpus)] = [self._model_id(gpu.model) for gpu in gpus]
+        self.gmem_total[row, : len(gpus)] = [gpu.memory_mib for gpu in gpus]
+        self.gpu_free[row, : len(gpus)] = WHOLE_GPU
+        self.gmem_free[row] = self.gmem_total[row]
+        self.cpu_total[row] = self.cpu_free[row] = round(report.cpus * MILLI)
+        self.mem_total[row] = self.mem_free[row] = report.memory_mib
+        self.up[row] = node.state is NodeState.UP
+        self.links[row] = link_matrix(gpus)
+        models = ",".join(gpu.model for gpu in gpus)
+        self.salt[row] = crc32(repr((sorted(report.labels.items()), models)).encode() + self.links[row])
+        self._fill_health(row)
+
+    def _fill_health(self, row: int) -> bool:
+        gpus = self.gpus[row]
+        before = self.available[row].copy()
+        self.healthy[row] = self.foreign[row] = False
+        self.healthy[row, : len(gpus)] = [gpu.health is not GpuHealth.FAILED for gpu in gpus]
+        self.foreign[row, : len(gpus)] = [bool(gpu.foreign) for gpu in gpus]
+        self.available[row] = self.healthy[row] & ~self.foreign[row]
+        return bool((before != self.available[row]).any())
+
+    def _model_id(self, model: str) -> int:
+        if model not in self._model_ids:
+            self._model_ids[model] = len(self.models)
+            self.models.append(model)
+        return self._model_ids[model]
+
+    def _charge_row(self, row: int, name: str) -> None:
+        for key in self._on_node.get(name, ()):
+            claim = self.claims[key] = self.claim_of(self.holdings[key])
+            self.gpu_free[row] -= claim.gpu
+            self.gmem_free[row] -= claim.gmem
+            self.cpu_free[row] -= claim.cpu_milli
+            self.mem_free[row] -= claim.mem_mib
+
+    # --- what is held
+
+    def claim_of(self, held: Holding) -> Claim:
+        """A holding in numbers; shares of GPUs that are not there (any more) weigh nothing."""
+        row = self.rows.get(held.node, _NO_NODE)
+        gpu, gmem = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int64)
+        slot_of = {g.uuid: slot for slot, g in enumerate(self.gpus[row])} if row != _NO_NODE else {}
+        for share in held.shares:
+            slot = slot_of.get(share.gpu_uuid)
+            if slot is not None:
+                gpu[slot] += share.permille
+                gmem[slot] += share.memory_mib
+        return Claim(row, gpu, gmem, held.cpu_milli, held.mem_mib)
+
+    def shares_of(self, claim: Claim) -> tuple[GpuShare, ...]:
+        """A claim as shares of named GPUs."""
+        gpus = self.gpus[claim.row]
+        slots = np.flatnonzero(claim.gpu).tolist()
+        return tuple(GpuShare(gpus[s].uuid, gpus[s].index, int(claim.gpu[s]), int(claim.gmem[s])) for s in slots)
+
+    def name_of(self, row: int) -> str:
+        """The name of the node in a row."""
+        node = self.nodes[row]
+        return "" if node is None else node.name
+
+    def take(self, key: ReplicaKey, held: Holding) -> None:
+        """Count what a replica holds from now on; a second call for the same replica replaces the first."""
+        self.free(key)
+        claim = self.claim_of(held)
+        self.holdings[key], self.claims[key] = held, claim
+        self._on_node.setdefault(held.node, set()).add(key)
+        self.charge(claim)
+        self.log.commit()
+
+    def free(self, key: ReplicaKey) -> None:
+        """Stop counting what a replica held; unknown ones are ignored."""
+        held = self.holdings.pop(key, None)
+        if held is None:
+            return
+        self.discharge(self.claims.pop(key))
+        self._on_node[held.node].discard(key)
+        if not self._on_node[held.node]:
+            del self._on_node[held.node]
+        self.log.commit()
+
+    def on_node(self, name: str) -> frozenset[ReplicaKey]:
+        """Who holds something on a node."""
+        return frozenset(self._on_node.get(name, ()))
+
+    def charge(self, claim: Claim) -> None:
+        """Take a claim off what is free, through the undo log."""
+        self._move(claim, -1)
+
+    def discharge(self, claim: Claim) -> None:
+        """Give a claim back, through the undo log."""
+        self._move(claim, 1)
+
+    def _move(self, claim: Claim, sign: int) -> None:
+        if claim.row == _NO_NODE:
+            return
+        log, row = self.log, claim.row
+        log.add(self.gpu_free, row, sign * claim.gpu)
+        log.add(self.gmem_free, row, sign * claim.gmem)
+        if claim.cpu_milli:
+            log.add(self.cpu_free, row, sign * claim.cpu_milli)
+        if claim.mem_mib:
+            log.add(self.mem_free, row, sign * claim.mem_mib)
+        log.touch(row)
+        self.touch(row)

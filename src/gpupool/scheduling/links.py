@@ -1,0 +1,57 @@
+"""How well the GPUs of a node reach each other, and which of them to take together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import combinations, islice
+
+from gpupool.domain.gpu import Gpu
+
+_PATHS = {"PIX": 8, "PXB": 6, "PHB": 4, "NODE": 2, "SYS": 1}  # as `nvidia-smi topo -m` names them, nearest first
+_NVLINK = 16  # one NVLink is better than any path over PCIe
+_BEST = 255
+_MOST_SUBSETS = 20_000  # all halves of 16 GPUs are 12,870
+
+
+def link_score(link: str) -> int:
+    """How good one link is, 0 to 255: more NVLinks first, then nearer PCIe paths; 0 when not known."""
+    if link.startswith("NV") and link[2:].isdigit():
+        return min(_BEST, _NVLINK * int(link[2:]))
+    return _PATHS.get(link, 0)
+
+
+def link_matrix(gpus: Sequence[Gpu]) -> bytes:
+    """The scores of all pairs, row by row, one byte each; empty when no link is known."""
+    if not any(gpu.links for gpu in gpus):
+        return b""
+    return bytes(link_score(a.links.get(b.index, "")) for a in gpus for b in gpus)
+
+
+def _total(matrix: bytes, width: int, slots: Sequence[int]) -> int:
+    return sum(matrix[a * width + b] for a, b in combinations(slots, 2))
+
+
+@lru_cache(maxsize=65_536)
+def best_subset(matrix: bytes, free: tuple[int, ...], count: int) -> tuple[tuple[int, ...], int]:
+    """Which ``count`` of the ``free`` slots to take, and the mean score of their links (0 to 255).
+
+    The best linked ones; among equals those that leave the best linked rest, then the lowest slots. Looks at no more
+    than 20,000 subsets.
+    """
+    if not matrix or count == len(free):
+        chosen = free[:count]
+    else:
+        width = _width(matrix)
+        subsets = islice(combinations(free, count), _MOST_SUBSETS)
+        chosen = max(subsets, key=lambda s: (_total(matrix, width, s), _rest(matrix, width, free, s)))
+    pairs = count * (count - 1) // 2
+    return chosen, _total(matrix, _width(matrix), chosen) // pairs if matrix and pairs else 0
+
+
+def _rest(matrix: bytes, width: int, free: tuple[int, ...], taken: tuple[int, ...]) -> int:
+    return _total(matrix, width, [slot for slot in free if slot not in taken])
+
+
+def _width(matrix: bytes) -> int:
+    return int(len(matrix) ** 0.5)

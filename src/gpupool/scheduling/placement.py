@@ -1,0 +1,254 @@
+"""Where one replica goes: the node and the GPUs on which it leaves the least behind.
+
+A part of a GPU goes where it leaves the least of a GPU that is shared already; only when none has room is a free GPU
+opened, on the fullest node. Whole GPUs go to the node with the fewest free GPUs left, there to those that are linked
+best. Equals are told apart by what the nodes have (how full, GPU memory, CPU, a digest of all of it), never by name,
+and only equals in all of that by their row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
+from gpupool.scheduling.links import best_subset
+from gpupool.scheduling.shape import Shape
+
+NO_FIT = np.iinfo(np.int64).max
+_OPENED = 1 << 14  # opening a free GPU costs more than any leftover on 16 shared ones
+_COST_LIMIT = (1 << 19) - 1
+_FREE_LIMIT = (1 << 15) - 1
+_LARGE = 1 << 40
+_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Relax:
+    """Which rules to leave out of a look at the cluster: to say which of them is in the way."""
+
+    use: bool = False  # what others hold
+    state: bool = False  # cordoned and down nodes
+    health: bool = False
+    foreign: bool = False
+    host: bool = False  # CPU and memory
+    model: bool = False
+    labels: bool = False
+
+
+STRICT = Relax()
+EMPTY = Relax(use=True, state=True, health=True, foreign=True)  # could it ever fit?
+
+
+class _Cache:
+    """Scores of one shape for all rows, as of a tick of the cluster."""
+
+    __slots__ = ("accept", "scores", "tick")
+
+    def __init__(self) -> None:
+        self.scores = np.zeros(0, np.int64)
+        self.accept = np.zeros(0, np.bool_)
+        self.tick = -1
+
+
+class Placer:
+    """Finds places, remembering scores per shape and looking again only at rows that were touched."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self.cluster = cluster
+        self._caches: WeakKeyDictionary[Shape, _Cache] = WeakKeyDictionary()
+
+    def accepted(self, shape: Shape) -> Bools:
+        """For each model number whether the shape takes it."""
+        return self._cache(shape).accept
+
+    def find(self, shape: Shape, budget: int | None = None) -> Claim | None:
+        """The best place, or None. ``budget``: the most thousandths it may cost; matters to requests by memory."""
+        scores = self.scores(shape)
+        if not len(scores):
+            return None
+        if budget is not None and shape.fixed_permille is None:
+            return self._find_within(shape, budget)
+        row = int(scores.argmin())
+        return None if scores[row] == NO_FIT else self._claim(shape, row, None)
+
+    def fits_anywhere(self, shape: Shape) -> bool:
+        """Whether there is a place now."""
+        scores = self.scores(shape)
+        return bool(len(scores)) and int(scores.min()) != NO_FIT
+
+    def on_row(self, shape: Shape, row: int, budget: int | None = None) -> Claim | None:
+        """The best place on one node, or None."""
+        return self._claim(shape, row, budget) if self._usable(shape, np.array([row]), budget).any() else None
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether exactly this claim could be charged now: the node takes work and all of it is free."""
+        c, row = self.cluster, claim.row
+        if row < 0 or not c.up[row]:
+            return False
+        used = claim.gpu > 0
+        return bool(
+            (c.available[row] | ~used).all()
+            and (c.gpu_free[row] >= claim.gpu)[used].all()
+            and (c.gmem_free[row] >= claim.gmem)[used].all()
+            and c.cpu_free[row] >= claim.cpu_milli * (claim.cpu_milli > 0)
+            and c.mem_free[row] >= claim.mem_mib * (claim.mem_mib > 0)
+        )
+
+    def scores(self, shape: Shape) -> Ints:
+        """One number per row, the least is the best place, ``NO_FIT`` is none."""
+        cluster = self.cluster
+        cache = self._cache(shape)
+        rows = np.flatnonzero(cluster.touched > cache.tick)
+        if len(cache.scores) != len(cluster.present):
+            rows = np.arange(len(cluster.present))
+            cache.scores = np.full(len(rows), NO_FIT)
+        if len(rows):
+            cache.scores[rows] = self._score(shape, rows, cache.accept, None)
+        cache.tick = cluster.tick
+        return cache.scores
+
+    def _cache(self, shape: Shape) -> _Cache:
+        cache = self._caches.get(shape)
+        if cache is None:
+            cache = self._caches[shape] = _Cache()
+        if len(cache.accept) != len(self.cluster.models):
+            cache.accept = _accepted(self.cluster, shape)
+        return cache
+
+    def _find_within(self, shape: Shape, budget: int) -> Claim | None:
+        rows = np.flatnonzero(self.scores(shape) != NO_FIT)
+        if not len(rows):
+            return None
+        scores = self._score(shape, rows, self.accepted(shape), budget)
+        best = int(scores.argmin())
+        return None if scores[best] == NO_FIT else self._claim(shape, int(rows[best]), budget)
+
+    def _usable(self, shape: Shape, rows: Ints, budget: int | None) -> Bools:
+        ok, _ = usable_slots(self.cluster, shape, rows, self.accepted(shape), budget)
+        return usable_rows(self.cluster, shape, rows, ok)
+
+    def _score(self, shape: Shape, rows: Ints, accept: Bools, budget: int | None) -> Ints:
+        c, count = self.cluster, shape.request.count
+        ok, left = usable_slots(c, shape, rows, accept, budget)
+        fits = usable_rows(c, shape, rows, ok)
+        if not fits.any():
+            return np.full(len(rows), NO_FIT)
+        if shape.whole:
+            cost = (ok.sum(axis=1) - count) * 1024 + self._link_cost(rows, ok, fits, count)
+        else:
+            cost = _part_cost(c.gpu_free[rows], ok, left, count)
+        room = np.minimum(np.clip(c.gpu_free[rows], 0, None).sum(axis=1), _FREE_LIMIT)
+        score = np.minimum(cost, _COST_LIMIT) << 15 | room
+        score = score << 28 | self._late_keys(rows)
+        return np.where(fits, score, NO_FIT)
+
+    def _link_cost(self, rows: Ints, ok: Bools, fits: Bools, count: int) -> Ints:
+        cost = np.zeros(len(rows), np.int64)
+        if count < 2:
+            return cost
+        for at in np.flatnonzero(fits).tolist():
+            matrix = self.cluster.links[int(rows[at])]
+            if matrix:
+                free = tuple(np.flatnonzero(ok[at]).tolist())
+                cost[at] = 255 - best_subset(matrix, free, count)[1]
+            else:
+                cost[at] = 255
+        return cost
+
+    def _late_keys(self, rows: Ints) -> Ints:
+        """28 bits that tell equals apart: smaller GPUs first, then fuller CPUs, then a digest of the node's state."""
+        c = self.cluster
+        memory = np.minimum(c.gmem_total[rows].max(axis=1) >> 12, 63)
+        cpu = np.clip(c.cpu_free[rows] * 63 // np.maximum(c.cpu_total[rows], 1), 0, 63)
+        return np.asarray((memory << 22) | (cpu << 16) | self._digest(rows))
+
+    def _digest(self, rows: Ints) -> Ints:
+        c = self.cluster
+        slot = c.gpu_free[rows].astype(np.uint64) * _ODD[0] + c.gmem_free[rows].astype(np.uint64) * _ODD[1]
+        slot = (slot + c.gmem_total[rows].astype(np.uint64) * _ODD[2] + c.available[rows]) * _ODD[3]
+        total = (slot ^ (slot >> np.uint64(29))).sum(axis=1) + c.salt[rows] * _ODD[1]
+        total += c.mem_free[rows].astype(np.uint64) * _ODD[0] + c.cpu_free[rows].astype(np.uint64) * _ODD[2]
+        return np.asarray((total * _ODD[3]) >> np.uint64(48)).astype(np.int64)
+
+    def _claim(self, shape: Shape, row: int, budget: int | None) -> Claim:
+        c, count = self.cluster, shape.request.count
+        rows = np.array([row])
+        ok, left = usable_slots(c, shape, rows, self.accepted(shape), budget)
+        free = np.flatnonzero(ok[0])
+        if shape.whole:
+            chosen = np.array(best_subset(c.links[row], tuple(free.tolist()), count)[0])
+        else:
+            cost = _slot_cost(c.gpu_free[row][free], left[0][free])
+            chosen = free[np.argsort(cost, kind="stable")[:count]]
+        need, mem = shape.needs(c.gmem_total[row])
+        gpu, gmem = np.zeros(c.slots, np.int64), np.zeros(c.slots, np.int64)
+        gpu[chosen], gmem[chosen] = need[chosen], mem[chosen]
+        return Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib)
+
+
+def _accepted(cluster: ClusterState, shape: Shape) -> Bools:
+    accepts = shape.request.accepts_model
+    return np.array([False] + [accepts(model) for model in cluster.models[1:]], dtype=np.bool_)
+
+
+def _slot_cost(free: Ints, left: Ints) -> Ints:
+    return np.where(free < WHOLE_GPU, left, left + _OPENED)
+
+
+def _part_cost(free: Ints, ok: Bools, left: Ints, count: int) -> Ints:
+    cost = np.where(ok, _slot_cost(free, left), _LARGE)
+    if count == 1:
+        return np.asarray(cost.min(axis=1))
+    least = np.partition(cost, min(count, cost.shape[1]) - 1, axis=1)[:, :count]
+    return np.asarray(least.sum(axis=1))
+
+
+def usable_slots(
+    c: ClusterState, shape: Shape, rows: Ints, accept: Bools, budget: int | None = None, relax: Relax = STRICT
+) -> tuple[Bools, Ints]:
+    """Which GPUs of ``rows`` would do, and the thousandths each would have left: [R, G] both."""
+    total = c.gmem_total[rows]
+    need, mem = shape.needs(total)
+    free, gmem = (np.full_like(total, WHOLE_GPU), total) if relax.use else (c.gpu_free[rows], c.gmem_free[rows])
+    ok = (c.model[rows] > 0) if relax.model else accept[c.model[rows]]
+    ok = ok & (free >= need) & (gmem >= mem)
+    if not relax.health:
+        ok &= c.healthy[rows]
+    if not relax.foreign:
+        ok &= ~c.foreign[rows]
+    if budget is not None:
+        ok &= need * shape.request.count <= budget
+    return ok, free - need
+
+
+def usable_rows(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Relax = STRICT) -> Bools:
+    """Which of ``rows`` would do, given their usable slots."""
+    fits = c.present[rows] & (ok.sum(axis=1) >= shape.request.count)
+    if not relax.state:
+        fits &= c.up[rows]
+    if not relax.host:
+        cpu, mem = (c.cpu_total, c.mem_total) if relax.use else (c.cpu_free, c.mem_free)
+        if shape.cpu_milli:
+            fits &= cpu[rows] >= shape.cpu_milli
+        if shape.mem_mib:
+            fits &= mem[rows] >= shape.mem_mib
+    if shape.request.labels and not relax.labels:
+        fits &= np.array([labelled(c, int(row), shape) for row in rows], dtype=np.bool_)
+    return np.asarray(fits)
+
+
+def labelled(c: ClusterState, row: int, shape: Shape) -> bool:
+    """Whether a node has the labels that a shape asks for."""
+    node = c.nodes[row]
+    return node is not None and all(node.report.labels.get(k) == v for k, v in shape.request.labels)
+
+
+def fitting_rows(c: ClusterState, shape: Shape, relax: Relax = STRICT) -> Ints:
+    """The rows where a shape would fit with some rules left out."""
+    rows = np.flatnonzero(c.present)
+    ok, _ = usable_slots(c, shape, rows, _accepted(c, shape), None, relax)
+    return rows[usable_rows(c, shape, rows, ok, relax)]

@@ -1,0 +1,209 @@
+"""What waits and what runs, kept so that a cycle looks at kinds of work and not at each piece of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+from gpupool.scheduling.ledger import Account, Ledger
+from gpupool.scheduling.shape import Shape, Shapes
+from gpupool.scheduling.undo import UndoLog
+from gpupool.scheduling.values import PendingReplica, ReplicaKey, RunningReplica
+
+Entry = tuple[float, int, PendingReplica]  # queued at, number of arrival
+GroupKey = tuple[int, int, int, bool, Shape]  # project, priority, user, preemptible, shape
+
+
+class Group:
+    """Pending replicas that are alike to the scheduler, oldest first."""
+
+    __slots__ = ("account", "entries", "key", "priority", "shape")
+
+    def __init__(self, key: GroupKey, account: Account) -> None:
+        self.key, self.account = key, account
+        self.priority, self.shape = key[1], key[4]
+        self.entries: list[Entry] = []
+
+    def count_before(self, queued_at: float, arrival: int) -> int:
+        """How many are older than an entry."""
+        return bisect_left(self.entries, (queued_at, arrival), key=lambda entry: entry[:2])
+
+
+class Demand:
+    """Everybody who waits or runs, with the ledger of what they hold.
+
+    Ready replicas are in ``lanes``: project -> shape -> groups. Those that wait for time alone sleep until ``wake``;
+    those that are ``held`` are only known. Replicas with a hold are ready too.
+    """
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.shapes = Shapes()
+        self.pending: dict[ReplicaKey, PendingReplica] = {}
+        self.running: dict[ReplicaKey, RunningReplica] = {}
+        self.accounts: dict[ReplicaKey, Account] = {}  # of those that run
+        self.evictable: dict[int, Counter[int]] = {}  # project -> priority -> preemptible replicas that run
+        self.lanes: dict[int, dict[Shape, dict[GroupKey, Group]]] = {}
+        self.shape_users: dict[Shape, int] = {}
+        self._sleeping: list[tuple[float, int, ReplicaKey]] = []
+        self._entries: dict[ReplicaKey, tuple[Group, float, int]] = {}
+        self._arrivals = 0
+        self._log = UndoLog()
+
+    # --- who waits
+
+    def add(self, replica: PendingReplica, now: float) -> None:
+        """A replica waits; one that waited already under the same key is replaced."""
+        self.remove(replica.key)
+        self.pending[replica.key] = replica
+        self._arrivals += 1
+        if replica.held is not None:
+            return
+        if replica.not_before > now:
+            heappush(self._sleeping, (replica.not_before, self._arrivals, replica.key))
+        else:
+            self._enqueue(replica, self._arrivals)
+
+    def remove(self, key: ReplicaKey) -> PendingReplica | None:
+        """It waits no more; returns what was known of it."""
+        replica = self.pending.pop(key, None)
+        placed = self._entries.pop(key, None)
+        if replica is not None and placed is not None:
+            group, queued_at, arrival = placed
+            del group.entries[group.count_before(queued_at, arrival)]
+            if not group.entries:
+                self._drop(group)
+        return replica
+
+    def wake(self, now: float) -> None:
+        """Let those whose time has come join the queue."""
+        while self._sleeping and self._sleeping[0][0] <= now:
+            _, arrival, key = heappop(self._sleeping)
+            replica = self.pending.get(key)
+            if replica is not None and key not in self._entries and replica.held is None and replica.not_before <= now:
+                self._enqueue(replica, arrival)
+
+    def next_wake(self) -> float | None:
+        """When the next one would join; None when nobody sleeps."""
+        while self._sleeping and (self._sleeping[0][2] in self._entries or self._sleeping[0][2] not in self.pending):
+            heappop(self._sleeping)
+        return self._sleeping[0][0] if self._sleeping else None
+
+    def group_of(self, key: ReplicaKey) -> Group | None:
+        """The group in which a ready replica waits."""
+        placed = self._entries.get(key)
+        return None if placed is None else placed[0]
+
+    def arrival_of(self, key: ReplicaKey) -> tuple[float, int]:
+        """When a ready replica queued, and its number of arrival."""
+        return self._entries[key][1:]
+
+    def groups(self, project: int | None = None) -> Iterator[Group]:
+        """All groups, or those of one project."""
+        lanes = self.lanes.values() if project is None else [self.lanes.get(project, {})]
+        for shapes in lanes:
+            for groups in shapes.values():
+                yield from groups.values()
+
+    def shape_of(self, replica: PendingReplica) -> Shape:
+        """The shape of a replica, whether it is ready or not."""
+        group = self.group_of(replica.key)
+        return group.shape if group else self.shapes.get(replica.request, replica.cpus, replica.memory_mib)
+
+    def account_of(self, replica: PendingReplica) -> Account:
+        """Where a pending replica would be counted."""
+        return self.ledger.account(replica.project, replica.user, preemptible=replica.preemptible)
+
+    def _enqueue(self, replica: PendingReplica, arrival: int) -> None:
+        account = self.account_of(replica)
+        shape = self.shapes.get(replica.request, replica.cpus, replica.memory_mib)
+        key = (account.project, replica.priority, account.user, replica.preemptible, shape)
+        groups = self.lanes.setdefault(account.project, {}).setdefault(shape, {})
+        if key not in groups:
+            groups[key] = Group(key, account)
+            self.shape_users[shape] = self.shape_users.get(shape, 0) + 1
+        insort(groups[key].entries, (replica.queued_at, arrival, replica), key=lambda entry: entry[:2])
+        self._entries[replica.key] = (groups[key], replica.queued_at, arrival)
+
+    def _drop(self, group: Group) -> None:
+        shapes = self.lanes[group.account.project]
+        del shapes[group.shape][group.key]
+        if not shapes[group.shape]:
+            del shapes[group.shape]
+        if not shapes:
+            del self.lanes[group.account.project]
+        self.shape_users[group.shape] -= 1
+        if not self.shape_users[group.shape]:
+            del self.shape_users[group.shape]
+            self.shapes.forget(group.shape)
+
+    # --- who runs
+
+    def start(self, replica: RunningReplica) -> None:
+        """A replica holds a lease; told again, the newer word counts. It no longer waits."""
+        self.remove(replica.key)
+        self.finish(replica.key)
+        lease = replica.lease
+        account = self.ledger.account(lease.project, lease.user, preemptible=replica.preemptible)
+        self.running[replica.key], self.accounts[replica.key] = replica, account
+        self.ledger.add(self._log, account, lease.permille)
+        self._log.commit()
+        if replica.preemptible and not replica.releasing:
+            self.evictable.setdefault(account.project, Counter())[replica.priority] += 1
+
+    def finish(self, key: ReplicaKey) -> None:
+        """A replica's lease is released; unknown ones are ignored."""
+        replica = self.running.pop(key, None)
+        if replica is not None:
+            account = self.accounts.pop(key)
+            self.ledger.add(self._log, account, -replica.lease.permille)
+            self._log.commit()
+            if replica.preemptible and not replica.releasing:
+                kinds = self.evictable[account.project]
+                kinds[replica.priority] -= 1
+                if not kinds[replica.priority]:
+                    del kinds[replica.priority]
+
+
+class Lane:
+    """The waiting groups of one project in the order in which they are served.
+
+    Higher priority first; within one priority the user who holds less, then who queued first.
+    """
+
+    __slots__ = ("_cursors", "_heap", "_ledger", "_skip")
+
+    def __init__(self, demand: Demand, groups: list[Group], skip: set[ReplicaKey]) -> None:
+        self._ledger, self._skip = demand.ledger, skip
+        self._cursors: dict[Group, int] = {}
+        heap = [(self._key(group, 0), at, group) for at, group in enumerate(groups) if group.entries]
+        heapify(heap)
+        self._heap = heap
+
+    def _key(self, group: Group, cursor: int) -> tuple[int, int, float, int]:
+        queued_at, arrival, _ = group.entries[cursor]
+        return (-group.priority, int(self._ledger.user_used[group.account.user]), queued_at, arrival)
+
+    def peek(self) -> tuple[Group, PendingReplica] | None:
+        """Who is next; None when nobody is left."""
+        while self._heap:
+            key, at, group = self._heap[0]
+            cursor = self._cursors.get(group, 0)
+            while cursor < len(group.entries) and group.entries[cursor][2].key in self._skip:
+                cursor += 1
+            self._cursors[group] = cursor
+            if cursor == len(group.entries):
+                heappop(self._heap)
+                continue
+            fresh = self._key(group, cursor)
+            if fresh == key:
+                return group, group.entries[cursor][2]
+            heappop(self._heap)
+            heappush(self._heap, (fresh, at, group))
+        return None
+
+    def drop(self) -> None:
+        """The group that is next has no chance now: leave all of it out."""
+        heappop(self._heap)

@@ -1,0 +1,186 @@
+"""The scheduler as a state machine: events in, decisions out, nothing rebuilt in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gpupool.domain.access import Project, User
+from gpupool.domain.gpu import Gpu, Node, NodeState
+from gpupool.domain.ids import Epoch
+from gpupool.domain.workload import Lease
+from gpupool.scheduling.cluster import MILLI, ClusterState, Holding
+from gpupool.scheduling.cycle import decide
+from gpupool.scheduling.placement import Placer
+from gpupool.scheduling.queue import Demand
+from gpupool.scheduling.values import Decisions, Grant, Hold, PendingReplica, ReplicaKey, RunningReplica, Settings
+
+GRANTED = Epoch(0)  # the epoch of a lease that was granted but not written yet
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChanged:
+    """A node came, or its report or state changed."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRemoved:
+    """A node is no longer part of the pool."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpusChanged:
+    """Health or foreign processes of a node's GPUs changed."""
+
+    node: str
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStateChanged:
+    """A node was cordoned, uncordoned, lost or found."""
+
+    name: str
+    state: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectChanged:
+    """A project came, or its bounds changed."""
+
+    project: Project
+
+
+@dataclass(frozen=True, slots=True)
+class UserChanged:
+    """A user came, or the user's bound changed."""
+
+    user: User
+
+
+@dataclass(frozen=True, slots=True)
+class PendingAdded:
+    """A replica waits (again), or something about its waiting changed."""
+
+    replica: PendingReplica
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRemoved:
+    """A replica waits no more and did not start: stopped, or deleted."""
+
+    key: ReplicaKey
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTaken:
+    """A replica holds a lease, or something about its running changed (time limit, being told to end)."""
+
+    replica: RunningReplica
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReleased:
+    """A replica's lease has been released."""
+
+    key: ReplicaKey
+
+
+Event = (
+    NodeChanged
+    | NodeRemoved
+    | GpusChanged
+    | NodeStateChanged
+    | ProjectChanged
+    | UserChanged
+    | PendingAdded
+    | PendingRemoved
+    | LeaseTaken
+    | LeaseReleased
+)
+
+
+class Scheduler:
+    """Cluster, queue, ledger and holds from one event to the next.
+
+    ``decide`` applies its own decisions: a granted replica counts as running from then on (with a lease of epoch 0),
+    an evicted one as releasing. The caller confirms a grant with ``LeaseTaken`` (the real lease), or takes it back
+    with ``LeaseReleased`` and ``PendingAdded``.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.cluster = ClusterState()
+        self.demand = Demand()
+        self.placer = Placer(self.cluster)
+        self.holds: tuple[Hold, ...] = ()
+
+    def apply_all(self, events: Iterable[Event]) -> None:
+        """``apply`` each of them."""
+        for event in events:
+            self.apply(event)
+
+    def apply(self, event: Event) -> None:  # noqa: C901 - one line per kind of event
+        """Take over what happened. Events about things not known are ignored; the latest word counts."""
+        match event:
+            case NodeChanged(node):
+                self.cluster.set_node(node)
+            case NodeRemoved(name):
+                self.cluster.remove_node(name)
+            case GpusChanged(name, gpus):
+                self.cluster.set_gpus(name, gpus)
+            case NodeStateChanged(name, state):
+                self.cluster.set_state(name, state)
+            case ProjectChanged(project):
+                self.demand.ledger.set_project(project)
+            case UserChanged(user):
+                self.demand.ledger.set_user(user)
+            case PendingAdded(replica, now):
+                self.demand.add(replica, now)
+            case PendingRemoved(key):
+                self.demand.remove(key)
+            case LeaseTaken(replica):
+                self._start(replica)
+            case LeaseReleased(key):
+                self.demand.finish(key)
+                self.cluster.free(key)
+
+    def decide(self, now: float) -> Decisions:
+        """One cycle at ``now`` (seconds since the epoch), its decisions applied."""
+        decisions = decide(self.placer, self.demand, now, self.holds, self.settings)
+        for grant in decisions.grants:
+            self._start(self._granted(grant, now))
+        for eviction in decisions.evictions:
+            self.demand.start(replace(self.demand.running[eviction.key], releasing=True))
+        self.holds = decisions.holds
+        return decisions
+
+    def _start(self, running: RunningReplica) -> None:
+        lease = running.lease
+        self.demand.start(running)
+        held = Holding(lease.node, lease.shares, round(lease.cpus * MILLI), lease.memory_mib)
+        if self.cluster.holdings.get(running.key) != held:
+            self.cluster.take(running.key, held)
+
+    def _granted(self, grant: Grant, now: float) -> RunningReplica:
+        waited = self.demand.pending[grant.key]
+        lease = Lease(
+            epoch=GRANTED,
+            workload=grant.workload,
+            index=grant.index,
+            attempt=0,
+            project=waited.project,
+            user=waited.user,
+            node=grant.node,
+            shares=grant.shares,
+            cpus=waited.cpus,
+            memory_mib=waited.memory_mib,
+            granted_at=now,
+        )
+        end = None if waited.max_time_s is None else now + waited.max_time_s
+        return RunningReplica(lease, now, waited.priority, waited.preemptible, end)

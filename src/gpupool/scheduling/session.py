@@ -1,0 +1,122 @@
+"""One cycle at work: the state it tries things on, and what it has decided so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpupool.scheduling.cluster import MILLI, Claim, Holding
+from gpupool.scheduling.ledger import Account
+from gpupool.scheduling.placement import Placer
+from gpupool.scheduling.queue import Demand, Group, Lane
+from gpupool.scheduling.shape import Shape
+from gpupool.scheduling.values import Eviction, Grant, Hold, PendingReplica, ReplicaKey, Settings
+
+
+@dataclass(slots=True, eq=False)
+class Ghost:
+    """A hold that is charged as if its replica ran, so that nobody else gets the space."""
+
+    hold: Hold
+    claim: Claim
+    account: Account
+
+
+class Session:
+    """The cluster and the ledger under trial, with holds charged as ghosts; ``close`` puts all back as it was.
+
+    ``gone`` are pending replicas that this cycle granted or that have a ghost: nobody considers them twice.
+    ``leaving`` are running replicas told to end, before or by this cycle.
+    """
+
+    def __init__(self, placer: Placer, demand: Demand, now: float, settings: Settings) -> None:
+        self.placer, self.demand, self.now, self.settings = placer, demand, now, settings
+        self.cluster, self.ledger = placer.cluster, demand.ledger
+        self.log = self.cluster.log
+        self._start = self.log.checkpoint()
+        self.even_share = self.ledger.even_share(self.cluster.capacity_permille())
+        self.ghosts: dict[ReplicaKey, Ghost] = {}
+        self.gone: set[ReplicaKey] = set()
+        self.leaving: set[ReplicaKey] = {key for key, r in demand.running.items() if r.releasing}
+        self.grants: list[Grant] = []
+        self.placed: list[tuple[PendingReplica, Claim, Account]] = []
+        self.evictions: list[Eviction] = []
+        self.backfills_left = settings.max_backfills
+        self.later: list[float] = []  # moments at which time alone may change the answer
+
+    def close(self) -> None:
+        """Take everything back."""
+        self.log.rollback(self._start)
+
+    # --- moves
+
+    def charge(self, claim: Claim, account: Account) -> None:
+        """Count a claim in the cluster and in the ledger."""
+        self.cluster.charge(claim)
+        self.ledger.add(self.log, account, claim.permille)
+
+    def discharge(self, claim: Claim, account: Account) -> None:
+        """Take a claim out of the cluster and the ledger."""
+        self.cluster.discharge(claim)
+        self.ledger.add(self.log, account, -claim.permille)
+
+    def lift_running(self, key: ReplicaKey) -> None:
+        """As if a running replica had gone."""
+        claim, account = self.cluster.claims.get(key), self.demand.accounts[key]
+        if claim is not None:
+            self.cluster.discharge(claim)
+        self.ledger.add(self.log, account, -self.demand.running[key].lease.permille)
+
+    def grant(self, replica: PendingReplica, claim: Claim, account: Account) -> None:
+        """Decide that a replica starts."""
+        self.charge(claim, account)
+        self.gone.add(replica.key)
+        self.placed.append((replica, claim, account))
+        shares = self.cluster.shares_of(claim)
+        node = self.cluster.name_of(claim.row)
+        self.grants.append(Grant(replica.workload, replica.index, node, shares))
+
+    # --- holds
+
+    def haunt(self, holds: Iterable[Hold]) -> None:
+        """Charge holds given from earlier cycles; those whose replica no longer waits fall away."""
+        for hold in holds:
+            group = self.demand.group_of(hold.key)
+            if group is None or hold.key in self.ghosts:
+                continue
+            held = Holding(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib)
+            claim = self.cluster.claim_of(held)
+            if claim.row >= 0 and claim.permille == sum(share.permille for share in hold.shares):
+                self.add_ghost(Ghost(hold, claim, group.account))
+
+    def add_ghost(self, ghost: Ghost) -> None:
+        """Keep space for a replica from now on."""
+        self.charge(ghost.claim, ghost.account)
+        self.ghosts[ghost.hold.key] = ghost
+        self.gone.add(ghost.hold.key)
+
+    def drop_ghost(self, key: ReplicaKey) -> Ghost:
+        """Keep it no longer; its replica is like any other again."""
+        ghost = self.ghosts.pop(key)
+        self.discharge(ghost.claim, ghost.account)
+        self.gone.discard(key)
+        return ghost
+
+    # --- looks
+
+    def find(self, shape: Shape, account: Account) -> Claim | None:
+        """A place within all bounds on use, or None."""
+        room = self.ledger.room(account)
+        fixed = shape.fixed_permille
+        if (fixed or 1) > room:
+            return None
+        return self.placer.find(shape, None if fixed is not None else room)
+
+    def lane(self, project: int, *, without: set[Shape] | None = None) -> Lane:
+        """The waiting groups of a project, in order, less those of shapes known not to fit."""
+        shapes = self.demand.lanes.get(project, {})
+        groups: list[Group] = []
+        for shape, members in shapes.items():
+            if not without or shape not in without:
+                groups.extend(members.values())
+        return Lane(self.demand, groups, self.gone)

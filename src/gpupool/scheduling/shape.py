@@ -1,0 +1,69 @@
+"""Shapes: everything about a request that matters for where it fits, shared by all who ask for the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.cluster import MILLI, ClusterState, Ints
+
+UNMET = 1_000_000  # thousandths: more than any GPU has
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Shape:
+    """A request for GPUs with the CPU (thousandths) and memory (MiB) that go with it; compared by identity."""
+
+    request: GpuRequest
+    cpu_milli: int
+    mem_mib: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether it takes whole GPUs by definition."""
+        return self.request.memory_mib is None and self.request.permille == WHOLE_GPU
+
+    @property
+    def fixed_permille(self) -> int | None:
+        """Thousandths over all its GPUs, or None when that depends on the model (a request by memory)."""
+        return None if self.request.memory_mib is not None else self.request.permille * self.request.count
+
+    def needs(self, gmem_total: Ints) -> tuple[Ints, Ints]:
+        """Thousandths and MiB needed of GPUs with that much memory; the same as ``GpuRequest`` says for one GPU."""
+        request = self.request
+        if request.memory_mib is None:
+            need = np.full_like(gmem_total, request.permille)
+            return need, gmem_total * request.permille // WHOLE_GPU
+        known = np.maximum(gmem_total, 1)
+        need = np.where(gmem_total > 0, -(-request.memory_mib * WHOLE_GPU // known), UNMET)
+        return need, np.full_like(gmem_total, request.memory_mib)
+
+
+@dataclass(slots=True)
+class Shapes:
+    """The shapes in use, one object for each."""
+
+    _known: dict[tuple[GpuRequest, int, int], Shape] = field(default_factory=dict)
+
+    def get(self, request: GpuRequest, cpus: float, memory_mib: int) -> Shape:
+        """The shape of a request."""
+        key = (request, round(cpus * MILLI), memory_mib)
+        if key not in self._known:
+            self._known[key] = Shape(*key)
+        return self._known[key]
+
+    def forget(self, shape: Shape) -> None:
+        """Nobody asks for it any more."""
+        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib), None)
+
+
+def least_permille(cluster: ClusterState, shape: Shape) -> int:
+    """The fewest thousandths that a shape can cost on the models of this cluster; 0 when none fits it."""
+    if shape.fixed_permille is not None:
+        return shape.fixed_permille
+    need, _ = shape.needs(cluster.gmem_total)
+    need = need[(cluster.model > 0) & (need <= WHOLE_GPU)]
+    return int(need.min()) * shape.request.count if len(need) else 0

@@ -1,0 +1,172 @@
+"""What goes into the scheduler and what comes out: plain frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpupool.domain.gpu import GpuRequest, GpuShare
+from gpupool.domain.ids import WorkloadId
+from gpupool.domain.workload import Lease
+
+ReplicaKey = tuple[WorkloadId, int]
+
+
+class Held(StrEnum):
+    """Why a pending replica must not start yet, whatever is free."""
+
+    DEPENDENCY = "dependency"
+    SUSPENDED = "suspended"
+    PARALLELISM = "parallelism"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReplica:
+    """One replica that waits. Times are seconds since the epoch.
+
+    Work that is not ``preemptible`` is protected: it never leaves its project's quota and is never evicted.
+    ``not_before`` is the end of a back-off, ``held`` keeps it out of the queue altogether with ``held_note`` saying
+    what for. ``max_time_s`` bounds its run time when known.
+    """
+
+    workload: WorkloadId
+    index: int
+    project: str
+    user: str
+    request: GpuRequest
+    queued_at: float
+    priority: int = 0
+    preemptible: bool = False
+    cpus: float = 0.0
+    memory_mib: int = 0
+    not_before: float = 0.0
+    max_time_s: float | None = None
+    held: Held | None = None
+    held_note: str = ""
+
+    @property
+    def key(self) -> ReplicaKey:
+        """What names it in the scheduler."""
+        return (self.workload, self.index)
+
+    @property
+    def protected(self) -> bool:
+        """Whether it may never be evicted, and therefore never exceed its project's quota."""
+        return not self.preemptible
+
+
+@dataclass(frozen=True, slots=True)
+class RunningReplica:
+    """One replica that holds a lease. Times are seconds since the epoch.
+
+    ``releasing``: it has been told to end, so its GPUs will be free soon. ``expected_end`` is from its time limit.
+    """
+
+    lease: Lease
+    started_at: float
+    priority: int = 0
+    preemptible: bool = False
+    expected_end: float | None = None
+    releasing: bool = False
+
+    @property
+    def key(self) -> ReplicaKey:
+        """What names it in the scheduler."""
+        return (self.lease.workload, self.lease.index)
+
+
+class HoldKind(StrEnum):
+    """Why space is kept for somebody who waits."""
+
+    NOMINATED = "nominated"  # somebody is on the way out for it
+    RESERVED = "reserved"  # it has waited too long: the space that frees first is kept for it
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Space kept for a pending replica; it counts as taken for all others.
+
+    ``starts_at`` is when it is expected to be free (infinite: unknown); of a RESERVED hold, others may use the space
+    if they are sure to end before.
+    """
+
+    workload: WorkloadId
+    index: int
+    node: str
+    shares: tuple[GpuShare, ...]
+    cpus: float
+    memory_mib: int
+    kind: HoldKind
+    starts_at: float = float("inf")
+
+    @property
+    def key(self) -> ReplicaKey:
+        """Whom it is for."""
+        return (self.workload, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A pending replica may start now, on these shares of this node."""
+
+    workload: WorkloadId
+    index: int
+    node: str
+    shares: tuple[GpuShare, ...]
+
+    @property
+    def key(self) -> ReplicaKey:
+        """Who may start."""
+        return (self.workload, self.index)
+
+
+class EvictionKind(StrEnum):
+    """On which ground a replica has to go."""
+
+    RECLAIM = "reclaim"  # its project is over quota and another one is owed
+    PREEMPT = "preempt"  # more important work of its own project
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A running replica has to end so that another can start; ``reason`` is a sentence for its owner."""
+
+    workload: WorkloadId
+    index: int
+    for_workload: WorkloadId
+    for_index: int
+    kind: EvictionKind
+    reason: str
+
+    @property
+    def key(self) -> ReplicaKey:
+        """Who has to go."""
+        return (self.workload, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What one cycle decided.
+
+    ``holds`` replaces the holds given to it: space that later cycles must keep. ``more``: the cycle stopped at its
+    bound on grants and wants to be called again at once. ``wake_at``: when time alone may change the answer.
+    """
+
+    grants: tuple[Grant, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    more: bool = False
+    wake_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Bounds and delays of a cycle; times in seconds."""
+
+    min_runtime_s: float = 60.0  # nobody is evicted sooner after its start
+    reserve_after_s: float = 300.0  # a replica that needs whole GPUs and waits longer gets a reservation
+    max_reservations: int = 4
+    max_grants: int = 2_000  # per cycle; then ``Decisions.more``
+    max_searches: int = 64  # searches for victims per cycle
+    max_nodes_searched: int = 32  # nodes looked at closely in one such search
+    max_backfills: int = 64  # tries per cycle to slip a short replica under a reservation

@@ -1,0 +1,247 @@
+"""A small world written in words, in which the scheduler decides and the rest obeys.
+
+nodes     "a 4xT4 cpus=8 mem=32000 zone=x cordoned|down failed=0 foreign=1 nvlink"
+projects  "red quota=2 limit=3 user=1 strict"         (GPUs; strict: training may not exceed the quota)
+users     "ann limit=1"
+running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing"   (on node:gpus; the whole request on each)
+pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50"
+
+A GPU request is "1", "4", "0.5", "2x0.5" or "8000M" (memory of one card). Work is protected unless it says "train".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+
+from gpupool.domain.access import Project, User
+from gpupool.domain.gpu import (
+    ForeignProcess,
+    Gpu,
+    GpuHealth,
+    GpuRequest,
+    GpuShare,
+    Node,
+    NodeReport,
+    NodeState,
+)
+from gpupool.domain.ids import Epoch, WorkloadId
+from gpupool.domain.workload import Lease
+from gpupool.scheduling.scheduler import (
+    LeaseReleased,
+    LeaseTaken,
+    NodeChanged,
+    PendingAdded,
+    ProjectChanged,
+    Scheduler,
+    UserChanged,
+)
+from gpupool.scheduling.values import Decisions, Held, PendingReplica, ReplicaKey, RunningReplica, Settings
+
+NOW = 100_000.0
+MEMORY_MIB = {"T4": 16_000, "A100": 80_000, "L4": 24_000, "H100": 80_000}
+
+
+def permille(text: str) -> int:
+    return int(Decimal(text) * 1000)
+
+
+def words(line: str) -> tuple[list[str], dict[str, str]]:
+    parts = line.split()
+    return [p for p in parts if "=" not in p], dict(p.split("=", 1) for p in parts if "=" in p)
+
+
+def request(text: str, options: dict[str, str]) -> GpuRequest:
+    models = (options["model"],) if "model" in options else ()
+    labels = (("zone", options["zone"]),) if "zone" in options else ()
+    if text.endswith("M"):
+        return GpuRequest(1, 1000, int(text[:-1]), models, labels)
+    if "x" in text:
+        count, part = text.split("x")
+        return GpuRequest(int(count), permille(part), None, models, labels)
+    if "." in text:
+        return GpuRequest(1, permille(text), None, models, labels)
+    return GpuRequest(int(text), 1000, None, models, labels)
+
+
+def nvlink_pairs(count: int, index: int) -> dict[int, str]:
+    """GPUs 0-1, 2-3, ... are joined by NVLink; all others meet over PCIe."""
+    return {other: "NV4" if other // 2 == index // 2 else "PHB" for other in range(count) if other != index}
+
+
+def node(line: str) -> Node:
+    plain, options = words(line)
+    name = plain[0]
+    gpus: list[Gpu] = []
+    for batch in (word for word in plain[1:] if "x" in word):
+        count, model = batch.split("x")
+        first = len(gpus)
+        gpus.extend(Gpu(f"{name}-{i}", i, model, MEMORY_MIB[model]) for i in range(first, first + int(count)))
+    if "nvlink" in plain:
+        gpus = [replace(gpu, links=nvlink_pairs(len(gpus), gpu.index)) for gpu in gpus]
+    for index in options.get("failed", ""):
+        gpus[int(index)] = replace(gpus[int(index)], health=GpuHealth.FAILED)
+    for index in options.get("foreign", ""):
+        gpus[int(index)] = replace(gpus[int(index)], foreign=(ForeignProcess(1, "root", "x", 5),))
+    labels = {"zone": options["zone"]} if "zone" in options else {}
+    report = NodeReport(
+        name,
+        float(options.get("cpus", 64)),
+        int(options.get("mem", 256_000)),
+        tuple(gpus),
+        True,
+        "boot",
+        "0",
+        labels=labels,
+    )
+    state = NodeState.CORDONED if "cordoned" in plain else NodeState.DOWN if "down" in plain else NodeState.UP
+    return Node(report, state)
+
+
+def project(line: str) -> Project:
+    plain, options = words(line)
+    bounds = {name: permille(options[name]) if name in options else None for name in ("quota", "limit", "user")}
+    return Project(plain[0], bounds["quota"], "strict" not in plain, bounds["limit"], bounds["user"])
+
+
+def owner(text: str) -> tuple[str, str]:
+    name, _, user = text.partition("/")
+    return name, user or "ann"
+
+
+def pending(line: str, number: int = 0) -> PendingReplica:
+    plain, options = words(line)
+    name, user = owner(plain[1])
+    held = next((h for h in Held if h.value in plain), None)
+    return PendingReplica(
+        workload=WorkloadId(plain[0]),
+        index=0,
+        project=name,
+        user=user,
+        request=request(plain[2], options),
+        queued_at=NOW - float(options.get("wait", 10)) + number / 1000,
+        priority=int(options.get("prio", 0)),
+        preemptible="train" in plain,
+        cpus=float(options.get("cpus", 0)),
+        memory_mib=int(options.get("mem", 0)),
+        not_before=NOW + float(options["later"]) if "later" in options else 0.0,
+        max_time_s=float(options["max"]) if "max" in options else None,
+        held=held,
+    )
+
+
+def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
+    plain, options = words(line)
+    name, user = owner(plain[1])
+    where, _, indices = plain[plain.index("on") + 1].partition(":")
+    wanted = request(plain[2], options)
+    gpus = {gpu.index: gpu for gpu in nodes[where].report.gpus} if where in nodes else {}
+    shares = tuple(
+        GpuShare(
+            gpus[i].uuid if i in gpus else f"gone-{i}",
+            i,
+            wanted.permille_on(gpus[i].memory_mib if i in gpus else 1),
+            wanted.memory_on(gpus[i].memory_mib if i in gpus else 1),
+        )
+        for i in map(int, indices)
+    )
+    began = NOW - float(options.get("age", 1000))
+    cpus, memory = float(options.get("cpus", 0)), int(options.get("mem", 0))
+    lease = Lease(Epoch(1), WorkloadId(plain[0]), 0, 1, name, user, where, shares, cpus, memory, began)
+    end = NOW + float(options["end"]) if "end" in options else None
+    return RunningReplica(lease, began, int(options.get("prio", 0)), "train" in plain, end, "releasing" in plain)
+
+
+def lines(text: str | Iterable[str]) -> list[str]:
+    parts = text.splitlines() if isinstance(text, str) else text
+    return [part.strip() for part in ";".join(parts).split(";") if part.strip()]
+
+
+@dataclass
+class World:
+    """The scheduler with everybody around it who does what it says."""
+
+    scheduler: Scheduler
+    waiting: dict[ReplicaKey, PendingReplica]
+    running: dict[ReplicaKey, RunningReplica] = field(default_factory=dict)
+    now: float = NOW
+    evicted: list[str] = field(default_factory=list)
+    granted: list[str] = field(default_factory=list)
+    last: Decisions = field(default_factory=Decisions)
+
+    def step(self) -> bool:
+        """One cycle, then all victims (and those releasing before) go; whether anything happened."""
+        leaving = [key for key, r in self.scheduler.demand.running.items() if r.releasing]
+        self.last = decisions = self.scheduler.decide(self.now)
+        for grant in decisions.grants:
+            self.granted.append(str(grant.workload))
+            self.running[grant.key] = self.scheduler.demand.running[grant.key]
+        for eviction in decisions.evictions:
+            self.evicted.append(str(eviction.workload))
+        for key in leaving + [eviction.key for eviction in decisions.evictions]:
+            self.leave(key)
+        return bool(decisions.grants or decisions.evictions or leaving)
+
+    def leave(self, key: ReplicaKey) -> None:
+        """Ends, and if it was evicted, queues again."""
+        ended = self.scheduler.demand.running[key]
+        self.running.pop(key, None)
+        self.scheduler.apply(LeaseReleased(key))
+        if key[0] in self.evicted:
+            again = self.waiting.get(key) or self._as_pending(ended)
+            self.waiting[key] = replace(again, queued_at=self.now)
+            self.scheduler.apply(PendingAdded(self.waiting[key], self.now))
+
+    def _as_pending(self, ended: RunningReplica) -> PendingReplica:
+        lease = ended.lease
+        wanted = GpuRequest(len(lease.shares), lease.shares[0].permille)
+        return PendingReplica(
+            lease.workload, 0, lease.project, lease.user, wanted, self.now, ended.priority, ended.preemptible
+        )
+
+    def settle(self, limit: int = 30) -> None:
+        """Until a round changes nothing; then five more rounds, which must change nothing."""
+        for _ in range(limit):
+            if not self.step():
+                break
+            self.now += 1
+        else:
+            raise AssertionError(f"never at rest: granted {self.granted}, evicted {self.evicted}")
+        before = self.places()
+        for _ in range(5):
+            self.now += 1
+            assert not self.step(), f"moved after coming to rest: {self.last}"
+        assert self.places() == before
+
+    def places(self) -> str:
+        """Who runs where: ``p1@a`` in order of name."""
+        found = sorted((str(key[0]), r.lease.node) for key, r in self.scheduler.demand.running.items())
+        return " ".join(f"{name}@{where}" for name, where in found)
+
+    def slots(self, name: str) -> list[int]:
+        """The GPU indices a running workload holds."""
+        lease = self.scheduler.demand.running[WorkloadId(name), 0].lease
+        return [share.gpu_index for share in lease.shares]
+
+    def permille(self, name: str) -> int:
+        """GPU thousandths a running workload holds."""
+        return self.scheduler.demand.running[WorkloadId(name), 0].lease.permille
+
+
+def world(
+    nodes: str, pending_: str = "", running_: str = "", projects: str = "", users: str = "", **settings: float
+) -> World:
+    """Build a world from words; see the module."""
+    scheduler = Scheduler(Settings(**settings))  # type: ignore[arg-type]
+    made = {n.name: n for n in map(node, lines(nodes))}
+    scheduler.apply_all(NodeChanged(n) for n in made.values())
+    scheduler.apply_all(ProjectChanged(project(line)) for line in lines(projects))
+    for line in lines(users):
+        plain, options = words(line)
+        scheduler.apply(UserChanged(User(plain[0], gpu_limit_permille=permille(options["limit"]))))
+    active = [running(line, made) for line in lines(running_)]
+    scheduler.apply_all(LeaseTaken(r) for r in active)
+    waiting = [pending(line, number) for number, line in enumerate(lines(pending_))]
+    scheduler.apply_all(PendingAdded(p, NOW) for p in waiting)
+    return World(scheduler, {p.key: p for p in waiting}, {r.key: r for r in active})

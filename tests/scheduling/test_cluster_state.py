@@ -1,0 +1,153 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gpupool.domain.gpu import ForeignProcess, GpuHealth, GpuShare, NodeState
+from gpupool.domain.ids import WorkloadId
+from gpupool.scheduling.cluster import ClusterState, Holding
+from scheduling_world import node
+
+KEY = (WorkloadId("w1"), 0)
+OTHER = (WorkloadId("w2"), 0)
+
+
+def half(uuid: str, where: str = "a") -> Holding:
+    return Holding(where, (GpuShare(uuid, 0, 500, 8000),), 2000, 100)
+
+
+def cluster(*lines: str) -> ClusterState:
+    state = ClusterState()
+    for line in lines:
+        state.set_node(node(line))
+    return state
+
+
+def test_nodes_become_rows_padded_to_the_widest():
+    state = cluster("a 2xT4 cpus=8 mem=1000", "b 4xT4")
+    assert state.slots == 4
+    assert state.gpu_free[state.rows["a"]].tolist() == [1000, 1000, 0, 0]
+    assert state.cpu_free[state.rows["a"]] == 8000
+    assert state.mem_free[state.rows["a"]] == 1000
+
+
+def test_what_is_held_is_off_and_comes_back():
+    state = cluster("a 2xT4 cpus=8 mem=1000")
+    state.take(KEY, half("a-0"))
+    assert (state.gpu_free[0, 0], state.gmem_free[0, 0], state.cpu_free[0], state.mem_free[0]) == (500, 8000, 6000, 900)
+    state.free(KEY)
+    assert (state.gpu_free[0, 0], state.gmem_free[0, 0], state.cpu_free[0], state.mem_free[0]) == (
+        1000,
+        16000,
+        8000,
+        1000,
+    )
+
+
+def test_taking_twice_counts_once_and_freeing_twice_is_harmless():
+    state = cluster("a 1xT4")
+    state.take(KEY, half("a-0"))
+    state.take(KEY, half("a-0"))
+    assert state.gpu_free[0, 0] == 500
+    state.free(KEY)
+    state.free(KEY)
+    assert state.gpu_free[0, 0] == 1000
+
+
+def test_a_lease_on_a_gpu_that_vanished_counts_its_cpu_and_never_crashes():
+    state = cluster("a 2xT4 cpus=8")
+    state.take(KEY, half("a-1"))
+    state.set_node(node("a 1xT4 cpus=8"))
+    assert state.gpu_free[0].tolist() == [1000, 0]
+    assert state.cpu_free[0] == 6000
+    state.set_node(node("a 2xT4 cpus=8"))
+    assert state.gpu_free[0].tolist() == [1000, 500]
+
+
+def test_a_lease_on_a_failed_gpu_still_counts():
+    state = cluster("a 1xT4 failed=0")
+    state.take(KEY, half("a-0"))
+    assert not state.available[0, 0]
+    assert state.gpu_free[0, 0] == 500
+
+
+def test_a_lease_waits_for_its_node_to_come_back():
+    state = cluster()
+    state.take(KEY, half("a-0"))
+    state.set_node(node("a 1xT4"))
+    assert state.gpu_free[0, 0] == 500
+    state.remove_node("a")
+    assert KEY in state.holdings
+    state.free(KEY)
+    state.set_node(node("a 1xT4"))
+    assert state.gpu_free[0, 0] == 1000
+
+
+def test_the_row_of_a_removed_node_is_used_again():
+    state = cluster("a 4xT4", "b 1xT4")
+    state.remove_node("a")
+    state.set_node(node("c 2xT4"))
+    assert state.rows == {"b": 1, "c": 0}
+    assert state.gpu_free[0].tolist() == [1000, 1000, 0, 0]
+
+
+def test_a_wider_node_later_keeps_what_is_held():
+    state = cluster("a 1xT4")
+    state.take(KEY, half("a-0"))
+    state.set_node(node("b 4xT4"))
+    state.free(KEY)
+    assert state.gpu_free[0].tolist() == [1000, 0, 0, 0]
+
+
+def test_health_and_foreign_processes_come_and_go():
+    state = cluster("a 2xT4")
+    gpus = state.gpus[0]
+    state.set_gpus("a", (replace(gpus[0], health=GpuHealth.FAILED), gpus[1]))
+    assert state.available[0].tolist() == [False, True]
+    state.set_gpus("a", (gpus[0], replace(gpus[1], foreign=(ForeignProcess(1, "x", "y", 1),))))
+    assert state.available[0].tolist() == [True, False]
+    state.set_gpus("nobody", gpus)
+
+
+def test_a_gpu_that_comes_with_an_update_is_taken_up():
+    state = cluster("a 1xT4")
+    state.take(KEY, half("a-0"))
+    state.set_gpus("a", node("a 2xT4").report.gpus)
+    assert state.gpu_free[0].tolist() == [500, 1000]
+
+
+def test_cordoned_nodes_are_not_up():
+    state = cluster("a 1xT4")
+    state.set_state("a", NodeState.CORDONED)
+    assert not state.up[0]
+    assert state.capacity_permille() == 0
+    state.set_state("a", NodeState.UP)
+    assert state.capacity_permille() == 1000
+
+
+def test_overlapping_leases_leave_less_than_nothing():
+    state = cluster("a 1xT4")
+    whole = Holding("a", (GpuShare("a-0", 0, 1000, 16000),), 0, 0)
+    state.take(KEY, whole)
+    state.take(OTHER, whole)
+    assert state.gpu_free[0, 0] == -1000
+    state.free(KEY)
+    assert state.gpu_free[0, 0] == 0
+
+
+def test_nodes_may_not_change_during_a_trial():
+    state = cluster("a 1xT4")
+    state.charge(state.claim_of(half("a-0")))
+    with pytest.raises(RuntimeError):
+        state.set_node(node("b 1xT4"))
+    with pytest.raises(RuntimeError):
+        state.remove_node("a")
+
+
+def test_a_trial_is_undone_and_its_rows_looked_at_again():
+    state = cluster("a 1xT4 cpus=8", "b 1xT4")
+    before, tick = state.gpu_free.copy(), state.tick
+    state.charge(state.claim_of(half("a-0")))
+    state.log.rollback(0)
+    assert np.array_equal(before, state.gpu_free)
+    assert state.touched[state.rows["a"]] > tick
+    assert state.touched[state.rows["b"]] <= tick

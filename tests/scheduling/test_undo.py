@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+from gpupool.scheduling.undo import UndoLog, grown
+from hypothesis import given
+from hypothesis import strategies as st
+
+ops = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(-(2**40), 2**40)), max_size=40)
+
+
+@given(ops, ops)
+def test_rollback_restores_every_bit(kept, undone):
+    columns = [np.arange(4), np.arange(12).reshape(4, 3), np.zeros((4, 2), np.int64)]
+    log = UndoLog()
+    for column, row, delta in kept:
+        log.add(columns[column], row, delta)
+    before = [column.copy() for column in columns]
+    mark = log.checkpoint()
+    for column, row, delta in undone:
+        log.add(columns[column], row, delta)
+    log.rollback(mark)
+    assert all((a == b).all() and a.dtype == b.dtype for a, b in zip(before, columns, strict=True))
+    assert len(log) == len(kept)
+
+
+def test_rollback_tells_of_the_rows_it_changed_back():
+    told = []
+    log = UndoLog(told.append)
+    log.touch(3)
+    mark = log.checkpoint()
+    log.touch(1)
+    log.touch(2)
+    log.rollback(mark)
+    assert told == [2, 1]
+
+
+def test_a_commit_cannot_be_undone():
+    column = np.zeros(2, np.int64)
+    log = UndoLog()
+    log.add(column, 0, 5)
+    log.commit()
+    log.rollback(0)
+    assert column.tolist() == [5, 0]
+
+
+@pytest.mark.parametrize("place", [-1, 1])
+def test_a_place_outside_the_log_is_refused(place):
+    with pytest.raises(ValueError, match="checkpoint"):
+        UndoLog().rollback(place)
+
+
+def test_grown_keeps_what_was_there():
+    larger = grown(np.arange(4).reshape(2, 2), (3, 3), fill=9)
+    assert larger.tolist() == [[0, 1, 9], [2, 3, 9], [9, 9, 9]]
