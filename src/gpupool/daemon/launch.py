@@ -171,10 +171,9 @@ def _start_or_join(location: Location, announce: Callable[[str], None] | None) -
 
 def _start_locked(config: PoolConfig, *, background: bool, timeout_s: float) -> StartResult:
     from gpupool.daemon.config import save_config
-    from gpupool.daemon.ready import await_start, describe
+    from gpupool.daemon.ready import await_start
     from gpupool.daemon.spawn import spawn_supervisor
 
     save_config(config)
     started = spawn_supervisor(config, background=background)
-    await_start(config, started, timeout_s)
-    return describe(config, started)
+    return await_start(config, started, timeout_s)

@@ -62,8 +62,8 @@ class StartResult:
         return f"No real GPU is used: {self.gpus_text}, programs run on the CPU." if self.emulated else ""
 
 
-def await_start(config: PoolConfig, spawned: Spawned, timeout_s: float) -> None:
-    """Wait until a supervisor just spawned has its pool answering; ends it when that fails.
+def await_start(config: PoolConfig, spawned: Spawned, timeout_s: float) -> StartResult:
+    """Wait until a supervisor just spawned has its pool answering, with its node; ends it when that fails.
 
     Raises ``GpupoolError``: what the supervisor said, or POOL_START_FAILED with the last lines of the failing log.
     """
@@ -74,14 +74,14 @@ def await_start(config: PoolConfig, spawned: Spawned, timeout_s: float) -> None:
         os.close(spawned.ready_fd)
     if "error" in line:
         raise GpupoolError.from_dict(line["error"])
-    if "pid" not in line:
-        raise _failed("its supervisor ended at once", config.location, "supervisor")
     try:
-        if not await_running(config.location, deadline - time.monotonic()):
-            raise _failed("its supervisor was killed", config.location, "supervisor")
+        if "pid" not in line or not await_running(config.location, deadline - time.monotonic()):
+            raise _failed("its supervisor ended at once", config.location, "supervisor")
+        pool = _await_node(config.location)
     except GpupoolError:
         _end_supervisor(config.state_dir)
         raise
+    return _describe(config, spawned, int(line["pid"]), pool)
 
 
 def await_running(location: Location, timeout_s: float) -> bool:
@@ -106,37 +106,15 @@ def unanswered(location: Location, waited_s: float) -> GpupoolError:
     return _failed(f"it does not answer after {waited_s:.0f} s", location, "control-plane")
 
 
-def _refuse_crash_loop(location: Location, record: PoolRecord) -> None:
+def _refuse_crash_loop(location: Location, record: PoolRecord) -> bool:
+    """Whether all processes run; raises for one that keeps dying."""
     state = read_state(location)
     if state.get("pid") != record.supervisor.pid:
-        return
-    for child in state.get("children", []):
-        if child.get("state") == ChildState.CRASH_LOOP:
+        return False
+    for child in state["children"]:
+        if child["state"] == ChildState.CRASH_LOOP:
             raise _failed(f"its {child['name']} keeps ending ({child['last_exit']})", location, child["name"])
-
-
-def describe(config: PoolConfig, spawned: Spawned) -> StartResult:
-    """What has been started, once its node has reported its GPUs (or a while has passed)."""
-    deadline = time.monotonic() + NODE_TIMEOUT_S
-    pool: dict[str, Any] = {}
-    gpus: list[dict[str, Any]] = []
-    while time.monotonic() < deadline:
-        pool = _quietly(config.location, "/v1/pool")
-        if not pool or pool.get("nodes_up"):
-            gpus = _quietly(config.location, "/v1/gpus").get("gpus", [])
-            break
-        time.sleep(_POLL_S)
-    return StartResult(
-        config.location,
-        int(read_state(config.location).get("pid", 0)),
-        version=str(pool.get("version", "")),
-        emulated=bool(pool.get("emulated")),
-        gpus=dict(Counter(str(gpu["model"]) for gpu in gpus)),
-        warnings=tuple(pool.get("warnings", ())),
-        url=f"https://{config.listen}" if config.listen else None,
-        fingerprint=certificate_fingerprint(config) if config.listen else None,
-        process=spawned.process,
-    )
+    return all(child["state"] == ChildState.RUNNING for child in state["children"])
 
 
 def certificate_fingerprint(config: PoolConfig) -> str | None:
@@ -146,6 +124,33 @@ def certificate_fingerprint(config: PoolConfig) -> str | None:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(_first_certificate(path.read_text("ascii")))).hexdigest()
     except (OSError, ValueError):
         return None
+
+
+def _await_node(location: Location) -> dict[str, Any]:
+    """What the pool says of itself once its node has reported, or after a while (a slow driver is no failure)."""
+    deadline = time.monotonic() + NODE_TIMEOUT_S
+    while True:
+        pool = _quietly(location, "/v1/pool")
+        record = read_record(location.state_dir)
+        steady = record is not None and _refuse_crash_loop(location, record)
+        if (steady and pool.get("nodes_up")) or time.monotonic() >= deadline:
+            return pool
+        time.sleep(_POLL_S)
+
+
+def _describe(config: PoolConfig, spawned: Spawned, pid: int, pool: dict[str, Any]) -> StartResult:
+    gpus = _quietly(config.location, "/v1/gpus").get("gpus", [])
+    return StartResult(
+        config.location,
+        pid,
+        version=str(pool.get("version", "")),
+        emulated=bool(pool.get("emulated")),
+        gpus=dict(Counter(str(gpu["model"]) for gpu in gpus)),
+        warnings=tuple(pool.get("warnings", ())),
+        url=f"https://{config.listen}" if config.listen else None,
+        fingerprint=certificate_fingerprint(config) if config.listen else None,
+        process=spawned.process,
+    )
 
 
 def _first_certificate(pem: str) -> str:

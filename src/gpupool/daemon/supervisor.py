@@ -32,6 +32,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 TICK_S = 5.0
 END_GRACE_S = 10.0
 LEFTOVER_GRACE_S = 5.0
+LOCK_TEST_S = 0.3
 STATE_FILE_MODE = {PoolKind.USER: 0o600, PoolKind.SYSTEM: 0o644}
 
 
@@ -117,13 +118,23 @@ def take_pool(config: PoolConfig) -> int:
     prepare_folders(config)
     path = Path(config.state_dir) / POOL_LOCK
     try:
-        lock_fd = take_lock(path)
+        lock_fd = _take_pool_lock(path)
         if lock_fd is None:
             raise already_running(config.state_dir)
         clear_leftovers(config.state_dir, lock_fd)
     except OSError as error:
         raise folder_error(path.parent, error) from error
     return lock_fd
+
+
+def _take_pool_lock(path: Path) -> int | None:
+    """The lock, or None when a supervisor has it: whoever merely tests it holds it for an instant too."""
+    deadline = time.monotonic() + LOCK_TEST_S
+    fd = take_lock(path)
+    while fd is None and time.monotonic() < deadline:
+        time.sleep(LOCK_TEST_S / 20)
+        fd = take_lock(path)
+    return fd
 
 
 def clear_leftovers(state_dir: str, lock_fd: int, grace_s: float = LEFTOVER_GRACE_S) -> None:

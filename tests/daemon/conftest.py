@@ -1,0 +1,22 @@
+"""A pool of stand-ins for each test, gone after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from standin_pool import StandInPool
+
+from gpupool.daemon.launch import stop
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInPool]:
+    """A pool that is not started yet, and the place this process's environment points to."""
+    made = StandInPool(tmp_path)
+    monkeypatch.setenv("GPUPOOL_STATE_DIR", made.config.state_dir)
+    monkeypatch.delenv("GPUPOOL_RUN_DIR", raising=False)
+    monkeypatch.delenv("GPUPOOL_URL", raising=False)
+    yield made
+    stop(made.config.location)

@@ -1,0 +1,121 @@
+"""How children are kept alive: back-off, crash loops, restarts, bounded logs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from standin_pool import StandInPool, eventually
+
+from gpupool.daemon import launch
+from gpupool.daemon.backoff import FIRST_DELAY_S, HEALTHY_LIFE_S, LONGEST_DELAY_S, Backoff
+from gpupool.daemon.children import ChildName, child_command
+from gpupool.daemon.folders import log_path
+from gpupool.daemon.logs import bound_log, open_log, tail
+from gpupool.daemon.processes import ProcessIdentity, is_locked, take_lock
+
+
+@given(st.lists(st.floats(0, 2 * HEALTHY_LIFE_S), min_size=1, max_size=60))
+def test_a_restart_is_never_at_once_and_never_far_away(lives: list[float]) -> None:
+    backoff = Backoff()
+    for lived_s in lives:
+        backoff = backoff.after_death(lived_s)
+        assert FIRST_DELAY_S <= backoff.delay_s <= LONGEST_DELAY_S
+        if lived_s >= HEALTHY_LIFE_S:
+            assert backoff.delay_s == FIRST_DELAY_S
+            assert not backoff.looping
+
+
+def test_the_delay_doubles_up_to_its_bound() -> None:
+    backoff, delays = Backoff(), []
+    for _ in range(9):
+        backoff = backoff.after_death(0.1)
+        delays.append(backoff.delay_s)
+    assert delays == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert backoff.looping
+
+
+def test_each_killed_child_is_started_again_alone(pool: StandInPool) -> None:
+    launch.start(pool.config)
+    os.kill(pool.started("agent")[0], signal.SIGKILL)
+    assert eventually(lambda: len(pool.started("agent")) == 2)
+    os.kill(pool.started("control-plane")[0], signal.SIGKILL)
+    assert eventually(lambda: len(pool.started("control-plane")) == 2)
+    assert eventually(lambda: launch.pool_status(pool.config.location)["answering"])
+    children = launch.pool_status(pool.config.location)["children"]
+    assert [(child["restarts"], child["last_exit"]) for child in children] == [(1, "killed by signal 9")] * 2
+    assert len(pool.started("agent")) == 2
+
+
+def test_a_crash_loop_is_shown_while_the_rest_runs_on(pool: StandInPool) -> None:
+    launch.start(pool.with_command("agent", sys.executable, "-S", "-c", "raise SystemExit(3)"))
+
+    def agent() -> dict[str, object]:
+        status = launch.pool_status(pool.config.location)
+        return next(child for child in status["children"] if child["name"] == "agent")
+
+    assert eventually(lambda: agent()["state"] == "crash_loop")
+    assert agent()["last_exit"] == "exit status 3"
+    assert launch.pool_status(pool.config.location)["answering"]
+
+
+def test_children_are_told_their_folders_and_options(pool: StandInPool) -> None:
+    plain = pool.with_command("agent")
+    plain = type(plain).from_dict({**plain.to_dict(), "commands": {}, "emulate": "4xT4", "node_name": "gpu1"})
+    agent = child_command(plain, ChildName.AGENT)
+    assert agent[-8:] == (
+        "--state", f"{plain.state_dir}/node", "--run", plain.run_dir, "--emulate", "4xT4", "--name", "gpu1",
+    )  # fmt: skip
+    assert child_command(plain, ChildName.CONTROL_PLANE)[-2:] == ("--state-dir", plain.state_dir)
+
+
+def test_output_of_children_is_kept(pool: StandInPool) -> None:
+    launch.start(pool.config)
+    assert eventually(lambda: "the agent is up" in tail(log_path(pool.config.state_dir, "agent")))
+
+
+def test_a_log_stays_bounded_under_a_writer_that_keeps_it_open(tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+    fd = open_log(log)
+    for number in range(40):
+        os.write(fd, b"%03d%s\n" % (number, b"x" * 96))
+        bound_log(log, limit_bytes=1000)
+        assert log.stat().st_size <= 1000
+    os.close(fd)
+    assert log.with_name("agent.log.1").stat().st_size <= 1100
+    both = log.with_name("agent.log.1").read_text() + log.read_text()
+    assert [line[:3] for line in both.splitlines()] == [f"{n:03d}" for n in range(40)][-len(both.splitlines()) :]
+
+
+def test_a_log_is_quoted_by_its_last_lines_shortened(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_bytes(b"first\n" + b"\xff" * 5000 + b"\nlast\n")
+    quoted = tail(log, lines=2).splitlines()
+    assert len(quoted[0]) == 300
+    assert quoted[1] == "last"
+    assert tail(tmp_path / "none") == ""
+
+
+def test_a_process_is_not_taken_for_another_with_its_number() -> None:
+    me = ProcessIdentity.of(os.getpid())
+    assert me is not None
+    other = ProcessIdentity(me.pid, me.start_ticks + 1)
+    assert me.alive
+    assert not other.alive
+    assert not other.send(signal.SIGKILL)
+    assert other.wait_gone(0)
+
+
+def test_a_lock_is_seen_by_others_until_it_is_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_locked(path)
+    fd = take_lock(path)
+    assert fd is not None
+    assert is_locked(path)
+    assert take_lock(path) is None
+    os.close(fd)
+    assert not is_locked(path)
