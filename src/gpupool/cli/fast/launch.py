@@ -1,0 +1,168 @@
+"""``run``, from the request to the exit status: submit, wait in the queue, attach, and tell how it ended."""
+
+from __future__ import annotations
+
+from gpupool.cli.fast import notice
+from gpupool.cli.fast.gate import refusal
+from gpupool.cli.fast.pump import Outcome, Pump
+from gpupool.cli.fast.signals import Inbox
+from gpupool.cli.fast.waiting import Interrupted, Line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpupool.cli.fast.gate import Gate
+
+    Detail = dict[str, Any]
+
+EXIT_POOL_ERROR = 125  # as domain.errors has it; enums there would cost the fast path milliseconds
+EXIT_STOPPED = 143  # 128 + TERM: how a stop ends a program
+FIRST_ANSWER_S = 0.4  # then the user is told why it waits
+WAIT_S = 25.0
+CANCEL_S = 5.0
+SETTLE_S = 30.0  # how long the end of a program whose shepherd is gone may take to be known
+FINAL = frozenset({"succeeded", "failed", "stopped"})
+
+
+class Launch:
+    """One program started from this terminal; ``run`` once, with the inbox of signals open."""
+
+    def __init__(self, gate: Gate, inbox: Inbox, *, tty: bool, quiet: bool = False) -> None:
+        self._gate = gate
+        self._inbox = inbox
+        self._tty = tty
+        self._quiet = quiet
+        self._line = Line(gate, inbox)
+
+    def run(self, request: Detail) -> int:
+        """Submit a client-bound request and stay with it; the exit status for this process."""
+        detail = self._submit(request)
+        try:
+            detail = self._wait_for_start(detail)
+        except Interrupted as stop:
+            self._cancel(detail)
+            return 128 + stop.signum
+        if detail["state"] in FINAL:
+            return self._ended(detail)
+        return self.attach(detail, 0)
+
+    def attach(self, detail: Detail, index: int, *, detachable: bool = False, stdin: bool = True) -> int:
+        """Connect to a started replica and pump until it ends; the exit status for this process."""
+        path = next((r["attach_path"] for r in detail["replicas"] if r["index"] == index), "")
+        try:
+            sock = self._gate.attach(detail["id"], index, path)
+        except OSError:
+            return self._lost(detail, index)  # it has ended meanwhile, or its shepherd has
+        pump = Pump(sock, self._inbox, tty=self._tty, stdin=stdin, detachable=detachable)
+        try:
+            outcome = pump.run()
+        finally:
+            sock.close()
+        return self._after(detail, index, outcome)
+
+    def _submit(self, request: Detail) -> Detail:
+        target = f"/v1/workloads?wait=started&timeout_s={FIRST_ANSWER_S}"
+        answer = self._line.ask("POST", target, request, finish=True)
+        if not answer.ok:
+            raise refusal(answer)
+        detail: Detail = answer.body
+        return detail
+
+    def _wait_for_start(self, detail: Detail) -> Detail:
+        shown = notice.QueueNotice(self._gate, detail["id"], quiet=self._quiet)
+        self._line.on_tick = shown.tick
+        try:
+            while not started(detail):
+                if self._line.interrupted:
+                    raise Interrupted(self._line.interrupted)
+                shown.tick()
+                detail = self._look(detail["id"], "started", WAIT_S)
+        finally:
+            self._line.on_tick = None
+            shown.clear()
+        if self._line.interrupted:
+            raise Interrupted(self._line.interrupted)
+        return detail
+
+    def _look(self, workload: str, condition: str, seconds: float) -> Detail:
+        bound = "&bound=true" if condition == "started" else ""
+        answer = self._line.ask("GET", f"/v1/workloads/{workload}/wait?for={condition}&timeout_s={seconds}{bound}")
+        if not answer.ok:
+            raise refusal(answer)
+        detail: Detail = answer.body
+        return detail
+
+    def _cancel(self, detail: Detail) -> None:
+        try:
+            self._gate.call("POST", f"/v1/workloads/{detail['id']}/stop", {}, timeout_s=CANCEL_S)
+        except OSError:
+            return  # the pool cancels it by itself when nobody waits for it
+        notice.say(f"{detail['name']} was taken out of the queue")
+
+    def _after(self, detail: Detail, index: int, outcome: Outcome) -> int:
+        if outcome.detached:
+            notice.say(f"detached; {detail['name']} runs on ('gpupool attach {detail['name']}' returns to it)")
+            return 0
+        if outcome.output_closed:
+            return 141  # 128 + PIPE, as if the program itself had lost its reader
+        if outcome.exit is not None:
+            return self._exit_status(outcome.exit)
+        return self._lost(detail, index)
+
+    def _exit_status(self, report: Detail) -> int:
+        reason, message = report.get("reason"), report.get("message") or ""
+        if reason in EXPLAINED or (reason == "start_failed" and not message):
+            notice.say(f"{EXPLAINED.get(str(reason), 'it could not be started')}{': ' if message else ''}{message}")
+        elif reason == "start_failed":
+            notice.say(message)
+        return int(report.get("status", EXIT_POOL_ERROR))
+
+    def _lost(self, detail: Detail, index: int) -> int:
+        """Nobody told how it ended: ask the pool."""
+        from time import monotonic
+
+        deadline = monotonic() + SETTLE_S
+        while detail["state"] not in FINAL and monotonic() < deadline:
+            try:
+                detail = self._look(detail["id"], "finished", 2.0)
+            except Interrupted as stop:
+                return 128 + stop.signum
+        if detail["state"] in FINAL:
+            return self._ended(detail)
+        from gpupool.domain.errors import ErrorCode, GpupoolError
+
+        name = detail["name"]
+        raise GpupoolError(
+            ErrorCode.NODE_UNREACHABLE,
+            f"The connection to {name} was lost, and it is still {detail['state']}.",
+            f"See 'gpupool describe {name}' and 'gpupool logs -f {name}/{index}'.",
+        )
+
+    def _ended(self, detail: Detail) -> int:
+        """It ended without us (it may never have started): say why and give its status."""
+        replica = next(iter(detail.get("replicas") or []), {})
+        reason = detail.get("reason") or {}
+        code = detail.get("stop_reason") or replica.get("reason") or reason.get("code") or ""
+        message = replica.get("message") or reason.get("message") or f"{detail['name']} {detail['state']}"
+        if code != "EXITED":
+            notice.say(f"{message.rstrip('.')} [{code}]")
+        if detail.get("exit_status") is not None:
+            return int(detail["exit_status"])
+        return EXIT_STOPPED if code == "STOPPED_BY_USER" else EXIT_POOL_ERROR
+
+
+EXPLAINED = {
+    "stopped": "it was stopped",
+    "time_limit": "it reached its time limit",
+    "client_gone": "its client went away",
+    "shepherd_lost": "the process that supervised it was killed, and it with it",
+    "node_restarted": "its machine was restarted",
+}
+
+
+def started(detail: Detail) -> bool:
+    """Whether there is a program to attach to, or nothing to wait for any more."""
+    if detail["state"] in FINAL:
+        return True
+    return any(replica.get("attach_path") for replica in (detail.get("replicas") or [])[:1])

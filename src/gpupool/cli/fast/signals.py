@@ -1,0 +1,59 @@
+"""Signals as bytes on a pipe, so that the loops that wait can treat them like any other input.
+
+No handler ever raises: nothing can be interrupted half-way, the terminal is always put back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+ENDING = frozenset({int(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)})
+WINDOW = int(signal.SIGWINCH)
+CONTINUED = int(signal.SIGCONT)
+PIPE = int(signal.SIGPIPE)
+
+
+class Inbox:
+    """Collects signals while it is open (a context manager); ``fd`` is readable when there are any.
+
+    A signal that was ignored when the command started (``nohup``, a script's ``trap ''``) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before: dict[int, object] = {}
+        self._wakeup_before = -1
+
+    def __enter__(self) -> Inbox:
+        for number in (*FORWARDED, signal.SIGWINCH, signal.SIGCONT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, _nothing)
+        self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself gave back
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+    def take(self) -> bytes:
+        """The numbers of the signals that came since the last call, one byte each; empty when there are none."""
+        try:
+            return os.read(self.fd, 512)
+        except BlockingIOError:
+            return b""
+
+
+def _nothing(_signum: int, _frame: object) -> None:
+    """Python writes the number to the wakeup descriptor; there is nothing else to do."""
