@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from sqlalchemy import ColumnElement, Connection, Select, case, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, case, func, or_, select, tuple_
 
 from gpupool.domain.gpu import GpuShare
 from gpupool.domain.ids import WorkloadId, is_workload_id
@@ -30,7 +30,7 @@ def live_state(conn: Connection) -> LiveState:
     replicas = _by_replica.where(t.replicas.c.workload.in_(live))
     return LiveState(
         workloads=tuple(_workloads(conn, wanted)),
-        replicas=tuple(map(mapping.replica_of, conn.execute(replicas).mappings())),
+        replicas=tuple(map(mapping.replica_of, conn.execute(replicas).mappings().all())),
         leases=tuple(_leases(conn, _unreleased)),
         projects=tuple(access.projects(conn)),
         users=tuple(access.users(conn)),
@@ -83,17 +83,17 @@ def _listing(wanted: WorkloadFilter, state: WorkloadState | None) -> Select[tupl
 
 def _has_label(label: str, value: str) -> ColumnElement[bool]:
     labels = t.workload_labels.c
-    return exists().where(
-        labels.workload == _w.id,
-        labels.label == mapping.plain_text(label),
-        labels.value == mapping.plain_text(value),
+    return _w.id.in_(
+        select(labels.workload).where(
+            labels.label == mapping.plain_text(label), labels.value == mapping.plain_text(value)
+        )
     )
 
 
 def replicas_of(conn: Connection, workload: WorkloadId) -> list[Replica]:
     """All replicas of a workload by index."""
     statement = _by_replica.where(t.replicas.c.workload == workload)
-    return [mapping.replica_of(row) for row in conn.execute(statement).mappings()]
+    return [mapping.replica_of(row) for row in conn.execute(statement).mappings().all()]
 
 
 def leases_of(conn: Connection, workload: WorkloadId) -> list[Lease]:
@@ -110,12 +110,12 @@ def events(conn: Connection, wanted: EventFilter) -> list[Event]:
     if wanted.reasons:
         statement = statement.where(e.reason.in_([reason.value for reason in wanted.reasons]))
     statement = statement.order_by(e.id.desc() if wanted.newest else e.id).limit(_bounded(wanted.limit))
-    found = [mapping.event_of(row) for row in conn.execute(statement).mappings()]
+    found = [mapping.event_of(row) for row in conn.execute(statement).mappings().all()]
     return found[::-1] if wanted.newest else found
 
 
 def _workloads(conn: Connection, statement: Select[tuple[object, ...]]) -> list[Workload]:
-    return [mapping.workload_of(row) for row in conn.execute(statement).mappings()]
+    return [mapping.workload_of(row) for row in conn.execute(statement).mappings().all()]
 
 
 def _first(conn: Connection, statement: Select[tuple[object, ...]]) -> Workload | None:
@@ -126,13 +126,13 @@ def _first(conn: Connection, statement: Select[tuple[object, ...]]) -> Workload 
 def _leases(conn: Connection, condition: ColumnElement[bool]) -> list[Lease]:
     shares = _shares(conn, condition)
     statement = select(t.leases).where(condition).order_by(t.leases.c.epoch)
-    return [mapping.lease_of(row, shares.get(row["epoch"], ())) for row in conn.execute(statement).mappings()]
+    return [mapping.lease_of(row, shares.get(row["epoch"], ())) for row in conn.execute(statement).mappings().all()]
 
 
 def _shares(conn: Connection, condition: ColumnElement[bool]) -> dict[int, Sequence[GpuShare]]:
     s = t.lease_shares.c
     statement = select(t.lease_shares).join(t.leases).where(condition).order_by(s.epoch, s.position)
-    by_epoch = groupby(conn.execute(statement).mappings(), key=lambda row: row["epoch"])
+    by_epoch = groupby(conn.execute(statement).mappings().all(), key=lambda row: row["epoch"])
     return {epoch: [mapping.share_of(row) for row in rows] for epoch, rows in by_epoch}
 
 
