@@ -90,9 +90,9 @@ def node(line: str) -> Node:
         float(options.get("cpus", 64)),
         int(options.get("mem", 256_000)),
         tuple(gpus),
-        True,
-        "boot",
-        "0",
+        emulated=True,
+        boot_id="boot",
+        agent_version="0",
         labels=labels,
     )
     state = NodeState.CORDONED if "cordoned" in plain else NodeState.DOWN if "down" in plain else NodeState.UP
@@ -197,7 +197,16 @@ class World:
         lease = ended.lease
         wanted = GpuRequest(len(lease.shares), lease.shares[0].permille)
         return PendingReplica(
-            lease.workload, 0, lease.project, lease.user, wanted, self.now, ended.priority, ended.preemptible
+            workload=lease.workload,
+            index=0,
+            project=lease.project,
+            user=lease.user,
+            request=wanted,
+            queued_at=self.now,
+            priority=ended.priority,
+            preemptible=ended.preemptible,
+            cpus=lease.cpus,
+            memory_mib=lease.memory_mib,
         )
 
     def settle(self, limit: int = 30) -> None:

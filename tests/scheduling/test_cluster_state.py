@@ -2,10 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scheduling_world import node
+
 from gpupool.domain.gpu import ForeignProcess, GpuHealth, GpuShare, NodeState
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.cluster import ClusterState, Holding
-from scheduling_world import node
 
 KEY = (WorkloadId("w1"), 0)
 OTHER = (WorkloadId("w2"), 0)
@@ -22,7 +23,7 @@ def cluster(*lines: str) -> ClusterState:
     return state
 
 
-def test_nodes_become_rows_padded_to_the_widest():
+def test_nodes_become_rows_padded_to_the_widest() -> None:
     state = cluster("a 2xT4 cpus=8 mem=1000", "b 4xT4")
     assert state.slots == 4
     assert state.gpu_free[state.rows["a"]].tolist() == [1000, 1000, 0, 0]
@@ -30,7 +31,7 @@ def test_nodes_become_rows_padded_to_the_widest():
     assert state.mem_free[state.rows["a"]] == 1000
 
 
-def test_what_is_held_is_off_and_comes_back():
+def test_what_is_held_is_off_and_comes_back() -> None:
     state = cluster("a 2xT4 cpus=8 mem=1000")
     state.take(KEY, half("a-0"))
     assert (state.gpu_free[0, 0], state.gmem_free[0, 0], state.cpu_free[0], state.mem_free[0]) == (500, 8000, 6000, 900)
@@ -43,7 +44,7 @@ def test_what_is_held_is_off_and_comes_back():
     )
 
 
-def test_taking_twice_counts_once_and_freeing_twice_is_harmless():
+def test_taking_twice_counts_once_and_freeing_twice_is_harmless() -> None:
     state = cluster("a 1xT4")
     state.take(KEY, half("a-0"))
     state.take(KEY, half("a-0"))
@@ -53,7 +54,7 @@ def test_taking_twice_counts_once_and_freeing_twice_is_harmless():
     assert state.gpu_free[0, 0] == 1000
 
 
-def test_a_lease_on_a_gpu_that_vanished_counts_its_cpu_and_never_crashes():
+def test_a_lease_on_a_gpu_that_vanished_counts_its_cpu_and_never_crashes() -> None:
     state = cluster("a 2xT4 cpus=8")
     state.take(KEY, half("a-1"))
     state.set_node(node("a 1xT4 cpus=8"))
@@ -63,14 +64,14 @@ def test_a_lease_on_a_gpu_that_vanished_counts_its_cpu_and_never_crashes():
     assert state.gpu_free[0].tolist() == [1000, 500]
 
 
-def test_a_lease_on_a_failed_gpu_still_counts():
+def test_a_lease_on_a_failed_gpu_still_counts() -> None:
     state = cluster("a 1xT4 failed=0")
     state.take(KEY, half("a-0"))
     assert not state.available[0, 0]
     assert state.gpu_free[0, 0] == 500
 
 
-def test_a_lease_waits_for_its_node_to_come_back():
+def test_a_lease_waits_for_its_node_to_come_back() -> None:
     state = cluster()
     state.take(KEY, half("a-0"))
     state.set_node(node("a 1xT4"))
@@ -82,7 +83,7 @@ def test_a_lease_waits_for_its_node_to_come_back():
     assert state.gpu_free[0, 0] == 1000
 
 
-def test_the_row_of_a_removed_node_is_used_again():
+def test_the_row_of_a_removed_node_is_used_again() -> None:
     state = cluster("a 4xT4", "b 1xT4")
     state.remove_node("a")
     state.set_node(node("c 2xT4"))
@@ -90,7 +91,7 @@ def test_the_row_of_a_removed_node_is_used_again():
     assert state.gpu_free[0].tolist() == [1000, 1000, 0, 0]
 
 
-def test_a_wider_node_later_keeps_what_is_held():
+def test_a_wider_node_later_keeps_what_is_held() -> None:
     state = cluster("a 1xT4")
     state.take(KEY, half("a-0"))
     state.set_node(node("b 4xT4"))
@@ -98,7 +99,7 @@ def test_a_wider_node_later_keeps_what_is_held():
     assert state.gpu_free[0].tolist() == [1000, 0, 0, 0]
 
 
-def test_health_and_foreign_processes_come_and_go():
+def test_health_and_foreign_processes_come_and_go() -> None:
     state = cluster("a 2xT4")
     gpus = state.gpus[0]
     state.set_gpus("a", (replace(gpus[0], health=GpuHealth.FAILED), gpus[1]))
@@ -108,14 +109,14 @@ def test_health_and_foreign_processes_come_and_go():
     state.set_gpus("nobody", gpus)
 
 
-def test_a_gpu_that_comes_with_an_update_is_taken_up():
+def test_a_gpu_that_comes_with_an_update_is_taken_up() -> None:
     state = cluster("a 1xT4")
     state.take(KEY, half("a-0"))
     state.set_gpus("a", node("a 2xT4").report.gpus)
     assert state.gpu_free[0].tolist() == [500, 1000]
 
 
-def test_cordoned_nodes_are_not_up():
+def test_cordoned_nodes_are_not_up() -> None:
     state = cluster("a 1xT4")
     state.set_state("a", NodeState.CORDONED)
     assert not state.up[0]
@@ -124,7 +125,7 @@ def test_cordoned_nodes_are_not_up():
     assert state.capacity_permille() == 1000
 
 
-def test_overlapping_leases_leave_less_than_nothing():
+def test_overlapping_leases_leave_less_than_nothing() -> None:
     state = cluster("a 1xT4")
     whole = Holding("a", (GpuShare("a-0", 0, 1000, 16000),), 0, 0)
     state.take(KEY, whole)
@@ -134,7 +135,7 @@ def test_overlapping_leases_leave_less_than_nothing():
     assert state.gpu_free[0, 0] == 0
 
 
-def test_nodes_may_not_change_during_a_trial():
+def test_nodes_may_not_change_during_a_trial() -> None:
     state = cluster("a 1xT4")
     state.charge(state.claim_of(half("a-0")))
     with pytest.raises(RuntimeError):
@@ -143,7 +144,7 @@ def test_nodes_may_not_change_during_a_trial():
         state.remove_node("a")
 
 
-def test_a_trial_is_undone_and_its_rows_looked_at_again():
+def test_a_trial_is_undone_and_its_rows_looked_at_again() -> None:
     state = cluster("a 1xT4 cpus=8", "b 1xT4")
     before, tick = state.gpu_free.copy(), state.tick
     state.charge(state.claim_of(half("a-0")))

@@ -9,6 +9,7 @@ from math import inf
 from gpupool.scheduling.cluster import Claim
 from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.queue import Group, Lane
+from gpupool.scheduling.reserve import reserve_if_starving, starving_shapes
 from gpupool.scheduling.session import Ghost, Session
 from gpupool.scheduling.shape import Shape, least_permille
 from gpupool.scheduling.values import HoldKind, PendingReplica, ReplicaKey
@@ -106,10 +107,12 @@ def _still_promising(session: Session, ghost: Ghost) -> bool:
 def allocate(session: Session) -> bool:
     """Grant what fits, the most deprived project first; returns whether the bound on grants cut it short.
 
-    A replica that does not fit never blocks another one; what protects large ones is ``reserve``.
+    A replica that does not fit does not block another one, unless it has starved long enough for a reservation.
     """
     hopeful = bool(_reserved_after(session, session.now))
-    dead = {shape for shape in session.demand.shape_users if not (hopeful or session.placer.fits_anywhere(shape))}
+    starving = starving_shapes(session)
+    fits = session.placer.fits_anywhere
+    dead = {shape for shape in session.demand.shape_users if not (hopeful or shape in starving or fits(shape))}
     turns = Turns(session, dead, [p for p in session.demand.lanes if session.ledger.has_room(p)])
     while (first := turns.next()) is not None:
         if len(session.grants) >= session.settings.max_grants:
@@ -128,10 +131,11 @@ def _try(session: Session, group: Group, replica: PendingReplica, dead: set[Shap
     if claim is not None:
         session.grant(replica, claim, group.account)
         return True
+    reserved = reserve_if_starving(session, group, replica)
     can_slip = session.backfills_left > 0 and _reserved_after(session, session.now)
     if not can_slip and not session.placer.fits_anywhere(group.shape):
         dead.add(group.shape)
-    return False
+    return reserved
 
 
 def _under_reservations(session: Session, shape: Shape, account: Account, replica: PendingReplica) -> Claim | None:

@@ -8,7 +8,7 @@ from gpupool.scheduling.allocate import allocate, settle_holds
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.reclaim import make_room
-from gpupool.scheduling.reserve import refresh_reservations, reserve
+from gpupool.scheduling.reserve import refresh_reservations
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.values import Decisions, Hold, Settings
 
@@ -33,7 +33,6 @@ def decide(
         more = allocate(session)
         if not more:
             make_room(session)
-            reserve(session)
         return _decisions(session, more=more)
     finally:
         session.close()

@@ -237,13 +237,13 @@ def usable_rows(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Rel
         if shape.mem_mib:
             fits &= mem[rows] >= shape.mem_mib
     if shape.request.labels and not relax.labels:
-        fits &= np.array([labelled(c, int(row), shape) for row in rows], dtype=np.bool_)
+        fits &= np.array([labelled(c, row, shape) for row in rows.tolist()], dtype=np.bool_)
     return np.asarray(fits)
 
 
 def labelled(c: ClusterState, row: int, shape: Shape) -> bool:
     """Whether a node has the labels that a shape asks for."""
-    node = c.nodes[row]
+    node = c.nodes[row] if row < len(c.nodes) else None  # rows beyond are spare
     return node is not None and all(node.report.labels.get(k) == v for k, v in shape.request.labels)
 
 

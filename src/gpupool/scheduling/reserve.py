@@ -7,7 +7,6 @@ from math import inf
 
 import numpy as np
 
-from gpupool.scheduling.allocate import Turns
 from gpupool.scheduling.cluster import MILLI, Claim
 from gpupool.scheduling.placement import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.queue import Group
@@ -24,23 +23,30 @@ def refresh_reservations(session: Session) -> None:
             ghost.hold = replace(ghost.hold, starts_at=float(ends[ghost.claim.gpu > 0].max(initial=session.now)))
 
 
-def reserve(session: Session) -> None:
-    """Reserve for those who have waited too long, most deprived project first, up to the bound."""
-    left = session.settings.max_reservations - sum(
-        ghost.hold.kind is HoldKind.RESERVED for ghost in session.ghosts.values()
-    )
-    starving = [group for group in session.demand.groups() if _may_starve(session, group)] if left > 0 else []
-    if not starving:
-        return
-    shapes = {group.shape for group in starving}
-    dead = {shape for shape in session.demand.shape_users if shape not in shapes}
-    turns = Turns(session, dead, {group.account.project for group in starving})
-    while left > 0 and (first := turns.next()) is not None:
-        group, replica, lane = first
-        if _waited(session, replica) and _reserve_for(session, group, replica):
-            left -= 1
-        lane.drop()
-        turns.again(group.account.project)
+def starving_shapes(session: Session) -> set[Shape]:
+    """The shapes for which somebody has waited long enough for a reservation, while more may be made."""
+    if reservations_left(session) <= 0:
+        return set()
+    shapes = {shape for shape in session.demand.shape_users if needs_reservation(shape)}
+    starving: set[Shape] = set()
+    for lanes in session.demand.lanes.values():
+        for shape in shapes.intersection(lanes):
+            if any(_may_starve(session, group) for group in lanes[shape].values()):
+                starving.add(shape)
+    return starving
+
+
+def reservations_left(session: Session) -> int:
+    """How many more reservations may be made."""
+    made = sum(ghost.hold.kind is HoldKind.RESERVED for ghost in session.ghosts.values())
+    return session.settings.max_reservations - made
+
+
+def reserve_if_starving(session: Session, group: Group, replica: PendingReplica) -> bool:
+    """Keep the space that frees first for a replica whose turn it was, if it has waited long for whole GPUs."""
+    if not needs_reservation(group.shape) or not _waited(session, replica) or reservations_left(session) <= 0:
+        return False
+    return _reserve_for(session, group, replica)
 
 
 def needs_reservation(shape: Shape) -> bool:

@@ -146,7 +146,7 @@ def fits_with(c: ClusterState, shape: Shape, rows: Ints, accept: Bools, freed: t
     if shape.mem_mib:
         fits &= c.mem_free[rows] + mem >= shape.mem_mib
     if shape.request.labels:
-        fits &= np.array([labelled(c, int(row), shape) for row in rows], dtype=np.bool_)
+        fits &= np.array([labelled(c, row, shape) for row in rows.tolist()], dtype=np.bool_)
     return np.asarray(fits)
 
 
