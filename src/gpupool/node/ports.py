@@ -6,6 +6,7 @@ can add one. Implementations may block: the agent calls inventories from one wor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
@@ -59,6 +60,14 @@ class Launch:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The processes of one program, its shepherd included, and the processor seconds of all it ever ran."""
+
+    pids: frozenset[int]
+    cpu_s: float
+
+
 class Runner(Protocol):
     """Brings a supervised program into being and can find and end what is left of it. Built without arguments."""
 
@@ -68,13 +77,20 @@ class Runner(Protocol):
         """Get ready (start helpers)."""
 
     async def launch(self, launch: Launch, lock_fd: int) -> int:
-        """Start a shepherd that holds ``lock_fd`` for life; returns its pid. Raises ``GpupoolError`` if it cannot."""
+        """Start a shepherd that holds ``lock_fd`` for life; returns its pid.
 
-    def members(self, folder: Path) -> frozenset[int]:
-        """The pids of the program's processes, the shepherd included; empty when none is left."""
+        Raises ``ConnectionError`` when it is unknown whether one started (the lock will tell), ``OSError`` or
+        ``GpupoolError`` when none did.
+        """
+
+    def survey(self, folders: Sequence[Path]) -> dict[str, Tree]:
+        """By key, the processes of each program that has any left and the processor time they used. May block."""
 
     def end_remains(self, folder: Path) -> bool:
-        """Kill what a lost shepherd left behind, without waiting; True when nothing is left. Call again while False."""
+        """Kill what a lost shepherd left behind, without waiting; True when nothing was left. Call until it is."""
+
+    def drop(self, folder: Path) -> None:
+        """The program has ended: nothing about it need be remembered."""
 
     async def close(self) -> None:
         """Let helpers go; programs run on."""

@@ -1,1 +1,1 @@
-"""(room)"""
+"""Ways to bring a supervised program into being. ``process`` forks it on the machine itself."""

@@ -1,0 +1,287 @@
+"""The node's agent: which programs it keeps, and what may be asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gpupool.domain import frames
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import Gpu, NodeReport
+from gpupool.domain.supervision import LogChunk, ProcessSpec, ProcessStatus
+from gpupool.node import logs
+from gpupool.node.entry import Entry, first_status
+from gpupool.node.epochs import Epochs
+from gpupool.node.journal import say
+from gpupool.node.keeper import Keeper
+from gpupool.node.paths import ReplicaFolder, RunFolder, StateFolder, boot_id, checked_key, socket_name
+from gpupool.node.ports import Inventory, Runner, SharingMode
+from gpupool.node.record import Order, ShepherdRecord, read_exit, read_stop, write_stop
+
+DRIVER_WAIT_S = 20.0  # a driver may hang; nobody waits longer for it
+READ_LIMIT = 1 << 20  # bytes of log in one answer
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What the composition root found for this machine."""
+
+    inventory: Inventory
+    sharing: Callable[[ProcessSpec], SharingMode]
+    runner: Runner
+
+
+class Agent:
+    """Answers the requests of the control plane; see ``services.ports.NodeLink`` for what each means."""
+
+    def __init__(self, state: StateFolder, run: RunFolder, backends: Backends) -> None:
+        self.state = state
+        self.run = run
+        self.backends = backends
+        self.entries: dict[str, Entry] = {}
+        self.epochs = Epochs(state.epochs)
+        self.keeper = Keeper(backends.runner, run, self._publish)
+        self._listeners: list[Callable[[ProcessStatus], None]] = []
+        self._driver = ThreadPoolExecutor(1, "driver")
+        self._boot = boot_id()
+
+    # -- coming and going --------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Get the runner ready and take over whatever the folders tell of."""
+        await self.backends.runner.open()
+        self.epochs.load()
+        for path in sorted(self.state.replicas.iterdir()):
+            self._adopt(ReplicaFolder(path))
+        for entry in list(self.entries.values()):
+            self.keeper.examine(entry)
+
+    def _adopt(self, folder: ReplicaFolder) -> None:
+        try:
+            order = Order.read(folder)
+            checked_key(folder.key)
+        except (GpupoolError, KeyError, TypeError, ValueError) as error:
+            say("folder not understood", folder=str(folder.path), error=repr(error))
+            return
+        if order is None:  # nothing is started before this file is whole
+            shutil.rmtree(folder.path, ignore_errors=True)
+            return
+        self.entries[folder.key] = Entry(folder, order, first_status(order, str(self.run.attach(folder.key))))
+        self.epochs.see(folder.key, order.spec.epoch)
+
+    async def close(self) -> None:
+        """Let go; programs and their shepherds run on."""
+        await self.keeper.close(list(self.entries.values()))
+        await self.backends.runner.close()
+        self._driver.shutdown(wait=False, cancel_futures=True)
+
+    def subscribe(self, listener: Callable[[ProcessStatus], None]) -> Callable[[], None]:
+        """Be told of every change of a status from now on; the answer ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _publish(self, status: ProcessStatus) -> None:
+        for listener in list(self._listeners):
+            listener(status)
+
+    def publish_activity(self, entry: Entry) -> None:
+        """Tell that a program was active."""
+        self._publish(entry.status)
+
+    # -- programs ----------------------------------------------------------------------------------------------------
+
+    def statuses(self) -> list[ProcessStatus]:
+        """Every program kept, those that ended and are not forgotten included."""
+        return [entry.status for entry in self.entries.values()]
+
+    async def start(self, spec: ProcessSpec) -> ProcessStatus:
+        """Start a program, or return the status of this key if it was started before.
+
+        Raises ``GpupoolError``: STALE_WRITE for an older epoch than one seen of the replica, FORBIDDEN for a user this
+        agent cannot run as, INVALID_*, INTERNAL when the node's disk takes no more.
+        """
+        key = checked_key(spec.key)
+        known = self.entries.get(key)
+        if known is not None and known.status.epoch >= spec.epoch:
+            return self._same_epoch(known, spec)
+        ended = self._ended_status(key, spec.epoch)
+        if ended is not None:
+            return ended
+        self.epochs.check_new(key, spec.epoch)
+        if known is not None:
+            return known.status
+        _check_spec(spec)
+        return await self._start_new(spec)
+
+    def _same_epoch(self, known: Entry, spec: ProcessSpec) -> ProcessStatus:
+        if spec.epoch < known.status.epoch:
+            self.epochs.check_new(spec.key, spec.epoch)
+        return known.status
+
+    def _ended_status(self, key: str, epoch: int) -> ProcessStatus | None:
+        """Of an attempt that was forgotten, started with this very epoch."""
+        folder = self.state.forgotten(key)
+        report, order = read_exit(folder), Order.read(folder)
+        if report is None or order is None or order.spec.epoch != epoch:
+            return None
+        entry = Entry(folder, order, first_status(order, ""))
+        record = ShepherdRecord.read(folder)
+        if record is not None:
+            entry.learn(record)
+        entry.finish(report)
+        return entry.status
+
+    async def _start_new(self, spec: ProcessSpec) -> ProcessStatus:
+        mode = self.backends.sharing(spec)
+        order = Order(spec, mode.environment(spec), mode.notes(spec), self._boot, self.run.path)
+        folder = self.state.replica(spec.key)
+        entry = Entry(folder, order, first_status(order, str(self.run.attach(spec.key))), launching=True)
+        self.entries[spec.key] = entry
+        self.epochs.see(spec.key, spec.epoch)
+        try:
+            await asyncio.to_thread(_write_order, folder, order)
+        except OSError as error:
+            del self.entries[spec.key]
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise GpupoolError(
+                ErrorCode.INTERNAL,
+                f"The node cannot keep a record of the program: {error.strerror}.",
+                f"Make room in {self.state.path} on the node.",
+            ) from error
+        await self.keeper.launch(entry)
+        return entry.status
+
+    def stop(self, key: str, grace_s: float) -> None:
+        """TERM, then KILL after the grace, to the whole tree; returns at once. Unknown keys are ignored."""
+        entry = self.entries.get(key)
+        if entry is None or entry.exited:
+            return
+        asked = read_stop(entry.folder)
+        if asked is None or grace_s < asked:
+            write_stop(entry.folder, max(0.0, grace_s))
+        self.keeper.examine(entry)
+        self.keeper.press_stop(entry)
+
+    async def signal(self, key: str, signum: int) -> None:
+        """Send a signal to the program's foreground process group; a program that has ended hears nothing."""
+        entry = self._known(key)
+        if not 0 < signum < 65:
+            raise GpupoolError(ErrorCode.INVALID_REQUEST, f"{signum} is not a signal.", "Use a number from 1 to 64.")
+        if not entry.exited:
+            await asyncio.to_thread(_send_signal, entry.status.attach_path, signum)
+
+    async def forget(self, key: str, *, delete_logs: bool) -> None:
+        """The end is written elsewhere: do not report it again. Raises WRONG_STATE while the program lives."""
+        entry = self.entries.get(key)
+        if entry is None:
+            if delete_logs:
+                folder = self.state.forgotten(checked_key(key)).path
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            return
+        if not entry.exited:
+            raise GpupoolError(ErrorCode.WRONG_STATE, f"{key} has not ended.", "Stop it first.")
+        del self.entries[key]
+        await asyncio.to_thread(self._retire, entry, delete_logs=delete_logs)
+
+    def _retire(self, entry: Entry, *, delete_logs: bool) -> None:
+        self.epochs.keep(entry.key, entry.status.epoch)
+        kept = self.state.forgotten(entry.key).path
+        shutil.rmtree(kept, ignore_errors=True)
+        os.rename(entry.folder.path, kept)  # noqa: PTH104 - one call, atomic
+        if delete_logs:
+            shutil.rmtree(kept, ignore_errors=True)
+
+    def _known(self, key: str) -> Entry:
+        entry = self.entries.get(checked_key(key))
+        if entry is None:
+            raise GpupoolError(ErrorCode.NOT_FOUND, f"{key} is not on this node.", "It may have been forgotten.")
+        return entry
+
+    # -- output ------------------------------------------------------------------------------------------------------
+
+    async def read_log(self, key: str, cursor: str, limit: int) -> list[LogChunk]:
+        """Chunks of output from a cursor; empty when there is no more now."""
+        folder = self._log_folder(key)
+        return await asyncio.to_thread(logs.read, folder, cursor, min(max(1, limit), READ_LIMIT))
+
+    async def tail_log(self, key: str, lines: int) -> str:
+        """The cursor from which about ``lines`` lines follow."""
+        return await asyncio.to_thread(logs.tail, self._log_folder(key), lines)
+
+    def _log_folder(self, key: str) -> Path:
+        if checked_key(key) in self.entries:
+            return self.entries[key].folder.log
+        return self.state.forgotten(key).log
+
+    def attach_path(self, key: str) -> str:
+        """Where the program's shepherd listens. Raises NOT_FOUND, or WRONG_STATE once it has ended."""
+        entry = self._known(key)
+        if entry.exited:
+            raise GpupoolError(ErrorCode.WRONG_STATE, f"{key} has ended.", "Its output is in the log.")
+        return entry.status.attach_path
+
+    # -- the machine -------------------------------------------------------------------------------------------------
+
+    async def report(self) -> NodeReport:
+        """The machine and its GPUs, from a full scan."""
+        return await self._ask_driver(self.backends.inventory.report)
+
+    async def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs with fresh health, foreign processes and use."""
+        return await self._ask_driver(self._fresh_gpus)
+
+    def _fresh_gpus(self) -> tuple[Gpu, ...]:
+        trees = self.backends.runner.survey([e.folder.path for e in list(self.entries.values()) if not e.exited])
+        pids = frozenset[int]().union(*(tree.pids for tree in trees.values()))
+        return self.backends.inventory.gpus(pids)
+
+    async def _ask_driver(self, question: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            return await asyncio.wait_for(loop.run_in_executor(self._driver, question), DRIVER_WAIT_S)
+        except TimeoutError as error:
+            raise GpupoolError(
+                ErrorCode.NODE_UNREACHABLE,
+                f"The GPU driver did not answer within {DRIVER_WAIT_S:.0f} seconds.",
+                "Run nvidia-smi on the node; if it hangs too, the machine needs a restart.",
+            ) from error
+
+
+def _check_spec(spec: ProcessSpec) -> None:
+    texts = (*spec.argv, spec.cwd, *spec.env, *spec.env.values())
+    if not spec.argv or any("\0" in text for text in texts) or any("=" in name or not name for name in spec.env):
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST,
+            "The command or its environment cannot be handed to a process.",
+            "Give a program, without zero bytes, and variables with names.",
+        )
+    own = os.geteuid()
+    if own != 0 and spec.uid is not None and spec.uid != own:
+        raise GpupoolError(
+            ErrorCode.FORBIDDEN,
+            f"This node runs programs as user {own} only, not {spec.uid}.",
+            "Run the pool as root to serve several users.",
+        )
+
+
+def _write_order(folder: ReplicaFolder, order: Order) -> None:
+    folder.path.mkdir(mode=0o700, exist_ok=True)
+    order.write(folder)
+
+
+def _send_signal(path: str, signum: int) -> None:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, socket_name(path) as name:
+            sock.settimeout(5.0)
+            sock.connect(name)
+            sock.sendall(frames.encode(frames.SIGNAL, bytes([signum])))
+    except OSError as error:
+        say("signal not delivered", path=path, signum=signum, error=str(error))

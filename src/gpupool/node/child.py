@@ -1,0 +1,168 @@
+"""The few steps between the fork and the user's program: streams, session, user, folder, exec.
+
+Everything here runs in the forked child; whatever goes wrong is written to a pipe that the exec closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import pwd
+import signal
+import termios
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from gpupool.domain.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
+from gpupool.domain.supervision import ProcessSpec
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SHELL = "/bin/sh"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class StartError(Exception):
+    """Why the program could not be started, in a sentence, with the status a shell would give."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """All that the child needs to know: made before the fork, used after it."""
+
+    spec: ProcessSpec
+    environment: dict[str, str]
+    streams: tuple[int, int, int]
+    tty: bool
+    shepherd: int
+    cgroup_entries: tuple[Path, ...] = ()
+
+    def become(self, failure_fd: int) -> NoReturn:
+        """Turn the calling process into the program; on failure report ``status message`` and exit."""
+        try:
+            self._prepare()
+            _execute(self.spec.argv, self.environment)
+        except StartError as error:
+            self._give_up(failure_fd, error.status, str(error))
+        except BaseException as error:  # noqa: BLE001 - nothing may escape from a forked child
+            self._give_up(failure_fd, EXIT_NOT_EXECUTABLE, f"Could not start: {error}")
+
+    @staticmethod
+    def _give_up(failure_fd: int, status: int, message: str) -> NoReturn:
+        with contextlib.suppress(OSError):
+            os.write(failure_fd, f"{status} {message}".encode("utf-8", "replace")[:4000])
+        os._exit(status)
+
+    def _prepare(self) -> None:
+        os.setsid()
+        if self.tty:
+            fcntl.ioctl(self.streams[0], termios.TIOCSCTTY, 0)
+        for target, fd in enumerate(self.streams):
+            os.dup2(fd, target, inheritable=True)
+        for entry in self.cgroup_entries:
+            entry.write_text("0", encoding="ascii")
+        self._change_user()
+        die_with_parent(self.shepherd)
+        os.umask(self.spec.umask)
+        _enter_folder(self.spec.cwd)
+        reset_signals()
+
+    def _change_user(self) -> None:
+        uid = self.spec.uid
+        if uid is None or (uid == os.geteuid() and self.spec.gid in {None, os.getegid()}):
+            return
+        name, gid = _account(uid)
+        gid = gid if self.spec.gid is None else self.spec.gid
+        try:
+            if name is None:
+                os.setgroups([gid])
+            else:
+                os.initgroups(name, gid)
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        except OSError as error:
+            raise StartError(EXIT_NOT_EXECUTABLE, f"Cannot run as user {uid}: {error.strerror}") from error
+
+
+def _account(uid: int) -> tuple[str | None, int]:
+    """The name (None: not in the user database) and main group of a user."""
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return None, uid
+    return entry.pw_name, entry.pw_gid
+
+
+def become_subreaper() -> None:
+    """Orphans among our descendants become our children, however they detach themselves. Raises OSError."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when ``parent`` dies, and at once if it already has."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reset_signals() -> None:
+    """Default handling for all signals, none blocked: what a program expects when it begins."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _enter_folder(folder: str) -> None:
+    try:
+        os.chdir(folder)
+    except FileNotFoundError as error:
+        raise StartError(EXIT_NOT_FOUND, f"Working directory is gone: {folder}") from error
+    except OSError as error:
+        raise StartError(EXIT_NOT_EXECUTABLE, f"Cannot enter working directory {folder}: {error.strerror}") from error
+
+
+def _execute(argv: tuple[str, ...], environment: dict[str, str]) -> NoReturn:
+    """Replace this process by the program, searched along the PATH of its own environment as a shell does."""
+    denied = False
+    for candidate in _candidates(argv[0], environment):
+        try:
+            _execute_one(candidate, argv, environment)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError:
+            denied = True
+        except OSError as error:
+            raise StartError(EXIT_NOT_EXECUTABLE, f"Cannot execute {candidate}: {error.strerror}") from error
+    if denied:
+        raise StartError(EXIT_NOT_EXECUTABLE, f"Permission denied: {argv[0]}")
+    raise StartError(EXIT_NOT_FOUND, f"No such program: {argv[0]}")
+
+
+def _candidates(program: str, environment: dict[str, str]) -> list[str]:
+    if not program:
+        return []
+    if "/" in program:
+        return [program]
+    folders = environment.get("PATH", os.defpath).split(":")
+    return [f"{folder or '.'}/{program}" for folder in folders]
+
+
+def _execute_one(path: str, argv: tuple[str, ...], environment: dict[str, str]) -> None:
+    try:
+        os.execve(path, argv, environment)  # noqa: S606 - no shell is meant
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        os.execve(_SHELL, (_SHELL, path, *argv[1:]), environment)  # noqa: S606 - a script without #!, as execvp does

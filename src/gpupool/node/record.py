@@ -1,0 +1,98 @@
+"""The records that the agent and a shepherd leave for each other in a replica's folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gpupool.domain.supervision import ExitReason, ExitReport, ProcessSpec
+from gpupool.node.paths import ReplicaFolder, read_json, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the agent tells a shepherd: ``spec.json``. ``boot_id`` is that of the machine when it was given."""
+
+    spec: ProcessSpec
+    added_env: dict[str, str]
+    notes: tuple[str, ...]
+    boot_id: str
+    run_folder: Path
+
+    def write(self, folder: ReplicaFolder) -> None:
+        """On the disk before anything starts. Raises OSError."""
+        data = {
+            "spec": self.spec.to_dict(),
+            "added_env": self.added_env,
+            "notes": self.notes,
+            "boot_id": self.boot_id,
+            "run_folder": str(self.run_folder),
+        }
+        write_json(folder.spec, data, durable=True)
+
+    @classmethod
+    def read(cls, folder: ReplicaFolder) -> Order | None:
+        """None when it was never written whole."""
+        data = read_json(folder.spec)
+        if data is None:
+            return None
+        spec = ProcessSpec.from_dict(data["spec"])
+        return cls(spec, data["added_env"], tuple(data["notes"]), data["boot_id"], Path(data["run_folder"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ShepherdRecord:
+    """What a shepherd says of itself: ``shepherd.json``. Start times are ticks since boot and make pids unambiguous.
+
+    ``started_at`` (seconds since the epoch) is set once the program runs; ``cgroups`` are folders made for it.
+    """
+
+    pid: int
+    start: int
+    boot_id: str
+    program: int | None = None
+    program_start: int | None = None
+    started_at: float | None = None
+    notes: tuple[str, ...] = ()
+    cgroups: tuple[str, ...] = ()
+
+    def write(self, folder: ReplicaFolder) -> None:
+        """Replace the record. Raises OSError."""
+        write_json(folder.shepherd, asdict(self), durable=False)
+
+    @classmethod
+    def read(cls, folder: ReplicaFolder) -> ShepherdRecord | None:
+        """None when no shepherd came as far as to write it."""
+        data = read_json(folder.shepherd)
+        if data is None:
+            return None
+        data["notes"], data["cgroups"] = tuple(data["notes"]), tuple(data["cgroups"])
+        return cls(**data)
+
+
+def exit_to_dict(report: ExitReport) -> dict[str, Any]:
+    """Plain JSON values."""
+    return asdict(report)
+
+
+def read_exit(folder: ReplicaFolder) -> ExitReport | None:
+    """How the program ended; None while it has not."""
+    data = read_json(folder.exit)
+    return None if data is None else ExitReport(**{**data, "reason": ExitReason(data["reason"])})
+
+
+def write_exit(folder: ReplicaFolder, report: ExitReport) -> None:
+    """Write the end, on the disk. Raises OSError."""
+    write_json(folder.exit, exit_to_dict(report), durable=True)
+
+
+def read_stop(folder: ReplicaFolder) -> float | None:
+    """The grace in seconds of a stop that was asked for; None when none was."""
+    data = read_json(folder.stop)
+    return None if data is None else float(data.get("grace_s", 10.0))
+
+
+def write_stop(folder: ReplicaFolder, grace_s: float) -> None:
+    """Ask for a stop, for good. Raises OSError."""
+    write_json(folder.stop, {"grace_s": grace_s}, durable=False)

@@ -1,0 +1,565 @@
+"""The process beside every program: it starts it, owns its streams and its log, ends its whole tree, reports the end.
+
+One thread, one poll loop, no asyncio: a shepherd is forked for every program and must cost a few milliseconds. It
+outlives the agent; the files in the replica's folder are all it needs and all it leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from gpupool.domain import frames
+from gpupool.domain.supervision import ExitReason, ExitReport, Stdio
+from gpupool.node import cgroups, logs, proctree, terminal
+from gpupool.node.child import Child, become_subreaper
+from gpupool.node.ending import SWEEP_GRACE_S, Ending, gentle_signals
+from gpupool.node.paths import ReplicaFolder, RunFolder, boot_id, socket_name
+from gpupool.node.record import Order, ShepherdRecord, exit_to_dict, read_exit, read_stop, write_exit
+from gpupool.node.viewers import VIEWERS_LIMIT, Hello, Viewer, Viewers, unlink_quietly
+
+CLIENT_WAIT_S = 20.0  # a client-bound program's client has to come within this
+LAST_WORDS_S = 30.0  # how long a slow client may take for what is left to send
+DRAIN_S = 1.0  # how long to wait for the end of output that an escaped process holds open
+REPLAY_LIMIT = 16 << 10  # bytes of a terminal's output that a new viewer gets first
+STDIN_LIMIT = 256 << 10  # bytes of input held for a program that does not read
+_CHUNK = 64 << 10
+
+
+class Shepherd:
+    """One program's supervisor; ``run`` returns when everything is over."""
+
+    def __init__(self, folder: ReplicaFolder, order: Order, listener: socket.socket) -> None:
+        self.folder = folder
+        self.order = order
+        self.spec = order.spec
+        self.key = folder.key
+        own = os.geteuid()
+        self.viewers = Viewers(listener, frozenset({0, own, own if self.spec.uid is None else self.spec.uid}))
+        self.log = logs.LogWriter(folder.log, self.spec.log_limit_mib)
+        self.record = ShepherdRecord(os.getpid(), proctree.start_time(os.getpid()) or 0, order.boot_id)
+        self.poll = select.poll()
+        self.program: int | None = None
+        self.status: int | None = None
+        self.groups = cgroups.Groups()
+        self.streams: terminal.Streams | None = None
+        self.failure_fd: int | None = None
+        self.failure: tuple[int, str] | None = None
+        self.ending: Ending | None = None
+        self.pending_input = bytearray()
+        self.input_ended = False
+        self.replay = bytearray()
+        self.client_deadline: float | None = None
+        self.time_limit_at: float | None = None
+        self.wake_fd = -1
+
+    # -- the course of a program -------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """From the record of our being to the last frame."""
+        self._listen_to_signals()
+        self.record.write(self.folder)
+        if (grace_s := read_stop(self.folder)) is not None:
+            self.end(ExitReason.STOPPED, grace_s)
+        elif self.spec.client_bound:
+            self.client_deadline = time.monotonic() + CLIENT_WAIT_S
+        else:
+            self.start_program(self.spec.rows, self.spec.columns)
+        while not self._over():
+            self._turn()
+        self._drain()
+        report = self._report()
+        self._write_exit(report)
+        self._last_words(report)
+
+    def _over(self) -> bool:
+        """Whether no process is left, or none was ever wanted."""
+        if self.program is None:
+            return self.ending is not None or self.failure is not None
+        return self.status is not None and not _have_children()
+
+    def start_program(self, rows: int, columns: int) -> None:
+        """Fork it; that it runs, or why not, is heard from ``failure_fd``."""
+        self.client_deadline = None
+        try:
+            self.streams = terminal.open_streams(self.spec.stdio, rows, columns)
+            self.groups = cgroups.make(self.key, self.spec.cpus, self.spec.memory_mib)
+            self.failure_fd, failure_write = os.pipe()
+            self.program = self._fork(self.streams, failure_write)
+        except OSError as error:
+            self.failure = (126, f"Could not start: {error.strerror}")
+            return
+        os.close(failure_write)
+        self.streams.close_program_ends()
+        if self.spec.max_time_s is not None:
+            self.time_limit_at = time.monotonic() + self.spec.max_time_s
+        self.poll.register(self.failure_fd, select.POLLIN)
+
+    def _fork(self, streams: terminal.Streams, failure_write: int) -> int:
+        child = Child(self.spec, self._environment(), streams.program, streams.tty, os.getpid(), self.groups.entries)
+        pid = os.fork()
+        if pid == 0:
+            child.become(failure_write)
+        return pid
+
+    def _environment(self) -> dict[str, str]:
+        workload, index, _attempt = self.key.split(".")
+        marks = {"GPUPOOL_WORKLOAD_ID": workload, "GPUPOOL_REPLICA_INDEX": index, proctree.KEY_VARIABLE: self.key}
+        return {**self.spec.env, **self.order.added_env, **marks}
+
+    def _started(self) -> None:
+        """The exec has happened."""
+        notes = tuple(self.groups.notes)
+        program = self.program or 0
+        self.record = replace(
+            self.record,
+            program=program,
+            program_start=proctree.start_time(program),
+            started_at=time.time(),
+            notes=notes,
+            cgroups=self.groups.paths,
+        )
+        self._save_record()
+        self.viewers.send(frames.STARTED, json.dumps({"pid": program}).encode())
+        for note in notes:
+            self.viewers.send(frames.NOTE, note.encode())
+
+    def end(self, reason: ExitReason, grace_s: float) -> None:
+        """Ask the whole tree to end, for the first reason given; a later call can only shorten the grace."""
+        kill_at = time.monotonic() + max(0.0, grace_s)
+        if self.ending is not None:
+            self.ending.hasten(kill_at)
+            return
+        self.ending = Ending(reason, kill_at)
+        self._signal_tree(gentle_signals(tty=self.spec.stdio is Stdio.TTY))
+
+    def _signal_tree(self, signals: tuple[int, ...]) -> None:
+        if self.program is None:
+            return
+        table = proctree.scan()
+        tree = proctree.descendants([os.getpid()], proctree.children_of(table))
+        if signal.SIGKILL in signals:
+            cgroups.kill(self.groups.paths)
+        for signum in signals:
+            for pid in tree:
+                proctree.send(table[pid], signum)
+
+    # -- one turn of the loop ----------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        self._set_interest()
+        for fd, events in self.poll.poll(self._timeout_ms()):
+            self._on_event(fd, events)
+        self.viewers.sweep(self._viewer_gone)
+        self._on_time(time.monotonic())
+
+    def _timeout_ms(self) -> int | None:
+        times = [t for t in (self.client_deadline, self.time_limit_at) if t is not None]
+        if self.ending is not None:
+            times.append(self.ending.kill_at)
+        return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
+
+    def _on_time(self, now: float) -> None:
+        if self.client_deadline is not None and now >= self.client_deadline:
+            self.client_deadline = None
+            self.end(ExitReason.CLIENT_GONE, 0)
+        if self.time_limit_at is not None and now >= self.time_limit_at:
+            self.time_limit_at = None
+            self.end(ExitReason.TIME_LIMIT, self.spec.grace_s)
+        if self.ending is not None and self.ending.due(now):
+            self._signal_tree((signal.SIGKILL,))
+
+    def _set_interest(self) -> None:
+        """Tell poll what matters now: input only when the program takes it, output only when the client does."""
+        may_read = len(self.pending_input) < STDIN_LIMIT
+        for viewer in self.viewers:
+            self.poll.register(viewer.fileno(), viewer.interest(may_read=may_read))
+        streams = self.streams
+        if streams is None:
+            return
+        reading = 0 if self.viewers.congested else select.POLLIN
+        writing = select.POLLOUT if self.pending_input else 0
+        self._watch(streams.output, reading | (writing if streams.tty else 0))
+        self._watch(streams.errors, reading)
+        if not streams.tty:
+            self._watch(streams.source, writing)
+
+    def _watch(self, fd: int | None, wanted: int) -> None:
+        """A hang-up is reported even when nothing is wanted, so then the descriptor is not polled at all."""
+        if fd is None:
+            return
+        if wanted:
+            self.poll.register(fd, wanted)
+        else:
+            with contextlib.suppress(KeyError):
+                self.poll.unregister(fd)
+
+    def _on_event(self, fd: int, events: int) -> None:
+        if fd == self.wake_fd:
+            self._on_signal()
+        elif fd == self.failure_fd:
+            self._on_exec()
+        elif fd == self.viewers.listener.fileno():
+            self.viewers.accept()
+        elif (viewer := self.viewers.get(fd)) is not None:
+            self._on_viewer(viewer, events)
+        elif self.streams is not None:
+            self._on_stream(fd, events)
+
+    # -- signals and children ----------------------------------------------------------------------------------------
+
+    def _listen_to_signals(self) -> None:
+        self.wake_fd, write = os.pipe()
+        os.set_blocking(self.wake_fd, False)
+        os.set_blocking(write, False)
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self.poll.register(self.wake_fd, select.POLLIN)
+        self.poll.register(self.viewers.listener.fileno(), select.POLLIN)
+
+    def _on_signal(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(self.wake_fd, 4096)
+            if signal.SIGTERM in numbers:
+                grace_s = read_stop(self.folder)
+                self.end(ExitReason.STOPPED, self.spec.grace_s if grace_s is None else grace_s)
+            if signal.SIGCHLD in numbers:
+                self._reap()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if found[0] == self.program:
+                    self._program_ended(found[1])
+
+    def _program_ended(self, status: int) -> None:
+        if self.failure_fd is not None:
+            self._on_exec()
+        self.status = status
+        self.time_limit_at = None
+        if _have_children():
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """The program is over but left others behind: they go too."""
+        grace_s = min(self.spec.grace_s, SWEEP_GRACE_S)
+        if self.ending is None or not self.ending.killing:
+            self.end(ExitReason.EXITED, grace_s)
+
+    def _on_exec(self) -> None:
+        """The pipe that the exec closes has spoken: silence means that the program runs."""
+        assert self.failure_fd is not None  # noqa: S101 - for the type checker
+        message = os.read(self.failure_fd, 4096).decode("utf-8", "replace")
+        self.poll.unregister(self.failure_fd)
+        os.close(self.failure_fd)
+        self.failure_fd = None
+        if message:
+            status, _, text = message.partition(" ")
+            self.failure = (int(status), text)
+        else:
+            self._started()
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    def _on_stream(self, fd: int, events: int) -> None:
+        streams = self.streams
+        assert streams is not None  # noqa: S101 - for the type checker
+        if fd == streams.source and events & (select.POLLOUT | select.POLLERR):
+            self._feed(fd)
+        if fd in {streams.output, streams.errors} and events & ~select.POLLOUT:
+            self._take(fd)
+
+    def _take(self, fd: int) -> bool:
+        """Read a piece of output and pass it on; False when there is none now or no more ever."""
+        streams = self.streams
+        assert streams is not None  # noqa: S101 - for the type checker
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:  # EIO: nobody has the terminal open any more
+            data = b""
+        if not data:
+            self._close_stream(fd)
+            return False
+        stream, kind = (logs.ERR, frames.STDERR) if fd == streams.errors else (logs.OUT, frames.STDOUT)
+        self._log(stream, data)
+        if streams.tty:
+            self.replay = (self.replay + data)[-REPLAY_LIMIT:]
+        self.viewers.send(kind, data)
+        return True
+
+    def _log(self, stream: int, data: bytes) -> None:
+        before = self.log.note
+        self.log.write(stream, data)
+        if self.log.note and not before:
+            self.record = replace(self.record, notes=(*self.record.notes, self.log.note))
+            self._save_record()
+
+    def _close_stream(self, fd: int) -> None:
+        streams = self.streams
+        assert streams is not None  # noqa: S101 - for the type checker
+        with contextlib.suppress(KeyError):
+            self.poll.unregister(fd)
+        for name in ("source", "output", "errors"):
+            if getattr(streams, name) == fd:
+                setattr(streams, name, None)
+        os.close(fd)
+
+    def _feed(self, fd: int) -> None:
+        """Give the program what input it takes; a program that has closed its input loses it, as in a pipe."""
+        try:
+            while self.pending_input:
+                written = os.write(fd, memoryview(self.pending_input)[:_CHUNK])
+                del self.pending_input[:written]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.pending_input.clear()
+            self.input_ended = True
+        if self.input_ended and self.streams is not None and not self.streams.tty:
+            self._close_stream(fd)
+
+    def _give_input(self, data: bytes) -> None:
+        if self.streams is None or self.streams.source is None or self.input_ended:
+            return
+        self.pending_input += data
+        self._feed(self.streams.source)
+
+    def _end_input(self) -> None:
+        if self.streams is None or self.streams.source is None:
+            return
+        if self.streams.tty:
+            self._give_input(terminal.END_OF_TRANSMISSION)
+            return
+        self.input_ended = True
+        self._feed(self.streams.source)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def _on_viewer(self, viewer: Viewer, events: int) -> None:
+        if events & select.POLLOUT:
+            viewer.flush()
+        if events & select.POLLIN:
+            for kind, payload in viewer.receive():
+                with contextlib.suppress(ValueError):
+                    self._on_frame(viewer, kind, payload)
+        elif events & (select.POLLHUP | select.POLLERR):
+            viewer.gone = True
+
+    def _on_frame(self, viewer: Viewer, kind: int, payload: bytes) -> None:
+        if kind == frames.SIGNAL and len(payload) == 1:
+            self._signal_foreground(payload[0])
+        elif kind == frames.HELLO and viewer.hello is None:
+            self._on_hello(viewer, Hello.parse(payload))
+        elif viewer.hello is None:
+            viewer.gone = True
+        elif kind == frames.STDIN and viewer.hello.stdin:
+            self._give_input(payload)
+        elif kind == frames.STDIN_EOF and viewer.hello.stdin:
+            self._end_input()
+        elif kind == frames.RESIZE:
+            self._resize(*frames.unpack_size(payload))
+        elif kind == frames.DETACH:
+            viewer.left = viewer.gone = True
+
+    def _on_hello(self, viewer: Viewer, hello: Hello) -> None:
+        viewer.hello = hello
+        if self.client_deadline is not None:
+            viewer.bound = True
+            self.start_program(hello.rows or self.spec.rows, hello.columns or self.spec.columns)
+            return
+        if hello.rows:
+            self._resize(hello.rows, hello.columns)
+        if self.record.started_at is not None:
+            viewer.send(frames.STARTED, json.dumps({"pid": self.program}).encode())
+        if self.replay:
+            viewer.send(frames.STDOUT, bytes(self.replay))
+
+    def _resize(self, rows: int, columns: int) -> None:
+        if self.streams is not None and self.streams.tty and self.streams.output is not None and rows and columns:
+            terminal.resize(self.streams.output, rows, columns)
+
+    def _signal_foreground(self, signum: int) -> None:
+        if self.program is None or self.status is not None or not 0 < signum < signal.NSIG:
+            return
+        group = self.program
+        if self.streams is not None and self.streams.tty and self.streams.output is not None:
+            group = terminal.foreground_group(self.streams.output) or group
+        with contextlib.suppress(OSError):
+            os.killpg(group, signum)
+
+    def _viewer_gone(self, viewer: Viewer) -> None:
+        with contextlib.suppress(KeyError):
+            self.poll.unregister(viewer.fileno())
+        if viewer.bound and not viewer.left:
+            self.end(ExitReason.CLIENT_GONE, self.spec.grace_s)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """What the dead tree wrote is still in the pipes; an escaped process may hold them open, but not us."""
+        deadline = time.monotonic() + DRAIN_S
+        streams = self.streams
+        while streams is not None and (open_fds := [f for f in (streams.output, streams.errors) if f is not None]):
+            took = [self._take(fd) for fd in open_fds]
+            if any(took):
+                continue
+            left_ms = int((deadline - time.monotonic()) * 1000)
+            still = [f for f in (streams.output, streams.errors) if f is not None]
+            if not still or left_ms <= 0 or not _wait_readable(still, left_ms):
+                break
+        if self.failure_fd is not None:
+            self._on_exec()
+        self.log.close()
+
+    def _report(self) -> ExitReport:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        code, signum = _split_status(self.status)
+        reason = self.ending.reason if self.ending is not None else ExitReason.EXITED
+        message = ""
+        if self.failure is not None:
+            code, signum, reason, message = self.failure[0], None, ExitReason.START_FAILED, self.failure[1]
+        elif self.program is None:
+            message = _never_began(reason)
+        elif signum == signal.SIGKILL and cgroups.out_of_memory(self.groups.paths):
+            message = f"Killed: it needed more than its {self.spec.memory_mib} MiB of host memory."
+        cpu_seconds = round(used.ru_utime + used.ru_stime, 6)
+        return ExitReport(reason, code, signum, message, time.time(), cpu_seconds, used.ru_maxrss // 1024)
+
+    def _write_exit(self, report: ExitReport) -> None:
+        """Keep trying: an end that is not written would hold the GPU for ever, and the disk may be full only now."""
+        cgroups.remove(self.groups.paths)
+        pause_s = 0.05
+        while self.folder.path.exists():
+            try:
+                write_exit(self.folder, report)
+                break
+            except OSError:
+                time.sleep(pause_s)
+                pause_s = min(pause_s * 2, 5.0)
+        unlink_quietly(str(RunFolder(self.order.run_folder).attach(self.key)))
+        self._hint()
+
+    def _last_words(self, report: ExitReport) -> None:
+        """Give slow clients time for what is left to send, as long as they take it."""
+        for _ in range(VIEWERS_LIMIT):
+            if not _wait_readable([self.viewers.listener.fileno()], 0):
+                break
+            self.viewers.accept()
+        for viewer in self.viewers:
+            if viewer.hello is None:
+                self._late_hello(viewer)
+        self.viewers.send(frames.EXIT, json.dumps({**exit_to_dict(report), "status": report.status}).encode())
+        deadline = time.monotonic() + LAST_WORDS_S
+        while self.viewers.pending and time.monotonic() < deadline:
+            before = self.viewers.pending
+            _wait_writable([v.fileno() for v in self.viewers if v.behind], 1000)
+            for viewer in self.viewers:
+                viewer.flush()
+            self.viewers.sweep(lambda _viewer: None)
+            if self.viewers.pending < before:
+                deadline = time.monotonic() + LAST_WORDS_S
+        self.viewers.close()
+
+    @staticmethod
+    def _late_hello(viewer: Viewer) -> None:
+        for kind, payload in viewer.receive():
+            with contextlib.suppress(ValueError):
+                if kind == frames.HELLO:
+                    viewer.hello = Hello.parse(payload)
+
+    # -- what the agent reads ----------------------------------------------------------------------------------------
+
+    def _save_record(self) -> None:
+        with contextlib.suppress(OSError):
+            self.record.write(self.folder)
+        self._hint()
+
+    def _hint(self) -> None:
+        """Tell the agent to look, if there is one; the files are the truth."""
+        hint(RunFolder(self.order.run_folder), self.key)
+
+
+def hint(run: RunFolder, key: str) -> None:
+    """Drop a line at the agent's door; never waits, never fails."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(0)
+        with socket_name(run.notify) as name:
+            sock.sendto(key.encode(), name)
+
+
+def _have_children() -> bool:
+    """Whether any descendant is left: as their subreaper we would have it as a child, or its ancestor."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _split_status(status: int | None) -> tuple[int | None, int | None]:
+    """Exit code and signal of a wait status."""
+    if status is None:
+        return None, None
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None
+
+
+def _never_began(reason: ExitReason) -> str:
+    if reason is ExitReason.CLIENT_GONE:
+        return f"No client attached within {CLIENT_WAIT_S:.0f} seconds."
+    return "It was stopped before it began."
+
+
+def _wait_readable(fds: list[int], timeout_ms: int) -> bool:
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
+
+
+def _wait_writable(fds: list[int], timeout_ms: int) -> None:
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLOUT)
+    poll.poll(timeout_ms)
+
+
+def main(path: Path, listener: socket.socket) -> NoReturn:
+    """What a freshly forked process does for the rest of its life; the lock is among its descriptors."""
+    folder = ReplicaFolder(path)
+    try:
+        os.setsid()
+        _let_go_of_streams()
+        become_subreaper()
+        order = Order.read(folder)
+        if order is not None and read_exit(folder) is None:
+            Shepherd(folder, replace(order, boot_id=boot_id()), listener).run()
+    except BaseException:  # noqa: BLE001 - whatever it is, the agent will find us gone and this text
+        with contextlib.suppress(OSError):
+            folder.failure.write_text(traceback.format_exc(), encoding="utf-8")
+    finally:
+        os._exit(0)
+
+
+def _let_go_of_streams() -> None:
+    """The agent's terminal and pipes are not ours to hold open."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for target in (0, 1, 2):
+        os.dup2(null, target)
+    os.close(null)

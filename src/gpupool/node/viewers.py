@@ -1,0 +1,179 @@
+"""Who is attached to a shepherd: connections, their frames, and how far behind each is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpupool.domain import frames
+
+VIEWER_BEHIND_LIMIT = 8 << 20  # bytes: a mere viewer further behind is dropped
+BOUND_BEHIND_LIMIT = 1 << 20  # bytes: a client-bound program waits, as it would before a full pipe
+VIEWERS_LIMIT = 64
+_READ = 256 << 10
+_CREDENTIALS = struct.Struct("3i")
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user at the other end of a unix socket, as the kernel says. Raises OSError."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(data)
+    return int(uid)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a client says first; zero rows mean that it has no terminal."""
+
+    rows: int = 0
+    columns: int = 0
+    stdin: bool = True
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Hello:
+        """Raises ``ValueError`` for anything but a JSON object of this version."""
+        data: Any = json.loads(payload)
+        if not isinstance(data, dict) or data.get("version") != frames.VERSION:
+            raise ValueError("not a HELLO of this version")
+        rows, columns = int(data.get("rows") or 0), int(data.get("columns") or 0)
+        return cls(min(max(rows, 0), 0xFFFF), min(max(columns, 0), 0xFFFF), bool(data.get("stdin", True)))
+
+
+class Viewer:
+    """One connection. ``hello`` is None until the client has said it; only then does it count as attached."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(0)
+        self.sock = sock
+        self.hello: Hello | None = None
+        self.bound = False
+        self.left = False
+        self.gone = False
+        self._in = bytearray()
+        self._out = bytearray()
+
+    def fileno(self) -> int:
+        """The descriptor, for poll."""
+        return self.sock.fileno()
+
+    @property
+    def behind(self) -> int:
+        """Bytes that it has not taken yet."""
+        return len(self._out)
+
+    def interest(self, *, may_read: bool) -> int:
+        """What to poll for; a hang-up is always reported."""
+        return (select.POLLIN if may_read else 0) | (select.POLLOUT if self._out else 0)
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """Queue one frame (several for much output) and send what goes at once."""
+        if self.gone:
+            return
+        for at in range(0, len(payload) or 1, frames.LIMIT):
+            self._out += frames.encode(kind, payload[at : at + frames.LIMIT])
+        self.flush()
+        if not self.bound and len(self._out) > VIEWER_BEHIND_LIMIT:
+            self.gone = True
+
+    def flush(self) -> None:
+        """Send what goes without waiting."""
+        try:
+            while self._out:
+                sent = self.sock.send(memoryview(self._out)[:_READ])
+                del self._out[:sent]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.gone = True
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """The frames that have come in whole; sets ``gone`` at the end or on nonsense."""
+        try:
+            data = self.sock.recv(_READ)
+            if not data:
+                self.gone = True
+            self._in += data
+            return frames.decode(self._in)
+        except BlockingIOError:
+            return []
+        except (OSError, ValueError):
+            self.gone = True
+            return []
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+class Viewers:
+    """All connections of one shepherd, and the door where they come in."""
+
+    def __init__(self, listener: socket.socket, allowed: frozenset[int]) -> None:
+        listener.settimeout(0)
+        self.listener = listener
+        self._allowed = allowed
+        self._all: dict[int, Viewer] = {}
+
+    def __iter__(self) -> Any:
+        return iter(list(self._all.values()))
+
+    def get(self, fd: int) -> Viewer | None:
+        """The viewer with this descriptor."""
+        return self._all.get(fd)
+
+    def accept(self) -> None:
+        """Let in who is waiting, if the kernel says that it is somebody who may."""
+        with contextlib.suppress(OSError):
+            sock, _address = self.listener.accept()
+            if peer_uid(sock) in self._allowed and len(self._all) < VIEWERS_LIMIT:
+                viewer = Viewer(sock)
+                self._all[viewer.fileno()] = viewer
+                return
+            with contextlib.suppress(OSError):
+                sock.send(frames.encode(frames.NOTE, b"permission denied"))
+            sock.close()
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """To everybody attached."""
+        for viewer in self._all.values():
+            if viewer.hello is not None:
+                viewer.send(kind, payload)
+
+    def sweep(self, on_gone: Callable[[Viewer], None]) -> None:
+        """Hang up on those that are gone and tell about each."""
+        for fd, viewer in list(self._all.items()):
+            if viewer.gone:
+                del self._all[fd]
+                viewer.close()
+                on_gone(viewer)
+
+    @property
+    def congested(self) -> bool:
+        """Whether the client that the program is bound to is too far behind."""
+        return any(viewer.bound and viewer.behind > BOUND_BEHIND_LIMIT for viewer in self._all.values())
+
+    @property
+    def pending(self) -> int:
+        """Bytes that somebody still has to take."""
+        return sum(viewer.behind for viewer in self._all.values())
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        for viewer in self._all.values():
+            viewer.close()
+        self._all.clear()
+        self.listener.close()
+
+
+def unlink_quietly(path: str) -> None:
+    """Remove a socket's name if it is there."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)  # noqa: PTH108 - plain strings keep the shepherd cheap
