@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
@@ -14,7 +15,8 @@ from standin_pool import StandInPool, eventually
 from gpupool.daemon import launch
 from gpupool.daemon.backoff import FIRST_DELAY_S, HEALTHY_LIFE_S, LONGEST_DELAY_S, Backoff
 from gpupool.daemon.children import ChildName, child_command
-from gpupool.daemon.folders import log_path
+from gpupool.daemon.config import PoolKind
+from gpupool.daemon.folders import CHILD_LOCKS, log_path
 from gpupool.daemon.logs import bound_log, open_log, tail
 from gpupool.daemon.processes import ProcessIdentity, is_locked, take_lock
 
@@ -64,13 +66,26 @@ def test_a_crash_loop_is_shown_while_the_rest_runs_on(pool: StandInPool) -> None
 
 
 def test_children_are_told_their_folders_and_options(pool: StandInPool) -> None:
-    plain = pool.with_command("agent")
-    plain = type(plain).from_dict({**plain.to_dict(), "commands": {}, "emulate": "4xT4", "node_name": "gpu1"})
-    agent = child_command(plain, ChildName.AGENT)
-    assert agent[-8:] == (
-        "--state", f"{plain.state_dir}/node", "--run", plain.run_dir, "--emulate", "4xT4", "--name", "gpu1",
-    )  # fmt: skip
-    assert child_command(plain, ChildName.CONTROL_PLANE)[-2:] == ("--state-dir", plain.state_dir)
+    config = replace(pool.config, commands={}, emulate="4xT4", node_name="gpu1", kind=PoolKind.SYSTEM)
+    folders = ("--state", f"{config.state_dir}/node", "--run", config.run_dir)
+    agent = child_command(config, ChildName.AGENT)
+    assert agent[-9:] == (*folders, "--name", "gpu1", "--emulate", "4xT4", "--shared")
+    own = child_command(replace(config, emulate=None, node_name=None, kind=PoolKind.USER), ChildName.AGENT)
+    assert own[-6:] == (*folders, "--name", os.uname().nodename)
+    assert child_command(config, ChildName.CONTROL_PLANE)[-2:] == ("--state-dir", config.state_dir)
+
+
+def test_the_real_agent_is_kept_alive_and_ends_with_the_pool(pool: StandInPool) -> None:
+    commands = {"control-plane": pool.config.commands["control-plane"]}
+    location = launch.start(replace(pool.config, commands=commands, emulate="2xT4")).location
+    lock, socket = Path(location.state_dir, CHILD_LOCKS[0]), Path(location.run_dir, "agent.sock")
+    assert eventually(lambda: is_locked(lock) and socket.is_socket())
+    first = launch.pool_status(location)["children"][0]
+    os.kill(first["pid"], signal.SIGKILL)
+    assert eventually(lambda: launch.pool_status(location)["children"][0]["restarts"] == 1)
+    assert eventually(lambda: is_locked(lock) and socket.is_socket())
+    assert launch.stop(location)
+    assert not is_locked(lock)
 
 
 def test_output_of_children_is_kept(pool: StandInPool) -> None:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpupool.daemon.backoff import HEALTHY_LIFE_S, Backoff
-from gpupool.daemon.config import PoolConfig
+from gpupool.daemon.config import PoolConfig, PoolKind
 from gpupool.daemon.folders import NODE_DIR, log_path
 from gpupool.daemon.logs import bound_log, open_log
 from gpupool.daemon.processes import ProcessIdentity, die_with_parent
@@ -47,11 +47,12 @@ def child_command(config: PoolConfig, name: ChildName) -> tuple[str, ...]:
         return config.commands[name]
     if name is ChildName.CONTROL_PLANE:
         return python_module("gpupool.daemon.control_plane", "--state-dir", config.state_dir)
-    options = ["--state", f"{config.state_dir}/{NODE_DIR}", "--run", config.run_dir]
+    name_of_node = config.node_name or os.uname().nodename
+    options = ["--state", f"{config.state_dir}/{NODE_DIR}", "--run", config.run_dir, "--name", name_of_node]
     if config.emulate is not None:
         options += ["--emulate", config.emulate]
-    if config.node_name is not None:
-        options += ["--name", config.node_name]
+    if config.kind is PoolKind.SYSTEM:
+        options.append("--shared")
     return python_module("gpupool.node.agent_main", *options)
 
 
