@@ -234,7 +234,7 @@ def test_a_program_that_is_missing_fails_the_start(pool: StandInPool) -> None:
 def test_an_unwritable_folder_is_named(pool: StandInPool) -> None:
     nobody_may = replace(pool.config, state_dir="/sys/gpupool")  # not even root
     with pytest.raises(
-        GpupoolError, match="cannot use the folder /sys/gpupool: (Permission|Operation|Read-only)"
+        GpupoolError, match=r"cannot use the folder /sys/gpupool: (Permission|Operation|Read-only)"
     ) as caught:
         launch.start(nobody_may)
     assert caught.value.code is ErrorCode.POOL_START_FAILED
