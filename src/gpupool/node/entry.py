@@ -22,6 +22,7 @@ class Entry:
     status: ProcessStatus
     pidfd: int | None = None
     launching: bool = False
+    launches: int = 0
     cleaning: bool = False
     look_again: asyncio.TimerHandle | None = None
     force: asyncio.TimerHandle | None = None

@@ -76,6 +76,11 @@ class Keeper:
             os.close(lock)
         return True
 
+    async def _give_up(self, entry: Entry) -> None:
+        await self._not_started(entry, "Its supervising process could not begin.")
+        entry.launching = False
+        self.examine(entry)
+
     async def _not_started(self, entry: Entry, why: str) -> None:
         await self._write_end(entry, ExitReport(ExitReason.START_FAILED, None, None, why, time.time()))
 
@@ -115,7 +120,9 @@ class Keeper:
         elif record is None and entry.order.boot_id == self._boot:
             os.close(lock)
             entry.launching = True
-            self._spawn(self.launch(entry))
+            entry.launches += 1
+            enough = entry.launches > LAUNCH_TRIES
+            self._spawn(self._give_up(entry) if enough else self.launch(entry))
         else:
             entry.cleaning = True
             self._spawn(self._clean_up(entry, record, lock))

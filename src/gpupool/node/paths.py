@@ -65,6 +65,11 @@ class ReplicaFolder:
         return self.path / "exit.json"
 
     @property
+    def reserve(self) -> Path:
+        """Room on the disk that becomes the exit file."""
+        return self.path / "exit.reserve"
+
+    @property
     def failure(self) -> Path:
         """The traceback of a shepherd that failed (a fault of ours)."""
         return self.path / "shepherd.err"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import errno
+import json
+import os
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpupool.domain.supervision import ExitReason, ExitReport, ProcessSpec
 from gpupool.node.paths import ReplicaFolder, read_json, write_json
+
+EXIT_ROOM = 4096  # bytes
+MESSAGE_LIMIT = 300  # characters; six bytes each at most in JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,7 @@ class Order:
             "boot_id": self.boot_id,
             "run_folder": str(self.run_folder),
         }
+        reserve_exit(folder)
         write_json(folder.spec, data, durable=True)
 
     @classmethod
@@ -82,9 +89,22 @@ def read_exit(folder: ReplicaFolder) -> ExitReport | None:
     return None if data is None else ExitReport(**{**data, "reason": ExitReason(data["reason"])})
 
 
+def reserve_exit(folder: ReplicaFolder) -> None:
+    """Take the room for the exit file now: an end must be writable on a disk that has become full. Raises OSError."""
+    folder.reserve.write_bytes(b" " * EXIT_ROOM)
+
+
 def write_exit(folder: ReplicaFolder, report: ExitReport) -> None:
-    """Write the end, on the disk. Raises OSError."""
-    write_json(folder.exit, exit_to_dict(report), durable=True)
+    """Write the end, on the disk, in the room that was reserved. Raises OSError."""
+    data = json.dumps(asdict(replace(report, message=report.message[:MESSAGE_LIMIT]))).encode().ljust(EXIT_ROOM)
+    fd = os.open(folder.reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.pwrite(fd, data, 0) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(folder.reserve, folder.exit)  # noqa: PTH104 - one call, atomic
 
 
 def read_stop(folder: ReplicaFolder) -> float | None:

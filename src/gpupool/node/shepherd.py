@@ -20,20 +20,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpupool.domain import frames
+from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
 from gpupool.domain.supervision import ExitReason, ExitReport, Stdio
 from gpupool.node import cgroups, logs, proctree, terminal
 from gpupool.node.child import Child, become_subreaper
 from gpupool.node.ending import SWEEP_GRACE_S, Ending, gentle_signals
 from gpupool.node.paths import ReplicaFolder, RunFolder, boot_id, socket_name
+from gpupool.node.plumbing import Plumbing
 from gpupool.node.record import Order, ShepherdRecord, exit_to_dict, read_exit, read_stop, write_exit
 from gpupool.node.viewers import VIEWERS_LIMIT, Hello, Viewer, Viewers, unlink_quietly
 
 CLIENT_WAIT_S = 20.0  # a client-bound program's client has to come within this
-LAST_WORDS_S = 30.0  # how long a slow client may take for what is left to send
-DRAIN_S = 1.0  # how long to wait for the end of output that an escaped process holds open
-REPLAY_LIMIT = 16 << 10  # bytes of a terminal's output that a new viewer gets first
-STDIN_LIMIT = 256 << 10  # bytes of input held for a program that does not read
-_CHUNK = 64 << 10
+LAST_WORDS_S = 30.0  # how long a client may take nothing of what is left to send
 
 
 class Shepherd:
@@ -52,13 +50,10 @@ class Shepherd:
         self.program: int | None = None
         self.status: int | None = None
         self.groups = cgroups.Groups()
-        self.streams: terminal.Streams | None = None
+        self.plumbing: Plumbing | None = None
         self.failure_fd: int | None = None
         self.failure: tuple[int, str] | None = None
         self.ending: Ending | None = None
-        self.pending_input = bytearray()
-        self.input_ended = False
-        self.replay = bytearray()
         self.client_deadline: float | None = None
         self.time_limit_at: float | None = None
         self.wake_fd = -1
@@ -77,7 +72,8 @@ class Shepherd:
             self.start_program(self.spec.rows, self.spec.columns)
         while not self._over():
             self._turn()
-        self._drain()
+        if self.plumbing is not None:
+            self.plumbing.drain()
         report = self._report()
         self._write_exit(report)
         self._last_words(report)
@@ -92,18 +88,36 @@ class Shepherd:
         """Fork it; that it runs, or why not, is heard from ``failure_fd``."""
         self.client_deadline = None
         try:
-            self.streams = terminal.open_streams(self.spec.stdio, rows, columns)
-            self.groups = cgroups.make(self.key, self.spec.cpus, self.spec.memory_mib)
-            self.failure_fd, failure_write = os.pipe()
-            self.program = self._fork(self.streams, failure_write)
+            streams = terminal.open_streams(self.spec.stdio, rows, columns)
+            self._make_groups()
+            failure_read, failure_write = os.pipe()
+            self.program = self._fork(streams, failure_write)
         except OSError as error:
-            self.failure = (126, f"Could not start: {error.strerror}")
+            self.failure = (EXIT_NOT_EXECUTABLE, f"Could not start: {error.strerror}")
             return
         os.close(failure_write)
-        self.streams.close_program_ends()
+        streams.close_program_ends()
+        self.plumbing = Plumbing(streams, self._deliver)
+        self.failure_fd = failure_read
+        self.poll.register(failure_read, select.POLLIN)
         if self.spec.max_time_s is not None:
             self.time_limit_at = time.monotonic() + self.spec.max_time_s
-        self.poll.register(self.failure_fd, select.POLLIN)
+
+    def _make_groups(self) -> None:
+        """On record before anything can be in them."""
+        self.groups = cgroups.make(self.key, self.spec.cpus, self.spec.memory_mib)
+        if self.groups.paths:
+            self.record = replace(self.record, cgroups=self.groups.paths)
+            self.record.write(self.folder)
+
+    def _deliver(self, stream: int, kind: int, data: bytes) -> None:
+        """A piece of the program's output, to the log and to whoever is attached."""
+        before = self.log.note
+        self.log.write(stream, data)
+        if self.log.note and not before:
+            self.record = replace(self.record, notes=(*self.record.notes, self.log.note))
+            self._save_record()
+        self.viewers.send(kind, data)
 
     def _fork(self, streams: terminal.Streams, failure_write: int) -> int:
         child = Child(self.spec, self._environment(), streams.program, streams.tty, os.getpid(), self.groups.entries)
@@ -127,7 +141,6 @@ class Shepherd:
             program_start=proctree.start_time(program),
             started_at=time.time(),
             notes=notes,
-            cgroups=self.groups.paths,
         )
         self._save_record()
         self.viewers.send(frames.STARTED, json.dumps({"pid": program}).encode())
@@ -158,9 +171,14 @@ class Shepherd:
 
     def _turn(self) -> None:
         self._set_interest()
-        for fd, events in self.poll.poll(self._timeout_ms()):
-            self._on_event(fd, events)
+        events = dict(self.poll.poll(self._timeout_ms()))
+        # Newcomers last: their descriptors may have the numbers of some that this very turn closes.
+        newcomers = events.pop(self.viewers.listener.fileno(), 0)
+        for fd, happened in events.items():
+            self._on_event(fd, happened)
         self.viewers.sweep(self._viewer_gone)
+        if newcomers:
+            self.viewers.accept()
         self._on_time(time.monotonic())
 
     def _timeout_ms(self) -> int | None:
@@ -180,41 +198,22 @@ class Shepherd:
             self._signal_tree((signal.SIGKILL,))
 
     def _set_interest(self) -> None:
-        """Tell poll what matters now: input only when the program takes it, output only when the client does."""
-        may_read = len(self.pending_input) < STDIN_LIMIT
+        plumbing = self.plumbing
+        may_read = plumbing is None or plumbing.takes_input
         for viewer in self.viewers:
             self.poll.register(viewer.fileno(), viewer.interest(may_read=may_read))
-        streams = self.streams
-        if streams is None:
-            return
-        reading = 0 if self.viewers.congested else select.POLLIN
-        writing = select.POLLOUT if self.pending_input else 0
-        self._watch(streams.output, reading | (writing if streams.tty else 0))
-        self._watch(streams.errors, reading)
-        if not streams.tty:
-            self._watch(streams.source, writing)
-
-    def _watch(self, fd: int | None, wanted: int) -> None:
-        """A hang-up is reported even when nothing is wanted, so then the descriptor is not polled at all."""
-        if fd is None:
-            return
-        if wanted:
-            self.poll.register(fd, wanted)
-        else:
-            with contextlib.suppress(KeyError):
-                self.poll.unregister(fd)
+        if plumbing is not None:
+            plumbing.set_interest(self.poll, congested=self.viewers.congested)
 
     def _on_event(self, fd: int, events: int) -> None:
         if fd == self.wake_fd:
             self._on_signal()
         elif fd == self.failure_fd:
             self._on_exec()
-        elif fd == self.viewers.listener.fileno():
-            self.viewers.accept()
         elif (viewer := self.viewers.get(fd)) is not None:
             self._on_viewer(viewer, events)
-        elif self.streams is not None:
-            self._on_stream(fd, events)
+        elif self.plumbing is not None:
+            self.plumbing.on_event(self.poll, fd, events)
 
     # -- signals and children ----------------------------------------------------------------------------------------
 
@@ -272,82 +271,6 @@ class Shepherd:
         else:
             self._started()
 
-    # -- streams -----------------------------------------------------------------------------------------------------
-
-    def _on_stream(self, fd: int, events: int) -> None:
-        streams = self.streams
-        assert streams is not None  # noqa: S101 - for the type checker
-        if fd == streams.source and events & (select.POLLOUT | select.POLLERR):
-            self._feed(fd)
-        if fd in {streams.output, streams.errors} and events & ~select.POLLOUT:
-            self._take(fd)
-
-    def _take(self, fd: int) -> bool:
-        """Read a piece of output and pass it on; False when there is none now or no more ever."""
-        streams = self.streams
-        assert streams is not None  # noqa: S101 - for the type checker
-        try:
-            data = os.read(fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        except OSError:  # EIO: nobody has the terminal open any more
-            data = b""
-        if not data:
-            self._close_stream(fd)
-            return False
-        stream, kind = (logs.ERR, frames.STDERR) if fd == streams.errors else (logs.OUT, frames.STDOUT)
-        self._log(stream, data)
-        if streams.tty:
-            self.replay = (self.replay + data)[-REPLAY_LIMIT:]
-        self.viewers.send(kind, data)
-        return True
-
-    def _log(self, stream: int, data: bytes) -> None:
-        before = self.log.note
-        self.log.write(stream, data)
-        if self.log.note and not before:
-            self.record = replace(self.record, notes=(*self.record.notes, self.log.note))
-            self._save_record()
-
-    def _close_stream(self, fd: int) -> None:
-        streams = self.streams
-        assert streams is not None  # noqa: S101 - for the type checker
-        with contextlib.suppress(KeyError):
-            self.poll.unregister(fd)
-        for name in ("source", "output", "errors"):
-            if getattr(streams, name) == fd:
-                setattr(streams, name, None)
-        os.close(fd)
-
-    def _feed(self, fd: int) -> None:
-        """Give the program what input it takes; a program that has closed its input loses it, as in a pipe."""
-        try:
-            while self.pending_input:
-                written = os.write(fd, memoryview(self.pending_input)[:_CHUNK])
-                del self.pending_input[:written]
-        except BlockingIOError:
-            return
-        except OSError:
-            self.pending_input.clear()
-            self.input_ended = True
-        if self.input_ended and self.streams is not None and not self.streams.tty:
-            self._close_stream(fd)
-
-    def _give_input(self, data: bytes) -> None:
-        if self.streams is None or self.streams.source is None or self.input_ended:
-            return
-        self.pending_input += data
-        self._feed(self.streams.source)
-
-    def _end_input(self) -> None:
-        if self.streams is None or self.streams.source is None:
-            return
-        if self.streams.tty:
-            self._give_input(terminal.END_OF_TRANSMISSION)
-            return
-        self.input_ended = True
-        self._feed(self.streams.source)
-
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def _on_viewer(self, viewer: Viewer, events: int) -> None:
@@ -367,14 +290,19 @@ class Shepherd:
             self._on_hello(viewer, Hello.parse(payload))
         elif viewer.hello is None:
             viewer.gone = True
-        elif kind == frames.STDIN and viewer.hello.stdin:
-            self._give_input(payload)
-        elif kind == frames.STDIN_EOF and viewer.hello.stdin:
-            self._end_input()
-        elif kind == frames.RESIZE:
-            self._resize(*frames.unpack_size(payload))
         elif kind == frames.DETACH:
             viewer.left = viewer.gone = True
+        elif self.plumbing is not None:
+            self._on_stream_frame(self.plumbing, viewer.hello, kind, payload)
+
+    @staticmethod
+    def _on_stream_frame(plumbing: Plumbing, hello: Hello, kind: int, payload: bytes) -> None:
+        if kind == frames.STDIN and hello.stdin:
+            plumbing.give_input(payload)
+        elif kind == frames.STDIN_EOF and hello.stdin:
+            plumbing.end_input()
+        elif kind == frames.RESIZE:
+            plumbing.resize(*frames.unpack_size(payload))
 
     def _on_hello(self, viewer: Viewer, hello: Hello) -> None:
         viewer.hello = hello
@@ -382,23 +310,17 @@ class Shepherd:
             viewer.bound = True
             self.start_program(hello.rows or self.spec.rows, hello.columns or self.spec.columns)
             return
-        if hello.rows:
-            self._resize(hello.rows, hello.columns)
         if self.record.started_at is not None:
             viewer.send(frames.STARTED, json.dumps({"pid": self.program}).encode())
-        if self.replay:
-            viewer.send(frames.STDOUT, bytes(self.replay))
-
-    def _resize(self, rows: int, columns: int) -> None:
-        if self.streams is not None and self.streams.tty and self.streams.output is not None and rows and columns:
-            terminal.resize(self.streams.output, rows, columns)
+        if self.plumbing is not None:
+            if self.plumbing.replay:
+                viewer.send(frames.STDOUT, bytes(self.plumbing.replay))
+            self.plumbing.resize(hello.rows, hello.columns)
 
     def _signal_foreground(self, signum: int) -> None:
         if self.program is None or self.status is not None or not 0 < signum < signal.NSIG:
             return
-        group = self.program
-        if self.streams is not None and self.streams.tty and self.streams.output is not None:
-            group = terminal.foreground_group(self.streams.output) or group
+        group = (None if self.plumbing is None else self.plumbing.foreground_group()) or self.program
         with contextlib.suppress(OSError):
             os.killpg(group, signum)
 
@@ -409,22 +331,6 @@ class Shepherd:
             self.end(ExitReason.CLIENT_GONE, self.spec.grace_s)
 
     # -- the end -----------------------------------------------------------------------------------------------------
-
-    def _drain(self) -> None:
-        """What the dead tree wrote is still in the pipes; an escaped process may hold them open, but not us."""
-        deadline = time.monotonic() + DRAIN_S
-        streams = self.streams
-        while streams is not None and (open_fds := [f for f in (streams.output, streams.errors) if f is not None]):
-            took = [self._take(fd) for fd in open_fds]
-            if any(took):
-                continue
-            left_ms = int((deadline - time.monotonic()) * 1000)
-            still = [f for f in (streams.output, streams.errors) if f is not None]
-            if not still or left_ms <= 0 or not _wait_readable(still, left_ms):
-                break
-        if self.failure_fd is not None:
-            self._on_exec()
-        self.log.close()
 
     def _report(self) -> ExitReport:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -443,6 +349,9 @@ class Shepherd:
     def _write_exit(self, report: ExitReport) -> None:
         """Keep trying: an end that is not written would hold the GPU for ever, and the disk may be full only now."""
         cgroups.remove(self.groups.paths)
+        self.log.close()
+        if self.log.note:
+            self._save_record()
         pause_s = 0.05
         while self.folder.path.exists():
             try:
@@ -550,11 +459,20 @@ def main(path: Path, listener: socket.socket) -> NoReturn:
         order = Order.read(folder)
         if order is not None and read_exit(folder) is None:
             Shepherd(folder, replace(order, boot_id=boot_id()), listener).run()
-    except BaseException:  # noqa: BLE001 - whatever it is, the agent will find us gone and this text
-        with contextlib.suppress(OSError):
-            folder.failure.write_text(traceback.format_exc(), encoding="utf-8")
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the agent will find us gone, and what is written here
+        _failed(folder, error)
     finally:
         os._exit(0)
+
+
+def _failed(folder: ReplicaFolder, error: BaseException) -> None:
+    """Before the first record nothing has been started, and that is the end; after it the agent cleans up."""
+    with contextlib.suppress(OSError):
+        folder.failure.write_text(traceback.format_exc(), encoding="utf-8")
+    if not folder.shepherd.exists():
+        with contextlib.suppress(OSError):
+            why = f"It could not be supervised: {error}"
+            write_exit(folder, ExitReport(ExitReason.START_FAILED, None, None, why, time.time()))
 
 
 def _let_go_of_streams() -> None:

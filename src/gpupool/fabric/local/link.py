@@ -1,0 +1,193 @@
+"""Requests to an agent: JSON lines over its socket, many at once on one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import Gpu, NodeReport
+from gpupool.domain.supervision import LogChunk, ProcessSpec, ProcessStatus
+from gpupool.domain.wire import chunk_from_dict, gpu_from_dict, report_from_dict
+
+LINE_LIMIT = 16 << 20  # bytes; a list of ten thousand statuses is about four MiB
+ANSWER_WAIT_S = 60.0
+_NAME_LIMIT = 107
+
+OnStatus = Callable[[ProcessStatus], None]
+
+
+def unreachable(node: str, why: str = "does not answer") -> GpupoolError:
+    """The error of a node that cannot be asked."""
+    return GpupoolError(ErrorCode.NODE_UNREACHABLE, f"Node {node} {why}.", "See `gpupool status` and the node's log.")
+
+
+@contextlib.asynccontextmanager
+async def connection(socket: Path) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A stream to a unix socket with a path of any length; closed at the end. Raises OSError."""
+    name, folder = str(socket), None
+    if len(os.fsencode(name)) > _NAME_LIMIT:
+        folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        name = f"/proc/self/fd/{folder}/{socket.name}"
+    try:
+        reader, writer = await asyncio.open_unix_connection(name, limit=LINE_LIMIT)
+    finally:
+        if folder is not None:
+            os.close(folder)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+class LocalStream:
+    """A raw stream to a program's shepherd, through the agent; see ``domain.frames`` for what travels on it."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stack: contextlib.AsyncExitStack
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._stack = stack
+
+    async def read(self, limit: int) -> bytes:
+        """Up to ``limit`` bytes; empty at the end, and when the node is gone."""
+        try:
+            return await self._reader.read(limit)
+        except OSError:
+            return b""
+
+    async def write(self, data: bytes) -> None:
+        """All of it, waiting while the other side is slow. Raises NODE_UNREACHABLE when it is gone."""
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except OSError as error:
+            raise unreachable("agent", "hung up") from error
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._stack.aclose()
+
+
+class LocalLink:
+    """``services.ports.NodeLink`` over one connection, which its fabric makes and makes again."""
+
+    def __init__(self, name: str, socket: Path) -> None:
+        self.name = name
+        self._socket = socket
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._ids = itertools.count(1)
+
+    # -- the connection, driven by the fabric ------------------------------------------------------------------------
+
+    async def converse(self, on_up: Callable[[], None], on_status: OnStatus) -> None:
+        """Connect, watch, and hear the agent out until it hangs up. Raises OSError when it cannot be reached."""
+        async with connection(self._socket) as (reader, writer):
+            writer.write(b'{"id":0,"method":"watch"}\n')
+            self._writer = writer
+            try:
+                while line := await reader.readline():
+                    self._on_message(json.loads(line), on_up, on_status)
+            finally:
+                self._writer = None
+                self._fail_all()
+
+    def _on_message(self, message: dict[str, Any], on_up: Callable[[], None], on_status: OnStatus) -> None:
+        if message.get("event") == "status":
+            on_status(ProcessStatus.from_dict(message["status"]))
+        elif message.get("id") == 0:
+            on_up()
+        elif (future := self._waiting.pop(message.get("id", 0), None)) is not None and not future.done():
+            _settle(future, message)
+
+    def _fail_all(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(unreachable(self.name, "hung up"))
+
+    async def _ask(self, method: str, **params: Any) -> Any:
+        if self._writer is None:
+            raise unreachable(self.name, "is not connected")
+        number = next(self._ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        request = {"id": number, "method": method, "params": params}
+        try:
+            self._writer.write(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+            await self._writer.drain()
+            return await asyncio.wait_for(future, ANSWER_WAIT_S)
+        except (OSError, TimeoutError) as error:
+            raise unreachable(self.name) from error
+        finally:
+            self._waiting.pop(number, None)
+
+    # -- what the control plane asks ---------------------------------------------------------------------------------
+
+    async def report(self) -> NodeReport:
+        """The machine and its GPUs as they are now."""
+        return report_from_dict(await self._ask("report"))
+
+    async def gpus(self) -> Sequence[Gpu]:
+        """The GPUs with fresh health, foreign processes and use."""
+        return [gpu_from_dict(gpu) for gpu in await self._ask("gpus")]
+
+    async def list(self) -> Sequence[ProcessStatus]:
+        """Every program the agent keeps."""
+        return [ProcessStatus.from_dict(status) for status in await self._ask("list")]
+
+    async def start(self, spec: ProcessSpec) -> ProcessStatus:
+        """Start a program, or return its status if this key was started before."""
+        return ProcessStatus.from_dict(await self._ask("start", spec=spec.to_dict()))
+
+    async def stop(self, key: str, grace_s: float) -> None:
+        """TERM, then KILL after the grace, to the whole tree; returns at once."""
+        await self._ask("stop", key=key, grace_s=grace_s)
+
+    async def signal(self, key: str, signum: int) -> None:
+        """Send a signal to the program's foreground process group."""
+        await self._ask("signal", key=key, signum=signum)
+
+    async def forget(self, key: str, *, delete_logs: bool = False) -> None:
+        """The end has been written to the store: the agent need not report it again."""
+        await self._ask("forget", key=key, delete_logs=delete_logs)
+
+    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[LogChunk]:
+        """Chunks of output from ``cursor``; empty when there is no more now."""
+        return [chunk_from_dict(c) for c in await self._ask("read_log", key=key, cursor=cursor, limit=limit)]
+
+    async def tail_log(self, key: str, lines: int) -> str:
+        """The cursor from which about ``lines`` lines follow."""
+        return str(await self._ask("tail_log", key=key, lines=lines))
+
+    async def attach(self, key: str) -> LocalStream:
+        """A stream to the program's shepherd, on a connection of its own."""
+        stack = contextlib.AsyncExitStack()
+        try:
+            reader, writer = await stack.enter_async_context(connection(self._socket))
+            request = {"id": 0, "method": "attach", "params": {"key": key}}
+            writer.write(json.dumps(request).encode() + b"\n")
+            line = await asyncio.wait_for(reader.readline(), ANSWER_WAIT_S)
+            answer = json.loads(line)
+        except (OSError, TimeoutError, ValueError) as error:
+            await stack.aclose()
+            raise unreachable(self.name) from error
+        if "error" in answer:
+            await stack.aclose()
+            raise GpupoolError.from_dict(answer["error"])
+        return LocalStream(reader, writer, stack)
+
+
+def _settle(future: asyncio.Future[Any], message: dict[str, Any]) -> None:
+    if "error" in message:
+        future.set_exception(GpupoolError.from_dict(message["error"]))
+    else:
+        future.set_result(message.get("result"))
