@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -11,7 +11,7 @@ from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.queue import Group, Lane
 from gpupool.scheduling.reserve import reserve_if_starving, starving_shapes
 from gpupool.scheduling.session import Ghost, Session
-from gpupool.scheduling.shape import Shape, least_permille
+from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import HoldKind, PendingReplica, ReplicaKey
 
 _Turn = tuple[bool, float, float, int]  # over quota, part of the quota held, queued at, project
@@ -24,14 +24,16 @@ class Turns:
     up and put back if it was too low.
     """
 
-    def __init__(self, session: Session, dead: set[Shape], only: Iterable[int] | None = None) -> None:
-        self._session, self._dead = session, dead
+    def __init__(
+        self, session: Session, projects: Iterable[int], dead: set[Shape], wanted: Callable[[int, Shape], bool]
+    ) -> None:
+        """Of ``projects``, those with shapes ``wanted`` and not (yet) ``dead``; that set may grow on the way."""
+        self._session, self._dead, self._wanted = session, dead, wanted
         self._lanes: dict[int, Lane] = {}
-        self._least: dict[Shape, int] = {}
         ledger, even = session.ledger, session.even_share
         lanes = session.demand.lanes
-        projects = [p for p in (lanes if only is None else only) if p in lanes and not dead.issuperset(lanes[p])]
-        self._heap: list[_Turn] = [(*ledger.deprivation(p, 1, even), -inf, p) for p in projects]
+        chosen = [p for p in projects if not dead.issuperset(lanes[p])]
+        self._heap: list[_Turn] = [(*ledger.deprivation(p, 1, even), -inf, p) for p in chosen]
         heapify(self._heap)
 
     def next(self) -> tuple[Group, PendingReplica, Lane] | None:
@@ -52,21 +54,21 @@ class Turns:
 
     def _fresh(self, project: int) -> tuple[_Turn | None, tuple[Group, PendingReplica] | None]:
         if project not in self._lanes:
-            self._lanes[project] = self._session.lane(project, without=self._dead)
+            self._lanes[project] = self._session.lane(project, self._alive)
         first = self._lanes[project].peek()
         while first is not None and first[0].shape in self._dead:
-            self._lanes[project].drop()
+            self._lanes[project].bar(first[0].shape)
             first = self._lanes[project].peek()
         if first is None:
             return None, None
         group, replica = first
-        key = self._session.ledger.deprivation(project, self._need(group.shape), self._session.even_share)
+        key = self._session.ledger.deprivation(
+            project, self._session.placer.least_permille(group.shape), self._session.even_share
+        )
         return (*key, replica.queued_at, project), first
 
-    def _need(self, shape: Shape) -> int:
-        if shape not in self._least:
-            self._least[shape] = least_permille(self._session.cluster, shape)
-        return self._least[shape]
+    def _alive(self, project: int, shape: Shape) -> bool:
+        return shape not in self._dead and self._wanted(project, shape)
 
 
 def settle_holds(session: Session) -> None:
@@ -96,7 +98,7 @@ def _still_promising(session: Session, ghost: Ghost) -> bool:
     if ghost.hold.kind is HoldKind.RESERVED:
         return ghost.claim.permille <= session.ledger.room(ghost.account)
     mark = session.log.checkpoint()
-    for key in session.leaving:
+    for key in session.leaving_beside(ghost.claim.row, ghost.account):
         session.lift_running(key)
     within = ghost.claim.permille <= session.ledger.room(ghost.account)
     promising = within and session.placer.holds(ghost.claim)
@@ -109,19 +111,25 @@ def allocate(session: Session) -> bool:
 
     A replica that does not fit does not block another one, unless it has starved long enough for a reservation.
     """
-    hopeful = bool(_reserved_after(session, session.now))
     starving = starving_shapes(session)
     fits = session.placer.fits_anywhere
-    dead = {shape for shape in session.demand.shape_users if not (hopeful or shape in starving or fits(shape))}
-    turns = Turns(session, dead, [p for p in session.demand.lanes if session.ledger.has_room(p)])
+    dead = {s for s in session.demand.shape_users if not (s in starving or fits(s) or _may_slip(session, s))}
+    turns = Turns(session, list(session.demand.lanes), dead, lambda p, shape: _within_limit(session, p, shape))
     while (first := turns.next()) is not None:
         if len(session.grants) >= session.settings.max_grants:
             return True
         group, replica, lane = first
         if not _try(session, group, replica, dead):
             lane.drop()
+            if not _within_limit(session, group.account.project, group.shape):
+                lane.bar(group.shape)
         turns.again(group.account.project)
     return False
+
+
+def _within_limit(session: Session, project: int, shape: Shape) -> bool:
+    ledger = session.ledger
+    return bool(ledger.used[project] + session.placer.least_permille(shape) <= ledger.limit[project])
 
 
 def _try(session: Session, group: Group, replica: PendingReplica, dead: set[Shape]) -> bool:
@@ -132,10 +140,16 @@ def _try(session: Session, group: Group, replica: PendingReplica, dead: set[Shap
         session.grant(replica, claim, group.account)
         return True
     reserved = reserve_if_starving(session, group, replica)
-    can_slip = session.backfills_left > 0 and _reserved_after(session, session.now)
-    if not can_slip and not session.placer.fits_anywhere(group.shape):
-        dead.add(group.shape)
+    if not session.placer.fits_anywhere(group.shape):
+        session.backfills_left -= 1
+        if not _may_slip(session, group.shape):
+            dead.add(group.shape)
     return reserved
+
+
+def _may_slip(session: Session, shape: Shape) -> bool:
+    timed = session.demand.timed[shape] > 0 and session.backfills_left > 0
+    return timed and bool(_reserved_after(session, session.now))
 
 
 def _under_reservations(session: Session, shape: Shape, account: Account, replica: PendingReplica) -> Claim | None:
@@ -146,7 +160,6 @@ def _under_reservations(session: Session, shape: Shape, account: Account, replic
     lifted = _reserved_after(session, end)
     if not lifted:
         return None
-    session.backfills_left -= 1
     for key in lifted:
         session.cluster.discharge(session.ghosts[key].claim)
     claim = session.find(shape, account)
@@ -157,4 +170,5 @@ def _under_reservations(session: Session, shape: Shape, account: Account, replic
 
 def _reserved_after(session: Session, end: float) -> list[ReplicaKey]:
     ghosts = session.ghosts.items()
-    return [k for k, g in ghosts if g.hold.kind is HoldKind.RESERVED and end <= g.hold.starts_at < inf]
+    reserved = [(k, g.hold.starts_at) for k, g in ghosts if g.hold.kind is HoldKind.RESERVED]
+    return [key for key, starts_at in reserved if max(end, session.now + 1) <= starts_at < inf]

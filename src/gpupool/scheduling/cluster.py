@@ -56,12 +56,13 @@ class ClusterState:
     GPU quantities are thousandths and MiB, CPU is thousandths of a processor, memory MiB. ``model`` holds numbers of
     ``models``; 0 stands for no GPU. A row that is not ``present`` is spare. ``*_free`` may be negative: leases on
     GPUs that overlap, holds, or a machine that came back smaller; nothing fits there then, and nothing breaks.
-    ``touched[row]`` grows whenever a row changes, so that caches know what to look at again.
+    ``touched[row]`` grows whenever a row changes, so that caches know what to look at again; ``generation`` grows
+    whenever a node comes, goes or reports anew.
     """
 
     def __init__(self) -> None:
         self.log = UndoLog(self.touch)
-        self.tick = 0
+        self.tick = self.generation = 0
         self.rows: dict[str, int] = {}
         self.nodes: list[Node | None] = []
         self.gpus: list[tuple[Gpu, ...]] = []
@@ -111,6 +112,7 @@ class ClusterState:
         row = self._new_row(node.name) if row is None else row
         self.nodes[row] = node
         self.gpus[row] = tuple(sorted(node.report.gpus, key=lambda gpu: gpu.index))
+        self.generation += 1
         self._fill_row(row, node)
         self._charge_row(row, node.name)
         self.touch(row)
@@ -148,6 +150,7 @@ class ClusterState:
         if len(self.log):
             raise RuntimeError("nodes cannot change while the undo log is open")
         self.nodes[row], self.gpus[row], self.links[row] = None, (), b""
+        self.generation += 1
         self.present[row] = self.up[row] = False
         for grid in (self.model, self.gpu_free, self.gmem_free, self.gmem_total):
             grid[row] = 0

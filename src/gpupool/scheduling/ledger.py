@@ -113,10 +113,6 @@ class Ledger:
         """Thousandths that may be added now under all bounds."""
         return min((left for _, _, left in self.rooms(account)), default=UNBOUNDED)
 
-    def has_room(self, project: int) -> bool:
-        """Whether the bounds of the project itself leave room for anything."""
-        return bool(self.used[project] < self.limit[project])
-
     def over_quota(self, project: int, extra: int = 0) -> bool:
         """Whether a project would hold more than its quota with ``extra`` thousandths more."""
         return bool(self.used[project] + extra > self.quota[project])

@@ -46,12 +46,13 @@ EMPTY = Relax(use=True, state=True, health=True, foreign=True)  # could it ever 
 class _Cache:
     """Scores of one shape for all rows, as of a tick of the cluster."""
 
-    __slots__ = ("accept", "scores", "tick")
+    __slots__ = ("accept", "generation", "least", "scores", "tick")
 
     def __init__(self) -> None:
         self.scores = np.zeros(0, np.int64)
         self.accept = np.zeros(0, np.bool_)
-        self.tick = -1
+        self.tick = self.generation = -1
+        self.least = 0
 
 
 class Placer:
@@ -64,6 +65,18 @@ class Placer:
     def accepted(self, shape: Shape) -> Bools:
         """For each model number whether the shape takes it."""
         return self._cache(shape).accept
+
+    def least_permille(self, shape: Shape) -> int:
+        """The fewest thousandths that a shape can cost on the GPUs of this cluster; 0 when it fits none."""
+        if shape.fixed_permille is not None:
+            return shape.fixed_permille
+        cache, cluster = self._cache(shape), self.cluster
+        if cache.generation != cluster.generation:
+            need, _ = shape.needs(cluster.gmem_total)
+            need = need[(cluster.model > 0) & (need <= WHOLE_GPU)]
+            cache.least = int(need.min()) * shape.request.count if len(need) else 0
+            cache.generation = cluster.generation
+        return cache.least
 
     def find(self, shape: Shape, budget: int | None = None) -> Claim | None:
         """The best place, or None. ``budget``: the most thousandths it may cost; matters to requests by memory."""

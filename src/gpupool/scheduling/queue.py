@@ -44,9 +44,14 @@ class Demand:
         self.pending: dict[ReplicaKey, PendingReplica] = {}
         self.running: dict[ReplicaKey, RunningReplica] = {}
         self.accounts: dict[ReplicaKey, Account] = {}  # of those that run
+        self.releasing: set[ReplicaKey] = set()
         self.evictable: dict[int, Counter[int]] = {}  # project -> priority -> preemptible replicas that run
         self.lanes: dict[int, dict[Shape, dict[GroupKey, Group]]] = {}
         self.shape_users: dict[Shape, int] = {}
+        self.timed: Counter[Shape] = Counter()  # ready replicas with a time limit
+        self.importance: dict[int, Counter[int]] = {}  # project -> priority -> groups
+        self.starved: dict[Shape, set[ReplicaKey]] = {}  # see ``mature``
+        self._ripening: list[tuple[float, int, ReplicaKey]] = []
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
         self._entries: dict[ReplicaKey, tuple[Group, float, int]] = {}
         self._arrivals = 0
@@ -72,7 +77,12 @@ class Demand:
         placed = self._entries.pop(key, None)
         if replica is not None and placed is not None:
             group, queued_at, arrival = placed
+            self.timed[group.shape] -= replica.max_time_s is not None
             del group.entries[group.count_before(queued_at, arrival)]
+            if key in self.starved.get(group.shape, ()):
+                self.starved[group.shape].remove(key)
+                if not self.starved[group.shape]:
+                    del self.starved[group.shape]
             if not group.entries:
                 self._drop(group)
         return replica
@@ -90,6 +100,18 @@ class Demand:
         while self._sleeping and (self._sleeping[0][2] in self._entries or self._sleeping[0][2] not in self.pending):
             heappop(self._sleeping)
         return self._sleeping[0][0] if self._sleeping else None
+
+    def mature(self, waiting_since: float) -> float | None:
+        """Note in ``starved`` whose shape is starvable and who waits since then; returns who comes next since when."""
+        while self._ripening and (self._ripening[0][0] <= waiting_since or not self._waits(self._ripening[0])):
+            entry = heappop(self._ripening)
+            if self._waits(entry):
+                self.starved.setdefault(self._entries[entry[2]][0].shape, set()).add(entry[2])
+        return self._ripening[0][0] if self._ripening else None
+
+    def _waits(self, entry: tuple[float, int, ReplicaKey]) -> bool:
+        placed = self._entries.get(entry[2])
+        return placed is not None and placed[2] == entry[1]
 
     def group_of(self, key: ReplicaKey) -> Group | None:
         """The group in which a ready replica waits."""
@@ -124,8 +146,12 @@ class Demand:
         if key not in groups:
             groups[key] = Group(key, account)
             self.shape_users[shape] = self.shape_users.get(shape, 0) + 1
+            self.importance.setdefault(account.project, Counter())[replica.priority] += 1
         insort(groups[key].entries, (replica.queued_at, arrival, replica), key=lambda entry: entry[:2])
         self._entries[replica.key] = (groups[key], replica.queued_at, arrival)
+        self.timed[shape] += replica.max_time_s is not None
+        if shape.starvable:
+            heappush(self._ripening, (max(replica.queued_at, replica.not_before), arrival, replica.key))
 
     def _drop(self, group: Group) -> None:
         shapes = self.lanes[group.account.project]
@@ -134,9 +160,14 @@ class Demand:
             del shapes[group.shape]
         if not shapes:
             del self.lanes[group.account.project]
+        importance = self.importance[group.account.project]
+        importance[group.priority] -= 1
+        if not importance[group.priority]:
+            del importance[group.priority]
         self.shape_users[group.shape] -= 1
         if not self.shape_users[group.shape]:
             del self.shape_users[group.shape]
+            del self.timed[group.shape]
             self.shapes.forget(group.shape)
 
     # --- who runs
@@ -150,7 +181,9 @@ class Demand:
         self.running[replica.key], self.accounts[replica.key] = replica, account
         self.ledger.add(self._log, account, lease.permille)
         self._log.commit()
-        if replica.preemptible and not replica.releasing:
+        if replica.releasing:
+            self.releasing.add(replica.key)
+        elif replica.preemptible:
             self.evictable.setdefault(account.project, Counter())[replica.priority] += 1
 
     def finish(self, key: ReplicaKey) -> None:
@@ -160,6 +193,7 @@ class Demand:
             account = self.accounts.pop(key)
             self.ledger.add(self._log, account, -replica.lease.permille)
             self._log.commit()
+            self.releasing.discard(key)
             if replica.preemptible and not replica.releasing:
                 kinds = self.evictable[account.project]
                 kinds[replica.priority] -= 1
@@ -170,26 +204,30 @@ class Demand:
 class Lane:
     """The waiting groups of one project in the order in which they are served.
 
-    Higher priority first; within one priority the user who holds less, then who queued first.
+    Higher priority first; within one priority the user who holds less in the project, then who queued first.
     """
 
-    __slots__ = ("_cursors", "_heap", "_ledger", "_skip")
+    __slots__ = ("_barred", "_cursors", "_heap", "_ledger", "_skip")
 
     def __init__(self, demand: Demand, groups: list[Group], skip: set[ReplicaKey]) -> None:
         self._ledger, self._skip = demand.ledger, skip
         self._cursors: dict[Group, int] = {}
+        self._barred: set[Shape] = set()
         heap = [(self._key(group, 0), at, group) for at, group in enumerate(groups) if group.entries]
         heapify(heap)
         self._heap = heap
 
     def _key(self, group: Group, cursor: int) -> tuple[int, int, float, int]:
         queued_at, arrival, _ = group.entries[cursor]
-        return (-group.priority, int(self._ledger.user_used[group.account.user]), queued_at, arrival)
+        return (-group.priority, int(self._ledger.pair_used[group.account.pair]), queued_at, arrival)
 
     def peek(self) -> tuple[Group, PendingReplica] | None:
         """Who is next; None when nobody is left."""
         while self._heap:
             key, at, group = self._heap[0]
+            if group.shape in self._barred:
+                heappop(self._heap)
+                continue
             cursor = self._cursors.get(group, 0)
             while cursor < len(group.entries) and group.entries[cursor][2].key in self._skip:
                 cursor += 1
@@ -207,3 +245,11 @@ class Lane:
     def drop(self) -> None:
         """The group that is next has no chance now: leave all of it out."""
         heappop(self._heap)
+
+    def bar(self, shape: Shape) -> None:
+        """No group of this shape has a chance now."""
+        self._barred.add(shape)
+
+    def close(self) -> None:
+        """Nobody of this project has a chance now."""
+        self._heap.clear()

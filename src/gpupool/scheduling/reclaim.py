@@ -8,7 +8,8 @@ granted here: the space is held (nominated) and granted by the cycle that finds 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from gpupool.scheduling.cluster import MILLI, Bools, Claim
 from gpupool.scheduling.ledger import UNBOUNDED, Account
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Ghost, Session
-from gpupool.scheduling.shape import Shape, least_permille
+from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import (
     Eviction,
     EvictionKind,
@@ -33,18 +34,14 @@ from gpupool.scheduling.victims import VictimPool
 def make_room(session: Session) -> None:
     """Decide on evictions for those who could not be placed; leaves the session as if whoever must leave had left."""
     room = _RoomMaker(session)
-    projects = room.projects()
-    if not projects:
+    owed, important = room.owed_projects(), room.important_projects()
+    if not owed and not important:
         return
     for key in session.leaving:
         session.lift_running(key)
     room.retry_reserved()
-    turns = Turns(session, set(), projects)
-    while room.searches_left > 0 and (first := turns.next()) is not None:
-        group, replica, lane = first
-        if not room.serve(group, replica):
-            lane.drop()
-        turns.again(group.account.project)
+    room.serve_all(Turns(session, owed, room.hopeless, room.owes), room.reclaim)
+    room.serve_all(Turns(session, important, set(), lambda _project, _shape: True), room.preempt)
 
 
 class _RoomMaker:
@@ -53,7 +50,7 @@ class _RoomMaker:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.searches_left = session.settings.max_searches
-        self._hopeless: set[Shape] = set()
+        self.hopeless: set[Shape] = set()
         self._pool: VictimPool | None = None
 
     @property
@@ -62,53 +59,74 @@ class _RoomMaker:
             self._pool = VictimPool(self.session)
         return self._pool
 
-    def projects(self) -> list[int]:
-        """Those for whom an eviction is thinkable: owed space while others are over quota, or with mixed priorities."""
-        session, ledger = self.session, self.session.ledger
-        evictable = session.demand.evictable
-        over = any(ledger.over_quota(project) for project, kinds in evictable.items() if kinds)
-        return [p for p in session.demand.lanes if (over and not ledger.over_quota(p, 1)) or self._may_preempt(p)]
+    def owed_projects(self) -> list[int]:
+        """Those below their quota, if anybody evictable is above theirs."""
+        ledger, demand = self.session.ledger, self.session.demand
+        if not any(kinds and ledger.over_quota(project) for project, kinds in demand.evictable.items()):
+            return []
+        return [project for project in demand.lanes if not ledger.over_quota(project, 1)]
 
-    def _may_preempt(self, project: int) -> bool:
-        priorities = self.session.demand.evictable.get(project)
-        lowest = min(priorities) if priorities else None
-        return lowest is not None and any(g.priority > lowest for g in self.session.demand.groups(project))
+    def important_projects(self) -> list[int]:
+        """Those where somebody waits who is more important than somebody evictable."""
+        demand = self.session.demand
+        return [p for p in demand.lanes if max(demand.importance[p]) > self._lowest(p)]
+
+    def owes(self, project: int, shape: Shape) -> bool:
+        """Whether a project would stay within its quota with one more replica of a shape."""
+        return not self.session.ledger.over_quota(project, self.session.placer.least_permille(shape))
+
+    def _lowest(self, project: int) -> float:
+        return min(self.session.demand.evictable.get(project, ()), default=inf)
 
     def retry_reserved(self) -> None:
         """Those with a reservation may evict too, should victims have become ripe since."""
         for key, ghost in list(self.session.ghosts.items()):
             group = self.session.demand.group_of(key)
-            if ghost.hold.kind is HoldKind.RESERVED and group is not None and self.searches_left > 0:
-                self.session.drop_ghost(key)
-                if not self.serve(group, self.session.demand.pending[key]):
-                    self.session.add_ghost(ghost)
+            if ghost.hold.kind is not HoldKind.RESERVED or group is None:
+                continue
+            self.session.drop_ghost(key)
+            replica = self.session.demand.pending[key]
+            if not (self.reclaim(group, replica) or self.preempt(group, replica)):
+                self.session.add_ghost(ghost)
 
-    def serve(self, group: Group, replica: PendingReplica) -> bool:
-        """Hold space for a replica, with evictions if need be; False when nothing helps."""
-        account, shape = group.account, group.shape
-        need = least_permille(self.session.cluster, shape)
-        owed = not self.session.ledger.over_quota(account.project, need) and shape not in self._hopeless
-        more_important = self._may_preempt(account.project)
-        if not owed and not more_important:
-            return False
-        claim = self.session.find(shape, account)
-        if claim is not None:
-            return self._nominate(replica, claim, account)
-        self.searches_left -= 1
-        if owed and need <= self.session.ledger.room(account):
-            if self._reclaim(shape, replica, account):
-                return True
-            self._hopeless.add(shape)
-        return more_important and self._preempt(shape, replica, account)
+    def serve_all(self, turns: Turns, serve: Callable[[Group, PendingReplica], bool]) -> None:
+        """Serve one after another as long as searches are left."""
+        while self.searches_left > 0 and (first := turns.next()) is not None:
+            group, replica, lane = first
+            if not serve(group, replica):
+                lane.drop()
+                if serve == self.reclaim and not self.owes(group.account.project, group.shape):
+                    lane.bar(group.shape)
+                if serve == self.preempt and replica.priority <= self._lowest(group.account.project):
+                    lane.close()  # the rest of the lane is no more important
+            turns.again(group.account.project)
 
     # --- reclaim
 
-    def _reclaim(self, shape: Shape, replica: PendingReplica, account: Account) -> bool:
-        ledger, pool = self.session.ledger, self.pool
+    def reclaim(self, group: Group, replica: PendingReplica) -> bool:
+        """Hold space for a replica within its project's quota, at the cost of those above theirs if need be."""
+        session, account, shape = self.session, group.account, group.shape
+        need = session.placer.least_permille(shape)
+        if not self.owes(account.project, shape) or shape in self.hopeless:
+            return False
+        if self._fits_when_they_left(group, replica):
+            return True
+        ledger = session.ledger
+        if need > ledger.room(account) or self.searches_left <= 0:
+            return False
+        self.searches_left -= 1
+        pool = self.pool
         over = ledger.used > ledger.quota
         among = over[pool.project] & (pool.project != account.project)
-        budget = min(ledger.room(account), ledger.quota[account.project] - ledger.used[account.project])
-        return self._evict(shape, replica, account, among, EvictionKind.RECLAIM, int(budget))
+        budget = min(ledger.room(account), int(ledger.quota[account.project] - ledger.used[account.project]))
+        if self._evict(shape, replica, account, among, EvictionKind.RECLAIM, budget):
+            return True
+        self.hopeless.add(shape)
+        return False
+
+    def _fits_when_they_left(self, group: Group, replica: PendingReplica) -> bool:
+        claim = self.session.find(group.shape, group.account)
+        return claim is not None and self._nominate(replica, claim, group.account)
 
     def _stays_over(self, victims: Sequence[int]) -> bool:
         """Whether each victim's project is still above quota when its turn comes."""
@@ -123,13 +141,22 @@ class _RoomMaker:
 
     # --- preempt
 
-    def _preempt(self, shape: Shape, replica: PendingReplica, account: Account) -> bool:
+    def preempt(self, group: Group, replica: PendingReplica) -> bool:
+        """Hold space for a replica, at the cost of less important work of its project if need be."""
+        session, account, shape = self.session, group.account, group.shape
+        if replica.priority <= self._lowest(account.project):
+            return False
+        if self._fits_when_they_left(group, replica):
+            return True
+        if self.searches_left <= 0:
+            return False
+        self.searches_left -= 1
         pool = self.pool
         among = (pool.project == account.project) & (pool.priority < replica.priority) & pool.alive
         if not among.any():
             return False
-        room = self.session.ledger.room(account)
-        if least_permille(self.session.cluster, shape) <= room:
+        room = session.ledger.room(account)
+        if session.placer.least_permille(shape) <= room:
             return self._evict(shape, replica, account, among, EvictionKind.PREEMPT, room)
         return self._preempt_for_bounds(shape, replica, account, np.flatnonzero(among).tolist())
 

@@ -25,15 +25,13 @@ def refresh_reservations(session: Session) -> None:
 
 def starving_shapes(session: Session) -> set[Shape]:
     """The shapes for which somebody has waited long enough for a reservation, while more may be made."""
+    demand, after = session.demand, session.settings.reserve_after_s
+    next_since = demand.mature(session.now - after)
+    if next_since is not None:
+        session.later.append(next_since + after)
     if reservations_left(session) <= 0:
         return set()
-    shapes = {shape for shape in session.demand.shape_users if needs_reservation(shape)}
-    starving: set[Shape] = set()
-    for lanes in session.demand.lanes.values():
-        for shape in shapes.intersection(lanes):
-            if any(_may_starve(session, group) for group in lanes[shape].values()):
-                starving.add(shape)
-    return starving
+    return {shape for shape, keys in demand.starved.items() if not keys <= session.gone}
 
 
 def reservations_left(session: Session) -> int:
@@ -44,24 +42,9 @@ def reservations_left(session: Session) -> int:
 
 def reserve_if_starving(session: Session, group: Group, replica: PendingReplica) -> bool:
     """Keep the space that frees first for a replica whose turn it was, if it has waited long for whole GPUs."""
-    if not needs_reservation(group.shape) or not _waited(session, replica) or reservations_left(session) <= 0:
+    if not group.shape.starvable or not _waited(session, replica) or reservations_left(session) <= 0:
         return False
     return _reserve_for(session, group, replica)
-
-
-def needs_reservation(shape: Shape) -> bool:
-    """Whether smaller work could keep this shape out for ever: it needs whole GPUs, or several at once."""
-    return shape.whole or shape.request.count > 1
-
-
-def _may_starve(session: Session, group: Group) -> bool:
-    if not needs_reservation(group.shape):
-        return False
-    waits = next((entry[2] for entry in group.entries if entry[2].key not in session.gone), None)
-    if waits is None or _waited(session, waits):
-        return waits is not None
-    session.later.append(_since(waits) + session.settings.reserve_after_s)
-    return False
 
 
 def _since(replica: PendingReplica) -> float:

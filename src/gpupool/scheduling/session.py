@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpupool.scheduling.cluster import MILLI, Claim, Holding
@@ -37,7 +37,7 @@ class Session:
         self.even_share = self.ledger.even_share(self.cluster.capacity_permille())
         self.ghosts: dict[ReplicaKey, Ghost] = {}
         self.gone: set[ReplicaKey] = set()
-        self.leaving: set[ReplicaKey] = {key for key, r in demand.running.items() if r.releasing}
+        self.leaving: set[ReplicaKey] = set(demand.releasing)
         self.grants: list[Grant] = []
         self.placed: list[tuple[PendingReplica, Claim, Account]] = []
         self.evictions: list[Eviction] = []
@@ -66,6 +66,15 @@ class Session:
         if claim is not None:
             self.cluster.discharge(claim)
         self.ledger.add(self.log, account, -self.demand.running[key].lease.permille)
+
+    def leaving_beside(self, row: int, account: Account) -> list[ReplicaKey]:
+        """Those on the way out who hold something on a node, of the same project, or of the same user."""
+        accounts, claims = self.demand.accounts, self.cluster.claims
+        return [
+            key
+            for key in self.leaving
+            if accounts[key].project == account.project or accounts[key].user == account.user or claims[key].row == row
+        ]
 
     def grant(self, replica: PendingReplica, claim: Claim, account: Account) -> None:
         """Decide that a replica starts."""
@@ -112,11 +121,11 @@ class Session:
             return None
         return self.placer.find(shape, None if fixed is not None else room)
 
-    def lane(self, project: int, *, without: set[Shape] | None = None) -> Lane:
-        """The waiting groups of a project, in order, less those of shapes known not to fit."""
+    def lane(self, project: int, wanted: Callable[[int, Shape], bool]) -> Lane:
+        """The waiting groups of a project, in order, of the shapes that are wanted."""
         shapes = self.demand.lanes.get(project, {})
         groups: list[Group] = []
         for shape, members in shapes.items():
-            if not without or shape not in without:
+            if wanted(project, shape):
                 groups.extend(members.values())
         return Lane(self.demand, groups, self.gone)

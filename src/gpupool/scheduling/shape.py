@@ -8,7 +8,7 @@ import numpy as np
 
 from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.cluster import MILLI, ClusterState, Ints
+from gpupool.scheduling.cluster import MILLI, Ints
 
 UNMET = 1_000_000  # thousandths: more than any GPU has
 
@@ -25,6 +25,11 @@ class Shape:
     def whole(self) -> bool:
         """Whether it takes whole GPUs by definition."""
         return self.request.memory_mib is None and self.request.permille == WHOLE_GPU
+
+    @property
+    def starvable(self) -> bool:
+        """Whether smaller work could keep it out for ever: it needs whole GPUs, or several at once."""
+        return self.whole or self.request.count > 1
 
     @property
     def fixed_permille(self) -> int | None:
@@ -58,12 +63,3 @@ class Shapes:
     def forget(self, shape: Shape) -> None:
         """Nobody asks for it any more."""
         self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib), None)
-
-
-def least_permille(cluster: ClusterState, shape: Shape) -> int:
-    """The fewest thousandths that a shape can cost on the models of this cluster; 0 when none fits it."""
-    if shape.fixed_permille is not None:
-        return shape.fixed_permille
-    need, _ = shape.needs(cluster.gmem_total)
-    need = need[(cluster.model > 0) & (need <= WHOLE_GPU)]
-    return int(need.min()) * shape.request.count if len(need) else 0
