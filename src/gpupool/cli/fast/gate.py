@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
-from gpupool.cli.fast.http import Answer, Exchange, call, connect
+from gpupool.cli.fast.http import Exchange, call, connect
 from gpupool.client.locate import Location, Remote, find_pool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket
+    from http.client import HTTPConnection
     from typing import Protocol
 
+    from gpupool.cli.fast.http import Answer
+
+    class Pending(Protocol):
+        """A request under way; ``receive`` is called when its descriptor is readable."""
+
+        def fileno(self) -> int:
+            """The descriptor to poll for reading."""
+
+        def close(self) -> None:
+            """Stop listening for the answer."""
+
+        def receive(self) -> Answer | None:
+            """The answer when it is whole; raises ``OSError``."""
+
     class Gate(Protocol):
-        """How a command that waits and attaches reaches its pool; every method raises ``OSError`` when it cannot."""
+        """How a command that waits and attaches reaches its pool; every method raises ``OSError`` when it cannot.
+
+        ``direct``: shepherds are reached by their own sockets, not through the pool.
+        """
+
+        direct: bool
 
         def call(self, method: str, target: str, body: object = None, timeout_s: float = 30.0) -> Answer:
             """Ask and wait for the answer."""
 
-        def open(self, method: str, target: str, body: object = None) -> Exchange:
+        def open(self, method: str, target: str, body: object = None) -> Pending:
             """Ask; the answer is read when its descriptor is readable."""
 
         def attach(self, workload: str, index: int, path: str) -> socket:
             """A stream of frames to the program's shepherd."""
 
+        def connection(self, timeout_s: float) -> HTTPConnection:
+            """A fresh connection of the standard library, for streams."""
+
+        @property
+        def headers(self) -> dict[str, str]:
+            """What requests on such a connection carry."""
+
 
 class LocalGate:
     """A pool on this machine."""
+
+    direct = True
 
     def __init__(self, api_socket: str) -> None:
         self.api_socket = api_socket
@@ -41,6 +70,17 @@ class LocalGate:
         """Connect straight to the shepherd: the control plane may go away meanwhile."""
         del workload, index
         return connect(path)
+
+    def connection(self, timeout_s: float) -> HTTPConnection:
+        """A fresh connection, for streams."""
+        from gpupool.cli.connections import UnixConnection
+
+        return UnixConnection(self.api_socket, timeout_s)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Nothing: the pool knows the caller by the socket."""
+        return {}
 
 
 def find_gate(*, start: bool) -> Gate:

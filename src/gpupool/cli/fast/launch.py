@@ -10,6 +10,7 @@ from gpupool.cli.fast.waiting import Interrupted, Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _socket import socket
     from typing import Any
 
     from gpupool.cli.fast.gate import Gate
@@ -20,6 +21,8 @@ EXIT_POOL_ERROR = 125  # as domain.errors has it; enums there would cost the fas
 EXIT_STOPPED = 143  # 128 + TERM: how a stop ends a program
 FIRST_ANSWER_S = 0.4  # then the user is told why it waits
 WAIT_S = 25.0
+ATTACH_TRIES = 50
+ATTACH_RETRY_S = 0.2
 CANCEL_S = 5.0
 SETTLE_S = 30.0  # how long the end of a program whose shepherd is gone may take to be known
 FINAL = frozenset({"succeeded", "failed", "stopped"})
@@ -37,29 +40,52 @@ class Launch:
 
     def run(self, request: Detail) -> int:
         """Submit a client-bound request and stay with it; the exit status for this process."""
+        try:
+            detail = self.submit_and_wait(request)
+        except Interrupted as stop:
+            return 128 + stop.signum
+        return self.ended(detail) if detail["state"] in FINAL else self.attach(detail, 0)
+
+    def submit_and_wait(self, request: Detail) -> Detail:
+        """Submit and wait until it has started or ended; raises ``Interrupted`` once a signal has cancelled it."""
         detail = self._submit(request)
         try:
-            detail = self._wait_for_start(detail)
-        except Interrupted as stop:
+            return self._wait_for_start(detail)
+        except Interrupted:
             self._cancel(detail)
-            return 128 + stop.signum
-        if detail["state"] in FINAL:
-            return self._ended(detail)
-        return self.attach(detail, 0)
+            raise
 
     def attach(self, detail: Detail, index: int, *, detachable: bool = False, stdin: bool = True) -> int:
         """Connect to a started replica and pump until it ends; the exit status for this process."""
-        path = next((r["attach_path"] for r in detail["replicas"] if r["index"] == index), "")
-        try:
-            sock = self._gate.attach(detail["id"], index, path)
-        except OSError:
-            return self._lost(detail, index)  # it has ended meanwhile, or its shepherd has
+        sock = self._connect(detail, index)
+        if sock is None:
+            return self._lost(detail, index)
         pump = Pump(sock, self._inbox, tty=self._tty, stdin=stdin, detachable=detachable)
         try:
             outcome = pump.run()
         finally:
             sock.close()
         return self._after(detail, index, outcome)
+
+    def wait_for(self, ref: str, index: int) -> Detail:
+        """A workload of before once its replica has started, or it has ended; raises ``Interrupted``, cancels nothing."""
+        answer = self._line.ask("GET", f"/v1/workloads/{ref}")
+        if not answer.ok:
+            raise refusal(answer)
+        return self._wait_for_start(answer.body, index, bound=False)
+
+    def _connect(self, detail: Detail, index: int) -> socket | None:
+        """The program's stream; None when it has ended meanwhile, or its shepherd has."""
+        for _ in range(ATTACH_TRIES):
+            if detail["state"] in FINAL:
+                return None
+            path = str(replica_of(detail, index).get("attach_path") or "")
+            try:
+                return self._gate.attach(detail["id"], index, path)
+            except OSError:
+                self._line.pause(ATTACH_RETRY_S)
+            detail = self._look(detail["id"], "started", ATTACH_RETRY_S, index=index)
+        return None
 
     def _submit(self, request: Detail) -> Detail:
         target = f"/v1/workloads?wait=started&timeout_s={FIRST_ANSWER_S}"
@@ -69,15 +95,15 @@ class Launch:
         detail: Detail = answer.body
         return detail
 
-    def _wait_for_start(self, detail: Detail) -> Detail:
+    def _wait_for_start(self, detail: Detail, index: int = 0, *, bound: bool = True) -> Detail:
         shown = notice.QueueNotice(self._gate, detail["id"], quiet=self._quiet)
         self._line.on_tick = shown.tick
         try:
-            while not started(detail):
+            while not started(detail, index, direct=self._gate.direct):
                 if self._line.interrupted:
                     raise Interrupted(self._line.interrupted)
                 shown.tick()
-                detail = self._look(detail["id"], "started", WAIT_S)
+                detail = self._look(detail["id"], "started", WAIT_S, index=index, bound=bound)
         finally:
             self._line.on_tick = None
             shown.clear()
@@ -85,9 +111,11 @@ class Launch:
             raise Interrupted(self._line.interrupted)
         return detail
 
-    def _look(self, workload: str, condition: str, seconds: float) -> Detail:
-        bound = "&bound=true" if condition == "started" else ""
-        answer = self._line.ask("GET", f"/v1/workloads/{workload}/wait?for={condition}&timeout_s={seconds}{bound}")
+    def _look(  # noqa: PLR0913 - one query
+        self, workload: str, condition: str, seconds: float, *, index: int = 0, bound: bool = False
+    ) -> Detail:
+        query = f"for={condition}&timeout_s={seconds}&index={index}" + ("&bound=true" if bound else "")
+        answer = self._line.ask("GET", f"/v1/workloads/{workload}/wait?{query}")
         if not answer.ok:
             raise refusal(answer)
         detail: Detail = answer.body
@@ -129,7 +157,7 @@ class Launch:
             except Interrupted as stop:
                 return 128 + stop.signum
         if detail["state"] in FINAL:
-            return self._ended(detail)
+            return self.ended(detail)
         from gpupool.domain.errors import ErrorCode, GpupoolError
 
         name = detail["name"]
@@ -139,9 +167,9 @@ class Launch:
             f"See 'gpupool describe {name}' and 'gpupool logs -f {name}/{index}'.",
         )
 
-    def _ended(self, detail: Detail) -> int:
+    def ended(self, detail: Detail) -> int:
         """It ended without us (it may never have started): say why and give its status."""
-        replica = next(iter(detail.get("replicas") or []), {})
+        replica = replica_of(detail, 0)
         reason = detail.get("reason") or {}
         code = detail.get("stop_reason") or replica.get("reason") or reason.get("code") or ""
         message = replica.get("message") or reason.get("message") or f"{detail['name']} {detail['state']}"
@@ -161,8 +189,19 @@ EXPLAINED = {
 }
 
 
-def started(detail: Detail) -> bool:
-    """Whether there is a program to attach to, or nothing to wait for any more."""
+def replica_of(detail: Detail, index: int) -> Detail:
+    """One replica of a workload; empty when it has none of that number."""
+    return next((replica for replica in detail.get("replicas") or [] if replica["index"] == index), {})
+
+
+def started(detail: Detail, index: int, *, direct: bool) -> bool:
+    """Whether there is a program to attach to (or a lease to use), or nothing to wait for any more.
+
+    ``direct``: we connect to the shepherd ourselves and need its path; otherwise the pool relays.
+    """
     if detail["state"] in FINAL:
         return True
-    return any(replica.get("attach_path") for replica in (detail.get("replicas") or [])[:1])
+    replica = replica_of(detail, index)
+    if detail.get("kind") == "lease":
+        return bool(detail["state"] == "running")
+    return bool(replica.get("attach_path")) if direct else replica.get("state") in {"starting", "running"}

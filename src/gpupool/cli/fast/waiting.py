@@ -11,8 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpupool.cli.fast.gate import Gate
-    from gpupool.cli.fast.http import Answer, Exchange
+    from gpupool.cli.fast.gate import Gate, Pending
+    from gpupool.cli.fast.http import Answer
     from gpupool.cli.fast.signals import Inbox
 
 RECONNECT_S = 30.0  # how long a control plane may be away
@@ -62,7 +62,7 @@ class Line:
         if poller.poll(seconds * 1000):
             self._note_signals(finish=False)
 
-    def _exchange(self, exchange: Exchange, *, finish: bool) -> Answer:
+    def _exchange(self, exchange: Pending, *, finish: bool) -> Answer:
         poller = select.poll()
         poller.register(self._inbox.fd, select.POLLIN)
         poller.register(exchange.fileno(), select.POLLIN)

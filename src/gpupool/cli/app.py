@@ -1,0 +1,81 @@
+"""The Typer program. Only the module of the command that is asked for is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from gpupool.cli.index import MODULES, PROGRAM
+from gpupool.domain.errors import EXIT_POOL_ERROR
+
+COMPLETE_VARIABLE = "_GPUPOOL_COMPLETE"
+EXIT_USAGE = 2
+OWN_STATUS = frozenset({"run", "client", "exec", "shell", "bash"})  # their exit status is the program's
+
+
+def build(names: Iterable[str]) -> typer.Typer:
+    """The program with the commands of the modules that have these names."""
+    app = typer.Typer(
+        name=PROGRAM,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_program)
+    for module in dict.fromkeys(MODULES[name] for name in names):
+        import_module(f"gpupool.cli.commands.{module}").register(app)
+    return app
+
+
+def _program() -> None:
+    """Share the GPUs a team owns."""
+
+
+def run_app(argv: list[str]) -> int:
+    """Run a command (``argv[0]`` is a known name); the exit status. Raises ``GpupoolError``."""
+    own, after = _split(argv)
+    try:
+        status = _main([argv[0]], own, obj={"program": after}, standalone_mode=False)
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        return _usage_mistake(error, argv[0])
+    return status if isinstance(status, int) else 0
+
+
+def complete(command: str | None) -> int:
+    """Answer the shell's question about completion; ``command`` is the word after ``gpupool`` if it is known."""
+    _main([command] if command else MODULES, [], complete_var=COMPLETE_VARIABLE)
+    return 0
+
+
+def _main(names: Iterable[str], argv: list[str], **settings: Any) -> Any:
+    return typer.main.get_command(build(names)).main(argv, prog_name=PROGRAM, **settings)
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """For ``submit``, what is before and after ``--``: its name may be left out, its command may not be guessed."""
+    if argv[0] != "submit" or "--" not in argv:
+        return argv, []
+    place = argv.index("--")
+    return argv[:place], argv[place + 1 :]
+
+
+def _usage_mistake(error: Any, command: str) -> int:
+    """A command line that cannot be understood: the sentence, and where the help is."""
+    import sys
+
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else f"{PROGRAM} {command}"
+    message = error.format_message()
+    if not message:  # a group without its command: its help has been asked for, in effect
+        print(context.get_help() if context is not None else "", file=sys.stderr)
+    else:
+        print(f"gpupool: {message}\n  See '{path} --help'.", file=sys.stderr)
+    return EXIT_POOL_ERROR if command in OWN_STATUS else EXIT_USAGE

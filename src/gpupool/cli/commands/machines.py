@@ -1,0 +1,71 @@
+"""``list_gpus``, ``smi``, ``nodes``, ``cordon`` and ``uncordon``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpupool.cli import completing
+from gpupool.cli.commands.common import ADMIN, LEASES, LOOK, AsJson, command
+from gpupool.cli.output import out_style, show, show_json, tell, tell_emulated
+from gpupool.cli.pool import open_pool, segment
+from gpupool.cli.render.machines import gpu_lines, node_lines, smi_lines
+
+Node = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.", autocompletion=completing.nodes)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    command(app, LEASES, "gpupool list_gpus", "gpupool list_gpus --json", name="list_gpus")(list_gpus)
+    command(app, LOOK, "gpupool smi")(smi)
+    command(app, LOOK, "gpupool nodes", "gpupool nodes --json")(nodes)
+    command(app, ADMIN, 'gpupool cordon gpu1 --reason "new driver at noon"')(cordon)
+    command(app, ADMIN, "gpupool uncordon gpu1")(uncordon)
+
+
+def list_gpus(json: AsJson = False) -> None:
+    """List the GPUs of the pool and what is free of each."""
+    pool = open_pool()
+    found = pool.get("gpus")
+    if json:
+        show_json(found)
+        return
+    tell_emulated(pool)
+    show(gpu_lines(found["gpus"], out_style()))
+
+
+def smi(json: AsJson = False) -> None:
+    """Show what every GPU of the pool does now, as nvidia-smi does for one machine."""
+    pool = open_pool()
+    found = pool.get("gpus")
+    if json:
+        show_json(found)
+        return
+    tell_emulated(pool)
+    show(smi_lines(found["gpus"], out_style()))
+
+
+def nodes(json: AsJson = False) -> None:
+    """List the machines of the pool."""
+    pool = open_pool()
+    found = pool.get("nodes")
+    if json:
+        show_json(found)
+        return
+    tell_emulated(pool)
+    show(node_lines(found["nodes"], out_style()))
+
+
+def cordon(
+    name: Node, reason: Annotated[str, typer.Option("--reason", help="Why; users see it.", metavar="TEXT")] = ""
+) -> None:
+    """Let a node finish what it runs and take nothing new."""
+    node = open_pool().post(f"nodes/{segment(name)}/cordon", {"reason": reason})
+    tell(f"{node['name']} is {node['state']}")
+
+
+def uncordon(name: Node) -> None:
+    """Let a node take new work again."""
+    node = open_pool().post(f"nodes/{segment(name)}/uncordon", {})
+    tell(f"{node['name']} is {node['state']}")

@@ -1,0 +1,91 @@
+"""``submit``: work that runs without its terminal."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gpupool.cli.commands.common import START, command, takes
+from gpupool.cli.output import show, show_json, tell
+from gpupool.cli.submit_options import SUBMIT
+from gpupool.cli.submitting import plan, requests_of
+from gpupool.domain.errors import GpupoolError
+from gpupool.specs.request import WorkloadRequest
+
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME] [-- COMMAND ARGS...]", help="A name, and the command after --.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    command(
+        app,
+        START,
+        "gpupool submit train-1 -g 1 -- python3 train.py",
+        "gpupool submit dev -g 0.5 --interactive -- bash",
+        "gpupool submit hpo1 -g 0.25 --sweep lr=0.1,0.01 --parallelism 2 -- python3 train.py --lr {lr}",
+        "gpupool submit eval -g 0.1 --after train-1 -- python3 evaluate.py",
+        "gpupool submit -f job.yml --dry-run",
+    )(submit)
+
+
+@takes(SUBMIT)
+def submit(context: typer.Context, words: Words = None, **values: Any) -> int:
+    """Queue work that runs without your terminal: batch training, sessions, sweeps, job files.
+
+    Training may use idle GPUs beyond the quota and is run again when it was interrupted; an interactive session is
+    protected within the quota. Each run of a sweep finds its parameters in its command as {name} and in its environment.
+    """
+    requests = requests_of(values, words or [], (context.obj or {}).get("program", []))
+    if values.get("dry_run"):
+        return _dry_run(requests, as_json=bool(values.get("json")))
+    from gpupool.cli.pool import open_pool
+
+    pool = open_pool(start=True)
+    found = [pool.post("workloads", request.to_body()) for request in requests]
+    if values.get("json"):
+        show_json(found[0] if len(found) == 1 else {"workloads": found})
+    else:
+        show(workload["name"] for workload in found)
+    if values.get("attach"):
+        from gpupool.cli.attaching import attach_to
+
+        return attach_to(found[0]["id"], 0, tty=values.get("tty"))
+    if values.get("wait_finished"):
+        from gpupool.cli.commands.controlling import wait
+
+        return wait([workload["id"] for workload in found])
+    if not values.get("quiet"):
+        for workload in found:
+            tell(f"{workload['name']} is {workload['state']}; 'gpupool logs -f {workload['name']}' shows its output")
+    return 0
+
+
+def _dry_run(requests: list[WorkloadRequest], *, as_json: bool) -> int:
+    """Show the requests, and what they come to on the GPUs as they are."""
+    gpus = _gpus()
+    shown = [request.to_body() | {"env": _count(request)} for request in requests]
+    if as_json:
+        plans = [plan(request, gpus) for request in requests]
+        show_json({"requests": [request.to_body() for request in requests], "plans": plans})
+        return 0
+    import yaml
+
+    for request, body in zip(requests, shown, strict=True):
+        show([yaml.safe_dump(body, sort_keys=False).rstrip(), *(f"# {line}" for line in plan(request, gpus))])
+    return 0
+
+
+def _count(request: WorkloadRequest) -> str:
+    return f"({len(request.env)} variables)"
+
+
+def _gpus() -> list[dict[str, Any]]:
+    from gpupool.cli.pool import open_pool
+
+    try:
+        return list(open_pool().get("gpus")["gpus"])
+    except GpupoolError:
+        return []

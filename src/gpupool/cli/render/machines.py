@@ -1,0 +1,134 @@
+"""Nodes and GPUs as people see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpupool.cli.render.text import Style, bar, clean, pairs, since, table
+from gpupool.domain.units import format_mib, format_permille
+
+Json = dict[str, Any]
+
+EMULATED = "emulated GPUs: programs run on the CPU"
+NODE_HEADERS = ("NODE", "STATE", "GPUS", "ALLOCATED", "CPUS", "MEMORY", "DRIVER", "ABOUT")
+GPU_HEADERS = ("NODE", "GPU", "MODEL", "MEMORY", "FREE", "FREE MEMORY", "HEALTH", "HOLDERS")
+SMI_HEADERS = ("NODE", "GPU", "MODEL", "BUS", "USED / TOTAL", "UTIL", "SHARE", "", "PROGRAMS")
+
+
+def node_lines(nodes: Sequence[Json], style: Style) -> list[str]:
+    """The table of nodes."""
+    return table(NODE_HEADERS, [_node_row(node) for node in nodes], style, state=1)
+
+
+def _node_row(node: Json) -> tuple[object, ...]:
+    models: dict[str, int] = {}
+    for gpu in node["gpus"]:
+        models[gpu["model"]] = models.get(gpu["model"], 0) + 1
+    held = sum(gpu["allocated_permille"] for gpu in node["gpus"])
+    notes = [node["cordon_reason"], *node["warnings"]]
+    return (
+        node["name"],
+        node["state"],
+        ", ".join(f"{count} x {model}" for model, count in models.items()) or "none",
+        f"{format_permille(held)} of {len(node['gpus'])}",
+        f"{node['cpus_allocated']:g}/{node['cpus']:g}",
+        f"{format_mib(node['memory_allocated_mib'])}/{format_mib(node['memory_mib'])}",
+        node["driver_version"] or "-",
+        "; ".join(note for note in notes if note) or "-",
+    )
+
+
+def gpu_lines(gpus: Sequence[Json], style: Style) -> list[str]:
+    """The table of ``list_gpus``: what is free where."""
+    return table(GPU_HEADERS, [_gpu_row(gpu) for gpu in gpus], style)
+
+
+def _gpu_row(gpu: Json) -> tuple[object, ...]:
+    usable = gpu["available"]
+    return (
+        gpu["node"],
+        gpu["index"],
+        gpu["model"],
+        format_mib(gpu["memory_mib"]),
+        format_permille(1000 - gpu["allocated_permille"]) if usable else "-",
+        format_mib(gpu["memory_mib"] - gpu["allocated_memory_mib"]) if usable else "-",
+        health_text(gpu),
+        holders_text(gpu) or "-",
+    )
+
+
+def health_text(gpu: Json) -> str:
+    """``ok``, or what is wrong with the card."""
+    return gpu["health"] + (f" ({gpu['health_note']})" if gpu["health_note"] else "")
+
+
+def holders_text(gpu: Json) -> str:
+    """``ann/train-1 0.50, …`` and processes the pool did not start."""
+    held = [f"{h['user']}/{h['name']} {format_permille(h['permille'])}" for h in gpu["holders"]]
+    strange = [f"not ours: {p['user']} {p['name']} (pid {p['pid']}, {format_mib(p['memory_mib'])})" for p in gpu["foreign"]]
+    return ", ".join([*held, *strange])
+
+
+def smi_lines(gpus: Sequence[Json], style: Style) -> list[str]:
+    """The table of ``smi``: what every card of the pool does now."""
+    return table(SMI_HEADERS, [_smi_row(gpu) for gpu in gpus], style)
+
+
+def _smi_row(gpu: Json) -> tuple[object, ...]:
+    return (
+        gpu["node"],
+        gpu["index"],
+        gpu["model"],
+        gpu["pci_bus_id"] or "-",
+        f"{gpu['memory_used_mib']} / {gpu['memory_mib']} MiB",
+        f"{gpu['utilisation_percent']}%",
+        bar(gpu["allocated_permille"]),
+        format_permille(gpu["allocated_permille"]),
+        holders_text(gpu) or "-",
+    )
+
+
+def node_detail_lines(node: Json, now: float, style: Style) -> list[str]:
+    """All of ``describe node``."""
+    lines = pairs(
+        [
+            ("Name", node["name"]),
+            ("State", node["state"]),
+            ("Cordoned", node["cordon_reason"]),
+            ("CPUs", f"{node['cpus_allocated']:g} of {node['cpus']:g} allocated"),
+            ("Memory", f"{format_mib(node['memory_allocated_mib'])} of {format_mib(node['memory_mib'])} allocated"),
+            ("Driver", node["driver_version"]),
+            ("CUDA", node["cuda_version"]),
+            ("Agent", node["agent_version"]),
+            ("Labels", ", ".join(f"{key}={value}" for key, value in node["labels"].items())),
+        ],
+        style,
+    )
+    lines += [f"warning: {clean(text)}" for text in node["warnings"]]
+    for gpu in node["gpus"]:
+        lines += ["", *gpu_detail_lines(gpu, now, style)]
+    return lines
+
+
+def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
+    """One GPU with its links, MIG instances and holders."""
+    share = f"{bar(gpu['allocated_permille'], 20)} {format_permille(gpu['allocated_permille'])}"
+    lines = [style.bold(clean(f"GPU {gpu['index']}  {gpu['model']}  {gpu['uuid']}"))]
+    lines += pairs(
+        [
+            ("Health", health_text(gpu)),
+            ("Memory", f"{format_mib(gpu['memory_used_mib'])} used of {format_mib(gpu['memory_mib'])}"),
+            ("Use", f"{gpu['utilisation_percent']}%"),
+            ("Share", share),
+            ("Bus", gpu["pci_bus_id"]),
+            ("Links", ", ".join(f"GPU {other}: {link}" for other, link in gpu["links"].items())),
+            ("MIG", ", ".join(mig["profile"] for mig in gpu["mig"])),
+        ],
+        style,
+        indent="  ",
+    )
+    for h in gpu["holders"]:
+        part = f"{format_permille(h['permille'])} ({format_mib(h['memory_mib'])})"
+        lines.append(clean(f"  {h['name']}/{h['index']}  {part}  {h['user']}, {h['project']}  for {since(h['since'], now)}"))
+    return lines

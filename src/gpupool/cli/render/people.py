@@ -1,0 +1,98 @@
+"""Projects, users, tokens and usage as people see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpupool.cli.render.text import Style, clock, pairs, table
+from gpupool.domain.units import format_duration, format_permille
+
+Json = dict[str, Any]
+
+
+def project_lines(projects: Sequence[Json], chosen: str | None, style: Style) -> list[str]:
+    """The table of projects; the caller's default has a star."""
+    headers = ("PROJECT", "QUOTA", "ALLOCATED", "QUEUED", "OVER QUOTA", "LIMIT", "PER USER", "MEMBERS", "NOTE")
+    return table(headers, [_project_row(p, chosen) for p in projects], style)
+
+
+def _project_row(p: Json, chosen: str | None) -> tuple[object, ...]:
+    return (
+        p["name"] + (" *" if p["name"] == chosen else ""),
+        amount(p["quota_permille"]),
+        format_permille(p["allocated_permille"]),
+        p["queued"],
+        "yes" if p["over_quota"] else "no",
+        amount(p["limit_permille"]),
+        amount(p["user_limit_permille"]),
+        ", ".join(p["members"]) or "everybody",
+        p["note"] or "-",
+    )
+
+
+def project_detail_lines(p: Json, style: Style) -> list[str]:
+    """All of ``describe project``."""
+    return pairs(
+        [
+            ("Name", p["name"]),
+            ("Note", p["note"]),
+            ("Quota", f"{amount(p['quota_permille'])} GPUs" if p["quota_permille"] is not None else "none: all of the pool"),
+            ("Over quota", "training may use idle GPUs beyond it" if p["over_quota"] else "no"),
+            ("Limit", amount(p["limit_permille"])),
+            ("Per user", amount(p["user_limit_permille"])),
+            ("Allocated", format_permille(p["allocated_permille"])),
+            ("Queued", p["queued"]),
+            ("Longest time", format_duration(p["max_time_s"])),
+            ("Idle timeout", format_duration(p["idle_timeout_s"])),
+            ("Members", ", ".join(p["members"]) or "everybody"),
+        ],
+        style,
+    )
+
+
+def amount(permille: int | None) -> str:
+    """GPUs in thousandths for people; ``-`` for no bound."""
+    return "-" if permille is None else format_permille(permille)
+
+
+def user_lines(users: Sequence[Json], style: Style) -> list[str]:
+    """The table of users."""
+    headers = ("USER", "ROLE", "UID", "GPU LIMIT", "STATE")
+    rows = [
+        (u["name"], u["role"], "-" if u["uid"] is None else u["uid"], amount(u["gpu_limit_permille"]), _user_state(u))
+        for u in users
+    ]
+    return table(headers, rows, style)
+
+
+def _user_state(user: Json) -> str:
+    return "disabled" if user["disabled"] else "enabled"
+
+
+def token_lines(tokens: Sequence[Json], now: float, style: Style) -> list[str]:
+    """The table of tokens; their secrets are never known again."""
+    headers = ("TOKEN", "USER", "ROLE", "STATE", "EXPIRES", "LAST USED", "NOTE")
+    rows = [
+        (t["id"], t["user"], t["role"], _token_state(t, now), clock(t["expires_at"]), clock(t["last_used_at"]), t["note"] or "-")
+        for t in tokens
+    ]
+    return table(headers, rows, style)
+
+
+def _token_state(token: Json, now: float) -> str:
+    if token["revoked_at"] is not None:
+        return "revoked"
+    return "expired" if token["expires_at"] <= now else "valid"
+
+
+def usage_lines(usage: Json, style: Style) -> list[str]:
+    """The table of GPU hours, most first, with a sum."""
+    rows = sorted(usage["rows"], key=lambda row: -row["gpu_seconds"])
+    cells: list[tuple[object, ...]] = [
+        (r["project"], r["user"], f"{r['gpu_seconds'] / 3600:.2f}", r["leases"]) for r in rows
+    ]
+    total = sum(row["gpu_seconds"] for row in rows) / 3600
+    cells.append(("total", "", f"{total:.2f}", sum(row["leases"] for row in rows)))
+    span = f"{clock(usage['since'])} to {clock(usage['until'])}"
+    return [style.dim(span), *table(("PROJECT", "USER", "GPU HOURS", "LEASES"), cells, style)]

@@ -1,0 +1,136 @@
+"""Words, colours and tables of the terminal."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from gpupool.domain.units import format_duration
+
+GAP = "  "
+MIN_FLEXIBLE = 12
+STATE_COLOURS = {
+    "running": 32,
+    "succeeded": 32,
+    "up": 32,
+    "ok": 32,
+    "queued": 33,
+    "pending": 33,
+    "starting": 33,
+    "stopping": 33,
+    "suspended": 33,
+    "cordoned": 33,
+    "degraded": 33,
+    "warning": 33,
+    "failed": 31,
+    "down": 31,
+    "problem": 31,
+    "stopped": 90,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How to write: with colours or not, and for how many columns (None: no end, nothing is cut)."""
+
+    colour: bool = False
+    columns: int | None = None
+
+    def bold(self, text: str) -> str:
+        """Headings."""
+        return self._sgr("1", text)
+
+    def dim(self, text: str) -> str:
+        """What matters less."""
+        return self._sgr("2", text)
+
+    def state(self, text: str) -> str:
+        """A state in its colour."""
+        code = STATE_COLOURS.get(text.strip())
+        return self._sgr(str(code), text) if code else text
+
+    def _sgr(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colour and text else text
+
+
+def style_of(stream: Any) -> Style:
+    """The style for an output stream: plain and never cut unless it is a terminal; NO_COLOR and COLUMNS count."""
+    if not stream.isatty():
+        return Style()
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    try:
+        width = int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns)
+    except (OSError, ValueError):
+        width = 80
+    return Style(colour=colour, columns=width or 80)
+
+
+def clean(value: object) -> str:
+    """Any text on one line, with nothing in it that a terminal would obey."""
+    text = " ".join(str(value).split("\n"))
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def width_of(text: str) -> int:
+    """Columns a text takes on a terminal."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str, columns: int) -> str:
+    """A text in at most so many columns, with an ellipsis where it was cut."""
+    if width_of(text) <= columns:
+        return text
+    while text and width_of(text) > columns - 1:
+        text = text[:-1]
+    return f"{text}…" if columns > 0 else ""
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], style: Style, *, state: int = -1) -> list[str]:
+    """Aligned lines; the last column is cut to the terminal. ``state`` is the column whose cells are coloured."""
+    cells = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(width_of(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
+    if style.columns is not None:
+        used = sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
+        widths[-1] = max(min(widths[-1], style.columns - used), MIN_FLEXIBLE)
+    lines = [style.bold(_line(headers, widths))]
+    for row in cells:
+        line = _line(row, widths)
+        if state >= 0:
+            start = sum(widths[:state]) + len(GAP) * state
+            end = start + len(row[state])
+            line = line[:start] + style.state(line[start:end]) + line[end:]
+        lines.append(line)
+    return lines
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    parts = [cut(cell, width) if i == len(widths) - 1 else cell for i, (cell, width) in enumerate(zip(cells, widths, strict=True))]
+    padded = [part + " " * (width - width_of(part)) for part, width in zip(parts, widths, strict=True)]
+    return GAP.join(padded).rstrip()
+
+
+def pairs(rows: Iterable[tuple[str, object]], style: Style, indent: str = "") -> list[str]:
+    """``Name:   value`` lines; those with an empty value are left out."""
+    wanted = [(name, clean(value)) for name, value in rows if value not in (None, "", [], {})]
+    width = max((len(name) for name, _ in wanted), default=0) + 1
+    return [f"{indent}{style.bold(f'{name}:'.ljust(width))} {value}" for name, value in wanted]
+
+
+def since(moment: float | None, now: float) -> str:
+    """How long ago: ``3m10s``; ``-`` for never."""
+    return "-" if moment is None else format_duration(now - moment)
+
+
+def clock(moment: float | None) -> str:
+    """A moment in local time: ``2026-11-21 01:28:23``; ``-`` for none."""
+    return "-" if moment is None else f"{datetime.fromtimestamp(moment, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def bar(permille: int, width: int = 10) -> str:
+    """A slice bar: ``██████░░░░``; anything above nothing shows."""
+    full = min(width, max(round(permille * width / 1000), 1 if permille else 0))
+    return "█" * full + "░" * (width - full)

@@ -1,0 +1,168 @@
+"""Workloads as people see them: the list, one in detail, why it waits."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from gpupool.cli.render.text import Style, clean, clock, pairs, since, table
+from gpupool.domain.units import format_duration, format_mib, format_permille
+
+Json = dict[str, Any]
+
+HEADERS = ("NAME", "STATE", "KIND", "PROJECT", "USER", "GPUS", "REPLICAS", "NODE", "AGE", "ID", "ABOUT")
+REPLICA_HEADERS = ("INDEX", "STATE", "ATTEMPT", "NODE", "GPUS", "EXIT", "STARTED", "RAN", "ABOUT")
+
+
+def workload_lines(workloads: Sequence[Json], now: float, style: Style) -> list[str]:
+    """The table of ``ps``."""
+    return table(HEADERS, [_row(w, now) for w in workloads], style, state=1)
+
+
+def _row(w: Json, now: float) -> tuple[object, ...]:
+    return (
+        w["name"],
+        w["state"],
+        w["kind"],
+        w["project"],
+        w["user"],
+        gpus_text(w["gpus"]) if w["on"] is None else "(shared)",
+        replicas_text(w),
+        w["node"] or "-",
+        since(w["created_at"], now),
+        w["id"],
+        about(w, now),
+    )
+
+
+def about(w: Json, now: float) -> str:
+    """What to know of a workload in one phrase: why it waits, how it ended, or what it runs."""
+    reason = (w["reason"] or {}).get("message", "")
+    if w["state"] in {"queued", "suspended"} and reason:
+        return str(reason)
+    if w["state"] in {"failed", "stopped"}:
+        status = f"exit {w['exit_status']}" if w["exit_status"] is not None else ""
+        return ", ".join(part for part in (status, reason) if part) or command_text(w)
+    if w["expires_at"] is not None and w["state"] == "running":
+        return f"until {clock(w['expires_at'])} ({format_duration(w['expires_at'] - now)} left)"
+    return command_text(w)
+
+
+def command_text(w: Json) -> str:
+    """The command as one would type it; ``-`` when there is none or it is not ours to see."""
+    return shlex.join(w["command"]) if w["command"] else "-"
+
+
+def gpus_text(gpus: Json) -> str:
+    """What each replica asks for: ``0.50``, ``2``, ``2 x 0.50``, ``4 GiB``, with the model when one is wanted."""
+    if gpus["memory_mib"] is not None:
+        part = format_mib(gpus["memory_mib"])
+    else:
+        part = "" if gpus["permille"] == 1000 else format_permille(gpus["permille"])
+    count = gpus["count"]
+    amount = (f"{count} x {part}" if count > 1 else part) if part else str(count)
+    return f"{amount} {'|'.join(gpus['models'])}" if gpus["models"] else amount
+
+
+def replicas_text(w: Json) -> str:
+    """``2/4 done, 2 running`` for several replicas; empty for one."""
+    if w["completions"] == 1:
+        return "-"
+    counts = w["counts"]
+    done = counts["succeeded"] + counts["failed"] + counts["stopped"]
+    parts = [f"{done}/{w['completions']} done"]
+    parts += [f"{counts[state]} {state}" for state in ("running", "failed") if counts[state]]
+    return ", ".join(parts)
+
+
+def detail_lines(w: Json, events: Sequence[Json], why: Json | None, now: float, style: Style) -> list[str]:
+    """All of ``describe``."""
+    lines = pairs(_facts(w, now), style)
+    if why is not None:
+        lines += ["", style.bold("Why it waits"), *(f"  {line}" for line in why_lines(why, style))]
+    lines += ["", *replica_lines(w["replicas"], now, style)]
+    notes = dict.fromkeys(note for replica in w["replicas"] for note in replica["notes"])
+    lines += [style.dim(f"note: {clean(note)}") for note in notes]
+    if events:
+        lines += ["", style.bold("Events"), *event_lines(events, style)]
+    return lines
+
+
+def _facts(w: Json, now: float) -> list[tuple[str, object]]:
+    reason = w["reason"] or {}
+    return [
+        ("Name", w["name"]),
+        ("Id", w["id"]),
+        ("State", f"{w['state']} [{reason['code']}]" if reason.get("code") else w["state"]),
+        ("Reason", reason.get("message")),
+        ("Kind", f"{w['kind']}, preemptible" if w["preemptible"] else w["kind"]),
+        ("Project", w["project"]),
+        ("User", w["user"]),
+        ("Priority", w["priority"]),
+        ("GPUs", gpus_text(w["gpus"]) if w["on"] is None else f"those of {w['on']}"),
+        ("Sharing", f"{w['sharing']}: {w['guarantees']}"),
+        ("Replicas", replicas_text(w) if w["completions"] > 1 else ""),
+        ("Command", command_text(w)),
+        ("Folder", w["workdir"]),
+        ("Exit status", w["exit_status"]),
+        ("Submitted", f"{clock(w['created_at'])} ({since(w['created_at'], now)} ago)"),
+        ("Started", clock(w["started_at"]) if w["started_at"] else ""),
+        ("Finished", clock(w["finished_at"]) if w["finished_at"] else ""),
+        ("Expires", clock(w["expires_at"]) if w["expires_at"] else ""),
+        ("Limits", _limits_text(w["limits"])),
+        ("Restart", f"{w['retry']['policy']}, {w['retry']['backoff_limit']} failures forgiven"),
+        ("After", ", ".join(a["workload"] + ("" if a["success_only"] else ":any") for a in w["after"])),
+        ("Labels", ", ".join(f"{key}={value}" for key, value in w["labels"].items())),
+    ]
+
+
+def _limits_text(limits: Json) -> str:
+    times = (("wait", "wait_s"), ("time", "max_time_s"), ("idle", "idle_timeout_s"), ("grace", "grace_s"))
+    parts = [f"{name} {format_duration(limits[key])}" for name, key in times if limits[key] is not None]
+    if limits["cpus"] is not None:
+        parts.append(f"{limits['cpus']:g} cpus")
+    if limits["memory_mib"] is not None:
+        parts.append(f"memory {format_mib(limits['memory_mib'])}")
+    return ", ".join([*parts, f"log {format_mib(limits['log_limit_mib'])}"])
+
+
+def replica_lines(replicas: Sequence[Json], now: float, style: Style) -> list[str]:
+    """The table of replicas."""
+    return table(REPLICA_HEADERS, [_replica_row(r, now) for r in replicas], style, state=1)
+
+
+def _replica_row(r: Json, now: float) -> tuple[object, ...]:
+    ran = None if r["started_at"] is None else (r["finished_at"] or now) - r["started_at"]
+    held = ", ".join(f"{gpu['index']}:{format_permille(gpu['permille'])}" for gpu in r["gpus"])
+    parameters = " ".join(f"{key}={value}" for key, value in (r["parameters"] or {}).items())
+    said = "; ".join(part for part in (parameters, r["message"] or r["reason"]) if part)
+    status = "-" if r["exit_status"] is None else r["exit_status"]
+    started = clock(r["started_at"])
+    return (r["index"], r["state"], r["attempt"], r["node"] or "-", held or "-", status, started, format_duration(ran), said)
+
+
+def why_lines(why: Json, style: Style) -> list[str]:
+    """All of ``why``."""
+    lines = [f"{clean(why['sentence'])} [{why['code']}]"]
+    if why["position"]:
+        ahead = f"{why['ahead_total']} ahead in the pool, {why['ahead_in_project']} of them in its project"
+        lines.append(f"Position {why['position']} in the queue ({ahead}).")
+    if why["estimate_s"] is not None:
+        lines.append(f"It should start in about {format_duration(why['estimate_s'])}: {clean(why['estimate_basis'])}.")
+    elif why["estimate_basis"]:
+        lines.append(f"No estimate: {clean(why['estimate_basis'])}.")
+    return lines + [style.dim(f"would help: {clean(hint)}") for hint in why["would_help"]]
+
+
+def event_lines(events: Sequence[Json], style: Style) -> list[str]:
+    """One line per event, oldest first."""
+    return [event_line(event, style) for event in events]
+
+
+def event_line(event: Json, style: Style) -> str:
+    """``2026-11-21 01:28:23  STARTED  train/0  ann: message``."""
+    index = "" if event["index"] is None else f"/{event['index']}"
+    about_what = f"{event['workload']}{index}" if event["workload"] else event["target"]
+    reason = style.bold(f"{event['reason']:<17}")
+    return f"{style.dim(clock(event['at']))}  {reason}  {clean(about_what or '-')}  {clean(event['actor'])}: {clean(event['message'])}"

@@ -1,0 +1,58 @@
+"""Screens that are shown again and again, until Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+from gpupool.cli.output import show
+from gpupool.cli.render.text import Style, style_of
+
+INTERVAL_S = 2.0
+ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def repeat(screen: Callable[[Style], Iterable[str]], interval_s: float = INTERVAL_S) -> None:
+    """Show a screen every few seconds, in the terminal's other buffer so that nothing of before is lost.
+
+    Without a terminal it is shown once.
+    """
+    if not sys.stdout.isatty():
+        show(screen(style_of(sys.stdout)))
+        return
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    first = list(screen(style_of(sys.stdout)))  # errors come before the screen is taken over
+    sys.stdout.write(ENTER)
+    try:
+        while True:
+            sys.stdout.write(painted(first, _rows()))
+            sys.stdout.flush()
+            time.sleep(interval_s)
+            first = list(screen(style_of(sys.stdout)))
+    except KeyboardInterrupt:
+        return
+    finally:
+        sys.stdout.write(LEAVE)
+        sys.stdout.flush()
+
+
+def painted(lines: list[str], rows: int) -> str:
+    """The bytes that put lines on a screen of so many rows without flicker; what does not fit is counted."""
+    if len(lines) > rows - 1:
+        hidden = len(lines) - (rows - 2)
+        lines = [*lines[: rows - 2], f"… and {hidden} more lines"]
+    return HOME + "".join(f"{line}{REST_OF_LINE}\r\n" for line in lines) + REST_OF_SCREEN
+
+
+def _rows() -> int:
+    import os
+
+    try:
+        return max(os.get_terminal_size(sys.stdout.fileno()).lines, 5)
+    except OSError:
+        return 24
