@@ -44,7 +44,7 @@ class Turns:
             if first is None or fresh is None:
                 continue
             if fresh <= turn:
-                return (*first, self._lanes[turn[3]])
+                return (*first, self._lane(turn[3]))
             heappush(self._heap, fresh)
         return None
 
@@ -53,12 +53,7 @@ class Turns:
         heappush(self._heap, (False, -inf, -inf, project))
 
     def _fresh(self, project: int) -> tuple[_Turn | None, tuple[Group, PendingReplica] | None]:
-        if project not in self._lanes:
-            self._lanes[project] = self._session.lane(project, self._alive)
-        first = self._lanes[project].peek()
-        while first is not None and first[0].shape in self._dead:
-            self._lanes[project].bar(first[0].shape)
-            first = self._lanes[project].peek()
+        first = self._first(project)
         if first is None:
             return None, None
         group, replica = first
@@ -66,6 +61,21 @@ class Turns:
             project, self._session.placer.least_permille(group.shape), self._session.even_share
         )
         return (*key, replica.queued_at, project), first
+
+    def _first(self, project: int) -> tuple[Group, PendingReplica] | None:
+        if project not in self._lanes:
+            first = self._session.first(project, self._alive)
+            if first is not None:
+                return first
+        lane = self._lane(project)
+        while (first := lane.peek()) is not None and first[0].shape in self._dead:
+            lane.bar(first[0].shape)
+        return first
+
+    def _lane(self, project: int) -> Lane:
+        if project not in self._lanes:
+            self._lanes[project] = self._session.lane(project, self._alive)
+        return self._lanes[project]
 
     def _alive(self, project: int, shape: Shape) -> bool:
         return shape not in self._dead and self._wanted(project, shape)

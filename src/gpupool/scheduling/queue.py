@@ -16,6 +16,9 @@ Entry = tuple[float, int, PendingReplica]  # queued at, number of arrival
 GroupKey = tuple[int, int, int, bool, Shape]  # project, priority, user, preemptible, shape
 
 
+LaneKey = tuple[int, int, float, int]  # -priority, held by the user in the project, queued at, number of arrival
+
+
 class Group:
     """Pending replicas that are alike to the scheduler, oldest first."""
 
@@ -52,6 +55,7 @@ class Demand:
         self.importance: dict[int, Counter[int]] = {}  # project -> priority -> groups
         self.starved: dict[Shape, set[ReplicaKey]] = {}  # see ``mature``
         self._ripening: list[tuple[float, int, ReplicaKey]] = []
+        self._heads: dict[int, dict[Shape, tuple[LaneKey, Group]]] = {}
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
         self._entries: dict[ReplicaKey, tuple[Group, float, int]] = {}
         self._arrivals = 0
@@ -77,6 +81,7 @@ class Demand:
         placed = self._entries.pop(key, None)
         if replica is not None and placed is not None:
             group, queued_at, arrival = placed
+            self._heads.pop(group.account.project, None)
             self.timed[group.shape] -= replica.max_time_s is not None
             del group.entries[group.count_before(queued_at, arrival)]
             if key in self.starved.get(group.shape, ()):
@@ -129,6 +134,16 @@ class Demand:
             for groups in shapes.values():
                 yield from groups.values()
 
+    def heads(self, project: int) -> dict[Shape, tuple[LaneKey, Group]]:
+        """The first group of each shape of a project with its key, as things stand; kept until something changes."""
+        if project not in self._heads:
+            ledger = self.ledger
+            self._heads[project] = {
+                shape: min(((lane_key(ledger, g, 0), g) for g in groups.values()), key=lambda head: head[0])
+                for shape, groups in self.lanes.get(project, {}).items()
+            }
+        return self._heads[project]
+
     def shape_of(self, replica: PendingReplica) -> Shape:
         """The shape of a replica, whether it is ready or not."""
         group = self.group_of(replica.key)
@@ -140,6 +155,7 @@ class Demand:
 
     def _enqueue(self, replica: PendingReplica, arrival: int) -> None:
         account = self.account_of(replica)
+        self._heads.pop(account.project, None)
         shape = self.shapes.get(replica.request, replica.cpus, replica.memory_mib)
         key = (account.project, replica.priority, account.user, replica.preemptible, shape)
         groups = self.lanes.setdefault(account.project, {}).setdefault(shape, {})
@@ -180,6 +196,7 @@ class Demand:
         account = self.ledger.account(lease.project, lease.user, preemptible=replica.preemptible)
         self.running[replica.key], self.accounts[replica.key] = replica, account
         self.ledger.add(self._log, account, lease.permille)
+        self._heads.pop(account.project, None)
         self._log.commit()
         if replica.releasing:
             self.releasing.add(replica.key)
@@ -192,6 +209,7 @@ class Demand:
         if replica is not None:
             account = self.accounts.pop(key)
             self.ledger.add(self._log, account, -replica.lease.permille)
+            self._heads.pop(account.project, None)
             self._log.commit()
             self.releasing.discard(key)
             if replica.preemptible and not replica.releasing:
@@ -199,6 +217,12 @@ class Demand:
                 kinds[replica.priority] -= 1
                 if not kinds[replica.priority]:
                     del kinds[replica.priority]
+
+
+def lane_key(ledger: Ledger, group: Group, cursor: int) -> LaneKey:
+    """Where a group stands in its lane, by its entry at ``cursor``."""
+    queued_at, arrival, _ = group.entries[cursor]
+    return (-group.priority, int(ledger.pair_used[group.account.pair]), queued_at, arrival)
 
 
 class Lane:
@@ -213,13 +237,9 @@ class Lane:
         self._ledger, self._skip = demand.ledger, skip
         self._cursors: dict[Group, int] = {}
         self._barred: set[Shape] = set()
-        heap = [(self._key(group, 0), at, group) for at, group in enumerate(groups) if group.entries]
+        heap = [(lane_key(demand.ledger, group, 0), at, group) for at, group in enumerate(groups) if group.entries]
         heapify(heap)
         self._heap = heap
-
-    def _key(self, group: Group, cursor: int) -> tuple[int, int, float, int]:
-        queued_at, arrival, _ = group.entries[cursor]
-        return (-group.priority, int(self._ledger.pair_used[group.account.pair]), queued_at, arrival)
 
     def peek(self) -> tuple[Group, PendingReplica] | None:
         """Who is next; None when nobody is left."""
@@ -235,7 +255,7 @@ class Lane:
             if cursor == len(group.entries):
                 heappop(self._heap)
                 continue
-            fresh = self._key(group, cursor)
+            fresh = lane_key(self._ledger, group, cursor)
             if fresh == key:
                 return group, group.entries[cursor][2]
             heappop(self._heap)

@@ -6,20 +6,24 @@ from dataclasses import replace
 from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from gpupool.scheduling.cluster import MILLI, Claim
 from gpupool.scheduling.placement import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Ghost, Session
 from gpupool.scheduling.shape import Shape
-from gpupool.scheduling.values import Hold, HoldKind, PendingReplica
+from gpupool.scheduling.values import Hold, HoldKind, PendingReplica, ReplicaKey
+
+Floats = npt.NDArray[np.float64]
+_UNKNOWN = 1e300  # a time later than any
 
 
 def refresh_reservations(session: Session) -> None:
     """Work out again when reserved space will be free: run times get extended, work ends early."""
     for ghost in session.ghosts.values():
         if ghost.hold.kind is HoldKind.RESERVED:
-            ends = _slot_ends(session, ghost.claim.row)
+            ends = _row_ends(session, ghost.claim.row)
             ghost.hold = replace(ghost.hold, starts_at=float(ends[ghost.claim.gpu > 0].max(initial=session.now)))
 
 
@@ -59,14 +63,10 @@ def _reserve_for(session: Session, group: Group, replica: PendingReplica) -> boo
     need = group.shape.fixed_permille
     if need is None or need > session.ledger.room(group.account):
         return False
-    best: tuple[tuple[float, int, int, int], Claim] | None = None
-    for row in fitting_rows(session.cluster, group.shape, Relax(use=True)).tolist():
-        plan = _plan(session, group.shape, row)
-        if plan is not None and (best is None or plan[0] < best[0]):
-            best = plan
-    if best is None:
+    plan = _plan(session, group.shape)
+    if plan is None:
         return False
-    (starts_at, *_), claim = best
+    starts_at, claim = plan
     cluster = session.cluster
     hold = Hold(
         workload=replica.workload,
@@ -82,35 +82,62 @@ def _reserve_for(session: Session, group: Group, replica: PendingReplica) -> boo
     return True
 
 
-def _plan(session: Session, shape: Shape, row: int) -> tuple[tuple[float, int, int, int], Claim] | None:
-    """When and on which GPUs of a node: the key is (time, GPUs still in use, room on the node, row)."""
+def _plan(session: Session, shape: Shape) -> tuple[float, Claim] | None:
+    """Where space for a shape is free first: when, and which GPUs; CPU and memory are taken to follow the GPUs.
+
+    Among nodes that free at the same (or an unknown) time, the one with the fewest GPUs still in use, then the
+    fullest.
+    """
     cluster, count = session.cluster, shape.request.count
-    rows = np.array([row])
+    rows = fitting_rows(cluster, shape, Relax(use=True))
     usable, _ = usable_slots(cluster, shape, rows, session.placer.accepted(shape), None, Relax(use=True))
+    free = cluster.gpu_free[rows]
+    spoken_for = np.zeros_like(cluster.gpu_free, dtype=np.bool_)
     for ghost in session.ghosts.values():
-        if ghost.claim.row == row:
-            usable[0] &= ghost.claim.gpu == 0
-    need, mem = shape.needs(cluster.gmem_total[row])
-    busy = cluster.gpu_free[row] < need
-    ends = np.where(busy, np.maximum(_slot_ends(session, row), session.now), session.now)
-    slots = np.flatnonzero(usable[0])
-    if len(slots) < count:
+        spoken_for[ghost.claim.row] |= ghost.claim.gpu > 0
+    need, mem = shape.needs(cluster.gmem_total[rows])
+    busy = free < need
+    ends = np.where(busy, np.minimum(slot_ends(session)[rows], _UNKNOWN), session.now)
+    ends = np.where(usable & ~spoken_for[rows], ends, inf)
+    order = np.lexsort((busy, ends), axis=-1)[:, :count]
+    time = np.take_along_axis(ends, order, axis=1)[:, -1]
+    if order.shape[1] < count or not (time < inf).any():
         return None
-    chosen = slots[np.lexsort((slots, busy[slots], ends[slots]))[:count]]
+    in_use = np.take_along_axis(busy, order, axis=1).sum(axis=1)
+    best = int(np.lexsort((np.clip(free, 0, None).sum(axis=1), in_use, time))[0])
+    chosen = order[best]
     gpu, gmem = np.zeros(cluster.slots, np.int64), np.zeros(cluster.slots, np.int64)
-    gpu[chosen], gmem[chosen] = need[chosen], mem[chosen]
-    room = int(np.clip(cluster.gpu_free[row], 0, None).sum())
-    key = (float(ends[chosen].max()), int(busy[chosen].sum()), room, row)
-    return key, Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib)
+    gpu[chosen], gmem[chosen] = need[best][chosen], mem[best][chosen]
+    starts_at = inf if time[best] == _UNKNOWN else float(time[best])
+    return starts_at, Claim(int(rows[best]), gpu, gmem, shape.cpu_milli, shape.mem_mib)
 
 
-def _slot_ends(session: Session, row: int) -> np.typing.NDArray[np.float64]:
-    """When the last one on each GPU of a node ends; now for those told to, infinite when nobody knows."""
+def slot_ends(session: Session) -> Floats:
+    """When the last one on each GPU ends, [N, G]: now for those told to, infinite when nobody knows."""
+    if session.slot_ends is None:
+        claims, running = session.cluster.claims, session.demand.running
+        held = [(claims[key], _end(session, key)) for key in running if key in claims and claims[key].row >= 0]
+        ends = np.full(session.cluster.gpu_free.shape, session.now)
+        if held:
+            until = np.where(
+                np.array([claim.gpu for claim, _ in held]) > 0, np.array([[e] for _, e in held]), session.now
+            )
+            np.maximum.at(ends, np.array([claim.row for claim, _ in held]), until)
+        session.slot_ends = ends
+    return session.slot_ends
+
+
+def _end(session: Session, key: ReplicaKey) -> float:
+    end = session.demand.running[key].expected_end
+    if key in session.leaving:
+        return session.now
+    return inf if end is None else max(end, session.now)
+
+
+def _row_ends(session: Session, row: int) -> Floats:
     ends = np.full(session.cluster.slots, session.now)
     for key in session.cluster.on_node(session.cluster.name_of(row)):
-        running = session.demand.running.get(key)
-        known = inf if running is None or running.expected_end is None else running.expected_end
-        end = session.now if key in session.leaving else max(known, session.now)
-        used = session.cluster.claims[key].gpu > 0
-        ends[used] = np.maximum(ends[used], end)
+        if key in session.demand.running:
+            used = session.cluster.claims[key].gpu > 0
+            ends[used] = np.maximum(ends[used], _end(session, key))
     return ends

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from gpupool.scheduling.cluster import MILLI, Claim, Holding
 from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.placement import Placer
@@ -42,6 +45,8 @@ class Session:
         self.placed: list[tuple[PendingReplica, Claim, Account]] = []
         self.evictions: list[Eviction] = []
         self.backfills_left = settings.max_backfills
+        self.slot_ends: npt.NDArray[np.float64] | None = None  # see ``reserve.slot_ends``
+        self._stirred: set[int] = set()  # projects whose use is not what it was
         self.later: list[float] = []  # moments at which time alone may change the answer
 
     def close(self) -> None:
@@ -53,19 +58,23 @@ class Session:
     def charge(self, claim: Claim, account: Account) -> None:
         """Count a claim in the cluster and in the ledger."""
         self.cluster.charge(claim)
-        self.ledger.add(self.log, account, claim.permille)
+        self._count(account, claim.permille)
 
     def discharge(self, claim: Claim, account: Account) -> None:
         """Take a claim out of the cluster and the ledger."""
         self.cluster.discharge(claim)
-        self.ledger.add(self.log, account, -claim.permille)
+        self._count(account, -claim.permille)
 
     def lift_running(self, key: ReplicaKey) -> None:
         """As if a running replica had gone."""
         claim, account = self.cluster.claims.get(key), self.demand.accounts[key]
         if claim is not None:
             self.cluster.discharge(claim)
-        self.ledger.add(self.log, account, -self.demand.running[key].lease.permille)
+        self._count(account, -self.demand.running[key].lease.permille)
+
+    def _count(self, account: Account, permille: int) -> None:
+        self.ledger.add(self.log, account, permille)
+        self._stirred.add(account.project)
 
     def leaving_beside(self, row: int, account: Account) -> list[ReplicaKey]:
         """Those on the way out who hold something on a node, of the same project, or of the same user."""
@@ -120,6 +129,17 @@ class Session:
         if (fixed or 1) > room:
             return None
         return self.placer.find(shape, None if fixed is not None else room)
+
+    def first(self, project: int, wanted: Callable[[int, Shape], bool]) -> tuple[Group, PendingReplica] | None:
+        """Who is first in the lane of a project that nothing has happened to; None when that is not known."""
+        if project in self._stirred:
+            return None
+        heads = [head for shape, head in self.demand.heads(project).items() if wanted(project, shape)]
+        if not heads:
+            return None
+        _, group = min(heads, key=lambda head: head[0])
+        replica = group.entries[0][2]
+        return None if replica.key in self.gone else (group, replica)
 
     def lane(self, project: int, wanted: Callable[[int, Shape], bool]) -> Lane:
         """The waiting groups of a project, in order, of the shapes that are wanted."""
