@@ -22,7 +22,9 @@ _DESCRIPTORS = 2
 def serve(control: socket.socket) -> None:
     """Fork a shepherd for every request until the other side hangs up."""
     while True:
-        data, fds, _flags, _address = socket.recv_fds(control, PACKET_LIMIT, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        data, fds, _flags, _address = socket.recv_fds(control, PACKET_LIMIT, _DESCRIPTORS)
+        for fd in fds:  # the program must hold neither the lock nor the door
+            os.set_inheritable(fd, False)  # noqa: FBT003 - the call takes no names
         if not data:
             return
         if len(fds) != _DESCRIPTORS:

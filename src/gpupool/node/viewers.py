@@ -148,12 +148,12 @@ class Viewers:
                 viewer.send(kind, payload)
 
     def sweep(self, on_gone: Callable[[Viewer], None]) -> None:
-        """Hang up on those that are gone and tell about each."""
+        """Tell about those that are gone, while their descriptors still are theirs, and hang up on them."""
         for fd, viewer in list(self._all.items()):
             if viewer.gone:
                 del self._all[fd]
-                viewer.close()
                 on_gone(viewer)
+                viewer.close()
 
     @property
     def congested(self) -> bool:
