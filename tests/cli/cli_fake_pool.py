@@ -56,7 +56,7 @@ class Shepherd:
                 if not self.detached.is_set():
                     self._kill()
 
-    def _attached(self, connection: socket.socket) -> None:
+    def _attached(self, connection: socket.socket) -> None:  # noqa: C901, PLR0912 - one loop, as the real one
         master, slave = pty.openpty() if self.body.get("tty") else (-1, -1)
         buffer = bytearray()
         outputs: dict[int, int] = {}
@@ -107,7 +107,7 @@ class Shepherd:
                 cwd=body["workdir"],
                 env=body["env"],
                 start_new_session=True,
-                preexec_fn=_take_terminal if slave >= 0 else None,
+                preexec_fn=_take_terminal if slave >= 0 else None,  # noqa: PLW1509 - one ioctl, no locks
                 **streams,
             )
         except OSError as error:

@@ -37,7 +37,7 @@ class Terminal:
             stdin=self.slave,
             stdout=self.slave,
             stderr=self.slave,
-            preexec_fn=self._take_terminal,
+            preexec_fn=self._take_terminal,  # noqa: PLW1509 - two system calls, no locks
         )
 
     def _take_terminal(self) -> None:

@@ -3,6 +3,9 @@
 Quantities stay text here ("30m", "4G", "0.1"): the pool reads them, in one place, for every way in. On the fast path.
 """
 
+# pathlib takes longer to import than everything here takes to run:
+# ruff: noqa: PTH109, PTH110, PTH111, PTH118
+
 from __future__ import annotations
 
 import os

@@ -29,12 +29,13 @@ def persistent(pool: Pool, path: str, query: Query, last_id: str = "") -> Iterat
                 failing_since = None
                 last_id = message.id or last_id
                 yield message
-            return
         except OSError as error:
             failing_since = failing_since or time.monotonic()
             if time.monotonic() - failing_since > RECONNECT_S:
                 raise unreachable(error.strerror or str(error)) from error
             time.sleep(RETRY_S)
+        else:
+            return
 
 
 def follow_events(pool: Pool, seen: Sequence[dict[str, Any]], workload: str | None, *, as_json: bool) -> None:

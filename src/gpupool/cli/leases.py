@@ -4,6 +4,9 @@ A lease file holds the lease's id and name. The last one of each shell is rememb
 everything else (scripts, other terminals).
 """
 
+# pathlib takes longer to import than everything here takes to run:
+# ruff: noqa: PTH100, PTH108, PTH123, PTH208
+
 from __future__ import annotations
 
 import json
@@ -63,7 +66,7 @@ def _read(path: str) -> dict[str, Any]:
 
 def _load(path: str) -> dict[str, Any] | None:
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - pathlib would cost the fast path milliseconds
+        with open(path, "rb") as file:
             data = json.loads(file.read(FILE_LIMIT_BYTES))
     except (OSError, ValueError):
         return None
@@ -92,7 +95,7 @@ def _shell_pointer() -> str:
     """The calling shell: its process and when that was started, since process ids come again."""
     parent = os.getppid()
     try:
-        with open(f"/proc/{parent}/stat", "rb") as file:  # noqa: PTH123 - as above
+        with open(f"/proc/{parent}/stat", "rb") as file:
             began = file.read().rpartition(b")")[2].split()[19].decode()
     except (OSError, IndexError):
         began = "0"

@@ -39,7 +39,7 @@ class Option:
 
     __slots__ = ("flags", "help", "kind", "metavar", "name", "off", "panel")
 
-    def __init__(self, name: str, flags: str, kind: Kind, help: str, panel: str, metavar: str = "") -> None:  # noqa: A002, PLR0913, PLR0917 - a row of a table
+    def __init__(self, name: str, flags: str, kind: Kind, help: str, panel: str, metavar: str = "") -> None:  # noqa: A002 - a row of a table
         on, _, off = flags.partition(" / ")
         self.name = name
         self.flags = tuple(on.split())

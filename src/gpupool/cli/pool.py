@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import http.client
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
-from gpupool.cli.connections import STREAM_SILENCE_S, StreamEvent, read_events
 from gpupool.cli.errors import unreachable
 from gpupool.cli.fast.gate import find_gate, refusal
 from gpupool.cli.fast.http import Answer
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+    from gpupool.cli.connections import StreamEvent
     from gpupool.cli.fast.gate import Gate
 
 Query = Mapping[str, Any]
@@ -68,10 +69,16 @@ class Pool:
 
     def stream(self, path: str, query: Query | None = None, last_id: str = "") -> Iterator[StreamEvent]:
         """The messages of a live stream until it ends. Raises ``OSError`` when it breaks."""
+        import http.client
+
+        from gpupool.cli.connections import STREAM_SILENCE_S, read_events
+
         connection = self.gate.connection(STREAM_SILENCE_S)
         try:
             headers = self.gate.headers | {"Accept": "text/event-stream"}
-            connection.request("GET", target(path, query), headers=headers | ({"Last-Event-ID": last_id} if last_id else {}))
+            connection.request(
+                "GET", target(path, query), headers=headers | ({"Last-Event-ID": last_id} if last_id else {})
+            )
             response = connection.getresponse()
             if response.status != http.client.OK:
                 raise refusal(_answer(response))
@@ -137,7 +144,7 @@ def _text(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _answer(response: http.client.HTTPResponse) -> Answer:
+def _answer(response: HTTPResponse) -> Answer:
     import json
 
     data = response.read()

@@ -1,5 +1,8 @@
 """What a user has chosen once for all commands: ``~/.config/gpupool/config.json`` (0600)."""
 
+# pathlib takes longer to import than everything here takes to run:
+# ruff: noqa: PTH100, PTH103, PTH105, PTH111, PTH117, PTH120, PTH123
+
 from __future__ import annotations
 
 import os
@@ -29,7 +32,7 @@ def load() -> dict[str, Any]:
     import json
 
     try:
-        with open(config_file(), "rb") as file:  # noqa: PTH123 - pathlib would cost the fast path milliseconds
+        with open(config_file(), "rb") as file:
             data = json.loads(file.read(CONFIG_LIMIT_BYTES))
     except FileNotFoundError:
         return {}
@@ -49,7 +52,7 @@ def save(changes: dict[str, Any]) -> None:
 
 
 def write_private(path: str, text: str) -> None:
-    """Replace a file in one step; nobody else may read it, its folder is made. Raises ``GpupoolError(INVALID_FILE)``."""
+    """Replace a file in one step; nobody else may read it. Raises ``GpupoolError(INVALID_FILE)``."""
     temporary = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)

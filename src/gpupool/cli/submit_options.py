@@ -35,7 +35,9 @@ SUBMIT = (
     Option("completions", "--completions", Kind.COUNT, "Replicas in all; {index} is their number.", REPLICAS, "C"),
     Option("sweep", "--sweep", Kind.MANY, "A parameter's values; every combination runs.", REPLICAS, "NAME=A,B"),
     Option("sweep_list", "--sweep-list", Kind.TEXT, "Parameter sets: CSV, JSON lines, YAML.", REPLICAS, "FILE"),
-    Option("sweep_random", "--sweep-random", Kind.MANY, "Drawn: lr=0.001..0.1:log, n=2..8:int.", REPLICAS, "NAME=RANGE"),
+    Option(
+        "sweep_random", "--sweep-random", Kind.MANY, "Drawn: lr=0.001..0.1:log, n=2..8:int.", REPLICAS, "NAME=RANGE"
+    ),
     Option("samples", "--samples", Kind.COUNT, "How many random draws.", REPLICAS, "N"),
     Option("seed", "--seed", Kind.COUNT, "The same draws every time.", REPLICAS, "N"),
     Option("restart", "--restart", Kind.TEXT, "never, on-failure or always.", REPLICAS, "POLICY"),

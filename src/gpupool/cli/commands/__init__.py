@@ -1,1 +1,1 @@
-"""The commands, one module per family; each has ``register(app)``. ``app.INDEX`` says which module has which command."""
+"""The commands, one module per family, each with ``register(app)``; ``index`` says which module has which command."""

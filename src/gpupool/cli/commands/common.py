@@ -39,9 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as the API giv
 Index = Annotated[int | None, typer.Option("--index", "--pod", help="One replica, by its number.", metavar="N")]
 
 
-def command(
-    app: typer.Typer, panel: str, *examples: str, name: str | None = None, **settings: Any
-) -> Callable[[F], F]:
+def command(app: typer.Typer, panel: str, *examples: str, name: str | None = None, **settings: Any) -> Callable[[F], F]:
     """Declare a command with its help (the docstring's first line) and examples."""
 
     def declare(function: F) -> F:
@@ -67,9 +65,7 @@ def takes(options: Sequence[Option]) -> Callable[[F], F]:
     """
 
     def give(function: F) -> F:
-        own = [
-            p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD
-        ]
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
 
         def call(**given: Any) -> Any:
             return function(**{name: value for name, value in given.items() if value not in (None, [])})

@@ -141,5 +141,3 @@ def status_of(workload: dict[str, Any]) -> int:
     if workload["state"] == WorkloadState.SUCCEEDED:
         return 0
     return int(workload["exit_status"] or 1)
-
-

@@ -52,10 +52,12 @@ def attach(
     return attach_to(found["id"], chosen, tty=tty, stdin=not no_stdin)
 
 
-def exec_(
+def exec_(  # noqa: PLR0913, PLR0917 - one parameter per option
     name: Replica,
     words: Annotated[list[str], typer.Argument(metavar="-- COMMAND ARGS...", help="The program to run.")],
-    interactive: Annotated[bool, typer.Option("-i", "--stdin", help="Accepted: standard input always goes along.")] = True,
+    interactive: Annotated[
+        bool, typer.Option("-i", "--stdin", help="Accepted: standard input always goes along.")
+    ] = True,
     tty: Annotated[bool | None, typer.Option("-t", "--tty/--no-tty", help="Give it a terminal.")] = None,
     workdir: Folder = None,
     env: Env = None,

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
     )(logs)
 
 
-def logs(
+def logs(  # noqa: PLR0913, PLR0917 - one parameter per option
     name: Replica,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the program ends.")] = False,
     since: Annotated[str | None, typer.Option("--since", metavar="TIME", help="Only the last 10m, 2h.")] = None,

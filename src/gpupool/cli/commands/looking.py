@@ -49,14 +49,18 @@ Limit = Annotated[int | None, typer.Option("-n", "--limit", min=1, help="At most
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    command(app, PANEL, "gpupool ps", "gpupool ps -a --user ann", "gpupool ps -w", "gpupool ps --state queued --json")(ps)
+    command(app, PANEL, "gpupool ps", "gpupool ps -a --user ann", "gpupool ps -w", "gpupool ps --state queued --json")(
+        ps
+    )
     command(app, PANEL, "gpupool list", "gpupool list jobs -A", "gpupool list nodes", name="list")(list_)
-    command(app, PANEL, "gpupool describe train-1", "gpupool describe job train-1", "gpupool describe node gpu1")(describe)
+    command(app, PANEL, "gpupool describe train-1", "gpupool describe job train-1", "gpupool describe node gpu1")(
+        describe
+    )
     command(app, PANEL, "gpupool why train-1")(why)
     command(app, PANEL, "gpupool events", "gpupool events train-1 -f", "gpupool events --limit 500 --json")(events)
 
 
-def ps(
+def ps(  # noqa: PLR0913, PLR0917 - one parameter per option
     every: All = False,
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Show it again every two seconds.")] = False,
     state: States = None,

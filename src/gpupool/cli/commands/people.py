@@ -47,7 +47,7 @@ def list_users(json: AsJson = False) -> None:
         show(user_lines(found["users"], out_style()))
 
 
-def set_user(  # noqa: PLR0913, PLR0917 - one parameter per option
+def set_user(
     name: User,
     role: RoleOption = None,
     uid: Annotated[int | None, typer.Option("--uid", min=0, help="The account its programs run as.")] = None,
@@ -68,7 +68,9 @@ def set_user(  # noqa: PLR0913, PLR0917 - one parameter per option
 def create(
     user: Annotated[str | None, typer.Option("--user", help="For this user; yourself otherwise.")] = None,
     role: RoleOption = None,
-    expires: Annotated[str, typer.Option("--expires", metavar="TIME", help="How long it is good (at most 366d).")] = "30d",
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="How long it is good (at most 366d).")
+    ] = "30d",
     note: Annotated[str, typer.Option("--note", metavar="TEXT", help="What it is for.")] = "",
     json: AsJson = False,
 ) -> None:

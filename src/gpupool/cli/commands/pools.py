@@ -144,9 +144,7 @@ def doctor(
     from gpupool.daemon.doctor import DoctorContext, exit_status, run_checks
 
     place = _place(state_dir)
-    findings = run_checks(
-        DoctorContext(Path(place.state_dir), Path(place.run_dir), emulate=emulate, listen=listen)
-    )
+    findings = run_checks(DoctorContext(Path(place.state_dir), Path(place.run_dir), emulate=emulate, listen=listen))
     if json:
         show_json({"findings": [finding.to_dict() for finding in findings]})
         return exit_status(findings)
@@ -171,7 +169,13 @@ def health(json: AsJson = False) -> int:
         tell(EMULATED)
     from gpupool.cli.render.machines import gpu_lines
 
-    show([f"pool: {answer['status']}", f"nodes: {view['nodes_up']} of {view['nodes']} up", f"GPUs: {len(gpus) - len(sick)} of {len(gpus)} well"])
+    show(
+        [
+            f"pool: {answer['status']}",
+            f"nodes: {view['nodes_up']} of {view['nodes']} up",
+            f"GPUs: {len(gpus) - len(sick)} of {len(gpus)} well",
+        ]
+    )
     show(f"warning: {text}" for text in view["warnings"])
     show(gpu_lines(sick, out_style()) if sick else [])
     return 0 if well else 1

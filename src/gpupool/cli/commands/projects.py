@@ -32,7 +32,9 @@ NoteText = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="A 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(no_args_is_help=True, help=help_text("List, make and change projects.", ["gpupool project list"]))
+    group = typer.Typer(
+        no_args_is_help=True, help=help_text("List, make and change projects.", ["gpupool project list"])
+    )
     panel = "Commands"
     command(group, panel, "gpupool project list", name="list")(list_projects)
     command(group, panel, "gpupool project create team-a --quota 2.5 --member ann --member ben")(create)
@@ -110,7 +112,9 @@ def members(
     found = next((p for p in pool.get("projects")["projects"] if p["name"] == name), None)
     if found is None:
         raise GpupoolError(ErrorCode.UNKNOWN_PROJECT, f"There is no project '{name}'.", "See 'gpupool project list'.")
-    wanted = [] if everybody else [u for u in dict.fromkeys([*found["members"], *(add or [])]) if u not in (remove or [])]
+    wanted = (
+        [] if everybody else [u for u in dict.fromkeys([*found["members"], *(add or [])]) if u not in (remove or [])]
+    )
     if remove and not wanted and found["members"]:
         raise GpupoolError(
             ErrorCode.INVALID_REQUEST, "A project without members is open to everybody.", "Say so with --everybody."

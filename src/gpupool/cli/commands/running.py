@@ -42,8 +42,10 @@ def run(command: Command = None, **values: Any) -> int:
     """Run a program on GPUs, or on a slice of one, as if it had been started directly.
 
     It waits in the queue, runs with your terminal, folder and environment, and frees the GPUs whatever happens.
-    Ctrl-C and other signals reach it; in the queue Ctrl-C cancels. Ctrl-Z with pipes stops only this client: the program
-    goes on until its output is full; on a terminal it is a key like any other. The exit status is the program's.
+    The exit status is the program's. Ctrl-C and other signals reach it; in the queue Ctrl-C cancels.
+
+    Ctrl-Z with pipes stops only this client, and the program goes on until nobody takes its output; on a terminal
+    it is a key like any other.
     """
     return fast.run(values, _needed(command, "run -p 0.1 -- python3 train.py"))
 

@@ -36,7 +36,8 @@ def submit(context: typer.Context, words: Words = None, **values: Any) -> int:
     """Queue work that runs without your terminal: batch training, sessions, sweeps, job files.
 
     Training may use idle GPUs beyond the quota and is run again when it was interrupted; an interactive session is
-    protected within the quota. Each run of a sweep finds its parameters in its command as {name} and in its environment.
+    protected within the quota. Each run of a sweep finds its parameters as {name} in its command, and in its
+    environment.
     """
     requests = requests_of(values, words or [], (context.obj or {}).get("program", []))
     if values.get("dry_run"):

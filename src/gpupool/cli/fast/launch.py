@@ -68,7 +68,7 @@ class Launch:
         return self._after(detail, index, outcome)
 
     def wait_for(self, ref: str, index: int) -> Detail:
-        """A workload of before once its replica has started, or it has ended; raises ``Interrupted``, cancels nothing."""
+        """A known workload once its replica has started or it has ended; raises ``Interrupted`` and cancels nothing."""
         answer = self._line.ask("GET", f"/v1/workloads/{ref}")
         if not answer.ok:
             raise refusal(answer)
@@ -111,9 +111,7 @@ class Launch:
             raise Interrupted(self._line.interrupted)
         return detail
 
-    def _look(  # noqa: PLR0913 - one query
-        self, workload: str, condition: str, seconds: float, *, index: int = 0, bound: bool = False
-    ) -> Detail:
+    def _look(self, workload: str, condition: str, seconds: float, *, index: int = 0, bound: bool = False) -> Detail:
         query = f"for={condition}&timeout_s={seconds}&index={index}" + ("&bound=true" if bound else "")
         answer = self._line.ask("GET", f"/v1/workloads/{workload}/wait?{query}")
         if not answer.ok:

@@ -1,7 +1,7 @@
 """Bytes between the user's descriptors and a program's shepherd, until one of them has had enough.
 
-One loop, nothing blocks: a program that reads slowly stops us from reading the keyboard, a pager that reads slowly stops
-us from reading the program, and signals get through all the same.
+One loop, nothing blocks: a program that reads slowly stops us from reading the keyboard, a pager that reads slowly
+stops us from reading the program, and signals get through all the same.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Pump:
 
     def run(self) -> Outcome:
         """Pump until the program has ended and its output is written, or until somebody leaves."""
-        self._sock.setblocking(False)
+        self._sock.setblocking(False)  # noqa: FBT003 - the C socket takes it by position only
         self._say_hello()
         if not self._tty:
             return self._loop()

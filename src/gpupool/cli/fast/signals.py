@@ -33,7 +33,7 @@ class Inbox:
         self._before: dict[int, object] = {}
         self._wakeup_before = -1
 
-    def __enter__(self) -> Inbox:
+    def __enter__(self) -> Inbox:  # noqa: PYI034 - Self would import typing
         for number in (*FORWARDED, signal.SIGWINCH, signal.SIGCONT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, _nothing)

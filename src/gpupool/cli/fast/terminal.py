@@ -53,7 +53,7 @@ class RawMode:
         self._fd = fd
         self._before: list[Any] | None = None
 
-    def __enter__(self) -> RawMode:
+    def __enter__(self) -> RawMode:  # noqa: PYI034 - Self would import typing
         if is_terminal(self._fd):
             import termios
 

@@ -42,7 +42,7 @@ class Line:
     def ask(self, method: str, target: str, body: object = None, *, finish: bool = False) -> Answer:
         """The pool's answer. Only for requests that may be repeated: they are, when the control plane restarts.
 
-        ``finish``: a signal does not abandon the request, it is noted in ``interrupted`` (the answer says what to undo).
+        ``finish``: a signal does not abandon the request but is noted in ``interrupted``: the answer says what to undo.
         Raises ``Interrupted``, ``GpupoolError(POOL_UNREACHABLE)``.
         """
         failing_since = None

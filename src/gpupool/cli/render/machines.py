@@ -60,13 +60,15 @@ def _gpu_row(gpu: Json) -> tuple[object, ...]:
 
 def health_text(gpu: Json) -> str:
     """``ok``, or what is wrong with the card."""
-    return gpu["health"] + (f" ({gpu['health_note']})" if gpu["health_note"] else "")
+    return f"{gpu['health']} ({gpu['health_note']})" if gpu["health_note"] else str(gpu["health"])
 
 
 def holders_text(gpu: Json) -> str:
     """``ann/train-1 0.50, …`` and processes the pool did not start."""
     held = [f"{h['user']}/{h['name']} {format_permille(h['permille'])}" for h in gpu["holders"]]
-    strange = [f"not ours: {p['user']} {p['name']} (pid {p['pid']}, {format_mib(p['memory_mib'])})" for p in gpu["foreign"]]
+    strange = [
+        f"not ours: {p['user']} {p['name']} (pid {p['pid']}, {format_mib(p['memory_mib'])})" for p in gpu["foreign"]
+    ]
     return ", ".join([*held, *strange])
 
 
@@ -130,5 +132,7 @@ def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
     )
     for h in gpu["holders"]:
         part = f"{format_permille(h['permille'])} ({format_mib(h['memory_mib'])})"
-        lines.append(clean(f"  {h['name']}/{h['index']}  {part}  {h['user']}, {h['project']}  for {since(h['since'], now)}"))
+        lines.append(
+            clean(f"  {h['name']}/{h['index']}  {part}  {h['user']}, {h['project']}  for {since(h['since'], now)}")
+        )
     return lines

@@ -37,7 +37,10 @@ def project_detail_lines(p: Json, style: Style) -> list[str]:
         [
             ("Name", p["name"]),
             ("Note", p["note"]),
-            ("Quota", f"{amount(p['quota_permille'])} GPUs" if p["quota_permille"] is not None else "none: all of the pool"),
+            (
+                "Quota",
+                f"{amount(p['quota_permille'])} GPUs" if p["quota_permille"] is not None else "none: all of the pool",
+            ),
             ("Over quota", "training may use idle GPUs beyond it" if p["over_quota"] else "no"),
             ("Limit", amount(p["limit_permille"])),
             ("Per user", amount(p["user_limit_permille"])),
@@ -74,7 +77,15 @@ def token_lines(tokens: Sequence[Json], now: float, style: Style) -> list[str]:
     """The table of tokens; their secrets are never known again."""
     headers = ("TOKEN", "USER", "ROLE", "STATE", "EXPIRES", "LAST USED", "NOTE")
     rows = [
-        (t["id"], t["user"], t["role"], _token_state(t, now), clock(t["expires_at"]), clock(t["last_used_at"]), t["note"] or "-")
+        (
+            t["id"],
+            t["user"],
+            t["role"],
+            _token_state(t, now),
+            clock(t["expires_at"]),
+            clock(t["last_used_at"]),
+            t["note"] or "-",
+        )
         for t in tokens
     ]
     return table(headers, rows, style)

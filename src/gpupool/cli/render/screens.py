@@ -17,7 +17,8 @@ ORDER = {"running": 0, "stopping": 1, "queued": 2, "suspended": 3}
 def top_lines(pool: Json, gpus: Sequence[Json], workloads: Sequence[Json], now: float, style: Style) -> list[str]:
     """The screen of ``top``: the pool in a line, every GPU with its bar, every live workload."""
     held = f"{format_permille(pool['gpu_permille_allocated'])} of {pool['gpu_permille_total'] // 1000} GPUs allocated"
-    head = f"gpupool  {held}  {pool['running']} running  {pool['queued']} queued  {pool['nodes_up']}/{pool['nodes']} nodes up"
+    work = f"{pool['running']} running  {pool['queued']} queued"
+    head = f"gpupool  {held}  {work}  {pool['nodes_up']}/{pool['nodes']} nodes up"
     lines = [style.bold(head)]
     if pool["emulated"]:
         lines.append(style.dim(EMULATED))
@@ -36,14 +37,17 @@ def gpu_bars(gpus: Sequence[Json], style: Style) -> list[str]:
         used = f"{format_mib(gpu['memory_used_mib'])}/{format_mib(gpu['memory_mib'])}"
         what = holders_text(gpu) or ("free" if gpu["available"] else health_text(gpu))
         share = f"{bar(gpu['allocated_permille'])} {format_permille(gpu['allocated_permille']):>5}"
-        line = f"{place:<{place_width}}  {gpu['model']:<{model_width}}  {share}  {gpu['utilisation_percent']:>3}%  {used:>15}  {what}"
+        card = f"{place:<{place_width}}  {gpu['model']:<{model_width}}"
+        line = f"{card}  {share}  {gpu['utilisation_percent']:>3}%  {used:>15}  {what}"
         lines.append(cut(clean(line), style.columns) if style.columns else clean(line))
     return lines
 
 
 def status_lines(pool: Json | None, processes: Json, now: float, style: Style) -> list[str]:
     """The screen of ``status``: the pool and its processes."""
-    state = "running" if processes.get("answering") else "starting or broken" if processes.get("running") else "not running"
+    state = (
+        "running" if processes.get("answering") else "starting or broken" if processes.get("running") else "not running"
+    )
     lines = pairs(
         [
             ("Pool", state),

@@ -108,7 +108,10 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], style: Style
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    parts = [cut(cell, width) if i == len(widths) - 1 else cell for i, (cell, width) in enumerate(zip(cells, widths, strict=True))]
+    parts = [
+        cut(cell, width) if i == len(widths) - 1 else cell
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
     padded = [part + " " * (width - width_of(part)) for part, width in zip(parts, widths, strict=True)]
     return GAP.join(padded).rstrip()
 

@@ -139,7 +139,17 @@ def _replica_row(r: Json, now: float) -> tuple[object, ...]:
     said = "; ".join(part for part in (parameters, r["message"] or r["reason"]) if part)
     status = "-" if r["exit_status"] is None else r["exit_status"]
     started = clock(r["started_at"])
-    return (r["index"], r["state"], r["attempt"], r["node"] or "-", held or "-", status, started, format_duration(ran), said)
+    return (
+        r["index"],
+        r["state"],
+        r["attempt"],
+        r["node"] or "-",
+        held or "-",
+        status,
+        started,
+        format_duration(ran),
+        said,
+    )
 
 
 def why_lines(why: Json, style: Style) -> list[str]:
@@ -165,4 +175,5 @@ def event_line(event: Json, style: Style) -> str:
     index = "" if event["index"] is None else f"/{event['index']}"
     about_what = f"{event['workload']}{index}" if event["workload"] else event["target"]
     reason = style.bold(f"{event['reason']:<17}")
-    return f"{style.dim(clock(event['at']))}  {reason}  {clean(about_what or '-')}  {clean(event['actor'])}: {clean(event['message'])}"
+    who = f"{clean(event['actor'])}: {clean(event['message'])}"
+    return f"{style.dim(clock(event['at']))}  {reason}  {clean(about_what or '-')}  {who}"
