@@ -1,0 +1,280 @@
+"""Keeps the scheduler's picture in step with the mirror, change by change, and can build it anew at any time.
+
+Not every pending replica is offered to the scheduler: those of suspended workloads, with unmet dependencies, above
+their workload's parallelism, or whose last attempt still holds a lease wait outside.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from gpupool.domain.access import Project, User
+from gpupool.domain.gpu import Node
+from gpupool.domain.ids import WorkloadId
+from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
+from gpupool.scheduling.scheduler import (
+    LeaseReleased,
+    LeaseTaken,
+    NodeChanged,
+    PendingAdded,
+    PendingRemoved,
+    ProjectChanged,
+    Scheduler,
+    UserChanged,
+)
+from gpupool.scheduling.values import Decisions, Held, PendingReplica, ReplicaKey, RunningReplica
+from gpupool.services.mirror import Mirror
+from gpupool.services.nodebook import NodeBook
+from gpupool.services.ports import ChangeSet
+
+
+class Demand:
+    """What waits and what runs, as the scheduler sees it.
+
+    ``finished_states`` remembers how workloads ended that others wait for.
+    """
+
+    def __init__(self, mirror: Mirror, nodes: NodeBook, now: Callable[[], float]) -> None:
+        self._mirror = mirror
+        self._nodes = nodes
+        self._now = now
+        self._projects: dict[str, Project] = {}
+        self._users: dict[str, User] = {}
+        self._stale = True
+        self._scheduler = Scheduler()
+        self._offered: dict[WorkloadId, set[int]] = {}
+        self._outside: dict[WorkloadId, list[int]] = {}  # heaps of pending indices that are not offered
+        self._dependents: dict[WorkloadId, set[WorkloadId]] = {}
+        self._impatient: set[WorkloadId] = set()
+        self._awaited: set[WorkloadId] = set()  # workloads that others wait for
+        self.finished_states: dict[WorkloadId, WorkloadState] = {}
+        self.unmet: set[WorkloadId] = set()  # workloads whose dependencies can never be met any more
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, up to date; for explaining."""
+        self._refresh()
+        return self._scheduler
+
+    def invalidate(self) -> None:
+        """The picture may be wrong (a write failed): build it anew before it is used again."""
+        self._stale = True
+
+    def has_pending(self) -> bool:
+        """Whether anybody waits."""
+        return any(self._offered.values()) or self._stale
+
+    def impatient(self) -> tuple[WorkloadId, ...]:
+        """Workloads that the last cycle did not start although they would not wait."""
+        waiting = tuple(self._impatient)
+        self._impatient.clear()
+        return waiting
+
+    def load(self, projects: Iterable[Project], users: Iterable[User]) -> None:
+        """Begin with these projects and users; the rest comes from the mirror."""
+        self._projects = {project.name: project for project in projects}
+        self._users = {user.name: user for user in users}
+        for workload in self._mirror.workloads.values():
+            self._awaited.update(dependency.workload for dependency in workload.after)
+
+    def project_removed(self, name: str) -> None:
+        """A project is gone."""
+        self._projects.pop(name, None)
+        self.invalidate()
+
+    # What changes
+
+    def node_changed(self, node: Node) -> None:
+        """A node came, went, was cordoned, or its GPUs changed."""
+        if not self._stale:
+            self._scheduler.apply(NodeChanged(node))
+
+    def project_changed(self, project: Project) -> None:
+        """A project came or its bounds changed."""
+        self._projects[project.name] = project
+        if not self._stale:
+            self._scheduler.apply(ProjectChanged(project))
+
+    def user_changed(self, user: User) -> None:
+        """A user came or a bound changed."""
+        self._users[user.name] = user
+        if not self._stale:
+            self._scheduler.apply(UserChanged(user))
+
+    def update(self, changes: ChangeSet) -> None:
+        """Take over what was just committed and is in the mirror by now."""
+        for workload in changes.workloads:
+            self._awaited.update(dependency.workload for dependency in workload.after)
+            self._note_end(workload)
+            self._note_impatience(workload)
+        if self._stale:
+            return
+        for lease in changes.leases:
+            self._lease_changed(lease)
+        touched = dict.fromkeys(
+            [row.workload for row in changes.replicas]
+            + [w.id for w in changes.workloads]
+            + [lease.workload for lease in changes.leases]
+        )
+        for row in changes.replicas:
+            self._replica_changed(row)
+        for workload in changes.workloads:
+            for dependent in self._dependents.get(workload.id, ()) if workload.state.final else ():
+                touched[dependent] = None
+        for workload_id in touched:
+            self._offer(workload_id)
+
+    def decide(self, now: float) -> Decisions:
+        """One cycle of the scheduler."""
+        self._refresh()
+        return self._scheduler.decide(now)
+
+    # Building
+
+    def _refresh(self) -> None:
+        if not self._stale:
+            return
+        self._scheduler = Scheduler(self._scheduler.settings)
+        self._offered, self._outside, self._dependents = {}, {}, {}
+        self._scheduler.apply_all(NodeChanged(node) for node in self._nodes.all())
+        self._scheduler.apply_all(ProjectChanged(project) for project in self._projects.values())
+        self._scheduler.apply_all(UserChanged(user) for user in self._users.values())
+        self._stale = False
+        for lease in self._mirror.leases.values():
+            self._lease_changed(lease)
+        for workload in self._mirror.workloads.values():
+            for row in self._mirror.replicas.get(workload.id, {}).values():
+                self._replica_changed(row)
+        for workload_id in list(self._mirror.workloads):
+            self._offer(workload_id)
+
+    def _note_end(self, workload: Workload) -> None:
+        if workload.state.final and workload.id in self._awaited:
+            self.finished_states[workload.id] = workload.state
+
+    def _note_impatience(self, workload: Workload) -> None:
+        if workload.limits.wait_s == 0 and workload.state is WorkloadState.QUEUED:
+            self._impatient.add(workload.id)
+
+    def _lease_changed(self, lease: Lease) -> None:
+        key = (lease.workload, lease.index)
+        if lease.released_at is not None:
+            self._scheduler.apply(LeaseReleased(key))
+            return
+        self._scheduler.apply(LeaseTaken(self._running(lease)))
+
+    def _running(self, lease: Lease) -> RunningReplica:
+        workload = self._mirror.workloads.get(lease.workload)
+        replica = self._mirror.replica(lease.workload, lease.index)
+        since = lease.granted_at
+        releasing = replica is None or replica.state is ReplicaState.STOPPING or replica.lease != lease.epoch
+        if workload is None:
+            return RunningReplica(lease, since, releasing=True)
+        limit = workload.limits.max_time_s
+        end = workload.expires_at if workload.kind is WorkloadKind.LEASE else limit and since + limit
+        return RunningReplica(lease, since, workload.priority, workload.preemptible, end, releasing)
+
+    def _replica_changed(self, row: Replica) -> None:
+        workload = self._mirror.workloads.get(row.workload)
+        if row.state is not ReplicaState.PENDING or workload is None:
+            self._withdraw(row.workload, row.index)
+            if row.state is ReplicaState.STOPPING and row.lease in self._mirror.leases:
+                lease = self._mirror.leases[row.lease]
+                if lease.workload == row.workload:
+                    self._scheduler.apply(LeaseTaken(self._running(lease)))
+            return
+        if row.index in self._offered.get(row.workload, ()):
+            self._withdraw(row.workload, row.index)
+        heapq.heappush(self._outside.setdefault(row.workload, []), row.index)
+        for dependency in workload.after:
+            self._dependents.setdefault(dependency.workload, set()).add(workload.id)
+
+    def _withdraw(self, workload: WorkloadId, index: int) -> None:
+        offered = self._offered.get(workload)
+        if offered is not None and index in offered:
+            offered.discard(index)
+            self._scheduler.apply(PendingRemoved((workload, index)))
+
+    def _offer(self, workload_id: WorkloadId) -> None:
+        """Offer as many of a workload's pending replicas as its parallelism leaves room for."""
+        workload = self._mirror.workloads.get(workload_id)
+        if workload is None:
+            self._drop(workload_id)
+            return
+        offered = self._offered.setdefault(workload_id, set())
+        held = self._held(workload)
+        if held is not None:
+            for index in list(offered):
+                self._withdraw(workload_id, index)
+                heapq.heappush(self._outside.setdefault(workload_id, []), index)
+            return
+        counts = self._mirror.counts.get(workload_id, Counter())
+        room = workload.parallelism - sum(n for state, n in counts.items() if state.placed) - len(offered)
+        outside = self._outside.get(workload_id, [])
+        blocked: list[int] = []
+        while room > 0 and outside:
+            index = heapq.heappop(outside)
+            row = self._mirror.replica(workload_id, index)
+            if row is None or row.state is not ReplicaState.PENDING or index in offered:
+                continue
+            if self._mirror.has_lease(workload_id, index):
+                blocked.append(index)
+                continue
+            offered.add(index)
+            room -= 1
+            self._scheduler.apply(PendingAdded(pending(workload, row), self._now()))
+        for index in blocked:
+            heapq.heappush(outside, index)
+
+    def _drop(self, workload_id: WorkloadId) -> None:
+        for index in list(self._offered.pop(workload_id, ())):
+            self._scheduler.apply(PendingRemoved((workload_id, index)))
+        self._outside.pop(workload_id, None)
+        self._dependents.pop(workload_id, None)
+
+    def _held(self, workload: Workload) -> Held | None:
+        if workload.suspended:
+            return Held.SUSPENDED
+        if workload.stop_reason is not None:
+            return Held.SUSPENDED
+        met = [self._met(d.workload, success_only=d.success_only) for d in workload.after]
+        if False in met:
+            self.unmet.add(workload.id)
+        return None if all(met) else Held.DEPENDENCY
+
+    def _met(self, dependency: WorkloadId, *, success_only: bool) -> bool | None:
+        """True: met; None: not yet; False: never."""
+        if dependency in self._mirror.workloads:
+            return None
+        state = self.finished_states.get(dependency, WorkloadState.SUCCEEDED)
+        return not success_only or state is WorkloadState.SUCCEEDED
+
+    def held(self, workload: Workload) -> Held | None:
+        """Why none of a workload's pending replicas is in the queue, if so."""
+        return self._held(workload)
+
+    def first_offered(self, workload: WorkloadId) -> ReplicaKey | None:
+        """The replica of a workload that is next in the queue."""
+        offered = self._offered.get(workload)
+        return (workload, min(offered)) if offered else None
+
+
+def pending(workload: Workload, row: Replica) -> PendingReplica:
+    """A waiting replica as the scheduler wants it."""
+    limits = workload.limits
+    return PendingReplica(
+        workload=workload.id,
+        index=row.index,
+        project=workload.project,
+        user=workload.user,
+        request=workload.gpus,
+        queued_at=row.queued_at,
+        priority=workload.priority,
+        preemptible=workload.preemptible,
+        cpus=limits.cpus or 0.0,
+        memory_mib=limits.memory_mib or 0,
+        not_before=row.not_before,
+        max_time_s=limits.max_time_s,
+    )

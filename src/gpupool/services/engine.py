@@ -1,0 +1,194 @@
+"""The heart of the control plane: one writer that drafts, commits, and then carries out what it has written.
+
+Everything that changes a workload goes through ``transact``. Only after the store has the change does anything happen
+in the world: programs are started and stopped by per-node outboxes. What a crash swallows between the two is found
+again by ``reconcile`` when the control plane or a node comes back, because both sides are idempotent by attempt key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.ids import WorkloadId
+from gpupool.domain.lifecycle import Effect, ForgetProgram, StartProgram, StopProgram
+from gpupool.domain.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
+from gpupool.domain.workload import Replica, ReplicaState
+from gpupool.services.demand import Demand
+from gpupool.services.mirror import Draft, Mirror
+from gpupool.services.ports import ChangeSet, NodeLink, Ports
+from gpupool.services.process_spec import ProcessSpecs
+
+T = TypeVar("T")
+log = structlog.get_logger("gpupool.engine")
+
+
+class Engine:
+    """Owns the mirror, the scheduler's demand, the outboxes and everybody who waits for a change."""
+
+    def __init__(self, ports: Ports, mirror: Mirror, demand: Demand, specs: ProcessSpecs) -> None:
+        self.ports = ports
+        self.mirror = mirror
+        self.demand = demand
+        self.attach_paths: dict[str, str] = {}
+        self.activity: dict[str, float] = {}
+        self.last_event_id = 0
+        self.work = asyncio.Event()  # something changed that the scheduling loop should look at
+        self.broken = asyncio.get_running_loop().create_future()  # set when this process must not go on
+        self._specs = specs
+        self._writing = asyncio.Lock()
+        self._watchers: dict[WorkloadId | None, set[asyncio.Event]] = defaultdict(set)
+        self._outboxes: dict[str, asyncio.Queue[Effect]] = {}
+        self._senders: set[asyncio.Task[None]] = set()
+        self._on_status: Callable[[ProcessStatus], None] = lambda _status: None
+
+    def deliver_to(self, on_status: Callable[[ProcessStatus], None]) -> None:
+        """Say who handles what nodes answer to a start."""
+        self._on_status = on_status
+
+    async def transact(self, build: Callable[[Draft], T]) -> T:
+        """Draft, commit and publish one transition; whatever ``build`` raises leaves everything as it was."""
+        async with self._writing:
+            draft = Draft(self.mirror, self.ports.clock.now())
+            result = build(draft)
+            await self._commit(draft)
+            return result
+
+    async def transact_slow(self, build: Callable[[Draft], Awaitable[T]]) -> T:
+        """As ``transact`` for a draft that has to read the store while it is made."""
+        async with self._writing:
+            draft = Draft(self.mirror, self.ports.clock.now())
+            result = await build(draft)
+            await self._commit(draft)
+            return result
+
+    async def alone(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Run something while nothing else is written: for projects, users and nodes, which the scheduler reads."""
+        async with self._writing:
+            return await act()
+
+    async def _commit(self, draft: Draft) -> None:
+        changes = draft.changes()
+        if changes:
+            try:
+                self.last_event_id = max(self.last_event_id, await self.ports.store.commit(changes))
+            except GpupoolError as error:
+                self._commit_failed(error)
+                raise
+            self.mirror.apply(changes)
+            self.demand.update(changes)
+            self._forget_paths(changes)
+            self._wake_watchers(changes)
+            self.work.set()
+        for effect in draft.effects:
+            self.send(effect)
+
+    def _commit_failed(self, error: GpupoolError) -> None:
+        log.error("commit failed", code=error.code, message=error.message)
+        self.demand.invalidate()
+        if error.code is ErrorCode.STALE_WRITE and not self.broken.done():
+            # Somebody else wrote what this process believed to own: start again from the store.
+            self.broken.set_exception(error)
+
+    def _forget_paths(self, changes: ChangeSet) -> None:
+        for row in changes.replicas:
+            if not row.state.placed and row.attempt:
+                self.attach_paths.pop(row.key, None)
+                self.activity.pop(row.key, None)
+
+    # Waiting for changes
+
+    def _wake_watchers(self, changes: ChangeSet) -> None:
+        touched: set[WorkloadId | None] = {w.id for w in changes.workloads}
+        touched.update(row.workload for row in changes.replicas)
+        if changes.events:
+            touched.add(None)
+        for workload in touched:
+            self.wake(workload)
+
+    def wake(self, workload: WorkloadId | None) -> None:
+        """Let everybody who watches this workload (None: the event log) look again."""
+        for event in self._watchers.get(workload, ()):
+            event.set()
+
+    async def changed(self, workload: WorkloadId | None, timeout_s: float, since: Callable[[], bool]) -> bool:
+        """Wait until ``since()`` holds, looking again at each change; False when the time is up."""
+        event = asyncio.Event()
+        self._watchers[workload].add(event)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not since():
+                    await event.wait()
+                    event.clear()
+        except TimeoutError:
+            return False
+        finally:
+            self._watchers[workload].discard(event)
+            if not self._watchers[workload]:
+                del self._watchers[workload]
+        return True
+
+    # Telling nodes
+
+    def send(self, effect: Effect) -> None:
+        """Queue an effect for the node it concerns, in order."""
+        node = effect.replica.node
+        if node is None:
+            return
+        if node not in self._outboxes:
+            self._outboxes[node] = asyncio.Queue()
+            task = asyncio.create_task(self._send_all(node), name=f"outbox {node}")
+            self._senders.add(task)
+        self._outboxes[node].put_nowait(effect)
+
+    async def _send_all(self, node: str) -> None:
+        while True:
+            effect = await self._outboxes[node].get()
+            try:
+                await self._carry_out(self.ports.fabric.link(node), effect)
+            except GpupoolError as error:
+                # Unreachable: reconcile sends it again when the node is back.
+                log.warning("node did not take it", node=node, key=effect.replica.key, code=error.code)
+            except Exception:
+                log.exception("effect failed", node=node, key=effect.replica.key)
+
+    async def _carry_out(self, link: NodeLink, effect: Effect) -> None:
+        replica = effect.replica
+        match effect:
+            case StartProgram():
+                await self._start(link, replica)
+            case StopProgram(grace_s=grace_s):
+                await link.stop(replica.key, grace_s)
+            case ForgetProgram():
+                await link.forget(replica.key)
+
+    async def _start(self, link: NodeLink, replica: Replica) -> None:
+        now = self.mirror.replica(replica.workload, replica.index)
+        workload = self.mirror.workloads.get(replica.workload)
+        if workload is None or now is None or now.attempt != replica.attempt or not now.state.placed:
+            return
+        lease = self.mirror.leases.get(now.lease) if now.lease is not None else None
+        try:
+            status = await link.start(self._specs.build(workload, now, lease))
+        except GpupoolError as error:
+            if error.code is ErrorCode.NODE_UNREACHABLE:
+                raise
+            status = self._failed_start(now, error)
+        self._on_status(status)
+        if now.state is ReplicaState.STOPPING:
+            await link.stop(now.key, workload.limits.grace_s)
+
+    def _failed_start(self, replica: Replica, error: GpupoolError) -> ProcessStatus:
+        report = ExitReport(ExitReason.START_FAILED, None, None, error.message, self.ports.clock.now())
+        return ProcessStatus(replica.key, replica.lease or 0, ProcessPhase.EXITED, exit=report)
+
+    async def close(self) -> None:
+        """Stop sending; what runs on nodes runs on."""
+        for task in self._senders:
+            task.cancel()
+        await asyncio.gather(*self._senders, return_exceptions=True)

@@ -1,0 +1,215 @@
+"""What goes on by itself: scheduling when something changed, and once a second whatever depends on time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.ids import Epoch, WorkloadId
+from gpupool.domain.lifecycle import POOL, granted
+from gpupool.domain.units import format_duration
+from gpupool.domain.workload import (
+    Event,
+    Lease,
+    Reason,
+    Replica,
+    ReplicaState,
+    Workload,
+    WorkloadKind,
+)
+from gpupool.scheduling.values import Eviction, Grant
+from gpupool.services import transitions
+from gpupool.services.bound import BoundClients
+from gpupool.services.engine import Engine
+from gpupool.services.mirror import Draft
+from gpupool.services.nodebook import NodeBook
+
+COALESCE_S = 0.01  # events that come together are decided together
+TICK_S = 1.0
+GPU_READ_EVERY = 5  # ticks
+IDLE_WARNING_AT = 0.8  # part of the idle limit after which the holder is warned
+BOUND_GRACE_S = 15.0  # a queued client-bound workload whose client is silent for so long is given up
+
+log = structlog.get_logger("gpupool.loops")
+
+
+class SchedulingLoop:
+    """Asks the scheduler whenever something changed and writes what it decides."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._impatient: tuple[WorkloadId, ...] = ()
+
+    async def run(self) -> None:
+        """For ever; the first event of a burst is decided at once, the rest together."""
+        while True:
+            await self._engine.work.wait()
+            self._engine.work.clear()
+            try:
+                await self._engine.transact(self._decide)
+                await self._engine.transact(self._turn_away)
+            except GpupoolError as error:
+                log.warning("could not write decisions", code=error.code)
+                self._engine.demand.invalidate()
+                self._engine.work.set()
+                await asyncio.sleep(TICK_S)
+            await asyncio.sleep(COALESCE_S)
+
+    def _decide(self, draft: Draft) -> None:
+        self._impatient = self._engine.demand.impatient()
+        decisions = self._engine.demand.decide(draft.now)
+        if decisions.more:
+            self._engine.work.set()
+        epoch = self._engine.mirror.last_epoch
+        for grant in decisions.grants:
+            workload = draft.workload(grant.workload)
+            replica = draft.replica(grant.workload, grant.index)
+            if workload is None or replica is None or replica.state is not ReplicaState.PENDING:
+                self._engine.demand.invalidate()  # the scheduler and the mirror disagree: build it anew
+                continue
+            epoch = Epoch(epoch + 1)
+            draft.put_lease(_lease(epoch, workload, replica, grant, draft.now))
+            draft.take(granted(workload, replica, epoch, grant.node, draft.now))
+            lifetime_s = workload.limits.max_time_s
+            if workload.kind is WorkloadKind.LEASE and lifetime_s is not None:
+                draft.put_workload(replace(workload, expires_at=draft.now + lifetime_s))
+        for eviction in decisions.evictions:
+            self._evict(draft, eviction)
+
+    def _evict(self, draft: Draft, eviction: Eviction) -> None:
+        workload = draft.workload(eviction.workload)
+        replica = draft.replica(*eviction.key)
+        if workload is None or replica is None or not replica.state.placed:
+            return
+        draft.note(Event(draft.now, POOL, Reason.PREEMPTED, eviction.reason, workload.id, eviction.index))
+        transitions.stop(draft, workload, replica, Reason.PREEMPTED)
+
+    def _turn_away(self, draft: Draft) -> None:
+        """End those who wanted GPUs now or not at all, and those who wait for what can never come."""
+        for workload_id in self._impatient:
+            workload = draft.workload(workload_id)
+            if workload is not None:
+                _give_up_waiting(draft, workload)
+        for workload_id in list(self._engine.demand.unmet):
+            self._engine.demand.unmet.discard(workload_id)
+            workload = draft.workload(workload_id)
+            if workload is not None:
+                transitions.stop_all(draft, workload, Reason.DEPENDENCY_FAILED)
+
+
+def _lease(epoch: Epoch, workload: Workload, replica: Replica, grant: Grant, now: float) -> Lease:
+    return Lease(
+        epoch=epoch,
+        workload=workload.id,
+        index=replica.index,
+        attempt=replica.attempt + 1,
+        project=workload.project,
+        user=workload.user,
+        node=grant.node,
+        shares=grant.shares,
+        cpus=workload.limits.cpus or 0.0,
+        memory_mib=workload.limits.memory_mib or 0,
+        granted_at=now,
+    )
+
+
+def _give_up_waiting(draft: Draft, workload: Workload) -> None:
+    waited = format_duration(draft.now - workload.created_at)
+    for replica in list(draft.replicas(workload.id)):
+        if replica.state is ReplicaState.PENDING and replica.attempt == 0:
+            draft.note(
+                Event(
+                    draft.now, POOL, Reason.WAIT_EXPIRED, f"gave up after waiting {waited}", workload.id, replica.index
+                )
+            )
+            transitions.stop(draft, workload, replica, Reason.WAIT_EXPIRED)
+
+
+class Ticker:
+    """Once a second: limits in time, idle holders, clients that went away, fresh GPU readings."""
+
+    def __init__(self, engine: Engine, nodes: NodeBook, bound: BoundClients) -> None:
+        self._engine = engine
+        self._nodes = nodes
+        self._bound = bound
+        self._ticks = 0
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._ticks += 1
+            try:
+                await self._engine.transact(self._check)
+                if self._ticks % GPU_READ_EVERY == 0:
+                    await self._read_gpus()
+            except GpupoolError as error:
+                log.warning("tick failed", code=error.code, message=error.message)
+            if self._engine.demand.has_pending():
+                self._engine.work.set()
+
+    def _check(self, draft: Draft) -> None:
+        for workload in list(self._engine.mirror.workloads.values()):
+            self._check_wait(draft, workload)
+            self._check_client(draft, workload)
+            if workload.kind is WorkloadKind.LEASE:
+                self._check_expiry(draft, workload)
+            if workload.limits.idle_timeout_s is not None:
+                self._check_idle(draft, workload, workload.limits.idle_timeout_s)
+
+    def _check_wait(self, draft: Draft, workload: Workload) -> None:
+        limit = workload.limits.wait_s
+        if limit is not None and limit > 0 and draft.now > workload.created_at + limit:
+            _give_up_waiting(draft, workload)
+
+    def _check_client(self, draft: Draft, workload: Workload) -> None:
+        if not workload.program.client_bound or not self._engine.mirror.counts[workload.id][ReplicaState.PENDING]:
+            return
+        if self._bound.silent_for_s(workload.id) > BOUND_GRACE_S:
+            transitions.stop_all(draft, workload, Reason.CLIENT_GONE)
+            self._bound.forget(workload.id)
+
+    def _check_expiry(self, draft: Draft, workload: Workload) -> None:
+        held = workload.started_at is not None and workload.stop_reason is None
+        if held and workload.expires_at is not None and draft.now > workload.expires_at:
+            transitions.stop_all(draft, workload, Reason.EXPIRED)
+
+    def _check_idle(self, draft: Draft, workload: Workload, limit_s: float) -> None:
+        for replica in list(draft.replicas(workload.id)):
+            if replica.state is not ReplicaState.RUNNING:
+                continue
+            idle_s = draft.now - self._last_active(workload, replica, draft.now)
+            if idle_s > limit_s:
+                sentence = f"idle for {format_duration(idle_s)}; the limit is {format_duration(limit_s)}"
+                draft.note(Event(draft.now, POOL, Reason.IDLE_LIMIT, sentence, workload.id, replica.index))
+                transitions.stop(draft, workload, replica, Reason.IDLE_LIMIT)
+            elif idle_s > limit_s * IDLE_WARNING_AT and not replica.idle_warned:
+                sentence = f"idle for {format_duration(idle_s)}; GPUs are taken back after {format_duration(limit_s)}"
+                draft.note(Event(draft.now, POOL, Reason.IDLE_WARNING, sentence, workload.id, replica.index))
+                draft.put_replica(replace(replica, idle_warned=True))
+            elif idle_s <= limit_s * IDLE_WARNING_AT and replica.idle_warned:
+                draft.put_replica(replace(replica, idle_warned=False))
+
+    def _last_active(self, workload: Workload, replica: Replica, now: float) -> float:
+        if workload.kind is WorkloadKind.LEASE and replica.lease in self._engine.mirror.execs:
+            return now
+        return max(
+            replica.last_active_at or 0.0,
+            replica.started_at or 0.0,
+            self._engine.activity.get(replica.key, 0.0),
+        )
+
+    async def _read_gpus(self) -> None:
+        for node in self._nodes.all():
+            try:
+                gpus = tuple(await self._engine.ports.fabric.link(node.name).gpus())
+            except GpupoolError:
+                continue
+            if self._nodes.gpus_read(node.name, gpus):
+                now = self._nodes.get(node.name)
+                self._engine.demand.node_changed(now)
+                await self._engine.alone(lambda node=now: self._engine.ports.store.save_node(node))  # type: ignore[misc]
+                self._engine.work.set()

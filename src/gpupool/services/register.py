@@ -1,0 +1,46 @@
+"""Projects and users as the control plane keeps them in memory; the store has the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpupool.domain.access import Project, User
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+
+class Register:
+    """Projects and users by name."""
+
+    def __init__(self) -> None:
+        self.projects: dict[str, Project] = {}
+        self.users: dict[str, User] = {}
+
+    def load(self, projects: Iterable[Project], users: Iterable[User]) -> None:
+        """Take over what the store holds."""
+        self.projects = {project.name: project for project in projects}
+        self.users = {user.name: user for user in users}
+
+    def find_project(self, name: str) -> Project | None:
+        """One project or None."""
+        return self.projects.get(name)
+
+    def project(self, name: str) -> Project:
+        """One project; raises ``GpupoolError(UNKNOWN_PROJECT)``."""
+        found = self.projects.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.projects)[:8])
+            raise GpupoolError(
+                ErrorCode.UNKNOWN_PROJECT, f"There is no project '{name[:80]}'.", f"Projects: {known or 'none'}."
+            )
+        return found
+
+    def user(self, name: str) -> User:
+        """One user; raises ``GpupoolError(UNKNOWN_USER)``."""
+        found = self.users.get(name)
+        if found is None:
+            raise GpupoolError(ErrorCode.UNKNOWN_USER, f"There is no user '{name[:80]}'.", "See `gpupool user list`.")
+        return found
+
+    def user_by_uid(self, uid: int) -> User | None:
+        """The user whose jobs run as this account."""
+        return next((user for user in self.users.values() if user.uid == uid), None)
