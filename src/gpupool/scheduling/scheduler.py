@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpupool.domain.access import Project, User
-from gpupool.domain.gpu import Gpu, Node, NodeState
+from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeState
 from gpupool.domain.ids import Epoch
 from gpupool.domain.workload import Lease
 from gpupool.scheduling.cluster import MILLI, ClusterState, Holding
 from gpupool.scheduling.cycle import decide
+from gpupool.scheduling.estimate import History
+from gpupool.scheduling.explain import Explanation, explain
+from gpupool.scheduling.feasible import check_possible
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.values import Decisions, Grant, Hold, PendingReplica, ReplicaKey, RunningReplica, Settings
@@ -159,6 +162,14 @@ class Scheduler:
             self.demand.start(replace(self.demand.running[eviction.key], releasing=True))
         self.holds = decisions.holds
         return decisions
+
+    def explain(self, key: ReplicaKey, now: float, history: History | None = None) -> Explanation | None:
+        """Why a replica waits; None when it does not. ``history`` gives run times by (project, user)."""
+        return explain(self.placer, self.demand, self.holds, key, now, history or {}, self.settings)
+
+    def check_possible(self, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0) -> None:
+        """Raise ``GpupoolError`` (``UNKNOWN_MODEL``, ``IMPOSSIBLE_REQUEST``) if no node could ever serve it."""
+        check_possible(self.placer, request, cpus, memory_mib)
 
     def _start(self, running: RunningReplica) -> None:
         lease = running.lease

@@ -1,0 +1,64 @@
+"""Whether a request could ever be served by the nodes of the pool, said before it is queued."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.units import format_mib
+from gpupool.scheduling.placement import EMPTY, Placer, Relax, fitting_rows
+from gpupool.scheduling.shape import Shape, Shapes
+from gpupool.scheduling.words import what
+
+
+def check_possible(placer: Placer, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0) -> None:
+    """Return if some node, empty and well, could serve the request (cordoned nodes and nodes that are down count).
+
+    Raises ``GpupoolError``: ``UNKNOWN_MODEL`` when no node has such a GPU, ``IMPOSSIBLE_REQUEST`` when none has
+    enough, naming what the largest has.
+    """
+    shape = Shapes().get(request, cpus, memory_mib)
+    if len(fitting_rows(placer.cluster, shape, EMPTY)):
+        return
+    if no_such_model(placer, shape):
+        models = sorted(present_models(placer))
+        raise GpupoolError(
+            ErrorCode.UNKNOWN_MODEL,
+            f"No node has a GPU of model {' or '.join(request.models)}.",
+            f"The pool has: {', '.join(models)}." if models else "The pool has no GPUs.",
+        )
+    raise GpupoolError(ErrorCode.IMPOSSIBLE_REQUEST, f"No node can ever give {what(shape)}.", lacking(placer, shape))
+
+
+def present_models(placer: Placer) -> set[str]:
+    """The GPU models that the nodes have now."""
+    cluster = placer.cluster
+    return {cluster.models[number] for number in np.unique(cluster.model).tolist() if number}
+
+
+def no_such_model(placer: Placer, shape: Shape) -> bool:
+    """Whether a model was asked for that no node has."""
+    return bool(shape.request.models) and not any(map(shape.request.accepts_model, present_models(placer)))
+
+
+def lacking(placer: Placer, shape: Shape) -> str:
+    """What the nodes lack for a request that does not even fit when they are empty, as a sentence."""
+    cluster = placer.cluster
+    if shape.request.labels and len(fitting_rows(cluster, shape, _but(labels=True))):
+        wanted = ", ".join(f"{name}={value}" for name, value in shape.request.labels)
+        return f"No node that is large enough has the labels {wanted}."
+    if len(fitting_rows(cluster, shape, _but(host=True))):
+        cpus = int(cluster.cpu_total.max(initial=0)) // 1000
+        memory = int(cluster.mem_total.max(initial=0))
+        return f"The largest node has {cpus} CPUs and {format_mib(memory)} of memory."
+    if not cluster.rows:
+        return "The pool has no nodes."
+    accept = placer.accepted(shape)[cluster.model]
+    most, largest = int(accept.sum(axis=1).max(initial=0)), int((cluster.gmem_total * accept).max(initial=0))
+    kind = f" of model {' or '.join(shape.request.models)}" if shape.request.models else ""
+    return f"The largest node has {most} GPUs{kind}, the largest such GPU {format_mib(largest)}."
+
+
+def _but(*, labels: bool = False, host: bool = False) -> Relax:
+    return Relax(use=True, state=True, health=True, foreign=True, labels=labels, host=host)

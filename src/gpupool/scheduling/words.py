@@ -1,0 +1,38 @@
+"""Requests in words."""
+
+from __future__ import annotations
+
+from gpupool.domain.units import format_mib, format_permille
+from gpupool.scheduling.shape import Shape
+
+
+def what(shape: Shape) -> str:
+    """What a shape asks for: ``0.50 GPU on a T4``, ``4 GPUs on one node``, ``2 x 0.50 GPU on one node``."""
+    request = shape.request
+    count = request.count
+    if request.memory_mib is not None:
+        gpus = (
+            f"{format_mib(request.memory_mib)} of a GPU"
+            if count == 1
+            else f"{count} x {format_mib(request.memory_mib)}"
+        )
+    elif shape.whole:
+        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+    else:
+        gpus = (
+            f"{format_permille(request.permille)} GPU"
+            if count == 1
+            else f"{count} x {format_permille(request.permille)} GPU"
+        )
+    model = f" ({' or '.join(request.models)})" if request.models and count > 1 else ""
+    where = f" on a {' or '.join(request.models)}" if request.models and count == 1 else ""
+    return gpus + model + where + (" on one node" if count > 1 else "") + _host(shape)
+
+
+def _host(shape: Shape) -> str:
+    parts = []
+    if shape.cpu_milli:
+        parts.append(f"{shape.cpu_milli / 1000:g} CPUs")
+    if shape.mem_mib:
+        parts.append(f"{format_mib(shape.mem_mib)} of memory")
+    return " with " + " and ".join(parts) if parts else ""
