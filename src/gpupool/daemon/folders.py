@@ -15,7 +15,8 @@ LOG_DIR = "log"
 NODE_DIR = "node"
 POOL_LOCK = "pool.lock"
 START_LOCK = "start.lock"
-CHILD_LOCKS = (f"{NODE_DIR}/agent.lock", "control-plane.lock")
+CONTROL_PLANE_LOCK = "control-plane.lock"
+CHILD_LOCKS = (f"{NODE_DIR}/agent.lock", CONTROL_PLANE_LOCK)
 _PROBE_BYTES = 4096
 
 

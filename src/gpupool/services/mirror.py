@@ -157,6 +157,10 @@ class Draft:
         self._workloads[workload.id] = workload
         self._touched.add(workload.id)
 
+    def put_final(self, workload: Workload) -> None:
+        """Change a workload that has ended (and is not in the mirror any more); its version is the caller's."""
+        self._workloads[workload.id] = workload
+
     def put_replica(self, row: Replica) -> None:
         """Insert or change a replica."""
         self._rows[row.workload][row.index] = row

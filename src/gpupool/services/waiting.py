@@ -1,0 +1,85 @@
+"""Why a workload stands where it stands."""
+
+from __future__ import annotations
+
+from gpupool.domain.ids import WorkloadId
+from gpupool.domain.units import format_duration
+from gpupool.domain.workload import Reason, ReplicaState, Workload, WorkloadKind, WorkloadState
+from gpupool.scheduling.estimate import RunTimes
+from gpupool.scheduling.explain import Explanation, WaitCode, explain
+from gpupool.scheduling.values import Held
+from gpupool.services.engine import Engine
+from gpupool.services.lookup import Lookup
+
+MOST_HISTORIES = 32  # users whose past run times an estimate looks up
+
+
+class WhyService:
+    """Asks the scheduler about what queues, and says the rest itself."""
+
+    def __init__(self, engine: Engine, lookup: Lookup) -> None:
+        self._engine = engine
+        self._lookup = lookup
+
+    async def why(self, workload: Workload) -> Explanation:
+        """The first rule that stands in the way of the workload's next replica, or how it stands."""
+        if workload.state.final:
+            return await self._ended(workload)
+        demand = self._engine.demand
+        scheduler = demand.scheduler
+        held = demand.held(workload)
+        counts = self._engine.mirror.counts[workload.id]
+        if not counts[ReplicaState.PENDING]:
+            return Explanation(WaitCode.NOT_WAITING, f"{workload.name} is {workload.state}.")
+        if held is not None:
+            return self._held(workload, held)
+        key = demand.first_offered(workload.id)
+        if key is None:
+            placed = sum(n for state, n in counts.items() if state.placed)
+            sentence = f"{placed} of its replicas run; its parallelism is {workload.parallelism}."
+            return Explanation(WaitCode.PARALLELISM, sentence, numbers={"parallelism": workload.parallelism})
+        now = self._engine.ports.clock.now()
+        found = explain(
+            scheduler.placer, scheduler.demand, scheduler.holds, key, now, await self._history(), scheduler.settings
+        )
+        return found or Explanation(WaitCode.STARTING_SOON, f"{workload.name} is about to start.")
+
+    def _held(self, workload: Workload, held: Held) -> Explanation:
+        if held is Held.DEPENDENCY:
+            waits_for = [self._name(d.workload) for d in workload.after if d.workload in self._engine.mirror.workloads]
+            sentence = f"waits for {', '.join(waits_for[:5]) or 'other workloads'} to end."
+            return Explanation(WaitCode.DEPENDENCY, sentence, estimate_basis="it depends on when other work ends")
+        return Explanation(
+            WaitCode.SUSPENDED,
+            f"{workload.name} is suspended.",
+            would_help=(f"gpupool resume {workload.name}",),
+            estimate_basis="it starts after it is resumed",
+        )
+
+    def _name(self, workload_id: WorkloadId) -> str:
+        found = self._engine.mirror.workloads.get(workload_id)
+        return found.name if found is not None else workload_id
+
+    async def _ended(self, workload: Workload) -> Explanation:
+        replicas = await self._lookup.replicas(workload)
+        bad = [r for r in replicas if r.state is ReplicaState.FAILED] or list(replicas)
+        last = bad[0] if bad else None
+        sentence = f"{workload.name} has ended: {workload.state}"
+        if last is not None and last.message:
+            sentence += f" ({last.reason}: {last.message})"
+        if workload.state is WorkloadState.SUCCEEDED and workload.started_at and workload.finished_at:
+            sentence += f" after {format_duration(workload.finished_at - workload.started_at)}"
+        helps = ("gpupool logs " + workload.name,) if last is not None and last.reason is Reason.EXITED else ()
+        return Explanation(WaitCode.NOT_WAITING, sentence + ".", would_help=helps)
+
+    async def _history(self) -> dict[tuple[str, str], RunTimes]:
+        """Past run times of those who run or wait now: what an estimate rests on where there is no time limit."""
+        wanted = {
+            (w.project, w.user) for w in self._engine.mirror.workloads.values() if w.kind is not WorkloadKind.EXEC
+        }
+        found: dict[tuple[str, str], RunTimes] = {}
+        for project, user in sorted(wanted)[:MOST_HISTORIES]:
+            past = await self._engine.ports.store.runtime_history(project, user)
+            if past is not None:
+                found[project, user] = RunTimes(past.samples, past.median_s)
+        return found
