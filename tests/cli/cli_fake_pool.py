@@ -197,6 +197,7 @@ class FakePool:
         self.api_socket = folder / "run" / "api.sock"
         self.api_socket.parent.mkdir(parents=True, exist_ok=True)
         self.requests: list[tuple[str, str, Any]] = []
+        self.targets: list[str] = []
         self.answers: dict[str, Any] = {}
         self.workloads: dict[str, Json] = {}
         self.shepherds: dict[str, Shepherd] = {}
@@ -269,6 +270,7 @@ class FakePool:
         url = urlsplit(target)
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
         self.requests.append((method, url.path, body))
+        self.targets.append(target)
         if self.refuse is not None and url.path != "/v1/health":
             return int(self.refuse.get("status", 422)), {"error": self.refuse}
         known = self.answers.get(f"{method} {target}", self.answers.get(f"{method} {url.path}"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from gpupool.cli.index import MODULES, PROGRAM
+from gpupool.cli.index import MODULES, PANELS, PROGRAM
 from gpupool.domain.errors import EXIT_POOL_ERROR
 
 COMPLETE_VARIABLE = "_GPUPOOL_COMPLETE"
@@ -39,7 +39,8 @@ def run_app(argv: list[str]) -> int:
     """Run a command (``argv[0]`` is a known name); the exit status. Raises ``GpupoolError``."""
     own, after = _split(argv)
     try:
-        status = _main([argv[0]], own, obj={"program": after}, standalone_mode=False)
+        program = typer.main.get_command(build([argv[0]]))
+        status = program.main(own, prog_name=PROGRAM, obj={"program": after}, standalone_mode=False)
     except typer.Abort:
         return 130
     except Exception as error:
@@ -51,12 +52,21 @@ def run_app(argv: list[str]) -> int:
 
 def complete(command: str | None) -> int:
     """Answer the shell's question about completion; ``command`` is the word after ``gpupool`` if it is known."""
-    _main([command] if command else MODULES, [], complete_var=COMPLETE_VARIABLE)
+    from typer.completion import completion_init
+
+    completion_init()
+    app = build([command]) if command else _stubs()
+    typer.main.get_command(app).main([], prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE)
     return 0
 
 
-def _main(names: Iterable[str], argv: list[str], **settings: Any) -> Any:
-    return typer.main.get_command(build(names)).main(argv, prog_name=PROGRAM, **settings)
+def _stubs() -> typer.Typer:
+    """The names of all commands and what they are for, with nothing behind them."""
+    app = build([])
+    for commands in PANELS.values():
+        for name, (_, about) in commands.items():
+            app.command(name, help=about)(_program)
+    return app
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -20,8 +20,6 @@ def main() -> int:
         return _dispatch(sys.argv[1:])
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        return _reader_gone()
     except Exception as error:  # noqa: BLE001 - the last resort: one sentence, never a traceback
         return _report(error)
 
@@ -93,12 +91,6 @@ def _open_standard_descriptors() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-
-
-def _reader_gone() -> int:
-    """Whoever read our output (``| head``) has had enough: nothing more must be written, at exit neither."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _report(error: Exception) -> int:

@@ -10,11 +10,17 @@ from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
 DEBUG_VARIABLE = "GPUPOOL_DEBUG"
 
 
+class ReaderGone(Exception):  # noqa: N818 - not an error: ``gpupool ps | head`` has seen enough
+    """Nobody reads our output any more."""
+
+
 def report(error: Exception) -> int:
     """Say on stderr what went wrong; the exit status of the pool's own errors (125).
 
     ``GPUPOOL_DEBUG=1`` adds the traceback, for those who mend gpupool itself.
     """
+    if isinstance(error, ReaderGone):
+        return _fall_silent()
     known = error if isinstance(error, GpupoolError) else _as_known(error)
     if os.environ.get(DEBUG_VARIABLE):
         import traceback
@@ -25,6 +31,12 @@ def report(error: Exception) -> int:
     except (OSError, ValueError):
         return EXIT_POOL_ERROR
     return EXIT_POOL_ERROR
+
+
+def _fall_silent() -> int:
+    """Nothing more must be written, at exit neither."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def said(error: GpupoolError) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpupool.cli.connections import StreamEvent
 from gpupool.cli.errors import unreachable
-from gpupool.cli.output import out_style, show
+from gpupool.cli.output import out_style, show, write_out
 from gpupool.cli.pool import Pool, Query
 from gpupool.cli.render.workloads import event_line
 
@@ -64,9 +64,12 @@ class LogPrinter:
             return
         data = base64.b64decode(chunk["data"])
         stream = chunk["stream"]
-        out = sys.stderr.buffer if stream == "err" else sys.stdout.buffer
-        out.write(self._marked(data, stream, chunk["at"]))
-        out.flush()
+        marked = self._marked(data, stream, chunk["at"])
+        if stream == "out":
+            write_out(marked)
+            return
+        sys.stderr.buffer.write(marked)
+        sys.stderr.buffer.flush()
 
     def _marked(self, data: bytes, stream: str, at: float) -> bytes:
         if not self._timestamps and not self._prefix:

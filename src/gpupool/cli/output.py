@@ -7,12 +7,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from gpupool.cli.errors import DEBUG_VARIABLE
+from gpupool.cli.errors import ReaderGone
 from gpupool.cli.pool import Pool
 from gpupool.cli.render.machines import EMULATED
 from gpupool.cli.render.text import Style, style_of
-
-__all__ = ["DEBUG_VARIABLE", "ask_yes", "out_style", "show", "show_json", "tell", "tell_emulated"]
 
 
 def out_style() -> Style:
@@ -23,8 +21,17 @@ def out_style() -> Style:
 def show(lines: Iterable[str]) -> None:
     """Lines on stdout."""
     text = "".join(f"{line}\n" for line in lines)
-    sys.stdout.write(text.encode(errors="backslashreplace").decode())
-    sys.stdout.flush()
+    write_out(text.encode(errors="backslashreplace"))
+
+
+def write_out(data: bytes) -> None:
+    """Bytes on stdout; raises ``ReaderGone`` when nobody takes them any more."""
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError as error:
+        raise ReaderGone from error
 
 
 def show_json(value: Any) -> None:

@@ -13,13 +13,6 @@ from gpupool.cli.options import Kind, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-START = "Run programs"
-LEASES = "Hold GPUs"
-LOOK = "Look"
-CONTROL = "Control work"
-POOL = "The pool"
-ADMIN = "Administer"
-
 PASS_THROUGH = {"allow_interspersed_args": False}
 
 Ref = Annotated[
@@ -39,12 +32,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as the API giv
 Index = Annotated[int | None, typer.Option("--index", "--pod", help="One replica, by its number.", metavar="N")]
 
 
-def command(app: typer.Typer, panel: str, *examples: str, name: str | None = None, **settings: Any) -> Callable[[F], F]:
+def command(app: typer.Typer, *examples: str, name: str | None = None, **settings: Any) -> Callable[[F], F]:
     """Declare a command with its help (the docstring's first line) and examples."""
 
     def declare(function: F) -> F:
         text = help_text(function.__doc__ or "", examples)
-        app.command(name, help=text, rich_help_panel=panel, **settings)(function)
+        app.command(name, help=text, **settings)(function)
         return function
 
     return declare

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from gpupool.cli.commands.common import POOL as PANEL
 from gpupool.cli.commands.common import command
 from gpupool.cli.output import show
 
@@ -46,7 +45,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     command(
         app,
-        PANEL,
         'eval "$(gpupool completion bash)"',
         "gpupool completion zsh > ~/.zfunc/_gpupool",
         "gpupool completion fish > ~/.config/fish/completions/gpupool.fish",

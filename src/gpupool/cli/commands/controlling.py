@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gpupool.cli.commands.common import CONTROL as PANEL
 from gpupool.cli.commands.common import AsJson, Refs, command
 from gpupool.cli.output import ask_yes, show_json, tell
 from gpupool.cli.pool import Pool, open_pool, reference, workload_path
@@ -25,11 +24,11 @@ Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    command(app, PANEL, "gpupool stop train-1", "gpupool stop sweep/3 --grace 1m", "gpupool stop --force train-1")(stop)
-    command(app, PANEL, "gpupool suspend train-1", "gpupool suspend --all")(suspend)
-    command(app, PANEL, "gpupool resume train-1")(resume)
-    command(app, PANEL, "gpupool delete train-1", "gpupool delete --all --yes")(delete)
-    command(app, PANEL, "gpupool wait train-1", "gpupool wait train-1 train-2 --timeout 2h")(wait)
+    command(app, "gpupool stop train-1", "gpupool stop sweep/3 --grace 1m", "gpupool stop --force train-1")(stop)
+    command(app, "gpupool suspend train-1", "gpupool suspend --all")(suspend)
+    command(app, "gpupool resume train-1")(resume)
+    command(app, "gpupool delete train-1", "gpupool delete --all --yes")(delete)
+    command(app, "gpupool wait train-1", "gpupool wait train-1 train-2 --timeout 2h")(wait)
 
 
 def stop(

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from gpupool.cli import asking
-from gpupool.cli.commands.common import CONTROL as PANEL
 from gpupool.cli.commands.common import PASS_THROUGH, Index, Replica, command
 from gpupool.cli.fast import commands as fast
 from gpupool.cli.pool import reference
@@ -20,17 +19,16 @@ DEFAULT_SHELL = "/bin/sh"
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    command(app, PANEL, "gpupool attach train-1", "gpupool attach sweep/3 --no-stdin")(attach)
+    command(app, "gpupool attach train-1", "gpupool attach sweep/3 --no-stdin")(attach)
     command(
         app,
-        PANEL,
         "gpupool exec train-1 -- nvidia-smi",
         "gpupool exec -it sweep/3 -- bash",
         name="exec",
         context_settings=PASS_THROUGH,
     )(exec_)
-    command(app, PANEL, "gpupool shell train-1")(shell)
-    command(app, PANEL, "gpupool bash train-1")(bash)
+    command(app, "gpupool shell train-1")(shell)
+    command(app, "gpupool bash train-1")(bash)
 
 
 def attach(

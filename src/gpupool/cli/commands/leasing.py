@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from gpupool.cli import asking, leases
-from gpupool.cli.commands.common import LEASES as PANEL
 from gpupool.cli.commands.common import command, takes
 from gpupool.cli.completing import workloads
 from gpupool.cli.options import LEASE
@@ -26,14 +25,13 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     command(
         app,
-        PANEL,
         "gpupool request_gpus -n 1 -m 2048",
         "gpupool request_gpus -n 2 -p 0.5 --lifetime 2h --wait 10m",
         "gpupool request_gpus 1",
         name="request_gpus",
     )(request_gpus)
-    command(app, PANEL, "gpupool release_gpus", "gpupool release_gpus -f lease.json", name="release_gpus")(release_gpus)
-    command(app, PANEL, "gpupool extend 2h", "gpupool extend 30m my-lease")(extend)
+    command(app, "gpupool release_gpus", "gpupool release_gpus -f lease.json", name="release_gpus")(release_gpus)
+    command(app, "gpupool extend 2h", "gpupool extend 30m my-lease")(extend)
 
 
 @takes(LEASE)

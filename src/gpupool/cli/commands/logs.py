@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gpupool.cli.commands.common import LOOK as PANEL
 from gpupool.cli.commands.common import AsJson, Index, Replica, command
 from gpupool.cli.following import LogPrinter, persistent
 from gpupool.cli.output import show, show_json
@@ -21,7 +20,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     command(
         app,
-        PANEL,
         "gpupool logs train-1",
         "gpupool logs -f --tail 20 train-1",
         "gpupool logs sweep/3 --since 10m --timestamps",

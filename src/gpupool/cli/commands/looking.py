@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from gpupool.cli import completing
-from gpupool.cli.commands.common import LOOK as PANEL
 from gpupool.cli.commands.common import AsJson, Ref, command
 from gpupool.cli.output import out_style, show, show_json, tell_emulated
 from gpupool.cli.pool import Pool, open_pool, segment, workload_path
@@ -49,15 +48,11 @@ Limit = Annotated[int | None, typer.Option("-n", "--limit", min=1, help="At most
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    command(app, PANEL, "gpupool ps", "gpupool ps -a --user ann", "gpupool ps -w", "gpupool ps --state queued --json")(
-        ps
-    )
-    command(app, PANEL, "gpupool list", "gpupool list jobs -A", "gpupool list nodes", name="list")(list_)
-    command(app, PANEL, "gpupool describe train-1", "gpupool describe job train-1", "gpupool describe node gpu1")(
-        describe
-    )
-    command(app, PANEL, "gpupool why train-1")(why)
-    command(app, PANEL, "gpupool events", "gpupool events train-1 -f", "gpupool events --limit 500 --json")(events)
+    command(app, "gpupool ps", "gpupool ps -a --user ann", "gpupool ps -w", "gpupool ps --state queued --json")(ps)
+    command(app, "gpupool list", "gpupool list jobs -A", "gpupool list nodes", name="list")(list_)
+    command(app, "gpupool describe train-1", "gpupool describe job train-1", "gpupool describe node gpu1")(describe)
+    command(app, "gpupool why train-1")(why)
+    command(app, "gpupool events", "gpupool events train-1 -f", "gpupool events --limit 500 --json")(events)
 
 
 def ps(  # noqa: PLR0913, PLR0917 - one parameter per option

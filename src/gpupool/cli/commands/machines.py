@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpupool.cli import completing
-from gpupool.cli.commands.common import ADMIN, LEASES, LOOK, AsJson, command
+from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import out_style, show, show_json, tell, tell_emulated
 from gpupool.cli.pool import open_pool, segment
 from gpupool.cli.render.machines import gpu_lines, node_lines, smi_lines
@@ -17,11 +17,11 @@ Node = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.", auto
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    command(app, LEASES, "gpupool list_gpus", "gpupool list_gpus --json", name="list_gpus")(list_gpus)
-    command(app, LOOK, "gpupool smi")(smi)
-    command(app, LOOK, "gpupool nodes", "gpupool nodes --json")(nodes)
-    command(app, ADMIN, 'gpupool cordon gpu1 --reason "new driver at noon"')(cordon)
-    command(app, ADMIN, "gpupool uncordon gpu1")(uncordon)
+    command(app, "gpupool list_gpus", "gpupool list_gpus --json", name="list_gpus")(list_gpus)
+    command(app, "gpupool smi")(smi)
+    command(app, "gpupool nodes", "gpupool nodes --json")(nodes)
+    command(app, 'gpupool cordon gpu1 --reason "new driver at noon"')(cordon)
+    command(app, "gpupool uncordon gpu1")(uncordon)
 
 
 def list_gpus(json: AsJson = False) -> None:

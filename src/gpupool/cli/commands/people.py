@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gpupool.cli import completing
-from gpupool.cli.commands.common import ADMIN, AsJson, command, help_text
+from gpupool.cli.commands.common import AsJson, command, help_text
 from gpupool.cli.commands.projects import gpu_permille
 from gpupool.cli.output import out_style, show, show_json, tell
 from gpupool.cli.pool import open_pool, segment
@@ -23,19 +23,18 @@ DEFAULT_SPAN = "7d"
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    panel = "Commands"
     user = typer.Typer(no_args_is_help=True, help=help_text("See and change users.", ["gpupool user list"]))
-    command(user, panel, "gpupool user list", name="list")(list_users)
-    command(user, panel, "gpupool user set ann --role manager --gpu-limit 2", name="set")(set_user)
-    app.add_typer(user, name="user", rich_help_panel=ADMIN)
+    command(user, "gpupool user list", name="list")(list_users)
+    command(user, "gpupool user set ann --role manager --gpu-limit 2", name="set")(set_user)
+    app.add_typer(user, name="user")
     token = typer.Typer(
         no_args_is_help=True, help=help_text("Tokens for pools on a network.", ["gpupool token create --expires 7d"])
     )
-    command(token, panel, "gpupool token create --expires 7d --note laptop")(create)
-    command(token, panel, "gpupool token list", name="list")(list_tokens)
-    command(token, panel, "gpupool token revoke ab12cd")(revoke)
-    app.add_typer(token, name="token", rich_help_panel=ADMIN)
-    command(app, ADMIN, "gpupool usage", "gpupool usage --since 30d --json")(usage)
+    command(token, "gpupool token create --expires 7d --note laptop")(create)
+    command(token, "gpupool token list", name="list")(list_tokens)
+    command(token, "gpupool token revoke ab12cd")(revoke)
+    app.add_typer(token, name="token")
+    command(app, "gpupool usage", "gpupool usage --since 30d --json")(usage)
 
 
 def list_users(json: AsJson = False) -> None:

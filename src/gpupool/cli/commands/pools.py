@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gpupool.cli.commands.common import POOL as PANEL
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import out_style, show, show_json, tell
 from gpupool.cli.pool import Pool, open_pool
@@ -23,17 +22,16 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     command(
         app,
-        PANEL,
         "gpupool up",
         "gpupool up --background --emulate 4xT4,2xV100",
         "gpupool up --listen 0.0.0.0:8443 --tls-self-signed",
     )(up)
-    command(app, PANEL, "gpupool down", "gpupool down --stop-jobs")(down)
-    command(app, PANEL, "gpupool status", "gpupool status --json")(status)
-    command(app, PANEL, "gpupool doctor", "gpupool doctor --listen 0.0.0.0:8443")(doctor)
-    command(app, PANEL, "gpupool health")(health)
-    command(app, PANEL, "gpupool whoami")(whoami)
-    command(app, PANEL, "gpupool version")(version)
+    command(app, "gpupool down", "gpupool down --stop-jobs")(down)
+    command(app, "gpupool status", "gpupool status --json")(status)
+    command(app, "gpupool doctor", "gpupool doctor --listen 0.0.0.0:8443")(doctor)
+    command(app, "gpupool health")(health)
+    command(app, "gpupool whoami")(whoami)
+    command(app, "gpupool version")(version)
 
 
 def up(  # noqa: PLR0913, PLR0917 - one parameter per option

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gpupool.cli import completing, settings
-from gpupool.cli.commands.common import ADMIN, AsJson, command, help_text
+from gpupool.cli.commands.common import AsJson, command, help_text
 from gpupool.cli.output import out_style, show, show_json, tell
 from gpupool.cli.pool import open_pool, segment
 from gpupool.cli.render.people import project_lines
@@ -35,17 +35,16 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(
         no_args_is_help=True, help=help_text("List, make and change projects.", ["gpupool project list"])
     )
-    panel = "Commands"
-    command(group, panel, "gpupool project list", name="list")(list_projects)
-    command(group, panel, "gpupool project create team-a --quota 2.5 --member ann --member ben")(create)
-    command(group, panel, "gpupool project set team-a --quota 4 --no-over-quota", name="set")(change)
-    command(group, panel, "gpupool project delete team-a")(delete)
-    command(group, panel, "gpupool project members team-a --add carl --remove ben")(members)
-    app.add_typer(group, name="project", rich_help_panel=ADMIN)
+    command(group, "gpupool project list", name="list")(list_projects)
+    command(group, "gpupool project create team-a --quota 2.5 --member ann --member ben")(create)
+    command(group, "gpupool project set team-a --quota 4 --no-over-quota", name="set")(change)
+    command(group, "gpupool project delete team-a")(delete)
+    command(group, "gpupool project members team-a --add carl --remove ben")(members)
+    app.add_typer(group, name="project")
     config = typer.Typer(no_args_is_help=True, help=help_text("Your own defaults.", ["gpupool config project team-a"]))
-    command(config, panel, "gpupool config project team-a", "gpupool config project none")(project)
-    command(config, panel, "gpupool config show", name="show")(show_config)
-    app.add_typer(config, name="config", rich_help_panel=ADMIN)
+    command(config, "gpupool config project team-a", "gpupool config project none")(project)
+    command(config, "gpupool config show", name="show")(show_config)
+    app.add_typer(config, name="config")
 
 
 def list_projects(json: AsJson = False) -> None:

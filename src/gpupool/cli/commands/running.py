@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpupool.cli.commands.common import LEASES, PASS_THROUGH, START, command, takes
+from gpupool.cli.commands.common import PASS_THROUGH, command, takes
 from gpupool.cli.fast import commands as fast
 from gpupool.cli.options import CLIENT, RUN
 
@@ -20,7 +20,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     command(
         app,
-        START,
         "gpupool run -p 0.1 -- python3 train.py",
         "gpupool run -n 2 --model v100 --wait 30m -- python3 train.py --epochs 3",
         "gpupool run -m 2048 --project team-a -- nvidia-smi",
@@ -29,7 +28,6 @@ def register(app: typer.Typer) -> None:
     )(run)
     command(
         app,
-        LEASES,
         "gpupool request_gpus -n 1 -m 2048",
         "gpupool client -- python3",
         "gpupool client -f lease.json -- nvidia-smi",

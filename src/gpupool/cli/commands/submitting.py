@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpupool.cli.commands.common import START, command, takes
+from gpupool.cli.commands.common import command, takes
 from gpupool.cli.output import show, show_json, tell
 from gpupool.cli.submit_options import SUBMIT
 from gpupool.cli.submitting import plan, requests_of
@@ -22,7 +22,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     command(
         app,
-        START,
         "gpupool submit train-1 -g 1 -- python3 train.py",
         "gpupool submit dev -g 0.5 --interactive -- bash",
         "gpupool submit hpo1 -g 0.25 --sweep lr=0.1,0.01 --parallelism 2 -- python3 train.py --lr {lr}",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpupool.cli.commands.common import LOOK, AsJson, command
+from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import show, show_json
 from gpupool.cli.pool import Pool, open_pool
 from gpupool.cli.render.machines import node_lines
@@ -27,7 +27,7 @@ class Part(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    command(app, LOOK, "gpupool top", "gpupool top --once", "gpupool top node", "gpupool top job")(top)
+    command(app, "gpupool top", "gpupool top --once", "gpupool top node", "gpupool top job")(top)
 
 
 def top(

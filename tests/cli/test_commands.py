@@ -1,0 +1,391 @@
+"""Every other command against a pool that answers: what it asks, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fake_pool import COMMAND, NOW, FakePool, detail_view, replica_view, why_view, workload_view
+from cli_views import ANSWERS, event_view, pool_view, project_view, token_view
+
+
+@pytest.fixture
+def pool(pool: FakePool) -> FakePool:
+    pool.answers.update(ANSWERS)
+    return pool
+
+
+LISTINGS = [
+    ("ps",),
+    ("ps", "-a", "--state", "failed", "-l", "a=b"),
+    ("list",),
+    ("list", "nodes"),
+    ("list", "projects"),
+    ("describe", "node", "gpu1"),
+    ("describe", "project", "team-a"),
+    ("list_gpus",),
+    ("list-gpus",),
+    ("smi",),
+    ("nodes",),
+    ("events",),
+    ("top", "--once"),
+    ("project", "list"),
+    ("user", "list"),
+    ("token", "list"),
+    ("usage",),
+    ("whoami",),
+    ("health",),
+    ("version",),
+    ("config", "show"),
+]
+
+
+@pytest.mark.parametrize("words", LISTINGS, ids=" ".join)
+def test_every_listing_prints_text_and_json(gpupool: Any, words: tuple[str, ...]) -> None:
+    plain = gpupool(*words)
+    assert plain.returncode in {0, 1}
+    assert plain.stdout
+    assert b"\x1b" not in plain.stdout
+    machine = gpupool(*words, "--json")
+    assert json.loads(machine.stdout) is not None
+    assert machine.returncode == plain.returncode
+
+
+def test_json_is_what_the_api_gave(pool: FakePool, gpupool: Any) -> None:
+    assert json.loads(gpupool("list_gpus", "--json").stdout) == pool.answers["GET /v1/gpus"]
+    assert json.loads(gpupool("ps", "--json").stdout) == {"workloads": pool.answers["GET /v1/workloads"]["workloads"]}
+
+
+def test_all_pages_are_fetched(pool: FakePool, gpupool: Any) -> None:
+    first = {"workloads": [workload_view("w0000000001")], "next_cursor": "c2"}
+    pool.answers["GET /v1/workloads?all=false&limit=1000"] = first
+    pool.answers["GET /v1/workloads?all=false&limit=1000&cursor=c2"] = {
+        "workloads": [workload_view("w0000000002")],
+        "next_cursor": None,
+    }
+    assert len(json.loads(gpupool("ps", "--json").stdout)["workloads"]) == 2
+
+
+@pytest.mark.parametrize("words", [("ps",), ("list", "nodes"), ("list_gpus",), ("smi",), ("top", "--once"), ("nodes",)])
+def test_emulated_pools_say_so(pool: FakePool, gpupool: Any, words: tuple[str, ...]) -> None:
+    pool.answers["GET /v1/pool"] = pool_view(emulated=True)
+    done = gpupool(*words)
+    assert b"emulated GPUs: programs run on the CPU" in done.stdout + done.stderr
+
+
+def test_a_reader_that_has_had_enough_is_no_error(pool: FakePool) -> None:
+    many = [workload_view(f"w{n:010d}") for n in range(3000)]
+    pool.answers["GET /v1/workloads"] = {"workloads": many, "next_cursor": None}
+    command = " ".join([*COMMAND, "ps"])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"],
+        env=pool.env,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.startswith(b"NAME")
+    assert done.stderr == b""
+    assert done.returncode == 0
+
+
+def test_without_a_pool_the_error_says_what_to_do(pool: FakePool, gpupool: Any) -> None:
+    pool.down()
+    done = gpupool("ps")
+    pool.up()
+    assert done.returncode == 125
+    assert b"[POOL_UNREACHABLE]" in done.stderr
+    assert b"gpupool up" in done.stderr
+
+
+def test_a_misspelt_name_suggests_near_ones(pool: FakePool, gpupool: Any) -> None:
+    unknown = {"code": "UNKNOWN_WORKLOAD", "message": "There is no workload 'trian-1'.", "hint": ""}
+    pool.answers["GET /v1/workloads/trian-1"] = (404, {"error": unknown})
+    done = gpupool("describe", "trian-1")
+    assert b"Did you mean 'train-1'?" in done.stderr
+    assert done.returncode == 125
+
+
+def test_names_cannot_leave_their_place_in_the_path(pool: FakePool, gpupool: Any) -> None:
+    gpupool("why", "../pool?x=1")
+    assert pool.requests[-1][1] == "/v1/workloads/..%2Fpool%3Fx%3D1/why"
+
+
+def test_describe_shows_why_a_queued_one_waits(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["GET /v1/workloads/a"] = shown(detail_view("w0000000009"))
+    pool.answers["GET /v1/workloads/w0000000009/why"] = why_view()
+    for words in (("describe", "a"), ("describe", "job", "a")):
+        assert b"Position 3" in gpupool(*words).stdout
+
+
+def shown(detail: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in detail.items() if not key.startswith("_")}
+
+
+# Leases
+
+
+def test_request_client_release(pool: FakePool, gpupool: Any, tmp_path: Path) -> None:
+    done = gpupool("request_gpus", "-n", "1", "-m", "2048", "--lifetime", "2h")
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.decode().strip())
+    assert json.loads(path.read_text())["id"] == "w0000000000"
+    body = pool.submitted()
+    assert body["kind"] == "lease"
+    assert body["lifetime"] == "2h"
+    assert body["gpus"] == {"count": 1, "memory_mib": "2048"}
+    assert "command" not in body
+    used = gpupool("client", "--", "echo", "hi")
+    assert used.stdout == b"hi\n"
+    assert pool.submitted()["on"] == "w0000000000"
+    assert gpupool("client", "-f", str(path), "echo 'a  b'").stdout == b"a  b\n"
+    assert gpupool("release_gpus", "-f", str(path)).returncode == 0
+    assert ("POST", "/v1/workloads/w0000000000/stop", {}) in pool.requests
+    assert not path.exists()
+    assert b"There is no lease to use" in gpupool("client", "--", "true").stderr
+
+
+def test_request_gpus_takes_the_number_alone(pool: FakePool, gpupool: Any) -> None:
+    assert gpupool("request_gpus", "2", "-q").returncode == 0
+    assert pool.submitted()["gpus"] == {"count": 2}
+
+
+def test_extend(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/workloads/mine/extend"] = workload_view("w0000000001", kind="lease")
+    assert gpupool("extend", "2h", "mine").returncode == 0
+    assert pool.requests[-1] == ("POST", "/v1/workloads/mine/extend", {"seconds": 7200.0})
+
+
+# Submitting
+
+
+def test_submit_prints_the_name_and_does_not_wait(pool: FakePool, gpupool: Any) -> None:
+    pool.queue_all = True
+    done = gpupool("submit", "night", "-g", "0.5", "--backoff-limit", "2", "--", "python3", "t.py", "--epochs", "3")
+    assert done.stdout == b"night\n"
+    body = pool.submitted()
+    assert "kind" not in body  # training is what a job is unless it says otherwise
+    assert body["command"] == ["python3", "t.py", "--epochs", "3"]
+    assert body["gpus"] == {"fraction": 0.5}
+    assert body["backoff_limit"] == 2
+
+
+def test_submit_without_a_name(pool: FakePool, gpupool: Any) -> None:
+    pool.queue_all = True
+    assert gpupool("submit", "--", "python3", "t.py").returncode == 0
+    assert "name" not in pool.submitted()
+
+
+def test_submit_an_interactive_session_and_a_sweep(pool: FakePool, gpupool: Any) -> None:
+    pool.queue_all = True
+    gpupool("submit", "dev", "--interactive", "-g", "0.5", "--", "bash")
+    assert pool.submitted()["kind"] == "interactive"
+    assert pool.submitted()["tty"] is True
+    gpupool("submit", "hpo", "--sweep", "lr=0.1,0.01", "--parallelism", "1", "--", "t.py", "{lr}")
+    assert pool.submitted()["sweep"] == {"grid": {"lr": [0.1, 0.01]}}
+
+
+def test_submit_a_job_file_with_options_over_it(pool: FakePool, gpupool: Any, tmp_path: Path) -> None:
+    pool.queue_all = True
+    job = tmp_path / "job.yml"
+    job.write_text("name: a\ncommand: [prog]\nenv: {A: 1}\n---\nname: b\ncommand: [prog]\n")
+    done = gpupool("submit", "-f", str(job), "--max-time", "1h", "--json")
+    assert [w["name"] for w in json.loads(done.stdout)["workloads"]] == ["a", "b"]
+    assert pool.submitted()["max_time"] == 3600.0
+    assert len({detail["_body"]["request_id"] for detail in pool.workloads.values()}) == 2
+    assert next(iter(pool.workloads.values()))["_body"]["env"]["A"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("-i", "ubuntu", "--", "x"), "UNSUPPORTED"),
+        (("-f", "/no/such/job.yml"), "INVALID_FILE"),
+        (("-g", "1.5", "--", "x"), "INVALID_FRACTION"),
+        (("-g", "0", "--", "x"), "INVALID_COUNT"),
+        (("--sweep", "lr", "--", "x"), "INVALID_REQUEST"),
+        (("name",), "INVALID_REQUEST"),
+    ],
+)
+def test_submit_refuses_before_anything_is_sent(pool: FakePool, gpupool: Any, words: Any, code: str) -> None:
+    done = gpupool("submit", *words)
+    assert done.returncode == 125
+    assert f"[{code}]".encode() in done.stderr
+    assert not pool.workloads
+
+
+def test_dry_run_shows_the_request_and_submits_nothing(pool: FakePool, gpupool: Any) -> None:
+    done = gpupool("submit", "x", "-p", "0.3", "--dry-run", "--", "prog")
+    assert b"fraction: 0.3" in done.stdout
+    assert b"it could start now" in done.stdout
+    assert b"it would wait" in gpupool("submit", "x", "-p", "0.5", "--dry-run", "--", "prog").stdout
+    assert not pool.workloads
+    assert "plans" in json.loads(gpupool("submit", "x", "--dry-run", "--json", "--", "prog").stdout)
+
+
+def test_submit_and_wait_until_finished(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/workloads"] = (201, workload_view("w0000000005", state="queued"))
+    ended = shown(detail_view("w0000000005", state="failed", exit_status=3))
+    pool.answers["GET /v1/workloads/w0000000005/wait"] = ended
+    assert gpupool("submit", "--wait-finished", "--", "prog").returncode == 3
+
+
+# Control
+
+
+def test_stop_one_replica_with_a_grace(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/workloads/sweep/stop"] = workload_view("w1", state="stopping")
+    done = gpupool("stop", "sweep/3", "--grace", "1m")
+    assert done.returncode == 0
+    assert pool.requests[-1][2] == {"force": False, "grace_s": 60.0, "index": 3}
+    assert b"sweep/3 is stopping" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume"])
+def test_verbs_go_on_after_one_that_fails(pool: FakePool, gpupool: Any, verb: str) -> None:
+    pool.answers[f"POST /v1/workloads/b/{verb}"] = workload_view("w2", state="suspended")
+    done = gpupool(verb, "a", "b")
+    assert done.returncode == 125
+    assert b"b is suspended" in done.stderr
+
+
+def test_delete_all_needs_a_yes(pool: FakePool, gpupool: Any) -> None:
+    refused = gpupool("delete", "--all")
+    assert refused.returncode == 125
+    assert not [r for r in pool.requests if r[0] in {"DELETE", "POST"}]
+    for workload in ("w0000000001", "w0000000002"):
+        pool.answers[f"GET /v1/workloads/{workload}"] = shown(detail_view(workload, state="stopped"))
+        pool.answers[f"DELETE /v1/workloads/{workload}"] = (204, None)
+    assert gpupool("delete", "--all", "--yes").returncode == 0
+    assert len([r for r in pool.requests if r[0] == "DELETE"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_status", "status"), [("succeeded", 0, 0), ("failed", 7, 7), ("stopped", None, 1)]
+)
+def test_wait_ends_as_the_workload_did(pool: FakePool, gpupool: Any, state: str, exit_status: Any, status: int) -> None:
+    pool.answers["GET /v1/workloads/a/wait"] = shown(detail_view("w1", state=state, exit_status=exit_status))
+    assert gpupool("wait", "a").returncode == status
+
+
+def test_wait_gives_up_after_the_timeout(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["GET /v1/workloads/a/wait"] = shown(detail_view("w1", state="running"))
+    assert gpupool("wait", "a", "--timeout", "200ms").returncode == 124
+
+
+# Output
+
+
+def chunk(data: bytes, stream: str = "out", at: float = NOW) -> dict[str, Any]:
+    return {"at": at, "stream": stream, "data": base64.b64encode(data).decode(), "cursor": "c1"}
+
+
+def test_logs_are_byte_for_byte(pool: FakePool, gpupool: Any) -> None:
+    page = {"chunks": [chunk(b"\xff\x00out"), chunk(b"err\n", "err")], "cursor": "c1", "end": True}
+    pool.answers["GET /v1/workloads/a/logs"] = page
+    done = gpupool("logs", "a/2", "--tail", "5")
+    assert (done.stdout, done.stderr) == (b"\xff\x00out", b"err\n")
+    assert "index=2" in str(pool.targets[-1])
+    assert json.loads(gpupool("logs", "a", "--json").stdout) == {"chunks": page["chunks"]}
+
+
+def test_logs_with_timestamps_mark_lines_not_pieces(pool: FakePool, gpupool: Any) -> None:
+    page = {"chunks": [chunk(b"one\ntw"), chunk(b"o\n")], "cursor": "c1", "end": True}
+    pool.answers["GET /v1/workloads/a/logs"] = page
+    stamp = b"2023-11-14T22:13:20.000+00:00 "
+    assert gpupool("logs", "--timestamps", "a").stdout == stamp + b"one\n" + stamp + b"two\n"
+
+
+def stream(*messages: tuple[str, str, Any]) -> bytes:
+    parts = [f"id: {i}\nevent: {event}\ndata: {json.dumps(data)}\n\n" for i, event, data in messages]
+    return (": ping\n\n" + "".join(parts)).encode()
+
+
+def test_logs_follow_to_the_end(pool: FakePool, gpupool: Any) -> None:
+    messages = [("c1", "data", chunk(b"one\n")), ("c2", "data", chunk(b"two\n", "err")), ("c3", "end", {})]
+    pool.answers["GET /v1/workloads/a/logs"] = stream(*messages)
+    done = gpupool("logs", "-f", "a")
+    assert (done.stdout, done.stderr, done.returncode) == (b"one\n", b"two\n", 0)
+
+
+def test_events_follow_after_those_already_there(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["GET /v1/events/stream"] = stream(("8", "event", event_view(id=8, reason="EXITED")))
+    lines = gpupool("events", "-f").stdout.decode().splitlines()
+    assert ["STARTED" in lines[0], "EXITED" in lines[1]] == [True, True]
+    assert [json.loads(line)["id"] for line in gpupool("events", "-f", "--json").stdout.splitlines()] == [7, 8]
+
+
+# Projects, people
+
+
+def test_projects_are_made_changed_and_deleted(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/projects"] = (201, project_view(name="b"))
+    pool.answers["PATCH /v1/projects/b"] = project_view(name="b")
+    pool.answers["DELETE /v1/projects/b"] = (204, None)
+    assert gpupool("project", "create", "b", "--quota", "2.5", "--member", "ann").returncode == 0
+    assert pool.requests[-1][2] == {"name": "b", "quota_permille": 2500, "members": ["ann"]}
+    assert gpupool("project", "set", "b", "--quota", "none", "--no-over-quota", "--max-time", "1h").returncode == 0
+    assert pool.requests[-1][2] == {"quota_permille": None, "over_quota": False, "max_time_s": 3600.0}
+    assert gpupool("project", "delete", "b").returncode == 0
+    assert gpupool("project", "set", "b", "--quota", "x").returncode == 125
+
+
+def test_project_members(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["PATCH /v1/projects/team-a"] = project_view()
+    assert gpupool("project", "members", "team-a", "--add", "ben").stdout == b"ann\nben\n"
+    assert pool.requests[-1][2] == {"members": ["ann", "ben"]}
+    assert gpupool("project", "members", "team-a", "--remove", "ann").returncode == 125
+
+
+def test_config_project_is_kept_and_used(pool: FakePool, gpupool: Any) -> None:
+    assert gpupool("config", "project", "team-a").returncode == 0
+    assert gpupool("run", "--", "true").returncode == 0
+    assert pool.submitted()["project"] == "team-a"
+    assert b"There are: team-a, default" in gpupool("config", "project", "team-x").stderr
+    assert gpupool("config", "project", "none").returncode == 0
+
+
+def test_tokens_show_their_secret_once_on_stdout(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/tokens"] = (201, token_view() | {"secret": "gpt_ab12_x"})
+    pool.answers["DELETE /v1/tokens/ab12"] = (204, None)
+    assert gpupool("token", "create", "--expires", "7d", "--role", "viewer").stdout == b"gpt_ab12_x\n"
+    assert pool.requests[-1][2] == {"role": "viewer", "expires_in_s": 604800.0}
+    assert gpupool("token", "revoke", "ab12").returncode == 0
+
+
+def test_users_and_nodes_are_changed(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["PUT /v1/users/ann"] = {"name": "ann", "role": "manager", "uid": 1, "disabled": True}
+    assert gpupool("user", "set", "ann", "--role", "manager", "--gpu-limit", "2", "--disable").returncode == 0
+    assert pool.requests[-1][2] == {"role": "manager", "disabled": True, "gpu_limit_permille": 2000}
+    pool.answers["POST /v1/nodes/gpu1/cordon"] = {"name": "gpu1", "state": "cordoned"}
+    assert b"gpu1 is cordoned" in gpupool("cordon", "gpu1", "--reason", "new driver").stderr
+    assert pool.requests[-1][2] == {"reason": "new driver"}
+
+
+# Getting in
+
+
+def test_attach_to_a_lease_is_refused(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["GET /v1/workloads/a"] = shown(detail_view("w1", {"kind": "lease"}))
+    assert b"gpupool client --lease" in gpupool("attach", "a").stderr
+
+
+def test_attach_to_what_has_ended_tells_how(pool: FakePool, gpupool: Any) -> None:
+    ended = detail_view("w1", state="failed", exit_status=4, replicas=[replica_view(reason="EXITED")])
+    pool.answers["GET /v1/workloads/a"] = pool.answers["GET /v1/workloads/w1"] = shown(ended)
+    assert gpupool("attach", "a").returncode == 4
+
+
+def test_exec_runs_beside(pool: FakePool, gpupool: Any) -> None:
+    done = gpupool("exec", "train-1/2", "--", "sh", "-c", "echo in; exit 6")
+    assert (done.stdout, done.returncode) == (b"in\n", 6)
+    body = pool.submitted()
+    assert (body["kind"], body["on"], body["on_index"]) == ("exec", "train-1", 2)
+
+
+def test_bash_is_a_shell_on_the_gpus(pool: FakePool, gpupool: Any) -> None:
+    assert gpupool("bash", "train-1", input=b"echo $((6*7))\n").stdout == b"42\n"

@@ -1,0 +1,81 @@
+"""The light option table and the Typer commands made from it say the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.cli import app, options
+from gpupool.cli.commands import running
+from gpupool.cli.options import CLIENT, LEASE, RUN, Kind, Option, Unusual, parse
+from gpupool.cli.submit_options import SUBMIT
+
+TABLES = {"run": RUN, "client": CLIENT, "request_gpus": LEASE, "submit": SUBMIT}
+
+
+def typer_command(name: str) -> Any:
+    return typer.main.get_command(app.build([name])).commands[name]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_typer_command_has_the_options_of_the_table(name: str) -> None:
+    shown = {
+        (parameter.name, frozenset(parameter.opts), frozenset(parameter.secondary_opts))
+        for parameter in typer_command(name).params
+        if parameter.param_type_name == "option" and parameter.name != "help"
+    }
+    assert shown == {(o.name, frozenset(o.flags), frozenset(o.off)) for o in TABLES[name]}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
+def test_no_spelling_is_used_twice(table: tuple[Option, ...]) -> None:
+    flags = [flag for option in table for flag in (*option.flags, *option.off)]
+    assert len(flags) == len(set(flags))
+    assert len({option.name for option in table}) == len(table)
+
+
+TEXT = st.text("abc0.= /", min_size=1, max_size=5).filter(lambda text: not text.startswith("-"))
+
+
+@st.composite
+def written_option(draw: st.DrawFn) -> list[str]:
+    option = draw(st.sampled_from(RUN))
+    flag = draw(st.sampled_from([*option.flags, *option.off]))
+    if option.kind is Kind.FLAG:
+        return [flag]
+    value = {Kind.COUNT: st.integers(0, 99).map(str), Kind.NUMBER: st.integers(1, 9).map(str)}.get(option.kind, TEXT)
+    text = draw(value)
+    if draw(st.booleans()):
+        return [flag, text]
+    return [f"{flag}={text}"] if flag.startswith("--") else [flag + text]
+
+
+COMMAND = st.lists(st.sampled_from(["python3", "-c", "--", "x y", "--name", "-n"]), max_size=3).map(
+    lambda a: ["prog", *a]
+)
+
+
+@given(st.lists(written_option(), max_size=5), COMMAND, st.booleans())
+def test_both_parsers_read_the_same(given_options: list[list[str]], command: list[str], dashes: bool) -> None:
+    argv = [word for words in given_options for word in words] + (["--"] if dashes else []) + command
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running.fast, "run", lambda values, program: seen.append((values, program)) or 0)
+        status = app.run_app(["run", *argv])
+    assert status == 0
+    assert seen == [parse(RUN, argv)]
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["-n"], ["-n", "two"], ["--bogus"], ["--detach=1"], ["-dq", "--", "x"], ["--"]]
+)
+def test_what_is_unusual_is_left_to_the_full_command_line(argv: list[str]) -> None:
+    if argv == ["--"]:
+        assert options.parse(RUN, argv) == ({}, [])
+        return
+    with pytest.raises(Unusual):
+        options.parse(RUN, argv)

@@ -1,0 +1,163 @@
+"""Screens at a fixed width, character by character."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cli_fake_pool import NOW, detail_view, replica_view, why_view, workload_view
+from cli_views import USAGE, busy_gpu, event_view, gpu_view, node_view, pool_view, project_view, queued_view
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.cli.render.machines import gpu_lines, node_detail_lines, node_lines, smi_lines
+from gpupool.cli.render.people import project_lines, usage_lines
+from gpupool.cli.render.screens import gpu_bars, top_lines
+from gpupool.cli.render.text import Style, bar, clean, cut, table, width_of
+from gpupool.cli.render.workloads import detail_lines, event_line, gpus_text, why_lines, workload_lines
+from gpupool.cli.watching import painted
+
+PLAIN = Style()
+NARROW = Style(columns=110)
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def test_ps() -> None:
+    shown = workload_lines([queued_view(), workload_view("w0000000001")], NOW + 190, PLAIN)
+    assert shown == [
+        "NAME     STATE    KIND  PROJECT  USER  GPUS  REPLICAS  NODE  AGE    ID           ABOUT",
+        "wait-1   queued   run   default  ann   0.50  -         -     3m10s  w0000000002  It needs 0.50 GPU; 0.30 is free.",
+        "train-1  running  run   default  ann   0.50  -         gpu1  3m10s  w0000000001  "
+        "python3 train.py --name 'two words'",
+    ]
+
+
+def test_ps_on_a_terminal_cuts_the_last_column_and_colours_the_state() -> None:
+    shown = workload_lines([workload_view("w0000000001")], NOW, Style(colour=True, columns=100))
+    assert shown[1].endswith("python3 train.py --n…")
+    assert "\x1b[32mrunning\x1b[0m" in shown[1]
+
+
+def test_list_gpus() -> None:
+    assert gpu_lines([gpu_view(), busy_gpu()], NARROW) == [
+        "NODE  GPU  MODEL     MEMORY  FREE  FREE MEMORY  HEALTH  HOLDERS",
+        "gpu1  0    Tesla T4  15 GiB  0.40  6 GiB        ok      ann/train-1 0.60",
+        "gpu1  1    Tesla T4  15 GiB  -     -            ok      not ours: root Xorg (pid 77, 200 MiB)",
+    ]
+
+
+def test_smi() -> None:
+    assert smi_lines([gpu_view()], NARROW)[1] == (
+        "gpu1  0    Tesla T4  0000:3b:00.0  1024 / 15360 MiB  34%   ██████░░░░  0.60  ann/train-1 0.60"
+    )
+
+
+def test_nodes() -> None:
+    assert node_lines([node_view(state="cordoned", cordon_reason="new driver")], PLAIN) == [
+        "NODE  STATE     GPUS          ALLOCATED  CPUS  MEMORY        DRIVER  ABOUT",
+        "gpu1  cordoned  2 x Tesla T4  0.60 of 2  2/8   4 GiB/64 GiB  550.54  new driver",
+    ]
+
+
+def test_top() -> None:
+    shown = top_lines(pool_view(emulated=True), [gpu_view()], [queued_view(), workload_view("w1")], NOW, NARROW)
+    assert shown[0] == "gpupool  0.60 of 2 GPUs allocated  1 running  1 queued  1/1 nodes up"
+    assert shown[1] == "emulated GPUs: programs run on the CPU"
+    assert shown[3] == "gpu1:0  Tesla T4  ██████░░░░  0.60   34%     1 GiB/15 GiB  ann/train-1 0.60"
+    assert [line.split()[0] for line in shown[5:]] == ["NAME", "train-1", "wait-1"]
+
+
+def test_a_free_gpu_says_so() -> None:
+    assert gpu_bars([gpu_view(allocated_permille=0, holders=[])], PLAIN)[0].endswith("free")
+
+
+def test_why() -> None:
+    assert why_lines(why_view(), PLAIN) == [
+        "It needs 0.50 GPU on a Tesla T4; 0.30 is free. [NO_CAPACITY]",
+        "Position 3 in the queue (2 ahead in the pool, 2 of them in its project).",
+        "It should start in about 4m00s: the median of 12 earlier runs.",
+        "would help: Ask for 0.30 or less.",
+    ]
+
+
+def test_describe_has_everything() -> None:
+    detail = detail_view(
+        "w0000000001", state="queued", replicas=[replica_view(notes=["no cgroup: --cpus has no effect"])]
+    )
+    text = "\n".join(detail_lines(detail, [event_view()], why_view(), NOW + 60, PLAIN))
+    for part in (
+        "w0000000001",
+        "queued",
+        "Why it waits",
+        "Position 3",
+        "0:0.50",
+        "note: no cgroup",
+        "STARTED",
+        "log 64 MiB",
+    ):
+        assert part in text
+
+
+def test_events() -> None:
+    assert event_line(event_view(), PLAIN) == (
+        "2023-11-14 22:13:20  STARTED            w0000000001/0  ann: It runs on gpu1."
+    )
+
+
+def test_projects_and_usage() -> None:
+    assert project_lines([project_view()], "team-a", PLAIN)[1].startswith("team-a *  2.50   0.60       1")
+    assert usage_lines(USAGE, PLAIN)[-3:] == [
+        "team-a   ann   2.00       1",
+        "default  ben   0.50       2",
+        "total          2.50       3",
+    ]
+
+
+def test_describe_node() -> None:
+    text = "\n".join(node_detail_lines(node_view(), NOW + 60, PLAIN))
+    for part in ("GPU 1: NV4", "train-1/0  0.60 (9 GiB)  ann, default  for 1m00s", "12.4", "rack=3"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("gpus", "text"),
+    [
+        ({"count": 1, "permille": 1000}, "1"),
+        ({"count": 2, "permille": 500}, "2 x 0.50"),
+        ({"count": 1, "permille": 25, "models": ["t4"]}, "0.025 t4"),
+        ({"count": 1, "permille": 1000, "memory_mib": 2048}, "2 GiB"),
+    ],
+)
+def test_amounts_of_gpu(gpus: dict[str, object], text: str) -> None:
+    assert gpus_text({"memory_mib": None, "models": [], "labels": {}} | gpus) == text
+
+
+def test_a_slice_of_a_thousandth_still_shows() -> None:
+    assert (bar(0), bar(1), bar(999), bar(1000)) == ("░" * 10, "█" + "░" * 9, "█" * 10, "█" * 10)
+
+
+def test_the_screen_says_what_it_does_not_show() -> None:
+    assert painted([str(n) for n in range(10)], 5).count("\r\n") == 4
+    assert "… and 7 more lines" in painted([str(n) for n in range(10)], 5)
+
+
+@given(st.text())
+def test_nothing_that_a_terminal_would_obey_gets_through(text: str) -> None:
+    assert all(c.isprintable() for c in clean(text))
+
+
+@given(st.text("ab漢e\u0301", max_size=30), st.integers(1, 20))
+def test_cut_keeps_to_the_columns(text: str, columns: int) -> None:
+    assert width_of(cut(text, columns)) <= columns
+
+
+@given(st.lists(st.lists(st.text("ab漢", max_size=9), min_size=3, max_size=3), max_size=5), st.integers(40, 90))
+def test_tables_are_aligned_and_no_wider_than_the_terminal(rows: list[list[str]], columns: int) -> None:
+    lines = table(("A", "B", "C"), rows, Style(columns=columns))
+    assert len(lines) == len(rows) + 1
+    assert all(width_of(line) <= columns for line in lines)
