@@ -33,8 +33,8 @@ def gpupool(
     def run(*args: str, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[bytes]:
         if (args and args[0] in OWN_PROCESS) or more:
             more.setdefault("input", b"")
-            settings = {"env": pool.env | (env or {}), "capture_output": True, "timeout": 60, "check": False}
-            return subprocess.run([*COMMAND, *args], **settings, **more)
+            settings = {"env": pool.env | (env or {}), "capture_output": True, "timeout": 60} | more
+            return subprocess.run([*COMMAND, *args], check=False, **settings)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["gpupool", *args])
             patch.setattr(sys, "stdin", io.StringIO())

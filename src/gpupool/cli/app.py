@@ -52,7 +52,7 @@ def run_app(argv: list[str]) -> int:
 
 def complete(command: str | None) -> int:
     """Answer the shell's question about completion; ``command`` is the word after ``gpupool`` if it is known."""
-    from typer.completion import completion_init
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # what Typer's own option calls
 
     completion_init()
     app = build([command]) if command else _stubs()

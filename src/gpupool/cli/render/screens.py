@@ -80,6 +80,6 @@ def _pool_facts(pool: Json) -> list[tuple[str, object]]:
 
 def _child_line(child: Json, now: float, style: Style) -> str:
     restarts = f", {child['restarts']} restarts" if child.get("restarts") else ""
-    ended = f", last exit {child['last_exit']}" if child.get("last_exit") is not None else ""
+    ended = f", last exit {child['last_exit']}" if child.get("last_exit") else ""
     age = f" for {since(child.get('started_at'), now)}" if child.get("started_at") else ""
     return f"  {child['name']}: {style.state(str(child['state']))}{age} (pid {child.get('pid')}{restarts}{ended})"
