@@ -27,6 +27,7 @@ from gpupool.daemon.folders import CONTROL_PLANE_LOCK
 from gpupool.daemon.processes import take_lock
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.fabric.local import LocalFabric
+from gpupool.node.inventory.host import clean_node_name
 from gpupool.services.clock import SteadyClock
 from gpupool.services.pool import Pool, PoolInfo
 from gpupool.services.ports import Ports
@@ -109,7 +110,7 @@ def _say_ready(bound: Bound) -> None:
 
 
 def _ports(config: PoolConfig, store: SqlStore) -> Ports:
-    node_name = config.node_name or os.uname().nodename
+    node_name = clean_node_name(config.node_name or os.uname().nodename)
     return Ports(
         store=store,
         fabric=LocalFabric(Path(config.run_dir) / AGENT_SOCKET, node_name),

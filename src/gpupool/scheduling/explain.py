@@ -42,6 +42,7 @@ class WaitCode(StrEnum):
     GPU_IN_USE_BY_OTHERS = "GPU_IN_USE_BY_OTHERS"
     GPU_UNHEALTHY = "GPU_UNHEALTHY"
     WAITING_FOR_GPU = "WAITING_FOR_GPU"
+    NOT_WAITING = "NOT_WAITING"  # it runs, or has ended
 
 
 @dataclass(frozen=True, slots=True)
