@@ -157,7 +157,6 @@ class Node:
         self.root.chmod(0o755)
         self.state = StateFolder(self.root / "state")
         self.run = self.root / "run"
-        self.keys: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.caller: Caller | None = None
 
@@ -198,7 +197,6 @@ class Node:
         return self.caller.ask(method, **params)
 
     def start(self, wanted: ProcessSpec) -> ProcessStatus:
-        self.keys.append(wanted.key)
         return ProcessStatus.from_dict(self.ask("start", spec=wanted.to_dict()))
 
     def status(self, key: str) -> ProcessStatus | None:
@@ -254,15 +252,13 @@ class Node:
     def destroy(self) -> None:
         """End every program that a test has left, then the agent, then the files."""
         assert self.process is not None
-        for key in self.keys:
-            with contextlib.suppress(Exception):
-                self.ask("stop", key=key, grace_s=0)
-        for key in self.keys:
-            with contextlib.suppress(Exception):
-                self.ended(key)
         if self.process.poll() is None:
+            alive = [status["key"] for status in self.ask("list") if status["exit"] is None]
+            for key in alive:
+                self.ask("stop", key=key, grace_s=0)
+            for key in alive:
+                self.ended(key)
             self.down()
-
         shutil.rmtree(self.root, ignore_errors=True)
 
 

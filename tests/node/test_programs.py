@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
-from node_harness import PIPES, TTY, Node, RefusedError, eventually, new_key, spec
+from node_harness import PATIENCE_S, PIPES, TTY, Node, RefusedError, eventually, new_key, spec
 
 from gpupool.domain import frames
 from gpupool.domain.supervision import ExitReason, ProcessPhase
@@ -106,21 +108,16 @@ def test_every_byte_in_and_out(node: Node) -> None:
     wanted = spec("cat", stdio=PIPES, client_bound=True)
     client = node.start_attached(wanted)
     data = os.urandom(10 << 20)
-    client.sock.settimeout(0)
     outgoing = bytearray()
     for at in range(0, len(data), 1 << 18):
         outgoing += frames.encode(frames.STDIN, data[at : at + (1 << 18)])
     outgoing += frames.encode(frames.STDIN_EOF)
     while client.exit is None:
-        if outgoing:
-            try:
-                del outgoing[: client.sock.send(outgoing[: 1 << 18])]
-            except BlockingIOError:
-                client.sock.settimeout(30)
-                client.pump()
-                client.sock.settimeout(0)
-        else:
-            client.sock.settimeout(30)
+        readable, writable, _ = select.select([client.sock], [client.sock] if outgoing else [], [], PATIENCE_S)
+        assert readable or writable, "stalled"
+        if writable:
+            del outgoing[: client.sock.send(outgoing[: 1 << 16], socket.MSG_DONTWAIT)]
+        if readable:
             client.pump()
     assert client.exit["exit_code"] == 0
     assert hashlib.sha256(client.out).digest() == hashlib.sha256(data).digest()

@@ -102,8 +102,9 @@ class Connection:
             while line := await self._reader.readline():
                 request = json.loads(line)
                 if request.get("method") == "attach":
-                    await self._attach(request)
-                    return
+                    if await self._attach(request):
+                        return
+                    continue
                 await self._room.acquire()
                 task = asyncio.create_task(self._answer(request))
                 self._tasks.add(task)
@@ -153,8 +154,8 @@ class Connection:
     def _on_status(self, status: ProcessStatus) -> None:
         self._write({"event": "status", "status": status.to_dict()})
 
-    async def _attach(self, request: Params) -> None:
-        """Become a pipe between the caller and the shepherd."""
+    async def _attach(self, request: Params) -> bool:
+        """Become a pipe between the caller and the shepherd; False when there was nothing to attach to."""
         answer: Params = {"id": request.get("id"), "result": None}
         try:
             path = self._agent.attach_path(str((request.get("params") or {}).get("key")))
@@ -164,9 +165,10 @@ class Connection:
             gone = GpupoolError(ErrorCode.WRONG_STATE, "The program has ended.", "Its output is in the log.")
             said = error if isinstance(error, GpupoolError) else gone
             self._write({"id": request.get("id"), "error": said.to_dict()})
-            return
+            return False
         self._write(answer)
         await _join((self._reader, self._writer), (far_reader, far_writer))
+        return True
 
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

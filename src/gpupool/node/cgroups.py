@@ -1,7 +1,8 @@
-"""Control groups for one program: limits of processors and memory, and a sure way to kill all of it.
+"""Control groups for one program: a sure way to find and kill all of it, and limits of processors and memory.
 
-Unified hierarchy where it has the controllers; otherwise the separate ``memory`` and ``cpu`` hierarchies (root only)
-beside a unified one without controllers, which still can kill. Where nothing is writable a note says what is not kept.
+Every program gets a group of the unified hierarchy where one may be made; it is born there. Limits are set in the same
+group where the hierarchy has the controllers, otherwise in the separate ``memory`` and ``cpu`` hierarchies (root
+only). Where nothing is writable a note says which limit is not kept.
 """
 
 from __future__ import annotations
@@ -22,25 +23,32 @@ _MIN_QUOTA_US = 1000
 
 @dataclass(slots=True)
 class Groups:
-    """The folders made for one program, and what could not be had. ``limits`` folders are entered before exec."""
+    """The folders made for one program, and what could not be had.
 
-    limits: list[Path] = field(default_factory=list)
+    ``own`` is of the unified hierarchy; ``separate`` ones are entered by the program before it is executed.
+    """
+
+    own: Path | None = None
+    separate: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def entries(self) -> tuple[Path, ...]:
+    def entries(self) -> tuple[str, ...]:
         """Where the program writes ``0`` to enter."""
-        return tuple(folder / "cgroup.procs" for folder in self.limits)
+        return tuple(f"{folder}/cgroup.procs" for folder in self.separate)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """All folders, as texts for the record."""
-        return tuple(str(folder) for folder in self.limits)
+        own = () if self.own is None else (self.own,)
+        return tuple(str(folder) for folder in (*own, *self.separate))
 
 
 def make(key: str, cpus: float | None, memory_mib: int | None, root: Path = ROOT) -> Groups:
-    """Groups for the limits asked for; none when nothing was asked. Never raises."""
+    """Groups for one program. Never raises."""
     groups = Groups()
+    with contextlib.suppress(OSError):
+        groups.own = _make_own(key, root)
     if cpus is not None:
         _limit(groups, key, "cpu", root, cpus)
     if memory_mib is not None:
@@ -48,75 +56,82 @@ def make(key: str, cpus: float | None, memory_mib: int | None, root: Path = ROOT
     return groups
 
 
-def _limit(groups: Groups, key: str, controller: str, root: Path, amount: float) -> None:
-    for attempt in (_unified, _separate):
-        try:
-            folder = attempt(key, controller, root)
-            _write_limit(folder, controller, amount)
-        except OSError:
-            continue
-        if folder not in groups.limits:
-            groups.limits.append(folder)
-        return
-    groups.notes.append(f"{controller} limit not enforced: no writable cgroup")
-
-
-def _unified(key: str, controller: str, root: Path) -> Path:
-    """A folder of the unified hierarchy with this controller. Raises OSError."""
+def _make_own(key: str, root: Path) -> Path:
+    """A folder of the unified hierarchy. Raises OSError where none may be made."""
     parent = _unified_parent(root)
-    if controller not in (parent / "cgroup.controllers").read_text(encoding="ascii").split():
-        raise OSError(f"no {controller} controller")
-    base = parent / BASE
-    base.mkdir(exist_ok=True)
-    for level in (parent, base):
-        (level / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
-    folder = base / key
-    folder.mkdir(exist_ok=True)
-    return folder
+    own = parent / BASE / key
+    try:
+        own.mkdir()
+    except FileNotFoundError:
+        (parent / "cgroup.procs").stat()  # no folder of our own beside things that are no groups
+        own.parent.mkdir(exist_ok=True)
+        own.mkdir(exist_ok=True)
+    except FileExistsError:
+        pass
+    return own
 
 
 def _unified_parent(root: Path) -> Path:
     """Where we may make folders: the top for root, beside our own group for a user with delegated control."""
+    top = root if (root / "cgroup.controllers").exists() else root / "unified"
     if os.geteuid() == 0:
-        return root
+        return top
     own = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     path = next((line[3:] for line in own if line.startswith("0::")), "/")
-    return (root / path.lstrip("/")).parent
+    return (top / path.lstrip("/")).parent
+
+
+def _limit(groups: Groups, key: str, controller: str, root: Path, amount: float) -> None:
+    with contextlib.suppress(OSError):
+        if groups.own is not None and _enable(groups.own.parent, controller):
+            _write_limit(groups.own, controller, amount, unified=True)
+            return
+    with contextlib.suppress(OSError):
+        folder = _separate(key, controller, root)
+        _write_limit(folder, controller, amount, unified=False)
+        groups.separate.append(folder)
+        return
+    groups.notes.append(f"{controller} limit not enforced: no writable cgroup")
+
+
+def _enable(base: Path, controller: str) -> bool:
+    """Have the controller in the folders below ``base``; False where the hierarchy lacks it. Raises OSError."""
+    if controller not in (base.parent / "cgroup.controllers").read_text(encoding="ascii").split():
+        return False
+    for level in (base.parent, base):
+        (level / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
+    return True
 
 
 def _separate(key: str, controller: str, root: Path) -> Path:
     """A folder of a separate hierarchy. Raises OSError."""
     hierarchy = root / controller
-    if not (hierarchy / "cgroup.procs").exists() or (hierarchy / "cgroup.controllers").exists():
-        raise OSError(f"no {controller} hierarchy")
+    (hierarchy / "cgroup.procs").stat()
     folder = hierarchy / BASE / key
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _write_limit(folder: Path, controller: str, amount: float) -> None:
-    def write(name: str, text: str) -> None:
-        (folder / name).write_text(text, encoding="ascii")
+def _write_limit(folder: Path, controller: str, amount: float, *, unified: bool) -> None:
+    def write(name: str, value: object) -> None:
+        (folder / name).write_text(str(value), encoding="ascii")
 
     quota = max(_MIN_QUOTA_US, int(amount * _PERIOD_US))
-    unified = (folder / "cgroup.controllers").exists()
+    size = int(amount) * _MIB
     if controller == "cpu" and unified:
         write("cpu.max", f"{quota} {_PERIOD_US}")
     elif controller == "cpu":
-        write("cpu.cfs_period_us", str(_PERIOD_US))
-        write("cpu.cfs_quota_us", str(quota))
+        write("cpu.cfs_period_us", _PERIOD_US)
+        write("cpu.cfs_quota_us", quota)
     elif unified:
-        write("memory.max", str(int(amount) * _MIB))
-        _optional(folder / "memory.oom.group", "1")
-        _optional(folder / "memory.swap.max", "0")
+        write("memory.max", size)
+        for name, value in (("memory.oom.group", 1), ("memory.swap.max", 0)):
+            with contextlib.suppress(OSError):
+                write(name, value)
     else:
-        write("memory.limit_in_bytes", str(int(amount) * _MIB))
-        _optional(folder / "memory.memsw.limit_in_bytes", str(int(amount) * _MIB))
-
-
-def _optional(path: Path, text: str) -> None:
-    with contextlib.suppress(OSError):
-        path.write_text(text, encoding="ascii")
+        write("memory.limit_in_bytes", size)
+        with contextlib.suppress(OSError):
+            write("memory.memsw.limit_in_bytes", size)
 
 
 def out_of_memory(paths: tuple[str, ...]) -> bool:
@@ -134,32 +149,37 @@ def _oom_kills(folder: Path) -> int:
 
 
 def members(paths: tuple[str, ...]) -> frozenset[int]:
-    """The living pids in these groups."""
+    """The living pids in these groups and in groups that the program made below them."""
     found: set[int] = set()
     for path in paths:
-        with contextlib.suppress(OSError, ValueError):
-            text = Path(path, "cgroup.procs").read_text(encoding="ascii")
-            found.update(int(line) for line in text.split())
+        for procs in Path(path).glob("**/cgroup.procs"):
+            with contextlib.suppress(OSError, ValueError):
+                found.update(int(line) for line in procs.read_text(encoding="ascii").split())
     return frozenset(pid for pid in found if start_time(pid) is not None)
 
 
 def kill(paths: tuple[str, ...]) -> None:
     """Kill all members at once where the kernel can; the caller looks for what is left."""
     for path in paths:
-        _optional_existing(Path(path, "cgroup.kill"))
-
-
-def _optional_existing(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, b"1")
-        finally:
-            os.close(fd)
+        with contextlib.suppress(OSError):
+            fd = os.open(f"{path}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, b"1")
+            finally:
+                os.close(fd)
 
 
 def remove(paths: tuple[str, ...]) -> None:
     """Remove the folders, once they are empty; what cannot be removed stays."""
     for path in paths:
         with contextlib.suppress(OSError):
-            os.rmdir(path)  # noqa: PTH106 - texts come from a record
+            _remove_tree(path)
+
+
+def _remove_tree(path: str) -> None:
+    """Groups have no files that could be removed, only folders; the plain case is one call."""
+    try:
+        os.rmdir(path)  # noqa: PTH106 - texts come from a record
+    except OSError:
+        for folder, _folders, _files in os.walk(path, topdown=False):
+            os.rmdir(folder)  # noqa: PTH106 - likewise

@@ -43,7 +43,7 @@ class Child:
     streams: tuple[int, int, int]
     tty: bool
     shepherd: int
-    cgroup_entries: tuple[Path, ...] = ()
+    cgroup_entries: tuple[str, ...] = ()
 
     def become(self, failure_fd: int) -> NoReturn:
         """Turn the calling process into the program; on failure report ``status message`` and exit."""
@@ -68,7 +68,7 @@ class Child:
         for target, fd in enumerate(self.streams):
             os.dup2(fd, target, inheritable=True)
         for entry in self.cgroup_entries:
-            entry.write_text("0", encoding="ascii")
+            Path(entry).write_text("0", encoding="ascii")
         self._change_user()
         die_with_parent(self.shepherd)
         os.umask(self.spec.umask)

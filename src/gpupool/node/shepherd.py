@@ -25,6 +25,7 @@ from gpupool.domain.supervision import ExitReason, ExitReport, Stdio
 from gpupool.node import cgroups, logs, proctree, terminal
 from gpupool.node.child import Child, become_subreaper
 from gpupool.node.ending import SWEEP_GRACE_S, Ending, gentle_signals
+from gpupool.node.forking import fork_into
 from gpupool.node.paths import ReplicaFolder, RunFolder, boot_id, socket_name
 from gpupool.node.plumbing import Plumbing
 from gpupool.node.record import Order, ShepherdRecord, exit_to_dict, read_exit, read_stop, write_exit
@@ -63,6 +64,8 @@ class Shepherd:
     def run(self) -> None:
         """From the record of our being to the last frame."""
         self._listen_to_signals()
+        self.groups = cgroups.make(self.key, self.spec.cpus, self.spec.memory_mib)
+        self.record = replace(self.record, cgroups=self.groups.paths)
         self.record.write(self.folder)
         if (grace_s := read_stop(self.folder)) is not None:
             self.end(ExitReason.STOPPED, grace_s)
@@ -89,7 +92,6 @@ class Shepherd:
         self.client_deadline = None
         try:
             streams = terminal.open_streams(self.spec.stdio, rows, columns)
-            self._make_groups()
             failure_read, failure_write = os.pipe()
             self.program = self._fork(streams, failure_write)
         except OSError as error:
@@ -103,13 +105,6 @@ class Shepherd:
         if self.spec.max_time_s is not None:
             self.time_limit_at = time.monotonic() + self.spec.max_time_s
 
-    def _make_groups(self) -> None:
-        """On record before anything can be in them."""
-        self.groups = cgroups.make(self.key, self.spec.cpus, self.spec.memory_mib)
-        if self.groups.paths:
-            self.record = replace(self.record, cgroups=self.groups.paths)
-            self.record.write(self.folder)
-
     def _deliver(self, stream: int, kind: int, data: bytes) -> None:
         """A piece of the program's output, to the log and to whoever is attached."""
         before = self.log.note
@@ -121,7 +116,7 @@ class Shepherd:
 
     def _fork(self, streams: terminal.Streams, failure_write: int) -> int:
         child = Child(self.spec, self._environment(), streams.program, streams.tty, os.getpid(), self.groups.entries)
-        pid = os.fork()
+        pid = fork_into(None if self.groups.own is None else str(self.groups.own))
         if pid == 0:
             child.become(failure_write)
         return pid

@@ -1,0 +1,91 @@
+"""Limits of host memory and processors: kept by control groups, or said not to be."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from node_harness import AS_ROOT, Node, spec
+
+from gpupool.node import cgroups
+
+HOG = "x = bytearray(400 << 20); print(len(x))"
+
+
+def writable(controller: str) -> bool:
+    groups = cgroups.make("probe", 1.0 if controller == "cpu" else None, 64 if controller == "memory" else None)
+    cgroups.remove(groups.paths)
+    return not groups.notes
+
+
+def test_memory_limit_is_kept_or_said(node: Node) -> None:
+    wanted = spec(sys.executable, "-c", HOG, memory_mib=100)
+    report = node.run_to_end(wanted)
+    status = node.status(wanted.key)
+    assert status is not None
+    if AS_ROOT and writable("memory"):
+        assert report.signal == signal.SIGKILL
+        assert "100 MiB" in report.message
+        assert status.notes == ()
+    else:
+        assert report.exit_code == 0
+        assert status.notes == ("memory limit not enforced: no writable cgroup",)
+
+
+def test_a_program_within_its_limits_is_left_alone_and_its_groups_go(node: Node) -> None:
+    wanted = spec("cat /proc/self/cgroup", memory_mib=200, cpus=0.5)
+    assert node.run_to_end(wanted).exit_code == 0
+    if AS_ROOT and writable("memory"):
+        assert wanted.key.encode() in node.log(wanted.key)
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/{wanted.key}"))
+
+
+def test_without_groups_a_note_says_so(tmp_path: Path) -> None:
+    groups = cgroups.make("k", 2.0, 512, root=tmp_path)
+    assert groups.paths == ()
+    assert groups.notes == [
+        "cpu limit not enforced: no writable cgroup",
+        "memory limit not enforced: no writable cgroup",
+    ]
+
+
+@pytest.fixture
+def hierarchy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like the control groups of a machine to root."""
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    return tmp_path
+
+
+def test_unified_limits(hierarchy: Path) -> None:
+    (hierarchy / "cgroup.procs").touch()
+    (hierarchy / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    groups = cgroups.make("k", 1.5, 512, root=hierarchy)
+    folder = hierarchy / cgroups.BASE / "k"
+    assert groups.paths == (str(folder),)
+    assert groups.notes == []
+    assert (folder / "cpu.max").read_text() == "150000 100000"
+    assert (folder / "memory.max").read_text() == str(512 << 20)
+    assert (hierarchy / cgroups.BASE / "cgroup.subtree_control").read_text() == "+memory"
+
+
+def test_separate_limits_beside_a_unified_hierarchy_without_controllers(hierarchy: Path) -> None:
+    for name in ("cpu", "memory", "unified"):
+        (hierarchy / name).mkdir()
+        (hierarchy / name / "cgroup.procs").touch()
+    (hierarchy / "unified" / "cgroup.controllers").write_text("hugetlb\n")
+    groups = cgroups.make("k", 0.25, 64, root=hierarchy)
+    own, cpu, memory = (hierarchy / c / cgroups.BASE / "k" for c in ("unified", "cpu", "memory"))
+    assert groups.paths == (str(own), str(cpu), str(memory))
+    assert groups.entries == (f"{cpu}/cgroup.procs", f"{memory}/cgroup.procs")
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "25000"
+    assert (memory / "memory.limit_in_bytes").read_text() == str(64 << 20)
+
+
+def test_deaths_for_want_of_memory_are_read_in_both_forms(tmp_path: Path) -> None:
+    assert not cgroups.out_of_memory((str(tmp_path),))
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert cgroups.out_of_memory((str(tmp_path),))
+    (tmp_path / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
+    assert not cgroups.out_of_memory((str(tmp_path),))

@@ -1,0 +1,177 @@
+"""The log on disk: nothing lost or changed within the limit, cursors that hold, and a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from node_harness import AS_ROOT, Node, fresh_node, spec
+
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.supervision import LogChunk
+from gpupool.node import logs
+
+pieces = st.lists(st.tuples(st.sampled_from([logs.OUT, logs.ERR]), st.binary(min_size=1, max_size=200)), max_size=30)
+big_pieces = st.lists(st.binary(min_size=1, max_size=50_000), min_size=1, max_size=60)
+
+
+def everything(folder: Path, cursor: str = "", limit: int = 1 << 16) -> list[LogChunk]:
+    found: list[LogChunk] = []
+    while chunks := logs.read(folder, cursor, limit):
+        found += chunks
+        cursor = chunks[-1].cursor
+    return found
+
+
+@given(pieces, st.integers(1, 300))
+def test_what_is_written_is_read_whatever_the_pages(written: list[tuple[int, bytes]], limit: int) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name, "log")
+        writer = logs.LogWriter(folder, 1)
+        for stream, data in written:
+            writer.write(stream, data)
+        writer.close()
+        read = everything(folder, limit=limit)
+        assert [(c.stream, c.data) for c in read] == [(logs.STREAMS[s], d) for s, d in written]
+
+
+@settings(max_examples=30)
+@given(big_pieces, st.data())
+def test_rotation_keeps_the_newest_within_the_limit(written: list[bytes], data: st.DataObject) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name, "log")
+        writer = logs.LogWriter(folder, 1)
+        for piece in written * 3:
+            writer.write(logs.OUT, piece)
+        writer.close()
+        whole = b"".join(written * 3)
+        kept = everything(folder)
+        assert whole.endswith(b"".join(c.data for c in kept))
+        assert logs.size(folder) <= logs.MIB
+        if len(whole) > logs.MIB:
+            assert len(logs.segments(folder)) == logs.SEGMENTS
+        at = data.draw(st.integers(0, len(kept) - 1))
+        assert everything(folder, kept[at].cursor) == kept[at + 1 :]
+        assert everything(folder, "1:0")[0] == kept[0]  # a deleted segment: go on with the oldest there is
+
+
+def test_a_later_writer_goes_on_in_a_new_segment(tmp_path: Path) -> None:
+    for text in (b"one", b"two"):
+        writer = logs.LogWriter(tmp_path / "log", 1)
+        writer.write(logs.OUT, text)
+        writer.close()
+    assert [c.data for c in everything(tmp_path / "log")] == [b"one", b"two"]
+    assert logs.segments(tmp_path / "log") == [1, 2]
+
+
+@given(st.binary(max_size=40), st.integers(0, 60))
+def test_a_torn_record_is_left_out_and_what_follows_is_read(rest: bytes, cut: int) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        first = logs.RECORD.pack(1, logs.OUT, 5) + b"first"
+        torn = (logs.RECORD.pack(2, logs.ERR, 50) + rest)[:cut]
+        (folder / "000001.log").write_bytes(first + torn)
+        (folder / "000002.log").write_bytes(logs.RECORD.pack(3, logs.OUT, 4) + b"next")
+        assert [c.data for c in everything(folder)] == [b"first", b"next"]
+
+
+def test_reading_waits_at_the_end_of_a_record_in_the_making(tmp_path: Path) -> None:
+    record = logs.RECORD.pack(1, logs.OUT, 5) + b"whole"
+    path = tmp_path / "000001.log"
+    path.write_bytes(record + record[:9])
+    chunks = logs.read(tmp_path, "", 100)
+    assert logs.read(tmp_path, chunks[-1].cursor, 100) == []
+    path.write_bytes(record + record)
+    assert [c.data for c in logs.read(tmp_path, chunks[-1].cursor, 100)] == [b"whole"]
+
+
+@given(st.text(max_size=20) | st.from_regex(r"\d{0,30}:\d{0,30}(:\d{0,30})?", fullmatch=True))
+def test_any_cursor_is_read_or_refused(text: str) -> None:
+    with TemporaryDirectory() as name:
+        Path(name, "000001.log").write_bytes(logs.RECORD.pack(1, logs.OUT, 5) + b"whole")
+        try:
+            chunks = logs.read(Path(name), text, 100)
+        except GpupoolError as error:
+            assert error.code == "INVALID_REQUEST"  # noqa: PT017 - both outcomes are right
+        else:
+            assert all(chunk.data for chunk in chunks)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([b"a", b"bb", b"\n"]), max_size=6).map(b"".join), max_size=12), st.integers(0, 9)
+)
+def test_tail_gives_exactly_the_last_lines(written: list[bytes], lines: int) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name, "log")
+        writer = logs.LogWriter(folder, 1)
+        for piece in written:
+            writer.write(logs.OUT, piece)
+        writer.close()
+        whole = b"".join(written)
+        read = b"".join(c.data for c in everything(folder, logs.tail(folder, lines)))
+        wanted = whole.splitlines(keepends=True)
+        assert read == (b"".join(wanted[-lines:]) if lines else b"")
+
+
+def test_tail_across_segments(tmp_path: Path) -> None:
+    writer = logs.LogWriter(tmp_path, 1)
+    for number in range(60_000):
+        writer.write(logs.OUT, b"line %d\n" % number)
+    writer.close()
+    for lines in (1, 5000, 15_000):
+        read = b"".join(c.data for c in everything(tmp_path, logs.tail(tmp_path, lines), 1 << 20))
+        assert read == b"".join(b"line %d\n" % n for n in range(60_000 - lines, 60_000))
+
+
+def test_a_failing_disk_is_noted_and_then_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = logs.LogWriter(tmp_path, 1)
+    writer.write(logs.OUT, b"before")
+    real = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) > 20:
+            real(fd, data[:20])
+            return 20
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", full)
+    writer.write(logs.OUT, b"x" * 500)
+    writer.write(logs.OUT, b"y")
+    monkeypatch.setattr(os, "write", real)
+    writer.write(logs.OUT, b"after")
+    assert writer.note == "log truncated: disk full"
+    assert [c.data for c in everything(tmp_path)] == [b"before", b"after"]
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Node]:
+    """A node whose state is on a disk of two MiB."""
+    with fresh_node() as node:
+        node.down()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", node.state.path], check=True)
+        try:
+            yield node.up()
+        finally:
+            node.down()
+            subprocess.run(["umount", node.state.path], check=True)
+            node.up()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not AS_ROOT, reason="mounting needs root")
+def test_a_full_disk_costs_the_log_not_the_program(small_disk: Node) -> None:
+    node = small_disk
+    wanted = spec("head -c 5000000 /dev/zero; echo survived >&2; exit 6", log_limit_mib=64)
+    report = node.run_to_end(wanted)
+    assert report.exit_code == 6
+    status = node.status(wanted.key)
+    assert status is not None
+    assert "log truncated: disk full" in status.notes
+    assert 0 < len(node.log(wanted.key)) < 5_000_000
