@@ -130,7 +130,7 @@ def automatic_name(request: WorkloadRequest, id: WorkloadId) -> str:  # noqa: A0
     """A name that tells the program and is as unique as the id: ``train-3k9x2m4qp7``."""
     script = next((a for a in request.command[1:2] if a.endswith((".py", ".sh"))), None)
     program = script or (request.command[0] if request.command else request.kind.value)
-    stem = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(program).stem.lower())[:40].strip("-")
+    stem = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(program).stem.lower()).strip("-")[:40].strip("-")
     return f"{stem or request.kind.value}-{id[1:]}"
 
 

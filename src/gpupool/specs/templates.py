@@ -11,7 +11,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 INDEX = "index"
 Scalar = str | int | float | bool
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"[-+]?((0|[1-9][0-9]*)\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -70,15 +70,14 @@ def as_text(value: Scalar) -> str:
 def read_scalar(text: str) -> Scalar:
     """A value as people type it: a whole number, a number, ``true``/``false``, else the text itself.
 
-    Digits with leading zeros stay text, as do numbers too large to be finite.
+    Digits with leading zeros stay text, as do whole numbers beyond 64 bits and numbers too large to be finite.
     """
     cleaned = text.strip()
     if cleaned.lower() in {"true", "false"}:
         return cleaned.lower() == "true"
     if _INTEGER.fullmatch(cleaned) and as_text(int(cleaned)) == cleaned.removeprefix("+"):
         return int(cleaned)
-    leading_zero = re.match(r"[-+]?0\d", cleaned)
-    if _FLOAT.fullmatch(cleaned) and not leading_zero and not _INTEGER.fullmatch(cleaned):
+    if _FLOAT.fullmatch(cleaned) and not cleaned.lstrip("+-").isdigit():
         number = float(cleaned)
         return number if math.isfinite(number) else text
     return text
