@@ -11,7 +11,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 INDEX = "index"
 Scalar = str | int | float | bool
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_FLOAT = re.compile(r"[-+]?((0|[1-9][0-9]*)\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
