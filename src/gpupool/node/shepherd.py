@@ -9,30 +9,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import select
 import signal
 import socket
 import time
-import traceback
 from dataclasses import replace
-from pathlib import Path
-from typing import NoReturn
 
 from gpupool.domain import frames
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
 from gpupool.domain.supervision import ExitReason, ExitReport, Stdio
-from gpupool.node import cgroups, logs, proctree, terminal
-from gpupool.node.child import Child, become_subreaper
+from gpupool.node import cgroups, logs, proctree, terminal, verdict
+from gpupool.node.child import Child
 from gpupool.node.ending import SWEEP_GRACE_S, Ending, gentle_signals
 from gpupool.node.forking import fork_into
-from gpupool.node.paths import ReplicaFolder, RunFolder, boot_id, socket_name
+from gpupool.node.paths import ReplicaFolder, RunFolder, socket_name
 from gpupool.node.plumbing import Plumbing
-from gpupool.node.record import Order, ShepherdRecord, exit_to_dict, read_exit, read_stop, write_exit
-from gpupool.node.viewers import VIEWERS_LIMIT, Hello, Viewer, Viewers, unlink_quietly
+from gpupool.node.record import Order, ShepherdRecord, exit_to_dict, read_stop, write_exit
+from gpupool.node.viewers import Hello, Viewer, Viewers, unlink_quietly
 
 CLIENT_WAIT_S = 20.0  # a client-bound program's client has to come within this
-LAST_WORDS_S = 30.0  # how long a client may take nothing of what is left to send
 
 
 class Shepherd:
@@ -79,7 +74,7 @@ class Shepherd:
             self.plumbing.drain()
         report = self._report()
         self._write_exit(report)
-        self._last_words(report)
+        self.viewers.farewell(json.dumps({**exit_to_dict(report), "status": report.status}).encode())
 
     def _over(self) -> bool:
         """Whether no process is left, or none was ever wanted."""
@@ -328,18 +323,13 @@ class Shepherd:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _report(self) -> ExitReport:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        code, signum = _split_status(self.status)
-        reason = self.ending.reason if self.ending is not None else ExitReason.EXITED
-        message = ""
         if self.failure is not None:
-            code, signum, reason, message = self.failure[0], None, ExitReason.START_FAILED, self.failure[1]
-        elif self.program is None:
-            message = _never_began(reason)
-        elif signum == signal.SIGKILL and cgroups.out_of_memory(self.groups.paths):
-            message = f"Killed: it needed more than its {self.spec.memory_mib} MiB of host memory."
-        cpu_seconds = round(used.ru_utime + used.ru_stime, 6)
-        return ExitReport(reason, code, signum, message, time.time(), cpu_seconds, used.ru_maxrss // 1024)
+            return verdict.not_started(*self.failure)
+        reason = ExitReason.EXITED if self.ending is None else self.ending.reason
+        if self.status is None:
+            return verdict.never_began(reason, CLIENT_WAIT_S)
+        starved = cgroups.out_of_memory(self.groups.paths)
+        return verdict.ended(reason, self.status, self.spec.memory_mib if starved else None)
 
     def _write_exit(self, report: ExitReport) -> None:
         """Keep trying: an end that is not written would hold the GPU for ever, and the disk may be full only now."""
@@ -358,34 +348,6 @@ class Shepherd:
         unlink_quietly(str(RunFolder(self.order.run_folder).attach(self.key)))
         self._hint()
 
-    def _last_words(self, report: ExitReport) -> None:
-        """Give slow clients time for what is left to send, as long as they take it."""
-        for _ in range(VIEWERS_LIMIT):
-            if not _wait_readable([self.viewers.listener.fileno()], 0):
-                break
-            self.viewers.accept()
-        for viewer in self.viewers:
-            if viewer.hello is None:
-                self._late_hello(viewer)
-        self.viewers.send(frames.EXIT, json.dumps({**exit_to_dict(report), "status": report.status}).encode())
-        deadline = time.monotonic() + LAST_WORDS_S
-        while self.viewers.pending and time.monotonic() < deadline:
-            before = self.viewers.pending
-            _wait_writable([v.fileno() for v in self.viewers if v.behind], 1000)
-            for viewer in self.viewers:
-                viewer.flush()
-            self.viewers.sweep(lambda _viewer: None)
-            if self.viewers.pending < before:
-                deadline = time.monotonic() + LAST_WORDS_S
-        self.viewers.close()
-
-    @staticmethod
-    def _late_hello(viewer: Viewer) -> None:
-        for kind, payload in viewer.receive():
-            with contextlib.suppress(ValueError):
-                if kind == frames.HELLO:
-                    viewer.hello = Hello.parse(payload)
-
     # -- what the agent reads ----------------------------------------------------------------------------------------
 
     def _save_record(self) -> None:
@@ -395,15 +357,10 @@ class Shepherd:
 
     def _hint(self) -> None:
         """Tell the agent to look, if there is one; the files are the truth."""
-        hint(RunFolder(self.order.run_folder), self.key)
-
-
-def hint(run: RunFolder, key: str) -> None:
-    """Drop a line at the agent's door; never waits, never fails."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.settimeout(0)
-        with socket_name(run.notify) as name:
-            sock.sendto(key.encode(), name)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(0)
+            with socket_name(RunFolder(self.order.run_folder).notify) as name:
+                sock.sendto(self.key.encode(), name)
 
 
 def _have_children() -> bool:
@@ -413,66 +370,3 @@ def _have_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _split_status(status: int | None) -> tuple[int | None, int | None]:
-    """Exit code and signal of a wait status."""
-    if status is None:
-        return None, None
-    if os.WIFSIGNALED(status):
-        return None, os.WTERMSIG(status)
-    return os.WEXITSTATUS(status), None
-
-
-def _never_began(reason: ExitReason) -> str:
-    if reason is ExitReason.CLIENT_GONE:
-        return f"No client attached within {CLIENT_WAIT_S:.0f} seconds."
-    return "It was stopped before it began."
-
-
-def _wait_readable(fds: list[int], timeout_ms: int) -> bool:
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_ms))
-
-
-def _wait_writable(fds: list[int], timeout_ms: int) -> None:
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLOUT)
-    poll.poll(timeout_ms)
-
-
-def main(path: Path, listener: socket.socket) -> NoReturn:
-    """What a freshly forked process does for the rest of its life; the lock is among its descriptors."""
-    folder = ReplicaFolder(path)
-    try:
-        os.setsid()
-        _let_go_of_streams()
-        become_subreaper()
-        order = Order.read(folder)
-        if order is not None and read_exit(folder) is None:
-            Shepherd(folder, replace(order, boot_id=boot_id()), listener).run()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the agent will find us gone, and what is written here
-        _failed(folder, error)
-    finally:
-        os._exit(0)
-
-
-def _failed(folder: ReplicaFolder, error: BaseException) -> None:
-    """Before the first record nothing has been started, and that is the end; after it the agent cleans up."""
-    with contextlib.suppress(OSError):
-        folder.failure.write_text(traceback.format_exc(), encoding="utf-8")
-    if not folder.shepherd.exists():
-        with contextlib.suppress(OSError):
-            why = f"It could not be supervised: {error}"
-            write_exit(folder, ExitReport(ExitReason.START_FAILED, None, None, why, time.time()))
-
-
-def _let_go_of_streams() -> None:
-    """The agent's terminal and pipes are not ours to hold open."""
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for target in (0, 1, 2):
-        os.dup2(null, target)
-    os.close(null)

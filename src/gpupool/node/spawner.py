@@ -13,7 +13,7 @@ import signal
 import socket
 from pathlib import Path
 
-from gpupool.node import shepherd
+from gpupool.node.birth import become_shepherd
 
 PACKET_LIMIT = 8192  # bytes
 _DESCRIPTORS = 2
@@ -44,7 +44,7 @@ def _fork(control: socket.socket, data: bytes, fds: list[int]) -> int:
     if pid == 0:
         control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        shepherd.main(Path(os.fsdecode(data)), socket.socket(fileno=fds[1]))
+        become_shepherd(Path(os.fsdecode(data)), socket.socket(fileno=fds[1]))
     _close_all(fds)
     return pid
 

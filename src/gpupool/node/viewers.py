@@ -8,7 +8,8 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpupool.domain import frames
 VIEWER_BEHIND_LIMIT = 8 << 20  # bytes: a mere viewer further behind is dropped
 BOUND_BEHIND_LIMIT = 1 << 20  # bytes: a client-bound program waits, as it would before a full pipe
 VIEWERS_LIMIT = 64
+LAST_WORDS_S = 30.0  # how long a client may take nothing of what is left to send
 _READ = 256 << 10
 _CREDENTIALS = struct.Struct("3i")
 
@@ -107,6 +109,13 @@ class Viewer:
             self.gone = True
             return []
 
+    def hear_late_hello(self) -> None:
+        """A client that came just before the end still wants to hear it."""
+        for kind, payload in [] if self.hello is not None else self.receive():
+            if kind == frames.HELLO:
+                with contextlib.suppress(ValueError):
+                    self.hello = Hello.parse(payload)
+
     def close(self) -> None:
         """Hang up."""
         with contextlib.suppress(OSError):
@@ -122,7 +131,7 @@ class Viewers:
         self._allowed = allowed
         self._all: dict[int, Viewer] = {}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Viewer]:
         return iter(list(self._all.values()))
 
     def get(self, fd: int) -> Viewer | None:
@@ -165,12 +174,38 @@ class Viewers:
         """Bytes that somebody still has to take."""
         return sum(viewer.behind for viewer in self._all.values())
 
+    def farewell(self, report: bytes) -> None:
+        """Tell everybody the end, and give slow ones time for what is left to send as long as they take it."""
+        for _ in range(VIEWERS_LIMIT):
+            if not _ready([self.listener.fileno()], select.POLLIN, 0):
+                break
+            self.accept()
+        for viewer in self:
+            viewer.hear_late_hello()
+        self.send(frames.EXIT, report)
+        deadline = time.monotonic() + LAST_WORDS_S
+        while (before := self.pending) and time.monotonic() < deadline:
+            _ready([viewer.fileno() for viewer in self if viewer.behind], select.POLLOUT, 1000)
+            for viewer in self:
+                viewer.flush()
+            self.sweep(lambda _viewer: None)
+            if self.pending < before:
+                deadline = time.monotonic() + LAST_WORDS_S
+        self.close()
+
     def close(self) -> None:
         """Hang up on everybody."""
         for viewer in self._all.values():
             viewer.close()
         self._all.clear()
         self.listener.close()
+
+
+def _ready(fds: list[int], events: int, timeout_ms: int) -> bool:
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, events)
+    return bool(poll.poll(timeout_ms))
 
 
 def unlink_quietly(path: str) -> None:

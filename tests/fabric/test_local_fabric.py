@@ -1,0 +1,195 @@
+"""The local fabric against a real agent, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from node_harness import PATIENCE_S, PIPES, Node, new_key, spec
+
+from gpupool.domain import frames
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.supervision import ExitReport, ProcessPhase
+from gpupool.fabric.local import LocalFabric
+from gpupool.services.ports import Fabric, FabricEvent, NodeLink
+
+
+class Hearing:
+    """A fabric and what it has said so far."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self._events = fabric.events()
+
+    async def until(self, wanted: Callable[[FabricEvent], bool]) -> FabricEvent:
+        async with asyncio.timeout(PATIENCE_S):
+            async for event in self._events:
+                if wanted(event):
+                    return event
+        raise AssertionError("the events ended")
+
+    async def up(self) -> NodeLink:
+        await self.until(lambda event: event.up is True)
+        return self.fabric.link("n1")
+
+    async def end_of(self, key: str) -> ExitReport:
+        event = await self.until(lambda e: e.status is not None and e.status.key == key and e.status.exit is not None)
+        assert event.status is not None
+        assert event.status.exit is not None
+        return event.status.exit
+
+
+@contextlib.asynccontextmanager
+async def hearing(node: Node) -> AsyncIterator[Hearing]:
+    fabric = LocalFabric(node.run / "agent.sock", "n1")
+    await fabric.start()
+    try:
+        yield Hearing(fabric)
+    finally:
+        await fabric.close()
+
+
+def with_fabric(node: Node, story: Callable[[Hearing], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with hearing(node) as heard:
+            await story(heard)
+
+    asyncio.run(run())
+
+
+def test_everything_a_link_can_do(own_node: Node) -> None:
+    async def story(heard: Hearing) -> None:
+        link = await heard.up()
+        report = await link.report()
+        assert (report.name, report.emulated, len(report.gpus)) == ("n1", True, 1)
+        assert [gpu.uuid for gpu in await link.gpus()] == [gpu.uuid for gpu in report.gpus]
+        wanted = spec("echo one; echo two; exit 3")
+        assert (await link.start(wanted)).key == wanted.key
+        assert (await heard.end_of(wanted.key)).exit_code == 3
+        assert [s.key for s in await link.list()] == [wanted.key]
+        chunks = await link.read_log(wanted.key, "", 1000)
+        assert b"".join(chunk.data for chunk in chunks) == b"one\ntwo\n"
+        last = await link.read_log(wanted.key, await link.tail_log(wanted.key, 1), 1000)
+        assert [chunk.data for chunk in last] == [b"two\n"]
+        await link.forget(wanted.key, delete_logs=True)
+        assert await link.list() == []
+        long = spec("trap 'exit 7' USR1; echo ready; while :; do sleep 0.05; done")
+        await link.start(long)
+        while not await link.read_log(long.key, "", 10):  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.01)
+        await link.signal(long.key, signal.SIGUSR1)
+        assert (await heard.end_of(long.key)).exit_code == 7
+        longer = spec("sleep 1000")
+        await link.start(longer)
+        await link.stop(longer.key, 5.0)
+        await heard.end_of(longer.key)
+
+    with_fabric(own_node, story)
+
+
+def test_errors_cross_the_wire(own_node: Node) -> None:
+    async def story(heard: Hearing) -> None:
+        with pytest.raises(GpupoolError, match="not known"):
+            heard.fabric.link("n1")
+        link = await heard.up()
+        with pytest.raises(GpupoolError, match="not known"):
+            heard.fabric.link("n2")
+        for question in (link.attach(new_key()), link.signal(new_key(), 15)):
+            with pytest.raises(GpupoolError) as caught:
+                await question
+            assert caught.value.code == "NOT_FOUND"
+
+    with_fabric(own_node, story)
+
+
+def test_a_lost_agent_comes_back(own_node: Node, tmp_path: Path) -> None:
+    async def story(heard: Hearing) -> None:
+        link = await heard.up()
+        wanted = spec(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 4")
+        await link.start(wanted)
+        own_node.down(signal.SIGKILL)
+        await heard.until(lambda event: event.up is False)
+        with pytest.raises(GpupoolError) as caught:
+            await link.list()
+        assert caught.value.code == "NODE_UNREACHABLE"
+        await asyncio.to_thread(own_node.up)
+        again = await heard.up()
+        assert [s.key for s in await again.list()] == [wanted.key]
+        (tmp_path / "go").touch()
+        assert (await heard.end_of(wanted.key)).exit_code == 4
+
+    with_fabric(own_node, story)
+
+
+def test_a_question_in_the_air_fails_when_the_agent_dies(own_node: Node) -> None:
+    async def story(heard: Hearing) -> None:
+        link = await heard.up()
+        assert own_node.process is not None
+        own_node.process.send_signal(signal.SIGSTOP)
+        question = asyncio.create_task(link.list())  # type: ignore[arg-type,var-annotated]
+        await asyncio.sleep(0)
+        own_node.process.send_signal(signal.SIGKILL)
+        with pytest.raises(GpupoolError) as caught:
+            await question
+        assert caught.value.code == "NODE_UNREACHABLE"
+        own_node.process.wait(PATIENCE_S)
+        await asyncio.to_thread(own_node.up)
+
+    with_fabric(own_node, story)
+
+
+def test_many_at_once(own_node: Node) -> None:
+    async def story(heard: Hearing) -> None:
+        link = await heard.up()
+        wanted = [spec(f"exit {number}") for number in range(60)]
+        first = await asyncio.gather(*(link.start(one) for one in wanted))
+        assert [status.key for status in first] == [one.key for one in wanted]
+        missing = {one.key: number for number, one in enumerate(wanted)}
+        while missing:
+            event = await heard.until(lambda e: e.status is not None and e.status.exit is not None)
+            assert event.status is not None
+            assert event.status.exit is not None
+            assert event.status.exit.exit_code == missing.pop(event.status.key)
+        assert {s.phase for s in await link.list()} == {ProcessPhase.EXITED}
+
+    with_fabric(own_node, story)
+
+
+def test_attach_is_a_raw_stream(own_node: Node) -> None:
+    async def story(heard: Hearing) -> None:
+        link = await heard.up()
+        wanted = spec("cat; exit 5", stdio=PIPES, client_bound=True)
+        await link.start(wanted)
+        stream = await link.attach(wanted.key)
+        hello = json.dumps({"version": 1}).encode()
+        await stream.write(frames.encode(frames.HELLO, hello) + frames.encode(frames.STDIN, b"hi"))
+        await stream.write(frames.encode(frames.STDIN_EOF))
+        buffer, got = bytearray(), []
+        while data := await stream.read(1 << 16):
+            buffer += data
+            got += frames.decode(buffer)
+        await stream.close()
+        assert (frames.STDOUT, b"hi") in got
+        kind, payload = got[-1]
+        assert kind == frames.EXIT
+        assert json.loads(payload)["status"] == 5
+
+    with_fabric(own_node, story)
+
+
+def test_no_agent_is_waited_for(tmp_path: Path) -> None:
+    async def run() -> None:
+        fabric = LocalFabric(tmp_path / "agent.sock", "n1")
+        await fabric.start()
+        await asyncio.sleep(0.1)
+        with pytest.raises(GpupoolError) as caught:
+            fabric.link("n1")
+        assert caught.value.code == "NODE_UNREACHABLE"
+        await fabric.close()
+
+    asyncio.run(run())

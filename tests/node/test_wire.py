@@ -1,0 +1,52 @@
+"""What travels between control plane and agent survives JSON."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.domain import wire
+from gpupool.domain.gpu import ForeignProcess, Gpu, GpuHealth, MigInstance, NodeReport
+from gpupool.domain.supervision import LogChunk
+
+text = st.text(max_size=10)
+number = st.integers(0, 1 << 40)
+gpus = st.builds(
+    Gpu,
+    uuid=text,
+    index=number,
+    model=text,
+    memory_mib=number,
+    emulated=st.booleans(),
+    health=st.sampled_from(GpuHealth),
+    links=st.dictionaries(number, text, max_size=3),
+    mig=st.lists(st.builds(MigInstance, text, text, number), max_size=2).map(tuple),
+    foreign=st.lists(st.builds(ForeignProcess, number, text, text, number), max_size=2).map(tuple),
+)
+reports = st.builds(
+    NodeReport,
+    name=text,
+    cpus=st.floats(0, 1000),
+    memory_mib=number,
+    gpus=st.lists(gpus, max_size=3).map(tuple),
+    emulated=st.booleans(),
+    boot_id=text,
+    agent_version=text,
+    labels=st.dictionaries(text, text, max_size=2),
+    warnings=st.lists(text, max_size=2).map(tuple),
+)
+
+
+@given(reports)
+def test_reports(report: NodeReport) -> None:
+    data = json.loads(json.dumps(wire.report_to_dict(report)))
+    assert wire.report_from_dict(data) == report
+    data["new"] = data["gpus"] and data["gpus"][0].setdefault("newer", 1)
+    assert wire.report_from_dict(data) == report
+
+
+@given(st.builds(LogChunk, st.floats(0, 1e10), st.sampled_from(["out", "err"]), st.binary(max_size=50), text))
+def test_chunks(chunk: LogChunk) -> None:
+    assert wire.chunk_from_dict(json.loads(json.dumps(wire.chunk_to_dict(chunk)))) == chunk
