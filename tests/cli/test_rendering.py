@@ -142,7 +142,7 @@ def test_a_slice_of_a_thousandth_still_shows() -> None:
 
 
 def test_the_screen_says_what_it_does_not_show() -> None:
-    assert painted([str(n) for n in range(10)], 5).count("\r\n") == 4
+    assert painted([str(n) for n in range(10)], 5).count("\n") == 4
     assert "… and 7 more lines" in painted([str(n) for n in range(10)], 5)
 
 

@@ -54,6 +54,17 @@ def unreachable(reason: str = "") -> GpupoolError:
     )
 
 
+def no_answer(error: OSError) -> GpupoolError:
+    """What an attempt to reach the pool came to."""
+    if type(error).__name__ == "SSLCertVerificationError":
+        return GpupoolError(
+            ErrorCode.POOL_UNREACHABLE,
+            "The pool's certificate is not trusted here.",
+            "Copy its certificate from <state>/tls/cert.pem and put the file's name into GPUPOOL_CA.",
+        )
+    return unreachable(error.strerror or str(error))
+
+
 def no_pool() -> GpupoolError:
     """None has been started here."""
     return GpupoolError(
@@ -65,7 +76,7 @@ def no_pool() -> GpupoolError:
 
 def _as_known(error: Exception) -> GpupoolError:
     if isinstance(error, OSError):
-        return unreachable(error.strerror or str(error))
+        return no_answer(error)
     return GpupoolError(
         ErrorCode.INTERNAL,
         f"gpupool itself failed ({type(error).__name__}: {str(error)[:200]}).",

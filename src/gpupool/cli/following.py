@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpupool.cli.connections import StreamEvent
-from gpupool.cli.errors import unreachable
+from gpupool.cli.errors import no_answer
 from gpupool.cli.output import out_style, show, write_out
 from gpupool.cli.pool import Pool, Query
 from gpupool.cli.render.workloads import event_line
@@ -32,7 +32,7 @@ def persistent(pool: Pool, path: str, query: Query, last_id: str = "") -> Iterat
         except OSError as error:
             failing_since = failing_since or time.monotonic()
             if time.monotonic() - failing_since > RECONNECT_S:
-                raise unreachable(error.strerror or str(error)) from error
+                raise no_answer(error) from error
             time.sleep(RETRY_S)
         else:
             return

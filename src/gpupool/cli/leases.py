@@ -29,7 +29,7 @@ def lease_of(path: str | None) -> str:
 
 def remember(lease: dict[str, Any], path: str | None) -> str:
     """Write the lease's file and remember it for this shell and user; the file's path."""
-    path = os.path.abspath(path) if path else f"{_folder()}/{lease['name']}-{lease['id']}.json"
+    path = os.path.abspath(path) if path else f"{_folder()}/{lease['id']}.json"
     write_private(path, json.dumps({"id": lease["id"], "name": lease["name"]}) + "\n")
     for pointer in (_shell_pointer(), _user_pointer()):
         write_private(pointer, json.dumps({"id": lease["id"], "name": lease["name"], "file": path}) + "\n")

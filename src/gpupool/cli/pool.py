@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
-from gpupool.cli.errors import unreachable
+from gpupool.cli.errors import no_answer
 from gpupool.cli.fast.gate import find_gate, refusal
 from gpupool.cli.fast.http import Answer
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -94,7 +94,7 @@ class Pool:
         try:
             answer = self.gate.call(method, target(path, query), body, timeout_s)
         except OSError as error:
-            raise unreachable(error.strerror or str(error)) from error
+            raise no_answer(error) from error
         if answer.ok:
             return answer.body
         raise self._with_suggestion(refusal(answer), path)

@@ -46,7 +46,7 @@ def painted(lines: list[str], rows: int) -> str:
     if len(lines) > rows - 1:
         hidden = len(lines) - (rows - 2)
         lines = [*lines[: rows - 2], f"… and {hidden} more lines"]
-    return HOME + "".join(f"{line}{REST_OF_LINE}\r\n" for line in lines) + REST_OF_SCREEN
+    return HOME + "".join(f"{line}{REST_OF_LINE}\n" for line in lines) + REST_OF_SCREEN
 
 
 def _rows() -> int:

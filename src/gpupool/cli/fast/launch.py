@@ -128,6 +128,7 @@ class Launch:
 
     def _after(self, detail: Detail, index: int, outcome: Outcome) -> int:
         if outcome.detached:
+            notice.new_line()  # the cursor is where the program left it
             notice.say(f"detached; {detail['name']} runs on ('gpupool attach {detail['name']}' returns to it)")
             return 0
         if outcome.output_closed:
@@ -170,7 +171,9 @@ class Launch:
         replica = replica_of(detail, 0)
         reason = detail.get("reason") or {}
         code = detail.get("stop_reason") or replica.get("reason") or reason.get("code") or ""
-        message = replica.get("message") or reason.get("message") or f"{detail['name']} {detail['state']}"
+        message = (
+            replica.get("message") or reason.get("message") or UNSAID.get(code) or f"{detail['name']} {detail['state']}"
+        )
         if code != "EXITED":
             notice.say(f"{message.rstrip('.')} [{code}]")
         if detail.get("exit_status") is not None:
@@ -178,6 +181,12 @@ class Launch:
         return EXIT_STOPPED if code == "STOPPED_BY_USER" else EXIT_POOL_ERROR
 
 
+UNSAID = {
+    "WAIT_EXPIRED": "No GPU came free for it in the time it was to wait",
+    "CLIENT_GONE": "Nobody waited for it any more",
+    "DEPENDENCY_FAILED": "What it was to come after did not succeed",
+    "LEASE_ENDED": "The lease it ran on has ended",
+}
 EXPLAINED = {
     "stopped": "it was stopped",
     "time_limit": "it reached its time limit",

@@ -25,6 +25,11 @@ def say(text: str) -> None:
         return
 
 
+def new_line() -> None:
+    """Begin a line of our own after a program's output."""
+    _write("\n")
+
+
 class QueueNotice:
     """Asks why a workload waits, less often as time goes by, and shows it. ``clear`` when it no longer waits."""
 
@@ -72,7 +77,7 @@ def waiting_text(why: dict[str, Any]) -> str:
     """``waiting, position 3: needs 0.50 GPU …; starts in about 4m00s`` from a ``/why`` answer."""
     position = f", position {why['position']}" if why.get("position") else ""
     text = f"waiting{position}: {str(why.get('sentence') or why.get('code') or 'in the queue').rstrip('.')}"
-    if why.get("estimate_s") is not None:
+    if (why.get("estimate_s") or 0) >= 1:
         from gpupool.domain.units import format_duration
 
         text += f"; starts in about {format_duration(why['estimate_s'])}"
