@@ -169,3 +169,15 @@ def test_a_request_by_memory_takes_fewer_thousandths_of_a_larger_card() -> None:
     w = world("a 1xT4; b 1xA100", "p1 red 8000M model=t4; p2 red 8000M model=a100")
     w.settle()
     assert (w.permille("p1"), w.permille("p2")) == (500, 100)
+
+
+def test_a_promise_to_a_project_does_not_make_it_a_victim() -> None:
+    w = world(
+        "a 3xT4",
+        "p1 red 2 wait=900; p2 blue 1",
+        "r1 red 1 on a:0 train; r2 red 1 on a:1 train; r3 blue 1 on a:2",
+        "red quota=2",
+    )
+    w.settle()
+    assert [(hold.key, hold.kind) for hold in w.scheduler.holds] == [(key("p1"), HoldKind.RESERVED)]
+    assert w.evicted == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -35,6 +36,8 @@ requests = st.one_of(
 )
 clusters = st.lists(st.lists(st.sampled_from(sorted(MODELS)), min_size=1, max_size=4), min_size=1, max_size=3)
 
+small = st.lists(st.lists(st.sampled_from(sorted(MODELS)), min_size=1, max_size=3), min_size=1, max_size=2)
+
 
 def make_node(name: str, models: list[str], cpus: float = 8.0) -> Node:
     gpus = tuple(Gpu(f"{name}-{i}", i, model, MODELS[model]) for i, model in enumerate(models))
@@ -66,6 +69,19 @@ def projects(draw: st.DrawFn) -> list[Project]:
 
 
 steps = st.lists(st.one_of(replicas(), st.integers(0, 100), st.sampled_from([1.0, 30.0, 400.0])), max_size=30)
+
+
+@st.composite
+def contention(draw: st.DrawFn) -> list[PendingReplica | int | float]:
+    """Training fills the nodes; when it may be evicted, others come who are owed or more important."""
+    wanted = st.sampled_from([GpuRequest(1), GpuRequest(2), GpuRequest(1, 500), GpuRequest(2, 300)])
+    first = draw(st.lists(st.builds(replace, replicas(), request=wanted), min_size=4, max_size=10))
+    then = draw(st.lists(st.builds(replace, replicas(), request=wanted), min_size=1, max_size=6))
+    training = [replace(r, preemptible=True, project=draw(st.sampled_from(["red", "red", "blue"]))) for r in first]
+    script: list[PendingReplica | int | float] = [*training, 1.0, 100.0]
+    for replica in then:
+        script += [replica, draw(st.sampled_from([1.0, 1.0, 100.0]))]
+    return script
 
 
 class Watched:
@@ -159,7 +175,7 @@ def play(nodes: list[list[str]], projects_: list[Project], script: list[PendingR
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(clusters, projects(), steps)
+@given(clusters, projects(), st.one_of(steps, contention()))
 def test_nothing_is_ever_given_twice_and_no_bound_is_passed(
     nodes: list[list[str]], projects_: list[Project], script: list[PendingReplica | int | float]
 ) -> None:
@@ -167,7 +183,7 @@ def test_nothing_is_ever_given_twice_and_no_bound_is_passed(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(clusters, projects(), steps)
+@given(small, projects(), st.one_of(steps, contention()))
 def test_constant_demand_comes_to_rest(
     nodes: list[list[str]], projects_: list[Project], script: list[PendingReplica | int | float]
 ) -> None:
@@ -196,7 +212,7 @@ def test_the_same_history_gives_the_same_decisions(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(clusters, projects(), steps, st.lists(replicas(), max_size=6))
+@given(small, projects(), contention(), st.lists(replicas(), max_size=6))
 def test_deciding_leaves_the_state_bit_for_bit(
     nodes: list[list[str]],
     projects_: list[Project],

@@ -116,7 +116,7 @@ class _RoomMaker:
             return False
         self.searches_left -= 1
         pool = self.pool
-        over = ledger.used > ledger.quota
+        over = np.array([self._above(project) for project in range(len(ledger.projects))], dtype=np.bool_)
         among = over[pool.project] & (pool.project != account.project)
         budget = min(ledger.room(account), int(ledger.quota[account.project] - ledger.used[account.project]))
         if self._evict(shape, replica, account, among, EvictionKind.RECLAIM, budget):
@@ -128,13 +128,18 @@ class _RoomMaker:
         claim = self.session.find(group.shape, group.account)
         return claim is not None and self._nominate(replica, claim, group.account)
 
+    def _above(self, project: int, freed: int = 0) -> bool:
+        """Whether a project holds more than its quota, promises to it left out, once ``freed`` is gone."""
+        held = self.session.ledger.used[project] - self.session.promised[project] - freed
+        return bool(held > self.session.ledger.quota[project])
+
     def _stays_over(self, victims: Sequence[int]) -> bool:
         """Whether each victim's project is still above quota when its turn comes."""
-        ledger, pool = self.session.ledger, self.pool
+        pool = self.pool
         freed: Counter[int] = Counter()
         for victim in victims:
             project = int(pool.project[victim])
-            if ledger.used[project] - freed[project] <= ledger.quota[project]:
+            if not self._above(project, freed[project]):
                 return False
             freed[project] += int(pool.permille[victim])
         return True
@@ -244,7 +249,10 @@ class _RoomMaker:
             return (
                 f"{replica.workload} of priority {replica.priority} in {project.name} needs its GPUs (priority {mine})."
             )
-        held, quota = format_permille(int(ledger.used[account.project])), format_permille(project.quota_permille or 0)
+        held, quota = (
+            format_permille(int(ledger.used[account.project]) - session.promised[account.project]),
+            format_permille(project.quota_permille or 0),
+        )
         return f"{project.name} holds {held} GPUs over its quota of {quota}; {replica.project} is owed them."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ class Session:
         self._start = self.log.checkpoint()
         self.even_share = self.ledger.even_share(self.cluster.capacity_permille())
         self.ghosts: dict[ReplicaKey, Ghost] = {}
+        self.promised: Counter[int] = Counter()  # project -> thousandths counted for ghosts: not held yet
         self.gone: set[ReplicaKey] = set()
         self.leaving: set[ReplicaKey] = set(demand.releasing)
         self.grants: list[Grant] = []
@@ -110,6 +112,7 @@ class Session:
     def add_ghost(self, ghost: Ghost) -> None:
         """Keep space for a replica from now on."""
         self.charge(ghost.claim, ghost.account)
+        self.promised[ghost.account.project] += ghost.claim.permille
         self.ghosts[ghost.hold.key] = ghost
         self.gone.add(ghost.hold.key)
 
@@ -117,6 +120,7 @@ class Session:
         """Keep it no longer; its replica is like any other again."""
         ghost = self.ghosts.pop(key)
         self.discharge(ghost.claim, ghost.account)
+        self.promised[ghost.account.project] -= ghost.claim.permille
         self.gone.discard(key)
         return ghost
 
