@@ -96,9 +96,10 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], style: Style
     if style.columns is not None:
         used = sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
         widths[-1] = max(min(widths[-1], style.columns - used), MIN_FLEXIBLE)
-    lines = [style.bold(_line(headers, widths))]
+    whole = sum(widths) + len(GAP) * len(widths) if style.columns is None else style.columns
+    lines = [style.bold(cut(_line(headers, widths), whole))]
     for row in cells:
-        line = _line(row, widths)
+        line = cut(_line(row, widths), whole)
         if state >= 0:
             start = sum(widths[:state]) + len(GAP) * state
             end = start + len(row[state])
