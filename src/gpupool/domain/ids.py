@@ -15,6 +15,7 @@ ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no lett
 ID_LENGTH = 10
 NAME_LIMIT = 63
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?", re.IGNORECASE)
+_COUNT = re.compile(r"[0-9]{1,18}")
 _ID = re.compile(rf"w[{ID_ALPHABET}]{{{ID_LENGTH}}}")
 
 
@@ -37,8 +38,10 @@ def attempt_key(workload: WorkloadId, index: int, attempt: int) -> AttemptKey:
 def split_attempt_key(key: str) -> tuple[WorkloadId, int, int]:
     """The parts of ``attempt_key``; raises ``GpupoolError(INVALID_NAME)`` for anything else."""
     parts = key.split(".")
-    if len(parts) != 3 or not is_workload_id(parts[0]) or not (parts[1] + parts[2]).isdigit():
-        raise GpupoolError(ErrorCode.INVALID_NAME, f"'{key[:80]}' does not name a replica's attempt.")
+    if len(parts) != 3 or not is_workload_id(parts[0]) or not all(_COUNT.fullmatch(part) for part in parts[1:]):
+        raise GpupoolError(
+            ErrorCode.INVALID_NAME, f"'{key[:80]}' does not name a replica's attempt.", "It looks like w3k9x2m4qp7.0.1."
+        )
     return WorkloadId(parts[0]), int(parts[1]), int(parts[2])
 
 

@@ -1,0 +1,323 @@
+"""The state machine of a replica as a table, and what holds after any history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from domain_values import FOREVER, NEVER, TWICE, replica, report, workload
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.domain import lifecycle
+from gpupool.domain.ids import Epoch
+from gpupool.domain.lifecycle import ForgetProgram, StartProgram, Step, StopProgram
+from gpupool.domain.supervision import ExitReason
+from gpupool.domain.workload import (
+    Reason,
+    Replica,
+    ReplicaState,
+    RestartPolicy,
+    Retry,
+    Workload,
+    WorkloadKind,
+    WorkloadState,
+)
+
+P, S, R, X = ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.RUNNING, ReplicaState.STOPPING
+OK, BAD, END = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.STOPPED
+EVERY_STATE = tuple(ReplicaState)
+FINAL = (OK, BAD, END)
+NOW = 100.0
+
+
+def names(step: Step) -> tuple[str, ...]:
+    return tuple(type(effect).__name__ for effect in step.effects)
+
+
+# --- one step ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "effects"),
+    [
+        (WorkloadKind.TRAINING, P, S, ("StartProgram",)),
+        (WorkloadKind.EXEC, P, S, ("StartProgram",)),
+        (WorkloadKind.LEASE, P, R, ()),
+        *[(WorkloadKind.TRAINING, state, state, ()) for state in EVERY_STATE if state is not P],
+    ],
+)
+def test_granted(kind: WorkloadKind, before: ReplicaState, after: ReplicaState, effects: tuple[str, ...]) -> None:
+    row = replica(before)
+    step = lifecycle.granted(workload(kind), row, Epoch(9), "there", NOW)
+    assert (step.replica.state, names(step)) == (after, effects)
+    if before is P:
+        assert (step.replica.lease, step.replica.node, step.replica.attempt) == (9, "there", row.attempt + 1)
+    else:
+        assert step == Step(row)
+
+
+@pytest.mark.parametrize(("before", "after"), [(S, R), (X, X), (P, P), (R, R), (OK, OK), (BAD, BAD), (END, END)])
+def test_started(before: ReplicaState, after: ReplicaState) -> None:
+    step = lifecycle.started(replica(before), 99, NOW, ("no cgroup",))
+    assert step.replica.state is after
+    assert step.effects == ()
+    assert (step.replica.pid == 99) is (before in {S, X})
+    assert len(step.events) == (before is S)
+
+
+EXITS = [
+    # retry, before, next reason, how it ended, code -> state, reason, failures, interruptions
+    (NEVER, R, None, ExitReason.EXITED, 0, OK, Reason.EXITED, 0, 0),
+    (NEVER, S, None, ExitReason.EXITED, 0, OK, Reason.EXITED, 0, 0),
+    (NEVER, R, None, ExitReason.EXITED, 3, BAD, Reason.EXITED, 1, 0),
+    (NEVER, R, None, ExitReason.START_FAILED, None, BAD, Reason.START_FAILED, 0, 0),
+    (NEVER, R, None, ExitReason.TIME_LIMIT, None, BAD, Reason.TIME_LIMIT, 0, 0),
+    (NEVER, R, None, ExitReason.CLIENT_GONE, None, END, Reason.CLIENT_GONE, 0, 0),
+    (NEVER, R, None, ExitReason.STOPPED, None, END, Reason.STOPPED_BY_USER, 0, 0),
+    (NEVER, R, None, ExitReason.SHEPHERD_LOST, None, BAD, Reason.SHEPHERD_LOST, 0, 0),
+    (NEVER, R, None, ExitReason.NODE_RESTARTED, None, BAD, Reason.NODE_RESTARTED, 0, 0),
+    (TWICE, R, None, ExitReason.EXITED, 0, OK, Reason.EXITED, 0, 0),
+    (TWICE, R, None, ExitReason.EXITED, 3, P, Reason.RETRY, 1, 0),
+    (TWICE, R, None, ExitReason.SHEPHERD_LOST, None, P, Reason.SHEPHERD_LOST, 0, 1),
+    (TWICE, R, None, ExitReason.NODE_RESTARTED, None, P, Reason.NODE_RESTARTED, 0, 1),
+    (TWICE, R, None, ExitReason.TIME_LIMIT, None, BAD, Reason.TIME_LIMIT, 0, 0),
+    (TWICE, R, None, ExitReason.START_FAILED, None, BAD, Reason.START_FAILED, 0, 0),
+    (FOREVER, R, None, ExitReason.EXITED, 0, P, Reason.RETRY, 0, 0),
+    (FOREVER, R, None, ExitReason.EXITED, 3, P, Reason.RETRY, 1, 0),
+    (TWICE, X, Reason.STOPPED_BY_USER, ExitReason.STOPPED, None, END, Reason.STOPPED_BY_USER, 0, 0),
+    (TWICE, X, Reason.STOPPED_BY_USER, ExitReason.EXITED, 0, END, Reason.STOPPED_BY_USER, 0, 0),
+    (TWICE, X, Reason.SUSPENDED_BY_USER, ExitReason.STOPPED, None, P, Reason.SUSPENDED_BY_USER, 0, 0),
+    (TWICE, X, Reason.PREEMPTED, ExitReason.STOPPED, None, P, Reason.PREEMPTED, 0, 1),
+    (TWICE, X, Reason.PREEMPTED, ExitReason.TIME_LIMIT, None, BAD, Reason.TIME_LIMIT, 0, 0),
+    (TWICE, X, Reason.IDLE_LIMIT, ExitReason.STOPPED, None, END, Reason.IDLE_LIMIT, 0, 0),
+    (TWICE, X, Reason.LEASE_ENDED, ExitReason.SHEPHERD_LOST, None, END, Reason.LEASE_ENDED, 0, 0),
+]
+
+
+@pytest.mark.parametrize("row", EXITS, ids=lambda row: f"{row[0].policy}-{row[1]}-{row[2]}-{row[3]}-{row[4]}")
+def test_ended(row: tuple[Any, ...]) -> None:
+    retry, before, next_reason, how, code, state, reason, failures, interruptions = row
+    step = lifecycle.ended(workload(retry=retry), replica(before, next_reason), report(how, code), NOW)
+    after = step.replica
+    assert (after.state, after.reason) == (state, reason)
+    assert (after.failures, after.interruptions) == (failures, interruptions)
+    assert (after.lease, after.pid, after.next_reason) == (None, None, None)
+    assert names(step) == ("ForgetProgram",)
+    assert [event.reason for event in step.events] == [reason]
+
+
+@pytest.mark.parametrize("state", [P, *FINAL])
+def test_an_end_of_what_is_not_placed_is_stale(state: ReplicaState) -> None:
+    row = replica(state)
+    assert lifecycle.ended(workload(), row, report(), NOW) == Step(row)
+
+
+def test_a_signal_is_a_failure_with_the_shells_status() -> None:
+    after = lifecycle.ended(workload(), replica(R), report(code=None, signal=9), NOW).replica
+    assert (after.state, after.exit_status, after.message) == (BAD, 137, "killed by signal 9")
+
+
+@pytest.mark.parametrize(("kind", "bound"), [(WorkloadKind.EXEC, False), (WorkloadKind.RUN, True)])
+def test_what_hangs_on_a_client_or_a_host_is_not_run_again_when_lost(kind: WorkloadKind, bound: bool) -> None:
+    lost = lifecycle.ended(
+        workload(kind, TWICE, client_bound=bound), replica(R), report(ExitReason.SHEPHERD_LOST, None), NOW
+    )
+    assert lost.replica.state is BAD
+
+
+def test_a_replica_that_is_lost_over_and_over_is_given_up() -> None:
+    row = replica(R, interruptions=lifecycle.MOST_INTERRUPTIONS)
+    after = lifecycle.ended(workload(retry=TWICE), row, report(ExitReason.SHEPHERD_LOST, None), NOW).replica
+    assert after.state is BAD
+
+
+def test_tries_run_out_after_the_back_off_limit_and_the_last_sentence_says_so() -> None:
+    job, row, delays = workload(retry=TWICE), replica(P), []
+    for _ in range(10):
+        row = lifecycle.granted(job, row, Epoch(1), "here", NOW).replica
+        row = lifecycle.ended(job, row, report(code=1), NOW).replica
+        if row.state is not P:
+            break
+        delays.append(row.not_before - NOW)
+    assert (row.state, row.attempt, row.failures, row.reason) == (BAD, 3, 3, Reason.BACKOFF_EXHAUSTED)
+    assert delays == [2.0, 4.0]
+    assert "no try is left" in row.message
+
+
+def test_delays_double_up_to_five_minutes() -> None:
+    assert [lifecycle.retry_delay_s(n) for n in (1, 2, 3, 8, 9, 1000)] == [2, 4, 8, 256, 300, 300]
+
+
+def test_losses_do_not_count_against_the_back_off_limit() -> None:
+    job, row = workload(retry=Retry(RestartPolicy.ON_FAILURE, 0)), replica(P)
+    for _ in range(5):
+        row = lifecycle.granted(job, row, Epoch(1), "here", NOW).replica
+        row = lifecycle.ended(job, row, report(ExitReason.SHEPHERD_LOST, None), NOW).replica
+    assert (row.state, row.failures, row.interruptions, row.not_before) == (P, 0, 5, NOW)
+
+
+STOPS = [
+    # before, next reason, asked -> state, next reason, effects
+    (P, None, Reason.STOPPED_BY_USER, END, None, ()),
+    (P, None, Reason.WAIT_EXPIRED, BAD, None, ()),
+    (P, None, Reason.DEPENDENCY_FAILED, BAD, None, ()),
+    (P, None, Reason.SUSPENDED_BY_USER, P, None, ()),
+    (P, None, Reason.PREEMPTED, P, None, ()),
+    (S, None, Reason.STOPPED_BY_USER, X, Reason.STOPPED_BY_USER, ("StopProgram",)),
+    (R, None, Reason.PREEMPTED, X, Reason.PREEMPTED, ("StopProgram",)),
+    (X, Reason.PREEMPTED, Reason.STOPPED_BY_USER, X, Reason.STOPPED_BY_USER, ("StopProgram",)),
+    (X, Reason.STOPPED_BY_USER, Reason.PREEMPTED, X, Reason.STOPPED_BY_USER, ("StopProgram",)),
+    (X, Reason.STOPPED_BY_USER, Reason.EXPIRED, X, Reason.STOPPED_BY_USER, ("StopProgram",)),
+    *[(state, None, Reason.STOPPED_BY_USER, state, None, ()) for state in FINAL],
+]
+
+
+@pytest.mark.parametrize("row", STOPS, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
+def test_stop(row: tuple[Any, ...]) -> None:
+    before, next_before, asked, state, next_after, effects = row
+    step = lifecycle.stop(workload(), replica(before, next_before), asked, NOW)
+    assert (step.replica.state, step.replica.next_reason, names(step)) == (state, next_after, effects)
+
+
+def test_a_stop_carries_the_grace_it_was_asked_with_or_the_workloads() -> None:
+    own = lifecycle.stop(workload(), replica(R), Reason.STOPPED_BY_USER, NOW)
+    shorter = lifecycle.stop(workload(), own.replica, Reason.STOPPED_BY_USER, NOW, 0.0)
+    assert [
+        effect.grace_s for step in (own, shorter) for effect in step.effects if isinstance(effect, StopProgram)
+    ] == [
+        10.0,
+        0.0,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [(Reason.RELEASED, OK), (Reason.EXPIRED, END), (Reason.IDLE_LIMIT, END), (Reason.TIME_LIMIT, BAD)],
+)
+def test_a_bare_lease_ends_when_nothing_runs_on_it(reason: Reason, state: ReplicaState) -> None:
+    after = lifecycle.released(workload(WorkloadKind.LEASE), replica(X, reason), NOW).replica
+    assert (after.state, after.reason, after.lease) == (state, reason, None)
+
+
+@pytest.mark.parametrize("kind", [k for k in WorkloadKind if k is not WorkloadKind.LEASE])
+def test_only_bare_leases_are_released(kind: WorkloadKind) -> None:
+    row = replica(X, Reason.RELEASED)
+    assert lifecycle.released(workload(kind), row, NOW) == Step(row)
+
+
+@pytest.mark.parametrize(
+    ("counts", "changes", "state"),
+    [
+        ({P: 1}, {}, WorkloadState.QUEUED),
+        ({P: 1}, {"suspended": True}, WorkloadState.SUSPENDED),
+        ({P: 1, R: 1}, {"suspended": True}, WorkloadState.RUNNING),
+        ({X: 1, OK: 1}, {}, WorkloadState.RUNNING),
+        ({X: 1}, {"stop_reason": Reason.STOPPED_BY_USER}, WorkloadState.STOPPING),
+        ({P: 1, BAD: 2}, {}, WorkloadState.QUEUED),
+        ({OK: 2, BAD: 1, END: 1}, {}, WorkloadState.FAILED),
+        ({OK: 2, END: 1}, {}, WorkloadState.STOPPED),
+        ({OK: 2}, {}, WorkloadState.SUCCEEDED),
+    ],
+)
+def test_a_workload_stands_where_its_replicas_stand(
+    counts: dict[ReplicaState, int], changes: dict[str, Any], state: WorkloadState
+) -> None:
+    assert lifecycle.summarise(workload(**changes), counts) is state
+
+
+# --- any history ------------------------------------------------------------------------------------------------------
+
+RETRIES = st.builds(Retry, st.sampled_from(RestartPolicy), st.integers(0, 3))
+WORKLOADS = st.builds(workload, st.sampled_from(WorkloadKind), RETRIES, client_bound=st.booleans())
+REPORTS = st.builds(report, st.sampled_from(ExitReason), st.none() | st.integers(0, 255), st.none() | st.just(9))
+STOP_REASONS = st.sampled_from(
+    [
+        Reason.STOPPED_BY_USER,
+        Reason.SUSPENDED_BY_USER,
+        Reason.PREEMPTED,
+        Reason.EXPIRED,
+        Reason.RELEASED,
+        Reason.IDLE_LIMIT,
+        Reason.WAIT_EXPIRED,
+        Reason.LEASE_ENDED,
+    ]
+)
+OCCURRENCES = st.one_of(
+    st.just(("granted",)),
+    st.just(("started",)),
+    st.just(("released",)),
+    st.tuples(st.just("ended"), REPORTS),
+    st.tuples(st.just("stop"), STOP_REASONS, st.none() | st.floats(0, 60)),
+)
+
+
+def happen(job: Workload, row: Replica, occurrence: tuple[Any, ...], now: float) -> Step:
+    match occurrence:
+        case ("granted",):
+            return lifecycle.granted(job, row, Epoch(int(now)), "here", now)
+        case ("started",):
+            return lifecycle.started(row, 1, now, ())
+        case ("released",):
+            return lifecycle.released(job, row, now)
+        case ("ended", how):
+            return lifecycle.ended(job, row, how, now)
+        case (_, reason, grace):
+            return lifecycle.stop(job, row, reason, now, grace)
+
+
+@given(WORKLOADS, st.lists(OCCURRENCES, max_size=30))
+def test_whatever_happens_each_step_is_sound(job: Workload, history: list[tuple[Any, ...]]) -> None:
+    row = replica(P)
+    for now, occurrence in enumerate(history, 1000):
+        step = happen(job, row, occurrence, float(now))
+        after = step.replica
+        if row.state.final:
+            assert step == Step(row), "nothing leaves a final state"
+        assert (after.lease is not None) is after.state.placed, "a lease exactly while placed"
+        assert after.next_reason is None or after.state is X
+        assert after.state is not X or after.next_reason is not None
+        assert after.attempt - row.attempt == (row.state is P and after.state.placed)
+        counted = after.failures - row.failures + after.interruptions - row.interruptions
+        assert counted in {0, 1}
+        assert counted == 0 or not after.state.placed, "counted when an attempt ends"
+        assert after == row or after.state is row.state or step.events, "every change of state is an event"
+        starts = [e for e in step.effects if isinstance(e, StartProgram)]
+        assert all(e.replica.lease is not None for e in starts)
+        assert not any(isinstance(e, ForgetProgram) for e in step.effects) or row.state.placed
+        assert (after.finished_at is not None) or not after.state.final
+        row = after
+
+
+@given(WORKLOADS, st.lists(OCCURRENCES, max_size=20), REPORTS)
+def test_every_path_out_of_stopping_ends_the_attempt(
+    job: Workload, history: list[tuple[Any, ...]], how: ExitReason
+) -> None:
+    row = replica(X, Reason.STOPPED_BY_USER)
+    for now, occurrence in enumerate(history, 1000):
+        after = happen(job, row, occurrence, float(now)).replica
+        assert after.state is X or after.state.final or after.state is P
+        if after.state is not X:
+            return
+        row = after
+    assert lifecycle.ended(job, row, how, 2000.0).replica.lease is None  # type: ignore[arg-type]
+
+
+@given(WORKLOADS, st.lists(OCCURRENCES, max_size=20), OCCURRENCES)
+def test_a_message_that_comes_twice_does_nothing_the_second_time(
+    job: Workload, history: list[tuple[Any, ...]], last: tuple[Any, ...]
+) -> None:
+    row = replica(P)
+    for now, occurrence in enumerate(history, 1000):
+        row = happen(job, row, occurrence, float(now)).replica
+    once = happen(job, row, last, 5000.0).replica
+    assert happen(job, once, last, 5000.0).replica == once
+
+
+@given(st.lists(REPORTS, max_size=20), RETRIES)
+def test_a_stopped_workload_never_runs_again(reports: list[Any], retry: Retry) -> None:
+    job = replace(workload(retry=retry), stop_reason=Reason.STOPPED_BY_USER)
+    for how in reports:
+        for before in (replica(S), replica(R), replica(X, Reason.PREEMPTED), replica(X, Reason.STOPPED_BY_USER)):
+            assert lifecycle.ended(job, before, how, NOW).replica.state.final
