@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -12,9 +11,7 @@ from gpupool.api import errors, openapi
 from gpupool.api.attempts import FailedAttempts
 from gpupool.api.middleware import BodyLimit, InternalErrors
 from gpupool.api.routes import access, attach, events, logs, nodes, pool, usage, workloads
-
-if TYPE_CHECKING:
-    from gpupool.services.pool import PoolServices
+from gpupool.services.pool import PoolServices
 
 
 def create_app(services: PoolServices) -> FastAPI:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpupool.api import mapping
 from gpupool.api.mapping import Holding, Shown
@@ -14,9 +13,7 @@ from gpupool.domain.errors import GpupoolError
 from gpupool.domain.gpu import Gpu, Node, NodeState
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
-
-if TYPE_CHECKING:
-    from gpupool.services.pool import PoolServices
+from gpupool.services.pool import PoolServices
 
 _ATTACHABLE = {ReplicaState.STARTING, ReplicaState.RUNNING, ReplicaState.STOPPING}
 
@@ -94,12 +91,12 @@ async def pool_view(services: PoolServices) -> PoolView:
     info = services.info
     nodes = await services.nodes.nodes()
     gpus = [gpu for node in nodes for gpu in node.report.gpus]
-    held = [share.permille for gpu in gpus for _, share in await services.nodes.holders(gpu.uuid)]
+    loads = [await services.access.project_load(project.name) for project in await services.access.projects()]
     counts = await services.workloads.counts()
     return PoolView(
         version=info.version,
         pool_id=info.pool_id,
-        kind=info.kind,
+        kind="system" if info.kind == "system" else "user",
         started_at=info.started_at,
         state_dir=info.state_dir,
         emulated=any(node.report.emulated for node in nodes),
@@ -108,7 +105,7 @@ async def pool_view(services: PoolServices) -> PoolView:
         nodes_up=sum(node.state is not NodeState.DOWN for node in nodes),
         gpus=len(gpus),
         gpu_permille_total=len(gpus) * WHOLE_GPU,
-        gpu_permille_allocated=sum(held),
+        gpu_permille_allocated=sum(allocated for allocated, _ in loads),
         queued=counts.get(WorkloadState.QUEUED, 0),
         running=counts.get(WorkloadState.RUNNING, 0),
         listen=info.listen,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Query
 from fastapi.params import Path
@@ -18,6 +18,7 @@ from gpupool.api.schemas import MAX_PAGE
 from gpupool.domain.access import Actor
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId, is_workload_id
+from gpupool.services.pool import PoolServices
 
 PEER_UID = "gpupool.peer_uid"  # key of an ASGI scope's extensions: the uid at the other end of a unix socket
 _TOKEN_LIMIT = 512
@@ -29,9 +30,10 @@ def peer_uid(connection: HTTPConnection) -> int | None:
     return uid
 
 
-def get_services(connection: HTTPConnection) -> Any:
+def get_services(connection: HTTPConnection) -> PoolServices:
     """The services the application was made with."""
-    return connection.app.state.services
+    services: PoolServices = connection.app.state.services
+    return services
 
 
 def get_closing(connection: HTTPConnection) -> asyncio.Event:
@@ -40,12 +42,7 @@ def get_closing(connection: HTTPConnection) -> asyncio.Event:
     return closing
 
 
-if TYPE_CHECKING:
-    from gpupool.services.pool import PoolServices
-
-    Services = Annotated[PoolServices, Depends(get_services)]
-else:
-    Services = Annotated[Any, Depends(get_services)]
+Services = Annotated[PoolServices, Depends(get_services)]
 
 
 async def authenticate(connection: HTTPConnection) -> Actor:
@@ -56,18 +53,16 @@ async def authenticate(connection: HTTPConnection) -> Actor:
     services = get_services(connection)
     uid = peer_uid(connection)
     if uid is not None:
-        by_uid: Actor = await services.access.actor_for_uid(uid)
-        return by_uid
+        return await services.access.actor_for_uid(uid)
     attempts: FailedAttempts = connection.app.state.attempts
     peer = connection.client.host if connection.client else ""
     attempts.check(peer)
     try:
-        by_token: Actor = await services.access.actor_for_token(_bearer_token(connection))
+        return await services.access.actor_for_token(_bearer_token(connection))
     except GpupoolError as error:
         if error.code is ErrorCode.UNAUTHENTICATED:
             attempts.failed(peer)
         raise
-    return by_token
 
 
 def _bearer_token(connection: HTTPConnection) -> str:

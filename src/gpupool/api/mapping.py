@@ -6,7 +6,7 @@ import base64
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gpupool.api import schemas as view
 from gpupool.domain.access import Project, Token, User
@@ -14,10 +14,8 @@ from gpupool.domain.gpu import Gpu, GpuRequest, GpuShare, Node
 from gpupool.domain.supervision import LogChunk
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.workload import Event, Lease, Replica, Workload
+from gpupool.scheduling.explain import Explanation
 from gpupool.services.ports import UsageRow
-
-if TYPE_CHECKING:
-    from gpupool.scheduling.explain import Explanation
 
 HOLDS_NONE = "none"
 HOLDS_WHOLE = "whole"
@@ -273,9 +271,9 @@ def why_view(workload: Workload, why: Explanation) -> view.WhyView:
     """Why a workload stands where it stands."""
     return view.WhyView(
         state=workload.state,
-        code=why.code,
+        code=why.code.value,
         sentence=why.sentence,
-        position=why.position,
+        position=why.position or None,
         ahead_in_project=why.ahead_in_project,
         ahead_total=why.ahead_total,
         numbers=dict(why.numbers),

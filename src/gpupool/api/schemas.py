@@ -532,10 +532,10 @@ class ProjectChange(_ProjectBounds):
 class UserChange(Body):
     """What to change of a user; fields left out stay."""
 
-    role: Role | None = None
+    role: Role = Role.MEMBER
     uid: Annotated[int, Field(ge=0, le=4_294_967_294)] | None = None
     gpu_limit_permille: Permille | None = None
-    disabled: bool | None = None
+    disabled: bool = False
 
 
 class TokenBody(Body):

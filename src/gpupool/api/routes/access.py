@@ -22,6 +22,7 @@ from gpupool.api.schemas import (
     UserView,
 )
 from gpupool.domain.access import Project, Role
+from gpupool.services.pool import PoolServices
 
 router = APIRouter(prefix="/v1", tags=["access"])
 
@@ -56,7 +57,7 @@ async def delete_project(services: Services, caller: Caller, name: NameInPath) -
     return Response(status_code=204)
 
 
-async def _project_view(services: Any, project: Project) -> ProjectView:
+async def _project_view(services: PoolServices, project: Project) -> ProjectView:
     allocated, queued = await services.access.project_load(project.name)
     return mapping.project_view(project, allocated, queued)
 

@@ -13,6 +13,7 @@ from gpupool.api.mapping import event_view
 from gpupool.api.schemas import MAX_PAGE, EventList, EventView
 from gpupool.domain.access import Actor
 from gpupool.domain.ids import WorkloadId
+from gpupool.services.pool import PoolServices
 from gpupool.services.ports import EventFilter
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
@@ -62,8 +63,7 @@ async def stream_events(
     return streams.sse(streams.follow_events(start, read, services.history.subscribe(of), closing))
 
 
-async def _workload_id(services: Any, caller: Actor, ref: str | None) -> WorkloadId | None:
+async def _workload_id(services: PoolServices, caller: Actor, ref: str | None) -> WorkloadId | None:
     if not ref:
         return None
-    found: WorkloadId = (await services.workloads.get(caller, ref)).id
-    return found
+    return (await services.workloads.get(caller, ref)).id

@@ -10,16 +10,18 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from gpupool.api import streams
-from gpupool.api.deps import Caller, Closing, Cursor, Index, Limit, Moment, Ref, Services, answer
+from gpupool.api.deps import Caller, Closing, Cursor, Index, Moment, Ref, Services, answer
 from gpupool.api.mapping import chunk_view
 from gpupool.api.schemas import LogPage
 from gpupool.domain.access import Actor
 from gpupool.domain.supervision import LogChunk
+from gpupool.services.pool import PoolServices
 
 router = APIRouter(prefix="/v1/workloads", tags=["logs"])
 
 Attempt = Annotated[int, Query(ge=1, le=10_000_000, description="Which attempt; the present one when absent.")]
 Tail = Annotated[int, Query(ge=0, le=1_000_000, description="Begin about so many lines before the end.")]
+PageKib = Annotated[int, Query(ge=1, le=1024, description="About so many KiB of output in one page.")]
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "A page of output; with follow a stream of server-sent events: chunk (a LogChunkView), end.",
@@ -32,20 +34,23 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 class Reader:
     """Reads one attempt's output for one caller."""
 
-    services: Any
+    services: PoolServices
     actor: Actor
     ref: str
     index: int
     attempt: int | None
-    limit: int
+    limit_kib: int
     since: float
 
     async def page(self, cursor: str) -> LogPage:
-        """The pieces from a cursor on (empty: the beginning)."""
-        chunks, after, end = await self.services.workloads.read_log(
-            self.actor, self.ref, index=self.index, attempt=self.attempt, cursor=cursor, limit=self.limit
-        )
-        return LogPage(chunks=[chunk_view(c) for c in self._recent(chunks)], cursor=after, end=end)
+        """The pieces from a cursor on (empty: the beginning); none only when there are no more now."""
+        while True:
+            chunks, cursor, end = await self.services.workloads.read_log(
+                self.actor, self.ref, index=self.index, attempt=self.attempt, cursor=cursor, limit=self.limit_kib * 1024
+            )
+            recent = self._recent(chunks)
+            if recent or not chunks:
+                return LogPage(chunks=[chunk_view(chunk) for chunk in recent], cursor=cursor, end=end)
 
     def _recent(self, chunks: Sequence[LogChunk]) -> list[LogChunk]:
         return [chunk for chunk in chunks if chunk.at >= self.since]
@@ -58,10 +63,9 @@ class Reader:
         """The cursor to begin at."""
         if cursor or tail is None:
             return cursor or ""
-        begin: str = await self.services.workloads.tail_cursor(
+        return await self.services.workloads.tail_cursor(
             self.actor, self.ref, index=self.index, attempt=self.attempt, lines=tail
         )
-        return begin
 
 
 @router.get("/{ref}/logs", response_model=LogPage, responses=STREAMED)
@@ -77,7 +81,7 @@ async def read_logs(  # noqa: PLR0913 - each is an input of the route
     since: Moment = 0.0,
     cursor: Cursor | None = None,
     follow: Annotated[bool, Query(description="Stream what comes until the attempt ends.")] = False,
-    limit: Limit = 500,
+    limit: PageKib = 256,
     last_event_id: Annotated[str | None, Header(max_length=200, pattern=r"^[\x20-\x7e]*$")] = None,
 ) -> Response:
     """A replica's output from ``cursor`` (or the last ``tail`` lines), in pages or live with ``follow``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from signal import Signals
 from typing import Annotated, Any
 
@@ -40,7 +39,9 @@ from gpupool.api.schemas import (
 from gpupool.domain.access import Actor
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.workload import Workload, WorkloadState
+from gpupool.services.pool import PoolServices
 from gpupool.services.ports import WorkloadFilter
+from gpupool.services.workloads import WaitFor
 from gpupool.specs.request import parse_request_json
 
 router = APIRouter(prefix="/v1/workloads", tags=["workloads"])
@@ -52,13 +53,6 @@ REQUEST_BODY: dict[str, Any] = {
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/WorkloadRequest"}}},
     }
 }
-
-
-class WaitFor(StrEnum):
-    """What to wait for: that it has started (or ended), or that it has ended."""
-
-    STARTED = "started"
-    FINISHED = "finished"
 
 
 def viewer_of(request: Request, caller: Actor) -> Viewer:
@@ -234,5 +228,5 @@ async def delete(services: Services, caller: Caller, ref: Ref) -> Response:
     return Response(status_code=204)
 
 
-async def _changed(request: Request, services: Any, caller: Actor, workload: Workload) -> Response:
+async def _changed(request: Request, services: PoolServices, caller: Actor, workload: Workload) -> Response:
     return answer(await assemble.workload_view(services, viewer_of(request, caller), workload))
