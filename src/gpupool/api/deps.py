@@ -36,7 +36,7 @@ def get_services(connection: HTTPConnection) -> PoolServices:
     return services
 
 
-def get_closing(connection: HTTPConnection) -> asyncio.Event:
+async def get_closing(connection: HTTPConnection) -> asyncio.Event:
     """Set when the server is about to stop: whatever waits or streams ends."""
     closing: asyncio.Event = connection.app.state.closing
     return closing
@@ -50,7 +50,7 @@ async def authenticate(connection: HTTPConnection) -> Actor:
 
     Raises ``GpupoolError(UNAUTHENTICATED)``, or TOO_MANY_ATTEMPTS for a peer that keeps showing wrong tokens.
     """
-    services = get_services(connection)
+    services = connection.app.state.services
     uid = peer_uid(connection)
     if uid is not None:
         return await services.access.actor_for_uid(uid)

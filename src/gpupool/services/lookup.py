@@ -19,19 +19,27 @@ class Lookup:
 
     async def workload(self, actor: Actor, ref: str) -> Workload:
         """By id or name (the actor's own first); raises ``GpupoolError(UNKNOWN_WORKLOAD)``."""
-        live = self._engine.mirror.workloads.get(WorkloadId(ref)) if is_workload_id(ref) else None
-        found = live or await self._engine.ports.store.get_workload(ref, actor.user)
+        found = self._in_memory(WorkloadId(ref)) if is_workload_id(ref) else None
+        found = found or await self._engine.ports.store.get_workload(ref, actor.user)
         if found is None or found.deleted_at is not None:
             raise GpupoolError(
                 ErrorCode.UNKNOWN_WORKLOAD, f"There is no workload '{ref[:80]}'.", "See `gpupool ps --all`."
             )
         return self._engine.mirror.workloads.get(found.id, found)
 
+    def _in_memory(self, workload: WorkloadId) -> Workload | None:
+        live = self._engine.mirror.workloads.get(workload)
+        ended = self._engine.mirror.ended.get(workload)
+        return live or (ended.workload if ended is not None else None)
+
     async def replicas(self, workload: Workload) -> Sequence[Replica]:
         """All replicas by index."""
         live = self._engine.mirror.replicas.get(workload.id)
         if live is not None:
             return [live[index] for index in sorted(live)]
+        ended = self._engine.mirror.ended.get(workload.id)
+        if ended is not None:
+            return ended.replicas
         return await self._engine.ports.store.replicas_of(workload.id)
 
     async def replica(self, workload: Workload, index: int) -> Replica:

@@ -6,9 +6,9 @@ The store is the truth; the mirror is what the store holds of workloads that hav
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.lifecycle import Effect, Step, summarise
@@ -16,6 +16,17 @@ from gpupool.domain.workload import Event, Lease, Replica, ReplicaState, Workloa
 from gpupool.services.ports import ChangeSet, LiveState
 
 ReplicaId = tuple[WorkloadId, int]
+
+MOST_ENDED_REMEMBERED = 256
+MOST_REPLICAS_REMEMBERED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A workload that ended a moment ago: whoever waited for it asks for it once more."""
+
+    workload: Workload
+    replicas: tuple[Replica, ...]
 
 
 class Mirror:
@@ -32,6 +43,7 @@ class Mirror:
         self.leases_by_workload: dict[WorkloadId, set[Epoch]] = defaultdict(set)
         self.placed: dict[str, set[ReplicaId]] = defaultdict(set)
         self.execs: dict[Epoch, set[ReplicaId]] = defaultdict(set)
+        self.ended: OrderedDict[WorkloadId, Ended] = OrderedDict()
         self.last_epoch = Epoch(0)
 
     def load(self, state: LiveState) -> None:
@@ -56,6 +68,7 @@ class Mirror:
         """Take over what was just committed; workloads that have ended leave the mirror with their replicas."""
         for workload in changes.workloads:
             self.workloads[workload.id] = workload
+            self.ended.pop(workload.id, None)
         for row in changes.replicas:
             self._put_replica(row)
         for lease in changes.leases:
@@ -106,8 +119,13 @@ class Mirror:
                 del self.leases_by_workload[lease.workload]
 
     def _drop(self, workload: WorkloadId) -> None:
-        for index, row in self.replicas.pop(workload, {}).items():
+        rows = self.replicas.pop(workload, {})
+        for index, row in rows.items():
             self._unplace(row, (workload, index))
+        if workload in self.workloads and len(rows) <= MOST_REPLICAS_REMEMBERED:
+            self.ended[workload] = Ended(self.workloads[workload], tuple(rows[index] for index in sorted(rows)))
+            if len(self.ended) > MOST_ENDED_REMEMBERED:
+                self.ended.popitem(last=False)
         self.counts.pop(workload, None)
         self.workloads.pop(workload, None)
 

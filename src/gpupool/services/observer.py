@@ -9,7 +9,7 @@ import structlog
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.gpu import Node
-from gpupool.domain.ids import WorkloadId, split_attempt_key
+from gpupool.domain.ids import split_attempt_key
 from gpupool.domain.lifecycle import StartProgram, StopProgram, started
 from gpupool.domain.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.workload import Event, Reason, Replica, ReplicaState, WorkloadKind
@@ -21,6 +21,7 @@ from gpupool.services.ports import FabricEvent
 
 BATCH = 256  # statuses written in one transaction
 RETRY_S = 1.0
+STARTS_TOGETHER_S = 0.015
 
 log = structlog.get_logger("gpupool.observer")
 
@@ -36,17 +37,26 @@ class Observer:
         self._engine = engine
         self._nodes = nodes
         self._inbox: asyncio.Queue[FabricEvent] = asyncio.Queue()
-        engine.deliver_to(lambda status: self._inbox.put_nowait(FabricEvent("", status=status)))
+        engine.deliver_to(lambda status: self._put(FabricEvent("", status=status)))
 
     async def listen(self) -> None:
         """Move the fabric's events to the inbox, for ever."""
         async for event in self._engine.ports.fabric.events():
-            self._inbox.put_nowait(event)
+            self._put(event)
+
+    def _put(self, event: FabricEvent) -> None:
+        """Queue an event; a live program's socket is known at once, for a client may be waiting for it."""
+        if event.status is not None and event.status.phase is not ProcessPhase.EXITED:
+            self._note_live(event.status)
+        self._inbox.put_nowait(event)
 
     async def work(self) -> None:
         """Handle the inbox, for ever."""
         while True:
             batch = [await self._inbox.get()]
+            if all(_only_started(event) for event in batch):
+                # Nobody waits for this to be written: a short program's start and end are one write.
+                await self._engine.ports.sleep(STARTS_TOGETHER_S)
             while len(batch) < BATCH and not self._inbox.empty():
                 batch.append(self._inbox.get_nowait())
             try:
@@ -87,12 +97,16 @@ class Observer:
         if status.phase is ProcessPhase.EXITED and status.exit is not None:
             transitions.end(draft, workload, replica, status.exit)
             return True
-        self._note_live(status, workload_id)
+        self._note_live(status)
         if status.phase is ProcessPhase.RUNNING and (replica.state is ReplicaState.STARTING or replica.pid is None):
             draft.take(started(replica, status.pid, status.started_at or draft.now, status.notes))
         return True
 
-    def _note_live(self, status: ProcessStatus, workload: WorkloadId) -> None:
+    def _note_live(self, status: ProcessStatus) -> None:
+        workload, index, attempt = split_attempt_key(status.key)
+        replica = self._engine.mirror.replica(workload, index)
+        if replica is None or replica.attempt != attempt or not replica.state.placed:
+            return
         if status.last_active_at is not None:
             self._engine.activity[status.key] = status.last_active_at
         if status.attach_path and self._engine.attach_paths.get(status.key) != status.attach_path:
@@ -162,3 +176,7 @@ class Observer:
             self._engine.ports.clock.now(),
         )
         await self.take([ProcessStatus(replica.key, replica.lease or 0, ProcessPhase.EXITED, exit=lost)])
+
+
+def _only_started(event: FabricEvent) -> bool:
+    return event.status is not None and event.status.phase is not ProcessPhase.EXITED

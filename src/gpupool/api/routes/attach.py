@@ -41,7 +41,7 @@ async def attach(websocket: WebSocket, services: Services, ref: Ref, index: Inde
         await _refuse(websocket, error)
         return
     await websocket.accept()
-    await _relay(websocket, stream, get_closing(websocket))
+    await _relay(websocket, stream, await get_closing(websocket))
 
 
 def _same_origin(websocket: WebSocket) -> bool:
