@@ -158,14 +158,15 @@ def _asleep_writing(node: Node, key: str) -> bool:
 
 
 def test_a_viewer_far_behind_is_dropped_and_the_program_goes_on(node: Node) -> None:
-    wanted = spec("read go; head -c 30000000 /dev/zero; echo end >&2", stdio=PIPES)
-    node.start(wanted)
-    idle, feeder = node.attach(wanted.key), node.attach(wanted.key)
-    feeder.until(lambda: feeder.pid)
+    """Its bound client holds a program back; a mere viewer beside it does not."""
+    wanted = spec("read go; head -c 30000000 /dev/zero; echo end >&2", stdio=PIPES, client_bound=True)
+    bound = node.start_attached(wanted)
+    bound.until(lambda: bound.pid)
+    idle = node.attach(wanted.key)
     idle.until(lambda: idle.pid)
-    feeder.send(frames.STDIN, b"go\n")
-    assert feeder.finish()["exit_code"] == 0
-    assert len(feeder.out) == 30_000_000
+    bound.send(frames.STDIN, b"go\n")
+    assert bound.finish()["exit_code"] == 0
+    assert len(bound.out) == 30_000_000
     while idle.pump():
         pass
     assert idle.exit is None
