@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
 
-class Kind(Enum):
-    """What follows an option."""
+class Kind:
+    """What follows an option. A plain class: importing ``enum`` would cost the fast path milliseconds."""
 
     FLAG = 0  # nothing; the value is true
     TEXT = 1
@@ -39,7 +37,7 @@ class Option:
 
     __slots__ = ("flags", "help", "kind", "metavar", "name", "off", "panel")
 
-    def __init__(self, name: str, flags: str, kind: Kind, help: str, panel: str, metavar: str = "") -> None:  # noqa: A002 - a row of a table
+    def __init__(self, name: str, flags: str, kind: int, help: str, panel: str, metavar: str = "") -> None:  # noqa: A002 - a row of a table
         on, _, off = flags.partition(" / ")
         self.name = name
         self.flags = tuple(on.split())

@@ -74,7 +74,7 @@ def takes(options: Sequence[Option]) -> Callable[[F], F]:
     return give
 
 
-TYPES: dict[Kind, Any] = {
+TYPES: dict[int, Any] = {
     Kind.FLAG: bool | None,
     Kind.TEXT: str | None,
     Kind.COUNT: int | None,

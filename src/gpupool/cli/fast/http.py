@@ -6,11 +6,11 @@ take. The server is our own, so only what it sends is understood: a length or ch
 
 from __future__ import annotations
 
-import json
 import select
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket  # the C half: a tenth of the import time of ``socket``
 from time import monotonic
 
+from gpupool.cli.fast import lightjson
 from gpupool.client.locate import connect_unix
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ class Exchange:
     """One request on its own connection; ``receive`` is called whenever ``fileno`` is readable."""
 
     def __init__(self, socket_path: str, method: str, target: str, body: object = None) -> None:
-        payload = b"" if body is None else json.dumps(body).encode()
+        payload = b"" if body is None else lightjson.dumps(body)
         head = (
             f"{method} {target} HTTP/1.1\r\nHost: gpupool\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
@@ -93,7 +93,7 @@ def parse(data: bytes, *, ended: bool) -> Answer | None:
         status = int(lines[0].split(" ", 2)[1])
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
         body = _whole_body(rest, headers, ended=ended)
-        return None if body is None else Answer(status, json.loads(body) if body.strip() else None)
+        return None if body is None else Answer(status, lightjson.loads(body) if body.strip() else None)
     except (ValueError, IndexError) as error:
         raise ConnectionAbortedError("what answered is not a gpupool API") from error
 

@@ -6,12 +6,12 @@ stops us from reading the program, and signals get through all the same.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 from _socket import socket
 from stat import S_ISREG
 
+from gpupool.cli.fast import lightjson
 from gpupool.cli.fast.signals import CONTINUED, PIPE, WINDOW, Inbox
 from gpupool.cli.fast.terminal import STDERR, STDIN, STDOUT, Keys, RawMode, in_foreground, is_terminal, size
 from gpupool.domain import frames
@@ -101,7 +101,7 @@ class Pump:
     def _say_hello(self) -> None:
         rows, columns = size()
         hello = {"version": frames.VERSION, "rows": rows, "columns": columns, "stdin": self._wants_input}
-        self._send(frames.HELLO, json.dumps(hello).encode())
+        self._send(frames.HELLO, lightjson.dumps(hello))
         if not self._wants_input:
             self._send(frames.STDIN_EOF)
 
@@ -201,7 +201,7 @@ class Pump:
         elif kind == frames.NOTE:
             self._sinks[frames.STDERR].add(_note(payload, raw=self._tty))
         elif kind == frames.EXIT:
-            self._outcome.exit = json.loads(payload)
+            self._outcome.exit = lightjson.loads(payload)
             self._input_open = False
 
     def _read_input(self) -> None:

@@ -6,7 +6,12 @@ No handler ever raises: nothing can be interrupted half-way, the terminal is alw
 from __future__ import annotations
 
 import os
-import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # the C half: ``signal`` itself imports ``enum``, which costs milliseconds
 
 FORWARDED = (
     signal.SIGINT,
