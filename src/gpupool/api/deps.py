@@ -30,8 +30,8 @@ def peer_uid(connection: HTTPConnection) -> int | None:
     return uid
 
 
-def get_services(connection: HTTPConnection) -> PoolServices:
-    """The services the application was made with."""
+async def get_services(connection: HTTPConnection) -> PoolServices:
+    """The services the application was made with. A coroutine, as all of these: others would run in threads."""
     services: PoolServices = connection.app.state.services
     return services
 
@@ -50,7 +50,7 @@ async def authenticate(connection: HTTPConnection) -> Actor:
 
     Raises ``GpupoolError(UNAUTHENTICATED)``, or TOO_MANY_ATTEMPTS for a peer that keeps showing wrong tokens.
     """
-    services = connection.app.state.services
+    services: PoolServices = connection.app.state.services
     uid = peer_uid(connection)
     if uid is not None:
         return await services.access.actor_for_uid(uid)

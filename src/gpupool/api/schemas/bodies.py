@@ -1,0 +1,97 @@
+"""What the API accepts, but for submissions (``specs.request``)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from gpupool.api.schemas.base import Body
+from gpupool.domain.access import Role
+from gpupool.domain.units import MAX_DURATION_S
+
+MAX_TOKEN_LIFE_S = 366 * 86400
+DEFAULT_TOKEN_LIFE_S = 30 * 86400
+MAX_PERMILLE = 1_000_000_000
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("has a NUL byte")
+    return text
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", max_length=63)]
+Note = Annotated[str, StringConstraints(max_length=500), AfterValidator(_without_nul)]
+Permille = Annotated[int, Field(ge=0, le=MAX_PERMILLE)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]
+ReplicaIndex = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class CordonBody(Body):
+    """Why a node shall take nothing new."""
+
+    reason: Note = ""
+
+
+class StopBody(Body):
+    """How to stop: seconds between TERM and KILL, at once, or one replica only."""
+
+    grace_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] | None = None
+    force: bool = False
+    index: ReplicaIndex | None = None
+
+
+class SignalBody(Body):
+    """A signal by name (``INT``, ``SIGUSR1``) or number, for one replica."""
+
+    signal: (
+        Annotated[int, Field(ge=1, le=64, strict=True)]
+        | Annotated[str, StringConstraints(pattern=r"^[A-Z0-9+]{1,12}$")]
+    )
+    index: ReplicaIndex = 0
+
+
+class ExtendBody(Body):
+    """How much longer a lease shall live."""
+
+    seconds: Seconds
+
+
+class _ProjectBounds(Body):
+    quota_permille: Permille | None = None
+    over_quota: bool = True
+    limit_permille: Permille | None = None
+    user_limit_permille: Permille | None = None
+    members: Annotated[list[Name], Field(max_length=1000, default_factory=list)]
+    max_time_s: Seconds | None = None
+    idle_timeout_s: Seconds | None = None
+    note: Note = ""
+
+
+class ProjectBody(_ProjectBounds):
+    """A new project."""
+
+    name: Name
+
+
+class ProjectChange(_ProjectBounds):
+    """What to change of a project; fields left out stay."""
+
+
+class UserChange(Body):
+    """What to change of a user; fields left out stay."""
+
+    role: Role = Role.MEMBER
+    uid: Annotated[int, Field(ge=0, le=4_294_967_294)] | None = None
+    gpu_limit_permille: Permille | None = None
+    disabled: bool = False
+
+
+class TokenBody(Body):
+    """A token to make: for whom, with at most which role, for how long."""
+
+    user: Name | None = None
+    role: Role | None = None
+    expires_in_s: Annotated[float, Field(gt=0, le=MAX_TOKEN_LIFE_S, allow_inf_nan=False)] = DEFAULT_TOKEN_LIFE_S
+    note: Note = ""

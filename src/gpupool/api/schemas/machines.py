@@ -1,0 +1,121 @@
+"""The pool, its machines and their GPUs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpupool.api.schemas.base import View
+from gpupool.domain.gpu import GpuHealth, NodeState
+
+
+class HealthView(View):
+    """Whether the control plane answers."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+    pool_id: str
+    pid: int
+
+
+class PoolView(View):
+    """The pool as a whole."""
+
+    version: str
+    pool_id: str
+    kind: Literal["user", "system"]
+    started_at: float
+    state_dir: str
+    emulated: bool
+    warnings: list[str]
+    nodes: int
+    nodes_up: int
+    gpus: int
+    gpu_permille_total: int
+    gpu_permille_allocated: int
+    queued: int
+    running: int
+    listen: str | None
+
+
+class MigView(View):
+    """A MIG instance on a card."""
+
+    uuid: str
+    profile: str
+    memory_mib: int
+
+
+class ForeignView(View):
+    """A process on a GPU that the pool did not start."""
+
+    pid: int
+    user: str
+    name: str
+    memory_mib: int
+
+
+class HolderView(View):
+    """Who holds a part of a GPU."""
+
+    workload: str
+    name: str
+    index: int
+    user: str
+    project: str
+    permille: int
+    memory_mib: int
+    since: float
+
+
+class GpuView(View):
+    """One GPU, what it does now, and who holds it. ``available`` is about the card itself, not about free shares."""
+
+    uuid: str
+    node: str
+    index: int
+    model: str
+    memory_mib: int
+    emulated: bool
+    pci_bus_id: str
+    health: GpuHealth
+    health_note: str
+    links: dict[int, str]
+    mig: list[MigView]
+    foreign: list[ForeignView]
+    memory_used_mib: int
+    utilisation_percent: int
+    allocated_permille: int
+    allocated_memory_mib: int
+    available: bool
+    holders: list[HolderView]
+
+
+class NodeView(View):
+    """One machine."""
+
+    name: str
+    state: NodeState
+    cordon_reason: str
+    cpus: float
+    memory_mib: int
+    emulated: bool
+    agent_version: str
+    driver_version: str
+    cuda_version: str
+    labels: dict[str, str]
+    warnings: list[str]
+    gpus: list[GpuView]
+    cpus_allocated: float
+    memory_allocated_mib: int
+
+
+class NodeList(View):
+    """All machines of the pool."""
+
+    nodes: list[NodeView]
+
+
+class GpuList(View):
+    """All GPUs of the pool."""
+
+    gpus: list[GpuView]

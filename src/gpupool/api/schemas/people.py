@@ -1,0 +1,96 @@
+"""Who asks, projects, users, tokens and what was used."""
+
+from __future__ import annotations
+
+from gpupool.api.schemas.base import View
+from gpupool.domain.access import Role
+
+
+class WhoamiView(View):
+    """Who the pool takes the caller for; ``projects`` are those the caller may use."""
+
+    user: str
+    role: Role
+    via: str
+    uid: int | None
+    projects: list[str]
+
+
+class ProjectView(View):
+    """A project, its bounds, and what it holds and waits for now."""
+
+    name: str
+    quota_permille: int | None
+    over_quota: bool
+    limit_permille: int | None
+    user_limit_permille: int | None
+    members: list[str]
+    max_time_s: float | None
+    idle_timeout_s: float | None
+    note: str
+    allocated_permille: int
+    queued: int
+
+
+class ProjectList(View):
+    """All projects."""
+
+    projects: list[ProjectView]
+
+
+class UserView(View):
+    """A user of the pool."""
+
+    name: str
+    role: Role
+    uid: int | None
+    gpu_limit_permille: int | None
+    disabled: bool
+
+
+class UserList(View):
+    """Users: all for an administrator, oneself for others."""
+
+    users: list[UserView]
+
+
+class TokenView(View):
+    """A network token, without its secret."""
+
+    id: str
+    user: str
+    role: Role
+    created_at: float
+    expires_at: float
+    revoked_at: float | None
+    last_used_at: float | None
+    note: str
+
+
+class NewTokenView(TokenView):
+    """A token just made: the only time its secret is shown."""
+
+    secret: str
+
+
+class TokenList(View):
+    """Tokens, newest first: all for an administrator, one's own for others."""
+
+    tokens: list[TokenView]
+
+
+class UsageRowView(View):
+    """GPU seconds held by one user in one project."""
+
+    project: str
+    user: str
+    gpu_seconds: float
+    leases: int
+
+
+class UsageView(View):
+    """GPU seconds held between two times."""
+
+    since: float
+    until: float
+    rows: list[UsageRowView]

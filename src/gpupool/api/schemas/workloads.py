@@ -1,0 +1,229 @@
+"""Workloads, their replicas, output and history."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from gpupool.api.schemas.base import View
+from gpupool.domain.workload import ReplicaState, RestartPolicy, WorkloadKind, WorkloadState
+
+
+class ReasonView(View):
+    """Why something is as it is: a code and a sentence."""
+
+    code: str
+    message: str
+
+
+class GpuRequestView(View):
+    """What each replica asks for: ``count`` GPUs, the same part of each (thousandths, or MiB when that is set)."""
+
+    count: int
+    permille: int
+    memory_mib: int | None
+    models: list[str]
+    labels: dict[str, str]
+
+
+class ReplicaCounts(View):
+    """How many replicas stand where."""
+
+    pending: int = 0
+    starting: int = 0
+    running: int = 0
+    stopping: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    stopped: int = 0
+
+
+class WorkloadView(View):
+    """One workload. ``command`` and ``workdir`` are null for those who may not see them.
+
+    ``exit_status`` and ``node`` are those of a workload with one replica; ``gpu_uuids`` are the GPUs held now.
+    """
+
+    id: str
+    name: str
+    kind: WorkloadKind
+    project: str
+    user: str
+    state: WorkloadState
+    priority: int
+    preemptible: bool
+    gpus: GpuRequestView
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    expires_at: float | None
+    completions: int
+    parallelism: int
+    counts: ReplicaCounts
+    command: list[str] | None
+    workdir: str | None
+    labels: dict[str, str]
+    on: str | None
+    reason: ReasonView | None
+    exit_status: int | None
+    node: str | None
+    gpu_uuids: list[str]
+    suspended: bool
+    stop_reason: str | None
+    cpus: float | None
+    memory_mib: int | None
+    max_time_s: float | None
+    idle_timeout_s: float | None
+    wait_s: float | None
+
+
+class WorkloadList(View):
+    """One page of workloads, newest first; ``next_cursor`` asks for the next page, null at the end."""
+
+    workloads: list[WorkloadView]
+    next_cursor: str | None
+
+
+class ShareView(View):
+    """A part of one GPU."""
+
+    uuid: str
+    index: int
+    permille: int
+    memory_mib: int
+
+
+class ReplicaView(View):
+    """One replica. ``parameters`` are null for those who may not see them.
+
+    ``attach_path`` is the unix socket that speaks for the program (empty: none now, or not for this caller).
+    """
+
+    index: int
+    state: ReplicaState
+    attempt: int
+    key: str
+    node: str | None
+    exit_status: int | None
+    reason: str
+    message: str
+    failures: int
+    interruptions: int
+    queued_at: float
+    not_before: float
+    started_at: float | None
+    finished_at: float | None
+    parameters: dict[str, Any] | None
+    gpus: list[ShareView]
+    attach_path: str
+    pid: int | None
+    notes: list[str]
+    last_active_at: float | None
+
+
+class LeaseView(View):
+    """Shares of GPUs granted to one attempt of one replica."""
+
+    epoch: int
+    index: int
+    attempt: int
+    node: str
+    shares: list[ShareView]
+    cpus: float
+    memory_mib: int
+    granted_at: float
+    released_at: float | None
+
+
+class RetryView(View):
+    """When and how often a replica is run again."""
+
+    policy: RestartPolicy
+    backoff_limit: int
+
+
+class LimitsView(View):
+    """Bounds in time and host resources; null means none."""
+
+    wait_s: float | None
+    max_time_s: float | None
+    idle_timeout_s: float | None
+    grace_s: float
+    cpus: float | None
+    memory_mib: int | None
+    log_limit_mib: int
+
+
+class DependencyView(View):
+    """Another workload that must end first."""
+
+    workload: str
+    success_only: bool
+
+
+class WorkloadDetail(WorkloadView):
+    """A workload with its replicas (at most 1000, from ``replicas_from``), leases and everything asked for.
+
+    ``sharing`` says how GPUs are shared (``whole``, ``slice`` or ``none``); ``guarantees`` says in a sentence what is
+    kept apart and what is not.
+    """
+
+    replicas: list[ReplicaView]
+    leases: list[LeaseView]
+    env: dict[str, str] | None
+    uid: int | None
+    retry: RetryView
+    limits: LimitsView
+    after: list[DependencyView]
+    sharing: str
+    guarantees: str
+
+
+class WhyView(View):
+    """Why a workload stands where it stands, with numbers, what would help, and an estimate with its basis."""
+
+    state: WorkloadState
+    code: str
+    sentence: str
+    position: int | None
+    ahead_in_project: int
+    ahead_total: int
+    numbers: dict[str, Any]
+    would_help: list[str]
+    estimate_s: float | None
+    estimate_basis: str
+
+
+class LogChunkView(View):
+    """A piece of output: ``data`` is base64, ``cursor`` is where the next piece begins."""
+
+    at: float
+    stream: Literal["out", "err"]
+    data: str
+    cursor: str
+
+
+class LogPage(View):
+    """Pieces of output from a cursor; ``end`` says that the attempt has ended and nothing more will come."""
+
+    chunks: list[LogChunkView]
+    cursor: str
+    end: bool
+
+
+class EventView(View):
+    """One thing that happened."""
+
+    id: int
+    at: float
+    actor: str
+    reason: str
+    message: str
+    workload: str | None
+    index: int | None
+    target: str
+
+
+class EventList(View):
+    """Events, oldest first."""
+
+    events: list[EventView]

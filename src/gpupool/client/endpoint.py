@@ -1,0 +1,146 @@
+"""Where the pool is and how it is trusted: a unix socket, or https with a token."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gpupool.client.locate import UNIX_PATH_LIMIT, Remote, find_pool
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+_CONNECT_S = 10.0
+_DEFAULT_PORT = 443
+
+
+@dataclass(frozen=True, slots=True)
+class UnixEndpoint:
+    """A pool on this machine."""
+
+    path: str
+
+    @property
+    def present(self) -> bool:
+        """Whether a socket is there (its server may have died)."""
+        return Path(self.path).exists()
+
+    def connectable(self) -> tuple[str, int | None]:
+        """A path short enough to connect to, and a file descriptor to keep open while it is used."""
+        if len(os.fsencode(self.path)) <= UNIX_PATH_LIMIT:
+            return self.path, None
+        folder, name = os.path.split(self.path)
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{fd}/{name}", fd
+
+
+@dataclass(frozen=True, slots=True)
+class TlsEndpoint:
+    """A pool over the network.
+
+    Its certificate is checked against ``ca_file`` (an authority, or the pool's own certificate), or it must have the
+    SHA-256 ``fingerprint``, or else one of the system's authorities must vouch for it.
+    """
+
+    url: str
+    token: str = field(repr=False)
+    ca_file: str | None = None
+    fingerprint: str | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or _DEFAULT_PORT
+
+    def context(self) -> ssl.SSLContext:
+        """How to check the server. Raises ``GpupoolError(INVALID_FILE, POOL_UNREACHABLE, UNAUTHENTICATED)``."""
+        if self.fingerprint is not None:
+            return _pinned(_certificate_at(*self.address), self.fingerprint)
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise GpupoolError(
+                ErrorCode.INVALID_FILE, f"The file {self.ca_file} cannot be used to check the pool.", f"{error}"
+            ) from error
+
+
+Endpoint = UnixEndpoint | TlsEndpoint
+
+
+def resolve(
+    socket_path: str | os.PathLike[str] | None = None,
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
+    fingerprint: str | None = None,
+) -> Endpoint:
+    """The endpoint that was named, else the one that the environment and this machine have.
+
+    Raises ``GpupoolError``: POOL_UNREACHABLE when there is none, INVALID_REQUEST or UNAUTHENTICATED for a URL that
+    cannot be used.
+    """
+    if socket_path is not None:
+        return UnixEndpoint(os.path.abspath(os.fspath(socket_path)))  # noqa: PTH100 - links must stay as they are
+    if url is not None:
+        return _named(url, token, None if ca_file is None else os.fspath(ca_file), fingerprint)
+    found = find_pool()
+    if found is None:
+        raise GpupoolError(
+            ErrorCode.POOL_UNREACHABLE, "No pool has been started here.", "Start one with 'gpupool up --background'."
+        )
+    if isinstance(found, Remote):
+        return TlsEndpoint(found.url, found.token, found.ca_file, fingerprint)
+    return UnixEndpoint(found.api_socket)
+
+
+def _named(url: str, token: str | None, ca_file: str | None, fingerprint: str | None) -> TlsEndpoint:
+    if not url.startswith("https://"):
+        raise GpupoolError(ErrorCode.INVALID_REQUEST, "The URL must begin with https://.", "As https://gpu1:8443.")
+    token = token or os.environ.get("GPUPOOL_TOKEN")
+    if not token:
+        raise GpupoolError(
+            ErrorCode.UNAUTHENTICATED,
+            "A pool over the network asks for a token.",
+            "Give token=..., or set GPUPOOL_TOKEN.",
+        )
+    return TlsEndpoint(url.rstrip("/"), token, ca_file, fingerprint)
+
+
+def _certificate_at(host: str, port: int) -> bytes:
+    """The certificate a server shows (DER), trusted by nobody yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent over this connection: its certificate is compared below
+    try:
+        with (
+            socket.create_connection((host, port), timeout=_CONNECT_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            return secure.getpeercert(binary_form=True) or b""
+    except OSError as error:
+        raise GpupoolError(
+            ErrorCode.POOL_UNREACHABLE,
+            f"Nothing answers at {host}:{port}.",
+            "See that the pool is up and the address right.",
+        ) from error
+
+
+def _pinned(certificate: bytes, fingerprint: str) -> ssl.SSLContext:
+    """Trust exactly one certificate, whatever name it carries."""
+    wanted = fingerprint.replace(":", "").strip().lower().removeprefix("sha256")
+    if hashlib.sha256(certificate).hexdigest() != wanted:
+        raise GpupoolError(
+            ErrorCode.UNAUTHENTICATED,
+            "The server's certificate is not the pool's: its fingerprint differs.",
+            "Ask the administrator for the fingerprint; do not go on if nobody changed the certificate.",
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=ssl.DER_cert_to_PEM_cert(certificate))
+    return context

@@ -1,0 +1,194 @@
+"""What a submission returns: an object like those of ``concurrent.futures``, for one workload."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+from gpupool.api.schemas import WhyView, WorkloadDetail, WorkloadView
+from gpupool.client.options import Command, SubmitOptions
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.supervision import LogChunk
+from gpupool.domain.units import format_duration, format_mib, format_permille
+from gpupool.domain.workload import WorkloadKind, WorkloadState
+
+if TYPE_CHECKING:
+    from gpupool.client.client import Client
+
+
+class JobFailed(Exception):  # noqa: N818 - what happened, as concurrent.futures names its own
+    """A workload ended without success. ``exit_status`` is its program's (None where there is no single one)."""
+
+    def __init__(self, view: WorkloadView) -> None:
+        reason = view.reason
+        why = f": {reason.message} [{reason.code}]" if reason and reason.message else ""
+        status = "" if view.exit_status is None else f" with exit status {view.exit_status}"
+        super().__init__(f"{view.name} {view.state}{status}{why}")
+        self.view = view
+        self.exit_status = view.exit_status
+
+
+class Job:
+    """A workload of the pool. ``view`` is how it stood when it was last looked at; ``refresh`` looks again."""
+
+    def __init__(self, client: Client, view: WorkloadView) -> None:
+        self._client = client
+        self.view = view
+
+    @property
+    def id(self) -> str:
+        """Its identifier."""
+        return self.view.id
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.view.name
+
+    @property
+    def status(self) -> WorkloadState:
+        """Where it stands now; asks the pool unless it has ended."""
+        return self.view.state if self.view.state.final else self.refresh().view.state
+
+    def refresh(self) -> Self:
+        """Look at it again."""
+        self.view = self._client.detail(self.id)
+        return self
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.status.final
+
+    def running(self) -> bool:
+        """Whether it runs now."""
+        return self.status is WorkloadState.RUNNING
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until it has ended. Raises ``TimeoutError`` after ``timeout`` seconds."""
+        self.view = self._client.wait_until("finished", self.id, timeout)
+        return self
+
+    def wait_started(self, timeout: float | None = None) -> Self:
+        """Wait until it has started, or ended without. Raises ``TimeoutError`` after ``timeout`` seconds."""
+        self.view = self._client.wait_until("started", self.id, timeout)
+        return self
+
+    def result(self, timeout: float | None = None) -> int:
+        """Wait for the end and return 0. Raises ``JobFailed`` when it did not succeed, ``TimeoutError``."""
+        self.wait(timeout)
+        if self.view.state is not WorkloadState.SUCCEEDED:
+            raise JobFailed(self.view)
+        return self.view.exit_status or 0
+
+    def cancel(self, *, grace_s: float | None = None, force: bool = False) -> bool:
+        """Ask it to stop; False when it had ended already."""
+        if self.done():
+            return False
+        self.view = self._client.stop(self.id, grace_s=grace_s, force=force).view
+        return True
+
+    stop = cancel
+
+    def suspend(self) -> Self:
+        """Stop it and keep it out of the queue until ``resume``."""
+        self.view = self._client.suspend(self.id).view
+        return self
+
+    def resume(self) -> Self:
+        """Put it back into the queue."""
+        self.view = self._client.resume(self.id).view
+        return self
+
+    def delete(self) -> None:
+        """Take it, ended, off the lists."""
+        self._client.delete(self.id)
+
+    def logs(
+        self, *, follow: bool = False, index: int = 0, attempt: int | None = None, tail: int | None = None
+    ) -> Iterator[LogChunk]:
+        """What a replica wrote, piece by piece; with ``follow`` until its attempt ends."""
+        return self._client.logs(self.id, follow=follow, index=index, attempt=attempt, tail=tail)
+
+    def output(self, index: int = 0) -> str:
+        """All that a replica has written so far, as text."""
+        return b"".join(chunk.data for chunk in self.logs(index=index)).decode(errors="replace")
+
+    def why(self) -> WhyView:
+        """Why it stands where it stands."""
+        return self._client.why(self.id)
+
+    def detail(self) -> WorkloadDetail:
+        """Everything about it, with its replicas and leases."""
+        return self._client.detail(self.id)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {self.id} {self.view.state}>"
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks."""
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>"
+            for key, value in _rows(self.view)
+        )
+        return f"<table>{cells}</table>"
+
+
+def _rows(view: WorkloadView) -> Iterator[tuple[str, str]]:
+    yield "job", f"{view.name} ({view.id})"
+    yield "state", view.state + (f", exit status {view.exit_status}" if view.exit_status is not None else "")
+    if view.reason is not None and view.reason.message:
+        yield "reason", f"{view.reason.message} [{view.reason.code}]"
+    gpus = view.gpus
+    part = format_mib(gpus.memory_mib) if gpus.memory_mib is not None else format_permille(gpus.permille)
+    yield "GPUs", f"{gpus.count} x {part}"
+    if view.node is not None:
+        yield "node", view.node
+    if view.command is not None:
+        yield "command", " ".join(view.command)
+    if view.started_at is not None and view.finished_at is not None:
+        yield "ran", format_duration(view.finished_at - view.started_at)
+    if view.completions > 1:
+        done = view.counts.succeeded + view.counts.failed + view.counts.stopped
+        yield "replicas", f"{done} of {view.completions} ended, {view.counts.running} running"
+
+
+class Lease(Job):
+    """GPUs that are held: run several programs on them, one after another or at once, then give them back.
+
+    As a context manager it gives them back at the end of the block.
+    """
+
+    def submit(self, command: Command, **options: Unpack[SubmitOptions]) -> Job:
+        """Start a program on the held GPUs and return at once."""
+        options["kind"] = WorkloadKind.EXEC.value
+        options["on"] = self.id
+        return self._client.submit(command, **options)
+
+    def run(self, command: Command, *, timeout: float | None = None, **options: Unpack[SubmitOptions]) -> Job:
+        """Run a program on the held GPUs to its end. Raises ``JobFailed``, ``TimeoutError``."""
+        job = self.submit(command, **options)
+        job.result(timeout)
+        return job
+
+    def extend(self, seconds: float) -> Self:
+        """Hold them longer."""
+        self.view = self._client.extend(self.id, seconds).view
+        return self
+
+    def release(self) -> None:
+        """Give the GPUs back; programs on them are stopped. Twice does no harm."""
+        self.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.release()
+        except GpupoolError:
+            if error is None:
+                raise

@@ -1,0 +1,119 @@
+"""What ``Client.submit`` takes beside the command, and how it becomes a request."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.specs.request import WorkloadRequest, parse_request
+
+Command = str | Sequence[str]
+Quantity = str | float
+
+
+class SubmitOptions(TypedDict, total=False):
+    """Fields of a request by their names; durations and sizes are numbers (seconds, MiB) or text (30m, 4G).
+
+    ``gpus`` is a number of GPUs, or the whole mapping of a job file; ``fraction`` or ``memory_mib`` is the part of
+    each, ``models`` those that will do. ``env`` is added to what the pool sets.
+    """
+
+    name: str
+    kind: str
+    gpus: int | Mapping[str, Any]
+    fraction: Quantity
+    memory_mib: Quantity
+    models: Sequence[str]
+    env: Mapping[str, str]
+    workdir: str
+    project: str
+    priority: int | str
+    cpus: float
+    memory: Quantity
+    wait: Quantity
+    max_time: Quantity
+    idle_timeout: Quantity
+    grace: Quantity
+    lifetime: Quantity
+    restart: str
+    backoff_limit: int
+    preemptible: bool
+    completions: int
+    parallelism: int
+    sweep: Mapping[str, Any]
+    after: Sequence[str | Mapping[str, Any]]
+    on: str
+    on_index: int
+    labels: Mapping[str, str]
+    log_limit: Quantity
+    request_id: str
+
+
+_GPU_FIELDS = ("fraction", "memory_mib", "models")
+_PASSED_ON = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV",
+    "LD_LIBRARY_PATH",
+)
+
+
+def build_request(command: Command, options: SubmitOptions, *, local: bool) -> WorkloadRequest:
+    """The checked request.
+
+    ``local``: the program runs on this machine, so it starts in the present folder and finds programs as this process
+    does, unless told otherwise.
+    Raises ``GpupoolError`` as ``specs.request.parse_request`` does; nothing has been sent then.
+    """
+    fields: dict[str, Any] = dict(options)
+    fields["command"] = split_command(command)
+    gpus = _gpus(fields)
+    if gpus:
+        fields["gpus"] = gpus
+    if local and fields["command"]:
+        fields.setdefault("workdir", str(Path.cwd()))
+        own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        fields["env"] = own | dict(fields.get("env") or {})
+    fields.setdefault("request_id", uuid.uuid4().hex)
+    return parse_request({name: _plain(value) for name, value in fields.items() if value is not None})
+
+
+def split_command(command: Command) -> list[str]:
+    """The program and its arguments; text is split as a shell splits words, but no shell is involved.
+
+    Raises ``GpupoolError(INVALID_REQUEST)`` for text with an open quote.
+    """
+    if not isinstance(command, str):
+        return [os.fspath(word) for word in command]
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, f"The command cannot be read: {error}.", "Close the quotes, or give a list."
+        ) from error
+
+
+def _gpus(fields: dict[str, Any]) -> dict[str, Any]:
+    given = fields.pop("gpus", None)
+    parts = {name: fields.pop(name) for name in _GPU_FIELDS if name in fields}
+    if isinstance(given, Mapping):
+        return {**given, **parts}
+    return parts if given is None else {"count": given, **parts}
+
+
+def _plain(value: object) -> object:
+    """Mappings and sequences as JSON has them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(inner) for inner in value]
+    return value
