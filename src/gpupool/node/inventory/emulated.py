@@ -67,9 +67,10 @@ def _card(part: str, name: str, size: str | None) -> CardModel:
 
 
 def _bad(part: str, reason: str) -> GpupoolError:
+    shown = "".join(c if c.isprintable() else "?" for c in part.strip()[:80])
     return GpupoolError(
         ErrorCode.INVALID_REQUEST,
-        f"Cannot emulate '{part.strip()[:80]}': {reason}.",
+        f"Cannot emulate '{shown}': {reason}.",
         f"Write it like 4xT4,2xV100 or MyCard:24G. Known models: {', '.join(known_models())}.",
     )
 

@@ -1,0 +1,152 @@
+"""Can the pool keep its truth where its state folder is?"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from gpupool.daemon.doctor_checks import DoctorContext, Finding, NamedCheck, fine, problem, read_text, warning
+from gpupool.domain.units import format_mib
+
+_MIB = 1 << 20
+_LEAST_FREE_MIB = 64
+_LITTLE_FREE_MIB = 1024
+_LEAST_FREE_INODES = 1_000
+_LITTLE_FREE_INODES = 20_000
+# File systems shared between machines: SQLite's write-ahead log needs memory shared by all its users (sqlite.org/wal).
+_NETWORK = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|lustre|gpfs|beegfs|ocfs2|gfs2|fuse\.(sshfs|glusterfs|s3fs)"
+)
+_VOLATILE = frozenset({"tmpfs", "ramfs"})
+_REMEDY = "Choose another folder with GPUPOOL_STATE_DIR."
+
+
+def nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+
+
+def space(context: DoctorContext) -> Iterator[Finding]:
+    """Free space and free inodes."""
+    at = os.statvfs(nearest(context.state_dir))
+    free_mib = at.f_bavail * at.f_frsize // _MIB
+    sentence = f"{format_mib(free_mib)} free for {context.state_dir}."
+    if free_mib < _LEAST_FREE_MIB:
+        yield problem("disk-space", f"Only {sentence}", "Free some space: jobs' logs and new work will fail.")
+    elif free_mib < _LITTLE_FREE_MIB:
+        yield warning("disk-space", f"Only {sentence}", "Free some space before it runs out.")
+    else:
+        yield fine("disk-space", sentence)
+    if not at.f_files:  # btrfs and others make inodes as they need them
+        return
+    if at.f_favail < _LEAST_FREE_INODES:
+        yield problem("disk-inodes", f"Only {at.f_favail} more files fit on the disk.", "Remove files nobody needs.")
+    elif at.f_favail < _LITTLE_FREE_INODES:
+        yield warning("disk-inodes", f"Only {at.f_favail} more files fit on the disk.", "Remove files nobody needs.")
+    else:
+        yield fine("disk-inodes", f"{at.f_favail} more files fit on the disk.")
+
+
+def folders(context: DoctorContext) -> Iterator[Finding]:
+    """Whose the state and run folders are, and whether they can be written."""
+    for folder in dict.fromkeys((context.state_dir, context.run_dir)):
+        yield _folder(folder)
+
+
+def _folder(folder: Path) -> Finding:
+    place = nearest(folder)
+    if not place.is_dir():
+        return problem("folders", f"{place} is in the way: it is not a folder.", f"Move it. {_REMEDY}")
+    if place == folder:
+        return _existing(folder)
+    if not os.access(place, os.W_OK | os.X_OK):
+        return problem("folders", f"{place} cannot be written by this user.", _REMEDY)
+    return fine("folders", f"{folder} does not exist yet and can be made.")
+
+
+def _existing(folder: Path) -> Finding:
+    found, me = folder.stat(), os.geteuid()
+    if found.st_uid == 0 != me:
+        return warning("folders", f"{folder} belongs to root's pool.", "Run 'gpupool doctor' as root to look inside.")
+    if found.st_uid != me:
+        return problem("folders", f"{folder} belongs to another user (uid {found.st_uid}).", _REMEDY)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return problem("folders", f"{folder} cannot be written by this user.", f"Run 'chmod u+rwx {folder}'.")
+    if found.st_mode & 0o022:
+        return problem("folders", f"{folder} can be written by other users.", f"Run 'chmod go-w {folder}'.")
+    return fine("folders", f"{folder} is yours and can be written.")
+
+
+def file_system(context: DoctorContext) -> Iterator[Finding]:
+    """Whether the file system keeps a database well."""
+    kind = file_system_type(nearest(context.state_dir), context.root)
+    if _NETWORK.fullmatch(kind):
+        yield problem(
+            "file-system",
+            f"{context.state_dir} is on a network file system ({kind}), where the database can be damaged.",
+            "Choose a folder on a local disk with GPUPOOL_STATE_DIR.",
+        )
+    elif kind in _VOLATILE:
+        yield warning(
+            "file-system", f"{context.state_dir} is in memory ({kind}): a restart of the machine empties it.", _REMEDY
+        )
+    else:
+        yield fine("file-system", f"{context.state_dir} is on {kind or 'an unknown file system'}.")
+
+
+def file_system_type(path: Path, root: Path = Path("/")) -> str:
+    """The type of the file system that holds a path, from ``mountinfo``; empty when it does not tell."""
+    best, kind = -1, ""
+    target = path.resolve()
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:
+            continue
+        point = Path(_unescaped(fields[4]))
+        if target.is_relative_to(point) and len(point.parts) >= best:  # a later mount covers an earlier one
+            best, kind = len(point.parts), after.split()[0]
+    return kind
+
+
+def _unescaped(text: str) -> str:
+    """A path of ``mountinfo``, where blanks are octal escapes (proc(5))."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
+
+
+def database_works(context: DoctorContext) -> Iterator[Finding]:
+    """Whether SQLite can keep a write-ahead log in the state folder: tried in a folder of its own, then removed."""
+    place = nearest(context.state_dir)
+    if not os.access(place, os.W_OK | os.X_OK):
+        return  # told by another check
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
+            mode = _try_wal(Path(folder) / "probe.db")
+    except (OSError, sqlite3.Error) as error:
+        yield problem("database-place", f"A database cannot be kept in {place}: {error}.", _REMEDY)
+        return
+    if mode == "wal":
+        yield fine("database-place", f"A database with a write-ahead log works in {place}.")
+    else:
+        yield problem("database-place", f"SQLite cannot keep a write-ahead log in {place} (mode {mode}).", _REMEDY)
+
+
+def _try_wal(path: Path) -> str:
+    with closing(sqlite3.connect(path)) as database:
+        mode = str(database.execute("PRAGMA journal_mode=WAL").fetchone()[0])
+        database.execute("CREATE TABLE probe (x)")
+        database.commit()
+    return mode
+
+
+CHECKS: list[NamedCheck] = [
+    ("disk-space", space),
+    ("folders", folders),
+    ("file-system", file_system),
+    ("database-place", database_works),
+]

@@ -1,0 +1,141 @@
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpupool.daemon import doctor_checks_disk
+from gpupool.daemon.doctor import DoctorContext, Finding, Level
+from gpupool.daemon.doctor_checks_disk import database_works, file_system, file_system_type, folders, space
+
+GIB = 1 << 30
+SetDisk = Callable[[int, int, int], None]
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SetDisk:
+    def change(free_bytes: int, files: int, files_free: int) -> None:
+        answer = SimpleNamespace(f_bavail=free_bytes, f_frsize=1, f_files=files, f_favail=files_free)
+        monkeypatch.setattr(os, "statvfs", lambda path: answer)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("free", "files", "files_free", "levels"),
+    [
+        (100 * GIB, 10**7, 10**6, [Level.OK, Level.OK]),
+        (GIB // 2, 10**7, 10**4, [Level.WARNING, Level.WARNING]),
+        (GIB // 100, 10**7, 10, [Level.PROBLEM, Level.PROBLEM]),
+        (100 * GIB, 0, 0, [Level.OK]),  # a file system that makes inodes as needed
+    ],
+)
+def test_little_space_or_few_inodes_are_told(
+    context: DoctorContext, disk: SetDisk, free: int, files: int, files_free: int, levels: list[Level]
+) -> None:
+    disk(free, files, files_free)
+    assert [finding.level for finding in space(context)] == levels
+
+
+def test_space_is_looked_up_where_the_folder_will_be(context: DoctorContext) -> None:
+    assert {f.check for f in space(replace(context, state_dir=context.state_dir / "not/yet"))} >= {"disk-space"}
+
+
+def of_state(context: DoctorContext) -> Finding:
+    return next(iter(folders(context)))
+
+
+def test_own_folders_are_fine_and_absent_ones_can_be_made(context: DoctorContext) -> None:
+    assert [finding.level for finding in folders(context)] == [Level.OK, Level.OK]
+    absent = of_state(replace(context, state_dir=context.state_dir / "a/b"))
+    assert (absent.level, "can be made" in absent.sentence) == (Level.OK, True)
+
+
+def test_a_file_in_the_way_is_a_problem(context: DoctorContext) -> None:
+    (context.state_dir / "file").touch()
+    found = of_state(replace(context, state_dir=context.state_dir / "file/state"))
+    assert (found.level, "in the way" in found.sentence) == (Level.PROBLEM, True)
+
+
+def test_a_folder_others_can_write_is_a_problem(context: DoctorContext) -> None:
+    context.state_dir.chmod(0o777)
+    assert of_state(context).level is Level.PROBLEM
+
+
+@pytest.mark.parametrize(("owner", "level"), [(4242, Level.PROBLEM), (0, Level.WARNING)])
+def test_a_folder_of_somebody_else_is_told(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, owner: int, level: Level
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1717)
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: SimpleNamespace(st_uid=owner, st_mode=0o40700))
+    assert of_state(context).level is level
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert of_state(context).level is Level.PROBLEM
+    assert of_state(replace(context, state_dir=context.state_dir / "new")).level is Level.PROBLEM
+    assert list(database_works(context)) == []
+
+
+def mounts(context: DoctorContext, kind: str, at: Path) -> None:
+    point = str(at).replace(" ", r"\040")
+    text = (
+        f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / {point} rw,relatime shared:1 - {kind} server:/x rw\nodd line\n"
+    )
+    (context.root / "proc/self").mkdir(exist_ok=True)
+    (context.root / "proc/self/mountinfo").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [
+        ("nfs4", Level.PROBLEM),
+        ("nfs", Level.PROBLEM),
+        ("cifs", Level.PROBLEM),
+        ("fuse.sshfs", Level.PROBLEM),
+        ("tmpfs", Level.WARNING),
+        ("xfs", Level.OK),
+        ("overlay", Level.OK),
+    ],
+)
+def test_the_file_system_is_judged_by_its_type(context: DoctorContext, kind: str, level: Level) -> None:
+    mounts(context, kind, context.state_dir)
+    (found,) = file_system(context)
+    assert (found.level, kind in found.sentence) == (level, True)
+
+
+def test_the_nearest_mount_counts_and_the_last_one_on_a_place(context: DoctorContext) -> None:
+    blank = context.state_dir / "with blank"
+    blank.mkdir()
+    mounts(context, "nfs4", blank)
+    assert file_system_type(blank, context.root) == "nfs4"
+    assert file_system_type(context.state_dir, context.root) == "ext4"
+    with (context.root / "proc/self/mountinfo").open("a") as file:
+        file.write(f"3 2 0:10 / {str(blank).replace(' ', chr(92) + '040')} rw - xfs /dev/sdb rw\n")
+    assert file_system_type(blank, context.root) == "xfs"
+
+
+def test_this_machines_own_mounts_can_be_read(tmp_path: Path) -> None:
+    assert file_system_type(Path("/proc")) == "proc"
+    assert file_system_type(tmp_path) not in {"", "proc"}
+
+
+def test_a_database_is_tried_and_leaves_nothing(context: DoctorContext) -> None:
+    (found,) = database_works(context)
+    assert found.level is Level.OK
+    assert [path.name for path in context.state_dir.iterdir()] == ["run"]
+
+
+def test_a_place_where_no_database_works_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> str:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(doctor_checks_disk, "_try_wal", full)
+    assert [finding.level for finding in database_works(context)] == [Level.PROBLEM]
+    monkeypatch.setattr(doctor_checks_disk, "_try_wal", lambda path: "delete")
+    assert [finding.level for finding in database_works(context)] == [Level.PROBLEM]
+    assert [path.name for path in context.state_dir.iterdir()] == ["run"]

@@ -1,0 +1,107 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_nvml import DRIVER_NOT_LOADED, MIB, UNKNOWN, FakeCard, FakeNvml
+
+from gpupool.daemon.doctor import DoctorContext, Finding, Level
+from gpupool.daemon.doctor_checks_gpu import devices, gpus
+
+
+def look(context: DoctorContext, nvml: FakeNvml) -> dict[str, Finding]:
+    return {finding.check: finding for finding in gpus(replace(context, nvml=nvml))}
+
+
+def plug_in_card(context: DoctorContext, vendor: str = "0x10de", kind: str = "0x030200") -> None:
+    device = context.root / "sys/bus/pci/devices/0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(vendor + "\n")
+    (device / "class").write_text(kind + "\n")
+
+
+def test_a_sound_card_is_fine(context: DoctorContext) -> None:
+    found = look(context, FakeNvml(FakeCard("GPU-a"), FakeCard("GPU-b")))
+    assert {finding.level for finding in found.values()} == {Level.OK}
+    assert found["driver"].sentence == "2 GPUs (Tesla T4, Tesla T4), driver 550.54.15, CUDA 12.4."
+
+
+def test_emulation_needs_no_driver(context: DoctorContext) -> None:
+    (found,) = gpus(replace(context, emulate=True, nvml=FakeNvml(init_fails=DRIVER_NOT_LOADED)))
+    assert (found.level, "emulated" in found.sentence) == (Level.OK, True)
+
+
+def test_no_card_at_all_is_a_warning(context: DoctorContext) -> None:
+    plug_in_card(context, vendor="0x8086")
+    found = look(context, FakeNvml(init_fails=12))["driver"]
+    assert (found.level, "emulate one" in found.sentence) == (Level.WARNING, True)
+
+
+def test_a_card_whose_driver_does_not_start_is_a_problem(context: DoctorContext) -> None:
+    plug_in_card(context)
+    found = look(context, FakeNvml(init_fails=DRIVER_NOT_LOADED))["driver"]
+    assert (found.level, "not loaded" in found.sentence) == (Level.PROBLEM, True)
+    assert found.remedy
+
+
+def test_a_query_that_fails_is_a_warning(context: DoctorContext) -> None:
+    card = FakeCard("GPU-a", fails={"nvmlDeviceGetUtilizationRates": UNKNOWN})
+    assert look(context, FakeNvml(card))["driver"].level is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    ("change", "level"), [({"uncorrected": 2}, Level.PROBLEM), ({"retirement_pending": 1}, Level.WARNING)]
+)
+def test_a_sick_card_is_told(context: DoctorContext, change: dict[str, Any], level: Level) -> None:
+    found = look(context, FakeNvml(FakeCard("GPU-a"), FakeCard("GPU-b", **change)))["gpu-health"]
+    assert (found.level, found.sentence.startswith("GPU 1 (Tesla T4): ")) == (level, True)
+
+
+def test_others_on_a_card_are_named_and_the_pools_jobs_are_not(context: DoctorContext) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as job:
+        nvml = FakeNvml(FakeCard("GPU-a", processes=[(job.pid, 300 * MIB)]))
+        stranger = look(context, nvml)["gpus-in-use"]
+        folder = context.node_state.replicas / "w0000000001.0.0"
+        folder.mkdir(parents=True)
+        record = {"pid": os.getpid(), "start": 1, "boot_id": "x", "notes": [], "cgroups": []}
+        (folder / "shepherd.json").write_text(json.dumps(record))
+        own = look(context, nvml)["gpus-in-use"]
+        job.kill()
+    assert stranger.level is Level.WARNING
+    assert f"(pid {job.pid})" in stranger.sentence
+    assert "300 MiB" in stranger.sentence
+    assert own.level is Level.OK
+
+
+def make_devices(root: Path, *names: str) -> None:
+    for name in names:
+        (root / "dev" / name).touch(mode=0o666)
+
+
+def test_device_files_are_only_wanted_for_a_card(context: DoctorContext) -> None:
+    assert [finding.level for finding in devices(context)] == [Level.OK]
+    plug_in_card(context)
+    (found,) = devices(context)
+    assert (found.level, "nvidia-uvm" in found.sentence) == (Level.PROBLEM, True)
+    assert [finding.level for finding in devices(replace(context, emulate=True))] == [Level.OK]
+
+
+def test_device_files_that_are_there_are_fine(context: DoctorContext) -> None:
+    plug_in_card(context)
+    make_devices(context.root, "nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
+    (found,) = devices(context)
+    assert (found.level, "2 cards" in found.sentence) == (Level.OK, True)
+
+
+def test_device_files_that_may_not_be_opened_are_a_problem(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in_card(context)
+    make_devices(context.root, "nvidia0", "nvidiactl", "nvidia-uvm")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "nvidiactl")
+    (found,) = devices(context)
+    assert (found.level, found.sentence) == (Level.PROBLEM, "This user may not open /dev/nvidiactl.")

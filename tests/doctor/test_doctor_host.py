@@ -1,0 +1,171 @@
+import os
+import resource
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpupool.daemon import doctor_checks_host
+from gpupool.daemon.doctor import DoctorContext, Finding, Level
+from gpupool.daemon.doctor_checks import Check
+from gpupool.daemon.doctor_checks_host import (
+    clock,
+    clock_synchronised,
+    control_groups,
+    descriptors,
+    hidden_processes,
+    port,
+    python,
+    socket_path,
+)
+from gpupool.daemon.folders import POOL_LOCK
+from gpupool.daemon.processes import take_lock
+
+
+def only(check: Check, context: DoctorContext) -> Finding:
+    (found,) = check(context)
+    return found
+
+
+@pytest.mark.parametrize(("synchronised", "level"), [(True, Level.OK), (None, Level.OK), (False, Level.WARNING)])
+def test_a_clock_that_nobody_keeps_is_a_warning(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, synchronised: bool | None, level: Level
+) -> None:
+    monkeypatch.setattr(doctor_checks_host, "clock_synchronised", lambda: synchronised)
+    assert only(clock, context).level is level
+
+
+@pytest.mark.parametrize("now", [0.0, 1e9, 5e9])
+def test_an_absurd_year_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch, now: float) -> None:
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert only(clock, context).level is Level.PROBLEM
+
+
+def test_files_from_the_future_tell_of_a_clock_that_jumped_back(context: DoctorContext) -> None:
+    file = context.state_dir / "pool.db"
+    file.touch()
+    os.utime(file, (time.time() + 7200, time.time() + 7200))
+    found = only(clock, context)
+    assert (found.level, "pool.db" in found.sentence) == (Level.WARNING, True)
+
+
+def test_the_kernel_can_be_asked_about_the_clock() -> None:
+    assert clock_synchronised() in {True, False, None}
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_port_that_is_taken_is_a_problem_unless_the_pool_itself_runs(context: DoctorContext, taken: str) -> None:
+    listening = replace(context, listen=taken)
+    assert only(port, listening).level is Level.PROBLEM
+    lock = take_lock(context.state_dir / POOL_LOCK)
+    assert lock is not None
+    assert only(port, listening).level is Level.OK
+    os.close(lock)
+    assert only(port, listening).level is Level.PROBLEM
+
+
+def test_a_free_port_is_fine_and_none_is_not_looked_at(context: DoctorContext, taken: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    assert only(port, replace(context, listen=f"127.0.0.1:{free}")).level is Level.OK
+    assert only(port, replace(context, listen=f":{free}")).level is Level.OK
+    assert list(port(context)) == []
+
+
+@pytest.mark.parametrize("listen", ["", "host:", "host:0", "host:65536", "host:x", "203.0.113.9:8443"])
+def test_an_address_that_cannot_be_listened_on_is_a_problem(context: DoctorContext, listen: str) -> None:
+    found = only(port, replace(context, listen=listen))
+    assert (found.level, bool(found.remedy)) == (Level.PROBLEM, True)
+
+
+def test_long_socket_names_need_proc(context: DoctorContext) -> None:
+    assert only(socket_path, replace(context, run_dir=Path("/run/gpupool"))).level is Level.OK
+    long = replace(context, run_dir=Path("/run/" + "x" * 100))
+    assert only(socket_path, long).level is Level.PROBLEM
+    (context.root / "proc/self/fd").mkdir(parents=True)
+    assert only(socket_path, long).level is Level.OK
+
+
+def groups(context: DoctorContext, controllers: str) -> Path:
+    own = context.root / "sys/fs/cgroup/user/me"
+    own.mkdir(parents=True)
+    for folder in (own.parent, own.parent.parent):
+        (folder / "cgroup.controllers").write_text(controllers)
+    (context.root / "proc/self").mkdir()
+    (context.root / "proc/self/cgroup").write_text("0::/user/me\n")
+    return own
+
+
+@pytest.mark.parametrize("uid", [0, 1717])
+@pytest.mark.parametrize(("controllers", "level"), [("cpu io memory pids", Level.OK), ("pids", Level.WARNING)])
+def test_unified_groups_count_with_their_controllers(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, uid: int, controllers: str, level: Level
+) -> None:
+    groups(context, controllers)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    found = only(control_groups, context)
+    assert (found.level, "version 2" in found.sentence) == (level, True)
+
+
+def test_groups_that_cannot_be_written_limit_nothing(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups(context, "cpu memory")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    found = only(control_groups, context)
+    assert (found.level, "cpu and memory" in found.sentence) == (Level.WARNING, True)
+
+
+def test_groups_of_version_one_are_known(context: DoctorContext) -> None:
+    assert only(control_groups, context).sentence == "There are no control groups."
+    for name in ("cpu", "memory"):
+        (context.root / "sys/fs/cgroup" / name).mkdir(parents=True)
+    found = only(control_groups, context)
+    assert (found.level, "version 1" in found.sentence) == (Level.OK, True)
+
+
+@pytest.mark.parametrize(
+    ("hard", "level"),
+    [(resource.RLIM_INFINITY, Level.OK), (65536, Level.OK), (1024, Level.WARNING), (256, Level.PROBLEM)],
+)
+def test_few_descriptors_are_told(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, hard: int, level: Level
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (256, hard))
+    assert only(descriptors, context).level is level
+
+
+@pytest.mark.parametrize(
+    ("uid", "options", "level"),
+    [
+        (1717, "rw", Level.OK),
+        (1717, "rw,hidepid=0", Level.OK),
+        (1717, "rw,hidepid=2", Level.WARNING),
+        (1717, "rw,gid=5,hidepid=invisible", Level.WARNING),
+        (0, "rw,hidepid=2", Level.OK),
+    ],
+)
+def test_hidden_processes_are_told_to_those_they_are_hidden_from(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, uid: int, options: str, level: Level
+) -> None:
+    (context.root / "proc/self").mkdir()
+    (context.root / "proc/self/mountinfo").write_text(f"22 27 0:21 / /proc rw,relatime - proc proc {options}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert only(hidden_processes, context).level is level
+
+
+def test_old_versions_are_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert only(python, context).level is Level.OK
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 31, 0))
+    assert only(python, context).level is Level.PROBLEM
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4, "final", 0))
+    assert only(python, context).level is Level.PROBLEM

@@ -1,0 +1,261 @@
+import asyncio
+import os
+import socket
+import sqlite3
+import subprocess
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpupool.daemon import doctor, doctor_checks_state
+from gpupool.daemon.doctor import DoctorContext, Finding, Level, exit_status, run_checks
+from gpupool.daemon.doctor_checks import fine
+from gpupool.daemon.doctor_checks_state import (
+    databases,
+    known_revisions,
+    options,
+    other_pools,
+    process_files,
+    replicas,
+    sockets,
+)
+from gpupool.daemon.processes import take_lock
+from gpupool.store.sqlstore import open_store
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    return process.pid
+
+
+def levels(findings: object) -> dict[str, Level]:
+    return {finding.check: finding.level for finding in findings}  # type: ignore[attr-defined]
+
+
+def test_options_that_cannot_be_read_are_a_problem(context: DoctorContext) -> None:
+    assert levels(options(context)) == {"options": Level.OK}
+    (context.state_dir / "config.json").write_text("{}")
+    assert levels(options(context)) == {"options": Level.OK}
+    (context.state_dir / "config.json").write_text("{")
+    assert levels(options(context)) == {"options": Level.PROBLEM}
+
+
+def test_only_sockets_that_nobody_serves_are_stale(context: DoctorContext) -> None:
+    with ExitStack() as stack:
+        live = stack.enter_context(socket.socket(socket.AF_UNIX))
+        live.bind(str(context.run_dir / "api.sock"))
+        live.listen()
+        notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        notify.bind(str(context.run_dir / "notify.sock"))
+        (context.run_dir / "plain.sock").touch()
+        assert levels(sockets(context)) == {"stale-sockets": Level.OK}
+    (found,) = sockets(context)
+    assert (found.level, "api.sock" in found.sentence) == (Level.WARNING, True)
+    assert "plain" not in found.sentence
+
+
+def test_sockets_of_jobs_are_never_connected_to(context: DoctorContext) -> None:
+    attach = context.run_dir / "attach"
+    attach.mkdir()
+    with socket.socket(socket.AF_UNIX) as job:
+        job.bind(str(attach / "w0000000001.0.0.sock"))
+        job.listen()
+        job.settimeout(0.05)
+        assert levels(sockets(context)) == {"stale-sockets": Level.OK}
+        with pytest.raises(TimeoutError):
+            job.accept()
+
+
+def test_files_of_dead_processes_are_told(context: DoctorContext, dead_pid: int) -> None:
+    mine = os.getpid()
+    for name in (f"exit.json.tmp{mine}", f"api.sock.{mine}", f".config.json.{mine}", "pool.db-wal", "log.1"):
+        (context.run_dir / name).touch()
+    (context.state_dir / "own.pid").write_text(f"{mine}\n")
+    assert levels(process_files(context)) == {"leftovers": Level.OK}
+    for name in (f"exit.json.tmp{dead_pid}", f"api.sock.{dead_pid}", f".config.json.{dead_pid}"):
+        (context.run_dir / name).touch()
+    (context.state_dir / "old.pid").write_text(f"{dead_pid}\n")
+    found = {finding.check: finding for finding in process_files(context)}
+    assert levels(found.values()) == {"stale-pids": Level.WARNING, "leftovers": Level.WARNING}
+    assert found["leftovers"].sentence.startswith("3 temporary files ")
+    assert "old.pid" in found["stale-pids"].sentence
+
+
+def test_leftovers_in_the_folders_of_jobs_are_found(context: DoctorContext, dead_pid: int) -> None:
+    folder = context.node_state.replicas / "w0000000001.0.0"
+    folder.mkdir(parents=True)
+    (folder / f"exit.json.tmp{dead_pid}").touch()
+    assert levels(process_files(context)) == {"leftovers": Level.WARNING}
+
+
+def test_a_job_without_end_and_keeper_is_told(context: DoctorContext) -> None:
+    keys = ("w0000000001.0.0", "w0000000002.0.0", "w0000000003.0.0")
+    ended, kept, lost = (context.node_state.replicas / key for key in keys)
+    for folder in (ended, kept, lost):
+        folder.mkdir(parents=True)
+    (ended / "exit.json").write_text("{}")
+    lock = take_lock(kept / "lock")
+    assert lock is not None
+    (found,) = replicas(context)
+    assert (found.level, found.sentence) == (Level.WARNING, "1 job without a living keeper: w0000000003.0.0.")
+    assert "gpupool up" in found.remedy
+    agent = take_lock(context.node_state.lock)
+    assert agent is not None
+    assert "agent runs" in next(iter(replicas(context))).remedy
+    lost.rmdir()
+    assert levels(replicas(context)) == {"jobs": Level.OK}
+    os.close(lock)
+    os.close(agent)
+
+
+@pytest.fixture
+def database(context: DoctorContext) -> Path:
+    """A real database of the pool, at rest."""
+
+    async def make() -> None:
+        store = await open_store(context.state_dir / "pool.db")
+        await store.close()
+
+    asyncio.run(make())
+    return context.state_dir / "pool.db"
+
+
+def test_a_database_at_rest_is_fine_and_left_as_it_was(context: DoctorContext, database: Path) -> None:
+    before = sorted(path.name for path in context.state_dir.iterdir())
+    content = database.read_bytes()
+    assert levels(databases(context)) == {"database": Level.OK, "schema": Level.OK}
+    assert sorted(path.name for path in context.state_dir.iterdir()) == before
+    assert database.read_bytes() == content
+
+
+def test_a_database_in_use_is_read_beside_its_writer(context: DoctorContext, database: Path) -> None:
+    with closing(sqlite3.connect(database)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("CREATE TABLE extra (x)")
+        writer.execute("BEGIN IMMEDIATE")
+        assert database.with_name("pool.db-wal").exists()
+        assert levels(databases(context)) == {"database": Level.OK, "schema": Level.OK}
+
+
+def test_no_database_is_fine(context: DoctorContext) -> None:
+    assert levels(databases(context)) == {"database": Level.OK}
+
+
+def test_a_file_that_is_no_database_is_a_problem(context: DoctorContext) -> None:
+    (context.state_dir / "pool.db").write_bytes(b"not a database at all" * 100)
+    assert levels(databases(context)) == {"database": Level.PROBLEM}
+
+
+def test_a_damaged_database_is_a_problem(context: DoctorContext, database: Path) -> None:
+    content = bytearray(database.read_bytes())
+    size = int.from_bytes(content[16:18], "big")
+    for page in range(2, len(content) // size):
+        content[page * size : page * size + 200] = b"\xff" * 200
+    database.write_bytes(content)
+    assert levels(databases(context))["database"] is Level.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("statement", "level"),
+    [
+        ("UPDATE alembic_version SET version_num = '0001'", Level.WARNING),
+        ("UPDATE alembic_version SET version_num = '9999'", Level.PROBLEM),
+        ("DROP TABLE alembic_version", Level.PROBLEM),
+    ],
+)
+def test_a_version_that_is_not_the_current_one_is_told(
+    context: DoctorContext, database: Path, statement: str, level: Level
+) -> None:
+    with closing(sqlite3.connect(database)) as editor:
+        editor.execute(statement)
+        editor.commit()
+    assert levels(databases(context)) == {"database": Level.OK, "schema": level}
+
+
+def test_a_database_too_large_to_check_in_time_is_a_warning(
+    context: DoctorContext, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_checks_state, "_DATABASE_TIME_S", -1.0)
+    monkeypatch.setattr(doctor_checks_state, "_STEPS_BETWEEN_LOOKS", 1)
+    assert levels(databases(context)) == {"database": Level.WARNING, "schema": Level.OK}
+
+
+def test_the_newest_of_the_known_revisions_is_one() -> None:
+    known, newest = known_revisions()
+    assert "0001" in known
+    assert len(newest) == 1
+    assert newest <= known
+
+
+HEADER = "Num       RefCount Protocol Flags    Type St Inode Path\n"
+
+
+def listening(*paths: str, flags: str = "00010000") -> str:
+    return HEADER + "".join(f"0000: 00000002 00000000 {flags} 0001 01 123 {path}\n" for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("table", "others"),
+    [
+        (HEADER, 0),
+        (listening("/run/gpupool/api.sock"), 1),
+        (listening("/home/a/.local/state/gpupool/run/api.sock.77", "/home/a/.local/state/gpupool/run/agent.sock"), 1),
+        (listening("/srv/x/api.sock", "/srv/x/agent.sock", "/run/gpupool/agent.sock"), 2),
+        (listening("/run/docker/api.sock", "/tmp/agent.sock"), 0),
+        (listening("/run/gpupool/api.sock", flags="00000000"), 0),
+        (listening("@/run/gpupool/api.sock"), 0),
+    ],
+)
+def test_other_pools_are_found_by_the_sockets_they_serve(context: DoctorContext, table: str, others: int) -> None:
+    (context.root / "proc/net").mkdir()
+    (context.root / "proc/net/unix").write_text(table)
+    (real,) = other_pools(context)
+    (emulated,) = other_pools(replace(context, emulate=True))
+    assert (real.level, emulated.level) == ((Level.PROBLEM, Level.WARNING) if others else (Level.OK, Level.OK))
+    assert real.sentence.startswith(f"{others} other pool") == bool(others)
+
+
+def test_a_pool_is_not_another_one_to_itself(context: DoctorContext, tmp_path: Path) -> None:
+    here = replace(context, run_dir=tmp_path / "gpupool")
+    here.run_dir.mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(here.run_dir / "api.sock"))
+        server.listen()
+        # What the kernel shows of this socket alone: other pools may run on the machine of the tests.
+        lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if str(here.run_dir) in line]
+    assert len(lines) == 1
+    (context.root / "proc/net").mkdir()
+    (context.root / "proc/net/unix").write_text(HEADER + lines[0] + "\n")
+    assert levels(other_pools(here)) == {"other-pools": Level.OK}
+    assert levels(other_pools(context)) == {"other-pools": Level.PROBLEM}
+
+
+def test_a_check_that_fails_is_a_warning_and_hides_no_other(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(context: DoctorContext) -> list[Finding]:
+        raise ZeroDivisionError(str(context.listen))
+
+    monkeypatch.setattr(doctor, "CHECKS", [("broken", broken), ("sound", lambda _: [fine("sound", "Well.")])])
+    found = run_checks(context)
+    assert levels(found) == {"broken": Level.WARNING, "sound": Level.OK}
+    assert "ZeroDivisionError" in found[0].sentence
+
+
+@pytest.mark.parametrize(("level", "status"), [(Level.OK, 0), (Level.WARNING, 0), (Level.PROBLEM, 1)])
+def test_only_a_problem_fails(level: Level, status: int) -> None:
+    assert exit_status([fine("a", "Well."), Finding("b", level, "Says.", "Do.")]) == status
+
+
+def test_all_checks_on_this_machine_give_whole_sentences_and_remedies(tmp_path: Path) -> None:
+    found = run_checks(DoctorContext(tmp_path / "state", tmp_path / "run", emulate=True, listen="127.0.0.1:1"))
+    assert len({finding.check for finding in found}) >= 15
+    for finding in found:
+        assert "This check failed" not in finding.sentence
+        assert finding.sentence.endswith(".")
+        assert bool(finding.remedy) == (finding.level is not Level.OK)
+        assert set(finding.to_dict()) == {"check", "level", "sentence", "remedy"}
