@@ -118,7 +118,7 @@ def test_ctrl_c_travels_as_a_byte_and_interrupts_the_program(pool: FakePool, ope
 def test_a_new_window_size_is_told(pool: FakePool, open_terminal: Any) -> None:
     script = (
         "import os,signal,time\n"
-        "signal.signal(signal.SIGWINCH, lambda *a: print(os.get_terminal_size(), flush=True))\n"
+        "signal.signal(signal.SIGWINCH, lambda *a: os.write(1, str(os.get_terminal_size()).encode()))\n"
         "print('ready', flush=True)\n"
         "while True: time.sleep(0.05)"
     )

@@ -29,11 +29,11 @@ def config_file() -> str:
 
 def load() -> dict[str, Any]:
     """The choices; empty when there are none. Raises ``GpupoolError(INVALID_FILE)`` for a file that is not JSON."""
-    import json
+    from gpupool.cli.fast import lightjson
 
     try:
         with open(config_file(), "rb") as file:
-            data = json.loads(file.read(CONFIG_LIMIT_BYTES))
+            data = lightjson.loads(file.read(CONFIG_LIMIT_BYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
