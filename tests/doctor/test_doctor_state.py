@@ -3,11 +3,14 @@ import os
 import socket
 import sqlite3
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_nvml import FakeCard, FakeNvml
 
 from gpupool.daemon import doctor, doctor_checks_state
 from gpupool.daemon.doctor import DoctorContext, Finding, Level, exit_status, run_checks
@@ -213,9 +216,12 @@ def listening(*paths: str, flags: str = "00010000") -> str:
 def test_other_pools_are_found_by_the_sockets_they_serve(context: DoctorContext, table: str, others: int) -> None:
     (context.root / "proc/net").mkdir()
     (context.root / "proc/net/unix").write_text(table)
-    (real,) = other_pools(context)
-    (emulated,) = other_pools(replace(context, emulate=True))
-    assert (real.level, emulated.level) == ((Level.PROBLEM, Level.WARNING) if others else (Level.OK, Level.OK))
+    nvml = FakeNvml(FakeCard("GPU-a"))
+    (real,) = other_pools(replace(context, nvml=nvml))
+    (emulated,) = other_pools(replace(context, nvml=nvml, emulate=True))
+    (without,) = other_pools(replace(context, nvml=FakeNvml(init_fails=12)))
+    wanted = (Level.PROBLEM, Level.WARNING, Level.WARNING) if others else (Level.OK,) * 3
+    assert (real.level, emulated.level, without.level) == wanted
     assert real.sentence.startswith(f"{others} other pool") == bool(others)
 
 
@@ -231,7 +237,7 @@ def test_a_pool_is_not_another_one_to_itself(context: DoctorContext, tmp_path: P
     (context.root / "proc/net").mkdir()
     (context.root / "proc/net/unix").write_text(HEADER + lines[0] + "\n")
     assert levels(other_pools(here)) == {"other-pools": Level.OK}
-    assert levels(other_pools(context)) == {"other-pools": Level.PROBLEM}
+    assert levels(other_pools(replace(context, emulate=True))) == {"other-pools": Level.WARNING}
 
 
 def test_a_check_that_fails_is_a_warning_and_hides_no_other(
@@ -249,6 +255,44 @@ def test_a_check_that_fails_is_a_warning_and_hides_no_other(
 @pytest.mark.parametrize(("level", "status"), [(Level.OK, 0), (Level.WARNING, 0), (Level.PROBLEM, 1)])
 def test_only_a_problem_fails(level: Level, status: int) -> None:
     assert exit_status([fine("a", "Well."), Finding("b", level, "Says.", "Do.")]) == status
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can reach, as those of pytest cannot."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to be somebody else for a while")
+def test_a_user_is_told_that_roots_pool_is_closed_and_nothing_else_of_it(
+    context: DoctorContext, open_folder: Path
+) -> None:
+    closed = open_folder / "state"
+    (closed / "run").mkdir(parents=True)
+    closed.chmod(0o700)
+    context = replace(context, state_dir=closed, run_dir=closed / "run")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in another process
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            found = run_checks(replace(context, emulate=True))
+            os.write(write, "\n".join(f"{f.level} {f.check} {f.sentence}" for f in found).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answers:
+        text = answers.read()
+    os.waitpid(child, 0)
+    assert f"warning folders {context.state_dir} belongs to root's pool." in text
+    assert "problem" not in text
+    assert "This check failed" not in text
+    assert not {"options", "jobs", "database", "leftovers"} & {line.split()[1] for line in text.splitlines()}
 
 
 def test_all_checks_on_this_machine_give_whole_sentences_and_remedies(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ findings. Checks only look: they start nothing, repair nothing, and leave nothin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,6 +61,11 @@ class DoctorContext:
     def node_state(self) -> StateFolder:
         """What the node agent keeps."""
         return StateFolder(self.state_dir / NODE_DIR)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the state folder is there but not for this user to look into (that of root's pool)."""
+        return os.path.exists(self.state_dir) and not os.access(self.state_dir, os.R_OK | os.X_OK)  # noqa: PTH110 - never raises
 
     @property
     def pool_runs(self) -> bool:

@@ -27,8 +27,9 @@ _REMEDY = "Choose another folder with GPUPOOL_STATE_DIR."
 
 
 def nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    """The folder, or the nearest one above it that exists as far as this user can see."""
+    found = (path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - never raises
+    return next(found, Path("/"))
 
 
 def space(context: DoctorContext) -> Iterator[Finding]:
@@ -54,8 +55,9 @@ def space(context: DoctorContext) -> Iterator[Finding]:
 
 def folders(context: DoctorContext) -> Iterator[Finding]:
     """Whose the state and run folders are, and whether they can be written."""
-    for folder in dict.fromkeys((context.state_dir, context.run_dir)):
-        yield _folder(folder)
+    yield _folder(context.state_dir)
+    if not context.closed and context.run_dir != context.state_dir:
+        yield _folder(context.run_dir)
 
 
 def _folder(folder: Path) -> Finding:

@@ -45,6 +45,17 @@ def gpus(context: DoctorContext) -> Iterator[Finding]:
     yield from _foreign(found)
 
 
+def has_gpus(context: DoctorContext) -> bool:
+    """Whether the pool hands out real GPUs here, or would if their driver worked."""
+    if context.emulate or _has_nvidia_card(context):
+        return not context.emulate
+    try:
+        NvmlInventory(nvml=context.nvml)
+    except NoGpusError:
+        return False
+    return True
+
+
 def _no_gpus(context: DoctorContext, error: NoGpusError) -> Finding:
     if _has_nvidia_card(context):
         return problem("driver", f"This machine has an NVIDIA card but cannot use it: {error.reason}.", error.hint)

@@ -16,6 +16,7 @@ from pathlib import Path
 from gpupool.client.locate import connect_unix
 from gpupool.daemon.config import config_path, read_config
 from gpupool.daemon.doctor_checks import (
+    Check,
     DoctorContext,
     Finding,
     NamedCheck,
@@ -27,6 +28,7 @@ from gpupool.daemon.doctor_checks import (
     some,
     warning,
 )
+from gpupool.daemon.doctor_checks_gpu import has_gpus
 from gpupool.daemon.processes import is_locked
 from gpupool.domain.errors import GpupoolError
 from gpupool.node.paths import ReplicaFolder
@@ -131,8 +133,6 @@ def _lost(folder: ReplicaFolder) -> bool:
 
 def databases(context: DoctorContext) -> Iterator[Finding]:
     """Whether the database is whole and of a version this program knows."""
-    if context.state_dir.exists() and not os.access(context.state_dir, os.R_OK | os.X_OK):
-        return  # told by another check
     found = [path for path in entries(context.state_dir) if path.suffix in _DATABASE_SUFFIXES and path.is_file()]
     if not found:
         yield fine("database", "There is no database yet.")
@@ -210,7 +210,7 @@ def other_pools(context: DoctorContext) -> Iterator[Finding]:
         yield fine("other-pools", "No other pool runs on this machine.")
         return
     sentence = f"{count(len(others), 'other pool')} on this machine: {some(others)}."
-    if context.emulate:
+    if not has_gpus(context):
         yield warning(
             "other-pools", sentence, "They share the processors; stop those nobody needs with 'gpupool down'."
         )
@@ -233,11 +233,16 @@ def _pool_folders(context: DoctorContext) -> set[str]:
     return {folder for folder, found in names.items() if len(found) == 2 or "gpupool" in folder}
 
 
+def _if_open(check: Check) -> Check:
+    """The check, for pools whose folder this user may look into; that it is closed is told elsewhere."""
+    return lambda context: () if context.closed else check(context)
+
+
 CHECKS: list[NamedCheck] = [
-    ("options", options),
+    ("options", _if_open(options)),
     ("stale-sockets", sockets),
-    ("leftovers", process_files),
-    ("jobs", replicas),
-    ("database", databases),
+    ("leftovers", _if_open(process_files)),
+    ("jobs", _if_open(replicas)),
+    ("database", _if_open(databases)),
     ("other-pools", other_pools),
 ]
