@@ -267,13 +267,11 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to be somebody else for a while")
-def test_a_user_is_told_that_roots_pool_is_closed_and_nothing_else_of_it(
-    context: DoctorContext, open_folder: Path
-) -> None:
+def test_a_user_is_told_that_roots_pool_is_closed_and_nothing_else_of_it(open_folder: Path) -> None:
     closed = open_folder / "state"
     (closed / "run").mkdir(parents=True)
     closed.chmod(0o700)
-    context = replace(context, state_dir=closed, run_dir=closed / "run")
+    context = DoctorContext(closed, closed / "run", emulate=True, root=open_folder)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover - in another process
@@ -281,7 +279,7 @@ def test_a_user_is_told_that_roots_pool_is_closed_and_nothing_else_of_it(
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            found = run_checks(replace(context, emulate=True))
+            found = run_checks(context)
             os.write(write, "\n".join(f"{f.level} {f.check} {f.sentence}" for f in found).encode())
         finally:
             os._exit(0)
