@@ -121,8 +121,9 @@ def ended(workload: Workload, replica: Replica, report: ExitReport, now: float) 
     if not replica.state.placed:
         return Step(replica)
     reason = _REASON_OF_EXIT[report.reason]
-    if replica.state is ReplicaState.STOPPING and replica.next_reason is not None and reason is not Reason.TIME_LIMIT:
-        reason = replica.next_reason
+    asked = replica.next_reason if replica.state is ReplicaState.STOPPING else None
+    if asked is not None and reason is not Reason.TIME_LIMIT and not _done(workload, report):
+        reason = asked
     seen = replace(replica, exit_status=report.status, finished_at=report.finished_at or now, pid=None)
     forget = ForgetProgram(replica)
     if reason in _RETURNS_TO_QUEUE:
@@ -229,6 +230,13 @@ def _finish(
         finished_at=replica.finished_at or now,
     )
     return Step(after, (_event(after, now, reason, sentence or str(state)),), (forget,) if forget else ())
+
+
+def _done(workload: Workload, report: ExitReport) -> bool:
+    """Whether the program had come to its own end for good before the stop reached it: then nothing was stopped."""
+    policy = workload.retry.policy
+    succeeded = report.status == 0 and policy is not RestartPolicy.ALWAYS
+    return report.reason is ExitReason.EXITED and (succeeded or policy is RestartPolicy.NEVER)
 
 
 def _may_run_again(workload: Workload, replica: Replica) -> bool:

@@ -1,0 +1,183 @@
+"""Killing the pool's processes with -9, and watching from outside that nothing runs which should not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from _chaos_mix import Mix
+from _common import Pool, rows
+
+# How often each kind is drawn; those that take seconds to come back are drawn more seldom.
+WEIGHTS = {
+    "shepherd": 38,
+    "client": 26,
+    "spawner": 14,
+    "agent": 9,
+    "control-plane": 9,
+    "supervisor": 3,
+    "everything": 1,
+}
+KEY = b"GPUPOOL_REPLICA_KEY="
+
+
+@dataclass(slots=True)
+class Kills:
+    """What was killed."""
+
+    by_kind: Counter[str] = field(default_factory=Counter)
+    shepherds: set[str] = field(default_factory=set)  # keys of attempts whose shepherd was killed
+    outages_s: list[float] = field(default_factory=list)  # from a supervisor's death until the pool was up again
+
+    @property
+    def total(self) -> int:
+        """How many processes."""
+        return sum(self.by_kind.values())
+
+
+class Killer:
+    """Draws a victim that lives, and kills it."""
+
+    def __init__(self, pool: Pool, mix: Mix, seed: int) -> None:
+        self.kills = Kills()
+        self._pool = pool
+        self._mix = mix
+        self._random = random.Random(seed ^ 0x5EED)
+
+    def strike(self) -> bool:
+        """One blow; False when nothing of the kind that was drawn lived."""
+        kind = self._random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        if kind == "everything":
+            return self._kill_everything()
+        if kind == "shepherd":
+            found = self.shepherds()
+            return bool(found) and self._kill_shepherd(*self._random.choice(sorted(found.items())))
+        if kind == "client":
+            return self._kill_client()
+        pid = self._pool.pids().get(kind)
+        done = pid is not None and self._kill(kind, pid)
+        if done and kind == "supervisor":
+            self._raise_again()
+        return done
+
+    def shepherds(self) -> dict[str, tuple[int, int]]:
+        """Pid and start time of each living shepherd by its attempt's key."""
+        found = {}
+        for record in (self._pool.state / "node" / "replicas").glob("*/shepherd.json"):
+            try:
+                said = json.loads(record.read_bytes())
+            except (OSError, ValueError):
+                continue
+            if start_ticks(said["pid"]) == said["start"]:
+                found[record.parent.name] = (said["pid"], said["start"])
+        return found
+
+    def _kill_shepherd(self, key: str, identity: tuple[int, int]) -> bool:
+        self.kills.shepherds.add(key)  # before the blow: it may end by itself at the same moment
+        return start_ticks(identity[0]) == identity[1] and self._kill("shepherd", identity[0])
+
+    def _kill_client(self) -> bool:
+        clients = self._mix.clients()
+        if not clients:
+            return False
+        victim = self._random.choice(clients)
+        victim.client_killed = True
+        return victim.client is not None and self._kill("client", victim.client.pid)
+
+    def _kill_everything(self) -> bool:
+        pids = self._pool.pids()
+        if "supervisor" not in pids:
+            return False
+        for kind, pid in pids.items():
+            self._kill(kind, pid)
+        for key, identity in self.shepherds().items():
+            self._kill_shepherd(key, identity)
+        for planned in self._mix.clients():
+            planned.client_killed = True
+            if planned.client is not None:
+                self._kill("client", planned.client.pid)
+        self._raise_again()
+        return True
+
+    def _kill(self, kind: str, pid: int) -> bool:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        self.kills.by_kind[kind] += 1
+        return True
+
+    def _raise_again(self) -> None:
+        begun = time.monotonic()
+        time.sleep(self._random.uniform(0, 0.5))
+        self._pool.up()
+        self.kills.outages_s.append(time.monotonic() - begun)
+
+
+class Watcher(threading.Thread):
+    """Looks twice a second whether a program runs whose attempt, by the database, has ended or given up its GPUs."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(name="watcher")
+        self.looks = 0
+        self.violations: list[str] = []
+        self._pool = pool
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        """Until told to finish."""
+        while not self._done.wait(0.5):
+            try:
+                self._look()
+            except sqlite3.Error:
+                continue
+
+    def finish(self) -> None:
+        """Stop looking."""
+        self._done.set()
+        self.join()
+
+    def _look(self) -> None:
+        at = time.time()
+        running = marked_processes(self._pool)
+        leases = "SELECT workload || '.' || replica_index || '.' || attempt, released_at FROM leases"
+        ended = "SELECT workload || '.' || replica_index || '.' || attempt, finished_at FROM replicas"
+        over = dict(rows(self._pool, f"{leases} WHERE released_at IS NOT NULL"))
+        over |= dict(rows(self._pool, f"{ended} WHERE state IN ('succeeded', 'failed', 'stopped')"))
+        self.looks += 1
+        for pid, key in running.items():
+            if key in over and over[key] < at:
+                self.violations.append(f"process {pid} of {key} was alive {at - over[key]:.2f} s after its end")
+
+
+def marked_processes(pool: Pool) -> dict[int, str]:
+    """The attempt of every living process that carries the mark of one of this pool's programs."""
+    mine = f"CHAOS_POOL={pool.folder}".encode()
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environ = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            keys = [entry[len(KEY) :].decode() for entry in environ if entry.startswith(KEY)]
+            if keys and mine in environ and start_ticks(int(name)) is not None:
+                found[int(name)] = keys[-1]
+    return found
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in ticks since boot; None for none and for a dead one."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,249 @@
+"""What all benchmarks share: a private pool, percentiles, tables, and results with the machine they were taken on."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gpupool.client.locate import place_for_new_pool
+from gpupool.daemon.config import PoolConfig, PoolKind
+from gpupool.daemon.launch import start
+
+RESULTS = Path(__file__).parent / "results"
+GPUPOOL = str(Path(sys.executable).parent / "gpupool")
+DEPENDENCIES = ("fastapi", "uvicorn", "pydantic", "sqlalchemy", "numpy")
+FINAL = ("succeeded", "failed", "stopped")
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+class Api(http.client.HTTPConnection):
+    """A connection to a pool's unix socket, kept open; made again by itself after it was lost."""
+
+    def __init__(self, path: Path, timeout_s: float = 60.0) -> None:
+        super().__init__("gpupool", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Raises ``OSError``."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+    def ask(self, method: str, target: str, body: object = None) -> Any:
+        """The JSON of a successful answer; raises ``Refused`` for another and ``OSError`` for none."""
+        try:
+            self.request(method, target, json.dumps(body), {"Content-Type": "application/json"})
+            response = self.getresponse()
+            data = response.read()
+        except http.client.HTTPException as error:
+            self.close()
+            raise ConnectionError(repr(error)) from error
+        except OSError:
+            self.close()
+            raise
+        if response.status >= 300:
+            raise Refused(response.status, f"{method} {target}: {response.status} {data[:500]!r}")
+        return json.loads(data or b"null")
+
+
+class Refused(RuntimeError):
+    """The pool answered, but not what was hoped for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Pool:
+    """A pool of emulated GPUs in a folder of its own, taken down and removed at the end."""
+
+    def __init__(self, emulate: str) -> None:
+        self.emulate = emulate
+        self.folder = Path(tempfile.mkdtemp(prefix="gpb-"))
+        self.state = self.folder / "state"
+        self.run_dir = self.state / "run"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
+        self.env["GPUPOOL_STATE_DIR"] = str(self.state)
+        self.env["XDG_CONFIG_HOME"] = str(self.folder / "config")
+        self.env["CHAOS_POOL"] = str(self.folder)  # marks whatever descends from this pool
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
+        self.down()
+        if kind is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            print(f"kept for a look: {self.folder}", file=sys.stderr)
+
+    def cli(self, *arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+        """Run a command of the pool to its end."""
+        return subprocess.run(
+            (GPUPOOL, *arguments), env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def up(self) -> None:
+        """Start it, or join whoever has started it meanwhile."""
+        done = self.cli("up", "--background", "--emulate", self.emulate)
+        if done.returncode != 0 and "POOL_ALREADY_RUNNING" not in done.stderr:
+            raise RuntimeError(f"gpupool up: {done.stderr.strip()}")
+
+    def down(self) -> None:
+        """Stop its jobs and its processes."""
+        self.cli("down", "--stop-jobs")
+
+    def api(self, timeout_s: float = 60.0) -> Api:
+        """A connection of one's own, for one thread."""
+        return Api(self.run_dir / "api.sock", timeout_s)
+
+    def pids(self) -> dict[str, int]:
+        """The pool's own processes that run, by name: supervisor, agent, spawner, control-plane."""
+        try:
+            state = json.loads((self.run_dir / "state.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        found = {"supervisor": state["pid"]}
+        found |= {child["name"]: child["pid"] for child in state["children"] if child["pid"]}
+        if "agent" in found:
+            found |= {"spawner": pid for pid in children_of(found["agent"])}
+        return found
+
+    @property
+    def database(self) -> Path:
+        """Its SQLite file."""
+        return self.state / "pool.db"
+
+
+class NullPool(Pool):
+    """A pool with a real control plane on a node that runs nothing: programs end at once, or never."""
+
+    def __init__(self, emulate: str, *, ends: bool) -> None:
+        super().__init__(emulate)
+        self._ends = ends
+
+    def up(self) -> None:
+        """Start it; the agent is a stand-in."""
+        place = place_for_new_pool(str(self.state))
+        script, socket_path = str(Path(__file__).parent / "_null_agent.py"), f"{place.run_dir}/agent.sock"
+        agent = (sys.executable, script, socket_path, "null", self.emulate, "ends" if self._ends else "lives")
+        start(PoolConfig(place.state_dir, place.run_dir, PoolKind(place.kind), node_name="null", commands={"agent": agent}))
+
+
+def children_of(pid: int) -> list[int]:
+    """The pids of a process's children."""
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process, MiB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB / 1024
+
+
+def uss_mib(pid: int) -> float:
+    """Memory that would come free if the process ended, MiB."""
+    fields = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return sum(int(field[1]) for field in fields if field[0].startswith("Private_")) / 1024
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds used by a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rows(pool: Pool, query: str) -> list[tuple[Any, ...]]:
+    """Rows of a pool's database, read only. Raises ``sqlite3.Error``."""
+    connection = sqlite3.connect(f"file:{pool.database}?mode=ro", uri=True, timeout=10)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def live(pool: Pool) -> int:
+    """How many workloads have not ended, by the database itself."""
+    try:
+        return int(rows(pool, f"SELECT count(*) FROM workloads WHERE state NOT IN {FINAL}")[0][0])
+    except sqlite3.Error:
+        return 1 << 30  # just now nobody can tell
+
+
+def until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.02) -> bool:
+    """Whether a condition comes true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest-rank percentile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100).__int__() - 1))]
+
+
+def spread(values: Sequence[float], unit: float = 1.0, digits: int = 2) -> dict[str, float]:
+    """Count, median, 99th percentile, least and most, times ``unit``."""
+    named = {"p50": percentile(values, 50), "p99": percentile(values, 99), "min": min(values), "max": max(values)}
+    return {"n": len(values)} | {name: round(value * unit, digits) for name, value in named.items()}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Aligned plain text."""
+    texts = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts)
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what this runs; ``load`` says how busy the machine was with other things besides."""
+    cpu = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    memory_kib = next(int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal"))
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "cpu": cpu or platform.machine(),
+        "memory_mib": memory_kib // 1024,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("gpupool", *DEPENDENCIES)},
+        "load": os.getloadavg(),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+    }
+
+
+def write_result(name: str, result: dict[str, Any]) -> None:
+    """Put a result beside the others as ``results/NAME.json``."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=2, sort_keys=False) + "\n")
+    temporary.replace(path)
+    print(f"written to {path}")
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()

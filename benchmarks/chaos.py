@@ -1,0 +1,134 @@
+"""Kill the pool's processes at random moments under a running mix, then check that nothing was lost or doubled.
+
+`python benchmarks/chaos.py --kills 1000 --seed 1 [--minutes 30]`: a private pool of four emulated GPUs; batch jobs,
+sweeps, leases with client commands and attached clients; kill -9 of the control plane, the agent, the spawner, a
+shepherd, a client, the supervisor, or all of them. Exit status 1 when anything was violated; the pool's folder is then
+kept for a look. Prints a table and writes results/chaos.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _chaos_check import Checks, at_rest, holders
+from _chaos_kill import Killer, Watcher
+from _chaos_mix import Mix
+from _common import Pool, machine, percentile, table, until, write_result
+
+EMULATED = "4xT4"
+TARGET = 14  # workloads alive at a time
+REST_S = 240.0
+
+
+def torment(kills: int, seed: int, minutes: float, pause_s: float) -> dict[str, Any]:
+    """One run of the chaos test; ``pause_s`` is the mean time between two blows."""
+    pool = Pool(EMULATED)
+    pool.up()
+    mix, begun = Mix(pool, seed, TARGET), time.monotonic()
+    killer, watcher = Killer(pool, mix, seed), Watcher(pool)
+    mix.start()
+    watcher.start()
+    try:
+        strike_often(killer, kills, begun + minutes * 60, pause_s, seed)
+        under_fire_s = time.monotonic() - begun
+        pool.up()  # a supervisor that died last is raised again
+    finally:
+        mix.stop(REST_S)
+    rested = until(lambda: rests(pool), REST_S, 0.5)
+    watcher.finish()
+    checks = Checks(pool, mix, killer)
+    violations = checks.all()
+    violations["programs outlived their end"] = watcher.violations
+    violations["errors of the mix"] = mix.errors
+    violations["did not come to rest"] = [] if rested else [f"after {REST_S:.0f} s"]
+    pool.down()
+    violations["left on the machine"] += holders(pool.folder)
+    return report(pool, mix, killer, checks, violations) | {
+        "seconds_under_fire": round(under_fire_s, 1),
+        "looks_at_proc": watcher.looks,
+    }
+
+
+def strike_often(killer: Killer, kills: int, deadline: float, pause_s: float, seed: int) -> None:
+    """Blows at random moments until there are enough, or the time is up."""
+    chance, told = random.Random(seed ^ 0xA11), 0
+    while killer.kills.total < kills and time.monotonic() < deadline:
+        time.sleep(chance.expovariate(1 / pause_s))
+        killer.strike()
+        if killer.kills.total >= told + 100:
+            told = killer.kills.total
+            print(f"{told} kills", file=sys.stderr, flush=True)
+
+
+def rests(pool: Pool) -> bool:
+    """Whether nothing is alive any more, as far as the database can be read."""
+    try:
+        return at_rest(pool)
+    except sqlite3.Error:
+        return False
+
+
+def report(
+    pool: Pool, mix: Mix, killer: Killer, checks: Checks, violations: dict[str, list[str]]
+) -> dict[str, Any]:
+    """The result as JSON has it; a folder without violations is removed."""
+    kinds: dict[str, int] = {}
+    for planned in mix.planned.values():
+        kinds[planned.kind] = kinds.get(planned.kind, 0) + 1
+    outages = killer.kills.outages_s
+    if not any(violations.values()):
+        shutil.rmtree(pool.folder, ignore_errors=True)
+    else:
+        print(f"kept for a look: {pool.folder}", file=sys.stderr)
+    return {
+        "kills": killer.kills.total,
+        "kills_by_kind": dict(killer.kills.by_kind.most_common()),
+        "workloads": kinds,
+        "replicas": len(checks.runs),
+        "attempts": sum(run.attempt for run in checks.runs),
+        "violations": {name: len(found) for name, found in violations.items()},
+        "violation_details": {name: found[:50] for name, found in violations.items() if found},
+        "seconds_from_a_supervisors_death_to_a_pool_that_answers_p50": round(percentile(outages, 50), 2) if outages else None,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The tables."""
+    print(table(("killed with -9", "times"), [*result["kills_by_kind"].items(), ("together", result["kills"])]))
+    print()
+    ran = [*result["workloads"].items(), ("replicas", result["replicas"]), ("attempts", result["attempts"])]
+    print(table(("mix", "number"), ran))
+    print()
+    print(table(("violation", "found", "goal"), [(name, n, 0) for name, n in result["violations"].items()]))
+    for name, found in result["violation_details"].items():
+        print(f"\n{name}:", *found, sep="\n  ")
+
+
+def main() -> int:
+    """Run it, show it, write it down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=30.0, help="kill no longer than this")
+    parser.add_argument("--pause", type=float, default=0.7, metavar="S", help="mean time between two blows")
+    parser.add_argument("--name", default="chaos", help="of the result's file; empty: none is written")
+    options = parser.parse_args()
+    result = {"what": "chaos", **machine(), "seed": options.seed}
+    result |= torment(options.kills, options.seed, options.minutes, options.pause)
+    show(result)
+    if options.name:
+        write_result(options.name, result)
+    return 1 if any(result["violations"].values()) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,106 @@
+"""What `gpupool run -- true` costs in a warm pool over starting the same program directly.
+
+`python benchmarks/launch.py [--pairs 150]`: pairs of both, taken in turn so that what else the machine does strikes
+both alike; and the time of `gpupool --help`. Prints a table and writes results/launch.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _common import GPUPOOL, Pool, machine, spread, table, write_result
+
+GOAL_P50_MS = 45.0
+GOAL_P99_MS = 120.0
+GOAL_HELP_MS = 300.0
+WARM_UP = 10
+TRUE = shutil.which("true") or "/bin/true"
+
+
+def timed(command: tuple[str, ...], env: dict[str, str]) -> float:
+    """Seconds from the start of a program until it was waited for. Raises ``RuntimeError`` when it fails."""
+    begun = time.perf_counter()
+    process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    _, said = process.communicate()
+    taken = time.perf_counter() - begun
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {said.decode('utf-8', 'replace')}")
+    return taken
+
+
+def stages(pool: Pool, runs: int) -> dict[str, list[float]]:
+    """Where the pool's own part goes, by the times it writes down, seconds since the submission was taken in."""
+    api = pool.api()
+    found: dict[str, list[float]] = {"granted": [], "program runs": [], "program over": [], "end written": []}
+    for listed in api.ask("GET", f"/v1/workloads?all=true&limit={min(runs, 200)}")["workloads"]:
+        events = api.ask("GET", f"/v1/events?workload={listed['id']}&limit=50")["events"]
+        at = {event["reason"]: event["at"] for event in events}
+        record = pool.state / "node" / "ended" / f"{listed['id']}.0.1" / "exit.json"
+        over = json.loads(record.read_bytes())["finished_at"]
+        marks = zip(found, (at["GRANTED"], at.get("STARTED", over), over, at["EXITED"]), strict=True)
+        for name, when in marks:
+            found[name].append(when - listed["created_at"])
+    return found
+
+
+def measure(pairs: int) -> dict[str, Any]:
+    """Both, in turn, and what follows from them."""
+    whole = (GPUPOOL, "run", "-q", "-p", "0.1", "--", "true")
+    with Pool("4xT4") as pool:
+        for _ in range(WARM_UP):
+            timed(whole, pool.env)
+        direct, through, bare = [], [], []
+        for _ in range(pairs):
+            direct.append(timed((TRUE,), pool.env))
+            through.append(timed(whole, pool.env))
+            bare.append(timed((sys.executable, "-I", "-S", "-c", "pass"), pool.env))
+        steps = stages(pool, pairs)
+    helping = [timed((GPUPOOL, "--help"), dict(os.environ)) for _ in range(20)]
+    over = [a - b for a, b in zip(through, direct, strict=True)]
+    return {
+        "over_direct_ms": spread(over, 1000),
+        "goals_ms": {"p50": GOAL_P50_MS, "p99": GOAL_P99_MS, "help": GOAL_HELP_MS},
+        "gpupool_run_true_ms": spread(through, 1000),
+        "true_directly_ms": spread(direct, 1000),
+        "python_that_does_nothing_ms": spread(bare, 1000),
+        "since_submission_ms": {name: spread(times, 1000) for name, times in steps.items()},
+        "help_ms": spread(helping, 1000),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The tables."""
+    rows = [
+        ("gpupool run -- true, over direct", result["over_direct_ms"], f"{GOAL_P50_MS:g} / {GOAL_P99_MS:g}"),
+        ("gpupool run -- true", result["gpupool_run_true_ms"], ""),
+        ("true, directly", result["true_directly_ms"], ""),
+        ("python -I -S -c pass", result["python_that_does_nothing_ms"], ""),
+        *((f"since submission: {name}", times, "") for name, times in result["since_submission_ms"].items()),
+        ("gpupool --help", result["help_ms"], f"{GOAL_HELP_MS:g} (p50)"),
+    ]
+    print(table(("ms", "p50", "p99", "min", "max", "goal"), [(n, t["p50"], t["p99"], t["min"], t["max"], g) for n, t, g in rows]))
+
+
+def main() -> int:
+    """Measure, show, write down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=150)
+    options = parser.parse_args()
+    result = {"what": "launch", **machine(), **measure(options.pairs)}
+    show(result)
+    write_result("launch", result)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
