@@ -147,8 +147,9 @@ class Demand:
         for workload in self._mirror.workloads.values():
             for row in self._mirror.replicas.get(workload.id, {}).values():
                 self._replica_changed(row)
-        for workload_id in list(self._mirror.workloads):
-            self._offer(workload_id)
+        for workload in list(self._mirror.workloads.values()):
+            self._note_impatience(workload)  # a write that failed, or a crash, may have swallowed the first answer
+            self._offer(workload.id)
 
     def _note_end(self, workload: Workload) -> None:
         if workload.state.final and workload.id in self._awaited:

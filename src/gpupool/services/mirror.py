@@ -47,11 +47,13 @@ class Mirror:
         self.last_epoch = Epoch(0)
 
     def load(self, state: LiveState) -> None:
-        """Take over what the store holds."""
+        """Take over what the store holds; of what has ended and left a program on its GPUs, the lease alone."""
         for workload in state.workloads:
-            self.workloads[workload.id] = workload
+            if not workload.state.final:
+                self.workloads[workload.id] = workload
         for row in state.replicas:
-            self._put_replica(row)
+            if row.workload in self.workloads:
+                self._put_replica(row)
         for lease in state.leases:
             self._put_lease(lease)
         self.last_epoch = state.last_epoch

@@ -49,15 +49,8 @@ class SubmissionService:
         )
         workload = self._with_defaults(workload)
         self._check(workload)
-        try:
-            return await self._write(actor, workload, replicas, referred), True
-        except GpupoolError as error:
-            if error.code in {ErrorCode.STALE_WRITE, ErrorCode.NAME_TAKEN}:
-                # Two copies of one request arrived together: the other one was first.
-                seen = await self._seen_before(actor, request)
-                if seen is not None:
-                    return seen, False
-            raise
+        written = await self._write(actor, request, workload, replicas, referred)
+        return written, written.id == workload.id
 
     async def _seen_before(self, actor: Actor, request: WorkloadRequest) -> Workload | None:
         if request.request_id is None:
@@ -111,9 +104,17 @@ class SubmissionService:
                 )
 
     async def _write(
-        self, actor: Actor, workload: Workload, replicas: tuple[Replica, ...], referred: dict[str, Workload]
+        self,
+        actor: Actor,
+        request: WorkloadRequest,
+        workload: Workload,
+        replicas: tuple[Replica, ...],
+        referred: dict[str, Workload],
     ) -> Workload:
         async def build(draft: Draft) -> Workload:
+            seen = await self._seen_before(actor, request)
+            if seen is not None:  # two copies of one request arrived together: the other one was first
+                return seen
             draft.put_workload(workload)
             for row in replicas:
                 draft.put_replica(row)
@@ -123,8 +124,8 @@ class SubmissionService:
                 self._start_on_host(draft, actor, workload, replicas[0], referred)
             return workload
 
-        await self._engine.transact_slow(build)
-        return self._engine.mirror.workloads.get(workload.id, workload)
+        written = await self._engine.transact_slow(build)
+        return self._engine.mirror.workloads.get(written.id, written)
 
     async def _note_dependencies(self, workload: Workload) -> None:
         """How those have ended that this one waits for and that are not alive any more."""

@@ -239,12 +239,13 @@ class WorkloadService:
             )
         replicas = await self._lookup.replicas(workload)
 
-        def build(draft: Draft) -> None:
-            gone = replace(workload, deleted_at=draft.now, version=workload.version + 1)
-            draft.put_final(gone)
-            draft.note(_asked(draft, actor, Reason.DELETED_BY_USER, workload))
+        async def build(draft: Draft) -> None:
+            found = await self._engine.ports.store.get_workload(workload.id)
+            if found is not None and found.deleted_at is None:  # else somebody was faster
+                draft.put_final(replace(found, deleted_at=draft.now, version=found.version + 1))
+                draft.note(_asked(draft, actor, Reason.DELETED_BY_USER, workload))
 
-        await self._engine.transact(build)
+        await self._engine.transact_slow(build)
         await self._delete_output(workload, replicas)
 
     async def _delete_output(self, workload: Workload, replicas: Sequence[Replica]) -> None:

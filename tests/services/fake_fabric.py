@@ -1,0 +1,250 @@
+"""An agent in memory and the fabric that reaches it.
+
+The agent lives longer than any control plane. It keeps the contract of ``services.ports.NodeLink``: a start is
+idempotent by key, an older epoch of a replica is refused, an end is told until it is forgotten. It can lose messages
+before or after acting on them, hold its answers back, restart, and be out of reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import Gpu, NodeReport
+from gpupool.domain.supervision import (
+    ExitReason,
+    ExitReport,
+    LogChunk,
+    ProcessPhase,
+    ProcessSpec,
+    ProcessStatus,
+)
+from gpupool.services.ports import AttachStream, FabricEvent, NodeLink
+
+NODE = "here"
+GPU_MIB = 16_000
+
+
+def unreachable() -> GpupoolError:
+    return GpupoolError(ErrorCode.NODE_UNREACHABLE, f"Node {NODE} does not answer.", "Look.")
+
+
+@dataclass
+class Program:
+    """What the agent keeps of one attempt."""
+
+    spec: ProcessSpec
+    status: ProcessStatus
+    kill_at: float | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.status.phase is not ProcessPhase.EXITED
+
+
+@dataclass
+class FakeAgent:
+    """One machine. ``polite`` programs end as soon as they are asked; others when their grace is over."""
+
+    now: Callable[[], float]
+    gpus: int = 2
+    model: str = "Tesla T4"
+    polite: bool = True
+    fail_starts: bool = False
+    reachable: bool = True
+    losses: list[str] = field(default_factory=list)  # what happens to the next calls: "ok", "before" or "after"
+    holding: asyncio.Event | None = None  # while not set, answers wait (the deed is done)
+    programs: dict[str, Program] = field(default_factory=dict)
+    starts: Counter[str] = field(default_factory=Counter)  # real starts by key
+    ends: dict[str, ExitReport] = field(default_factory=dict)  # every end there ever was
+    epochs: dict[str, tuple[int, int]] = field(default_factory=dict)
+    forgotten: set[str] = field(default_factory=set)
+    signals: list[tuple[str, int]] = field(default_factory=list)
+    deleted_logs: list[str] = field(default_factory=list)
+    listener: FakeFabric | None = None
+    in_flight: int = 0
+
+    # What the world does
+
+    def running(self) -> list[Program]:
+        return [program for program in self.programs.values() if program.running]
+
+    def end(self, key: str, code: int | None = 0, signum: int | None = None, reason: ExitReason | None = None) -> None:
+        """The program is over; a stop that has been asked for names the reason."""
+        program = self.programs[key]
+        if not program.running:
+            return
+        asked = program.kill_at is not None
+        why = reason or (ExitReason.STOPPED if asked else ExitReason.EXITED)
+        report = ExitReport(why, code, signum, "", self.now())
+        program.status = replace(program.status, phase=ProcessPhase.EXITED, exit=report)
+        self.ends[key] = report
+        self.tell(program.status)
+
+    def time_passes(self) -> None:
+        for key, program in list(self.programs.items()):
+            if program.running and program.kill_at is not None and self.now() >= program.kill_at:
+                self.end(key, None, signal.SIGKILL)
+
+    def active(self, key: str) -> None:
+        program = self.programs[key]
+        program.status = replace(program.status, last_active_at=self.now())
+        self.tell(program.status)
+
+    def tell(self, status: ProcessStatus) -> None:
+        if self.listener is not None and self.reachable:
+            self.listener.inbox.put_nowait(FabricEvent(NODE, status=status))
+
+    def go(self, *, up: bool) -> None:
+        """The agent can be reached from now on, or cannot; its programs do not care."""
+        self.reachable = up
+        if self.listener is not None:
+            self.listener.inbox.put_nowait(FabricEvent(NODE, up=up))
+
+    def hiccup(self) -> None:
+        """The connection breaks and is made again."""
+        if self.reachable:
+            self.go(up=False)
+            self.go(up=True)
+
+    def reboot(self) -> None:
+        """The machine restarts: every program is gone, the agent remembers them."""
+        for key in [p.spec.key for p in self.running()]:
+            self.programs[key].kill_at = None
+            self.end(key, None, signal.SIGKILL, ExitReason.NODE_RESTARTED)
+        self.hiccup()
+
+    # What the control plane asks
+
+    async def answer(self, deed: Callable[[], object]) -> object:
+        """Do it, and answer, unless the message gets lost on the way there or the answer on the way back."""
+        self.in_flight += 1
+        try:
+            await asyncio.sleep(0)
+            fate = self.losses.pop(0) if self.losses else "ok"
+            if not self.reachable or fate == "before":
+                raise unreachable()
+            result = deed()
+            if self.holding is not None:
+                await self.holding.wait()
+            if not self.reachable or fate == "after":
+                raise unreachable()
+            return result
+        except GpupoolError as error:
+            if error.code is ErrorCode.NODE_UNREACHABLE:
+                self.hiccup()
+            raise
+        finally:
+            self.in_flight -= 1
+
+    def start(self, spec: ProcessSpec) -> ProcessStatus:
+        if spec.key in self.programs:
+            return self.programs[spec.key].status
+        replica, _, attempt = spec.key.rpartition(".")
+        if self.epochs.get(replica, (-1, -1)) >= (spec.epoch, int(attempt)):
+            raise GpupoolError(ErrorCode.STALE_WRITE, "an older epoch comes too late", "Look.")
+        if any(p.spec.key.rpartition(".")[0] == replica for p in self.running()):
+            raise AssertionError(f"two attempts of {replica} at once")
+        if self.fail_starts:
+            raise GpupoolError(ErrorCode.INVALID_REQUEST, "no such program", "Look.")
+        self.epochs[replica] = (spec.epoch, int(attempt))
+        self.starts[spec.key] += 1
+        status = ProcessStatus(
+            spec.key, spec.epoch, ProcessPhase.RUNNING, 1000 + len(self.starts), self.now(), attach_path="/attach"
+        )
+        self.programs[spec.key] = Program(spec, status)
+        self.tell(status)
+        return status
+
+    def stop(self, key: str, grace_s: float) -> None:
+        program = self.programs.get(key)
+        if program is None or not program.running:
+            return
+        until = self.now() + grace_s
+        program.kill_at = until if program.kill_at is None else min(until, program.kill_at)
+        if self.polite or grace_s == 0:
+            self.end(key, None, signal.SIGTERM)
+
+    def forget(self, key: str, *, delete_logs: bool) -> None:
+        if delete_logs:
+            self.deleted_logs.append(key)
+        program = self.programs.get(key)
+        if program is not None and not program.running:
+            del self.programs[key]
+            self.forgotten.add(key)
+
+    def report(self) -> NodeReport:
+        cards = tuple(Gpu(f"GPU-{i}", i, self.model, GPU_MIB, emulated=True) for i in range(self.gpus))
+        return NodeReport(NODE, 16.0, 64_000, cards, emulated=True, boot_id="boot", agent_version="0")
+
+
+class FakeLink(NodeLink):
+    """The agent as the control plane sees it."""
+
+    def __init__(self, agent: FakeAgent) -> None:
+        self.name = NODE
+        self._agent = agent
+
+    async def report(self) -> NodeReport:
+        return await self._agent.answer(self._agent.report)  # type: ignore[return-value]
+
+    async def gpus(self) -> Sequence[Gpu]:
+        return (await self.report()).gpus
+
+    async def list(self) -> Sequence[ProcessStatus]:
+        return await self._agent.answer(lambda: [p.status for p in self._agent.programs.values()])  # type: ignore[return-value]
+
+    async def start(self, spec: ProcessSpec) -> ProcessStatus:
+        spec = ProcessSpec.from_dict(spec.to_dict())
+        return await self._agent.answer(lambda: self._agent.start(spec))  # type: ignore[return-value]
+
+    async def stop(self, key: str, grace_s: float) -> None:
+        await self._agent.answer(lambda: self._agent.stop(key, grace_s))
+
+    async def signal(self, key: str, signum: int) -> None:
+        await self._agent.answer(lambda: self._agent.signals.append((key, signum)))
+
+    async def forget(self, key: str, *, delete_logs: bool = False) -> None:
+        await self._agent.answer(lambda: self._agent.forget(key, delete_logs=delete_logs))
+
+    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[LogChunk]:
+        raise NotImplementedError
+
+    async def tail_log(self, key: str, lines: int) -> str:
+        raise NotImplementedError
+
+    async def attach(self, key: str) -> AttachStream:
+        raise NotImplementedError
+
+
+class FakeFabric:
+    """Reaches one agent; each control plane has its own."""
+
+    def __init__(self, agent: FakeAgent) -> None:
+        self.agent = agent
+        self.inbox: asyncio.Queue[FabricEvent] = asyncio.Queue()
+        self._announced = False
+
+    async def start(self) -> None:
+        self.agent.listener = self
+        if self.agent.reachable:
+            self.inbox.put_nowait(FabricEvent(NODE, up=True))
+
+    def link(self, node: str) -> NodeLink:
+        if node != NODE or not self._announced:
+            raise unreachable()
+        return FakeLink(self.agent)
+
+    async def events(self) -> AsyncIterator[FabricEvent]:
+        while True:
+            event = await self.inbox.get()
+            self._announced = self._announced or event.up is True
+            yield event
+
+    async def close(self) -> None:
+        if self.agent.listener is self:
+            self.agent.listener = None

@@ -1,0 +1,257 @@
+"""Held GPUs: programs on them, expiry, extension, idleness, release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pool_world import ADMIN, ANN, BOB, World, refused
+
+from gpupool.domain.errors import ErrorCode
+from gpupool.domain.units import MAX_DURATION_S
+from gpupool.domain.workload import Reason, Workload, WorkloadState
+
+RUNNING, STOPPING = WorkloadState.RUNNING, WorkloadState.STOPPING
+SUCCEEDED, STOPPED = WorkloadState.SUCCEEDED, WorkloadState.STOPPED
+
+
+async def hold(world: World, **body: Any) -> Workload:
+    return await world.submit(kind="lease", gpus={"fraction": 0.5}, **body)
+
+
+async def run_on(world: World, lease: Workload, **body: Any) -> Workload:
+    return await world.submit(kind="exec", on=lease.id, **body)
+
+
+def test_programs_share_the_lease_one_after_another_and_at_once(world: World) -> None:
+    async def story() -> None:
+        lease = await hold(world)
+        first, second = await run_on(world, lease), await run_on(world, lease)
+        (held,) = await world.services.workloads.leases_of(ANN, lease)
+        assert {p.spec.epoch for p in world.agent.running()} == {held.epoch}
+        assert {p.spec.gpus for p in world.agent.running()} == {held.shares}
+        await world.end(first)
+        await world.end(second, code=3)
+        assert await world.state(lease.id) is RUNNING
+        third = await run_on(world, lease)
+        assert (await world.state(first.id), await world.state(second.id)) == (SUCCEEDED, WorkloadState.FAILED)
+        await world.services.workloads.stop(ANN, lease.id)
+        await world.settle()
+        assert await world.state(third.id) is STOPPED
+        (row,) = await world.replicas(third.id)
+        assert row.reason is Reason.LEASE_ENDED
+        assert await world.state(lease.id) is SUCCEEDED
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_the_gpus_are_free_only_when_the_last_program_has_ended(world: World) -> None:
+    async def story() -> None:
+        world.agent.polite = False
+        lease = await world.submit(kind="lease", gpus={"count": 2})
+        await run_on(world, lease)
+        waiting = await world.submit(gpus={"count": 2})
+        await world.services.workloads.stop(ANN, lease.id)
+        await world.settle()
+        assert await world.state(lease.id) is STOPPING
+        assert not world.is_running(waiting)
+        await world.pass_time(11)
+        assert await world.state(lease.id) is SUCCEEDED
+        assert world.is_running(waiting)
+
+    world.do(story())
+
+
+def test_a_release_by_force_does_not_wait(world: World) -> None:
+    async def story() -> None:
+        world.agent.polite = False
+        lease = await hold(world)
+        await run_on(world, lease)
+        await world.services.workloads.stop(ANN, lease.id, force=True)
+        await world.settle()
+        assert await world.state(lease.id) is SUCCEEDED
+        assert not world.agent.running()
+
+    world.do(story())
+
+
+def test_a_lease_expires_from_when_it_was_granted_and_can_be_extended(world: World) -> None:
+    async def story() -> None:
+        blocker = await world.submit(gpus={"count": 2})
+        lease = await hold(world, lifetime=100)
+        assert lease.expires_at is None
+        await world.pass_time(500)
+        await world.end(blocker)
+        assert (await world.get(lease.id)).expires_at == pytest.approx(world.clock.at + 100)
+        await world.pass_time(90)
+        await world.services.workloads.extend(ANN, lease.id, 50)
+        await world.pass_time(40)
+        assert await world.state(lease.id) is RUNNING
+        await world.pass_time(40)
+        assert await world.state(lease.id) is STOPPED
+        (row,) = await world.replicas(lease.id)
+        assert row.reason is Reason.EXPIRED
+        await refused(lambda: world.services.workloads.extend(ANN, lease.id, 50), ErrorCode.WRONG_STATE)
+
+    world.do(story())
+
+
+@pytest.mark.parametrize("seconds", [-1000.0, MAX_DURATION_S * 2.0])
+def test_an_extension_must_lie_ahead(world: World, seconds: float) -> None:
+    async def story() -> None:
+        lease = await hold(world, lifetime=100)
+        await refused(lambda: world.services.workloads.extend(ANN, lease.id, seconds), ErrorCode.INVALID_DURATION)
+
+    world.do(story())
+
+
+def test_what_has_no_lifetime_cannot_be_extended(world: World) -> None:
+    async def story() -> None:
+        lease, job = await hold(world), await world.submit()
+        for ref in (lease.id, job.id):
+            await refused(lambda ref=ref: world.services.workloads.extend(ANN, ref, 5), ErrorCode.WRONG_STATE)
+
+    world.do(story())
+
+
+def test_an_idle_holder_is_warned_then_released(world: World) -> None:
+    async def story() -> None:
+        lease = await hold(world, idle_timeout=100)
+        await world.pass_time(75)
+        assert "IDLE_WARNING" not in await world.reasons(lease.id)
+        await world.pass_time(10)
+        assert (await world.reasons(lease.id)).count("IDLE_WARNING") == 1
+        await world.pass_time(5)
+        assert (await world.reasons(lease.id)).count("IDLE_WARNING") == 1
+        await world.pass_time(20)
+        assert await world.state(lease.id) is STOPPED
+        (row,) = await world.replicas(lease.id)
+        assert row.reason is Reason.IDLE_LIMIT
+
+    world.do(story())
+
+
+def test_a_program_on_the_lease_keeps_it_and_idleness_counts_from_its_end(world: World) -> None:
+    async def story() -> None:
+        lease = await hold(world, idle_timeout=100)
+        await world.pass_time(85)
+        program = await run_on(world, lease)
+        await world.pass_time(500)
+        assert await world.state(lease.id) is RUNNING
+        await world.end(program)
+        await world.pass_time(50)
+        assert await world.state(lease.id) is RUNNING, "it was used 50 s ago"
+        await world.pass_time(60)
+        assert await world.state(lease.id) is STOPPED
+
+    world.do(story())
+
+
+def test_a_silent_program_is_idle_and_a_busy_one_is_not(world: World) -> None:
+    async def story() -> None:
+        silent, busy = await world.submit(idle_timeout=100), await world.submit(idle_timeout=100)
+        for _ in range(4):
+            await world.pass_time(30)
+            if world.is_running(busy):
+                world.agent.active(world.program(busy))
+            await world.settle()
+        assert await world.state(silent.id) is STOPPED
+        assert await world.state(busy.id) is RUNNING
+
+    world.do(story())
+
+
+def test_a_lease_ends_also_when_the_machine_restarts_only_with_its_programs(world: World) -> None:
+    async def story() -> None:
+        lease = await hold(world)
+        program = await run_on(world, lease)
+        world.agent.reboot()
+        await world.settle()
+        assert await world.state(program.id) is WorkloadState.FAILED
+        assert await world.state(lease.id) is RUNNING
+        await run_on(world, lease)
+
+    world.do(story())
+
+
+def test_programs_on_a_job_end_with_it(world: World) -> None:
+    async def story() -> None:
+        world.agent.polite = False
+        job = await world.submit(gpus={"count": 2})
+        helper = await run_on(world, job)
+        waiting = await world.submit(gpus={"count": 2})
+        await world.end(job)
+        assert not world.is_running(waiting), "the helper still uses the GPUs"
+        await world.pass_time(11)
+        assert await world.state(helper.id) is STOPPED
+        assert world.is_running(waiting)
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_what_waits_for_a_job_is_not_held_up_by_a_helper_that_outlives_a_crash(world: World) -> None:
+    async def story() -> None:
+        world.agent.polite = False
+        job = await world.submit(name="job", gpus={"fraction": 0.5})
+        await run_on(world, job)
+        following = await world.submit(after=["job"], gpus={"fraction": 0.5})
+        await world.crash()
+        world.agent.end(world.program(job))
+        await world.boot()
+        await world.reboot()
+        await world.pass_time(11)
+        await world.pass_time(11)
+        assert world.is_running(following)
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+@pytest.mark.parametrize("who", ["stranger", "viewer"])
+def test_nobody_else_uses_a_lease(world: World, who: str) -> None:
+    from dataclasses import replace
+
+    from gpupool.domain.access import Role
+
+    actor = BOB if who == "stranger" else replace(ANN, role=Role.VIEWER)
+
+    async def story() -> None:
+        lease = await hold(world)
+        await refused(lambda: world.submit(actor, kind="exec", on=lease.id), ErrorCode.FORBIDDEN)
+        await refused(lambda: world.services.workloads.stop(actor, lease.id), ErrorCode.FORBIDDEN)
+        assert await world.state(lease.id) is RUNNING
+
+    world.do(story())
+
+
+def test_programs_need_a_lease_that_is_held(world: World) -> None:
+    async def story() -> None:
+        await world.submit(gpus={"count": 2})
+        queued = await hold(world)
+        await refused(lambda: run_on(world, queued), ErrorCode.WRONG_STATE)
+        await world.services.workloads.stop(ANN, queued.id)
+        await refused(lambda: run_on(world, queued), ErrorCode.WRONG_STATE)
+        assert (await world.services.workloads.counts())[WorkloadState.QUEUED] == 0
+        await world.services.workloads.stop(ADMIN, queued.id)  # harmless when repeated
+
+    world.do(story())
+
+
+def test_fifty_leases_fit_on_one_gpu_and_the_next_waits(world: World) -> None:
+    async def story() -> None:
+        world.agent.gpus = 1
+        await world.reboot()
+        leases = [await world.submit(kind="lease", gpus={"fraction": 0.02}) for _ in range(50)]
+        late = await world.submit(kind="lease", gpus={"fraction": 0.02})
+        assert {await world.state(lease.id) for lease in leases} == {RUNNING}
+        assert late.state is WorkloadState.QUEUED
+        why = await world.services.workloads.why(ANN, late.id)
+        assert why.sentence
+        world.check_always()
+        await world.services.workloads.stop(ANN, leases[7].id)
+        await world.settle()
+        assert await world.state(late.id) is RUNNING
+
+    world.do(story())
