@@ -68,8 +68,11 @@ class Gpu:
 
     @property
     def available(self) -> bool:
-        """Whether new work may be placed here as far as the card itself is concerned."""
-        return self.health is not GpuHealth.FAILED and not self.foreign
+        """Whether new work may be placed here as far as the card itself is concerned.
+
+        A card that is cut into MIG instances is not a whole GPU any more and is left alone.
+        """
+        return self.health is not GpuHealth.FAILED and not self.foreign and not self.mig
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +126,7 @@ class GpuRequest:
     """What GPUs a replica asks for: ``count`` GPUs of one node, the same part of each.
 
     The part is ``permille`` (exact) or, when ``memory_mib`` is set, as many thousandths as that memory needs on
-    whichever model is chosen. ``models`` empty means any; names match without case, as a part of the full name
-    (``t4`` matches ``Tesla T4``).
+    whichever model is chosen. ``models`` empty means any (``t4`` names ``Tesla T4``).
     """
 
     count: int = 1
@@ -146,9 +148,22 @@ class GpuRequest:
         return gpu_memory_mib * self.permille // WHOLE_GPU
 
     def accepts_model(self, model: str) -> bool:
-        """Whether a GPU model satisfies ``models``; spaces, dashes and case do not matter."""
-        return not self.models or any(_plain(wanted) in _plain(model) for wanted in self.models)
+        """Whether a GPU model satisfies ``models``: see ``names_model``."""
+        return not self.models or any(names_model(wanted, model) for wanted in self.models)
 
 
-def _plain(text: str) -> str:
-    return "".join(c for c in text.lower() if c.isalnum())
+def names_model(wanted: str, model: str) -> bool:
+    """Whether what somebody typed names a GPU model; case, spaces and dashes do not matter.
+
+    All its words are words of the model (``a100-80gb`` of ``NVIDIA A100-SXM4-80GB``), or it is some neighbouring words
+    of it written together (``rtx3090``). A part of a word is not enough: ``a10`` is not an ``A100``.
+    """
+    asked, words = _words(wanted), _words(model)
+    if not asked:
+        return False
+    runs = {"".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
+    return set(asked) <= set(words) or "".join(asked) in runs
+
+
+def _words(text: str) -> list[str]:
+    return "".join(c if c.isalnum() else " " for c in text.lower()).split()

@@ -135,12 +135,14 @@ def ended(workload: Workload, replica: Replica, report: ExitReport, now: float) 
     return _finish(seen, _final_state(workload, reason), reason, _sentence(reason, report), now, forget)
 
 
-def stop(workload: Workload, replica: Replica, reason: Reason, now: float, grace_s: float | None = None) -> Step:
-    """Somebody or a limit wants the replica to end (or, by reason, to go back to the queue)."""
+def stop(
+    workload: Workload, replica: Replica, reason: Reason, now: float, grace_s: float | None = None, sentence: str = ""
+) -> Step:
+    """Somebody or a limit wants the replica to end (or, by reason, to go back to the queue); ``sentence`` says why."""
     if replica.state is ReplicaState.PENDING:
         if reason in _RETURNS_TO_QUEUE:
             return Step(replica)
-        return _finish(replica, _final_state(workload, reason), reason, "", now, None)
+        return _finish(replica, _final_state(workload, reason), reason, sentence, now, None)
     if not replica.state.placed:
         return Step(replica)
     grace = workload.limits.grace_s if grace_s is None else grace_s
@@ -150,7 +152,8 @@ def stop(workload: Workload, replica: Replica, reason: Reason, now: float, grace
         after = replace(replica, next_reason=reason) if final else replica
         return Step(after, (), (StopProgram(after, grace),))
     after = replace(replica, state=ReplicaState.STOPPING, next_reason=reason)
-    event = _event(after, now, reason, f"asked to stop with {grace:g} s of grace")
+    because = f"{sentence}; " if sentence else ""
+    event = _event(after, now, reason, f"{because}asked to stop with {grace:g} s of grace")
     return Step(after, (event,), (StopProgram(after, grace),))
 
 

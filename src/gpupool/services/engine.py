@@ -53,14 +53,20 @@ class Engine:
 
     async def transact(self, build: Callable[[Draft], T]) -> T:
         """Draft, commit and publish one transition; whatever ``build`` raises leaves everything as it was."""
-        async with self._writing:
-            draft = Draft(self.mirror, self.ports.clock.now())
-            result = build(draft)
-            await self._commit(draft)
-            return result
+
+        async def built(draft: Draft) -> T:
+            return build(draft)
+
+        return await self.transact_slow(built)
 
     async def transact_slow(self, build: Callable[[Draft], Awaitable[T]]) -> T:
-        """As ``transact`` for a draft that has to read the store while it is made."""
+        """As ``transact`` for a draft that has to read the store while it is made.
+
+        A caller that is cancelled half-way does not stop it: what the store has, the mirror must have too.
+        """
+        return await asyncio.shield(self._transact(build))
+
+    async def _transact(self, build: Callable[[Draft], Awaitable[T]]) -> T:
         async with self._writing:
             draft = Draft(self.mirror, self.ports.clock.now())
             result = await build(draft)
@@ -69,8 +75,12 @@ class Engine:
 
     async def alone(self, act: Callable[[], Awaitable[T]]) -> T:
         """Run something while nothing else is written: for projects, users and nodes, which the scheduler reads."""
-        async with self._writing:
-            return await act()
+
+        async def held() -> T:
+            async with self._writing:
+                return await act()
+
+        return await asyncio.shield(held())
 
     async def _commit(self, draft: Draft) -> None:
         changes = draft.changes()
@@ -89,10 +99,9 @@ class Engine:
             self.send(effect)
 
     def _commit_failed(self, error: GpupoolError) -> None:
-        log.error("commit failed", code=error.code, message=error.message)
-        self.demand.invalidate()
         if error.code is ErrorCode.STALE_WRITE and not self.broken.done():
             # Somebody else wrote what this process believed to own: start again from the store.
+            log.error("commit failed", code=error.code, message=error.message)
             self.broken.set_exception(error)
 
     def _forget_paths(self, changes: ChangeSet) -> None:

@@ -84,8 +84,7 @@ class SchedulingLoop:
         replica = draft.replica(*eviction.key)
         if workload is None or replica is None or not replica.state.placed:
             return
-        draft.note(Event(draft.now, POOL, Reason.PREEMPTED, eviction.reason, workload.id, eviction.index))
-        transitions.stop(draft, workload, replica, Reason.PREEMPTED)
+        transitions.stop(draft, workload, replica, Reason.PREEMPTED, sentence=eviction.reason)
 
     def _turn_away(self, draft: Draft) -> None:
         """End those who wanted GPUs now or not at all, and those who wait for what can never come."""
@@ -120,12 +119,8 @@ def _give_up_waiting(draft: Draft, workload: Workload) -> None:
     waited = format_duration(draft.now - workload.created_at)
     for replica in list(draft.replicas(workload.id)):
         if replica.state is ReplicaState.PENDING and replica.attempt == 0:
-            draft.note(
-                Event(
-                    draft.now, POOL, Reason.WAIT_EXPIRED, f"gave up after waiting {waited}", workload.id, replica.index
-                )
-            )
-            transitions.stop(draft, workload, replica, Reason.WAIT_EXPIRED)
+            sentence = f"no GPU came free for it in {waited}"
+            transitions.stop(draft, workload, replica, Reason.WAIT_EXPIRED, sentence=sentence)
 
 
 class Ticker:
@@ -162,7 +157,8 @@ class Ticker:
 
     def _check_wait(self, draft: Draft, workload: Workload) -> None:
         limit = workload.limits.wait_s
-        if limit is not None and limit > 0 and draft.now > workload.created_at + limit:
+        waiting = self._engine.mirror.counts[workload.id][ReplicaState.PENDING]
+        if waiting and limit is not None and limit > 0 and draft.now > workload.created_at + limit:
             _give_up_waiting(draft, workload)
 
     def _check_client(self, draft: Draft, workload: Workload) -> None:
@@ -184,8 +180,7 @@ class Ticker:
             idle_s = draft.now - self._last_active(workload, replica, draft.now)
             if idle_s > limit_s:
                 sentence = f"idle for {format_duration(idle_s)}; the limit is {format_duration(limit_s)}"
-                draft.note(Event(draft.now, POOL, Reason.IDLE_LIMIT, sentence, workload.id, replica.index))
-                transitions.stop(draft, workload, replica, Reason.IDLE_LIMIT)
+                transitions.stop(draft, workload, replica, Reason.IDLE_LIMIT, sentence=sentence)
             elif idle_s > limit_s * IDLE_WARNING_AT and not replica.idle_warned:
                 sentence = f"idle for {format_duration(idle_s)}; GPUs are taken back after {format_duration(limit_s)}"
                 draft.note(Event(draft.now, POOL, Reason.IDLE_WARNING, sentence, workload.id, replica.index))

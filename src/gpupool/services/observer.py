@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import structlog
@@ -114,13 +115,15 @@ class Observer:
             self._engine.wake(workload)
 
     async def _dismiss(self, status: ProcessStatus) -> None:
+        if status.phase is not ProcessPhase.EXITED:
+            log.warning("stopping a program that belongs to no live replica", key=status.key)
         for node in self._nodes.all():
-            link = self._engine.ports.fabric.link(node.name)
-            if status.phase is ProcessPhase.EXITED:
-                await link.forget(status.key)
-            else:
-                log.warning("stopping a program that belongs to no live replica", key=status.key)
-                await link.stop(status.key, 0.0)
+            with contextlib.suppress(GpupoolError):  # unreachable: compared when it is back
+                link = self._engine.ports.fabric.link(node.name)
+                if status.phase is ProcessPhase.EXITED:
+                    await link.forget(status.key)
+                else:
+                    await link.stop(status.key, 0.0)
 
     async def _node_down(self, name: str) -> None:
         node = self._nodes.lost(name)

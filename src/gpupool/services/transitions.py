@@ -23,9 +23,16 @@ def end(draft: Draft, workload: Workload, replica: Replica, report: ExitReport) 
     return after
 
 
-def stop(draft: Draft, workload: Workload, replica: Replica, reason: Reason, grace_s: float | None = None) -> Replica:
+def stop(
+    draft: Draft,
+    workload: Workload,
+    replica: Replica,
+    reason: Reason,
+    grace_s: float | None = None,
+    sentence: str = "",
+) -> Replica:
     """Ask one replica to end; a bare lease ends at once when no program is on it."""
-    after = draft.take(lifecycle.stop(workload, replica, reason, draft.now, grace_s))
+    after = draft.take(lifecycle.stop(workload, replica, reason, draft.now, grace_s, sentence))
     if workload.kind is not WorkloadKind.LEASE or after.state is not ReplicaState.STOPPING:
         return after
     # Nothing runs under a bare lease itself: there is nothing to tell the node.
@@ -56,7 +63,9 @@ def _release_emptied_lease(draft: Draft, program: Workload) -> None:
     host = draft.workload(program.on) if program.on is not None else None
     holder = draft.replica(host.id, program.on_index) if host is not None else None
     if host is not None and holder is not None and host.kind is WorkloadKind.LEASE:
-        _release_if_empty(draft, host, holder)
+        active = replace(holder, last_active_at=draft.now)
+        draft.put_replica(active)
+        _release_if_empty(draft, host, active)
 
 
 def _release_if_empty(draft: Draft, host: Workload, holder: Replica) -> Replica:
