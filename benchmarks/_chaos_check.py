@@ -72,7 +72,7 @@ class Checks:
         """Every submission is there exactly once, with all its replicas, and has ended."""
         count = Counter(name for name, _state in self._workloads.values())
         for planned in self._mix.planned.values():
-            never_sent = planned.kind in {"run", "client"} and (planned.client_killed or planned.client_status == 125)
+            never_sent = planned.client is not None and (planned.client_killed or planned.no_pool_there)
             if count[planned.name] != 1 and not (never_sent and count[planned.name] == 0):
                 yield f"{planned.name} is there {count[planned.name]} times"
         for workload, (name, state) in self._workloads.items():
@@ -89,7 +89,10 @@ class Checks:
             if not self._rightly_ended(run):
                 yield str(run)
             for attempt in range(1, run.attempt):
-                if run.key(attempt) not in self._kills.shepherds and not self._events[run.workload, run.index]["PREEMPTED"]:
+                if (
+                    run.key(attempt) not in self._kills.shepherds
+                    and not self._events[run.workload, run.index]["PREEMPTED"]
+                ):
                     yield f"{run.planned.name}: attempt {run.key(attempt)} was repeated without a reason"
 
     def _rightly_ended(self, run: Run) -> bool:
@@ -112,7 +115,9 @@ class Checks:
         for run in self.runs:
             for attempt in range(1, run.attempt + 1):
                 yield from self._doubled_attempt(run, attempt)
-            ends = sum(n for reason, n in self._events[run.workload, run.index].items() if reason in {"EXITED", "RELEASED"})
+            ends = sum(
+                n for reason, n in self._events[run.workload, run.index].items() if reason in {"EXITED", "RELEASED"}
+            )
             if ends > 1 and run.planned.kind != "lease":
                 yield f"{run.planned.name}/{run.index} has {ends} ends in its events"
 
@@ -130,6 +135,8 @@ class Checks:
             if planned.client is None or planned.client_killed:
                 continue
             run = by_name.get(planned.name)
+            if run is None and planned.no_pool_there:
+                continue
             if run is not None and run.key() in self._kills.shepherds:
                 continue
             if planned.client_status != planned.status:
@@ -171,11 +178,11 @@ class Checks:
 
     def leaked_leases(self) -> Iterator[str]:
         """Nothing is held at rest."""
-        for workload, index, attempt in read(
+        for workload, index, attempt in rows(
             self._pool, "SELECT workload, replica_index, attempt FROM leases WHERE released_at IS NULL"
         ):
             yield f"the lease of {workload}.{index}.{attempt} is not released"
-        for (epoch,) in read(
+        for (epoch,) in rows(
             self._pool,
             "SELECT s.epoch FROM lease_shares s JOIN leases l ON l.epoch = s.epoch"
             " WHERE s.released_at IS NOT l.released_at",

@@ -43,6 +43,11 @@ class Planned:
     client_status: int | None = None
     client_said: str = ""
 
+    @property
+    def no_pool_there(self) -> bool:
+        """Whether its client came while the supervisor was dead; `client` says so and leaves, as it cannot start one."""
+        return self.client_status == 125 and self.kind == "client" and "No pool is running here" in self.client_said
+
 
 class Mix:
     """Keeps about ``target`` workloads alive from several threads until ``stop``; ``planned`` tells what was begun."""
@@ -156,9 +161,21 @@ class Mix:
         self._attached(planned, ("run", "-q", "--name", planned.name, *gpus), chance)
 
     def _attached(self, planned: Planned, options: tuple[str, ...], chance: random.Random) -> None:
-        command = (GPUPOOL, *options, "--env", f"CHAOS_NAME={planned.name}", "--", *self._command(chance, planned.status))
+        command = (
+            GPUPOOL,
+            *options,
+            "--env",
+            f"CHAOS_NAME={planned.name}",
+            "--",
+            *self._command(chance, planned.status),
+        )
         planned.client = subprocess.Popen(
-            command, env=self.pool.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/"
+            command,
+            env=self.pool.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd="/",
         )
         said, _ = planned.client.communicate()
         planned.client_said = said.decode("utf-8", "replace")[-500:]

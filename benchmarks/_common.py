@@ -143,7 +143,11 @@ class NullPool(Pool):
         place = place_for_new_pool(str(self.state))
         script, socket_path = str(Path(__file__).parent / "_null_agent.py"), f"{place.run_dir}/agent.sock"
         agent = (sys.executable, script, socket_path, "null", self.emulate, "ends" if self._ends else "lives")
-        start(PoolConfig(place.state_dir, place.run_dir, PoolKind(place.kind), node_name="null", commands={"agent": agent}))
+        start(
+            PoolConfig(
+                place.state_dir, place.run_dir, PoolKind(place.kind), node_name="null", commands={"agent": agent}
+            )
+        )
 
 
 def children_of(pid: int) -> list[int]:
@@ -215,12 +219,16 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Aligned plain text."""
     texts = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts
+    )
 
 
 def machine() -> dict[str, Any]:
     """Where and with what this runs; ``load`` says how busy the machine was with other things besides."""
-    cpu = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    cpu = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
+    )
     memory_kib = next(int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal"))
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -55,7 +55,9 @@ class NullAgent:
 
     def _start(self, spec: ProcessSpec) -> tuple[Any, ProcessStatus | None]:
         now = time.time()
-        status = ProcessStatus(spec.key, spec.epoch, ProcessPhase.RUNNING, 1, now, attach_path="/null", last_active_at=now)
+        status = ProcessStatus(
+            spec.key, spec.epoch, ProcessPhase.RUNNING, 1, now, attach_path="/null", last_active_at=now
+        )
         self._statuses[spec.key] = status
         return status.to_dict(), self._end(status, ExitReason.EXITED) if self._ends else None
 

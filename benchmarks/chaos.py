@@ -77,9 +77,7 @@ def rests(pool: Pool) -> bool:
         return False
 
 
-def report(
-    pool: Pool, mix: Mix, killer: Killer, checks: Checks, violations: dict[str, list[str]]
-) -> dict[str, Any]:
+def report(pool: Pool, mix: Mix, killer: Killer, checks: Checks, violations: dict[str, list[str]]) -> dict[str, Any]:
     """The result as JSON has it; a folder without violations is removed."""
     kinds: dict[str, int] = {}
     for planned in mix.planned.values():
@@ -97,7 +95,9 @@ def report(
         "attempts": sum(run.attempt for run in checks.runs),
         "violations": {name: len(found) for name, found in violations.items()},
         "violation_details": {name: found[:50] for name, found in violations.items() if found},
-        "seconds_from_a_supervisors_death_to_a_pool_that_answers_p50": round(percentile(outages, 50), 2) if outages else None,
+        "seconds_from_a_supervisors_death_to_a_pool_that_answers_p50": round(percentile(outages, 50), 2)
+        if outages
+        else None,
     }
 
 

@@ -30,7 +30,9 @@ TRUE = shutil.which("true") or "/bin/true"
 def timed(command: tuple[str, ...], env: dict[str, str]) -> float:
     """Seconds from the start of a program until it was waited for. Raises ``RuntimeError`` when it fails."""
     begun = time.perf_counter()
-    process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     _, said = process.communicate()
     taken = time.perf_counter() - begun
     if process.returncode:
@@ -88,7 +90,12 @@ def show(result: dict[str, Any]) -> None:
         *((f"since submission: {name}", times, "") for name, times in result["since_submission_ms"].items()),
         ("gpupool --help", result["help_ms"], f"{GOAL_HELP_MS:g} (p50)"),
     ]
-    print(table(("ms", "p50", "p99", "min", "max", "goal"), [(n, t["p50"], t["p99"], t["min"], t["max"], g) for n, t, g in rows]))
+    print(
+        table(
+            ("ms", "p50", "p99", "min", "max", "goal"),
+            [(n, t["p50"], t["p99"], t["min"], t["max"], g) for n, t, g in rows],
+        )
+    )
 
 
 def main() -> int:

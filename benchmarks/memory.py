@@ -61,7 +61,9 @@ def at_rest() -> dict[str, Any]:
     with Pool("8xT4") as pool:
         time.sleep(SETTLE_S)
         pids = pool.pids()
-        rest = {name: {"rss_mib": round(rss_mib(pid), 1), "uss_mib": round(uss_mib(pid), 1)} for name, pid in pids.items()}
+        rest = {
+            name: {"rss_mib": round(rss_mib(pid), 1), "uss_mib": round(uss_mib(pid), 1)} for name, pid in pids.items()
+        }
         api = pool.api()
         for _ in range(PROGRAMS):
             api.ask("POST", "/v1/workloads", {"command": ["sleep", "600"], "workdir": "/", "env": dict(os.environ)})
@@ -87,7 +89,9 @@ def under_load(alive: int, history: int) -> dict[str, Any]:
     pool = NullPool("64xT4", ends=False)
     with pool:
         api = pool.api()
-        first = api.ask("POST", "/v1/workloads?wait=started", {"command": ["true"], "workdir": "/", "env": dict(os.environ)})
+        first = api.ask(
+            "POST", "/v1/workloads?wait=started", {"command": ["true"], "workdir": "/", "env": dict(os.environ)}
+        )
         api.ask("POST", f"/v1/workloads/{first['id']}/stop", {})
         until(lambda: live(pool) == 0, 30)
         pool.down()
