@@ -41,3 +41,7 @@ class FailedAttempts:
         self._times.move_to_end(peer)
         while len(self._times) > _MOST_PEERS:
             self._times.popitem(last=False)
+
+    def forget(self, peer: str) -> None:
+        """Start anew for a peer."""
+        self._times.pop(peer, None)

@@ -54,16 +54,17 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     Raises ``GpupoolError``: PORT_TAKEN when another program listens there, INVALID_REQUEST for an address that is not
     this machine's.
     """
+    if not 0 <= port <= 65535:
+        raise _cannot_listen(host, port, OverflowError())
     sock: socket.socket | None = None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         if sock is not None:
             sock.close()
         raise _cannot_listen(host, port, error) from error

@@ -38,7 +38,8 @@ class BodyLimit:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self.limit:
-                await _drain(receive)
+                if message.get("more_body", False):
+                    await _drain(receive)
                 raise HTTPException(413, self._error().message, {"connection": "close"})
             return message
 

@@ -15,6 +15,7 @@ from gpupool.api.schemas import EventView, LogPage
 PING_S = 15.0
 PING = b": ping\n\n"
 _OPENING = b": ok\n\n"  # sends the headers at once, so that the client knows that it is connected
+_LOOK_EVERY_S = 2.0  # for events whose writer rings no bell
 _QUIET_S = 1.0  # longest sleep between two looks at a quiet log
 
 ReadLog = Callable[[str], Awaitable[LogPage]]
@@ -86,13 +87,19 @@ async def follow_events(
     try:
         await asyncio.sleep(0)  # lets the ringer subscribe before the first look
         yield _OPENING
+        silence = _Silence.begin()
         while not closing.is_set():
             bell.clear()
             events = await read(after_id)
             for event in events:
                 yield message("event", event, event.id)
                 after_id = event.id
-            if not events and not await _rings_within(bell, PING_S):
+            if events:
+                silence.broken()
+            else:
+                await _rings_within(bell, _LOOK_EVERY_S)
+            if silence.too_long:
+                silence.broken()
                 yield PING
     finally:
         for task in (ringer, closer):
@@ -110,9 +117,7 @@ async def _ring_at_end(closing: asyncio.Event, bell: asyncio.Event) -> None:
     bell.set()
 
 
-async def _rings_within(bell: asyncio.Event, timeout_s: float) -> bool:
+async def _rings_within(bell: asyncio.Event, timeout_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await bell.wait()
-            return True
-    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -23,8 +24,9 @@ _CLOSE_BASE = 4000  # the server refuses with 4000 + the HTTP status
 class Attachment:
     """An open stream of frames to a running program. One thread may send while another receives."""
 
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
+    def __init__(self, dialled: AbstractContextManager[ClientConnection]) -> None:
+        self._exit = ExitStack()
+        self._connection = self._exit.enter_context(dialled)
 
     def send(self, kind: int, payload: bytes = b"") -> None:
         """Send one frame (kinds are in ``gpupool.domain.frames``). Raises ``GpupoolError`` when it is over."""
@@ -53,7 +55,7 @@ class Attachment:
 
     def close(self) -> None:
         """Hang up; a client-bound program is stopped unless DETACH was sent."""
-        self._connection.close()
+        self._exit.close()
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +70,7 @@ def attach(endpoint: Endpoint, ref: str, index: int = 0) -> Attachment:
     """Attach to a replica. Raises ``GpupoolError`` (POOL_UNREACHABLE, or, from the first frame on, what it refuses)."""
     target = f"/v1/workloads/{quote(ref, safe='')}/attach?index={index}"
     try:
-        return Attachment(_connect(endpoint, target))
+        return _connect(endpoint, target)
     except InvalidStatus as error:
         raise _refused(error.response.body or b"", error.response.status_code) from error
     except (OSError, WebSocketException) as error:
@@ -77,7 +79,7 @@ def attach(endpoint: Endpoint, ref: str, index: int = 0) -> Attachment:
         ) from error
 
 
-def _connect(endpoint: Endpoint, target: str) -> ClientConnection:
+def _connect(endpoint: Endpoint, target: str) -> Attachment:
     options: dict[str, Any] = {"open_timeout": _CONNECT_S, "max_size": 2 * frames.LIMIT, "compression": None}
     if isinstance(endpoint, TlsEndpoint):
         url = "wss" + endpoint.url.removeprefix("https") + target
@@ -88,8 +90,7 @@ def _connect(endpoint: Endpoint, target: str) -> ClientConnection:
         return remote
     path, folder = endpoint.connectable()
     try:
-        local: ClientConnection = unix_connect(path, f"ws://gpupool{target}", **options)
-        return local
+        return Attachment(unix_connect(path, f"ws://gpupool{target}", **options))
     finally:
         if folder is not None:
             os.close(folder)

@@ -1,0 +1,127 @@
+"""Logs and events as they happen: order, resuming, and ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from live_pool import LivePool, shell
+
+Json = dict[str, Any]
+
+
+def messages(http: httpx2.Client, path: str, last_id: str = "", **params: Any) -> Iterator[httpx2.ServerSentEvent]:
+    headers = {"last-event-id": last_id} if last_id else {}
+    with http.stream("GET", path, params=params, headers=headers) as response:
+        assert response.status_code == 200
+        yield from httpx2.EventSource(response)
+
+
+def data(message: httpx2.ServerSentEvent) -> bytes:
+    return base64.b64decode(json.loads(message.data)["data"])
+
+
+@pytest.fixture
+def counted(http: httpx2.Client) -> str:
+    """A program that has written ten lines and ended."""
+    made = http.post("/v1/workloads", json=shell("for i in 0 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.01; done")).json()
+    http.get(f"/v1/workloads/{made['id']}/wait")
+    return str(made["id"])
+
+
+def test_a_log_page_by_page(http: httpx2.Client, counted: str) -> None:
+    page = http.get(f"/v1/workloads/{counted}/logs").json()
+    assert b"".join(base64.b64decode(c["data"]) for c in page["chunks"]) == b"".join(b"%d\n" % i for i in range(10))
+    rest = http.get(f"/v1/workloads/{counted}/logs", params={"cursor": page["cursor"]}).json()
+    assert (rest["chunks"], rest["end"]) == ([], True)
+    tail = http.get(f"/v1/workloads/{counted}/logs", params={"tail": 1}).json()
+    assert base64.b64decode(tail["chunks"][-1]["data"]).endswith(b"9\n")
+    last = page["chunks"][-1]["at"]
+    since = http.get(f"/v1/workloads/{counted}/logs", params={"since": last}).json()
+    assert [c["at"] >= last for c in since["chunks"]] == [True] * len(since["chunks"])
+    assert since["chunks"]
+    later = http.get(f"/v1/workloads/{counted}/logs", params={"since": last + 1000}).json()
+    assert (later["chunks"], later["end"]) == ([], True)
+
+
+def test_a_log_as_it_comes_resumes_where_it_was(http: httpx2.Client, counted: str) -> None:
+    path = f"/v1/workloads/{counted}/logs"
+    everything = list(messages(http, path, follow=True))
+    assert everything[-1].event == "end"
+    chunks = everything[:-1]
+    assert b"".join(map(data, chunks)).split() == [b"%d" % i for i in range(10)]
+    for at, message in enumerate(chunks):
+        again = list(messages(http, path, last_id=message.id, follow=True))
+        assert [m.data for m in again[:-1]] == [m.data for m in chunks[at + 1 :]]
+
+
+def test_a_log_is_followed_while_the_program_writes(http: httpx2.Client) -> None:
+    made = http.post("/v1/workloads", json=shell("echo one; sleep 60")).json()
+    stream = messages(http, f"/v1/workloads/{made['id']}/logs", follow=True)
+    assert data(next(stream)) == b"one\n"
+    http.post(f"/v1/workloads/{made['id']}/stop", json={"force": True})
+    assert [m.event for m in stream][-1] == "end"
+
+
+def test_an_attempt_that_never_was(http: httpx2.Client, counted: str) -> None:
+    answer = http.get(f"/v1/workloads/{counted}/logs", params={"attempt": 9})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
+    answer = http.get(f"/v1/workloads/{counted}/logs", params={"index": 9})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
+    answer = http.get(f"/v1/workloads/{counted}/logs", params={"attempt": 0})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_REQUEST")
+
+
+def test_events_in_pages(http: httpx2.Client, counted: str) -> None:
+    events = http.get("/v1/events", params={"workload": counted}).json()["events"]
+    assert [e["reason"] for e in events][:2] == ["SUBMITTED", "GRANTED"]
+    assert [e["id"] for e in events] == sorted(e["id"] for e in events)
+    newest = http.get("/v1/events", params={"workload": counted, "newest": True, "limit": 1}).json()["events"]
+    assert newest == events[-1:]
+    after = http.get("/v1/events", params={"workload": counted, "after_id": events[0]["id"]}).json()["events"]
+    assert after == events[1:]
+    unknown = http.get("/v1/events", params={"workload": "nothing-like-it"})
+    assert unknown.json()["error"]["code"] == "UNKNOWN_WORKLOAD"
+
+
+def test_events_as_they_happen_and_again_from_where_one_was(pool: LivePool, http: httpx2.Client) -> None:
+    made = http.post("/v1/workloads", json=shell("true")).json()
+    stream = messages(http, "/v1/events/stream", workload=made["id"])
+    seen: list[Json] = []
+    while not seen or seen[-1]["reason"] != "EXITED":
+        seen.append(json.loads(next(stream).data))
+    stream.close()
+    assert [e["id"] for e in seen] == sorted({e["id"] for e in seen})
+    for event in seen[:-1]:
+        resumed = messages(http, "/v1/events/stream", last_id=str(event["id"]), workload=made["id"])
+        assert json.loads(next(resumed).data)["id"] == seen[seen.index(event) + 1]["id"]
+        resumed.close()
+
+
+def test_an_event_reaches_somebody_who_was_already_listening(pool: LivePool, http: httpx2.Client) -> None:
+    newest = http.get("/v1/events", params={"newest": True, "limit": 1}).json()["events"][-1]["id"]
+    heard: list[Json] = []
+    listening = threading.Event()
+
+    def listen() -> None:
+        with pool.http() as own, own.stream("GET", "/v1/events/stream", params={"after_id": newest}) as response:
+            listening.set()
+            heard.extend(json.loads(message.data) for message in [next(iter(httpx2.EventSource(response)))])
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    assert listening.wait(30)
+    http.post("/v1/nodes/n1/uncordon")
+    thread.join(30)
+    assert [e["reason"] for e in heard] == ["UNCORDONED"]
+
+
+@pytest.mark.parametrize("params", [{"after_id": -1}, {"after_id": "x"}, {"workload": "../etc"}])
+def test_bad_streams(http: httpx2.Client, params: Json) -> None:
+    answer = http.get("/v1/events/stream", params=params)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_REQUEST")
