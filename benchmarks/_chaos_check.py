@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from _chaos_kill import Killer, marked_processes
 from _chaos_mix import Mix, Planned
-from _common import FINAL, Pool, rows
+from _common import FINAL, Pool, processes, rows
 
 WHOLE_GPU = 1000
 LOST = "SHEPHERD_LOST"
@@ -245,14 +244,12 @@ def read_marks(path: Path) -> tuple[Counter[str], dict[str, list[str]]]:
 
 def holders(folder: Path) -> Iterator[str]:
     """Processes that still have something of a folder open or as their current one."""
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        links = [Path(f"/proc/{name}/cwd")]
+    for pid in processes():
+        links = [Path(f"/proc/{pid}/cwd")]
         try:
-            links += Path(f"/proc/{name}/fd").iterdir()
+            links += Path(f"/proc/{pid}/fd").iterdir()
             if any(str(link.readlink()).startswith(f"{folder}/") for link in links):
-                yield f"process {name} holds files of {folder}"
+                yield f"process {pid} holds files of {folder}"
         except OSError:
             continue
 

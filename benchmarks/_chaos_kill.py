@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from _chaos_mix import Mix
-from _common import Pool, rows
+from _common import Pool, processes, rows, runs, start_ticks
 
 # How often each kind is drawn; those that take seconds to come back are drawn more seldom.
 WEIGHTS = {
@@ -76,13 +76,13 @@ class Killer:
                 said = json.loads(record.read_bytes())
             except (OSError, ValueError):
                 continue
-            if start_ticks(said["pid"]) == said["start"]:
+            if runs(said["pid"], said["start"]):
                 found[record.parent.name] = (said["pid"], said["start"])
         return found
 
     def _kill_shepherd(self, key: str, identity: tuple[int, int]) -> bool:
         self.kills.shepherds.add(key)  # before the blow: it may end by itself at the same moment
-        return start_ticks(identity[0]) == identity[1] and self._kill("shepherd", identity[0])
+        return runs(*identity) and self._kill("shepherd", identity[0])
 
     def _kill_client(self) -> bool:
         clients = self._mix.clients()
@@ -162,22 +162,12 @@ def marked_processes(pool: Pool) -> dict[int, str]:
     """The attempt of every living process that carries the mark of one of this pool's programs."""
     mine = f"CHAOS_POOL={pool.folder}".encode()
     found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                environ = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            keys = [entry[len(KEY) :].decode() for entry in environ if entry.startswith(KEY)]
-            if keys and mine in environ and start_ticks(int(name)) is not None:
-                found[int(name)] = keys[-1]
+    for pid in processes():
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        keys = [entry[len(KEY) :].decode() for entry in environ if entry.startswith(KEY)]
+        if keys and mine in environ and start_ticks(pid) is not None:
+            found[pid] = keys[-1]
     return found
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None for none and for a dead one."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])

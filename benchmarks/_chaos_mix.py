@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _common import GPUPOOL, Api, Pool, Refused, live
+from _common import GPUPOOL, Api, Pool, RefusedError, live
 
 JOB = Path(__file__).parent / "chaos_job.sh"
 GPUS: tuple[dict[str, Any], ...] = (
@@ -45,7 +45,7 @@ class Planned:
 
     @property
     def no_pool_there(self) -> bool:
-        """Whether its client came while the supervisor was dead; `client` says so and leaves, as it cannot start one."""
+        """Whether its client came while the supervisor was dead; `client` says so and leaves, as it starts none."""
         return self.client_status == 125 and self.kind == "client" and "No pool is running here" in self.client_said
 
 
@@ -198,8 +198,8 @@ def insist(api: Api, method: str, target: str, body: object = None) -> Any:
     while True:
         try:
             return api.ask(method, target, body)
-        except (OSError, Refused) as error:
-            if (isinstance(error, Refused) and error.status != 503) or time.monotonic() > deadline:
+        except (OSError, RefusedError) as error:
+            if (isinstance(error, RefusedError) and error.status != 503) or time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
 

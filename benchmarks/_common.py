@@ -45,7 +45,7 @@ class Api(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
     def ask(self, method: str, target: str, body: object = None) -> Any:
-        """The JSON of a successful answer; raises ``Refused`` for another and ``OSError`` for none."""
+        """The JSON of a successful answer; raises ``RefusedError`` for another and ``OSError`` for none."""
         try:
             self.request(method, target, json.dumps(body), {"Content-Type": "application/json"})
             response = self.getresponse()
@@ -57,11 +57,11 @@ class Api(http.client.HTTPConnection):
             self.close()
             raise
         if response.status >= 300:
-            raise Refused(response.status, f"{method} {target}: {response.status} {data[:500]!r}")
+            raise RefusedError(response.status, f"{method} {target}: {response.status} {data[:500]!r}")
         return json.loads(data or b"null")
 
 
-class Refused(RuntimeError):
+class RefusedError(RuntimeError):
     """The pool answered, but not what was hoped for."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -119,10 +119,11 @@ class Pool:
             state = json.loads((self.run_dir / "state.json").read_bytes())
         except (OSError, ValueError):
             return {}
-        found = {"supervisor": state["pid"]}
-        found |= {child["name"]: child["pid"] for child in state["children"] if child["pid"]}
-        if "agent" in found:
-            found |= {"spawner": pid for pid in children_of(found["agent"])}
+        said = {"supervisor": state, **{child["name"]: child for child in state["children"]}}
+        found = {name: one["pid"] for name, one in said.items() if one["pid"] and runs(one["pid"], one["start_ticks"])}
+        forked = children_of(found["agent"]) if "agent" in found else []
+        if forked:
+            found["spawner"] = forked[0]
         return found
 
     @property
@@ -159,6 +160,20 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in ticks since boot; None for none and for a dead one."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def runs(pid: int, started: int) -> bool:
+    """Whether a process lives that has this number and started then."""
+    return start_ticks(pid) == started
+
+
 def rss_mib(pid: int) -> float:
     """Resident memory of a process, MiB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB / 1024
@@ -191,6 +206,11 @@ def live(pool: Pool) -> int:
         return int(rows(pool, f"SELECT count(*) FROM workloads WHERE state NOT IN {FINAL}")[0][0])
     except sqlite3.Error:
         return 1 << 30  # just now nobody can tell
+
+
+def processes() -> list[int]:
+    """The pids of all processes."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.02) -> bool:

@@ -70,7 +70,6 @@ class NullAgent:
 
 async def run(socket: Path, agent: NullAgent) -> None:
     """Serve until killed."""
-    socket.unlink(missing_ok=True)
     server = await asyncio.start_unix_server(agent.serve, str(socket), limit=LINE_LIMIT)
     await server.serve_forever()
 
@@ -79,6 +78,7 @@ def main() -> None:
     """From the arguments to a server."""
     socket, name, gpus, ending = sys.argv[1:5]
     report = EmulatedInventory.open(name, gpus).report()
+    Path(socket).unlink(missing_ok=True)
     asyncio.run(run(Path(socket), NullAgent(report, ends=ending == "ends")))
 
 

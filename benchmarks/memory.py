@@ -144,8 +144,9 @@ def multiply(database: Path, workload: str, copies: int) -> None:
     connection.close()
 
 
-def _copied(_table: str, column: str) -> str:
-    if column in {"epoch", "id"} and _table in {"leases", "lease_shares", "events"}:
+def _copied(name: str, column: str) -> str:
+    """What a changed column is in copy ``n``."""
+    if column in {"epoch", "id"} and name in {"leases", "lease_shares", "events"}:
         return f"{column} + n"
     return {"name": "'old-' || n", "request_id": "NULL"}.get(column, "printf('w%010d', n)")
 

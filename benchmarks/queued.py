@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _common import Api, NullPool, Pool, cpu_s, machine, percentile, rss_mib, table, until, rows, write_result
+from _common import Api, NullPool, Pool, cpu_s, machine, percentile, rows, rss_mib, table, until, write_result
 
 ENV = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home())}
 REST_S = 10.0

@@ -55,7 +55,8 @@ def per_second(pool: Pool, submit: Submit, jobs: int) -> tuple[float, dict[str, 
 
 def directly(jobs: int) -> float:
     """The same programs a second, started by this process, as many at a time as there are GPUs."""
-    begun, running = time.perf_counter(), []
+    begun = time.perf_counter()
+    running: list[subprocess.Popen[bytes]] = []
     for _ in range(jobs):
         if len(running) == GPUS:
             running.pop(0).wait()
