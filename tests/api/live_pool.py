@@ -153,7 +153,7 @@ print(json.dumps([answer.status, answer.read().decode()]))
 
 def end_everything(http: httpx2.Client) -> None:
     """Stop whatever a test has left."""
-    for view in http.get("/v1/workloads").json()["workloads"]:
+    for view in http.get("/v1/workloads", params={"limit": 1000}).json()["workloads"]:
         http.post(f"/v1/workloads/{view['id']}/stop", json={"force": True})
         http.get(f"/v1/workloads/{view['id']}/wait")
 

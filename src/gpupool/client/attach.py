@@ -84,10 +84,8 @@ def _connect(endpoint: Endpoint, target: str) -> Attachment:
     if isinstance(endpoint, TlsEndpoint):
         url = "wss" + endpoint.url.removeprefix("https") + target
         headers = {"authorization": f"Bearer {endpoint.token}"}
-        remote: ClientConnection = connect(
-            url, ssl=endpoint.context(), additional_headers=headers, proxy=None, **options
-        )
-        return remote
+        options |= {"ssl": endpoint.context(), "additional_headers": headers, "proxy": None}
+        return Attachment(connect(url, **options))
     path, folder = endpoint.connectable()
     try:
         return Attachment(unix_connect(path, f"ws://gpupool{target}", **options))

@@ -1,0 +1,95 @@
+"""Every address under random requests, good and bad: no internal error, and nothing that the description omits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from live_pool import LivePool, live_pool, shell
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from gpupool.api.app import create_app
+from gpupool.services.pool import PoolServices
+
+EXAMPLES = int(os.environ.get("GPUPOOL_API_EXAMPLES", "12"))
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+KNOWN = {"ref": ("queued", "stopped"), "name": ("known", "n1")}
+COUNTS = ("completions", "parallelism")
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def quiet_pool() -> Iterator[LivePool]:
+    """A pool of its own that starts nothing, with a workload and a project to hit."""
+    with live_pool() as made:
+        with made.http() as http:
+            http.post("/v1/nodes/n1/cordon", json={"reason": "random requests"})
+            http.post("/v1/projects", json={"name": "known"})
+            for name in ("queued", "stopped"):
+                http.post("/v1/workloads", json=shell("true", name=name))
+            http.post("/v1/workloads/stopped/stop", json={})
+        yield made
+
+
+schema = schemathesis.openapi.from_dict(create_app(cast("PoolServices", None)).openapi())
+
+
+@schema.hook
+def map_query(_context: Any, query: Json | None) -> Json | None:
+    """Nothing waits long, and nothing streams for ever."""
+    if query and _is_long(query.get("timeout_s")):
+        query["timeout_s"] = 0.01
+    if query:
+        query.pop("follow", None)
+    return query
+
+
+@schema.hook
+def map_path_parameters(_context: Any, parameters: Json | None) -> Json | None:
+    """Half of the requests hit something that is there."""
+    for key, names in KNOWN.items():
+        value = (parameters or {}).get(key)
+        if isinstance(value, str) and len(value) % 2 and parameters:
+            parameters[key] = names[len(value) % 4 // 2]
+    return parameters
+
+
+@schema.hook
+def map_body(_context: Any, body: Any) -> Any:
+    """Large counts are tested elsewhere; here they would only cost time."""
+    if isinstance(body, dict):
+        body.pop("sweep", None)
+        body.update({key: 3 for key in COUNTS if isinstance(body.get(key), int) and body[key] > 3})
+    return body
+
+
+@pytest.fixture(scope="module")
+def token(quiet_pool: LivePool) -> str:
+    return str(quiet_pool.token()["secret"])
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value <= 60
+
+
+@schema.exclude(path="/v1/events/stream").parametrize()
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+def test_no_request_breaks_the_api(case: Any, quiet_pool: LivePool, token: str) -> None:
+    headers = {"authorization": f"Bearer {token}"}
+    where = {"base_url": quiet_pool.url, "verify": str(quiet_pool.tls.certificate)}
+    case.call_and_validate(checks=CHECKS, headers=headers, timeout=30, **where)
