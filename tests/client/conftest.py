@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
+
+from live_pool import LivePool, end_everything, live_pool
+
+from gpupool import Client
+
+
+@pytest.fixture(scope="session")
+def live() -> Iterator[LivePool]:
+    """One pool for all tests of the room that do not harm it."""
+    with live_pool() as made:
+        yield made
+
+
+@pytest.fixture
+def client(live: LivePool) -> Iterator[Client]:
+    """The owner on the unix socket."""
+    with Client(live.socket) as made:
+        yield made
+    with live.http() as http:
+        end_everything(http)

@@ -1,0 +1,176 @@
+"""A client goes on while the control plane is away and comes back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from live_pool import LivePool, live_pool
+from node_harness import eventually
+
+from gpupool import Client
+from gpupool.api.schemas import WorkloadView
+from gpupool.client.connection import Call, Connection, Patience
+from gpupool.client.endpoint import UnixEndpoint
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+Answer = Callable[[socket.socket], None]
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[LivePool]:
+    """A pool whose control plane a test restarts."""
+    with live_pool() as made:
+        yield made
+
+
+def test_submissions_waits_and_followed_output_survive_a_restart(fragile: LivePool) -> None:
+    with Client(fragile.socket) as client:
+        marker = fragile.root / "go"
+        line = f"echo one; while [ ! -e {marker} ]; do sleep 0.05; done; echo two"
+        job = client.submit(["sh", "-c", line], fraction=0.1).wait_started(30)
+        heard: list[bytes] = []
+        seen: list[str] = []
+        following = threading.Thread(target=lambda: heard.extend(c.data for c in job.logs(follow=True)), daemon=True)
+        waiting = threading.Thread(target=lambda: seen.append(job.wait(60).view.state), daemon=True)
+        following.start()
+        waiting.start()
+        eventually(lambda: heard, "the first line")
+        fragile.down()
+        later: list[str] = []
+        submitting = threading.Thread(
+            target=lambda: later.append(client.submit(["true"], fraction=0.1).id), daemon=True
+        )
+        submitting.start()
+        fragile.up()
+        marker.touch()
+        for thread in (submitting, following, waiting):
+            thread.join(60)
+            assert not thread.is_alive()
+        assert b"".join(heard) == b"one\ntwo\n"
+        assert seen == ["succeeded"]
+        assert client.wait(later[0], 30).view.state == "succeeded"
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[Connection, list[bytes]]]]:
+    """A server that deals with one connection after the other as it is told."""
+    servers: list[socket.socket] = []
+
+    def make(*answers: Answer, retry_s: float = 30.0) -> tuple[Connection, list[bytes]]:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        servers.append(listener)
+        received: list[bytes] = []
+
+        def run() -> None:
+            for answer in answers:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    received.append(whole_request(connection))
+                    answer(connection)
+
+        threading.Thread(target=run, daemon=True).start()
+        return Connection(UnixEndpoint(str(tmp_path / "s")), retry_s), received
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def whole_request(connection: socket.socket) -> bytes:
+    """A request with the body that it announces."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    announced = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    length = int(announced[0].split(b":")[1]) if announced else 0
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head + body
+
+
+def hang_up(_connection: socket.socket) -> None:
+    return
+
+
+def reply(status: str, body: bytes) -> Answer:
+    def answer(connection: socket.socket) -> None:
+        head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        connection.sendall(head.encode() + body)
+
+    return answer
+
+
+STOPPING = reply("503 -", b'{"error": {"code": "POOL_UNREACHABLE", "message": "about to stop", "hint": ""}}')
+
+
+def test_what_may_be_repeated_is_repeated(scripted: Callable[..., tuple[Connection, list[bytes]]]) -> None:
+    connection, received = scripted(hang_up, STOPPING, reply("200 OK", b"{}"))
+    assert connection.send(Call("POST", "/x", json={"request_id": "r"}, again=True)).json() == {}
+    assert len(received) == 3
+    assert len(set(received)) == 1
+
+
+def test_what_may_not_be_repeated_is_not(scripted: Callable[..., tuple[Connection, list[bytes]]]) -> None:
+    connection, received = scripted(hang_up, reply("200 OK", b"{}"))
+    with pytest.raises(GpupoolError) as refused:
+        connection.send(Call("POST", "/x"))
+    assert refused.value.code is ErrorCode.POOL_UNREACHABLE
+    assert len(received) == 1
+
+
+def test_patience_ends(scripted: Callable[..., tuple[Connection, list[bytes]]]) -> None:
+    connection, _ = scripted(*[hang_up] * 50, retry_s=0.2)
+    with pytest.raises(GpupoolError) as refused:
+        connection.send(Call("GET", "/x", again=True))
+    assert refused.value.code is ErrorCode.POOL_UNREACHABLE
+    assert Patience(0).wait() is False
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (reply("500 -", b"<html>"), ErrorCode.INTERNAL),
+        (reply("503 -", b""), ErrorCode.POOL_UNREACHABLE),
+        (reply("400 -", b'{"error": {"code": "OF_TOMORROW", "message": "m", "hint": "h"}}'), ErrorCode.INTERNAL),
+        (reply("404 -", b'{"error": {"code": "NOT_FOUND", "message": "m", "hint": "h"}}'), ErrorCode.NOT_FOUND),
+        (reply("200 OK", b'{"id": 1}'), ErrorCode.INTERNAL),
+    ],
+)
+def test_strange_answers(
+    scripted: Callable[..., tuple[Connection, list[bytes]]], answer: Answer, code: ErrorCode
+) -> None:
+    connection, _ = scripted(answer)
+    with pytest.raises(GpupoolError) as refused:
+        connection.ask(Call("GET", "/x"), WorkloadView)
+    assert refused.value.code is code
+
+
+def test_a_path_beyond_the_kernels_limit(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    (tmp_path / "short").symlink_to(deep)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "short" / "s"))
+    listener.listen()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            reply("200 OK", b"{}")(connection)
+
+    threading.Thread(target=serve, daemon=True).start()
+    connection = Connection(UnixEndpoint(str(deep / "s")))
+    assert connection.send(Call("GET", "/x")).json() == {}
+    connection.close()
+    listener.close()
