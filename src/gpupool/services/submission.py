@@ -34,9 +34,16 @@ class SubmissionService:
 
     async def submit(self, actor: Actor, request: WorkloadRequest) -> tuple[Workload, bool]:
         """The workload, and whether this call made it."""
-        seen = await self._seen_before(actor, request)
-        if seen is not None:
+        try:
+            return await self._submit_new(actor, request), True
+        except GpupoolError:
+            # Whatever stands in the way of doing it twice: the database refuses a request_id that it has.
+            seen = await self._seen_before(actor, request)
+            if seen is None:
+                raise
             return seen, False
+
+    async def _submit_new(self, actor: Actor, request: WorkloadRequest) -> Workload:
         project = self._register.project(request.project or DEFAULT_PROJECT)
         self._permissions.need_project(actor, project)
         referred = {ref: await self._lookup.workload(actor, ref) for ref in references(request)}
@@ -49,8 +56,7 @@ class SubmissionService:
         )
         workload = self._with_defaults(workload)
         self._check(workload)
-        written = await self._write(actor, request, workload, replicas, referred)
-        return written, written.id == workload.id
+        return await self._write(actor, workload, replicas, referred)
 
     async def _seen_before(self, actor: Actor, request: WorkloadRequest) -> Workload | None:
         if request.request_id is None:
@@ -104,17 +110,9 @@ class SubmissionService:
                 )
 
     async def _write(
-        self,
-        actor: Actor,
-        request: WorkloadRequest,
-        workload: Workload,
-        replicas: tuple[Replica, ...],
-        referred: dict[str, Workload],
+        self, actor: Actor, workload: Workload, replicas: tuple[Replica, ...], referred: dict[str, Workload]
     ) -> Workload:
         async def build(draft: Draft) -> Workload:
-            seen = await self._seen_before(actor, request)
-            if seen is not None:  # two copies of one request arrived together: the other one was first
-                return seen
             draft.put_workload(workload)
             for row in replicas:
                 draft.put_replica(row)
@@ -124,8 +122,8 @@ class SubmissionService:
                 self._start_on_host(draft, actor, workload, replicas[0], referred)
             return workload
 
-        written = await self._engine.transact_slow(build)
-        return self._engine.mirror.workloads.get(written.id, written)
+        await self._engine.transact_slow(build)
+        return self._engine.mirror.workloads.get(workload.id, workload)
 
     async def _note_dependencies(self, workload: Workload) -> None:
         """How those have ended that this one waits for and that are not alive any more."""

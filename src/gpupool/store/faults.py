@@ -86,7 +86,9 @@ def refused(text: str) -> GpupoolError:
     if _UNRELEASED in text:
         return stale("A replica already holds a lease that is not released.")
     if _REQUEST_ID in text:
-        return stale("The same request has been carried out already.")
+        return GpupoolError(
+            ErrorCode.REQUEST_SEEN, "The same request has been carried out already.", "Look up what it made."
+        )
     return stale(f"The change does not fit what is stored ({text}).")
 
 
