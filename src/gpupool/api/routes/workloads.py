@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gpupool.api import assemble, mapping
 from gpupool.api.assemble import Viewer
-from gpupool.api.closing import unless_closing
+from gpupool.api.closing import unless_over
 from gpupool.api.deps import (
     Caller,
     Closing,
@@ -84,7 +84,7 @@ async def submit(
     waiting = services.workloads.wait(
         caller, workload.id, until=wait, timeout_s=timeout_s, bound=workload.program.client_bound
     )
-    workload = await unless_closing(waiting, closing, otherwise=workload)
+    workload = await unless_over(waiting, request, closing, otherwise=workload)
     return answer(await assemble.workload_detail(services, viewer_of(request, caller), workload), status)
 
 
@@ -162,7 +162,7 @@ async def wait_for(  # noqa: PLR0913 - each is an input of the route
     """Answer when a workload has started or ended, or at the time limit with how it stands."""
     present = await services.workloads.get(caller, ref)
     waiting = services.workloads.wait(caller, ref, until=until, timeout_s=timeout_s, index=index, bound=bound)
-    workload = await unless_closing(waiting, closing, otherwise=present)
+    workload = await unless_over(waiting, request, closing, otherwise=present)
     replicas_from = index if index >= 1000 else 0
     return answer(await assemble.workload_detail(services, viewer_of(request, caller), workload, replicas_from))
 
