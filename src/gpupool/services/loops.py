@@ -49,7 +49,9 @@ class SchedulingLoop:
             await self._engine.work.wait()
             self._engine.work.clear()
             try:
-                await self._engine.transact(self._decide)
+                self._impatient = self._engine.demand.impatient()  # before deciding: those get their chance first
+                if self._engine.demand.has_pending():
+                    await self._engine.transact(self._decide)
                 await self._engine.transact(self._turn_away)
             except GpupoolError as error:
                 log.warning("could not write decisions", code=error.code)
@@ -59,7 +61,6 @@ class SchedulingLoop:
             await asyncio.sleep(COALESCE_S)
 
     def _decide(self, draft: Draft) -> None:
-        self._impatient = self._engine.demand.impatient()
         decisions = self._engine.demand.decide(draft.now)
         if decisions.more:
             self._engine.work.set()
