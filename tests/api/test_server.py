@@ -77,7 +77,7 @@ def served(folder: Path, ask: Callable[[Bound], None], **options: Any) -> Bound:
 
 
 def local(bound: Bound) -> httpx2.Client:
-    return httpx2.Client(transport=httpx2.HTTPTransport(uds=str(bound.socket_path)), base_url="http://pool")
+    return httpx2.Client(transport=httpx2.HTTPTransport(uds=str(bound.socket_path)), base_url="http://pool", timeout=60)
 
 
 def test_the_socket_has_its_mode_and_goes_with_the_server(tmp_path: Path) -> None:
