@@ -19,6 +19,7 @@ from gpupool.daemon.processes import ProcessIdentity, die_with_parent
 # Neither the caller's PYTHON* variables nor the current folder may change what the pool's own processes import;
 # -I would do that too, but hides packages installed with `pip install --user`.
 PYTHON_FLAGS = ("-E", "-P")
+KILLED = f"killed by signal {signal.SIGKILL.value}"  # a child's last exit when somebody, or the kernel, ended it
 
 
 class ChildName(StrEnum):

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpupool.client.locate import Location
 from gpupool.daemon.ask import ask, healthy
-from gpupool.daemon.children import ChildState
+from gpupool.daemon.children import KILLED, ChildState
 from gpupool.daemon.config import PoolConfig
 from gpupool.daemon.folders import log_path
 from gpupool.daemon.logs import tail
@@ -107,12 +107,12 @@ def unanswered(location: Location, waited_s: float) -> GpupoolError:
 
 
 def _refuse_crash_loop(location: Location, record: PoolRecord) -> bool:
-    """Whether all processes run; raises for one that keeps dying."""
+    """Whether all processes run; raises for one that keeps dying, unless somebody else kills it: that may stop."""
     state = read_state(location)
     if state.get("pid") != record.supervisor.pid:
         return False
     for child in state["children"]:
-        if child["state"] == ChildState.CRASH_LOOP:
+        if child["state"] == ChildState.CRASH_LOOP and child["last_exit"] != KILLED:
             raise _failed(f"its {child['name']} keeps ending ({child['last_exit']})", location, child["name"])
     return all(child["state"] == ChildState.RUNNING for child in state["children"])
 
