@@ -40,14 +40,13 @@ class NodeBook:
         return node is not None and node.report.emulated
 
     def seen(self, report: NodeReport) -> tuple[Node, bool]:
-        """A node has reported: the node as it is from now on, and whether anything lasting changed."""
+        """A node has reported: the node as it is to be ``put``, and whether anything lasting changed."""
         old = self._nodes.get(report.name)
         if old is None:
             node = Node(report)
         else:
             state = NodeState.UP if old.state is NodeState.DOWN else old.state
             node = replace(old, report=report, state=NodeState.CORDONED if old.cordon_reason else state)
-        self._nodes[report.name] = node
         return node, old is None or lasting(old) != lasting(node)
 
     def lost(self, name: str) -> Node | None:

@@ -38,6 +38,7 @@ class Observer:
         self._engine = engine
         self._nodes = nodes
         self._inbox: asyncio.Queue[FabricEvent] = asyncio.Queue()
+        self.busy = False  # something has been heard and not been dealt with yet
         engine.deliver_to(lambda status: self._put(FabricEvent("", status=status)))
 
     async def listen(self) -> None:
@@ -54,7 +55,9 @@ class Observer:
     async def work(self) -> None:
         """Handle the inbox, for ever."""
         while True:
+            self.busy = not self._inbox.empty()
             batch = [await self._inbox.get()]
+            self.busy = True
             if all(_only_started(event) for event in batch):
                 # Nobody waits for this to be written: a short program's start and end are one write.
                 await self._engine.ports.sleep(STARTS_TOGETHER_S)
@@ -142,6 +145,7 @@ class Observer:
         node, news = self._nodes.seen(report)
         if news:
             await self._save(node)
+        self._nodes.put(node)  # from here on the API shows it: whoever waits for it may submit
         self._engine.demand.node_changed(node)
         self._engine.work.set()
         await self._compare(name, statuses)
