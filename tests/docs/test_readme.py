@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pages import ROOT, RUN_KINDS, SHOWN_KINDS, Step, blocks, missing_line, perform, steps
+
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TUTORIALS = [page for page in PAGES if steps(page)]
+A_FEW_TESTS = "scripts/test -q -p no:cacheprovider tests/domain/test_values_round_trip.py"
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def bounded(step: Step) -> Step:
+    """A test cannot run all the tests: of that one command it runs a small part."""
+    return replace(step, argv=("bash", "-c", A_FEW_TESTS)) if step.argv[-1] == "scripts/test" else step
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=name)
+def test_every_command_of_a_page_does_what_the_page_says(page: Path, reader: dict[str, str]) -> None:
+    for step in steps(page):
+        perform(bounded(step), reader)
+
+
+def test_the_readme_has_its_two_commands_first() -> None:
+    commands = [step.argv[-1] for step in steps(ROOT / "README.md")]
+    assert commands[:2] == ["scripts/try", "scripts/test"]
+
+
+def test_the_readme_shows_nothing_that_is_not_run() -> None:
+    assert {block.kind for block in blocks(ROOT / "README.md")} <= RUN_KINDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    assert {block.kind for block in blocks(page)} <= RUN_KINDS | SHOWN_KINDS
+
+
+@pytest.mark.parametrize(
+    ("expected", "said", "missing"),
+    [
+        (("a", "...", "c"), "a\nb\nc\n", None),
+        (("c", "a"), "a\nb\nc\n", "a"),
+        (("0.50 free",), "0.25 free\n", "0.50 free"),
+        (("job w0f5f73fyqb, 3m36s",), "job w10raqny641, 4s\n", None),
+        (("python train …",), "python train.py --lr 1\n", None),
+        (("python serve …",), "python train.py --lr 1\n", "python serve …"),
+    ],
+)
+def test_the_comparison_overlooks_only_what_varies(expected: tuple[str, ...], said: str, missing: str | None) -> None:
+    assert missing_line(expected, said) == missing
