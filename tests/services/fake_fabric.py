@@ -133,11 +133,12 @@ class FakeAgent:
                 await self.holding.wait()
             if not self.reachable or fate == "after":
                 raise unreachable()
-            return result
         except GpupoolError as error:
             if error.code is ErrorCode.NODE_UNREACHABLE:
                 self.hiccup()
             raise
+        else:
+            return result
         finally:
             self.in_flight -= 1
 
