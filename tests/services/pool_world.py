@@ -148,9 +148,12 @@ class World:
     async def settle(self) -> None:
         """Until nobody has anything to do (or the process stands still in the middle of dying)."""
         calm = 0
-        while calm < 3:
+        for _ in range(10_000):
             await asyncio.sleep(0.0005)
             calm = calm + 1 if self._idle() else 0
+            if calm == 3:
+                return
+        raise AssertionError("the pool does not come to rest")
 
     def _idle(self) -> bool:
         assert self.store is not None
@@ -160,7 +163,12 @@ class World:
         assert isinstance(fabric, FakeFabric)
         queues = [self.now._observer._inbox, fabric.inbox]
         queues += engine._outboxes.values() if self.agent.holding is None else []
-        busy = engine._writing.locked() or engine.work.is_set() or any(not queue.empty() for queue in queues)
+        busy = (
+            self.now._observer.busy
+            or engine._writing.locked()
+            or engine.work.is_set()
+            or any(not queue.empty() for queue in queues)
+        )
         return not busy and (self.agent.in_flight == 0 or self.agent.holding is not None)
 
     async def attempt(self, work: Coroutine[Any, Any, T]) -> T | None:

@@ -179,7 +179,7 @@ class Ticker:
             if replica.state is not ReplicaState.RUNNING:
                 continue
             idle_s = draft.now - self._last_active(workload, replica, draft.now)
-            if idle_s > limit_s:
+            if idle_s > limit_s and replica.idle_warned:
                 sentence = f"idle for {format_duration(idle_s)}; the limit is {format_duration(limit_s)}"
                 transitions.stop(draft, workload, replica, Reason.IDLE_LIMIT, sentence=sentence)
             elif idle_s > limit_s * IDLE_WARNING_AT and not replica.idle_warned:

@@ -67,6 +67,7 @@ class Observer:
                 await self._handle(batch)
             except GpupoolError as error:
                 log.warning("could not take in what nodes said; will compare again", code=error.code)
+                self.busy = False
                 await asyncio.sleep(RETRY_S)
                 for node in {e.node for e in batch if e.node} or {n.name for n in self._nodes.all()}:
                     self._inbox.put_nowait(FabricEvent(node, up=True))
