@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import secrets
 import signal
 import sys
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(options.state_dir)
         _set_up_logging(config.log_level)
         lock = _own(config)
+        _allow_many_connections()
         return asyncio.run(_run(config, lock))
     except GpupoolError as error:
         sys.stderr.write(f"control plane not running: {error}\n")
@@ -64,6 +66,12 @@ def _own(config: PoolConfig) -> int:
             "Use that one, or stop it with `gpupool down`.",
         )
     return lock
+
+
+def _allow_many_connections() -> None:
+    """As many open files as the system lets this process have: each waiting client and open log is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _run(config: PoolConfig, lock: int) -> int:

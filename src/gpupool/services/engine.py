@@ -37,7 +37,7 @@ class Engine:
         self.demand = demand
         self.attach_paths: dict[str, str] = {}
         self.activity: dict[str, float] = {}
-        self.last_event_id = 0
+        self.news = 0  # counts what has been told to watchers
         self.work = asyncio.Event()  # something changed that the scheduling loop should look at
         self.broken = asyncio.get_running_loop().create_future()  # set when this process must not go on
         self._specs = specs
@@ -78,7 +78,9 @@ class Engine:
 
         async def held() -> T:
             async with self._writing:
-                return await act()
+                result = await act()
+            self.wake(None)
+            return result
 
         return await asyncio.shield(held())
 
@@ -86,7 +88,7 @@ class Engine:
         changes = draft.changes()
         if changes:
             try:
-                self.last_event_id = max(self.last_event_id, await self.ports.store.commit(changes))
+                await self.ports.store.commit(changes)
             except GpupoolError as error:
                 self._commit_failed(error)
                 raise
@@ -122,6 +124,7 @@ class Engine:
 
     def wake(self, workload: WorkloadId | None) -> None:
         """Let everybody who watches this workload (None: the event log) look again."""
+        self.news += 1
         for event in self._watchers.get(workload, ()):
             event.set()
 

@@ -28,8 +28,8 @@ class HistoryService:
     async def subscribe(self, workload: WorkloadId | None) -> AsyncIterator[None]:
         """Says each time that there may be new events."""
         while True:
-            seen = self._engine.last_event_id
-            await self._engine.changed(workload, LOOK_EVERY_S, lambda seen=seen: self._engine.last_event_id > seen)  # type: ignore[misc]
+            seen = self._engine.news
+            await self._engine.changed(workload, LOOK_EVERY_S, lambda seen=seen: self._engine.news > seen)  # type: ignore[misc]
             yield None
 
     async def usage(self, actor: Actor, since: float, until: float) -> Sequence[UsageRow]:

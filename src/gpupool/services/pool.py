@@ -96,7 +96,6 @@ class Pool:
         self._register.load(state.projects, state.users)
         for node in state.nodes:
             self._book.put(node)
-        self.engine.last_event_id = state.last_event_id
         await self._ensure_default_project()
         self._demand.load(self._register.projects.values(), self._register.users.values())
         await self._remember_dependencies()
