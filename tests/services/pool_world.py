@@ -163,12 +163,10 @@ class World:
         assert isinstance(fabric, FakeFabric)
         queues = [self.now._observer._inbox, fabric.inbox]
         queues += engine._outboxes.values() if self.agent.holding is None else []
-        busy = (
-            self.now._observer.busy
-            or engine._writing.locked()
-            or engine.work.is_set()
-            or any(not queue.empty() for queue in queues)
-        )
+        heard = (
+            self.now._observer.busy and not self.store.refuse
+        )  # it tries again for as long as nothing can be written
+        busy = heard or engine._writing.locked() or engine.work.is_set() or any(not queue.empty() for queue in queues)
         return not busy and (self.agent.in_flight == 0 or self.agent.holding is not None)
 
     async def attempt(self, work: Coroutine[Any, Any, T]) -> T | None:
