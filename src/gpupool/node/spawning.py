@@ -34,7 +34,8 @@ class Spawner:
         self.stop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(0)
-        command = [sys.executable, "-I", "-X", "utf8", "-m", "gpupool.node.spawner"]
+        # Not -I: it would hide a gpupool that was installed with `pip install --user`.
+        command = [sys.executable, "-E", "-P", "-X", "utf8", "-m", "gpupool.node.spawner"]
         with theirs:
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         self._control = ours
