@@ -1,0 +1,206 @@
+"""A real pool in a folder of its own, used through the command as people type it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpupool.client import Client
+
+COMMAND = Path(sys.executable).with_name("gpupool")
+PATIENCE_S = 60.0
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> bool:
+    """Whether a condition comes true in time; the time only bounds a failing test."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.03)
+    return True
+
+
+class RealPool:
+    """A supervisor, an agent, a control plane and what runs under shepherds."""
+
+    def __init__(self, folder: Path, emulate: str) -> None:
+        self.folder = folder
+        self.emulate = emulate
+        self.state, self.run = folder / "state", folder / "run"
+        self.home = folder / "home"
+        self.work = folder / "work"
+        self.home.mkdir(mode=0o755)
+        self.work.mkdir()
+        self.work.chmod(0o777)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("GPUPOOL_", "XDG_"))}
+        self.env = {
+            **kept,
+            "GPUPOOL_STATE_DIR": str(self.state),
+            "GPUPOOL_RUN_DIR": str(self.run),
+            "HOME": str(self.home),
+            "PATH": f"{COMMAND.parent}:{os.environ['PATH']}",
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+        }
+
+    def __call__(
+        self, *words: str, stdin: bytes = b"", ok: bool = True, **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run one command to its end; ``ok`` says that it must succeed."""
+        options = {"cwd": self.work, "env": self.env, "timeout": PATIENCE_S, **options}
+        done = subprocess.run([str(COMMAND), *words], input=stdin, capture_output=True, check=False, **options)
+        assert not ok or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
+        assert b"Traceback" not in done.stderr, done.stderr.decode()
+        return done
+
+    def text(self, *words: str, **options: Any) -> str:
+        return self(*words, **options).stdout.decode()
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self(*words, "--json").stdout)
+
+    def begin(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a command and go on."""
+        pipe = subprocess.PIPE
+        options = {"cwd": self.work, "env": self.env, "stdin": pipe, "stdout": pipe, "stderr": pipe, **options}
+        return subprocess.Popen([str(COMMAND), *words], **options)
+
+    def up(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[bytes]:
+        return self("up", "--background", "--emulate", self.emulate, *words, ok=ok)
+
+    def down(self, *words: str) -> None:
+        self("down", *words, ok=False)
+
+    @property
+    def client(self) -> Client:
+        return Client(socket_path=str(self.run / "api.sock"))
+
+    def state_of(self, name: str) -> str:
+        with self.client as client:
+            return str(client.get(name).status)
+
+    def becomes(self, name: str, *states: str) -> bool:
+        with self.client as client:
+            return eventually(lambda: client.get(name).refresh().status in states)
+
+    def free_permille(self) -> list[int]:
+        with self.client as client:
+            return [1000 - gpu.allocated_permille for gpu in client.gpus()]
+
+    def all_free(self) -> bool:
+        with self.client as client:
+            return eventually(lambda: not any(gpu.allocated_permille for gpu in client.gpus()))
+
+    def pids(self) -> dict[str, int]:
+        state = json.loads((self.run / "state.json").read_text())
+        return {child["name"]: child["pid"] for child in state["children"]}
+
+    def kill_child(self, name: str) -> None:
+        """Kill -9 one of the pool's processes and wait until another has taken its place and answers."""
+        old = self.pids()[name]
+        os.kill(old, signal.SIGKILL)
+        assert eventually(lambda: self.pids().get(name) not in {old, None})
+        assert eventually(lambda: self("ps", ok=False).returncode == 0)
+
+    def clear(self) -> None:
+        """Stop and forget all workloads, so that the next test finds every GPU free."""
+        with self.client as client:
+            for job in client.list(limit=1000):
+                if not job.done():
+                    job.cancel(force=True)
+        assert self.all_free()
+
+
+@contextmanager
+def folder_for_pool() -> Iterator[Path]:
+    """A short path that other users can pass."""
+    folder = Path(tempfile.mkdtemp(prefix="gpe2e-", dir="/tmp"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def fresh_pool(emulate: str = "2xT4", *words: str, started: bool = True) -> Iterator[RealPool]:
+    with folder_for_pool() as folder:
+        pool = RealPool(folder, emulate)
+        try:
+            if started:
+                pool.up(*words)
+            yield pool
+        finally:
+            pool("down", "--stop-jobs", ok=False)
+            pool.down()
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, pool: RealPool, *words: str, rows: int = 30, columns: int = 100) -> None:
+        self.master, slave = pty.openpty()
+        import fcntl
+        import struct
+        import termios
+
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [str(COMMAND), *words],
+            cwd=pool.work,
+            env={**pool.env, "TERM": "dumb"},
+            preexec_fn=lambda: os.login_tty(slave),  # noqa: PLW1509 - no threads here
+            pass_fds=(slave,),
+        )
+        os.close(slave)
+        self.seen = b""
+
+    def send(self, data: bytes) -> None:
+        os.write(self.master, data)
+
+    def expect(self, wanted: bytes, timeout_s: float = 30.0) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        while wanted not in self.seen:
+            left = deadline - time.monotonic()
+            assert left > 0, f"{wanted!r} did not come: {self.seen!r}"
+            if select.select([self.master], [], [], min(left, 0.5))[0]:
+                try:
+                    self.seen += os.read(self.master, 65536)
+                except OSError:
+                    assert wanted in self.seen, f"{wanted!r} did not come before the end: {self.seen!r}"
+                    break
+        return self.seen
+
+    def wait(self) -> int:
+        while self.process.poll() is None:
+            if select.select([self.master], [], [], 0.05)[0]:
+                try:
+                    self.seen += os.read(self.master, 65536)
+                except OSError:
+                    break
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,201 @@
+"""S5 and everything one does with a submitted job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+
+import pytest
+from e2e_pool import PATIENCE_S, RealPool, Terminal, alive, eventually
+
+
+def test_a_job_file_does_what_the_options_do(pool: RealPool) -> None:
+    (pool.work / "job.yml").write_text(
+        "name: from-file\ncommand: [sh, -c, 'echo $WHO {x}']\nenv: {WHO: me}\n"
+        "gpus: {fraction: 0.1}\nsweep: {grid: {x: [1, 2]}}\n"
+    )
+    checked = pool("submit", "-f", "job.yml", "--dry-run")
+    assert b"from-file" in checked.stdout + checked.stderr
+    pool("submit", "-f", "job.yml")
+    pool("wait", "from-file")
+    assert [pool.text("logs", f"from-file/{i}") for i in (0, 1)] == ["me 1\n", "me 2\n"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"command: [true",
+        b"\xff\xfe\x00",
+        b"a: &a [*a]",
+        b"command: [x]\nnonsense: 1\n",
+        b"",
+        b"[]",
+        b"!!python/object:os.system {}",
+    ],
+)
+def test_a_broken_job_file_is_said_in_one_sentence(pool: RealPool, content: bytes) -> None:
+    (pool.work / "broken.yml").write_bytes(content)
+    done = pool("submit", "-f", "broken.yml", ok=False)
+    assert done.returncode in {2, 125}
+    assert b"broken.yml" in done.stderr or b"[" in done.stderr
+
+
+def test_a_job_file_of_a_hundred_megabytes_is_refused_at_once(pool: RealPool) -> None:
+    path = pool.work / "huge.yml"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    done = pool("submit", "-f", "huge.yml", ok=False)
+    path.unlink()
+    assert b"TOO_LARGE" in done.stderr
+
+
+def test_logs_follow_tail_since_and_timestamps(pool: RealPool) -> None:
+    gate = pool.work / "log-gate"
+    script = f"seq 1 100; echo problem >&2; while ! test -e {gate}; do sleep 0.1; done; echo end"
+    pool("submit", "talker", "-g", "0.1", "--", "sh", "-c", script)
+    assert pool.becomes("talker", "running")
+    assert eventually(lambda: b"problem" in pool("logs", "talker").stderr)
+    follower = pool.begin("logs", "-f", "talker")
+    assert pool.text("logs", "--tail", "1", "talker", ok=True) in {"", "100\n"}
+    assert pool.text("logs", "--tail", "3", "talker").splitlines()[-1] == "100"
+    assert pool.text("logs", "--since", "1h", "talker").startswith("1\n2\n")
+    first = pool.text("logs", "--timestamps", "talker").splitlines()[0]
+    assert re.match(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d", first)
+    assert first.endswith("1")
+    gate.touch()
+    out, err = follower.communicate(timeout=PATIENCE_S)
+    assert out.decode().splitlines() == [*map(str, range(1, 101)), "end"]
+    assert b"problem" in err
+
+
+def test_logs_keep_every_byte(pool: RealPool) -> None:
+    data = bytes(range(256)) * 500
+    (pool.work / "bytes").write_bytes(data)
+    pool("submit", "binary", "-g", "0.1", "--", "cat", "bytes")
+    pool("wait", "binary")
+    assert pool("logs", "binary").stdout == data
+
+
+def test_a_log_has_a_bound_and_the_program_goes_on(pool: RealPool) -> None:
+    pool(
+        "submit",
+        "flood",
+        "-g",
+        "0.1",
+        "--log-limit",
+        "1M",
+        "--",
+        "sh",
+        "-c",
+        "yes 0123456789 | head -c 9000000; echo; echo end",
+    )
+    pool("wait", "flood")
+    out = pool("logs", "flood").stdout
+    assert out.endswith(b"end\n")
+    assert len(out) < 3_000_000
+
+
+def test_attach_exec_and_shell(pool: RealPool) -> None:
+    script = "echo begun; while read line; do echo heard $line; test $line = stop && exit 6; done"
+    pool("submit", "session", "-g", "0.1", "--interactive", "--tty", "--", "sh", "-c", script, ok=False)
+    assert pool.becomes("session", "running")
+    terminal = Terminal(pool, "attach", "session")
+    try:
+        terminal.send(b"hello\r")
+        terminal.expect(b"heard hello")
+        done = pool("exec", "session", "--", "sh", "-c", "echo beside; exit 4", ok=False)
+        assert (done.stdout, done.returncode) == (b"beside\n", 4)
+        terminal.send(b"stop\r")
+        terminal.expect(b"heard stop")
+        assert terminal.wait() == 6
+    finally:
+        terminal.close()
+
+
+def test_suspend_and_resume(pool: RealPool) -> None:
+    pool("submit", "sleeper", "-g", "0.5", "--grace", "1s", "--", "sleep", "1000")
+    assert pool.becomes("sleeper", "running")
+    pool("suspend", "sleeper")
+    assert pool.becomes("sleeper", "suspended")
+    assert pool.all_free()
+    pool("resume", "sleeper")
+    assert pool.becomes("sleeper", "running")
+
+
+def test_a_program_that_ignores_term_is_killed_after_the_grace(pool: RealPool) -> None:
+    mark = pool.work / "stubborn"
+    pool(
+        "submit",
+        "stubborn",
+        "-g",
+        "0.1",
+        "--",
+        "sh",
+        "-c",
+        f"trap '' TERM; echo $$ > {mark}; while :; do sleep 0.1; done",
+    )
+    assert eventually(lambda: mark.exists() and mark.read_text().strip())
+    pid = int(mark.read_text())
+    began = time.monotonic()
+    pool("stop", "--grace", "1s", "stubborn")
+    assert pool.becomes("stubborn", "stopped")
+    assert time.monotonic() - began >= 1
+    assert not alive(pid)
+    assert pool.all_free()
+
+
+def test_delete_takes_it_off_the_lists_with_its_output(pool: RealPool) -> None:
+    pool("submit", "brief", "-g", "0.1", "--", "echo", "x")
+    pool("wait", "brief")
+    with pool.client as client:
+        key = client.get("brief").id
+    assert list(pool.state.rglob(f"{key}*"))
+    pool("delete", "-y", "brief")
+    assert pool("describe", "brief", ok=False).returncode != 0
+    assert "brief" not in pool.text("ps", "-a")
+    assert eventually(lambda: not [p for p in pool.state.rglob(f"{key}.0.1*") if p.is_dir()])
+
+
+def test_wait_gives_the_worst_end(pool: RealPool) -> None:
+    pool("submit", "good", "-g", "0.1", "--", "true")
+    pool("submit", "bad", "-g", "0.1", "--restart", "never", "--", "sh", "-c", "exit 9")
+    assert pool("wait", "good", ok=False).returncode == 0
+    assert pool("wait", "good", "bad", ok=False).returncode != 0
+
+
+def test_every_listing_speaks_json(pool: RealPool) -> None:
+    pool("submit", "seen", "-g", "0.1", "-l", "team=a", "--", "sleep", "1000")
+    assert pool.becomes("seen", "running")
+    assert [w["name"] for w in pool.json("ps")["workloads"]] == ["seen"]
+    assert [w["name"] for w in json.loads(pool("ps", "-l", "team=a", "--json").stdout)["workloads"]] == ["seen"]
+    assert json.loads(pool("ps", "-l", "team=b", "--json").stdout)["workloads"] == []
+    assert pool.json("describe", "seen")["state"] == "running"
+    assert [e["reason"] for e in pool.json("events", "seen")["events"]][:3] == ["SUBMITTED", "GRANTED", "STARTED"]
+    for words in (["nodes"], ["list_gpus"], ["usage"], ["status"], ["whoami"], ["project", "list"], ["user", "list"]):
+        assert isinstance(pool.json(*words), dict), words
+
+
+def test_every_screen_says_that_gpus_are_emulated(pool: RealPool) -> None:
+    for words in (["ps"], ["status"], ["list_gpus"], ["smi"], ["nodes"]):
+        done = pool(*words)
+        assert b"emulated" in (done.stdout + done.stderr).lower(), words
+
+
+def test_unknown_names_and_taken_names(pool: RealPool) -> None:
+    assert b"UNKNOWN_WORKLOAD" in pool("logs", "nothing", ok=False).stderr
+    pool("submit", "twice", "-g", "0.1", "--", "sleep", "1000")
+    assert b"NAME_TAKEN" in pool("submit", "twice", "-g", "0.1", "--", "true", ok=False).stderr
+
+
+def test_a_terminal_survives_ctrl_c_and_the_environment_of_a_job(pool: RealPool) -> None:
+    done = pool("run", "-q", "-p", "0.1", "--", "sh", "-c", "env", env={**pool.env, "GPUPOOL_TOKEN": "secret"})
+    assert b"GPUPOOL_TOKEN" not in done.stdout
+
+
+def test_the_umask_and_the_owner_of_files_are_the_callers(pool: RealPool) -> None:
+    path = pool.work / "made"
+    pool("run", "-q", "-p", "0.1", "--", "touch", str(path), preexec_fn=lambda: os.umask(0o027))
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert path.stat().st_uid == os.geteuid()

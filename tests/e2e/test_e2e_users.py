@@ -1,0 +1,248 @@
+"""Two accounts of one machine on one root pool cannot get at each other's work."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_pool import RealPool, alive, eventually, fresh_pool
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="two accounts need root"),
+]
+
+ANN, BOB = 54321, 54322
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RealPool]:
+    with fresh_pool("1xT4") as made:
+        yield made
+
+
+def as_user(uid: int, act: Callable[[], Any]) -> Any:
+    """What ``act`` gives in a process of another account (JSON values); errors come back as text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            try:
+                result: Any = act()
+            except Exception as error:  # noqa: BLE001 - the answer is what kind it is
+                result = f"{type(error).__name__}: {error}"
+            os.write(write, json.dumps(result).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(answer)
+
+
+class UnixHttp(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("pool")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(str(self._path))
+
+
+def ask(pool: RealPool, uid: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """One call of the API by an account: the status and the JSON."""
+
+    def call() -> list[Any]:
+        connection = UnixHttp(pool.run / "api.sock")
+        connection.request(
+            method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"}
+        )
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8", "replace")
+        with contextlib.suppress(ValueError):
+            return [answer.status, json.loads(text)]
+        return [answer.status, text]
+
+    status, answer = as_user(uid, call)
+    return status, answer
+
+
+def submit(pool: RealPool, uid: int, *command: str, **more: Any) -> dict[str, Any]:
+    body = {"command": list(command), "workdir": "/", "gpus": {"fraction": 0.1}, **more}
+    status, answer = ask(pool, uid, "POST", "/v1/workloads", body)
+    assert status in {200, 201}, answer
+    return dict(answer)
+
+
+def running(pool: RealPool, name: str) -> int:
+    """The pid of its program."""
+    assert pool.becomes(name, "running")
+    with pool.client as client:
+        assert eventually(lambda: client.detail(name).replicas[0].pid)
+        return int(client.detail(name).replicas[0].pid or 0)
+
+
+def test_jobs_run_as_who_submitted_them(shared: RealPool) -> None:
+    script = (
+        "id -u; id -g; id -G; umask; cat /proc/self/status | grep -i capeff; test -r /root/.profile || echo no root"
+    )
+    made = submit(shared, ANN, "sh", "-c", script)
+    assert shared.becomes(made["name"], "succeeded")
+    lines = shared.text("logs", made["name"]).split("\n")
+    assert lines[0] == str(ANN)
+    assert "0" not in lines[1:3], "not root's groups"
+    assert "0000000000000000" in "".join(lines), "no capabilities"
+    assert "no root" in lines
+
+
+def test_the_pools_own_files_and_secrets_are_out_of_reach(shared: RealPool) -> None:
+    script = f"ls {shared.state} || echo closed; cat {shared.state}/pool.db >/dev/null || echo closed; env"
+    made = submit(shared, ANN, "sh", "-c", script)
+    assert shared.becomes(made["name"], "succeeded")
+    out = shared.text("logs", made["name"])
+    assert out.count("closed") == 2
+    assert "GPUPOOL_TOKEN" not in out
+
+
+def test_everybody_sees_the_queue_but_not_each_others_commands_and_output(shared: RealPool) -> None:
+    made = submit(shared, ANN, "sh", "-c", "echo my secret words; exec sleep 1000", env={"PASSWORD": "hunter2"})
+    pid = running(shared, made["name"])
+    path = f"/v1/workloads/{made['id']}"
+    assert eventually(
+        lambda: (
+            "my secret words" in json.dumps(ask(shared, ANN, "GET", f"{path}/logs"))
+            or "bXkgc2VjcmV0" in json.dumps(ask(shared, ANN, "GET", f"{path}/logs"))
+        )
+    )
+    for part in ("", "/logs", "/why"):
+        status, answer = ask(shared, BOB, "GET", path + part)
+        assert "hunter2" not in json.dumps(answer)
+        assert "secret words" not in json.dumps(answer)
+        assert "bXkgc2VjcmV0" not in json.dumps(answer)
+        if part == "/logs":
+            assert status == 403
+    status, answer = ask(shared, BOB, "GET", "/v1/workloads")
+    assert status == 200
+    assert made["id"] in json.dumps(answer)
+    assert "secret words" not in json.dumps(answer)
+    assert alive(pid)
+
+
+def test_nobody_changes_the_course_of_anothers_work(shared: RealPool) -> None:
+    made = submit(shared, ANN, "sleep", "1000")
+    pid = running(shared, made["name"])
+    path = f"/v1/workloads/{made['id']}"
+    for verb, body in (
+        ("stop", {}),
+        ("suspend", {}),
+        ("signal", {"signal": 9}),
+        ("signal", {"signal": "KILL"}),
+        ("resume", {}),
+    ):
+        status, _ = ask(shared, BOB, "POST", f"{path}/{verb}", body)
+        assert status in {403, 400, 422}, verb
+    assert ask(shared, BOB, "POST", f"{path}/stop", {})[0] == 403
+    assert ask(shared, BOB, "DELETE", path)[0] == 403
+    assert alive(pid)
+    assert ask(shared, ANN, "POST", f"{path}/stop", {"force": True})[0] == 200
+    assert eventually(lambda: not alive(pid))
+
+
+def test_nobody_uses_anothers_lease(shared: RealPool) -> None:
+    status, lease = ask(shared, ANN, "POST", "/v1/workloads", {"kind": "lease", "gpus": {"fraction": 0.2}})
+    assert status in {200, 201}
+    assert shared.becomes(lease["name"], "running")
+    body = {"kind": "exec", "on": lease["id"], "command": ["id"], "workdir": "/"}
+    assert ask(shared, BOB, "POST", "/v1/workloads", body)[0] == 403
+    assert ask(shared, BOB, "POST", f"/v1/workloads/{lease['id']}/stop", {})[0] == 403
+    assert ask(shared, ANN, "POST", "/v1/workloads", body)[0] in {200, 201}
+
+
+def test_processes_and_sockets_of_others_are_out_of_reach(shared: RealPool) -> None:
+    made = submit(shared, ANN, "sh", "-c", "echo hidden; exec sleep 1000")
+    pid = running(shared, made["name"])
+    shepherd = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    for target in (pid, shepherd, shared.pids()["agent"], shared.pids()["control-plane"]):
+        assert as_user(BOB, lambda target=target: os.kill(target, signal.SIGTERM)).startswith("PermissionError")
+        assert "Error" in as_user(BOB, lambda target=target: Path(f"/proc/{target}/environ").read_text())
+    assert as_user(ANN, lambda: os.kill(shepherd, signal.SIGKILL)).startswith("PermissionError"), "not even its owner"
+    sockets = [p for p in (*shared.run.rglob("*"), *shared.state.rglob("*")) if p.is_socket()]
+    attach = [p for p in sockets if p.name != "api.sock"]
+    assert attach
+    for path in attach:
+        outcome = as_user(BOB, lambda path=path: connected(path))
+        assert outcome == "refused", path
+    assert alive(pid)
+    assert alive(shepherd)
+
+
+def connected(path: Path) -> str:
+    """What a HELLO on somebody's socket brings."""
+    from gpupool.domain import frames
+
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as sock:
+        sock.settimeout(5)
+        try:
+            sock.connect(str(path))
+            sock.sendall(frames.encode(frames.HELLO, b'{"version": 1, "rows": 24, "columns": 80, "stdin": true}'))
+            data = sock.recv(1000)
+        except TimeoutError:
+            return "silent"
+        except OSError:
+            return "refused"
+    return "refused" if not data else f"answered {data[:60]!r}"
+
+
+def test_files_of_others_cannot_be_read(shared: RealPool) -> None:
+    made = submit(shared, ANN, "sh", "-c", "echo private output; exec sleep 1000")
+    running(shared, made["name"])
+    files = [p for p in shared.state.rglob(f"{made['id']}*/**/*") if p.is_file()]
+    assert files
+    for path in files:
+        assert as_user(BOB, lambda path=path: path.read_bytes().decode("latin-1")).startswith("PermissionError")
+    done = subprocess.run(
+        ["setpriv", f"--reuid={BOB}", f"--regid={BOB}", "--clear-groups", "ls", str(shared.state)],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode != 0
+
+
+def test_a_folder_that_is_the_callers_alone_is_used_as_the_caller(shared: RealPool) -> None:
+    private = shared.work / "anns"
+    private.mkdir(mode=0o700)
+    os.chown(private, ANN, ANN)
+    mine = submit(shared, ANN, "touch", "made", workdir=str(private))
+    assert shared.becomes(mine["name"], "succeeded")
+    assert (private / "made").stat().st_uid == ANN
+    others = submit(shared, BOB, "touch", "other", workdir=str(private), restart="never")
+    assert shared.becomes(others["name"], "failed")
+    assert not (private / "other").exists()
+
+
+def test_only_root_administers(shared: RealPool) -> None:
+    for method, path, body in (
+        ("POST", "/v1/projects", {"name": "mine"}),
+        ("PUT", "/v1/users/uid-54321", {"role": "admin"}),
+        ("POST", "/v1/tokens", {"user": "root"}),
+    ):
+        status, _ = ask(shared, ANN, method, path, body)
+        assert status in {403, 404, 405}, (method, path)
+    assert ask(shared, ANN, "POST", "/v1/projects", {"name": "mine"})[0] == 403
+    done = as_user(ANN, lambda: os.kill(json.loads((shared.run / "state.json").read_text())["pid"], signal.SIGTERM))
+    assert "PermissionError" in done
