@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import select
 import signal
 import ssl
@@ -30,6 +31,19 @@ NODE_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 25.0
 _POLL_S = 0.02
 _LINE_LIMIT_BYTES = 1 << 16
+_REFUSED = "exit status 2"  # the control plane could not begin and has said why
+_REFUSAL = re.compile(
+    r"^control plane not running: (?P<message>.+) \[(?P<code>[A-Z_]+)\](?:\n  (?P<hint>.*))?", re.MULTILINE
+)
+_HOPELESS = frozenset(  # trying again does not help
+    {
+        ErrorCode.PORT_TAKEN,
+        ErrorCode.DATABASE_CORRUPT,
+        ErrorCode.DATABASE_NEWER,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_FILE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +126,20 @@ def _refuse_crash_loop(location: Location, record: PoolRecord) -> bool:
     if state.get("pid") != record.supervisor.pid:
         return False
     for child in state["children"]:
+        if child["last_exit"] == _REFUSED:
+            _refuse_what_is_hopeless(location, child["name"])
         if child["state"] == ChildState.CRASH_LOOP and child["last_exit"] != KILLED:
             raise _failed(f"its {child['name']} keeps ending ({child['last_exit']})", location, child["name"])
     return all(child["state"] == ChildState.RUNNING for child in state["children"])
+
+
+def _refuse_what_is_hopeless(location: Location, process: str) -> None:
+    """Raise what a process said when it refused to begin, where saying it again would only take time."""
+    said = list(_REFUSAL.finditer(tail(log_path(location.state_dir, process))))
+    if said and said[-1]["code"] in _HOPELESS:
+        raise GpupoolError(
+            ErrorCode(said[-1]["code"]), said[-1]["message"], said[-1]["hint"] or "See 'gpupool doctor'."
+        )
 
 
 def certificate_fingerprint(config: PoolConfig) -> str | None:
