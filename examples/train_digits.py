@@ -141,7 +141,7 @@ class TorchModel:
             for weight, momentum, gradient in zip(self.weights, self.momenta, gradients, strict=True):
                 momentum.mul_(MOMENTUM).add_(gradient)
                 weight.sub_(lr * momentum)
-        return float(loss)
+        return loss.item()
 
     def accuracy(self, images: Images) -> float:
         """The part of the images whose most likely digit is the right one."""
