@@ -37,7 +37,7 @@ ALLOCATE = [
     Case("two of two", "a 4xT4; b 4xT4", "p1 red 4; p2 red 4", "p1@a p2@b"),
     Case("small ones leave the large node whole", "a 4xT4; b 4xT4", "p1 red 1; p2 red 1; p3 red 4", "p1@a p2@a p3@b"),
     Case("the model asked for", "a 2xT4; b 2xA100", "p1 red 1 model=a100", "p1@b"),
-    Case("the model is matched in parts", "a 2xH100; b 2xL4", "p1 red 1 model=100", "p1@a"),
+    Case("a part of a model's name is not enough", "a 2xH100; b 2xL4", "p1 red 1 model=100", ""),
     Case("a model nobody has", "a 2xT4", "p1 red 1 model=h100", ""),
     Case("two models in one node", "a 2xT4 2xA100", "p1 red 2 model=a100; p2 red 2 model=t4", "p1@a p2@a"),
     Case("the label asked for", "a 1xT4; b 1xT4 zone=x", "p1 red 1 zone=x", "p1@b"),

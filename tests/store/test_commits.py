@@ -179,7 +179,7 @@ def test_a_name_is_taken_while_its_workload_lives(tmp_path: Path) -> None:
 def test_a_request_is_carried_out_once(tmp_path: Path) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet((workload(A, request_id="r1"), workload(B), workload(C))))
-        await refused(store, ChangeSet((workload(wid(4), request_id="r1"),)))
+        await refused(store, ChangeSet((workload(wid(4), request_id="r1"),)), ErrorCode.REQUEST_SEEN)
         found = await store.by_request_id("r1")
         assert found is not None
         assert found.id == A
