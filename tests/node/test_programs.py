@@ -342,3 +342,11 @@ def test_stop_of_the_unknown_and_the_ended_is_nothing(node: Node) -> None:
     assert status.phase is ProcessPhase.EXITED
     with pytest.raises(RefusedError, match="not on this node"):
         node.ask("signal", key=new_key(), signum=15)
+
+
+def test_a_signal_that_comes_before_the_program_reaches_it(node: Node) -> None:
+    for _ in range(5):
+        client = node.start_attached(spec("exec sleep 60", stdio=PIPES, client_bound=True))
+        client.send(frames.SIGNAL, bytes([signal.SIGUSR1]))
+        assert client.finish()["signal"] == signal.SIGUSR1
+        client.close()

@@ -27,6 +27,7 @@ from gpupool.node.plumbing import Plumbing
 from gpupool.node.record import Order, ShepherdRecord, exit_to_dict, read_stop, write_exit
 from gpupool.node.viewers import Hello, Viewer, Viewers, unlink_quietly
 
+MOST_EARLY_SIGNALS = 32
 CLIENT_WAIT_S = 20.0  # a client-bound program's client has to come within this
 
 
@@ -53,6 +54,7 @@ class Shepherd:
         self.client_deadline: float | None = None
         self.time_limit_at: float | None = None
         self.wake_fd = -1
+        self.early_signals: list[int] = []  # for a program that is not there yet
 
     # -- the course of a program -------------------------------------------------------------------------------------
 
@@ -136,6 +138,15 @@ class Shepherd:
         self.viewers.send(frames.STARTED, json.dumps({"pid": program}).encode())
         for note in notes:
             self.viewers.send(frames.NOTE, note.encode())
+        self._signal_late()
+
+    def _signal_late(self) -> None:
+        """What came between the fork and the exec met the shepherd's own handlers, or nobody: send it again."""
+        for signum in self.early_signals:
+            self._signal_foreground(signum)
+        self.early_signals.clear()
+        if self.ending is not None and not self.ending.killing:
+            self._signal_tree(gentle_signals(tty=self.spec.stdio is Stdio.TTY))
 
     def end(self, reason: ExitReason, grace_s: float) -> None:
         """Ask the whole tree to end, for the first reason given; a later call can only shorten the grace."""
@@ -308,7 +319,11 @@ class Shepherd:
             self.plumbing.resize(hello.rows, hello.columns)
 
     def _signal_foreground(self, signum: int) -> None:
-        if self.program is None or self.status is not None or not 0 < signum < signal.NSIG:
+        if self.status is not None or not 0 < signum < signal.NSIG:
+            return
+        if self.program is None or self.failure_fd is not None:
+            if len(self.early_signals) < MOST_EARLY_SIGNALS:
+                self.early_signals.append(signum)
             return
         group = (None if self.plumbing is None else self.plumbing.foreground_group()) or self.program
         with contextlib.suppress(OSError):
