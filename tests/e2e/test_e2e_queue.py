@@ -64,7 +64,10 @@ def test_a_killed_client_leaves_the_queue(pool: RealPool) -> None:
 def test_a_sweep_gets_its_parameters_and_keeps_its_parallelism(pool: RealPool) -> None:
     marks = pool.work / "sweep"
     marks.mkdir()
-    script = f'echo "$1 $GPUPOOL_INDEX $GPUPOOL_COMPLETIONS"; touch {marks}/run-$GPUPOOL_INDEX; ls {marks} | grep -c run; sleep 0.2; rm {marks}/run-$GPUPOOL_INDEX'
+    script = (
+        f'echo "$1 $GPUPOOL_INDEX $GPUPOOL_COMPLETIONS"; touch {marks}/run-$GPUPOOL_INDEX; ls {marks} | grep -c run; '
+        f"sleep 0.2; rm {marks}/run-$GPUPOOL_INDEX"
+    )
     pool(
         "submit",
         "sweep",
