@@ -153,7 +153,17 @@ class World:
             calm = calm + 1 if self._idle() else 0
             if calm == 3:
                 return
-        raise AssertionError("the pool does not come to rest")
+        raise AssertionError(f"the pool does not come to rest: {self._at_work()}")
+
+    def _at_work(self) -> dict[str, object]:
+        engine, observer = self.now.engine, self.now._observer
+        return {
+            "writing": engine._writing.locked(),
+            "scheduling": engine.work.is_set(),
+            "heard": observer.busy,
+            "sending": dict(engine._outboxes),
+            "asking": self.agent.in_flight,
+        }
 
     def _idle(self) -> bool:
         assert self.store is not None

@@ -133,6 +133,23 @@ def test_an_end_while_no_control_plane_listens_is_found_at_the_next_start(world:
     world.do(story())
 
 
+def test_a_program_that_was_over_before_anybody_heard_of_it_has_a_start(world: World) -> None:
+    async def story() -> None:
+        world.agent.holding = asyncio.Event()
+        job = await world.submit()
+        key = world.agent.running()[0].spec.key
+        await world.crash()
+        world.agent.end(key, 0)
+        world.agent.holding = None
+        await world.boot()
+        ended = await world.get(job.id)
+        assert ended.state is WorkloadState.SUCCEEDED
+        assert ended.started_at is not None
+        assert (await world.reasons(job.id))[-2:] == ["STARTED", "EXITED"]
+
+    world.do(story())
+
+
 def test_an_unreachable_node_keeps_what_runs_and_gets_nothing_new(world: World) -> None:
     async def story() -> None:
         job = await world.submit()

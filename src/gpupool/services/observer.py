@@ -38,6 +38,7 @@ class Observer:
         self._engine = engine
         self._nodes = nodes
         self._inbox: asyncio.Queue[FabricEvent] = asyncio.Queue()
+        self._urgent = asyncio.Event()  # something waits that is more than a start
         self.busy = False  # something has been heard and not been dealt with yet
         engine.deliver_to(lambda status: self._put(FabricEvent("", status=status)))
 
@@ -50,17 +51,20 @@ class Observer:
         """Queue an event; a live program's socket is known at once, for a client may be waiting for it."""
         if event.status is not None and event.status.phase is not ProcessPhase.EXITED:
             self._note_live(event.status)
+        else:
+            self._urgent.set()
         self._inbox.put_nowait(event)
 
     async def work(self) -> None:
         """Handle the inbox, for ever."""
         while True:
             self.busy = not self._inbox.empty()
+            if not self.busy:
+                self._urgent.clear()
             batch = [await self._inbox.get()]
             self.busy = True
             if all(_only_started(event) for event in batch):
-                # Nobody waits for this to be written: a short program's start and end are one write.
-                await self._engine.ports.sleep(STARTS_TOGETHER_S)
+                await self._nap()
             while len(batch) < BATCH and not self._inbox.empty():
                 batch.append(self._inbox.get_nowait())
             try:
@@ -71,6 +75,12 @@ class Observer:
                 await asyncio.sleep(RETRY_S)
                 for node in {e.node for e in batch if e.node} or {n.name for n in self._nodes.all()}:
                     self._inbox.put_nowait(FabricEvent(node, up=True))
+
+    async def _nap(self) -> None:
+        """Nobody waits for starts to be written: those that come together, and a quick end, are one write."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STARTS_TOGETHER_S):
+                await self._urgent.wait()
 
     async def _handle(self, batch: list[FabricEvent]) -> None:
         statuses = [event.status for event in batch if event.status is not None]
@@ -100,6 +110,9 @@ class Observer:
         if workload is None or replica is None or replica.attempt != attempt or not replica.state.placed:
             return False
         if status.phase is ProcessPhase.EXITED and status.exit is not None:
+            if status.started_at is not None and replica.state is ReplicaState.STARTING:
+                # Its start was not heard of before its end: it counts all the same.
+                replica = draft.take(started(replica, status.pid, status.started_at, status.notes))
             transitions.end(draft, workload, replica, status.exit)
             return True
         self._note_live(status)
