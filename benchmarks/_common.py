@@ -107,7 +107,12 @@ class Pool:
 
     def down(self) -> None:
         """Stop its jobs and its processes."""
-        self.cli("down", "--stop-jobs")
+        done = self.cli("down", "--stop-jobs")
+        if done.returncode != 0:  # ten thousand jobs may take longer than it waits
+            print(done.stderr.strip(), file=sys.stderr)
+            done = self.cli("down")
+        if done.returncode != 0:
+            raise RuntimeError(f"gpupool down: {done.stderr.strip()}")
 
     def api(self, timeout_s: float = 60.0) -> Api:
         """A connection of one's own, for one thread."""
