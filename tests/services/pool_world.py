@@ -172,11 +172,12 @@ class World:
         engine, fabric = self.now.engine, self.now.engine.ports.fabric
         assert isinstance(fabric, FakeFabric)
         queues = [self.now._observer._inbox, fabric.inbox]
-        queues += engine._outboxes.values() if self.agent.holding is None else []
-        heard = (
-            self.now._observer.busy and not self.store.refuse
-        )  # it tries again for as long as nothing can be written
-        busy = heard or engine._writing.locked() or engine.work.is_set() or any(not queue.empty() for queue in queues)
+        held_up = self.agent.holding is not None or self.store.refuse  # then it waits, or tries for ever
+        heard = self.now._observer.busy and not held_up
+        boxes = engine._outboxes.values()
+        sending = not held_up and any(not box.empty() if isinstance(box, asyncio.Queue) else box for box in boxes)
+        acting = engine._writing.locked() or engine.work.is_set() or any(not queue.empty() for queue in queues)
+        busy = heard or sending or acting
         return not busy and (self.agent.in_flight == 0 or self.agent.holding is not None)
 
     async def attempt(self, work: Coroutine[Any, Any, T]) -> T | None:

@@ -27,7 +27,7 @@ from gpupool.services.engine import Engine
 from gpupool.services.mirror import Draft
 from gpupool.services.nodebook import NodeBook
 
-COALESCE_S = 0.01  # events that come together are decided together
+LONGEST_PAUSE_S = 0.02  # between two cycles; events that come meanwhile are decided together
 TICK_S = 1.0
 GPU_READ_EVERY = 5  # ticks
 IDLE_WARNING_AT = 0.8  # part of the idle limit after which the holder is warned
@@ -48,6 +48,7 @@ class SchedulingLoop:
         while True:
             await self._engine.work.wait()
             self._engine.work.clear()
+            began = self._engine.ports.clock.monotonic()
             try:
                 self._impatient = self._engine.demand.impatient()  # before deciding: those get their chance first
                 if self._engine.demand.has_pending():
@@ -58,7 +59,8 @@ class SchedulingLoop:
                 self._engine.demand.invalidate()
                 self._engine.work.set()
                 await asyncio.sleep(TICK_S)
-            await asyncio.sleep(COALESCE_S)
+            # As long a pause as the cycle took: a small pool answers at once, a large one is not kept busy deciding.
+            await asyncio.sleep(min(LONGEST_PAUSE_S, self._engine.ports.clock.monotonic() - began))
 
     def _decide(self, draft: Draft) -> None:
         decisions = self._engine.demand.decide(draft.now)
