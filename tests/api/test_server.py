@@ -260,6 +260,12 @@ def test_a_key_of_another_certificate(tmp_path: Path) -> None:
     assert refused.value.code is ErrorCode.INVALID_FILE
 
 
+def test_nothing_follows_a_tls_handshake_that_a_client_with_two_threads_could_trip_over(tmp_path: Path) -> None:
+    files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
+    ensure_self_signed(files, "x")
+    assert server_context(files).num_tickets == 0
+
+
 # Attempts
 
 

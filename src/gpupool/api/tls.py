@@ -33,6 +33,9 @@ def server_context(files: CertificateFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
+    # Tickets come after the handshake: a client that reads on one thread and writes on another (as the synchronous
+    # WebSocket client does) then does both at once on one OpenSSL connection, and now and then its request is lost.
+    context.num_tickets = 0
     try:
         context.load_cert_chain(files.certificate, files.key)
     except (OSError, ssl.SSLError) as error:
