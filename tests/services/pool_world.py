@@ -176,7 +176,8 @@ class World:
         heard = self.now._observer.busy and not held_up
         boxes = engine._outboxes.values()
         sending = not held_up and any(not box.empty() if isinstance(box, asyncio.Queue) else box for box in boxes)
-        acting = engine._writing.locked() or engine.work.is_set() or any(not queue.empty() for queue in queues)
+        unread = not held_up and any(not queue.empty() for queue in queues)
+        acting = engine._writing.locked() or engine.work.is_set() or unread
         busy = heard or sending or acting
         return not busy and (self.agent.in_flight == 0 or self.agent.holding is not None)
 
