@@ -11,7 +11,7 @@ from gpupool.daemon.ask import ask
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 _POLL_S = 0.2
-_PAGE = 1000
+_SHOWN = 5
 
 
 def stop_all_jobs(location: Location, timeout_s: float) -> None:
@@ -20,13 +20,11 @@ def stop_all_jobs(location: Location, timeout_s: float) -> None:
     Raises ``GpupoolError``: POOL_UNREACHABLE, FORBIDDEN, WRONG_STATE when some still run at the end.
     """
     deadline = time.monotonic() + timeout_s
-    asked: set[str] = set()
     try:
+        ask(location, "POST", "/v1/pool/stop-jobs", {})
         while live := _live(location):
             if time.monotonic() >= deadline:
                 raise _still_running(live, timeout_s)
-            for workload in live:
-                _stop_once(location, str(workload["id"]), asked)
             time.sleep(_POLL_S)
     except (OSError, http.client.HTTPException) as error:
         raise GpupoolError(
@@ -37,25 +35,14 @@ def stop_all_jobs(location: Location, timeout_s: float) -> None:
 
 
 def _live(location: Location) -> list[dict[str, Any]]:
-    workloads: list[dict[str, Any]] = ask(location, "GET", f"/v1/workloads?limit={_PAGE}")["workloads"]
+    workloads: list[dict[str, Any]] = ask(location, "GET", f"/v1/workloads?limit={_SHOWN}")["workloads"]
     return workloads
 
 
-def _stop_once(location: Location, workload: str, asked: set[str]) -> None:
-    if workload in asked:
-        return
-    asked.add(workload)
-    try:
-        ask(location, "POST", f"/v1/workloads/{workload}/stop", {})
-    except GpupoolError as error:
-        if error.code not in (ErrorCode.WRONG_STATE, ErrorCode.UNKNOWN_WORKLOAD):  # it has just ended by itself
-            raise
-
-
 def _still_running(live: list[dict[str, Any]], timeout_s: float) -> GpupoolError:
-    names = ", ".join(str(workload.get("name") or workload["id"]) for workload in live[:5])
+    names = ", ".join(str(workload.get("name") or workload["id"]) for workload in live)
     return GpupoolError(
         ErrorCode.WRONG_STATE,
-        f"{len(live)} jobs still run after {timeout_s:.0f} s: {names}.",
+        f"Jobs still run after {timeout_s:.0f} s: {names}" + (" and others." if len(live) == _SHOWN else "."),
         "Stop them with 'gpupool stop --force', or run 'gpupool down' again; the pool runs on.",
     )

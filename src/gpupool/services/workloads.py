@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from gpupool.domain.access import Actor
+from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.supervision import LogChunk
 from gpupool.domain.units import MAX_DURATION_S, format_duration
@@ -162,6 +162,17 @@ class WorkloadService:
 
         await self._engine.transact(build)
         return await self._lookup.workload(actor, workload.id)
+
+    async def stop_everything(self, actor: Actor) -> None:
+        """Ask every live workload of everybody to stop, in one write. For administrators."""
+        self._permissions.need_role(actor, Role.ADMIN)
+
+        def build(draft: Draft) -> None:
+            for workload in list(self._engine.mirror.workloads.values()):
+                reason = Reason.RELEASED if workload.kind is WorkloadKind.LEASE else Reason.STOPPED_BY_USER
+                transitions.stop_all(draft, draft.workload(workload.id) or workload, reason)
+
+        await self._engine.transact(build)
 
     async def suspend(self, actor: Actor, ref: str) -> Workload:
         """Stop what runs and keep it out of the queue until it is resumed."""

@@ -29,6 +29,13 @@ async def pool(services: Services, _caller: Caller) -> Response:
     return answer(await assemble.pool_view(services))
 
 
+@router.post("/pool/stop-jobs", response_model=PoolView)
+async def stop_jobs(services: Services, caller: Caller) -> Response:
+    """Ask every live workload of everybody to stop. For administrators."""
+    await services.workloads.stop_everything(caller)
+    return answer(await assemble.pool_view(services))
+
+
 @router.get("/whoami", response_model=WhoamiView)
 async def whoami(services: Services, caller: Caller) -> Response:
     """Who the pool takes the caller for."""
