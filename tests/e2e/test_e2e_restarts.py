@@ -137,12 +137,13 @@ def test_a_full_disk_costs_output_and_new_work_but_not_the_pool() -> None:
             script = f"yes | head -c 60000000; echo > {mark}; exit 0"
             pool("submit", "flood", "-g", "0.1", "--", "sh", "-c", script)
             assert eventually(mark.exists), "the program does not notice"
+            assert pool.becomes("flood", "succeeded"), "output leaves room to write that it has ended"
+            assert pool.all_free()
             fill_up(pool.state / "filler")
             refused = pool("submit", "later", "-g", "0.1", "--", "true", ok=False)
             assert b"DATABASE_UNWRITABLE" in refused.stderr
             assert "flood" in pool.text("ps", "-a"), "looking works"
             subprocess.run(["mount", "-o", "remount,size=96m", str(pool.state)], check=True)
-            assert pool.becomes("flood", "succeeded")
             pool("submit", "later", "-g", "0.1", "--", "true")
             assert pool.becomes("later", "succeeded")
             assert pool.all_free()

@@ -26,6 +26,9 @@ RECORD = struct.Struct(">QBI")
 PAYLOAD_LIMIT = 1 << 20  # bytes; a record that announces more is not one
 SEGMENTS = 8
 MIB = 1 << 20
+# Output must not take the room in which the pool writes that a program has ended and its GPUs are free.
+MOST_RESERVE_BYTES = 64 * MIB
+RESERVED_PART = 16
 
 
 def _segment_path(folder: Path, number: int) -> str:
@@ -69,6 +72,10 @@ class LogWriter:
 
     def _append(self, record: bytes) -> None:
         assert self._fd is not None  # noqa: S101 - for the type checker
+        disk = os.fstatvfs(self._fd)
+        reserve = min(MOST_RESERVE_BYTES, disk.f_blocks * disk.f_frsize // RESERVED_PART)
+        if disk.f_bavail * disk.f_frsize < reserve + len(record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written = os.write(self._fd, record)
         if written < len(record):  # the disk is full, or nearly: leave no torn record for the next one to follow
             os.ftruncate(self._fd, self._size)

@@ -27,7 +27,10 @@ class Order:
     run_folder: Path
 
     def write(self, folder: ReplicaFolder) -> None:
-        """On the disk before anything starts. Raises OSError."""
+        """Whole before anything starts. Raises OSError.
+
+        Not waited for on the disk: what a power loss swallows, it has also ended, and the pool runs it again.
+        """
         data = {
             "spec": self.spec.to_dict(),
             "added_env": self.added_env,
@@ -36,7 +39,7 @@ class Order:
             "run_folder": str(self.run_folder),
         }
         reserve_exit(folder)
-        write_json(folder.spec, data, durable=True)
+        write_json(folder.spec, data, durable=False)
 
     @classmethod
     def read(cls, folder: ReplicaFolder) -> Order | None:
