@@ -1,14 +1,14 @@
 """The heart of the control plane: one writer that drafts, commits, and then carries out what it has written.
 
 Everything that changes a workload goes through ``transact``. Only after the store has the change does anything happen
-in the world: programs are started and stopped by per-node outboxes. What a crash swallows between the two is found
+in the world: programs are started and stopped by an outbox per replica. What a crash swallows between the two is found
 again by ``reconcile`` when the control plane or a node comes back, because both sides are idempotent by attempt key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -20,11 +20,13 @@ from gpupool.domain.lifecycle import Effect, ForgetProgram, StartProgram, StopPr
 from gpupool.domain.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.workload import Replica, ReplicaState
 from gpupool.services.demand import Demand
-from gpupool.services.mirror import Draft, Mirror
+from gpupool.services.mirror import Draft, Mirror, ReplicaId
 from gpupool.services.ports import ChangeSet, NodeLink, Ports
 from gpupool.services.process_spec import ProcessSpecs
 
 T = TypeVar("T")
+MOST_SENT_AT_ONCE = 64  # to one node
+
 log = structlog.get_logger("gpupool.engine")
 
 
@@ -43,7 +45,8 @@ class Engine:
         self._specs = specs
         self._writing = asyncio.Lock()
         self._watchers: dict[WorkloadId | None, set[asyncio.Event]] = defaultdict(set)
-        self._outboxes: dict[str, asyncio.Queue[Effect]] = {}
+        self._outboxes: dict[ReplicaId, deque[Effect]] = {}
+        self._sending: dict[str, asyncio.Semaphore] = {}  # by node: one that hangs holds up nobody else
         self._senders: set[asyncio.Task[None]] = set()
         self._on_status: Callable[[ProcessStatus], None] = lambda _status: None
 
@@ -148,26 +151,35 @@ class Engine:
     # Telling nodes
 
     def send(self, effect: Effect) -> None:
-        """Queue an effect for the node it concerns, in order."""
-        node = effect.replica.node
-        if node is None:
+        """Have an effect carried out on its node: those of one replica in order, those of others meanwhile."""
+        if effect.replica.node is None:
             return
-        if node not in self._outboxes:
-            self._outboxes[node] = asyncio.Queue()
-            task = asyncio.create_task(self._send_all(node), name=f"outbox {node}")
-            self._senders.add(task)
-        self._outboxes[node].put_nowait(effect)
+        replica = (effect.replica.workload, effect.replica.index)
+        if replica in self._outboxes:
+            self._outboxes[replica].append(effect)
+            return
+        self._outboxes[replica] = deque([effect])
+        task = asyncio.create_task(self._send_all(replica), name=f"outbox {replica}")
+        self._senders.add(task)
+        task.add_done_callback(self._senders.discard)
 
-    async def _send_all(self, node: str) -> None:
-        while True:
-            effect = await self._outboxes[node].get()
-            try:
-                await self._carry_out(self.ports.fabric.link(node), effect)
-            except GpupoolError as error:
-                # Unreachable: reconcile sends it again when the node is back.
-                log.warning("node did not take it", node=node, key=effect.replica.key, code=error.code)
-            except Exception:
-                log.exception("effect failed", node=node, key=effect.replica.key)
+    async def _send_all(self, replica: ReplicaId) -> None:
+        outbox = self._outboxes[replica]
+        while outbox:
+            async with self._sending.setdefault(outbox[0].replica.node or "", asyncio.Semaphore(MOST_SENT_AT_ONCE)):
+                await self._send_one(outbox[0])
+            outbox.popleft()
+        del self._outboxes[replica]
+
+    async def _send_one(self, effect: Effect) -> None:
+        node, key = effect.replica.node or "", effect.replica.key
+        try:
+            await self._carry_out(self.ports.fabric.link(node), effect)
+        except GpupoolError as error:
+            # Unreachable: reconcile sends it again when the node is back.
+            log.warning("node did not take it", node=node, key=key, code=error.code)
+        except Exception:
+            log.exception("effect failed", node=node, key=key)
 
     async def _carry_out(self, link: NodeLink, effect: Effect) -> None:
         replica = effect.replica
