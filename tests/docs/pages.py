@@ -27,7 +27,7 @@ VARIES = (
     (re.compile(r"(NumPy|PyTorch) [^ )]+"), "LIBRARY"),
     (re.compile(r"/\S*digits\.npz"), "digits.npz"),
     (re.compile(rf"\b(vm|{re.escape(os.uname().nodename)})\b"), "NODE"),
-    (re.compile(rf"\b(ann|root|{re.escape(Path.home().name)})\b"), "USER"),
+    (re.compile(rf"\b(you|ann|root|{re.escape(Path.home().name)})\b"), "USER"),
     (re.compile(r"\s+"), " "),
 )
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pool_world import ADMIN, ANN, BOB, World, world_in
@@ -251,6 +251,11 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
+    phases=(
+        Phase.explicit,
+        Phase.reuse,
+        Phase.generate,
+    ),  # a failure is told at once; each try to shrink one takes seconds
     max_examples=25,
     stateful_step_count=30,
     deadline=None,
