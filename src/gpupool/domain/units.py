@@ -7,11 +7,12 @@ sum over a GPU can be compared with 1000 without a tolerance.
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 WHOLE_GPU = 1000  # permille
+MOST_CHARACTERS = 40  # of a quantity that somebody typed
 MAX_DURATION_S = 10 * 366 * 86400
 
 _DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -25,7 +26,7 @@ def parse_duration_s(text: str) -> float:
 
     Raises ``GpupoolError(INVALID_DURATION)`` for anything else, zero, or more than ten years.
     """
-    cleaned = text.strip().lower().replace(" ", "")
+    cleaned = text.strip().lower().replace(" ", "") if len(text) <= MOST_CHARACTERS else ""
     parts = list(_DURATION.finditer(cleaned))
     if not parts or "".join(m.group(0) for m in parts) != cleaned:
         raise _bad_duration(text)
@@ -65,7 +66,7 @@ def parse_memory_mib(text: str) -> int:
 
     Raises ``GpupoolError(INVALID_SIZE)`` for anything else, zero, or a part of a MiB.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= MOST_CHARACTERS else None
     unit = _SIZE_UNITS.get(match.group(2).lower()) if match else None
     if match is None or unit is None or float(match.group(1)) * unit < 1:
         raise GpupoolError(
@@ -85,7 +86,7 @@ def parse_fraction(text: str) -> int:
     try:
         value = Decimal(cleaned[:-1]) / 100 if cleaned.endswith("%") else Decimal(cleaned)
         return fraction_to_permille(value)
-    except (InvalidOperation, ValueError) as error:
+    except (ArithmeticError, ValueError) as error:
         raise _bad_fraction(text) from error
 
 
