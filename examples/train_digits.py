@@ -24,7 +24,7 @@ import numpy.typing as npt
 try:
     import torch
 except ImportError:
-    torch = None  # type: ignore[assignment]
+    torch = None  # type: ignore[assignment]  # a module's name that stands for none
 
 DATA = Path(__file__).parent / "data" / "digits.csv.gz"
 PIXELS, DIGITS = 64, 10

@@ -17,10 +17,10 @@ from standin_pool import StandInPool, alive, eventually, no_root
 from gpupool.client.locate import Location
 from gpupool.daemon import folders, launch
 from gpupool.daemon.config import PoolConfig, PoolKind, load_config, save_config
-from gpupool.daemon.processes import take_lock
 from gpupool.daemon.record import PoolRecord, read_record, this_process, write_record
 from gpupool.daemon.supervisor import clear_leftovers
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.node.locks import take as take_lock
 
 
 def test_a_background_start_returns_with_a_pool_that_answers_and_lives_on(pool: StandInPool) -> None:

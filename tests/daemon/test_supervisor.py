@@ -18,7 +18,8 @@ from gpupool.daemon.children import ChildName, child_command
 from gpupool.daemon.config import PoolKind
 from gpupool.daemon.folders import CHILD_LOCKS, log_path
 from gpupool.daemon.logs import bound_log, open_log, tail
-from gpupool.daemon.processes import ProcessIdentity, is_locked, take_lock
+from gpupool.daemon.processes import ProcessIdentity, is_locked
+from gpupool.node.locks import take as take_lock
 
 
 @given(st.lists(st.floats(0, 2 * HEALTHY_LIFE_S), min_size=1, max_size=60))

@@ -24,7 +24,7 @@ from gpupool.daemon.doctor_checks_host import (
     socket_path,
 )
 from gpupool.daemon.folders import POOL_LOCK
-from gpupool.daemon.processes import take_lock
+from gpupool.node.locks import take as take_lock
 
 
 def only(check: Check, context: DoctorContext) -> Finding:

@@ -24,7 +24,7 @@ from gpupool.daemon.doctor_checks_state import (
     replicas,
     sockets,
 )
-from gpupool.daemon.processes import take_lock
+from gpupool.node.locks import take as take_lock
 from gpupool.store.sqlstore import open_store
 
 

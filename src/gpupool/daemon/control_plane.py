@@ -25,10 +25,10 @@ from gpupool.api.server import Bound, ListenConfig, serve
 from gpupool.api.tls import CertificateFiles, ensure_self_signed
 from gpupool.daemon.config import LogLevel, PoolConfig, PoolKind, load_config
 from gpupool.daemon.folders import CONTROL_PLANE_LOCK
-from gpupool.daemon.processes import take_lock
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.fabric.local import LocalFabric
 from gpupool.node.inventory.host import clean_node_name
+from gpupool.node.locks import take as take_lock
 from gpupool.services.clock import SteadyClock
 from gpupool.services.pool import Pool, PoolInfo
 from gpupool.services.ports import Ports

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from gpupool.node.locks import take as take_lock
+
 _PR_SET_PDEATHSIG = 1
 _LOCK_POLL_S = 0.03
 
@@ -84,20 +86,6 @@ def die_with_parent(signum: signal.Signals, parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signum)
-
-
-def take_lock(path: Path) -> int | None:
-    """Lock a file exclusively until the descriptor is closed; None when somebody else holds it. Raises ``OSError``."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 def is_locked(path: Path) -> bool:

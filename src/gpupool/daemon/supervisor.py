@@ -22,9 +22,10 @@ from gpupool.daemon.children import Child, ChildName
 from gpupool.daemon.config import PoolConfig, PoolKind, load_config, write_atomically
 from gpupool.daemon.folders import CHILD_LOCKS, POOL_LOCK, folder_error, log_path, prepare_folders
 from gpupool.daemon.logs import bound_log
-from gpupool.daemon.processes import die_with_parent, is_locked, take_lock
+from gpupool.daemon.processes import die_with_parent, is_locked
 from gpupool.daemon.record import PoolRecord, already_running, this_process, write_record
 from gpupool.domain.errors import GpupoolError
+from gpupool.node.locks import take as take_lock
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)
 KEPT_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ}  # Python's own choice

@@ -36,15 +36,6 @@ class ChangeSet:
     leases: tuple[Lease, ...] = ()
     events: tuple[Event, ...] = ()
 
-    def __add__(self, other: ChangeSet) -> ChangeSet:
-        """Both, in order; the later of two writes to the same row is kept by whoever merges them."""
-        return ChangeSet(
-            self.workloads + other.workloads,
-            self.replicas + other.replicas,
-            self.leases + other.leases,
-            self.events + other.events,
-        )
-
     def __bool__(self) -> bool:
         return bool(self.workloads or self.replicas or self.leases or self.events)
 
@@ -172,7 +163,7 @@ class Store(Protocol):
 
 
 class AttachStream(Protocol):
-    """A raw, bidirectional byte stream to a program's shepherd (the framing is ``node.frames``)."""
+    """A raw, bidirectional byte stream to a program's shepherd (the framing is ``domain.frames``)."""
 
     async def read(self, limit: int) -> bytes:
         """Up to ``limit`` bytes; empty at the end."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +12,7 @@ from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import out_style, show, show_json, tell, tell_emulated
 from gpupool.cli.pool import open_pool, segment
 from gpupool.cli.render.machines import gpu_lines, node_lines, smi_lines
+from gpupool.cli.render.text import Style
 
 Node = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.", autocompletion=completing.nodes)]
 
@@ -26,35 +28,27 @@ def register(app: typer.Typer) -> None:
 
 def list_gpus(json: AsJson = False) -> None:
     """List the GPUs of the pool and what is free of each."""
-    pool = open_pool()
-    found = pool.get("gpus")
-    if json:
-        show_json(found)
-        return
-    tell_emulated(pool)
-    show(gpu_lines(found["gpus"], out_style()))
+    _show_all("gpus", gpu_lines, json=json)
 
 
 def smi(json: AsJson = False) -> None:
     """Show what every GPU of the pool does now, as nvidia-smi does for one machine."""
-    pool = open_pool()
-    found = pool.get("gpus")
-    if json:
-        show_json(found)
-        return
-    tell_emulated(pool)
-    show(smi_lines(found["gpus"], out_style()))
+    _show_all("gpus", smi_lines, json=json)
 
 
 def nodes(json: AsJson = False) -> None:
     """List the machines of the pool."""
+    _show_all("nodes", node_lines, json=json)
+
+
+def _show_all(what: str, lines: Callable[[list[Any], Style], Iterable[str]], *, json: bool) -> None:
     pool = open_pool()
-    found = pool.get("nodes")
+    found = pool.get(what)
     if json:
         show_json(found)
         return
     tell_emulated(pool)
-    show(node_lines(found["nodes"], out_style()))
+    show(lines(found[what], out_style()))
 
 
 def cordon(
