@@ -1,0 +1,93 @@
+/* The share library from the inside: who offers what to whom.
+ *
+ *   proxy.c      finds the real driver, fills the jump table, answers cuGetProcAddress
+ *   attach.c     maps the lease's pages, claims this process's slots, survives fork
+ *   memory*.c    hooks that reserve before they allocate
+ *   contexts.c   hooks of contexts
+ *   gate.c, pace.c, drain.c, graphs.c, streams.c   hooks that wait for the GPU's time, and the thread that gives it back
+ *
+ * The file carries the SONAME of the driver and is preloaded into every program of a lease, `bash` included: it has no
+ * constructor, starts no thread, opens no file and writes nothing before a program calls cuInit.
+ *
+ * A hook is a function with the driver's own name and type, marked GP_HOOK; that mark is what the generator looks for:
+ * every other export of the driver becomes a jump. Hooks call the driver through REAL(name) and nothing else.
+ */
+#ifndef GPUPOOL_SHARE_H
+#define GPUPOOL_SHARE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_types.h"      /* the driver's ABI, as far as hooks need it */
+#include "generated/index.h" /* enum gp_api { GP_cuInit, ... }: one for each export */
+#include "gpupool/pages.h"
+
+#define GP_HOOK __attribute__((visibility("default")))
+#define GP_LIKELY(x) __builtin_expect(!!(x), 1)
+#define GP_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* -- proxy.c ---------------------------------------------------------------------------------------------------- */
+
+/* The real driver's function; never NULL: a function that this driver does not have answers CUDA_ERROR_NOT_FOUND. */
+void *gp_real(enum gp_api which);
+#define REAL(name) ((__typeof__(name) *)gp_real(GP_##name))
+/* Whether the real driver has it. */
+bool gp_has(enum gp_api which);
+
+/* -- attach.c --------------------------------------------------------------------------------------------------- */
+
+struct gp_gpu { /* one GPU of the lease, as this process sees it */
+    uint32_t index; /* in the lease */
+    uint32_t slot_index;
+    const struct gpupool_control_gpu *control; /* mapped read-only */
+    struct gpupool_status_gpu *status;
+    struct gpupool_slot *slot; /* this process's own */
+};
+
+/* What a process that was told of a lease can do. */
+enum gp_state {
+    GP_FREE,     /* no lease was given: every call passes through */
+    GP_ATTACHED, /* limits hold */
+    GP_BROKEN    /* a lease was given but its pages cannot be used: cuInit fails, nothing can be allocated */
+};
+
+/* Attaches at the first call; afterwards two loads. Safe from any thread; after fork the child attaches anew. */
+enum gp_state gp_attach(void);
+uint32_t gp_gpu_count(void);
+struct gp_gpu *gp_gpu_at(uint32_t index);
+/* The GPU of the lease that is this device; NULL when it is none of them (or GP_FREE). */
+struct gp_gpu *gp_gpu_of(CUdevice device);
+/* The GPU of the calling thread's current context; NULL when there is none. One load when the lease has one GPU and
+ * the thread is known to have a context; never fails for lack of a context when the lease has only one GPU. */
+struct gp_gpu *gp_gpu_current(void);
+/* "Look at my page." Never blocks; a lost bell costs time only. */
+void gp_ring(struct gp_gpu *gpu, enum gpupool_bell_kind kind);
+/* Ran in the child of every fork of an attached process, in this order, before anything else of the library. */
+void gp_memory_after_fork(void);
+void gp_compute_after_fork(void);
+/* Ran at exit, before the driver's own handlers: stop helpers, give the grant back. */
+void gp_compute_at_exit(void);
+
+/* -- memory.c --------------------------------------------------------------------------------------------------- */
+
+enum gp_kind { GP_PLAIN, GP_POOL, GP_VMM, GP_CONTEXT };
+
+/* Take bytes (rounded up to 512) off the slice, or refuse: false, and the refusal is counted. Never blocks. */
+bool gp_reserve(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
+/* Give back what gp_reserve took, with the same bytes and kind. */
+void gp_unreserve(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
+/* Bytes of the slice in use, by all processes of the tenant, the driver's own included; at most the limit. */
+uint64_t gp_used(const struct gp_gpu *gpu);
+/* Charges what a graph's memory nodes may reserve; called before the first launch of an executable graph.
+ * CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult gp_graph_memory_before(CUgraphExec exec, struct gp_gpu *gpu);
+/* ... and after each launch and trim: the books follow what the driver holds. */
+void gp_graph_memory_after(struct gp_gpu *gpu);
+
+/* -- gate.c and its neighbours ---------------------------------------------------------------------------------- */
+
+/* A context is about to be destroyed or reset: forget its streams and events. NULL: all of this device. */
+void gp_compute_context_closing(CUcontext context, CUdevice device);
+
+#endif
