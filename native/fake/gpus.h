@@ -1,0 +1,163 @@
+/* The simulated GPUs: what they are (gpus.conf) and what happens on them (one shared state file each).
+ *
+ * Shared by the fake driver (fake/cuda) and the fake NVML (fake/nvml). The variable GPUPOOL_FAKE_GPUS names a folder:
+ *
+ *   gpus.conf          a line for each GPU; `#` starts a comment:
+ *                          <uuid> <memory bytes> <multiprocessors> <major>.<minor> <context bytes> <name ...>
+ *                      followed, where the card is partitioned, by a line for each of its MIG instances:
+ *                          mig <uuid> <memory bytes> <multiprocessors> <profile>
+ *   gpu-<i>.state      struct fake_state of GPU i, mapped by every process; made when first needed
+ *   gpu-<i>.<k>.state  the same of MIG instance k of GPU i
+ *   *.alive            beside each state file: process slot s is alive while a lock is held on byte s
+ *
+ * A simulated GPU may use what a real arbiter must not: one robust process-shared mutex. Everything under it is such
+ * that a process killed at any instruction leaves a state that the next one can go on with: words are written singly
+ * or behind one index, and sums are never stored, only computed.
+ *
+ * Time: `virtual` time runs at 1/n of real time while n processes have work that is not done (n = 0: it stands still),
+ * so each of them is served equally, as time slices of equal length would be, seen from afar. A process's work is done
+ * when virtual time reaches its `finish`. The curve remembers where the slope changed, so that the moment at which any
+ * piece of work ended can be told afterwards. Nobody drives this: whoever looks first advances the clock.
+ */
+#ifndef FAKE_GPUS_H
+#define FAKE_GPUS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FAKE_FOLDER "GPUPOOL_FAKE_GPUS"
+#define FAKE_GPUS 64u
+#define FAKE_MIGS 8u
+#define FAKE_PROCESSES 512u
+#define FAKE_CURVE 8192u
+#define FAKE_MAGIC UINT64_C(0x3165746174736670) /* "pfstate1" */
+#define FAKE_ABI 1u
+
+struct fake_mig {
+    char uuid[96]; /* as NVML prints it */
+    uint8_t uuid_bytes[16];
+    uint64_t memory_bytes;
+    uint32_t multiprocessors;
+    char profile[32]; /* such as 1g.10gb */
+};
+
+struct fake_gpu {
+    uint32_t index;
+    char uuid[96]; /* as NVML prints it, GPU-... or GPU-EMULATED-... */
+    uint8_t uuid_bytes[16];
+    uint64_t memory_bytes;
+    uint32_t multiprocessors;
+    uint32_t major, minor;
+    uint64_t context_bytes; /* taken by each process that has a context */
+    char name[96];
+    uint32_t mig_count;
+    struct fake_mig migs[FAKE_MIGS];
+};
+
+/* What a process's memory is used for. */
+enum fake_kind {
+    FAKE_CONTEXT, /* contexts and their overhead */
+    FAKE_PLAIN,   /* cuMemAlloc and its kin, managed memory */
+    FAKE_POOL,    /* reserved by memory pools */
+    FAKE_VMM,     /* cuMemCreate */
+    FAKE_ARRAY,   /* arrays and mipmapped arrays */
+    FAKE_GRAPH,   /* reserved for memory nodes of graphs */
+    FAKE_KINDS
+};
+
+enum fake_process_state { FAKE_FREE = 0, FAKE_LIVE = 1, FAKE_GONE = 2 /* dead; its counters are kept for a while */ };
+
+struct fake_process { /* 256 bytes; offsets are part of the interface: tests read them */
+    _Atomic uint32_t state;              /*   0 enum fake_process_state */
+    _Atomic uint32_t pid;                /*   4 as the process sees itself */
+    _Atomic uint64_t start;              /*   8 its start time in clock ticks since boot */
+    _Atomic uint64_t served_ns;          /*  16 GPU time received; brought up to date by whoever looks */
+    _Atomic uint64_t kernels;            /*  24 kernels completed, as far as the process has noticed */
+    _Atomic uint64_t submitted_ns;       /*  32 GPU time asked for */
+    _Atomic uint64_t finish;             /*  40 virtual time at which all of that will be done */
+    _Atomic uint64_t memory[FAKE_KINDS]; /*  48 bytes, by enum fake_kind */
+    _Atomic uint64_t peak_bytes;         /*  96 */
+    _Atomic uint64_t launches;           /* 104 kernels and graphs launched */
+    _Atomic uint64_t joined_ns;          /* 112 CLOCK_MONOTONIC */
+    _Atomic uint64_t gone_ns;            /* 120 when its death was noticed */
+    uint8_t pad[128];
+};
+
+struct fake_point { /* virtual time and the real time (CLOCK_MONOTONIC, ns) at which it was reached */
+    _Atomic uint64_t ns, virtual_ns;
+};
+
+struct fake_state {
+    _Atomic uint64_t magic; /* written last */
+    _Atomic uint32_t abi;
+    uint32_t reserved;
+    char boot[40]; /* boot id: a state of before a reboot is begun anew */
+    uint64_t memory_bytes;
+    _Atomic uint64_t busy_ns; /* time during which somebody had work; for utilisation */
+    _Alignas(64) pthread_mutex_t lock;
+    _Alignas(64) _Atomic uint64_t live[FAKE_PROCESSES / 64]; /* bit s: slot s is FAKE_LIVE */
+    struct fake_point now[2];      /* the clock's last reading ... */
+    _Atomic uint32_t now_at;       /* ... and which of the two it is */
+    _Atomic uint32_t sharing;      /* processes that had work then */
+    _Atomic uint64_t curve_count;  /* points ever written: point i is curve[i % FAKE_CURVE] */
+    _Atomic uint64_t swept_ns;     /* when somebody last looked for dead processes */
+    _Alignas(4096) struct fake_process processes[FAKE_PROCESSES]; /* at byte 4096 */
+    struct fake_point curve[FAKE_CURVE];
+};
+
+_Static_assert(sizeof(struct fake_process) == 256, "layout");
+_Static_assert(offsetof(struct fake_state, processes) == 4096, "layout");
+
+/* A device of this process's view: a GPU or one MIG instance of it. */
+struct fake_device {
+    const struct fake_gpu *gpu;
+    const struct fake_mig *mig; /* NULL: the whole GPU */
+    struct fake_state *state;
+    int alive; /* descriptor of the .alive file; never closed, or the process would be taken for dead */
+};
+
+/* -- gpus.c ------------------------------------------------------------------------------------------------------ */
+
+/* The number of GPUs described, read once; 0 where there is no description, negative where it cannot be understood. */
+int fake_gpu_count(void);
+const struct fake_gpu *fake_gpu_at(uint32_t index);
+/* 32 hex digits behind "GPU-", "GPU-EMULATED-" or "MIG-", dashes apart. */
+bool fake_uuid_bytes(const char *text, uint8_t bytes[16]);
+
+/* -- state.c ----------------------------------------------------------------------------------------------------- */
+
+/* Maps the state of a GPU (mig negative) or of an instance; the same object every time, NULL where that fails. */
+struct fake_device *fake_device_open(uint32_t gpu, int mig);
+void fake_lock(struct fake_device *device);
+void fake_unlock(struct fake_device *device);
+/* Forget what processes that have died held. Under the lock. */
+void fake_sweep(struct fake_device *device);
+/* The slot of this process, claimed if it has none; negative when all are taken. Under the lock. */
+int fake_join(struct fake_device *device);
+/* Give it back: nothing is held any more. Under the lock. */
+void fake_leave(struct fake_device *device, int slot);
+/* Bytes in use by all live processes, and by one. Under the lock for an exact sum. */
+uint64_t fake_used(const struct fake_device *device);
+uint64_t fake_process_used(const struct fake_process *process);
+/* Take bytes if they are there, after a sweep if they are not. Takes the lock. */
+bool fake_take(struct fake_device *device, int slot, enum fake_kind kind, uint64_t bytes);
+void fake_give(struct fake_device *device, int slot, enum fake_kind kind, uint64_t bytes);
+
+/* -- timeline.c: all under the lock ------------------------------------------------------------------------------- */
+
+uint64_t fake_now(void); /* CLOCK_MONOTONIC in ns */
+/* Bring the clock to now; returns the virtual time. */
+uint64_t fake_advance(struct fake_device *device, uint64_t now_ns);
+/* Ask for ns of GPU time behind all that the process asked for before; returns the virtual time of its end. */
+uint64_t fake_submit(struct fake_device *device, int slot, uint64_t ns);
+/* When virtual time got to `virtual_ns`, which it has. */
+uint64_t fake_reached_at(const struct fake_device *device, uint64_t virtual_ns);
+/* When it will get there if nobody asks for more and nobody dies. */
+uint64_t fake_projected(const struct fake_device *device, uint64_t virtual_ns, uint64_t now_ns);
+/* Drop what a process has asked for and not received. */
+void fake_drop(struct fake_device *device, int slot);
+
+#endif
