@@ -33,6 +33,24 @@ class MigInstance:
     memory_mib: int
 
 
+class ComputePolicy(StrEnum):
+    """What a part of a GPU means for its time."""
+
+    GUARANTEE = "guarantee"  # your share of compute when others want the GPU, all of it when nobody does
+    CAP = "cap"  # never more than the share
+    NONE = "none"  # memory only: the hardware shares time
+
+
+class Sharing(StrEnum):
+    """How a program is kept to its part of a GPU; ``docs/sharing.md`` says what each guarantees."""
+
+    WHOLE = "whole"  # nobody else is on the GPU
+    SHARE = "share"  # the share library: memory limit and time leases
+    MPS = "mps"  # NVIDIA's Multi-Process Service: memory limit and a bound on the processors used at a time
+    MIG = "mig"  # a MIG instance that the administrator made
+    ADVISORY = "advisory"  # the program is told its part; nothing enforces it
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignProcess:
     """A process on a GPU that the pool did not start."""
@@ -77,7 +95,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node's agent says of its machine; ``boot_id`` changes when the machine restarts."""
+    """What a node's agent says of its machine; ``boot_id`` changes when the machine restarts.
+
+    ``sharing`` names the modes that it can use for parts of GPUs, its default first; empty: it does not say.
+    """
 
     name: str
     cpus: float
@@ -90,6 +111,7 @@ class NodeReport:
     cuda_version: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    sharing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

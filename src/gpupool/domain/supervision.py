@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gpupool.domain.gpu import GpuShare
+from gpupool.domain.gpu import ComputePolicy, GpuShare
 
 
 class Stdio(StrEnum):
@@ -45,7 +45,9 @@ class ExitReason(StrEnum):
 class ProcessSpec:
     """One program to run and keep.
 
-    ``gpus`` and ``sharing`` tell the sharing mode what environment to add; ``uid``/``gid`` None means the agent's own.
+    ``gpus``, ``compute`` and ``sharing`` (the mode asked for; empty: the node's default) say what of which GPUs it may
+    use. ``lease`` is the epoch of the lease that they come from (0: none): programs with the same one share one
+    allocation. ``uid``/``gid`` None means the agent's own.
     ``client_bound``: the program starts when a client attaches and is stopped when that client goes away.
     ``memory_mib`` and ``cpus`` limit host memory and processors. Sizes of logs are MiB over all kept segments.
     """
@@ -69,6 +71,9 @@ class ProcessSpec:
     log_limit_mib: int = 64
     gpus: tuple[GpuShare, ...] = ()
     emulated: bool = False
+    lease: int = 0
+    compute: ComputePolicy = ComputePolicy.GUARANTEE
+    sharing: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -81,6 +86,7 @@ class ProcessSpec:
         known["argv"] = tuple(known["argv"])
         known["stdio"] = Stdio(known.get("stdio", Stdio.BATCH))
         known["gpus"] = tuple(GpuShare(**g) for g in known.get("gpus", ()))
+        known["compute"] = ComputePolicy(known.get("compute", ComputePolicy.GUARANTEE))
         return cls(**known)
 
 
@@ -106,7 +112,11 @@ class ExitReport:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """What the agent knows of one program now; ``notes`` say which limits could not be enforced and why."""
+    """What the agent knows of one program now; ``notes`` say which limits could not be enforced and why.
+
+    ``mode`` is the sharing mode that it really runs under and ``guarantee`` what that holds to, in a sentence; both are
+    empty where the agent does not say.
+    """
 
     key: str
     epoch: int
@@ -117,6 +127,8 @@ class ProcessStatus:
     last_active_at: float | None = None
     attach_path: str = ""
     notes: tuple[str, ...] = field(default_factory=tuple)
+    mode: str = ""
+    guarantee: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -50,6 +50,7 @@ def report_from_dict(data: dict[str, Any]) -> NodeReport:
     known = _known(NodeReport, data)
     known["gpus"] = tuple(gpu_from_dict(gpu) for gpu in known.get("gpus", ()))
     known["warnings"] = tuple(known.get("warnings", ()))
+    known["sharing"] = tuple(known.get("sharing", ()))
     return NodeReport(**known)
 
 

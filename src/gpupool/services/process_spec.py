@@ -38,4 +38,5 @@ class ProcessSpecs:
             log_limit_mib=limits.log_limit_mib,
             gpus=lease.shares if lease is not None else (),
             emulated=self._nodes.emulated(replica.node),
+            lease=lease.epoch if lease is not None else 0,
         )

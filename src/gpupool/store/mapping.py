@@ -323,7 +323,8 @@ def node_of(row: RowMapping) -> Node:
 
 def _report(document: Columns) -> NodeReport:
     gpus = tuple(_gpu(gpu) for gpu in document["gpus"])
-    return _build(NodeReport, document, gpus=gpus, warnings=tuple(document.get("warnings", ())))
+    lists = {name: tuple(document.get(name, ())) for name in ("warnings", "sharing")}
+    return _build(NodeReport, document, gpus=gpus, **lists)
 
 
 def _gpu(document: Columns) -> Gpu:
