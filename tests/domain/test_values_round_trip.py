@@ -139,3 +139,34 @@ def test_memory_asked_for_is_covered_by_the_thousandths_taken(wanted_mib: int, c
 def test_models_match_as_people_write_them(wanted: str, model: str) -> None:
     assert GpuRequest(models=(wanted,)).accepts_model(model)
     assert not GpuRequest(models=(wanted,)).accepts_model("H200")
+
+
+A100, MIG_3G, MIG_ME = (f"NVIDIA A100-SXM4-80GB{mig}" for mig in ("", " MIG 3g.40gb", " MIG 1g.10gb+me"))
+MIG_1C = "NVIDIA A100-SXM4-80GB MIG 1c.3g.40gb"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "accepted"),
+    [
+        ((), {A100}),
+        (("a100",), {A100}),
+        (("a100-80gb",), {A100}),
+        (("NVIDIA A100-SXM4-80GB",), {A100}),
+        (("mig",), {MIG_3G, MIG_ME}),
+        (("a100 mig",), {MIG_3G, MIG_ME}),
+        (("h100 mig",), set()),
+        (("3g.40gb",), {MIG_3G}),
+        (("3G.40GB",), {MIG_3G}),
+        (("3g",), {MIG_3G}),
+        (("mig-3g.40gb",), {MIG_3G}),
+        (("MIG 1g.10gb",), {MIG_ME}),
+        (("1g.10gb+me",), {MIG_ME}),
+        (("2g.20gb",), set()),
+        (("40gb",), set()),
+        (("a100", "3g.40gb"), {A100, MIG_3G}),
+        (("1c.3g.40gb",), {MIG_1C}),
+    ],
+)
+def test_a_mig_instance_is_given_only_to_those_who_ask_for_one(wanted: tuple[str, ...], accepted: set[str]) -> None:
+    request = GpuRequest(models=wanted)
+    assert {model for model in (A100, MIG_3G, MIG_ME, MIG_1C) if request.accepts_model(model)} == accepted

@@ -46,6 +46,7 @@ class FakeMig:
     uuid: str
     name: str
     memory_mib: int
+    processes: list[tuple[int, int | None]] = field(default_factory=list)
 
 
 @dataclass
@@ -141,7 +142,12 @@ class FakeNvml:
         reserved = 0 if version else 300
         return SimpleNamespace(total=handle.memory_mib * MIB, used=(used + reserved) * MIB)
 
-    def nvmlDeviceGetUtilizationRates(self, handle: FakeCard) -> SimpleNamespace:  # noqa: N802
+    def nvmlDeviceGetAttributes(self, handle: FakeMig) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpuInstanceSliceCount=3, memorySizeMB=handle.memory_mib)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: FakeCard | FakeMig) -> SimpleNamespace:  # noqa: N802
+        if isinstance(handle, FakeMig):
+            raise NVMLError(NOT_SUPPORTED)
         return SimpleNamespace(gpu=handle.utilisation, memory=0)
 
     def nvmlDeviceGetTotalEccErrors(self, handle: FakeCard, kind: int, counter: int) -> int:  # noqa: N802
@@ -181,7 +187,7 @@ class FakeNvml:
             raise NVMLError(NOT_FOUND)
         return handle.mig[index]
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeCard) -> list[SimpleNamespace]:  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeCard | FakeMig) -> list[SimpleNamespace]:  # noqa: N802
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.processes]
 
     def nvmlEventSetCreate(self) -> str:  # noqa: N802

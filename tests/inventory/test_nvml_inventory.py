@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import Gpu, GpuHealth, MigInstance, NodeReport
+from gpupool.domain.gpu import Gpu, GpuHealth, NodeReport
 from gpupool.node.inventory.nvml import NoGpusError, NvmlInventory
 
 POOL = frozenset({os.getpid()})
@@ -102,15 +102,55 @@ def test_links_to_switches_join_every_pair_with_the_fewer_of_both() -> None:
     assert [gpu.links for gpu in report_of(*cards).gpus] == [{1: "NV17"}, {0: "NV17"}]
 
 
-def test_mig_instances_are_listed_and_the_mode_is_told() -> None:
-    instances = [
-        FakeMig("MIG-1", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864),
-        FakeMig("MIG-2", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
+A100 = "NVIDIA A100-SXM4-40GB"
+INSTANCES = [FakeMig("MIG-1", f"{A100} MIG 1g.5gb", 4864), FakeMig("MIG-2", f"{A100} MIG 3g.20gb", 19968)]
+
+
+def test_a_cut_card_is_reported_as_its_mig_instances() -> None:
+    report = report_of(FakeCard("GPU-a", A100, mig=INSTANCES), FakeCard("GPU-b"))
+    assert [(gpu.index, gpu.uuid, gpu.model, gpu.memory_mib) for gpu in report.gpus] == [
+        (100, "MIG-1", f"{A100} MIG 1g.5gb", 4864),
+        (101, "MIG-2", f"{A100} MIG 3g.20gb", 19968),
+        (1, "GPU-b", "Tesla T4", 15360),
     ]
-    report = report_of(FakeCard("GPU-a", mig=instances), FakeCard("GPU-b"))
-    assert report.gpus[0].mig == (MigInstance("MIG-1", "1g.5gb", 4864), MigInstance("MIG-2", "3g.20gb", 19968))
-    assert report.gpus[1].mig == ()
-    assert [text for text in report.warnings if text.startswith("GPU 0: MIG is on with 2 instances")]
+    assert [(gpu.mig_profile, gpu.parent_uuid) for gpu in report.gpus] == [
+        ("1g.5gb", "GPU-a"),
+        ("3g.20gb", "GPU-a"),
+        ("", ""),
+    ]
+    assert report.warnings == ()
+
+
+def test_an_instance_that_does_not_tell_its_profile_is_named_by_slices_and_memory() -> None:
+    (gpu,) = report_of(FakeCard("GPU-a", A100, mig=[FakeMig("MIG-1", A100, 19968)])).gpus
+    assert (gpu.mig_profile, gpu.model) == ("3g.20gb", f"{A100} MIG 3g.20gb")
+
+
+def test_mig_without_instances_leaves_nothing_to_hand_out_and_says_so() -> None:
+    report = report_of(FakeCard("GPU-a", mig=[]), FakeCard("GPU-b"))
+    assert [gpu.uuid for gpu in report.gpus] == ["GPU-b"]
+    assert report.warnings == ("GPU 0: MIG is on but it has no instances: nothing of it can be handed out",)
+
+
+def test_instances_come_and_go_while_the_agent_lives() -> None:
+    card = FakeCard("GPU-a", A100, mig=None)
+    inventory = NvmlInventory("n1", FakeNvml(card))
+    assert [gpu.uuid for gpu in inventory.report().gpus] == ["GPU-a"]
+    card.mig = list(INSTANCES)
+    assert [gpu.uuid for gpu in inventory.gpus(POOL)] == ["MIG-1", "MIG-2"]
+    card.mig = INSTANCES[1:]
+    assert [gpu.uuid for gpu in inventory.gpus(POOL)] == ["MIG-2"]
+
+
+def test_instances_share_the_health_of_their_card() -> None:
+    gpus = report_of(FakeCard("GPU-a", A100, mig=INSTANCES, uncorrected=1)).gpus
+    assert [gpu.health for gpu in gpus] == [GpuHealth.FAILED] * 2
+
+
+def test_processes_are_those_of_the_instance(foreigner: subprocess.Popen[bytes]) -> None:
+    cut = [INSTANCES[0], FakeMig("MIG-2", f"{A100} MIG 3g.20gb", 19968, [(foreigner.pid, MIB)])]
+    gpus = NvmlInventory("n1", FakeNvml(FakeCard("GPU-a", A100, mig=cut))).gpus(frozenset())
+    assert [gpu.available for gpu in gpus] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -301,12 +341,14 @@ def test_whatever_fails_after_the_start_a_scan_never_crashes(
     failing: dict[str, int], broken: dict[str, Exception]
 ) -> None:
     cards = [
-        FakeCard(f"GPU-{i}", bus=f"00000000:0{i}:00.0", nvlinks=["switch"], mig=[FakeMig("MIG-1", "x MIG 1g.5gb", 9)])
+        FakeCard(
+            f"GPU-{i}", bus=f"00000000:0{i}:00.0", nvlinks=["switch"], mig=[FakeMig(f"MIG-{i}", "x MIG 1g.5gb", 9)]
+        )
         for i in range(2)
     ]
     nvml = FakeNvml(*cards)
     inventory = NvmlInventory("n1", nvml)
     nvml.fails, nvml.broken = failing, broken
     nvml.xids.append((cards[0], 79))
-    assert {gpu.uuid for gpu in inventory.report().gpus} <= {"GPU-0", "GPU-1"}
+    assert {gpu.uuid for gpu in inventory.report().gpus} <= {"GPU-0", "GPU-1", "MIG-0", "MIG-1"}
     assert all(gpu.memory_mib > 0 for gpu in inventory.gpus(POOL))

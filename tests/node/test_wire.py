@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.domain import wire
-from gpupool.domain.gpu import ForeignProcess, Gpu, GpuHealth, MigInstance, NodeReport
+from gpupool.domain.gpu import ForeignProcess, Gpu, GpuHealth, NodeReport
 from gpupool.domain.supervision import LogChunk
 
 text = st.text(max_size=10)
@@ -22,7 +22,8 @@ gpus = st.builds(
     emulated=st.booleans(),
     health=st.sampled_from(GpuHealth),
     links=st.dictionaries(number, text, max_size=3),
-    mig=st.lists(st.builds(MigInstance, text, text, number), max_size=2).map(tuple),
+    mig_profile=text,
+    parent_uuid=text,
     foreign=st.lists(st.builds(ForeignProcess, number, text, text, number), max_size=2).map(tuple),
 )
 reports = st.builds(

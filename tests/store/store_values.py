@@ -15,7 +15,6 @@ from gpupool.domain.gpu import (
     GpuHealth,
     GpuRequest,
     GpuShare,
-    MigInstance,
     Node,
     NodeReport,
     NodeState,
@@ -257,7 +256,8 @@ GPUS = st.builds(
     emulated=st.booleans(),
     health=st.sampled_from(GpuHealth),
     links=st.dictionaries(st.integers(0, 15), NAMES, max_size=3),
-    mig=tuples_of(st.builds(MigInstance, SENTENCES, SENTENCES, COUNTS)),
+    mig_profile=SENTENCES,
+    parent_uuid=SENTENCES,
     foreign=tuples_of(st.builds(ForeignProcess, COUNTS, SENTENCES, SENTENCES, COUNTS)),
 )
 NODES = st.builds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -22,15 +23,6 @@ class NodeState(StrEnum):
     UP = "up"
     CORDONED = "cordoned"  # keeps what runs, takes nothing new
     DOWN = "down"  # its agent does not answer
-
-
-@dataclass(frozen=True, slots=True)
-class MigInstance:
-    """A MIG instance that the administrator has made on a card."""
-
-    uuid: str
-    profile: str
-    memory_mib: int
 
 
 class ComputePolicy(StrEnum):
@@ -63,7 +55,11 @@ class ForeignProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of a node as its inventory reports it.
+    """One GPU of a node as its inventory reports it: a card, or a MIG instance that its administrator made on one.
+
+    A card that is cut into MIG instances is not reported, each of its instances is: with a UUID, ``memory_mib`` and a
+    ``model`` (``NVIDIA A100-SXM4-80GB MIG 3g.40gb``) of its own, its ``mig_profile``, the card's ``parent_uuid``, and
+    as ``index`` a hundred for each card up to its own and then its place on it (``102``: the third on the first card).
 
     ``links`` maps the index of another GPU of the node to how they reach each other: ``NV4`` (four NVLinks), ``PIX``,
     ``PHB``, ``NODE``, ``SYS`` as ``nvidia-smi topo -m`` prints them. ``foreign`` lists processes the pool did not
@@ -79,18 +75,16 @@ class Gpu:
     health: GpuHealth = GpuHealth.OK
     health_note: str = ""
     links: dict[int, str] = field(default_factory=dict)
-    mig: tuple[MigInstance, ...] = ()
+    mig_profile: str = ""
+    parent_uuid: str = ""
     foreign: tuple[ForeignProcess, ...] = ()
     memory_used_mib: int = 0
     utilisation_percent: int = 0
 
     @property
     def available(self) -> bool:
-        """Whether new work may be placed here as far as the card itself is concerned.
-
-        A card that is cut into MIG instances is not a whole GPU any more and is left alone.
-        """
-        return self.health is not GpuHealth.FAILED and not self.foreign and not self.mig
+        """Whether new work may be placed here as far as the card itself is concerned."""
+        return self.health is not GpuHealth.FAILED and not self.foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +142,8 @@ class GpuRequest:
     """What GPUs a replica asks for: ``count`` GPUs of one node, the same part of each.
 
     The part is ``permille`` (exact) or, when ``memory_mib`` is set, as many thousandths as that memory needs on
-    whichever model is chosen. ``models`` empty means any (``t4`` names ``Tesla T4``).
+    whichever model is chosen. ``models`` empty means any (``t4`` names ``Tesla T4``) but a MIG instance: those must be
+    asked for, by their profile (``3g.40gb``) or by the word ``mig``.
     """
 
     count: int = 1
@@ -171,7 +166,26 @@ class GpuRequest:
 
     def accepts_model(self, model: str) -> bool:
         """Whether a GPU model satisfies ``models``: see ``names_model``."""
+        if is_mig(model):
+            return any(_names_instance(wanted, model) for wanted in self.models)
         return not self.models or any(names_model(wanted, model) for wanted in self.models)
+
+
+_MIG_WORD = re.compile(r"mig|[1-9]g|[1-9]g[0-9]+gb")
+_COMPUTE_INSTANCE = re.compile(r"[1-9]c")  # 1c.3g.40gb: a third of the compute, all of the memory shared with the rest
+
+
+def is_mig(model: str) -> bool:
+    """Whether a GPU model is that of a MIG instance, like ``NVIDIA A30 MIG 1g.6gb``."""
+    return "mig" in _words(model)
+
+
+def _names_instance(wanted: str, model: str) -> bool:
+    """As ``names_model``, but it must speak of MIG, and of a compute instance where the model is one."""
+    asked = _words(wanted)
+    parts = {word for word in _words(model) if _COMPUTE_INSTANCE.fullmatch(word)}
+    speaks_of_mig = any(_MIG_WORD.fullmatch(word) for word in asked)
+    return speaks_of_mig and parts <= set(asked) and names_model(wanted, model)
 
 
 def names_model(wanted: str, model: str) -> bool:

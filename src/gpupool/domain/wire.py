@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
-from gpupool.domain.gpu import ForeignProcess, Gpu, GpuHealth, MigInstance, NodeReport
+from gpupool.domain.gpu import ForeignProcess, Gpu, GpuHealth, NodeReport
 from gpupool.domain.supervision import LogChunk
 
 
@@ -33,7 +33,6 @@ def gpu_from_dict(data: dict[str, Any]) -> Gpu:
     known = _known(Gpu, data)
     known["health"] = GpuHealth(known.get("health", GpuHealth.OK))
     known["links"] = {int(index): link for index, link in known.get("links", {}).items()}
-    known["mig"] = _each(MigInstance, MigInstance, known.get("mig", ()))
     known["foreign"] = _each(ForeignProcess, ForeignProcess, known.get("foreign", ()))
     return Gpu(**known)
 

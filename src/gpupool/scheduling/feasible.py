@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.gpu import GpuRequest, is_mig
 from gpupool.domain.units import format_mib
 from gpupool.scheduling.placement import EMPTY, Placer, Relax, fitting_rows
 from gpupool.scheduling.shape import Shape, Shapes
@@ -54,6 +54,9 @@ def lacking(placer: Placer, shape: Shape) -> str:
         return f"The largest node has {cpus} CPUs and {format_mib(memory)} of memory."
     if not cluster.rows:
         return "The pool has no nodes."
+    models = present_models(placer)
+    if models and all(map(is_mig, models)) and not any(map(shape.request.accepts_model, models)):
+        return f"The pool's cards are cut into MIG instances, to be asked for by model: {', '.join(sorted(models))}."
     accept = placer.accepted(shape)[cluster.model]
     most, largest = int(accept.sum(axis=1).max(initial=0)), int((cluster.gmem_total * accept).max(initial=0))
     kind = f" of model {' or '.join(shape.request.models)}" if shape.request.models else ""

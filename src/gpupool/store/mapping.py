@@ -19,7 +19,6 @@ from gpupool.domain.gpu import (
     GpuHealth,
     GpuRequest,
     GpuShare,
-    MigInstance,
     Node,
     NodeReport,
     NodeState,
@@ -333,6 +332,5 @@ def _gpu(document: Columns) -> Gpu:
         document,
         health=GpuHealth(document.get("health", GpuHealth.OK)),
         links={int(peer): link for peer, link in document.get("links", {}).items()},
-        mig=tuple(_build(MigInstance, instance) for instance in document.get("mig", ())),
         foreign=tuple(_build(ForeignProcess, process) for process in document.get("foreign", ())),
     )

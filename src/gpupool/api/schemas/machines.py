@@ -37,14 +37,6 @@ class PoolView(View):
     listen: str | None
 
 
-class MigView(View):
-    """A MIG instance on a card."""
-
-    uuid: str
-    profile: str
-    memory_mib: int
-
-
 class ForeignView(View):
     """A process on a GPU that the pool did not start."""
 
@@ -68,7 +60,10 @@ class HolderView(View):
 
 
 class GpuView(View):
-    """One GPU, what it does now, and who holds it. ``available`` is about the card itself, not about free shares."""
+    """One GPU, what it does now, and who holds it. ``available`` is about the card itself, not about free shares.
+
+    A MIG instance is a GPU of its own; it has a ``mig_profile`` and the UUID of its card, ``parent_uuid``.
+    """
 
     uuid: str
     node: str
@@ -80,7 +75,8 @@ class GpuView(View):
     health: GpuHealth
     health_note: str
     links: dict[int, str]
-    mig: list[MigView]
+    mig_profile: str
+    parent_uuid: str
     foreign: list[ForeignView]
     memory_used_mib: int
     utilisation_percent: int

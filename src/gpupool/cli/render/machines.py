@@ -125,7 +125,7 @@ def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
             ("Share", share),
             ("Bus", gpu["pci_bus_id"]),
             ("Links", ", ".join(f"GPU {other}: {link}" for other, link in gpu["links"].items())),
-            ("MIG", ", ".join(mig["profile"] for mig in gpu["mig"])),
+            ("MIG", f"{gpu['mig_profile']} of card {gpu['parent_uuid']}" if gpu["mig_profile"] else ""),
         ],
         style,
         indent="  ",

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from gpupool import __version__
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import Gpu, MigInstance, NodeReport
+from gpupool.domain.gpu import Gpu, NodeReport
 from gpupool.node.inventory.health import XidWatch, judge
 from gpupool.node.inventory.host import read_host
+from gpupool.node.inventory.mig import is_cut, mig_gpu, mig_handles
 from gpupool.node.inventory.processes import foreign_processes
 from gpupool.node.inventory.queries import Queries, as_text
 from gpupool.node.inventory.topology import bus_id, links_between
 
 _MIB = 1024 * 1024
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2 of nvml.h: its "used" leaves out what the driver reserves
-_MIG_ENABLED = 1
-_MIG_PROFILE = re.compile(r"MIG (\S+)$")
 
 
 class NoGpusError(GpupoolError):
@@ -89,7 +87,7 @@ class NvmlInventory:
         )
 
     def gpus(self, pool_pids: frozenset[int]) -> tuple[Gpu, ...]:
-        """The GPUs with fresh health, foreign processes, use and MIG instances."""
+        """The GPUs, MIG instances among them, with fresh health, foreign processes and use."""
         self._pool_pids = pool_pids
         warnings: list[str] = []
         if not self._cards:
@@ -141,22 +139,21 @@ class NvmlInventory:
 
     def _refresh(self, warnings: list[str]) -> tuple[Gpu, ...]:
         self._xids.poll(self._queries(warnings, None))
-        return tuple(self._fresh(self._queries(warnings, i), card) for i, card in sorted(self._cards.items()))
+        cards = [(self._queries(warnings, index), card) for index, card in sorted(self._cards.items())]
+        return tuple(gpu for queries, card in cards for gpu in self._fresh(queries, card))
 
-    def _fresh(self, queries: Queries, card: _Card) -> Gpu:
-        handle = card.handle
-        use = queries.ask(None, "nvmlDeviceGetUtilizationRates", handle)
-        used_mib = _used_mib(queries, handle)
-        mig = _mig_instances(queries, handle)
-        foreign = foreign_processes(queries, handle, self._pool_pids)
-        health, note = judge(queries, handle, self._xids.seen(card.gpu.uuid))
+    def _fresh(self, queries: Queries, card: _Card) -> list[Gpu]:
+        """The card as it is now, or its MIG instances when it is cut; they share the card's health."""
+        devices = [self._used(queries, device) for device in _devices(queries, card)]
+        health, note = judge(queries, card.handle, self._xids.seen(card.gpu.uuid))
+        return [replace(gpu, health=health, health_note=note) for gpu in devices]
+
+    def _used(self, queries: Queries, device: _Card) -> Gpu:
+        use = queries.ask(None, "nvmlDeviceGetUtilizationRates", device.handle)
         return replace(
-            card.gpu,
-            health=health,
-            health_note=note,
-            mig=mig,
-            foreign=foreign,
-            memory_used_mib=used_mib,
+            device.gpu,
+            foreign=foreign_processes(queries, device.handle, self._pool_pids),
+            memory_used_mib=_used_mib(queries, device.handle),
             utilisation_percent=int(use.gpu) if use is not None else 0,
         )
 
@@ -209,24 +206,12 @@ def _used_mib(queries: Queries, handle: Any) -> int:
     return int(info.used) // _MIB if info is not None else 0
 
 
-def _mig_instances(queries: Queries, handle: Any) -> tuple[MigInstance, ...]:
-    current, _ = queries.ask((0, 0), "nvmlDeviceGetMigMode", handle)
-    if current != _MIG_ENABLED:
-        return ()
-    handles = [
-        queries.ask(None, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-        for index in range(queries.ask(0, "nvmlDeviceGetMaxMigDeviceCount", handle))
-    ]
-    found = tuple(_mig_instance(queries, instance) for instance in handles if instance is not None)
-    queries.warn(f"MIG is on with {len(found)} instances; a program given this card gets only one of them")
-    return found
-
-
-def _mig_instance(queries: Queries, handle: Any) -> MigInstance:
-    info = queries.ask(None, "nvmlDeviceGetMemoryInfo", handle)
-    name = _MIG_PROFILE.search(as_text(queries.ask("", "nvmlDeviceGetName", handle)))
-    return MigInstance(
-        uuid=as_text(queries.ask("", "nvmlDeviceGetUUID", handle)),
-        profile=name.group(1) if name else "",
-        memory_mib=int(info.total) // _MIB if info is not None else 0,
-    )
+def _devices(queries: Queries, card: _Card) -> list[_Card]:
+    """What of a card can be handed out: itself, or its MIG instances."""
+    if not is_cut(queries, card.handle):
+        return [card]
+    found = {
+        place: (handle, mig_gpu(queries, handle, card.gpu, place))
+        for place, handle in mig_handles(queries, card.handle).items()
+    }
+    return [_Card(handle, gpu) for handle, gpu in found.values() if gpu is not None]

@@ -1,0 +1,60 @@
+"""MIG instances are GPUs of their own, given to those who ask for them and to nobody else."""
+
+from dataclasses import replace
+
+import pytest
+from scheduling_world import World, world
+
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.gpu import Gpu, GpuRequest
+from gpupool.scheduling.scheduler import NodeChanged
+
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+def cut(w: World, name: str, **profiles_mib: int) -> None:
+    """The first card of a node is cut into instances of these profiles (``m3g_40gb=40_000``)."""
+    (row,) = [r for r, node in enumerate(w.scheduler.placer.cluster.nodes) if node and node.name == name]
+    node = w.scheduler.placer.cluster.nodes[row]
+    assert node is not None
+    first, *others = node.report.gpus
+    instances = [
+        Gpu(f"MIG-{i}", 100 + i, f"{A100} MIG {profile[1:].replace('_', '.')}", mib, parent_uuid=first.uuid)
+        for i, (profile, mib) in enumerate(profiles_mib.items())
+    ]
+    w.scheduler.apply(NodeChanged(replace(node, report=replace(node.report, gpus=(*others, *instances)))))
+
+
+def placed(w: World) -> dict[str, list[str]]:
+    return {
+        str(grant.workload): [share.gpu_uuid for share in grant.shares] for grant in w.scheduler.decide(w.now).grants
+    }
+
+
+def test_a_plain_request_gets_a_card_and_never_an_instance() -> None:
+    w = world("a 2xA100", "p1 red 1; p2 red 0.5; p3 red 8000M; p4 red 1 model=3g.40gb; p5 red 1 model=mig")
+    cut(w, "a", m3g_40gb=40_000, m2g_20gb=20_000)
+    given = placed(w)
+    assert given["p1"] == ["a-1"]
+    assert "p2" not in given
+    assert "p3" not in given
+    assert (given["p4"], given["p5"]) == (["MIG-0"], ["MIG-1"])
+
+
+def test_an_instance_is_given_once_and_its_memory_is_its_own() -> None:
+    w = world("a 1xA100", "p1 red 1 model=3g.40gb; p2 red 1 model=3g.40gb")
+    cut(w, "a", m3g_40gb=40_000)
+    (grant,) = w.scheduler.decide(w.now).grants
+    (share,) = grant.shares
+    assert (share.gpu_uuid, share.permille, share.memory_mib) == ("MIG-0", 1000, 40_000)
+
+
+def test_where_all_is_cut_a_plain_request_is_refused_with_what_to_ask_for() -> None:
+    w = world("a 1xA100")
+    cut(w, "a", m3g_40gb=40_000)
+    with pytest.raises(GpupoolError) as refused:
+        w.scheduler.check_possible(GpuRequest(1))
+    assert "MIG 3g.40gb" in refused.value.hint
+    w.scheduler.check_possible(GpuRequest(1, models=("3g.40gb",)))
+    with pytest.raises(GpupoolError):
+        w.scheduler.check_possible(GpuRequest(1, models=("2g.20gb",)))
