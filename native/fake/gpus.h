@@ -90,6 +90,10 @@ struct fake_point { /* virtual time and the real time (CLOCK_MONOTONIC, ns) at w
     _Atomic uint64_t ns, virtual_ns;
 };
 
+struct fake_clock {
+    _Atomic uint64_t ns, virtual_ns, busy_ns;
+};
+
 struct fake_state {
     _Atomic uint64_t magic; /* written last */
     _Atomic uint32_t abi;
@@ -99,7 +103,7 @@ struct fake_state {
     _Atomic uint64_t busy_ns; /* time during which somebody had work; for utilisation */
     _Alignas(64) pthread_mutex_t lock;
     _Alignas(64) _Atomic uint64_t live[FAKE_PROCESSES / 64]; /* bit s: slot s is FAKE_LIVE */
-    struct fake_point now[2];      /* the clock's last reading ... */
+    struct fake_clock now[2];      /* the clock's last reading ... */
     _Atomic uint32_t now_at;       /* ... and which of the two it is */
     _Atomic uint32_t sharing;      /* processes that had work then */
     _Atomic uint64_t curve_count;  /* points ever written: point i is curve[i % FAKE_CURVE] */
