@@ -1,0 +1,29 @@
+/* A lease's folder as the processes of the tenant see it: the control page and, where wanted, the status page. */
+#ifndef GPUPOOL_LEASE_FILES_H
+#define GPUPOOL_LEASE_FILES_H
+
+#include <stdbool.h>
+
+#include "gpupool/pages.h"
+
+struct gp_lease_files {
+    const struct gpupool_control_header *control; /* mapped read-only */
+    struct gpupool_status_header *status;         /* mapped for writing; NULL when not asked for */
+};
+
+/* The folder named by GPUPOOL_LEASE_DIR; NULL when there is none. */
+const char *gp_lease_folder(void);
+
+/* Maps the files of a folder after checking that they are what they should be. No descriptor stays open.
+ * NULL, or half a sentence that says what is wrong with them. */
+const char *gp_lease_files_map(const char *folder, bool with_status, struct gp_lease_files *files);
+
+static inline const struct gpupool_control_gpu *gp_control_gpu(const struct gpupool_control_header *control,
+                                                               uint32_t index) {
+    return (const struct gpupool_control_gpu *)(const void *)(control + 1) + index;
+}
+static inline struct gpupool_status_gpu *gp_status_gpu(struct gpupool_status_header *status, uint32_t index) {
+    return (struct gpupool_status_gpu *)(void *)(status + 1) + index;
+}
+
+#endif

@@ -1,0 +1,11 @@
+/* The library that a proxy stands in for. */
+#ifndef GPUPOOL_REAL_LIBRARY_H
+#define GPUPOOL_REAL_LIBRARY_H
+
+/* Opens the real library: at `path` when there is one (then nowhere else), else where the environment's `variable`
+ * says, else in the folders where drivers are installed. `own` is an export of the proxy, named `own_name`: a library
+ * in which that name leads back to the proxy is the proxy itself and is passed over. NULL when there is none. */
+void *gp_open_real_library(const char *path, const char *variable, const char *soname, const char *own_name,
+                           const void *own);
+
+#endif

@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Make the tables that the native build needs.
+
+    generate.py lists <folder of cuda.h> ...   write generated/*.txt from NVIDIA's headers; the result is committed
+    generate.py tables <out>                   write <out>/generated/* from generated/*.txt and a look at the sources
+
+Lists hold facts only: the names that the driver and NVML export, the types of their parameters, and which export
+`cuGetProcAddress` means by a name, a version and a stream flag. They are a union: a name is never taken out because a
+newer header lacks it. Tables depend on which functions are hooks, so they are made at build time; that needs no header
+of NVIDIA's and nothing but Python's standard library.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CUDA_HEADERS = ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudaProfiler.h")
+TYPEDEF_HEADERS = ("cudaTypedefs.h", "cudaGLTypedefs.h", "cudaEGLTypedefs.h", "cudaVDPAUTypedefs.h")
+TYPEDEF_HEADERS += ("cudaProfilerTypedefs.h",)
+STREAM_SUFFIXES = ("_ptsz", "_ptds")
+# cuGetProcAddress takes these as flags; a name without a per-thread form has 0 for both.
+LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One of the two libraries that are proxied."""
+
+    name: str  # as in the names of files: cuda, nvml
+    prefix: str  # of its functions
+    sources: str  # folder whose files hold its hooks
+    result: str  # the type that its functions return
+    types: tuple[str, ...]  # headers with this project's own declarations
+
+
+CUDA = Library("cuda", "cu", "share", "CUresult", ("include/cuda_enums.h", "include/cuda_types.h"))
+NVML = Library("nvml", "nvml", "nvml", "nvmlReturn_t", ("include/nvml_types.h",))
+
+
+# -- lists: reading NVIDIA's headers --------------------------------------------------------------------------------
+
+
+def without_comments(text: str) -> str:
+    """C source with comments taken out and continued lines joined."""
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)
+    return re.sub(r"//[^\n]*", "", text).replace("\\\n", " ")
+
+
+def statements(text: str) -> Iterator[tuple[str, str, str]]:
+    """("define", name, value), ("undef", name, "") and ("function", name, parameters), in the order of the text."""
+    pattern = re.compile(
+        r"^[ \t]*#[ \t]*define[ \t]+(?P<define>\w+)[ \t]+(?P<value>\S.*?)[ \t]*$"
+        r"|^[ \t]*#[ \t]*undef[ \t]+(?P<undef>\w+)"
+        r"|(?:\bCUDAAPI|\bDECLDIR)\s+(?P<function>(?:cu|nvml)[A-Z]\w*)\s*\((?P<parameters>[^;{]*)\)\s*;",
+        re.MULTILINE,
+    )
+    for found in pattern.finditer(without_comments(text)):
+        kind = found.lastgroup if found.lastgroup in {"undef"} else ("define" if found["define"] else "function")
+        if kind == "define":
+            yield "define", found["define"], found["value"]
+        elif kind == "undef":
+            yield "undef", found["undef"], ""
+        else:
+            yield "function", found["function"], found["parameters"]
+
+
+def exports_meant(value: str) -> list[str]:
+    """The exports that a macro's value stands for: itself, or itself and its per-thread form."""
+    per_thread = re.fullmatch(r"__CUDA_API_PT(SZ|DS)\((\w+)\)", value)
+    if per_thread:
+        return [per_thread[2], f"{per_thread[2]}_pt{per_thread[1].lower()}"]
+    return [value] if re.fullmatch(r"(cu|nvml)[A-Z]\w*", value) and not value.endswith(STREAM_SUFFIXES) else []
+
+
+def parameter_types(parameters: str) -> str:
+    """`size_t *free, size_t *total` as `size_t *, size_t *`."""
+    types = []
+    for parameter in parameters.split(","):
+        words = " ".join(re.sub(r"\*", " * ", parameter).split())
+        array = re.fullmatch(r"(.*?)\s+\w+\s*\[\w*\]", words)
+        if array:
+            words = f"{array[1]} *"
+        elif re.search(r"[\w*] \w+$", words) and words not in {"unsigned int", "unsigned long long", "const void *"}:
+            words = words if words.startswith("const ") and words.count(" ") == 1 else words.rsplit(" ", 1)[0]
+        types.append(words.replace("* *", "**"))
+    return ", ".join(types)
+
+
+def functions_of(text: str) -> dict[str, str]:
+    """Every export that a header declares, with the types of its parameters."""
+    macros: dict[str, list[str]] = {}
+    found: dict[str, str] = {}
+    for kind, name, value in statements(text):
+        if kind == "define" and exports_meant(value):
+            macros[name] = exports_meant(value)
+        elif kind == "undef":
+            macros.pop(name, None)
+        elif kind == "function":
+            for export in macros.get(name, [name]):
+                found.setdefault(export, parameter_types(value))
+    return with_unversioned(found, macros)
+
+
+def with_unversioned(found: dict[str, str], macros: dict[str, list[str]]) -> dict[str, str]:
+    """Adds per-thread forms that are only named where the macro is, e.g. of functions declared before it."""
+    for exports in macros.values():
+        known = [export for export in exports if export in found]
+        for export in exports if known else []:
+            found.setdefault(export, found[known[0]])
+    return found
+
+
+def asked_versions(text: str) -> set[tuple[str, int, str]]:
+    """(base name, version, "" or "_ptsz" or "_ptds") for each pointer type of a typedef header."""
+    pattern = re.compile(r"\(CUDAAPI \*PFN_(cu\w+?)_v(\d+)(_ptsz|_ptds)?\)")
+    return {(name, int(version), suffix) for name, version, suffix in pattern.findall(without_comments(text))}
+
+
+def form(export: str) -> tuple[str, int, str]:
+    """(base name, number of its form, stream suffix): cuMemAlloc_v2 is ("cuMemAlloc", 2, "")."""
+    suffix = next((s for s in STREAM_SUFFIXES if export.endswith(s)), "")
+    plain = export.removesuffix(suffix)
+    numbered = re.fullmatch(r"(\w+?)_v(\d)", plain)
+    return (numbered[1], int(numbered[2]), suffix) if numbered else (plain, 1, suffix)
+
+
+def version_table(exports: Iterable[str], asked: set[tuple[str, int, str]]) -> list[tuple[str, int, int, str]]:
+    """(base name, first version, stream flag, export): the n-th form of a name is what its n-th version means.
+
+    Where a header knows fewer versions than there are forms the newest belong together.
+    """
+    forms: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for export in exports:
+        base, number, suffix = form(export)
+        forms.setdefault((base, suffix), []).append((number, export))
+    table = []
+    for (base, suffix), numbered in forms.items():
+        versions = sorted(version for name, version, of in asked if (name, of) == (base, suffix))
+        newest_forms = [export for _, export in sorted(numbered)][-len(versions) :] if versions else []
+        for version, export in zip(versions[-len(newest_forms) :], newest_forms, strict=True) if newest_forms else ():
+            table.append((base, version, PER_THREAD_STREAM if suffix else 0, export))
+    return sorted(table)
+
+
+def read_all(folders: Iterable[Path], names: Iterable[str]) -> Iterator[str]:
+    """The text of every header of these names in these folders."""
+    for folder in folders:
+        for name in names:
+            if (folder / name).is_file():
+                yield (folder / name).read_text(encoding="utf-8", errors="replace")
+
+
+def make_lists(folders: list[Path]) -> dict[str, str]:
+    """The committed lists as file name -> text, from what these folders hold."""
+    cuda: dict[str, str] = {}
+    nvml: dict[str, str] = {}
+    asked: set[tuple[str, int, str]] = set()
+    for text in read_all(folders, CUDA_HEADERS):
+        cuda.update((name, types) for name, types in functions_of(text).items() if name not in cuda)
+    for text in read_all(folders, ("nvml.h",)):
+        nvml.update((name, types) for name, types in functions_of(text).items() if name not in nvml)
+    for text in read_all(folders, TYPEDEF_HEADERS):
+        asked |= asked_versions(text)
+    versions = version_table(cuda, asked)
+    return {
+        "cuda_api.txt": "".join(f"{name}({types})\n" for name, types in sorted(cuda.items())),
+        "cuda_versions.txt": "".join(f"{base} {v} {flag} {export}\n" for base, v, flag, export in versions),
+        "nvml_api.txt": "".join(f"{name}({types})\n" for name, types in sorted(nvml.items())),
+    }
+
+
+# -- tables: what the build needs -------------------------------------------------------------------------------------
+
+
+def read_api(library: Library) -> dict[str, str]:
+    """The committed list of a library's exports: name -> types of its parameters."""
+    lines = (HERE / "generated" / f"{library.name}_api.txt").read_text(encoding="ascii").splitlines()
+    return {line.partition("(")[0]: line.partition("(")[2].removesuffix(")") for line in lines}
+
+
+def hooks_of(library: Library, folder: Path = HERE) -> list[str]:
+    """The functions that the sources define with GP_HOOK, sorted."""
+    pattern = re.compile(rf"^GP_HOOK\s+(?:\w+[\s*]+)+?({library.prefix}[A-Z]\w*)\s*\(", re.MULTILINE)
+    sources = sorted((folder / library.sources).glob("*.c"))
+    return sorted({name for source in sources for name in pattern.findall(source.read_text(encoding="utf-8"))})
+
+
+def index_header(library: Library, api: dict[str, str]) -> str:
+    """An enum with one member for each export."""
+    tag, count = ("gp_api", "GP_COUNT") if library is CUDA else ("gp_nvml_api", "GP_NVML_COUNT")
+    members = "".join(f"    GP_{name},\n" for name in api)
+    guard = f"GPUPOOL_{library.name.upper()}_INDEX_H"
+    return f"#ifndef {guard}\n#define {guard}\nenum {tag} {{\n{members}    {count}\n}};\n#endif\n"
+
+
+def names_header(library: Library, api: dict[str, str]) -> str:
+    """All names in one string and where each begins: no pointer, so nothing to relocate when the library is loaded."""
+    offsets, at = [], 0
+    for name in api:
+        offsets.append(at)
+        at += len(name) + 1
+    text = "".join(f'    "{name}\\0"\n' for name in api)
+    numbers = ",".join(str(offset) for offset in offsets)
+    return (
+        f"static const char gp_{library.name}_names[] =\n{text};\n"
+        f"static const uint16_t gp_{library.name}_name_at[] = {{{numbers}}};\n"
+    )
+
+
+def hooks_source(library: Library, api: dict[str, str], hooks: list[str]) -> str:
+    """A table of (index, hook). The functions' types do not matter here: only their addresses are taken."""
+    index = "index.h" if library is CUDA else f"{library.name}_index.h"
+    lines = [f'#include "generated/{library.name}_hooks.h"', f'#include "generated/{index}"']
+    lines += [f"void {name}(void);" for name in hooks]
+    lines.append("const struct gp_hook gp_hooks[] = {")
+    lines += [f"    {{GP_{name}, {name}}}," for name in hooks if name in api]
+    lines += ["};", f"const unsigned gp_hook_count = {sum(name in api for name in hooks)};"]
+    return "\n".join(lines) + "\n"
+
+
+def hooks_header(library: Library) -> str:
+    """The type of the table of hooks."""
+    guard = f"GPUPOOL_{library.name.upper()}_HOOKS_H"
+    return (
+        f"#ifndef {guard}\n#define {guard}\nstruct gp_hook {{\n    unsigned api; /* its index */\n"
+        "    void (*hook)(void);\n};\nextern const struct gp_hook gp_hooks[];\nextern const unsigned gp_hook_count;\n"
+        "#endif\n"
+    )
+
+
+def jumps_source(library: Library, api: dict[str, str], hooks: list[str]) -> str:
+    """The jump of every export that is not a hook; see jump.h for what JUMP does."""
+    jumps = "".join(f"JUMP {name}, {at}\n" for at, name in enumerate(api) if name not in hooks)
+    return f'#include "gpupool/jump.h"\n{jumps}JUMPS_END\n'
+
+
+def versions_header() -> str:
+    """Version, stream flag, length of the base name within the export's, and the export: again no pointers."""
+    rows = (HERE / "generated" / "cuda_versions.txt").read_text(encoding="ascii").split("\n")
+    lines = [row.split() for row in rows if row]
+    body = "".join(f"    {{{version}, {flag}, {len(base)}, GP_{export}}},\n" for base, version, flag, export in lines)
+    return f"static const struct gp_version gp_versions[] = {{\n{body}}};\n"
+
+
+def known_types(text: str) -> set[str]:
+    """Names of types that a header of this project declares, besides C's own."""
+    text = without_comments(text)
+    declared = set(re.findall(r"\}\s*\*?\s*(\w+)\s*;", text))
+    declared |= set(re.findall(r"^\s*typedef\s[^;{(]*?\b(\w+)\s*;", text, flags=re.MULTILINE))
+    declared |= set(re.findall(r"\btypedef\s[^;{(]*\(\s*\*\s*(\w+)\s*\)", text))
+    declared |= set(re.findall(r"^GP_(?:HANDLE|OPAQUE|NUMBER)\((\w+)\)", text, flags=re.MULTILINE))
+    return declared | {"void", "char", "int", "unsigned", "long", "short", "float", "double", "const", "size_t", "struct"}
+
+
+def prototypes_header(library: Library, api: dict[str, str]) -> str:
+    """Prototypes of all functions whose types the project's own header declares."""
+    headers = [HERE / name for name in library.types]
+    known = known_types("".join(header.read_text(encoding="utf-8") for header in headers if header.is_file()))
+    usable = [name for name in api if set(re.findall(r"\w+", api[name])) <= known]
+    return "".join(f"{library.result} {name}({api[name] or 'void'});\n" for name in usable)
+
+
+def make_tables() -> dict[str, str]:
+    """What the build includes, as file name -> text."""
+    cuda, nvml = read_api(CUDA), read_api(NVML)
+    files = {"versions.h": versions_header(), "index.h": index_header(CUDA, cuda)}
+    files["nvml_index.h"] = index_header(NVML, nvml)
+    for library, api in ((CUDA, cuda), (NVML, nvml)):
+        hooks = hooks_of(library)
+        files[f"{library.name}_names.h"] = names_header(library, api)
+        files[f"{library.name}_hooks.h"] = hooks_header(library)
+        files[f"{library.name}_hooks.c"] = hooks_source(library, api, hooks)
+        files[f"{library.name}_jumps.S"] = jumps_source(library, api, hooks)
+        files[f"{library.name}_prototypes.h"] = prototypes_header(library, api)
+    return files
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Write those that differ, so that make rebuilds no more than it must."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = folder / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the two commands of the module's docstring."""
+    match arguments:
+        case ["lists", *folders] if folders:
+            write(HERE / "generated", make_lists([Path(folder) for folder in folders]))
+        case ["tables", out]:
+            write(Path(out) / "generated", make_tables())
+        case _:
+            sys.stderr.write(f"{__doc__}\n")
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

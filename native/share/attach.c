@@ -1,0 +1,99 @@
+/* Attaches this process to its lease, and keeps that true over fork and exit.
+ *
+ * Nothing happens before the first call of gp_attach(): that is when pages are looked at, slots claimed and handlers
+ * registered. The lock is of this process only and never held while the driver is called.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "attach.h"
+
+#define NOT_YET (-1)
+
+static _Atomic int state = NOT_YET; /* NOT_YET or enum gp_state */
+static struct gp_gpu gpus[GPUPOOL_MAX_GPUS];
+static uint32_t gpu_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static _Atomic bool exit_registered;
+
+/* Until the files that offer them are there. */
+__attribute__((weak)) void gp_memory_after_fork(void) {}
+__attribute__((weak)) void gp_compute_after_fork(void) {}
+__attribute__((weak)) void gp_compute_at_exit(void) {}
+
+static void after_fork_in_child(void) {
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    atomic_store(&exit_registered, false);
+    for (uint32_t i = 0; i < gpu_count; i++)
+        gpus[i].slot = NULL;
+    gp_memory_after_fork();
+    gp_compute_after_fork();
+    gp_forget_devices();
+    atomic_store(&state, NOT_YET);
+}
+
+static void register_fork(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
+
+static void at_exit(void) {
+    if (atomic_load(&state) == GP_ATTACHED)
+        gp_compute_at_exit();
+}
+
+void gp_attach_initialised(void) {
+    if (atomic_load(&state) == GP_ATTACHED && !atomic_exchange(&exit_registered, true))
+        atexit(at_exit);
+}
+
+static void complain(const struct gp_pages *pages, const char *wrong) {
+    fprintf(stderr, "gpupool: the lease in %s %s; CUDA is refused\n", pages->folder, wrong);
+}
+
+/* Slots for all GPUs of the lease; NULL or half a sentence. */
+static const char *claim_slots(const struct gp_lease_files *files) {
+    gpu_count = files->control->gpu_count;
+    for (uint32_t i = 0; i < gpu_count; i++) {
+        gpus[i].index = i;
+        gpus[i].control = gp_control_gpu(files->control, i);
+        gpus[i].status = gp_status_gpu(files->status, i);
+        if (!gp_claim_slot(&gpus[i]))
+            return "has no room for another process";
+    }
+    return NULL;
+}
+
+static enum gp_state attach(void) {
+    const struct gp_pages *pages = gp_pages();
+    if (pages->folder == NULL)
+        return GP_FREE;
+    const char *wrong = pages->wrong != NULL ? pages->wrong : claim_slots(&pages->files);
+    if (wrong == NULL)
+        return GP_ATTACHED;
+    complain(pages, wrong);
+    return GP_BROKEN;
+}
+
+static enum gp_state attach_once(void) {
+    pthread_once(&fork_once, register_fork); /* before the lock, so that no child finds it held */
+    pthread_mutex_lock(&lock);
+    int now = atomic_load(&state);
+    bool first = now == NOT_YET;
+    if (first) {
+        now = attach();
+        atomic_store(&state, now);
+    }
+    pthread_mutex_unlock(&lock);
+    for (uint32_t i = 0; first && now == GP_ATTACHED && i < gpu_count; i++)
+        gp_ring(&gpus[i], GPUPOOL_BELL_HELLO);
+    return (enum gp_state)now;
+}
+
+enum gp_state gp_attach(void) {
+    int now = atomic_load_explicit(&state, memory_order_acquire);
+    return GP_LIKELY(now != NOT_YET) ? (enum gp_state)now : attach_once();
+}
+
+uint32_t gp_gpu_count(void) { return gp_attach() == GP_ATTACHED ? gpu_count : 0; }
+
+struct gp_gpu *gp_gpu_at(uint32_t index) { return index < gp_gpu_count() ? &gpus[index] : NULL; }

@@ -1,0 +1,25 @@
+/* What attach.c and its neighbours share with each other and with proxy.c. */
+#ifndef GPUPOOL_SHARE_ATTACH_H
+#define GPUPOOL_SHARE_ATTACH_H
+
+#include "lease_files.h"
+#include "share.h"
+
+/* attach_pages.c: the pages of the lease, mapped at the first call in the process and inherited by its children. */
+struct gp_pages {
+    const char *folder; /* NULL: no lease was given */
+    const char *wrong;  /* NULL: they are mapped */
+    struct gp_lease_files files;
+};
+const struct gp_pages *gp_pages(void);
+
+/* attach_slot.c: takes a slot of this GPU for this process; false when all are taken or /proc cannot be read. */
+bool gp_claim_slot(struct gp_gpu *gpu);
+
+/* attach.c: the real cuInit has returned CUDA_SUCCESS. */
+void gp_attach_initialised(void);
+
+/* attach_gpu.c: devices may have other numbers in the child of a fork. */
+void gp_forget_devices(void);
+
+#endif

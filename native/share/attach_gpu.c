@@ -1,0 +1,54 @@
+/* Which GPU of the lease is meant: by the driver's number of a device, or by the calling thread's context.
+ *
+ * Devices are told apart by UUID only: their numbers depend on CUDA_VISIBLE_DEVICES and differ between processes.
+ */
+#include <string.h>
+
+#include "attach.h"
+
+#define DEVICES 64
+
+/* 0: not asked yet; -1: not of the lease; else index + 1. */
+static _Atomic int8_t index_of_device[DEVICES];
+
+void gp_forget_devices(void) {
+    for (int i = 0; i < DEVICES; i++)
+        atomic_store_explicit(&index_of_device[i], 0, memory_order_relaxed);
+}
+
+static bool read_uuid(CUdevice device, CUuuid *uuid) {
+    if (gp_has(GP_cuDeviceGetUuid_v2))
+        return REAL(cuDeviceGetUuid_v2)(uuid, device) == CUDA_SUCCESS;
+    return REAL(cuDeviceGetUuid)(uuid, device) == CUDA_SUCCESS;
+}
+
+/* As in index_of_device; 0 when the driver does not say, as before cuInit. */
+static int8_t look_up(CUdevice device) {
+    CUuuid uuid;
+    if (!read_uuid(device, &uuid))
+        return 0;
+    for (uint32_t i = 0; i < gp_gpu_count(); i++)
+        if (memcmp(uuid.bytes, gp_gpu_at(i)->control->uuid, sizeof uuid.bytes) == 0)
+            return (int8_t)(i + 1);
+    return -1;
+}
+
+struct gp_gpu *gp_gpu_of(CUdevice device) {
+    if (gp_attach() != GP_ATTACHED || device < 0 || device >= DEVICES)
+        return NULL;
+    int8_t known = atomic_load_explicit(&index_of_device[device], memory_order_relaxed);
+    if (GP_UNLIKELY(known == 0)) {
+        known = look_up(device);
+        atomic_store_explicit(&index_of_device[device], known, memory_order_relaxed);
+    }
+    return known > 0 ? gp_gpu_at((uint32_t)known - 1) : NULL;
+}
+
+struct gp_gpu *gp_gpu_current(void) {
+    if (GP_UNLIKELY(gp_attach() != GP_ATTACHED))
+        return NULL;
+    if (GP_LIKELY(gp_gpu_count() == 1))
+        return gp_gpu_at(0);
+    CUdevice device;
+    return REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS ? gp_gpu_of(device) : NULL;
+}

@@ -1,0 +1,59 @@
+/* Stands where the driver stood: finds the real one and hands its functions on.
+ *
+ * gp_table holds the real function of every export, 0 until it was asked for. Exports that are not hooks jump through
+ * it (see gpupool/jump.h), hooks call through REAL(). The real driver is opened at the first of these calls, by the
+ * path in the lease's control page, as an object of its own beside this one.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "attach.h"
+#include "proxy.h"
+#include "real_library.h"
+
+#include "generated/cuda_names.h"
+
+#define DRIVER_VARIABLE "GPUPOOL_CUDA_DRIVER"
+
+_Atomic(void *) gp_table[GP_COUNT];
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void *driver;
+
+/* Stands for every function that the real driver does not have. */
+static CUresult missing(void) { return CUDA_ERROR_NOT_FOUND; }
+
+static void open_driver(void) {
+    const struct gp_pages *pages = gp_pages();
+    const char *path = pages->files.control != NULL ? pages->files.control->cuda_driver : NULL;
+    driver = gp_open_real_library(path, DRIVER_VARIABLE, "libcuda.so.1", "cuInit", (const void *)(uintptr_t)&cuInit);
+}
+
+const char *gp_name(uint32_t which) { return gp_cuda_names + gp_cuda_name_at[which]; }
+
+void *gp_resolve(uint32_t which) {
+    pthread_once(&once, open_driver);
+    void *real = driver == NULL ? NULL : dlsym(driver, gp_name(which));
+    if (real == NULL)
+        real = (void *)(uintptr_t)&missing;
+    atomic_store_explicit(&gp_table[which], real, memory_order_release);
+    return real;
+}
+
+void *gp_real(enum gp_api which) {
+    void *real = atomic_load_explicit(&gp_table[which], memory_order_acquire);
+    return GP_LIKELY(real != NULL) ? real : gp_resolve(which);
+}
+
+bool gp_has(enum gp_api which) { return gp_real(which) != (void *)(uintptr_t)&missing; }
+
+GP_HOOK CUresult cuInit(unsigned int flags) {
+    if (gp_attach() == GP_BROKEN)
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    if (!gp_has(GP_cuInit))
+        return gp_attach() == GP_FREE ? CUDA_ERROR_NO_DEVICE : CUDA_ERROR_SYSTEM_NOT_READY;
+    CUresult result = REAL(cuInit)(flags);
+    if (result == CUDA_SUCCESS)
+        gp_attach_initialised();
+    return result;
+}
