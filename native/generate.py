@@ -237,6 +237,16 @@ def jumps_source(library: Library, api: dict[str, str], hooks: list[str]) -> str
     return f'#include "gpupool/jump.h"\n{jumps}JUMPS_END\n'
 
 
+def exports_header(api: dict[str, str]) -> str:
+    """For the fake driver: each export once, in the order of the index; what has a per-thread form says of what."""
+    lines = []
+    for name, types in api.items():
+        base = name.removesuffix("_ptsz").removesuffix("_ptds")
+        count = types.count(",") + 1
+        lines.append(f"GP_EXPORT({name})\n" if base == name else f"GP_STREAM_EXPORT({name}, {base}, {count})\n")
+    return "".join(lines)
+
+
 def versions_header() -> str:
     """Version, stream flag, length of the base name within the export's, and the export: again no pointers."""
     rows = (HERE / "generated" / "cuda_versions.txt").read_text(encoding="ascii").split("\n")
@@ -268,6 +278,7 @@ def make_tables() -> dict[str, str]:
     cuda, nvml = read_api(CUDA), read_api(NVML)
     files = {"versions.h": versions_header(), "index.h": index_header(CUDA, cuda)}
     files["nvml_index.h"] = index_header(NVML, nvml)
+    files["cuda_exports.h"] = exports_header(cuda)
     for library, api in ((CUDA, cuda), (NVML, nvml)):
         hooks = hooks_of(library)
         files[f"{library.name}_names.h"] = names_header(library, api)
