@@ -3,6 +3,7 @@
 
     generate.py lists <folder of cuda.h> ...   write generated/*.txt from NVIDIA's headers; the result is committed
     generate.py tables <out>                   write <out>/generated/* from generated/*.txt and a look at the sources
+    generate.py hash                           print a hash of everything that the build reads
 
 Lists hold facts only: the names that the driver and NVML export, the types of their parameters, and which export
 `cuGetProcAddress` means by a name, a version and a stream flag. They are a union: a name is never taken out because a
@@ -10,6 +11,7 @@ newer header lacks it. Tables depend on which functions are hooks, so they are m
 of NVIDIA's and nothing but Python's standard library.
 """
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,8 +23,7 @@ CUDA_HEADERS = ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudaProfiler.
 TYPEDEF_HEADERS = ("cudaTypedefs.h", "cudaGLTypedefs.h", "cudaEGLTypedefs.h", "cudaVDPAUTypedefs.h")
 TYPEDEF_HEADERS += ("cudaProfilerTypedefs.h",)
 STREAM_SUFFIXES = ("_ptsz", "_ptds")
-# cuGetProcAddress takes these as flags; a name without a per-thread form has 0 for both.
-LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
+PER_THREAD_STREAM = 2  # the flag by which cuGetProcAddress is asked for those
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,9 @@ def statements(text: str) -> Iterator[tuple[str, str, str]]:
         re.MULTILINE,
     )
     for found in pattern.finditer(without_comments(text)):
-        kind = found.lastgroup if found.lastgroup in {"undef"} else ("define" if found["define"] else "function")
-        if kind == "define":
+        if found["define"]:
             yield "define", found["define"], found["value"]
-        elif kind == "undef":
+        elif found["undef"]:
             yield "undef", found["undef"], ""
         else:
             yield "function", found["function"], found["parameters"]
@@ -128,10 +128,7 @@ def form(export: str) -> tuple[str, int, str]:
 
 
 def version_table(exports: Iterable[str], asked: set[tuple[str, int, str]]) -> list[tuple[str, int, int, str]]:
-    """(base name, first version, stream flag, export): the n-th form of a name is what its n-th version means.
-
-    Where a header knows fewer versions than there are forms the newest belong together.
-    """
+    """(base name, first version, stream flag, export): the n-th form of a name is what its n-th version means."""
     forms: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for export in exports:
         base, number, suffix = form(export)
@@ -139,9 +136,11 @@ def version_table(exports: Iterable[str], asked: set[tuple[str, int, str]]) -> l
     table = []
     for (base, suffix), numbered in forms.items():
         versions = sorted(version for name, version, of in asked if (name, of) == (base, suffix))
-        newest_forms = [export for _, export in sorted(numbered)][-len(versions) :] if versions else []
-        for version, export in zip(versions[-len(newest_forms) :], newest_forms, strict=True) if newest_forms else ():
-            table.append((base, version, PER_THREAD_STREAM if suffix else 0, export))
+        if len(versions) != len(numbered):
+            raise SystemExit(f"{base}{suffix}: {len(numbered)} forms in the headers but {len(versions)} versions")
+        flag = PER_THREAD_STREAM if suffix else 0
+        pairs = zip(versions, sorted(numbered), strict=True)
+        table += [(base, version, flag, export) for version, (_, export) in pairs]
     return sorted(table)
 
 
@@ -154,14 +153,13 @@ def read_all(folders: Iterable[Path], names: Iterable[str]) -> Iterator[str]:
 
 
 def make_lists(folders: list[Path]) -> dict[str, str]:
-    """The committed lists as file name -> text, from what these folders hold."""
-    cuda: dict[str, str] = {}
-    nvml: dict[str, str] = {}
-    asked: set[tuple[str, int, str]] = set()
+    """The committed lists as file name -> text: what they hold already and what these folders' headers add."""
+    cuda, nvml = read_api(CUDA), read_api(NVML)
+    asked = {(base, version, form(export)[2]) for base, version, _, export in read_versions()}
     for text in read_all(folders, CUDA_HEADERS):
-        cuda.update((name, types) for name, types in functions_of(text).items() if name not in cuda)
+        cuda = functions_of(text) | cuda
     for text in read_all(folders, ("nvml.h",)):
-        nvml.update((name, types) for name, types in functions_of(text).items() if name not in nvml)
+        nvml = functions_of(text) | nvml
     for text in read_all(folders, TYPEDEF_HEADERS):
         asked |= asked_versions(text)
     versions = version_table(cuda, asked)
@@ -175,10 +173,22 @@ def make_lists(folders: list[Path]) -> dict[str, str]:
 # -- tables: what the build needs -------------------------------------------------------------------------------------
 
 
+def read_list(name: str) -> list[str]:
+    """The lines of a committed list; none where it is yet to be made."""
+    path = HERE / "generated" / name
+    return path.read_text(encoding="ascii").splitlines() if path.is_file() else []
+
+
 def read_api(library: Library) -> dict[str, str]:
     """The committed list of a library's exports: name -> types of its parameters."""
-    lines = (HERE / "generated" / f"{library.name}_api.txt").read_text(encoding="ascii").splitlines()
+    lines = read_list(f"{library.name}_api.txt")
     return {line.partition("(")[0]: line.partition("(")[2].removesuffix(")") for line in lines}
+
+
+def read_versions() -> list[tuple[str, int, int, str]]:
+    """The committed list of what names mean to cuGetProcAddress."""
+    rows = [line.split() for line in read_list("cuda_versions.txt")]
+    return [(base, int(version), int(flag), export) for base, version, flag, export in rows]
 
 
 def hooks_of(library: Library, folder: Path = HERE) -> list[str]:
@@ -231,7 +241,7 @@ def hooks_header(library: Library) -> str:
     )
 
 
-def jumps_source(library: Library, api: dict[str, str], hooks: list[str]) -> str:
+def jumps_source(api: dict[str, str], hooks: list[str]) -> str:
     """The jump of every export that is not a hook; see jump.h for what JUMP does."""
     jumps = "".join(f"JUMP {name}, {at}\n" for at, name in enumerate(api) if name not in hooks)
     return f'#include "gpupool/jump.h"\n{jumps}JUMPS_END\n'
@@ -249,9 +259,8 @@ def exports_header(api: dict[str, str]) -> str:
 
 def versions_header() -> str:
     """Version, stream flag, length of the base name within the export's, and the export: again no pointers."""
-    rows = (HERE / "generated" / "cuda_versions.txt").read_text(encoding="ascii").split("\n")
-    lines = [row.split() for row in rows if row]
-    body = "".join(f"    {{{version}, {flag}, {len(base)}, GP_{export}}},\n" for base, version, flag, export in lines)
+    rows = read_versions()
+    body = "".join(f"    {{{version}, {flag}, {len(base)}, GP_{export}}},\n" for base, version, flag, export in rows)
     return f"static const struct gp_version gp_versions[] = {{\n{body}}};\n"
 
 
@@ -262,7 +271,7 @@ def known_types(text: str) -> set[str]:
     declared |= set(re.findall(r"^\s*typedef\s[^;{(]*?\b(\w+)\s*;", text, flags=re.MULTILINE))
     declared |= set(re.findall(r"\btypedef\s[^;{(]*\(\s*\*\s*(\w+)\s*\)", text))
     declared |= set(re.findall(r"^GP_(?:HANDLE|OPAQUE|NUMBER)\((\w+)\)", text, flags=re.MULTILINE))
-    return declared | {"void", "char", "int", "unsigned", "long", "short", "float", "double", "const", "size_t", "struct"}
+    return declared | set("void char int unsigned long short float double const size_t struct".split())
 
 
 def prototypes_header(library: Library, api: dict[str, str]) -> str:
@@ -284,9 +293,19 @@ def make_tables() -> dict[str, str]:
         files[f"{library.name}_names.h"] = names_header(library, api)
         files[f"{library.name}_hooks.h"] = hooks_header(library)
         files[f"{library.name}_hooks.c"] = hooks_source(library, api, hooks)
-        files[f"{library.name}_jumps.S"] = jumps_source(library, api, hooks)
+        files[f"{library.name}_jumps.S"] = jumps_source(api, hooks)
         files[f"{library.name}_prototypes.h"] = prototypes_header(library, api)
     return files
+
+
+def sources_hash(folder: Path = HERE) -> str:
+    """SHA-256 over the names and contents of the sources: two builds with the same hash are the same."""
+    digest = hashlib.sha256()
+    names = ("Makefile", "*.py", "generated/*.txt", "include/**/*.h", "*/*.[ch]", "fake/*/*.[ch]")
+    for path in sorted({path for name in names for path in folder.glob(name)}):
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -299,12 +318,14 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of the two commands of the module's docstring."""
+    """Run one of the commands of the module's docstring."""
     match arguments:
         case ["lists", *folders] if folders:
             write(HERE / "generated", make_lists([Path(folder) for folder in folders]))
         case ["tables", out]:
             write(Path(out) / "generated", make_tables())
+        case ["hash"]:
+            sys.stdout.write(f"{sources_hash()}\n")
         case _:
             sys.stderr.write(f"{__doc__}\n")
             return 2
