@@ -104,6 +104,11 @@ def functions_of(text: str) -> dict[str, str]:
     return with_unversioned(found, macros)
 
 
+def unversioned_functions_of(text: str) -> dict[str, str]:
+    """NVML's functions of before their second version, which its header declares only to those who ask for them."""
+    return functions_of(text.partition("#ifdef NVML_NO_UNVERSIONED_FUNC_DEFS")[2].partition("#endif")[0])
+
+
 def with_unversioned(found: dict[str, str], macros: dict[str, list[str]]) -> dict[str, str]:
     """Adds per-thread forms that are only named where the macro is, e.g. of functions declared before it."""
     for exports in macros.values():
@@ -159,7 +164,7 @@ def make_lists(folders: list[Path]) -> dict[str, str]:
     for text in read_all(folders, CUDA_HEADERS):
         cuda = functions_of(text) | cuda
     for text in read_all(folders, ("nvml.h",)):
-        nvml = functions_of(text) | nvml
+        nvml = functions_of(text) | unversioned_functions_of(text) | nvml
     for text in read_all(folders, TYPEDEF_HEADERS):
         asked |= asked_versions(text)
     versions = version_table(cuda, asked)
@@ -287,7 +292,7 @@ def make_tables() -> dict[str, str]:
     cuda, nvml = read_api(CUDA), read_api(NVML)
     files = {"versions.h": versions_header(), "index.h": index_header(CUDA, cuda)}
     files["nvml_index.h"] = index_header(NVML, nvml)
-    files["cuda_exports.h"] = exports_header(cuda)
+    files["cuda_exports.h"], files["nvml_exports.h"] = exports_header(cuda), exports_header(nvml)
     for library, api in ((CUDA, cuda), (NVML, nvml)):
         hooks = hooks_of(library)
         files[f"{library.name}_names.h"] = names_header(library, api)
