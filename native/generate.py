@@ -20,9 +20,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CUDA_HEADERS = ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudaProfiler.h")
-TYPEDEF_HEADERS = ("cudaTypedefs.h", "cudaGLTypedefs.h", "cudaEGLTypedefs.h", "cudaVDPAUTypedefs.h")
-TYPEDEF_HEADERS += ("cudaProfilerTypedefs.h",)
+TYPEDEF_HEADERS = tuple(f"cuda{part}Typedefs.h" for part in ("", "GL", "EGL", "VDPAU", "Profiler"))
 STREAM_SUFFIXES = ("_ptsz", "_ptds")
+C_WORDS = {"void", "char", "short", "int", "long", "unsigned", "float", "double", "const", "size_t", "struct"}
 PER_THREAD_STREAM = 2  # the flag by which cuGetProcAddress is asked for those
 
 
@@ -276,7 +276,7 @@ def known_types(text: str) -> set[str]:
     declared |= set(re.findall(r"^\s*typedef\s[^;{(]*?\b(\w+)\s*;", text, flags=re.MULTILINE))
     declared |= set(re.findall(r"\btypedef\s[^;{(]*\(\s*\*\s*(\w+)\s*\)", text))
     declared |= set(re.findall(r"^GP_(?:HANDLE|OPAQUE|NUMBER)\((\w+)\)", text, flags=re.MULTILINE))
-    return declared | set("void char int unsigned long short float double const size_t struct".split())
+    return declared | C_WORDS
 
 
 def prototypes_header(library: Library, api: dict[str, str]) -> str:

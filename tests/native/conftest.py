@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lease_folder import LeasedGpu, LeaseFolder
+from native_harness import FakeGpu, build_native, clean_environment, fake_gpus_folder
+
+
+@pytest.fixture(scope="session")
+def native_out() -> Path:
+    """The folder with everything native built from the present sources."""
+    if shutil.which("cc") is None or shutil.which("make") is None:
+        pytest.skip("no C compiler or no make")
+    return build_native()
+
+
+@pytest.fixture
+def fake_gpus(tmp_path: Path) -> Path:
+    """A folder with one simulated GPU, for GPUPOOL_FAKE_GPUS."""
+    return fake_gpus_folder(tmp_path / "gpus")
+
+
+@pytest.fixture
+def lease(native_out: Path, tmp_path: Path) -> Iterator[LeaseFolder]:
+    """A lease of 1 GiB of that GPU, without an arbiter; compute is not gated."""
+    leased = LeasedGpu(FakeGpu().uuid_bytes, memory_limit_bytes=1 << 30, uuid_text=FakeGpu().uuid)
+    drivers = (native_out / "fake/libcuda.so.1", native_out / "fake/libnvidia-ml.so.1")
+    with LeaseFolder(tmp_path / "lease", [leased], *drivers) as made:
+        yield made
+
+
+@pytest.fixture
+def leased_environment(native_out: Path, fake_gpus: Path) -> Callable[[LeaseFolder], dict[str, str]]:
+    """The environment of a program of a lease, on the fake driver."""
+
+    def environment(of: LeaseFolder) -> dict[str, str]:
+        own = of.environment(native_out / "share/libcuda.so.1")
+        return clean_environment() | own | {"GPUPOOL_FAKE_GPUS": str(fake_gpus)}
+
+    return environment
