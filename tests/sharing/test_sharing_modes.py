@@ -1,4 +1,6 @@
+import asyncio
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -7,10 +9,11 @@ from hypothesis import strategies as st
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import GpuShare
 from gpupool.domain.supervision import ProcessSpec
-from gpupool.node.ports import SharingMode
+from gpupool.node.inventory.emulated import EmulatedInventory
+from gpupool.node.ports import Prepared, Running, SharingHost, SharingMode
 from gpupool.node.sharing import choose
 from gpupool.node.sharing.advisory import ADVISORY_NOTE, AdvisorySharing
-from gpupool.node.sharing.choose import sharing_for, sharing_mode
+from gpupool.node.sharing.choose import SharingModes
 from gpupool.node.sharing.variables import EMULATED_NOTE
 from gpupool.node.sharing.whole import WholeSharing
 
@@ -23,6 +26,23 @@ def spec(*gpus: GpuShare, emulated: bool = False, env: dict[str, str] | None = N
     return ProcessSpec("w0000000001.0.0", 1, ("true",), env or {}, "/", gpus=gpus, emulated=emulated)
 
 
+def _no_notes(key: str, sentence: str) -> None:
+    raise AssertionError((key, sentence))
+
+
+def modes(slices: str = "advisory") -> SharingModes:
+    host = SharingHost(Path("/nonexistent"), EmulatedInventory.open("n1", "1xT4"), shared=False, note=_no_notes)
+    return SharingModes(host, slices)
+
+
+def sharing_for(wanted: ProcessSpec, slices: str = "advisory") -> SharingMode:
+    return modes(slices).choose(wanted)[0]
+
+
+def prepared(wanted: ProcessSpec) -> Prepared:
+    return asyncio.run(modes().prepare(Running(wanted, {}, Path("/nonexistent"))))
+
+
 @pytest.mark.parametrize(
     ("gpus", "mode"),
     [((), WholeSharing), (WHOLE, WholeSharing), ((TENTH,), AdvisorySharing), ((WHOLE[0], TENTH), AdvisorySharing)],
@@ -33,7 +53,7 @@ def test_the_shares_decide_the_mode(gpus: tuple[GpuShare, ...], mode: type[Shari
 
 def test_whole_gpus_are_shown_by_uuid_in_the_order_of_the_allocation() -> None:
     wanted = spec(*WHOLE)
-    assert sharing_for(wanted).environment(wanted) == {
+    assert prepared(wanted).env == {
         "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b",
@@ -41,12 +61,12 @@ def test_whole_gpus_are_shown_by_uuid_in_the_order_of_the_allocation() -> None:
         "GPUPOOL_GPU_SHARE": "1.00",
         "GPUPOOL_GPU_MEMORY_MIB": "16384",
     }
-    assert sharing_for(wanted).notes(wanted) == ()
+    assert prepared(wanted).notes == ()
 
 
 def test_a_slice_is_told_its_part_and_that_nothing_enforces_it() -> None:
     wanted = spec(TENTH)
-    assert sharing_for(wanted).environment(wanted) == {
+    assert prepared(wanted).env == {
         "CUDA_VISIBLE_DEVICES": "GPU-a",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NVIDIA_VISIBLE_DEVICES": "GPU-a",
@@ -56,26 +76,26 @@ def test_a_slice_is_told_its_part_and_that_nothing_enforces_it() -> None:
         "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.0750",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
-    assert sharing_for(wanted).notes(wanted) == (ADVISORY_NOTE,)
+    assert prepared(wanted).notes == (ADVISORY_NOTE,)
 
 
 def test_without_gpus_cuda_finds_none() -> None:
     wanted = spec()
-    added = sharing_for(wanted).environment(wanted)
+    added = prepared(wanted).env
     assert (added["CUDA_VISIBLE_DEVICES"], added["NVIDIA_VISIBLE_DEVICES"], added["GPUPOOL_GPUS"]) == ("", "void", "")
     assert not {"GPUPOOL_EMULATED", "GPUPOOL_GPU_SHARE"} & added.keys()
-    assert sharing_for(wanted).notes(wanted) == ()
+    assert prepared(wanted).notes == ()
 
 
 @pytest.mark.parametrize("gpus", [WHOLE, (TENTH,)])
 def test_emulated_gpus_are_hidden_from_cuda_and_said_to_be_emulated(gpus: tuple[GpuShare, ...]) -> None:
     wanted = spec(*gpus, emulated=True)
-    added = sharing_for(wanted).environment(wanted)
+    added = prepared(wanted).env
     assert (added["CUDA_VISIBLE_DEVICES"], added["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
     assert added["GPUPOOL_EMULATED"] == "1"
     assert added["GPUPOOL_GPUS"].startswith("GPU-a:")
     assert not FRAMEWORKS & added.keys()
-    assert sharing_for(wanted).notes(wanted) == (EMULATED_NOTE,)
+    assert prepared(wanted).notes == (EMULATED_NOTE,)
 
 
 @pytest.mark.parametrize(
@@ -83,24 +103,24 @@ def test_emulated_gpus_are_hidden_from_cuda_and_said_to_be_emulated(gpus: tuple[
 )
 def test_what_a_program_sets_for_jax_itself_is_not_contradicted(name: str) -> None:
     wanted = spec(TENTH, env={name: "0.5"})
-    added = sharing_for(wanted).environment(wanted)
+    added = prepared(wanted).env
     assert FRAMEWORKS & added.keys() == {"TF_FORCE_GPU_ALLOW_GROWTH"}
 
 
 def test_what_a_program_sets_for_tensorflow_itself_is_left_alone() -> None:
     wanted = spec(TENTH, env={"TF_FORCE_GPU_ALLOW_GROWTH": "false"})
-    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in sharing_for(wanted).environment(wanted)
+    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in prepared(wanted).env
 
 
 def test_pytorch_is_not_given_an_option_that_older_releases_fail_on() -> None:
     wanted = spec(TENTH)
-    assert not [name for name in sharing_for(wanted).environment(wanted) if name.startswith("PYTORCH")]
+    assert not [name for name in prepared(wanted).env if name.startswith("PYTORCH")]
 
 
 @given(st.lists(st.builds(GpuShare, st.just("GPU-a"), st.just(0), st.integers(1, 1000), st.integers(1, 10**6))))
 def test_a_framework_never_gets_more_than_the_slice(shares: list[GpuShare]) -> None:
     wanted = spec(*shares)
-    added = sharing_for(wanted).environment(wanted)
+    added = prepared(wanted).env
     assert added["GPUPOOL_GPUS"].count(":") == 2 * len(shares)
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" in added:
         assert 0 < float(added["XLA_PYTHON_CLIENT_MEM_FRACTION"]) <= min(s.permille for s in shares) / 1000
@@ -121,7 +141,7 @@ def test_a_mode_that_a_package_adds_is_used_for_slices_when_named(monkeypatch: p
 
 def test_a_mode_nobody_has_is_refused_with_those_there_are() -> None:
     with pytest.raises(GpupoolError) as caught:
-        sharing_mode("telepathy")
+        modes().mode("telepathy")
     assert caught.value.code is ErrorCode.UNSUPPORTED
     assert "advisory, whole" in caught.value.hint
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,8 +23,9 @@ from gpupool.node.epochs import Epochs
 from gpupool.node.journal import say
 from gpupool.node.keeper import Keeper
 from gpupool.node.paths import ReplicaFolder, RunFolder, StateFolder, boot_id, checked_key, socket_name
-from gpupool.node.ports import Inventory, Runner, SharingMode
-from gpupool.node.record import Order, ShepherdRecord, read_exit, read_stop, write_stop
+from gpupool.node.ports import Inventory, Runner, Running, SharingHost
+from gpupool.node.record import Order, ShepherdRecord, read_exit, read_notes, read_stop, write_notes, write_stop
+from gpupool.node.sharing.choose import DEFAULT_SLICES, SharingModes
 
 DRIVER_WAIT_S = 20.0  # a driver may hang; nobody waits longer for it
 READ_LIMIT = 1 << 20  # bytes of log in one answer
@@ -32,23 +34,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """What the composition root found for this machine."""
+    """What the composition root found for this machine; ``slices`` names the mode for parts of GPUs."""
 
     inventory: Inventory
-    sharing: Callable[[ProcessSpec], SharingMode]
     runner: Runner
+    slices: str = DEFAULT_SLICES
 
 
 class Agent:
     """Answers the requests of the control plane; see ``services.ports.NodeLink`` for what each means."""
 
-    def __init__(self, state: StateFolder, run: RunFolder, backends: Backends) -> None:
+    def __init__(self, state: StateFolder, run: RunFolder, backends: Backends, *, shared: bool = False) -> None:
         self.state = state
         self.run = run
         self.backends = backends
         self.entries: dict[str, Entry] = {}
         self.epochs = Epochs(state.epochs)
-        self.keeper = Keeper(backends.runner, run, self._publish)
+        self.keeper = Keeper(backends.runner, run, self)
+        self.sharing = SharingModes(SharingHost(run.path, backends.inventory, shared, self.note), backends.slices)
         self._listeners: list[Callable[[ProcessStatus], None]] = []
         self._driver = ThreadPoolExecutor(1, "driver")
         self._boot = boot_id()
@@ -61,6 +64,9 @@ class Agent:
         self.epochs.load()
         for path in sorted(self.state.replicas.iterdir()):
             self._adopt(ReplicaFolder(path))
+        await self.sharing.adopt(
+            [(e.order.mode, _running(e)) for e in self.entries.values() if read_exit(e.folder) is None]
+        )
         for entry in list(self.entries.values()):
             self.keeper.examine(entry)
 
@@ -74,12 +80,16 @@ class Agent:
         if order is None:  # nothing is started before this file is whole
             shutil.rmtree(folder.path, ignore_errors=True)
             return
-        self.entries[folder.key] = Entry(folder, order, first_status(order, str(self.run.attach(folder.key))))
+        entry = Entry(folder, order, first_status(order, str(self.run.attach(folder.key))))
+        for note in read_notes(folder):
+            entry.note(note)
+        self.entries[folder.key] = entry
         self.epochs.see(folder.key, order.spec.epoch)
 
     async def close(self) -> None:
         """Let go; programs and their shepherds run on."""
         await self.keeper.close(list(self.entries.values()))
+        await self.sharing.close()
         await self.backends.runner.close()
         self._driver.shutdown(wait=False, cancel_futures=True)
 
@@ -91,6 +101,26 @@ class Agent:
     def _publish(self, status: ProcessStatus) -> None:
         for listener in list(self._listeners):
             listener(status)
+
+    def changed(self, status: ProcessStatus) -> None:
+        """A program's status is new."""
+        self._publish(status)
+
+    async def ended(self, entry: Entry) -> None:
+        """No process of a program is left: what was prepared for it goes."""
+        try:
+            await self.sharing.release(entry.order.mode, _running(entry))
+        except Exception as error:  # noqa: BLE001 - a mode that fails must not hold up the end
+            say("share not released", key=entry.key, mode=entry.order.mode, error=repr(error))
+
+    def note(self, key: str, sentence: str) -> None:
+        """Add a note to a program that runs, for all to see and for the next agent."""
+        entry = self.entries.get(key)
+        if entry is None or entry.exited or not entry.note(sentence):
+            return
+        with contextlib.suppress(OSError):
+            write_notes(entry.folder, entry.said)
+        self._publish(entry.status)
 
     def publish_activity(self, entry: Entry) -> None:
         """Tell that a program was active."""
@@ -133,6 +163,8 @@ class Agent:
         if report is None or order is None or order.spec.epoch != epoch:
             return None
         entry = Entry(folder, order, first_status(order, ""))
+        for note in read_notes(folder):
+            entry.note(note)
         record = ShepherdRecord.read(folder)
         if record is not None:
             entry.learn(record)
@@ -140,24 +172,34 @@ class Agent:
         return entry.status
 
     async def _start_new(self, spec: ProcessSpec) -> ProcessStatus:
-        mode = self.backends.sharing(spec)
-        order = Order(spec, mode.environment(spec), mode.notes(spec), self._boot, self.run.path)
+        order = Order(spec, {}, (), self._boot, self.run.path)
         folder = self.state.replica(spec.key)
         entry = Entry(folder, order, first_status(order, str(self.run.attach(spec.key))), launching=True)
         self.entries[spec.key] = entry
         self.epochs.see(spec.key, spec.epoch)
         try:
-            await asyncio.to_thread(_write_order, folder, order)
-        except OSError as error:
+            prepared = await self.sharing.prepare(_running(entry))
+        except GpupoolError:
             del self.entries[spec.key]
-            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        env, notes = prepared.env, prepared.notes
+        entry.take(replace(order, added_env=env, notes=notes, mode=prepared.mode, guarantee=prepared.guarantee))
+        await self._write_order(entry)
+        await self.keeper.launch(entry)
+        return entry.status
+
+    async def _write_order(self, entry: Entry) -> None:
+        try:
+            await asyncio.to_thread(_write_order, entry.folder, entry.order)
+        except OSError as error:
+            del self.entries[entry.key]
+            shutil.rmtree(entry.folder.path, ignore_errors=True)
+            await self.ended(entry)
             raise GpupoolError(
                 ErrorCode.INTERNAL,
                 f"The node cannot keep a record of the program: {error.strerror}.",
                 f"Make room in {self.state.path} on the node.",
             ) from error
-        await self.keeper.launch(entry)
-        return entry.status
 
     def stop(self, key: str, grace_s: float) -> None:
         """TERM, then KILL after the grace, to the whole tree; returns at once. Unknown keys are ignored."""
@@ -232,7 +274,8 @@ class Agent:
 
     async def report(self) -> NodeReport:
         """The machine and its GPUs, from a full scan."""
-        return await self._ask_driver(self.backends.inventory.report)
+        found = await self._ask_driver(self.backends.inventory.report)
+        return replace(found, sharing=self.sharing.usable())
 
     async def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs with fresh health, foreign processes and use."""
@@ -253,6 +296,10 @@ class Agent:
                 f"The GPU driver did not answer within {DRIVER_WAIT_S:.0f} seconds.",
                 "Run nvidia-smi on the node; if it hangs too, the machine needs a restart.",
             ) from error
+
+
+def _running(entry: Entry) -> Running:
+    return Running(entry.order.spec, entry.order.added_env, entry.folder.path)
 
 
 def _check_spec(spec: ProcessSpec) -> None:

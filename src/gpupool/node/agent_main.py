@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -23,8 +22,7 @@ from gpupool.node.journal import say
 from gpupool.node.paths import RunFolder, StateFolder
 from gpupool.node.ports import Inventory
 from gpupool.node.runners.choose import open_runner
-from gpupool.node.sharing.advisory import AdvisorySharing
-from gpupool.node.sharing.choose import sharing_for, sharing_mode
+from gpupool.node.sharing.choose import DEFAULT_SLICES, mode_class
 
 EXIT_REFUSED = 2
 
@@ -46,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", required=True, help="the node's name in the pool")
     parser.add_argument("--runner", default="process", help="how programs are run (entry point gpupool.runners)")
     parser.add_argument("--shared", action="store_true", help="let other users pass to their programs' sockets")
-    parser.add_argument("--slices", default=AdvisorySharing.name, help="how parts of GPUs are shared (gpupool.sharing)")
+    parser.add_argument("--slices", default=DEFAULT_SLICES, help="how parts of GPUs are shared (gpupool.sharing)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--nvml", action="store_true", help="the GPUs that the NVIDIA driver reports, or fail")
     which.add_argument("--emulate", metavar="SPEC", help="emulated GPUs, for example 4xT4,2xV100")
@@ -56,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 async def _run(options: argparse.Namespace) -> int:
     state, run = StateFolder(options.state), RunFolder(options.run)
     lock = _own(state, run, shared=options.shared)
-    agent = Agent(state, run, _backends(options))
+    agent = Agent(state, run, _backends(options), shared=options.shared)
     server = AgentServer(agent)
     stopped = _stop_event()
     # Nobody may ask before everything has been taken over; hints that are missed until then do no harm.
@@ -108,8 +106,8 @@ def _backends(options: argparse.Namespace) -> Backends:
         inventory: Inventory = NvmlInventory.open(options.name, "")
     else:
         inventory = open_inventory(options.emulate, options.name)
-    sharing_mode(options.slices)  # a name that nobody has is refused now, not at the first start
-    return Backends(inventory, partial(sharing_for, slices=options.slices), open_runner(options.runner))
+    mode_class(options.slices)  # a name that nobody has is refused now, not at the first start
+    return Backends(inventory, open_runner(options.runner), options.slices)
 
 
 if __name__ == "__main__":

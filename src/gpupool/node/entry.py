@@ -10,12 +10,13 @@ from gpupool.domain.supervision import ExitReport, ProcessPhase, ProcessStatus
 from gpupool.node.paths import ReplicaFolder
 from gpupool.node.record import Order, ShepherdRecord
 
+MOST_NOTES = 16  # made while a program runs
 ACTIVE_SHARE = 0.01  # of one processor over a sample: below it a program counts as idle
 
 
 @dataclass(slots=True)
 class Entry:
-    """``status`` is what is reported; the rest is how the agent keeps it true."""
+    """``status`` is what is reported; the rest is how the agent keeps it true. ``said``: notes made while it ran."""
 
     folder: ReplicaFolder
     order: Order
@@ -26,6 +27,7 @@ class Entry:
     cleaning: bool = False
     look_again: asyncio.TimerHandle | None = None
     force: asyncio.TimerHandle | None = None
+    said: tuple[str, ...] = ()
     cpu_s: float | None = None
     sampled_at: float = 0.0
 
@@ -41,13 +43,25 @@ class Entry:
 
     def learn(self, record: ShepherdRecord) -> bool:
         """Take over what the shepherd says; True when the status changed."""
-        status = replace(self.status, notes=(*self.order.notes, *record.notes))
+        status = replace(self.status, notes=(*self.order.notes, *record.notes, *self.said))
         if record.started_at is not None:
             active = status.last_active_at or record.started_at
             status = replace(status, phase=ProcessPhase.RUNNING, pid=record.program, started_at=record.started_at)
             status = replace(status, last_active_at=active)
         changed, self.status = status != self.status, status
         return changed
+
+    def take(self, order: Order) -> None:
+        """The order is complete now."""
+        self.order, self.status = order, first_status(order, self.status.attach_path)
+
+    def note(self, sentence: str) -> bool:
+        """Add a note; True unless it has been said before, or too much has been."""
+        if sentence in self.said or len(self.said) >= MOST_NOTES:
+            return False
+        self.said = (*self.said, sentence)
+        self.status = replace(self.status, notes=(*self.status.notes, sentence))
+        return True
 
     def finish(self, report: ExitReport) -> None:
         """It is over."""
@@ -70,4 +84,12 @@ class Entry:
 def first_status(order: Order, attach_path: str) -> ProcessStatus:
     """Of an attempt that is being started."""
     spec = order.spec
-    return ProcessStatus(spec.key, spec.epoch, ProcessPhase.STARTING, attach_path=attach_path, notes=order.notes)
+    return ProcessStatus(
+        spec.key,
+        spec.epoch,
+        ProcessPhase.STARTING,
+        attach_path=attach_path,
+        notes=order.notes,
+        mode=order.mode,
+        guarantee=order.guarantee,
+    )

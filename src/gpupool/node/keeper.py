@@ -12,8 +12,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.supervision import ExitReason, ExitReport, ProcessStatus
@@ -31,13 +31,23 @@ _FIRST_LOOK_S = 0.1
 _LONGEST_LOOK_S = 5.0
 
 
-class Keeper:
-    """Brings entries from one phase to the next; ``changed`` is told of every new status."""
+class KeeperListener(Protocol):
+    """Who wants to know."""
 
-    def __init__(self, runner: Runner, run: RunFolder, changed: Callable[[ProcessStatus], None]) -> None:
+    def changed(self, status: ProcessStatus) -> None:
+        """A status is new."""
+
+    async def ended(self, entry: Entry) -> None:
+        """No process of a program is left."""
+
+
+class Keeper:
+    """Brings entries from one phase to the next; ``listener`` is told of it."""
+
+    def __init__(self, runner: Runner, run: RunFolder, listener: KeeperListener) -> None:
         self._runner = runner
         self._run = run
-        self._changed = changed
+        self._listener = listener
         self._boot = boot_id()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -97,7 +107,7 @@ class Keeper:
         record = ShepherdRecord.read(entry.folder)
         if record is not None and (entry.pidfd is not None or self._watch(entry, record)):
             if entry.learn(record):
-                self._changed(entry.status)
+                self._listener.changed(entry.status)
             if entry.status.started_at is None:
                 self._look_again(entry)
         else:
@@ -224,7 +234,8 @@ class Keeper:
         self._runner.drop(entry.folder.path)
         with contextlib.suppress(OSError):
             self._run.attach(entry.key).unlink()
-        self._changed(entry.status)
+        self._listener.changed(entry.status)
+        self._spawn(self._listener.ended(entry))
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 

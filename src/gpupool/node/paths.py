@@ -60,6 +60,11 @@ class ReplicaFolder:
         return self.path / "stop.json"
 
     @property
+    def notes(self) -> Path:
+        """What the agent said of the program while it ran."""
+        return self.path / "notes.json"
+
+    @property
     def exit(self) -> Path:
         """How it ended: written once no process is left."""
         return self.path / "exit.json"

@@ -6,7 +6,7 @@ can add one. Implementations may block: the agent calls inventories from one wor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
@@ -37,16 +37,82 @@ class Inventory(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class SharingHost:
+    """What a sharing mode is told of the node it serves.
+
+    ``folder`` is its own place for what lives as long as programs do; other users pass through it where ``shared``
+    (a pool of several users), and cannot list it. ``note(key, sentence)`` adds a note to a program, for all to see.
+    """
+
+    folder: Path
+    inventory: Inventory
+    shared: bool
+    note: Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a mode has made ready for one program.
+
+    ``env`` wins over the program's own variables. ``guarantee`` says in a sentence what holds; ``notes`` what does not.
+    """
+
+    mode: str
+    env: dict[str, str]
+    guarantee: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A program that has been prepared and not released; ``folder`` has its records, its supervisor's among them."""
+
+    spec: ProcessSpec
+    env: dict[str, str]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUsage:
+    """What a lease last used of one GPU; ``figures`` by name, in bytes, seconds and counts as their names say."""
+
+    lease: int
+    gpu_uuid: str
+    figures: dict[str, float]
+
+
 class SharingMode(Protocol):
-    """How one program is kept to its shares of GPUs. Built without arguments; holds no state."""
+    """How programs are kept to their shares of GPUs. Built with the host it serves, once for an agent's life.
+
+    Everything runs on the agent's event loop and must not block for longer than a file takes. Between a ``prepare`` and
+    its ``release`` the agent may be killed: the next one calls ``adopt`` before it serves anybody.
+    """
 
     name: ClassVar[str]
 
-    def environment(self, spec: ProcessSpec) -> dict[str, str]:
-        """Variables to add to the program's environment for its allocation (they win over the spec's own)."""
+    def __init__(self, host: SharingHost) -> None: ...
 
-    def notes(self, spec: ProcessSpec) -> tuple[str, ...]:
-        """What of the allocation is not enforced, one sentence each."""
+    def missing(self) -> str:
+        """Why this node cannot use the mode and what would help, in a sentence; empty when it can."""
+
+    async def adopt(self, running: Sequence[Running]) -> None:
+        """Take over what an earlier agent prepared for these programs, and clear away what it prepared for others."""
+
+    async def prepare(self, program: Running) -> Prepared:
+        """Make ready for a program that is about to start (its ``env`` is empty). Several may have the same lease.
+
+        Raises ``GpupoolError`` when that cannot be; nothing is left then.
+        """
+
+    async def release(self, program: Running) -> None:
+        """No process of the program is left. May be called again, and for a program that was never prepared."""
+
+    def usage(self) -> tuple[GpuUsage, ...]:
+        """What leases last used, as far as the mode can tell."""
+
+    async def close(self) -> None:
+        """The agent ends; programs run on."""
 
 
 @dataclass(frozen=True, slots=True)

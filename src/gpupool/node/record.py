@@ -18,13 +18,18 @@ MESSAGE_LIMIT = 300  # characters; six bytes each at most in JSON
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the agent tells a shepherd: ``spec.json``. ``boot_id`` is that of the machine when it was given."""
+    """What the agent tells a shepherd: ``spec.json``. ``boot_id`` is that of the machine when it was given.
+
+    ``mode`` and ``guarantee`` are the sharing mode's name and promise; ``added_env`` and ``notes`` are its too.
+    """
 
     spec: ProcessSpec
     added_env: dict[str, str]
     notes: tuple[str, ...]
     boot_id: str
     run_folder: Path
+    mode: str = ""
+    guarantee: str = ""
 
     def write(self, folder: ReplicaFolder) -> None:
         """Whole before anything starts. Raises OSError.
@@ -37,6 +42,8 @@ class Order:
             "notes": self.notes,
             "boot_id": self.boot_id,
             "run_folder": str(self.run_folder),
+            "mode": self.mode,
+            "guarantee": self.guarantee,
         }
         reserve_exit(folder)
         write_json(folder.spec, data, durable=False)
@@ -48,7 +55,9 @@ class Order:
         if data is None:
             return None
         spec = ProcessSpec.from_dict(data["spec"])
-        return cls(spec, data["added_env"], tuple(data["notes"]), data["boot_id"], Path(data["run_folder"]))
+        run_folder, notes = Path(data["run_folder"]), tuple(data["notes"])
+        mode, guarantee = data.get("mode", ""), data.get("guarantee", "")
+        return cls(spec, data["added_env"], notes, data["boot_id"], run_folder, mode, guarantee)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,17 @@ def write_exit(folder: ReplicaFolder, report: ExitReport) -> None:
     finally:
         os.close(fd)
     os.rename(folder.reserve, folder.exit)  # noqa: PTH104 - one call, atomic
+
+
+def read_notes(folder: ReplicaFolder) -> tuple[str, ...]:
+    """What the agent had to say of the program while it ran."""
+    data = read_json(folder.notes)
+    return () if data is None else tuple(str(note) for note in data.get("notes", ()))
+
+
+def write_notes(folder: ReplicaFolder, notes: tuple[str, ...]) -> None:
+    """Keep them for the next agent. Raises OSError."""
+    write_json(folder.notes, {"notes": notes}, durable=False)
 
 
 def read_stop(folder: ReplicaFolder) -> float | None:

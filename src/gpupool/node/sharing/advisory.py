@@ -12,9 +12,11 @@ from typing import ClassVar
 
 from gpupool.domain.supervision import ProcessSpec
 from gpupool.domain.units import WHOLE_GPU
+from gpupool.node.sharing.stateless import StatelessSharing
 from gpupool.node.sharing.variables import EMULATED_NOTE, least_permille, visible_gpus
 
 ADVISORY_NOTE = "memory and compute of this slice are not enforced on this node: mode advisory"
+ADVISORY_GUARANTEE = "The program is told its part of the GPU; nothing enforces it."
 # What JAX takes of a card by itself; the rest is for the CUDA context and libraries, on a slice as on a card.
 _JAX_PART = 0.75
 # JAX refuses to start when the old and the new name are both set; the old one works in every release.
@@ -23,8 +25,8 @@ _JAX_NAMES = frozenset({_JAX_OLD_NAME, "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CL
 _TENSORFLOW_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 
-class AdvisorySharing:
-    """The mode for slices while nothing on the node can enforce them.
+class AdvisorySharing(StatelessSharing):
+    """The mode for slices where nothing on the node can enforce them.
 
     Hints for frameworks are only given where the program's own environment does not decide the matter.
     """
@@ -41,6 +43,10 @@ class AdvisorySharing:
         if not spec.gpus:
             return ()
         return (EMULATED_NOTE,) if spec.emulated else (ADVISORY_NOTE,)
+
+    def guarantee(self, spec: ProcessSpec) -> str:
+        """That there is none."""
+        return ADVISORY_GUARANTEE if spec.gpus else ""
 
 
 def _framework_hints(spec: ProcessSpec) -> dict[str, str]:
