@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpupool.domain import lifecycle
 from gpupool.domain.ids import Epoch
 from gpupool.domain.lifecycle import ForgetProgram, StartProgram, Step, StopProgram
-from gpupool.domain.supervision import ExitReason
+from gpupool.domain.supervision import ExitReason, ProcessPhase, ProcessStatus
 from gpupool.domain.workload import (
     Reason,
     Replica,
@@ -30,6 +30,12 @@ OK, BAD, END = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.STOPPED
 EVERY_STATE = tuple(ReplicaState)
 FINAL = (OK, BAD, END)
 NOW = 100.0
+
+
+def running(*notes: str) -> ProcessStatus:
+    """What a node says of a program that runs."""
+    mode = "share"
+    return ProcessStatus("", 1, ProcessPhase.RUNNING, 99, notes=notes, mode=mode, guarantee=f"kept by {mode}")
 
 
 def names(step: Step) -> tuple[str, ...]:
@@ -60,10 +66,13 @@ def test_granted(kind: WorkloadKind, before: ReplicaState, after: ReplicaState, 
 
 @pytest.mark.parametrize(("before", "after"), [(S, R), (X, X), (P, P), (R, R), (OK, OK), (BAD, BAD), (END, END)])
 def test_started(before: ReplicaState, after: ReplicaState) -> None:
-    step = lifecycle.started(replica(before), 99, NOW, ("no cgroup",))
+    step = lifecycle.started(replica(before), running("no cgroup"), NOW)
     assert step.replica.state is after
     assert step.effects == ()
-    assert (step.replica.pid == 99) is (before in {S, X})
+    heard = before in {S, X}
+    assert (step.replica.pid == 99) is heard
+    assert step.replica.sharing == ("share" if heard else "")
+    assert step.replica.notes == (("no cgroup",) if heard else replica(before).notes)
     assert len(step.events) == (before is S)
 
 
@@ -263,7 +272,7 @@ def happen(job: Workload, row: Replica, occurrence: tuple[Any, ...], now: float)
         case ("granted",):
             return lifecycle.granted(job, row, Epoch(int(now)), "here", now)
         case ("started",):
-            return lifecycle.started(row, 1, now, ())
+            return lifecycle.started(row, running(), now)
         case ("released",):
             return lifecycle.released(job, row, now)
         case ("ended", how):

@@ -120,7 +120,7 @@ def test_a_misspelt_field_is_answered_with_the_right_one(fields: dict[str, Any],
 def test_a_field_like_no_other_is_answered_with_those_there_are() -> None:
     with pytest.raises(GpupoolError) as caught:
         parse_request({"command": ["a"], "gpus": {"zzz": 1}})
-    assert caught.value.hint == "Known here: count, fraction, memory_mib, models, labels."
+    assert caught.value.hint == "Known here: count, fraction, memory_mib, models, labels, compute, sharing."
 
 
 @pytest.mark.parametrize("data", [None, 3, "text", [], {1: 2}, {"command": {"a"}}, b"bytes"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpupool.domain.access import Project, Role, Token, User
 from gpupool.domain.gpu import (
+    ComputePolicy,
     ForeignProcess,
     Gpu,
     GpuHealth,
@@ -18,6 +19,7 @@ from gpupool.domain.gpu import (
     Node,
     NodeReport,
     NodeState,
+    Sharing,
 )
 from gpupool.domain.ids import ID_ALPHABET, Epoch, WorkloadId
 from gpupool.domain.supervision import Stdio
@@ -135,6 +137,7 @@ REQUESTS = st.builds(
     memory_mib=st.none() | COUNTS,
     models=tuples_of(SENTENCES),
     labels=tuples_of(st.tuples(NAMES, SENTENCES)),
+    sharing=st.none() | st.sampled_from(Sharing),
 )
 LIMITS = st.builds(Limits, wait_s=MAYBE_TIMES, max_time_s=MAYBE_TIMES, cpus=MAYBE_TIMES, memory_mib=st.none() | COUNTS)
 RETRIES = st.builds(Retry, policy=st.sampled_from(RestartPolicy), backoff_limit=COUNTS)
@@ -149,6 +152,7 @@ WORKLOADS = st.builds(
     gpus=REQUESTS,
     created_at=TIMES,
     uid=st.none() | COUNTS,
+    compute=st.sampled_from(ComputePolicy),
     priority=st.integers(-(2**31), 2**31 - 1),
     preemptible=st.booleans(),
     limits=LIMITS,
@@ -192,6 +196,8 @@ REPLICAS = st.builds(
     last_active_at=MAYBE_TIMES,
     idle_warned=st.booleans(),
     notes=tuples_of(SENTENCES),
+    sharing=NAMES,
+    guarantee=SENTENCES,
     version=st.just(0),
 )
 SHARES = st.builds(GpuShare, SENTENCES, COUNTS, st.integers(1, 1000), st.integers(0, 2**40))
@@ -209,6 +215,8 @@ LEASES = st.builds(
     memory_mib=st.integers(0, 2**40),
     granted_at=TIMES,
     released_at=TIMES,
+    sharing=st.sampled_from(["", *Sharing]).map(str),
+    compute=st.sampled_from(ComputePolicy),
 )
 EVENTS = st.builds(
     Event,
@@ -231,6 +239,10 @@ PROJECTS = st.builds(
     max_time_s=MAYBE_TIMES,
     idle_timeout_s=MAYBE_TIMES,
     note=SENTENCES,
+    compute_default=st.none() | st.sampled_from(ComputePolicy),
+    compute_allowed=tuples_of(st.sampled_from(ComputePolicy)),
+    sharing_default=st.none() | st.sampled_from(Sharing),
+    sharing_allowed=tuples_of(st.sampled_from(Sharing)),
 )
 USERS = st.builds(
     User, NAMES, st.sampled_from(Role), st.none() | st.integers(0, 2**32), st.none() | COUNTS, st.booleans()
@@ -273,7 +285,9 @@ NODES = st.builds(
         agent_version=SENTENCES,
         labels=st.dictionaries(SENTENCES, SENTENCES, max_size=2),
         warnings=tuples_of(SENTENCES),
+        sharing=tuples_of(NAMES),
     ),
     state=st.sampled_from(NodeState),
     cordon_reason=SENTENCES,
+    sharing=st.dictionaries(SENTENCES, st.sampled_from(Sharing), max_size=2),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpupool.domain.gpu import ComputePolicy, Sharing
+
 DEFAULT_PROJECT = "default"
 
 
@@ -43,7 +45,8 @@ class Project:
 
     ``quota_permille`` is the part of the pool that the project can count on (None: no bound, the whole pool);
     training may exceed it with idle GPUs when ``over_quota`` is true. ``limit_permille`` is never exceeded.
-    ``members`` empty means everybody.
+    ``members`` empty means everybody. ``compute_*`` and ``sharing_*`` say which policies and modes its work may ask
+    for (none: any) and which it gets when it does not; see ``domain.sharing``.
     """
 
     name: str
@@ -55,6 +58,10 @@ class Project:
     max_time_s: float | None = None
     idle_timeout_s: float | None = None
     note: str = ""
+    compute_default: ComputePolicy | None = None
+    compute_allowed: tuple[ComputePolicy, ...] = ()
+    sharing_default: Sharing | None = None
+    sharing_allowed: tuple[Sharing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,18 +108,29 @@ class NodeReport:
     sharing: tuple[str, ...] = ()
 
 
+NODE_POLICY = ""  # in ``Node.sharing``: all GPUs of the node that have none of their own
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as the pool keeps it: the last report and what the administrator decided."""
+    """A node as the pool keeps it: the last report and what the administrator decided.
+
+    ``sharing`` has the modes chosen for parts of GPUs: by the UUID of a GPU, and under ``NODE_POLICY`` for the others.
+    """
 
     report: NodeReport
     state: NodeState = NodeState.UP
     cordon_reason: str = ""
+    sharing: dict[str, Sharing] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The node's name, unique in the pool."""
         return self.report.name
+
+    def policy_of(self, gpu_uuid: str) -> Sharing | None:
+        """The mode that the administrator chose for parts of a GPU."""
+        return self.sharing.get(gpu_uuid) or self.sharing.get(NODE_POLICY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +154,8 @@ class GpuRequest:
 
     The part is ``permille`` (exact) or, when ``memory_mib`` is set, as many thousandths as that memory needs on
     whichever model is chosen. ``models`` empty means any (``t4`` names ``Tesla T4``) but a MIG instance: those must be
-    asked for, by their profile (``3g.40gb``) or by the word ``mig``.
+    asked for, by their profile (``3g.40gb``) or by the word ``mig``. ``sharing`` is the mode that it insists on; None:
+    the GPU's own.
     """
 
     count: int = 1
@@ -151,6 +163,12 @@ class GpuRequest:
     memory_mib: int | None = None
     models: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    sharing: Sharing | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is for whole GPUs by definition."""
+        return self.memory_mib is None and self.permille == WHOLE_GPU
 
     def permille_on(self, gpu_memory_mib: int) -> int:
         """Thousandths needed of a GPU with that much memory; above 1000 when it is too small."""
@@ -182,10 +200,13 @@ def is_mig(model: str) -> bool:
 
 def _names_instance(wanted: str, model: str) -> bool:
     """As ``names_model``, but it must speak of MIG, and of a compute instance where the model is one."""
-    asked = _words(wanted)
     parts = {word for word in _words(model) if _COMPUTE_INSTANCE.fullmatch(word)}
-    speaks_of_mig = any(_MIG_WORD.fullmatch(word) for word in asked)
-    return speaks_of_mig and parts <= set(asked) and names_model(wanted, model)
+    return speaks_of_mig(wanted) and parts <= set(_words(wanted)) and names_model(wanted, model)
+
+
+def speaks_of_mig(wanted: str) -> bool:
+    """Whether a model that somebody typed means a MIG instance: ``3g.40gb``, ``a100 mig``."""
+    return any(_MIG_WORD.fullmatch(word) for word in _words(wanted))
 
 
 def names_model(wanted: str, model: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpupool.domain.ids import Epoch
-from gpupool.domain.supervision import ExitReason, ExitReport
+from gpupool.domain.supervision import ExitReason, ExitReport, ProcessStatus
 from gpupool.domain.workload import (
     Event,
     Reason,
@@ -99,20 +99,29 @@ def granted(workload: Workload, replica: Replica, epoch: Epoch, node: str, now: 
         reason=Reason.GRANTED,
         message="",
         notes=(),
+        sharing="",
+        guarantee="",
     )
     event = _event(after, now, Reason.GRANTED, f"got GPUs on {node}")
     return Step(after, (event,), () if bare else (StartProgram(after),))
 
 
-def started(replica: Replica, pid: int | None, started_at: float, notes: tuple[str, ...]) -> Step:
+def started(replica: Replica, status: ProcessStatus, now: float) -> Step:
     """The node says that the program runs."""
-    if replica.state is ReplicaState.STOPPING:
-        return Step(replace(replica, pid=pid, started_at=started_at, notes=notes))
-    if replica.state is not ReplicaState.STARTING:
+    if replica.state not in {ReplicaState.STARTING, ReplicaState.STOPPING}:
         return Step(replica)
-    after = replace(
-        replica, state=ReplicaState.RUNNING, pid=pid, started_at=started_at, notes=notes, reason=Reason.STARTED
+    started_at = status.started_at or now
+    seen = replace(
+        replica,
+        pid=status.pid,
+        started_at=started_at,
+        notes=status.notes,
+        sharing=status.mode,
+        guarantee=status.guarantee,
     )
+    if replica.state is ReplicaState.STOPPING:
+        return Step(seen)
+    after = replace(seen, state=ReplicaState.RUNNING, reason=Reason.STARTED)
     return Step(after, (_event(after, started_at, Reason.STARTED, f"started on {replica.node}"),))
 
 

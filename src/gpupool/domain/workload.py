@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gpupool.domain.gpu import GpuRequest, GpuShare
+from gpupool.domain.gpu import ComputePolicy, GpuRequest, GpuShare
 from gpupool.domain.ids import AttemptKey, Epoch, WorkloadId, attempt_key
 from gpupool.domain.supervision import Stdio
 
@@ -149,8 +149,9 @@ class Workload:
     """What a user asked for, and where it stands.
 
     ``completions`` replicas (index 0 to completions - 1) run, at most ``parallelism`` at a time; ``parameters[i]``
-    are the parameters of replica ``i`` of a sweep. ``on`` names the workload whose GPUs an EXEC uses.
-    ``request_id`` makes a repeated submission of the same request harmless. Times are seconds since the epoch.
+    are the parameters of replica ``i`` of a sweep. ``on`` names the workload whose GPUs an EXEC uses. ``compute`` is
+    what its part of a GPU means for time. ``request_id`` makes a repeated submission of the same request harmless.
+    Times are seconds since the epoch.
     ``version`` counts writes: a write with an old one is refused by the store.
     """
 
@@ -163,6 +164,7 @@ class Workload:
     gpus: GpuRequest
     created_at: float
     uid: int | None = None
+    compute: ComputePolicy = ComputePolicy.GUARANTEE
     priority: int = 0
     preemptible: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -196,6 +198,7 @@ class Replica:
     ``attempt`` counts starts (0: never started). ``failures`` counts endings that the program caused,
     ``interruptions`` those that the pool caused (preempted, lost): only the first count against the back-off limit.
     ``next_reason`` says, while STOPPING, what becomes of it: a suspended or preempted replica goes back to PENDING.
+    ``sharing`` is the mode that its node says it runs under, ``guarantee`` what that holds to; empty until it says so.
     """
 
     workload: WorkloadId
@@ -218,6 +221,8 @@ class Replica:
     last_active_at: float | None = None
     idle_warned: bool = False
     notes: tuple[str, ...] = ()
+    sharing: str = ""
+    guarantee: str = ""
     version: int = 0
 
     @property
@@ -232,7 +237,8 @@ class Lease:
 
     ``epoch`` grows with every grant of the pool and fences: a node refuses a start with an older epoch for the same
     replica. The shares count as taken from the moment the lease is written until ``released_at`` is, and that is
-    written only after the node has confirmed that no process is left.
+    written only after the node has confirmed that no process is left. ``sharing`` is the mode in which the shares are
+    kept apart; empty: the node's own.
     """
 
     epoch: Epoch
@@ -247,6 +253,8 @@ class Lease:
     memory_mib: int
     granted_at: float
     released_at: float | None = None
+    sharing: str = ""
+    compute: ComputePolicy = ComputePolicy.GUARANTEE
 
     @property
     def permille(self) -> int:

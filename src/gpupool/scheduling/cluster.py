@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gpupool.domain.gpu import Gpu, GpuHealth, GpuShare, Node, NodeState
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.links import link_matrix
+from gpupool.scheduling.modes import NO_MARK, common_modes, default_modes, mark_of, open_modes
 from gpupool.scheduling.undo import UndoLog, grown
 from gpupool.scheduling.values import ReplicaKey
 
@@ -25,7 +26,8 @@ _NO_NODE = -1
 class Claim:
     """What somebody takes of one node: ``gpu`` (thousandths) and ``gmem`` (MiB) per GPU slot, CPU and memory.
 
-    ``row`` is -1 when the node is not known (any more): the claim then weighs on nothing.
+    ``row`` is -1 when the node is not known (any more): the claim then weighs on nothing. ``mode`` names how its GPUs
+    are shared.
     """
 
     row: int
@@ -33,11 +35,16 @@ class Claim:
     gmem: Ints
     cpu_milli: int
     mem_mib: int
+    mode: str = ""
 
     @property
     def permille(self) -> int:
         """GPU thousandths over all slots."""
         return int(self.gpu.sum())
+
+    def marks(self) -> Ints:
+        """What it adds to ``ClusterState.guests``."""
+        return np.asarray((self.gpu > 0) * mark_of(self.mode))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class Holding:
     shares: tuple[GpuShare, ...]
     cpu_milli: int
     mem_mib: int
+    mode: str = ""
 
 
 class ClusterState:
@@ -56,6 +64,9 @@ class ClusterState:
     GPU quantities are thousandths and MiB, CPU is thousandths of a processor, memory MiB. ``model`` holds numbers of
     ``models``; 0 stands for no GPU. A row that is not ``present`` is spare. ``*_free`` may be negative: leases on
     GPUs that overlap, holds, or a machine that came back smaller; nothing fits there then, and nothing breaks.
+    ``mode_default`` is the mode that a part of a GPU gets which insists on none, ``mode_open`` those it may insist on,
+    ``mode_common`` the node's most frequent default, and ``guests`` counts the parts on a GPU by their mode: all as
+    ``scheduling.modes`` codes them.
     ``touched[row]`` grows whenever a row changes, so that caches know what to look at again; ``generation`` grows
     whenever a node comes, goes or reports anew.
     """
@@ -83,6 +94,8 @@ class ClusterState:
         self.gmem_total, self.model = np.zeros((n, g), np.int64), np.zeros((n, g), np.int64)
         self.healthy, self.foreign = np.zeros((n, g), np.bool_), np.zeros((n, g), np.bool_)
         self.available = np.zeros((n, g), np.bool_)
+        self.mode_default, self.mode_open = np.zeros((n, g), np.int64), np.zeros((n, g), np.int64)
+        self.mode_common, self.guests = np.zeros(n, np.int64), np.zeros((n, g), np.int64)
 
     @property
     def slots(self) -> int:
@@ -152,7 +165,7 @@ class ClusterState:
         self.nodes[row], self.gpus[row], self.links[row] = None, (), b""
         self.generation += 1
         self.present[row] = self.up[row] = False
-        for grid in (self.model, self.gpu_free, self.gmem_free, self.gmem_total):
+        for grid in (self.model, self.gpu_free, self.gmem_free, self.gmem_total, self.guests):
             grid[row] = 0
         for mask in (self.available, self.healthy, self.foreign):
             mask[row] = False
@@ -187,7 +200,7 @@ class ClusterState:
 
     def _fill_row(self, row: int, node: Node) -> None:
         gpus, report = self.gpus[row], node.report
-        for grid in (self.model, self.gmem_total, self.gpu_free):
+        for grid in (self.model, self.gmem_total, self.gpu_free, self.guests):
             grid[row] = 0
         self.model[row, : len(gpus)] = [self._model_id(gpu.model) for gpu in gpus]
         self.gmem_total[row, : len(gpus)] = [gpu.memory_mib for gpu in gpus]
@@ -197,6 +210,10 @@ class ClusterState:
         self.mem_total[row] = self.mem_free[row] = report.memory_mib
         self.up[row] = node.state is NodeState.UP
         self.links[row] = link_matrix(gpus)
+        policies = [node.policy_of(gpu.uuid) for gpu in gpus]
+        self.mode_default[row, : len(gpus)] = default_modes(policies, report.sharing)
+        self.mode_open[row, : len(gpus)] = open_modes(policies, report.sharing)
+        self.mode_common[row] = common_modes(self.mode_default[row, : len(gpus)])
         models = ",".join(gpu.model for gpu in gpus)
         self.salt[row] = crc32(repr((sorted(report.labels.items()), models)).encode() + self.links[row])
         self._fill_health(row)
@@ -221,6 +238,7 @@ class ClusterState:
             claim = self.claims[key] = self.claim_of(self.holdings[key])
             self.gpu_free[row] -= claim.gpu
             self.gmem_free[row] -= claim.gmem
+            self.guests[row] += claim.marks()
             self.cpu_free[row] -= claim.cpu_milli
             self.mem_free[row] -= claim.mem_mib
 
@@ -236,7 +254,7 @@ class ClusterState:
             if slot is not None:
                 gpu[slot] += share.permille
                 gmem[slot] += share.memory_mib
-        return Claim(row, gpu, gmem, held.cpu_milli, held.mem_mib)
+        return Claim(row, gpu, gmem, held.cpu_milli, held.mem_mib, held.mode)
 
     def shares_of(self, claim: Claim) -> tuple[GpuShare, ...]:
         """A claim as shares of named GPUs."""
@@ -287,6 +305,8 @@ class ClusterState:
         log, row = self.log, claim.row
         log.add(self.gpu_free, row, sign * claim.gpu)
         log.add(self.gmem_free, row, sign * claim.gmem)
+        if mark_of(claim.mode) != NO_MARK:
+            log.add(self.guests, row, -sign * claim.marks())
         if claim.cpu_milli:
             log.add(self.cpu_free, row, sign * claim.cpu_milli)
         if claim.mem_mib:

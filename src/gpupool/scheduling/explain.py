@@ -41,6 +41,7 @@ class WaitCode(StrEnum):
     NODE_CORDONED = "NODE_CORDONED"
     GPU_IN_USE_BY_OTHERS = "GPU_IN_USE_BY_OTHERS"
     GPU_UNHEALTHY = "GPU_UNHEALTHY"
+    OTHER_SHARING_MODE = "OTHER_SHARING_MODE"
     WAITING_FOR_GPU = "WAITING_FOR_GPU"
     NOT_WAITING = "NOT_WAITING"  # it runs, or has ended
 
@@ -331,5 +332,11 @@ _RULES: tuple[Callable[[_Case], _Finding | None], ...] = (
         "end those processes",
     ),
     _relaxed(WaitCode.GPU_UNHEALTHY, Relax(health=True), "the GPU that is free has failed", "repair the GPU"),
+    _relaxed(
+        WaitCode.OTHER_SHARING_MODE,
+        Relax(mode=True),
+        "it is free on a GPU whose parts are shared in another mode, and one GPU has one mode at a time",
+        "leave the sharing mode to the pool, or wait until the others there have ended",
+    ),
     _waiting,
 )

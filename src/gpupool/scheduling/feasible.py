@@ -48,6 +48,8 @@ def lacking(placer: Placer, shape: Shape) -> str:
     if shape.request.labels and len(fitting_rows(cluster, shape, _but(labels=True))):
         wanted = ", ".join(f"{name}={value}" for name, value in shape.request.labels)
         return f"No node that is large enough has the labels {wanted}."
+    if len(fitting_rows(cluster, shape, _but(mode=True))):
+        return _no_such_mode(placer, shape)
     if len(fitting_rows(cluster, shape, _but(host=True))):
         cpus = int(cluster.cpu_total.max(initial=0)) // 1000
         memory = int(cluster.mem_total.max(initial=0))
@@ -63,5 +65,15 @@ def lacking(placer: Placer, shape: Shape) -> str:
     return f"The largest node has {most} GPUs{kind}, the largest such GPU {format_mib(largest)}."
 
 
-def _but(*, labels: bool = False, host: bool = False) -> Relax:
-    return Relax(use=True, state=True, health=True, foreign=True, labels=labels, host=host)
+def _no_such_mode(placer: Placer, shape: Shape) -> str:
+    nodes = [node for node in placer.cluster.nodes if node is not None]
+    chosen = sorted({mode.value for node in nodes for mode in node.sharing.values()})
+    offered = sorted({mode for node in nodes for mode in node.report.sharing})
+    can = f" The nodes can share by {', '.join(offered)}." if offered else ""
+    policy = f" The administrator has chosen {', '.join(chosen)} for parts of GPUs." if chosen else ""
+    wanted = f"shares GPUs in the mode {shape.request.sharing}" if shape.request.sharing else "gives away parts of GPUs"
+    return f"No node that is large enough {wanted}.{can}{policy}"
+
+
+def _but(*, labels: bool = False, host: bool = False, mode: bool = False) -> Relax:
+    return Relax(use=True, state=True, health=True, foreign=True, labels=labels, host=host, mode=mode)

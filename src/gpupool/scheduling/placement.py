@@ -13,9 +13,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from gpupool.domain.gpu import Sharing
+from gpupool.domain.sharing import slice_mode
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
 from gpupool.scheduling.links import best_subset
+from gpupool.scheduling.modes import NO_MARK, REFUSED, code_of, hosts_only, mark_of
 from gpupool.scheduling.shape import Shape
 
 NO_FIT = np.iinfo(np.int64).max
@@ -37,6 +40,7 @@ class Relax:
     host: bool = False  # CPU and memory
     model: bool = False
     labels: bool = False
+    mode: bool = False  # how parts of GPUs are shared
 
 
 STRICT = Relax()
@@ -107,6 +111,7 @@ class Placer:
             (c.available[row] | ~used).all()
             and (c.gpu_free[row] >= claim.gpu)[used].all()
             and (c.gmem_free[row] >= claim.gmem)[used].all()
+            and (mark_of(claim.mode) == NO_MARK or hosts_only(c.guests[row], code_of(claim.mode))[used].all())
             and c.cpu_free[row] >= claim.cpu_milli * (claim.cpu_milli > 0)
             and c.mem_free[row] >= claim.mem_mib * (claim.mem_mib > 0)
         )
@@ -200,7 +205,51 @@ class Placer:
         need, mem = shape.needs(c.gmem_total[row])
         gpu, gmem = np.zeros(c.slots, np.int64), np.zeros(c.slots, np.int64)
         gpu[chosen], gmem[chosen] = need[chosen], mem[chosen]
-        return Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib)
+        return Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(c, shape, row, gpu))
+
+
+def mode_on(c: ClusterState, shape: Shape, row: int, gpu: Ints) -> str:
+    """The mode that a shape gets on some GPUs of a node, ``gpu`` thousandths of each."""
+    if shape.request.sharing is not None:
+        return shape.request.sharing.value
+    used = np.flatnonzero(gpu)
+    if not len(used):
+        return ""
+    if (gpu[used] >= WHOLE_GPU).all():
+        instances = all(c.gpus[row][slot].mig_profile for slot in used.tolist())
+        return (Sharing.MIG if instances else Sharing.WHOLE).value
+    node, gpus = c.nodes[row], c.gpus[row]
+    if node is None:
+        return ""
+    return slice_mode("", node.policy_of(gpus[int(used[0])].uuid) or "", node.report.sharing) or ""
+
+
+def mode_fits(c: ClusterState, shape: Shape, rows: Ints, guests: Ints | None) -> Bools:
+    """Which GPUs of ``rows`` a shape may share, given who their guests are (None: nobody); [R, G]."""
+    if shape.whole and shape.mode is None:
+        return np.ones((len(rows), c.slots), np.bool_)
+    defaults = c.mode_default[rows]
+    if shape.mode is not None:
+        ok = _insists(c, shape, rows)
+    elif shape.request.count > 1:
+        ok = (defaults == c.mode_common[rows][:, None]) & (defaults != REFUSED)
+    else:
+        ok = defaults != REFUSED
+    if guests is not None and not shape.whole:
+        ok = ok & hosts_only(guests, defaults if shape.mode is None else shape.mode)
+    return np.asarray(ok)
+
+
+def _insists(c: ClusterState, shape: Shape, rows: Ints) -> Bools:
+    """Where the mode that a shape insists on may be had: policies are about parts of GPUs, not about whole ones."""
+    if not shape.whole:
+        return np.asarray((c.mode_open[rows] >> (shape.mode or 0)) & 1 != 0)
+    wanted = shape.request.sharing
+    if wanted in {Sharing.WHOLE, Sharing.MIG}:
+        return np.ones((len(rows), c.slots), np.bool_)
+    nodes = [c.nodes[row] if row < len(c.nodes) else None for row in rows.tolist()]
+    offers = [node is not None and (not node.report.sharing or wanted in node.report.sharing) for node in nodes]
+    return np.repeat(np.array(offers, np.bool_)[:, None], c.slots, axis=1)
 
 
 def _accepted(cluster: ClusterState, shape: Shape) -> Bools:
@@ -233,6 +282,8 @@ def usable_slots(
         ok &= c.healthy[rows]
     if not relax.foreign:
         ok &= ~c.foreign[rows]
+    if not relax.mode and (shape.mode is not None or not shape.whole):
+        ok &= mode_fits(c, shape, rows, None if relax.use else c.guests[rows])
     if budget is not None:
         ok &= need * shape.request.count <= budget
     return ok, free - need

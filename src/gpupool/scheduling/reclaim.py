@@ -236,6 +236,7 @@ class _RoomMaker:
             memory_mib=claim.mem_mib,
             kind=HoldKind.NOMINATED,
             starts_at=self.session.now,
+            sharing=claim.mode,
         )
         self.session.add_ghost(Ghost(hold, claim, account))
         return True

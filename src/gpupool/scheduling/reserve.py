@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupool.scheduling.cluster import MILLI, Claim
-from gpupool.scheduling.placement import Relax, fitting_rows, usable_slots
+from gpupool.scheduling.placement import Relax, fitting_rows, mode_fits, mode_on, usable_slots
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Ghost, Session
 from gpupool.scheduling.shape import Shape
@@ -77,6 +77,7 @@ def _reserve_for(session: Session, group: Group, replica: PendingReplica) -> boo
         memory_mib=claim.mem_mib,
         kind=HoldKind.RESERVED,
         starts_at=starts_at,
+        sharing=claim.mode,
     )
     session.add_ghost(Ghost(hold, claim, group.account))
     return True
@@ -96,7 +97,7 @@ def _plan(session: Session, shape: Shape) -> tuple[float, Claim] | None:
     for ghost in session.ghosts.values():
         spoken_for[ghost.claim.row] |= ghost.claim.gpu > 0
     need, mem = shape.needs(cluster.gmem_total[rows])
-    busy = free < need
+    busy = (free < need) | ~mode_fits(cluster, shape, rows, cluster.guests[rows])
     ends = np.where(busy, np.minimum(slot_ends(session)[rows], _UNKNOWN), session.now)
     ends = np.where(usable & ~spoken_for[rows], ends, inf)
     order = np.lexsort((busy, ends), axis=-1)[:, :count]
@@ -109,7 +110,8 @@ def _plan(session: Session, shape: Shape) -> tuple[float, Claim] | None:
     gpu, gmem = np.zeros(cluster.slots, np.int64), np.zeros(cluster.slots, np.int64)
     gpu[chosen], gmem[chosen] = need[best][chosen], mem[best][chosen]
     starts_at = inf if time[best] == _UNKNOWN else float(time[best])
-    return starts_at, Claim(int(rows[best]), gpu, gmem, shape.cpu_milli, shape.mem_mib)
+    row = int(rows[best])
+    return starts_at, Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(cluster, shape, row, gpu))
 
 
 def slot_ends(session: Session) -> Floats:

@@ -174,7 +174,7 @@ class Scheduler:
     def _start(self, running: RunningReplica) -> None:
         lease = running.lease
         self.demand.start(running)
-        held = Holding(lease.node, lease.shares, round(lease.cpus * MILLI), lease.memory_mib)
+        held = Holding(lease.node, lease.shares, round(lease.cpus * MILLI), lease.memory_mib, lease.sharing)
         if self.cluster.holdings.get(running.key) != held:
             self.cluster.take(running.key, held)
 
@@ -192,6 +192,7 @@ class Scheduler:
             cpus=waited.cpus,
             memory_mib=waited.memory_mib,
             granted_at=now,
+            sharing=grant.sharing,
         )
         end = None if waited.max_time_s is None else now + waited.max_time_s
         return RunningReplica(lease, now, waited.priority, waited.preemptible, end)

@@ -94,7 +94,7 @@ class Session:
         self.placed.append((replica, claim, account))
         shares = self.cluster.shares_of(claim)
         node = self.cluster.name_of(claim.row)
-        self.grants.append(Grant(replica.workload, replica.index, node, shares))
+        self.grants.append(Grant(replica.workload, replica.index, node, shares, claim.mode))
 
     # --- holds
 
@@ -104,7 +104,7 @@ class Session:
             group = self.demand.group_of(hold.key)
             if group is None or hold.key in self.ghosts:
                 continue
-            held = Holding(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib)
+            held = Holding(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib, hold.sharing)
             claim = self.cluster.claim_of(held)
             if claim.row >= 0 and claim.permille == sum(share.permille for share in hold.shares):
                 self.add_ghost(Ghost(hold, claim, group.account))

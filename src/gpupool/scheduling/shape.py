@@ -9,6 +9,7 @@ import numpy as np
 from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.cluster import MILLI, Ints
+from gpupool.scheduling.modes import code_of
 
 UNMET = 1_000_000  # thousandths: more than any GPU has
 
@@ -24,12 +25,17 @@ class Shape:
     @property
     def whole(self) -> bool:
         """Whether it takes whole GPUs by definition."""
-        return self.request.memory_mib is None and self.request.permille == WHOLE_GPU
+        return self.request.whole
 
     @property
     def starvable(self) -> bool:
         """Whether smaller work could keep it out for ever: it needs whole GPUs, or several at once."""
         return self.whole or self.request.count > 1
+
+    @property
+    def mode(self) -> int | None:
+        """The code of the sharing mode that it insists on; None: that of the GPU."""
+        return None if self.request.sharing is None else code_of(self.request.sharing)
 
     @property
     def fixed_permille(self) -> int | None:

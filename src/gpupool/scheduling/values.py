@@ -87,7 +87,7 @@ class Hold:
     """Space kept for a pending replica; it counts as taken for all others.
 
     ``starts_at`` is when it is expected to be free (infinite: unknown); of a RESERVED hold, others may use the space
-    if they are sure to end before.
+    if they are sure to end before. ``sharing`` is the mode that its shares will have.
     """
 
     workload: WorkloadId
@@ -98,6 +98,7 @@ class Hold:
     memory_mib: int
     kind: HoldKind
     starts_at: float = float("inf")
+    sharing: str = ""
 
     @property
     def key(self) -> ReplicaKey:
@@ -107,12 +108,13 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A pending replica may start now, on these shares of this node."""
+    """A pending replica may start now, on these shares of this node, kept apart in the mode ``sharing``."""
 
     workload: WorkloadId
     index: int
     node: str
     shares: tuple[GpuShare, ...]
+    sharing: str = ""
 
     @property
     def key(self) -> ReplicaKey:

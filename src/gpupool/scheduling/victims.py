@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
-from gpupool.scheduling.placement import labelled
+from gpupool.scheduling.modes import mark_of
+from gpupool.scheduling.placement import labelled, mode_fits
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import ReplicaKey
@@ -60,8 +61,10 @@ class VictimPool:
         self.row = np.array([claim.row for claim in claims], np.int64)
         self.gpu = np.array([claim.gpu for claim in claims], np.int64).reshape(-1, width)
         self.gmem = np.array([claim.gmem for claim in claims], np.int64).reshape(-1, width)
+        self.marks = (self.gpu > 0) * np.array([mark_of(claim.mode) for claim in claims], np.int64)[:, None]
         self.cpu = np.array([claim.cpu_milli for claim in claims], np.int64)
         self.mem = np.array([claim.mem_mib for claim in claims], np.int64)
+        self.freeing: tuple[Ints, ...] = (self.gpu, self.gmem, self.cpu, self.mem, self.marks)
         self.permille = self.gpu.sum(axis=1)
 
     def search(self, shape: Shape, among: Bools, allowed: Allowed, budget: int) -> Solution | None:
@@ -73,7 +76,7 @@ class VictimPool:
         at = np.flatnonzero(among & self.alive)
         if not len(at):
             return None
-        alone = at[self._fits(shape, self.row[at], (self.gpu[at], self.gmem[at], self.cpu[at], self.mem[at]), budget)]
+        alone = at[self._fits(shape, self.row[at], tuple(column[at] for column in self.freeing), budget)]
         if len(alone):
             order = np.lexsort((-self.newness[alone], self.permille[alone], self.priority[alone]))
             best = int(alone[order[0]])
@@ -84,12 +87,7 @@ class VictimPool:
         at = at[np.argsort(self.row[at], kind="stable")]
         rows = self.row[at]
         first = np.searchsorted(rows, rows)
-        freed = (
-            _prefix(self.gpu[at], first),
-            _prefix(self.gmem[at], first),
-            _prefix(self.cpu[at], first),
-            _prefix(self.mem[at], first),
-        )
+        freed = tuple(_prefix(column[at], first) for column in self.freeing)
         fitting = np.flatnonzero(self._fits(shape, rows, freed, budget))
         if not len(fitting):
             return None
@@ -121,7 +119,7 @@ class VictimPool:
         return chosen
 
     def _enough(self, shape: Shape, row: int, chosen: list[int], budget: int) -> bool:
-        freed = tuple(column[chosen].sum(axis=0)[None] for column in (self.gpu, self.gmem, self.cpu, self.mem))
+        freed = tuple(column[chosen].sum(axis=0)[None] for column in self.freeing)
         return bool(self._fits(shape, np.array([row]), freed, budget)[0])
 
     def _cost(self, chosen: list[int]) -> tuple[int, int, int, float]:
@@ -135,11 +133,13 @@ class VictimPool:
 
 
 def fits_with(c: ClusterState, shape: Shape, rows: Ints, accept: Bools, freed: tuple[Ints, ...], budget: int) -> Bools:
-    """Whether a shape fits on each of ``rows`` if that much more were free: (GPU, GPU memory, CPU, memory)."""
-    gpu, gmem, cpu, mem = freed
+    """Whether a shape fits on each of ``rows`` if that much more were free: GPU, GPU memory, CPU, memory, guests."""
+    gpu, gmem, cpu, mem, marks = freed
     need, need_mem = shape.needs(c.gmem_total[rows])
     ok = accept[c.model[rows]] & c.available[rows] & (need * shape.request.count <= budget)
     ok &= (c.gpu_free[rows] + gpu >= need) & (c.gmem_free[rows] + gmem >= need_mem)
+    if shape.mode is not None or not shape.whole:
+        ok &= mode_fits(c, shape, rows, c.guests[rows] - marks)
     fits = c.up[rows] & (ok.sum(axis=1) >= shape.request.count)
     if shape.cpu_milli:
         fits &= c.cpu_free[rows] + cpu >= shape.cpu_milli

@@ -13,6 +13,7 @@ from typing import Any
 from gpupool.domain.access import DEFAULT_PROJECT, Actor, Project, Role, Token, User
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import check_name
+from gpupool.domain.sharing import check_project
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.workload import Event, Reason, ReplicaState
 from gpupool.services.engine import Engine
@@ -148,6 +149,7 @@ class AccessService:
     async def _save_project(self, actor: Actor, project: Project, what: str) -> Project:
         for bound in (project.quota_permille, project.limit_permille, project.user_limit_permille):
             _check_permille(bound)
+        check_project(project)
         for member in project.members:
             self._register.user(member)
         event = self._event(actor, what, f"project {project.name}")

@@ -115,6 +115,8 @@ def _lease(epoch: Epoch, workload: Workload, replica: Replica, grant: Grant, now
         cpus=workload.limits.cpus or 0.0,
         memory_mib=workload.limits.memory_mib or 0,
         granted_at=now,
+        sharing=grant.sharing,
+        compute=workload.compute,
     )
 
 

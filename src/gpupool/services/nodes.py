@@ -1,4 +1,4 @@
-"""Machines and their GPUs: looking, cordoning."""
+"""Machines and their GPUs: looking, cordoning, and how parts of GPUs are shared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpupool.domain.access import Actor, Role
-from gpupool.domain.gpu import GpuShare, Node, NodeState
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import NODE_POLICY, GpuShare, Node, NodeState, Sharing
+from gpupool.domain.sharing import POLICIES
 from gpupool.domain.workload import Event, Lease, Reason
 from gpupool.services.engine import Engine
 from gpupool.services.nodebook import NodeBook
@@ -52,14 +54,52 @@ class NodeService:
         """Let a machine take work again. For administrators."""
         return await self._change(actor, name, NodeState.UP, "", Reason.UNCORDONED)
 
+    async def set_sharing(self, actor: Actor, name: str, gpu: int | None, mode: Sharing | None) -> Node:
+        """Choose the mode for parts of one GPU (by index) or of all that have none of their own; None: the node's.
+
+        What runs keeps its mode, and nobody joins it in another. For administrators. Raises UNKNOWN_NODE, NOT_FOUND for
+        a GPU that is not there, UNSUPPORTED for a mode that the node does not have.
+        """
+        self._permissions.need_role(actor, Role.ADMIN)
+        node = self._book.get(name)
+        key = NODE_POLICY if gpu is None else _gpu_uuid(node, gpu)
+        if mode is not None:
+            _check_policy(node, mode)
+        kept = {uuid: chosen for uuid, chosen in node.sharing.items() if uuid != key}
+        changed = replace(node, sharing=kept if mode is None else kept | {key: mode})
+        which = "parts of GPUs" if gpu is None else f"parts of GPU {gpu}"
+        await self._save(actor, changed, Reason.CHANGED, f"{which}: sharing mode {mode or 'as the node has it'}")
+        return changed
+
     async def _change(self, actor: Actor, name: str, state: NodeState, why: str, reason: Reason) -> Node:
         self._permissions.need_role(actor, Role.ADMIN)
         node = self._book.get(name)
         kept = NodeState.DOWN if node.state is NodeState.DOWN else state
         changed = replace(node, state=kept, cordon_reason=why)
-        event = Event(self._engine.ports.clock.now(), actor.user, reason, why or "takes work", target=f"node {name}")
-        await self._engine.alone(lambda: self._engine.ports.store.save_node(changed, event))
-        self._book.put(changed)
-        self._engine.demand.node_changed(changed)
-        self._engine.work.set()
+        await self._save(actor, changed, reason, why or "takes work")
         return changed
+
+    async def _save(self, actor: Actor, node: Node, reason: Reason, what: str) -> None:
+        event = Event(self._engine.ports.clock.now(), actor.user, reason, what, target=f"node {node.name}")
+        await self._engine.alone(lambda: self._engine.ports.store.save_node(node, event))
+        self._book.put(node)
+        self._engine.demand.node_changed(node)
+        self._engine.work.set()
+
+
+def _gpu_uuid(node: Node, index: int) -> str:
+    found = next((gpu.uuid for gpu in node.report.gpus if gpu.index == index), None)
+    if found is None:
+        known = ", ".join(str(gpu.index) for gpu in node.report.gpus) or "none"
+        raise GpupoolError(ErrorCode.NOT_FOUND, f"{node.name} has no GPU {index}.", f"It has: {known}.")
+    return found
+
+
+def _check_policy(node: Node, mode: Sharing) -> None:
+    offered = node.report.sharing
+    usable = [m for m in POLICIES if not offered or m is Sharing.WHOLE or m in offered]
+    if mode not in usable:
+        why = "is made by whoever partitions the card" if mode is Sharing.MIG else f"is not available on {node.name}"
+        raise GpupoolError(
+            ErrorCode.UNSUPPORTED, f"The sharing mode {mode} {why}.", f"Choose one of: {', '.join(usable)}."
+        )

@@ -112,12 +112,12 @@ class Observer:
         if status.phase is ProcessPhase.EXITED and status.exit is not None:
             if status.started_at is not None and replica.state is ReplicaState.STARTING:
                 # Its start was not heard of before its end: it counts all the same.
-                replica = draft.take(started(replica, status.pid, status.started_at, status.notes))
+                replica = draft.take(started(replica, status, draft.now))
             transitions.end(draft, workload, replica, status.exit)
             return True
         self._note_live(status)
         if status.phase is ProcessPhase.RUNNING and (replica.state is ReplicaState.STARTING or replica.pid is None):
-            draft.take(started(replica, status.pid, status.started_at or draft.now, status.notes))
+            draft.take(started(replica, status, draft.now))
         return True
 
     def _note_live(self, status: ProcessStatus) -> None:

@@ -39,4 +39,6 @@ class ProcessSpecs:
             gpus=lease.shares if lease is not None else (),
             emulated=self._nodes.emulated(replica.node),
             lease=lease.epoch if lease is not None else 0,
+            compute=lease.compute if lease is not None else workload.compute,
+            sharing=lease.sharing if lease is not None else "",
         )

@@ -7,7 +7,9 @@ from dataclasses import replace
 from gpupool.domain import lifecycle
 from gpupool.domain.access import DEFAULT_PROJECT, Actor
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import ComputePolicy
 from gpupool.domain.ids import WorkloadId, workload_id
+from gpupool.domain.sharing import settled_compute, settled_request
 from gpupool.domain.units import format_permille
 from gpupool.domain.workload import Event, Reason, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.scheduling.feasible import check_possible
@@ -54,7 +56,7 @@ class SubmissionService:
             submitter=Submitter(actor.user, actor.uid, project.name, now),
             resolve={ref: found.id for ref, found in referred.items()},
         )
-        workload = self._with_defaults(workload)
+        workload = self._with_sharing(self._with_defaults(workload), request.gpus.compute)
         self._check(workload)
         return await self._write(actor, workload, replicas, referred)
 
@@ -75,6 +77,15 @@ class SubmissionService:
             idle = LEASE_IDLE_S
         longest = min((t for t in (limits.max_time_s, project.max_time_s) if t is not None), default=None)
         return replace(workload, limits=replace(limits, idle_timeout_s=idle, max_time_s=longest))
+
+    def _with_sharing(self, workload: Workload, compute: ComputePolicy | None) -> Workload:
+        """How its GPUs are shared, as it asks and its project allows; an exec has what it runs on."""
+        if workload.kind is WorkloadKind.EXEC:
+            return workload
+        project = self._register.project(workload.project)
+        return replace(
+            workload, gpus=settled_request(workload.gpus, project), compute=settled_compute(compute, project)
+        )
 
     def _check(self, workload: Workload) -> None:
         """Refuse now what could never start."""

@@ -161,6 +161,7 @@ def _gpu_request(gpus: GpuSpec) -> GpuRequest:
         memory_mib=gpus.memory_mib,
         models=tuple(gpus.models),
         labels=tuple(sorted(gpus.labels.items())),
+        sharing=gpus.sharing,
     )
 
 

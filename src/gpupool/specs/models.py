@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import ComputePolicy, Sharing
 from gpupool.domain.workload import RestartPolicy, WorkloadKind
 from gpupool.specs import limits, quantities
 from gpupool.specs.problems import refusal, reworded
@@ -61,6 +62,10 @@ class GpuSpec(_Strict):
     """Models that will do, as a part of their name (t4, a100); any when empty."""
     labels: Labels = Field(default_factory=dict)
     """Labels that the node must have."""
+    compute: Annotated[ComputePolicy, Field(strict=False)] | None = None
+    """What the part means for compute time: guarantee, cap or none; the project's default when absent."""
+    sharing: Annotated[Sharing, Field(strict=False)] | None = None
+    """How the part is kept apart from others: whole, share, mps, mig or advisory; the GPU's own when absent."""
 
     @model_validator(mode="after")
     def _one_part(self) -> Self:
@@ -70,6 +75,18 @@ class GpuSpec(_Strict):
                 "A GPU's part is given twice, by fraction and by memory.",
                 "Give one of fraction (-p) and memory_mib (-m).",
                 ("memory_mib",),
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mode_of_part(self) -> Self:
+        part = self.memory_mib is not None or self.fraction not in {None, 1.0}
+        if part and self.sharing in {Sharing.WHOLE, Sharing.MIG}:
+            raise refusal(
+                ErrorCode.INVALID_REQUEST,
+                f"The sharing mode {self.sharing} does not go with a part of a GPU.",
+                "Leave the part (-p, -m) out; --model 1g.10gb chooses the size of a MIG instance.",
+                ("sharing",),
             )
         return self
 

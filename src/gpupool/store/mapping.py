@@ -14,6 +14,7 @@ from sqlalchemy.engine import RowMapping
 
 from gpupool.domain.access import Project, Role, Token, User
 from gpupool.domain.gpu import (
+    ComputePolicy,
     ForeignProcess,
     Gpu,
     GpuHealth,
@@ -22,6 +23,7 @@ from gpupool.domain.gpu import (
     Node,
     NodeReport,
     NodeState,
+    Sharing,
 )
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.supervision import Stdio
@@ -105,6 +107,7 @@ def workload_row(workload: Workload) -> Columns:
 
 def _spec_document(workload: Workload) -> Columns:
     document = {name: getattr(workload, name) for name in _SPEC_PLAIN}
+    document["compute"] = workload.compute.value
     document["program"] = _shallow(workload.program)
     document["gpus"] = _shallow(workload.gpus)
     document["limits"] = _shallow(workload.limits)
@@ -136,6 +139,7 @@ def workload_of(row: RowMapping) -> Workload:
         gpus=_gpu_request(spec["gpus"]),
         limits=_build(Limits, spec.get("limits", {})),
         retry=_retry(spec.get("retry", {})),
+        compute=ComputePolicy(spec.get("compute", ComputePolicy.GUARANTEE)),
     )
 
 
@@ -147,7 +151,11 @@ def _program(document: Columns) -> Program:
 def _gpu_request(document: Columns) -> GpuRequest:
     models = tuple(document.get("models", ()))
     labels = tuple((label, value) for label, value in document.get("labels", ()))
-    return _build(GpuRequest, document, models=models, labels=labels)
+    return _build(GpuRequest, document, models=models, labels=labels, sharing=_sharing(document.get("sharing")))
+
+
+def _sharing(text: str | None) -> Sharing | None:
+    return None if text is None else Sharing(text)
 
 
 def _retry(document: Columns) -> Retry:
@@ -176,6 +184,7 @@ _REPLICA_PLAIN = (
     "last_active_at",
     "idle_warned",
     "version",
+    "sharing",
 )
 
 
@@ -188,6 +197,7 @@ def replica_row(replica: Replica) -> Columns:
     row["message"] = plain_text(replica.message)
     row["next_reason"] = replica.next_reason.value if replica.next_reason else None
     row["notes"] = list(replica.notes) or None
+    row["guarantee"] = plain_text(replica.guarantee)
     return row
 
 
@@ -201,10 +211,22 @@ def replica_of(row: RowMapping) -> Replica:
         message=row["message"],
         next_reason=_reason(row["next_reason"]),
         notes=tuple(row["notes"] or ()),
+        guarantee=row["guarantee"],
     )
 
 
-_LEASE_PLAIN = ("epoch", "workload", "attempt", "project", "node", "cpus", "memory_mib", "granted_at", "released_at")
+_LEASE_PLAIN = (
+    "epoch",
+    "workload",
+    "attempt",
+    "project",
+    "node",
+    "cpus",
+    "memory_mib",
+    "granted_at",
+    "released_at",
+    "sharing",
+)
 _SHARE_PLAIN = ("gpu_uuid", "gpu_index", "permille", "memory_mib")
 
 
@@ -214,6 +236,7 @@ def lease_row(lease: Lease) -> Columns:
     row["replica_index"] = lease.index
     row["user_name"] = lease.user
     row["permille"] = lease.permille
+    row["compute"] = lease.compute.value
     return row
 
 
@@ -226,7 +249,13 @@ def share_rows(lease: Lease) -> list[Columns]:
 def lease_of(row: RowMapping, shares: Sequence[GpuShare]) -> Lease:
     """The inverse of ``lease_row`` and ``share_rows``."""
     plain = {name: row[name] for name in _LEASE_PLAIN}
-    return Lease(**plain, index=row["replica_index"], user=row["user_name"], shares=tuple(shares))
+    return Lease(
+        **plain,
+        index=row["replica_index"],
+        user=row["user_name"],
+        shares=tuple(shares),
+        compute=ComputePolicy(row["compute"]),
+    )
 
 
 def share_of(row: RowMapping) -> GpuShare:
@@ -272,12 +301,25 @@ def epoch_of(value: int | None) -> Epoch:
 
 def project_row(project: Project) -> Columns:
     """The row of ``projects``."""
-    return {**_shallow(project), "members": list(project.members), "note": plain_text(project.note)}
+    row = _shallow(project)
+    row["members"] = list(project.members)
+    row["note"] = plain_text(project.note)
+    for name in ("compute_allowed", "sharing_allowed"):
+        row[name] = list(row[name])
+    return row
 
 
 def project_of(row: RowMapping) -> Project:
     """The inverse of ``project_row``."""
-    return Project(**{**row, "members": tuple(row["members"])})
+    compute, sharing = row["compute_default"], row["sharing_default"]
+    read = {
+        "members": tuple(row["members"]),
+        "compute_default": None if compute is None else ComputePolicy(compute),
+        "compute_allowed": tuple(map(ComputePolicy, row["compute_allowed"])),
+        "sharing_default": _sharing(sharing),
+        "sharing_allowed": tuple(map(Sharing, row["sharing_allowed"])),
+    }
+    return Project(**{**row, **read})
 
 
 def user_row(user: User) -> Columns:
@@ -312,12 +354,18 @@ def node_row(node: Node) -> Columns:
         "state": node.state.value,
         "cordon_reason": plain_text(node.cordon_reason),
         "report": asdict(node.report),
+        "sharing": dict(node.sharing),
     }
 
 
 def node_of(row: RowMapping) -> Node:
     """The inverse of ``node_row``."""
-    return Node(report=_report(row["report"]), state=NodeState(row["state"]), cordon_reason=row["cordon_reason"])
+    return Node(
+        report=_report(row["report"]),
+        state=NodeState(row["state"]),
+        cordon_reason=row["cordon_reason"],
+        sharing={gpu: Sharing(mode) for gpu, mode in row["sharing"].items()},
+    )
 
 
 def _report(document: Columns) -> NodeReport:

@@ -112,6 +112,8 @@ replicas = Table(
     Column("idle_warned", Boolean, nullable=False),
     Column("notes", JSON(none_as_null=True)),
     Column("version", Integer, nullable=False),
+    Column("sharing", Text, nullable=False, server_default=""),
+    Column("guarantee", Text, nullable=False, server_default=""),
 )
 
 leases = Table(
@@ -129,6 +131,8 @@ leases = Table(
     Column("permille", Integer, nullable=False),  # the sum over its shares
     Column("granted_at", Double, nullable=False),
     Column("released_at", Double),
+    Column("sharing", String(32), nullable=False, server_default=""),
+    Column("compute", String(16), nullable=False, server_default="guarantee"),
     Index("ix_leases_workload", "workload"),
     Index("ix_leases_released_at", "released_at"),
     Index(
@@ -182,6 +186,10 @@ projects = Table(
     Column("max_time_s", Double),
     Column("idle_timeout_s", Double),
     Column("note", Text, nullable=False),
+    Column("compute_default", String(16)),
+    Column("compute_allowed", JSON, nullable=False, server_default="[]"),
+    Column("sharing_default", String(32)),
+    Column("sharing_allowed", JSON, nullable=False, server_default="[]"),
 )
 
 users = Table(
@@ -217,6 +225,7 @@ nodes = Table(
     Column("state", String(16), nullable=False),
     Column("cordon_reason", Text, nullable=False),
     Column("report", JSON, nullable=False),
+    Column("sharing", JSON, nullable=False, server_default="{}"),
 )
 
 meta = Table(
