@@ -28,6 +28,16 @@ static inline uint64_t gp_ledger_total(const struct gpupool_status_gpu *status) 
     return gpupool_word_units(atomic_load(&status->tenant));
 }
 
+/* Bytes of a slice in use: what its ledgers say, and what the driver says beyond that; at most the limit. What
+ * cuMemGetInfo and NVML show is this, so that they agree to the byte. */
+static inline uint64_t gp_used_bytes(const struct gpupool_control_gpu *control,
+                                     const struct gpupool_status_gpu *status) {
+    int64_t ledgers = (int64_t)(gp_ledger_total(status) << GPUPOOL_UNIT_SHIFT);
+    int64_t used = ledgers + atomic_load_explicit(&control->correction_bytes, memory_order_relaxed);
+    if (used <= 0) return 0;
+    return (uint64_t)used < control->memory_limit_bytes ? (uint64_t)used : control->memory_limit_bytes;
+}
+
 /* In the child of a fork, before anything else here: a lock that another thread of the parent held is forgotten. */
 void gp_ledger_after_fork(void);
 
