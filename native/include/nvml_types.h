@@ -30,6 +30,9 @@ typedef enum nvmlReturn_enum {
     NVML_ERROR_UNKNOWN = 999
 } nvmlReturn_t;
 
+/* NVML has an enum for this; to the ABI it is a number. */
+typedef unsigned int nvmlGpuTopologyLevel_t;
+
 #define NVML_DEVICE_UUID_V2_BUFFER_SIZE 96
 #define NVML_NO_INSTANCE 0xFFFFFFFFu /* in gpuInstanceId and computeInstanceId: not MIG */
 
@@ -76,6 +79,7 @@ typedef struct {
     unsigned int version, mode, numProcArrayEntries;
     nvmlProcessDetail_v1_t *procArray;
 } nvmlProcessDetailList_v1_t;
+typedef nvmlProcessDetailList_v1_t nvmlProcessDetailList_t;
 
 typedef struct {
     unsigned int pid;
@@ -93,6 +97,7 @@ typedef struct {
     unsigned long long lastSeenTimeStamp;
     nvmlProcessUtilizationInfo_v1_t *procUtilArray;
 } nvmlProcessesUtilizationInfo_v1_t;
+typedef nvmlProcessesUtilizationInfo_v1_t nvmlProcessesUtilizationInfo_t;
 
 typedef struct {
     char busIdLegacy[16];
@@ -107,6 +112,7 @@ typedef struct {
         unsigned char bytes[16];
     } value;
 } nvmlUUID_v1_t;
+typedef nvmlUUID_v1_t nvmlUUID_t;
 
 typedef struct {
     unsigned int multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount,

@@ -1,0 +1,34 @@
+/* Whose processes these are. */
+#ifndef GPUPOOL_NVML_OWN_H
+#define GPUPOOL_NVML_OWN_H
+
+#include "view.h"
+
+enum { OWN_ROOM = GPUPOOL_MAX_GPUS * GPUPOOL_SLOTS + 1 };
+
+/* The processes of the lease: as the driver numbers them and as this process does. */
+struct own {
+    unsigned int count;
+    struct {
+        unsigned int driver_pid, pid;
+    } processes[OWN_ROOM];
+};
+
+/* Reads the slots of all GPUs of the lease; this process is always in. */
+void gp_read_own(struct own *own);
+
+/* Leaves in an array of `count` elements of `size` bytes, with a pid at `pid_at`, only those of the lease, their pids
+ * as this process knows them; returns how many. */
+unsigned int gp_keep_own(const struct own *own, void *array, unsigned int count, size_t size, size_t pid_at);
+
+/* A list of the driver's: fills an array of *count elements. As NVML's own functions: NVML_ERROR_INSUFFICIENT_SIZE, and
+ * the right count, where there is no room. */
+typedef nvmlReturn_t gp_lister(void *context, unsigned int *count, void *array);
+
+/* Reads all of a list, whatever its length. The caller frees *array. */
+nvmlReturn_t gp_read_list(gp_lister *lister, void *context, size_t size, void **array, unsigned int *count);
+
+/* Hands a list to a caller who has room for *room elements, by NVML's rules. */
+nvmlReturn_t gp_hand_over(const void *array, unsigned int count, size_t size, void *to, unsigned int *room);
+
+#endif
