@@ -41,8 +41,16 @@ def test_a_program_runs_and_its_end_is_told(http: httpx2.Client) -> None:
     assert (view["state"], view["exit_status"], view["node"]) == ("failed", 3, "n1")
     assert view["command"] == ["sh", "-c", "exit 3"]
     assert view["env"]["MARK"] == "x"
-    assert view["gpus"] == {"count": 1, "permille": 100, "memory_mib": None, "models": [], "labels": {}}
-    assert view["sharing"] == "slice"
+    assert view["gpus"] == {
+        "count": 1,
+        "permille": 100,
+        "memory_mib": None,
+        "models": [],
+        "labels": {},
+        "compute": "guarantee",
+        "sharing": None,
+    }
+    assert [lease["compute"] for lease in view["leases"]] == ["guarantee"]
     assert [r["exit_status"] for r in view["replicas"]] == [3]
     assert [lease["released_at"] is not None for lease in view["leases"]] == [True]
     assert view["gpu_uuids"] == []

@@ -57,8 +57,12 @@ def gpu_view(index: int = 0, **changes: Any) -> Json:
                 "permille": 600,
                 "memory_mib": 9216,
                 "since": NOW,
+                "sharing": "share",
+                "compute": "guarantee",
             }
         ],
+        "sharing": "share",
+        "sharing_policy": None,
     } | changes
 
 
@@ -83,6 +87,8 @@ def node_view(**changes: Any) -> Json:
         "gpus": [gpu_view(), busy_gpu()],
         "cpus_allocated": 2.0,
         "memory_allocated_mib": 4096,
+        "sharing": ["share", "advisory"],
+        "sharing_policy": None,
     } | changes
 
 
@@ -99,6 +105,10 @@ def project_view(**changes: Any) -> Json:
         "note": "",
         "allocated_permille": 600,
         "queued": 1,
+        "compute_default": None,
+        "compute_allowed": [],
+        "sharing_default": None,
+        "sharing_allowed": [],
     } | changes
 
 

@@ -68,7 +68,7 @@ async def node_view(services: PoolServices, viewer: Viewer, node: Node, names: d
     for gpu in node.report.gpus:
         holdings = await _holdings(services, viewer, gpu, names)
         leases.update({h.lease.epoch: h.lease for h in holdings})
-        views.append(mapping.gpu_view(gpu, node.name, holdings))
+        views.append(mapping.gpu_view(gpu, node, holdings))
     return mapping.node_view(node, views, leases.values())
 
 

@@ -9,24 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpupool.api import schemas as view
+from gpupool.api.sharing import sharing_of
 from gpupool.domain.access import Project, Token, User
-from gpupool.domain.gpu import Gpu, GpuRequest, GpuShare, Node
+from gpupool.domain.gpu import NODE_POLICY, ComputePolicy, Gpu, GpuRequest, GpuShare, Node
 from gpupool.domain.supervision import LogChunk
-from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.workload import Event, Lease, Replica, Workload
 from gpupool.scheduling.explain import Explanation
 from gpupool.services.ports import UsageRow
-
-HOLDS_NONE = "none"
-HOLDS_WHOLE = "whole"
-HOLDS_SLICE = "slice"
-
-_GUARANTEES = {
-    HOLDS_NONE: "No GPU is held.",
-    HOLDS_WHOLE: "Nobody else of the pool is on these GPUs.",
-    HOLDS_SLICE: "The shares on a GPU never add up to more than one; the notes of each replica say what of its share "
-    "the node does not enforce.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +35,12 @@ class Shown:
     attach_paths: Mapping[int, str] = field(default_factory=dict)
 
 
-def gpu_view(gpu: Gpu, node: str, holdings: Sequence[Holding]) -> view.GpuView:
-    """A GPU with those who hold parts of it."""
+def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[Holding]) -> view.GpuView:
+    """A GPU of a node with those who hold parts of it."""
+    policy = node.policy_of(gpu.uuid)
     return view.GpuView(
         uuid=gpu.uuid,
-        node=node,
+        node=node.name,
         index=gpu.index,
         model=gpu.model,
         memory_mib=gpu.memory_mib,
@@ -68,6 +58,8 @@ def gpu_view(gpu: Gpu, node: str, holdings: Sequence[Holding]) -> view.GpuView:
         allocated_memory_mib=sum(h.share.memory_mib for h in holdings),
         available=gpu.available,
         holders=[_holder_view(h) for h in holdings],
+        sharing=policy or next(iter(node.report.sharing), ""),
+        sharing_policy=policy,
     )
 
 
@@ -82,6 +74,8 @@ def _holder_view(holding: Holding) -> view.HolderView:
         permille=holding.share.permille,
         memory_mib=holding.share.memory_mib,
         since=lease.granted_at,
+        sharing=lease.sharing,
+        compute=lease.compute,
     )
 
 
@@ -104,10 +98,12 @@ def node_view(node: Node, gpus: list[view.GpuView], leases: Iterable[Lease]) -> 
         gpus=gpus,
         cpus_allocated=sum(lease.cpus for lease in held),
         memory_allocated_mib=sum(lease.memory_mib for lease in held),
+        sharing=list(report.sharing),
+        sharing_policy=node.sharing.get(NODE_POLICY),
     )
 
 
-def gpu_request_view(request: GpuRequest) -> view.GpuRequestView:
+def gpu_request_view(request: GpuRequest, compute: ComputePolicy) -> view.GpuRequestView:
     """What GPUs each replica asks for."""
     return view.GpuRequestView(
         count=request.count,
@@ -115,6 +111,8 @@ def gpu_request_view(request: GpuRequest) -> view.GpuRequestView:
         memory_mib=request.memory_mib,
         models=list(request.models),
         labels=dict(request.labels),
+        compute=compute,
+        sharing=request.sharing,
     )
 
 
@@ -136,7 +134,6 @@ def workload_detail(
     """Everything about a workload; ``replicas`` are all of it, at most 1000 from ``replicas_from`` are shown."""
     page = [r for r in replicas if r.index >= replicas_from][: view.MAX_REPLICAS_SHOWN]
     held = {(lease.index, lease.attempt): lease for lease in leases if lease.released_at is None}
-    sharing = _sharing(workload.gpus)
     return view.WorkloadDetail.model_construct(
         **_workload_fields(workload, replicas, leases, shown),
         replicas=[_replica_view(workload, r, held.get((r.index, r.attempt)), shown) for r in page],
@@ -146,8 +143,7 @@ def workload_detail(
         retry=view.RetryView(policy=workload.retry.policy, backoff_limit=workload.retry.backoff_limit),
         limits=_limits_view(workload),
         after=[view.DependencyView(workload=d.workload, success_only=d.success_only) for d in workload.after],
-        sharing=sharing,
-        guarantees=_GUARANTEES[sharing],
+        guarantees=sharing_of(workload, replicas, leases)[1],
     )
 
 
@@ -166,7 +162,8 @@ def _workload_fields(
         "state": workload.state,
         "priority": workload.priority,
         "preemptible": workload.preemptible,
-        "gpus": gpu_request_view(workload.gpus),
+        "gpus": gpu_request_view(workload.gpus, workload.compute),
+        "sharing": sharing_of(workload, replicas, leases)[0],
         "created_at": workload.created_at,
         "started_at": workload.started_at,
         "finished_at": workload.finished_at,
@@ -224,6 +221,8 @@ def _replica_view(workload: Workload, replica: Replica, lease: Lease | None, sho
         attach_path=shown.attach_paths.get(replica.index, ""),
         pid=replica.pid,
         notes=list(replica.notes),
+        sharing=replica.sharing,
+        guarantee=replica.guarantee,
         last_active_at=replica.last_active_at,
     )
 
@@ -246,6 +245,8 @@ def _lease_view(lease: Lease) -> view.LeaseView:
         memory_mib=lease.memory_mib,
         granted_at=lease.granted_at,
         released_at=lease.released_at,
+        sharing=lease.sharing,
+        compute=lease.compute,
     )
 
 
@@ -260,12 +261,6 @@ def _limits_view(workload: Workload) -> view.LimitsView:
         memory_mib=limits.memory_mib,
         log_limit_mib=limits.log_limit_mib,
     )
-
-
-def _sharing(request: GpuRequest) -> str:
-    if request.count == 0:
-        return HOLDS_NONE
-    return HOLDS_WHOLE if request.memory_mib is None and request.permille == WHOLE_GPU else HOLDS_SLICE
 
 
 def why_view(workload: Workload, why: Explanation) -> view.WhyView:
@@ -317,6 +312,10 @@ def project_view(project: Project, allocated_permille: int, queued: int) -> view
         max_time_s=project.max_time_s,
         idle_timeout_s=project.idle_timeout_s,
         note=project.note,
+        compute_default=project.compute_default,
+        compute_allowed=list(project.compute_allowed),
+        sharing_default=project.sharing_default,
+        sharing_allowed=list(project.sharing_allowed),
         allocated_permille=allocated_permille,
         queued=queued,
     )

@@ -73,7 +73,7 @@ def gpu_request(values: Values) -> Values:
         gpus["models"] = models
     if labels:
         gpus["labels"] = labels
-    return gpus
+    return gpus | {name: values[name] for name in ("compute", "sharing") if values.get(name)}
 
 
 def _amount(values: Values) -> Values:

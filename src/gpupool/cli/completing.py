@@ -33,7 +33,24 @@ def models(incomplete: str) -> list[str]:
     return sorted(model for model in found if model.startswith(incomplete.lower()))
 
 
-BY_OPTION = {"project": projects, "model": models, "lease": workloads, "after": workloads}
+def policies(incomplete: str) -> list[str]:
+    """Compute policies."""
+    return [name for name in ("guarantee", "cap", "none") if name.startswith(incomplete)]
+
+
+def modes(incomplete: str) -> list[str]:
+    """Sharing modes."""
+    return [name for name in ("share", "mps", "mig", "whole", "advisory") if name.startswith(incomplete)]
+
+
+BY_OPTION = {
+    "project": projects,
+    "model": models,
+    "lease": workloads,
+    "after": workloads,
+    "compute": policies,
+    "sharing": modes,
+}
 
 
 def _names(target: str, collection: str) -> list[str]:

@@ -60,6 +60,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "token": ("people", "Tokens for use over a network"),
         "cordon": ("machines", "Let a node take nothing new"),
         "uncordon": ("machines", "Let it take work again"),
+        "sharing": ("machines", "How parts of a node's GPUs are kept apart"),
     },
 }
 MODULES = {name: module for commands in PANELS.values() for name, (module, _) in commands.items()}

@@ -56,6 +56,8 @@ GPU_OPTIONS = (
     ),
     Option("gpu", "-g --gpu", Kind.TEXT, "GPUs in one number: 2, or 0.5 for half of one.", GPUS, "GPUS"),
     Option("model", "--model", Kind.MANY, "A GPU model that will do (t4, a100); repeat for others.", GPUS, "NAME"),
+    Option("compute", "--compute", Kind.TEXT, "What a part means for time: guarantee, cap or none.", GPUS, "POLICY"),
+    Option("sharing", "--sharing", Kind.TEXT, "How it is kept apart: share, mps, mig, whole, advisory.", GPUS, "MODE"),
     Option("filter", "--filter", Kind.MANY, "A label the node must have, or device.name=MODEL.", GPUS, "KEY=VALUE"),
 )
 QUEUE_OPTIONS = (

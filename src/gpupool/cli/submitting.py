@@ -14,6 +14,7 @@ from gpupool.specs.options import SweepOptions, parse_after
 from gpupool.specs.request import WorkloadRequest, parse_request
 
 Values = dict[str, Any]
+AMOUNTS = frozenset({"count", "fraction", "memory_mib"})
 PASSED_ON = ("parallelism", "completions", "restart", "backoff_limit", "log_limit", "tty", "stdin")
 
 
@@ -69,6 +70,8 @@ def _merged(from_file: Values, from_options: Values) -> WorkloadRequest:
     umask = asking.program({}, ["-"])["umask"]
     request_id = os.urandom(16).hex()  # one per job, also where options are shared
     merged = {"umask": umask} | from_file | from_options | {"env": env, "request_id": request_id}
+    if AMOUNTS.isdisjoint(from_options.get("gpus", {})):  # the file's amount stays
+        merged |= {"gpus": from_file.get("gpus", {}) | from_options.get("gpus", {})}
     return parse_request(merged)
 
 

@@ -281,6 +281,13 @@ class Client:
         """Let a machine take work again."""
         return self._connection.ask(Call("POST", f"/v1/nodes/{_in_path(name)}/uncordon", again=True), NodeView)
 
+    def set_sharing(self, name: str, mode: str | None, gpu: int | None = None) -> NodeView:
+        """Choose how parts of a machine's GPUs are shared, or of one of them; None: as the machine has it."""
+        body = {"mode": mode, "gpu": gpu}
+        return self._connection.ask(
+            Call("POST", f"/v1/nodes/{_in_path(name)}/sharing", json=body, again=True), NodeView
+        )
+
     def gpus(self) -> Sequence[GpuView]:
         """All GPUs and who holds them."""
         return self._get("/v1/gpus", GpuList).gpus

@@ -20,7 +20,8 @@ class SubmitOptions(TypedDict, total=False):
     """Fields of a request by their names; durations and sizes are numbers (seconds, MiB) or text (30m, 4G).
 
     ``gpus`` is a number of GPUs, or the whole mapping of a job file; ``fraction`` or ``memory_mib`` is the part of
-    each, ``models`` those that will do. ``env`` is added to what the pool sets.
+    each, ``models`` those that will do, ``compute`` (guarantee, cap, none) what the part means for time, ``sharing``
+    the mode in which it is kept apart. ``env`` is added to what the pool sets.
     """
 
     name: str
@@ -29,6 +30,8 @@ class SubmitOptions(TypedDict, total=False):
     fraction: Quantity
     memory_mib: Quantity
     models: Sequence[str]
+    compute: str
+    sharing: str
     env: Mapping[str, str]
     workdir: str
     project: str
@@ -54,7 +57,7 @@ class SubmitOptions(TypedDict, total=False):
     request_id: str
 
 
-_GPU_FIELDS = ("fraction", "memory_mib", "models")
+_GPU_FIELDS = ("fraction", "memory_mib", "models", "compute", "sharing")
 _PASSED_ON = (
     "PATH",
     "HOME",

@@ -37,16 +37,14 @@ async def list_projects(services: Services, _caller: Caller) -> Response:
 @router.post("/projects", status_code=201, response_model=ProjectView)
 async def create_project(services: Services, caller: Caller, body: ProjectBody) -> Response:
     """Make a project. For administrators."""
-    wanted = Project(**{**body.model_dump(), "members": tuple(body.members)})
+    wanted = Project(**_lists_as_tuples(body.model_dump()))
     return answer(await _project_view(services, await services.access.create_project(caller, wanted)), 201)
 
 
 @router.patch("/projects/{name}", response_model=ProjectView)
 async def change_project(services: Services, caller: Caller, name: NameInPath, body: ProjectChange) -> Response:
     """Change a project; fields left out stay. For administrators, and managers of the project for its members."""
-    changes: dict[str, Any] = body.model_dump(exclude_unset=True)
-    if "members" in changes:
-        changes["members"] = tuple(changes["members"])
+    changes = _lists_as_tuples(body.model_dump(exclude_unset=True))
     return answer(await _project_view(services, await services.access.change_project(caller, name, changes)))
 
 
@@ -55,6 +53,10 @@ async def delete_project(services: Services, caller: Caller, name: NameInPath) -
     """Remove a project that has no live work. For administrators."""
     await services.access.delete_project(caller, name)
     return Response(status_code=204)
+
+
+def _lists_as_tuples(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in body.items()}
 
 
 async def _project_view(services: PoolServices, project: Project) -> ProjectView:

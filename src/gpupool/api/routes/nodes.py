@@ -8,7 +8,7 @@ from starlette.responses import Response
 from gpupool.api import assemble
 from gpupool.api.assemble import Viewer
 from gpupool.api.deps import Caller, NodeName, Services, answer
-from gpupool.api.schemas import CordonBody, GpuList, NodeList, NodeView
+from gpupool.api.schemas import CordonBody, GpuList, NodeList, NodeView, SharingBody
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 
@@ -39,6 +39,13 @@ async def cordon(services: Services, caller: Caller, name: NodeName, body: Cordo
 async def uncordon(services: Services, caller: Caller, name: NodeName) -> Response:
     """Let a machine take work again. For administrators."""
     node = await services.nodes.uncordon(caller, name)
+    return answer(await assemble.node_view(services, Viewer(caller, local=False), node, {}))
+
+
+@router.post("/nodes/{name}/sharing", response_model=NodeView)
+async def set_sharing(services: Services, caller: Caller, name: NodeName, body: SharingBody) -> Response:
+    """Choose how parts of its GPUs are shared from now on; what runs keeps its mode. For administrators."""
+    node = await services.nodes.set_sharing(caller, name, body.gpu, body.mode)
     return answer(await assemble.node_view(services, Viewer(caller, local=False), node, {}))
 
 

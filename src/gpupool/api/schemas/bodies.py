@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from gpupool.api.schemas.base import Body
 from gpupool.domain.access import Role
+from gpupool.domain.gpu import ComputePolicy, Sharing
 from gpupool.domain.units import MAX_DURATION_S
 
 MAX_TOKEN_LIFE_S = 366 * 86400
@@ -32,6 +33,13 @@ class CordonBody(Body):
     """Why a node shall take nothing new."""
 
     reason: Note = ""
+
+
+class SharingBody(Body):
+    """The mode for parts of a GPU (by its index), or of all GPUs of the node without one of their own; null: none."""
+
+    mode: Sharing | None
+    gpu: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
 
 
 class StopBody(Body):
@@ -67,6 +75,10 @@ class _ProjectBounds(Body):
     max_time_s: Seconds | None = None
     idle_timeout_s: Seconds | None = None
     note: Note = ""
+    compute_default: ComputePolicy | None = None
+    compute_allowed: Annotated[list[ComputePolicy], Field(max_length=len(ComputePolicy), default_factory=list)]
+    sharing_default: Sharing | None = None
+    sharing_allowed: Annotated[list[Sharing], Field(max_length=len(Sharing), default_factory=list)]
 
 
 class ProjectBody(_ProjectBounds):

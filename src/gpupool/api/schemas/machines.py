@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from gpupool.api.schemas.base import View
-from gpupool.domain.gpu import GpuHealth, NodeState
+from gpupool.domain.gpu import ComputePolicy, GpuHealth, NodeState, Sharing
 
 
 class HealthView(View):
@@ -57,12 +59,16 @@ class HolderView(View):
     permille: int
     memory_mib: int
     since: float
+    sharing: str = ""
+    compute: ComputePolicy = ComputePolicy.GUARANTEE
 
 
 class GpuView(View):
     """One GPU, what it does now, and who holds it. ``available`` is about the card itself, not about free shares.
 
-    A MIG instance is a GPU of its own; it has a ``mig_profile`` and the UUID of its card, ``parent_uuid``.
+    A MIG instance is a GPU of its own; it has a ``mig_profile`` and the UUID of its card, ``parent_uuid``. ``sharing``
+    is the mode that a part of it gets by itself (empty: the node does not say), ``sharing_policy`` what the
+    administrator chose for it.
     """
 
     uuid: str
@@ -84,10 +90,16 @@ class GpuView(View):
     allocated_memory_mib: int
     available: bool
     holders: list[HolderView]
+    sharing: str = ""
+    sharing_policy: Sharing | None = None
 
 
 class NodeView(View):
-    """One machine."""
+    """One machine.
+
+    ``sharing`` are the modes it can use for parts of GPUs, its default first; ``sharing_policy`` what the administrator
+    chose for those of its GPUs that have no policy of their own.
+    """
 
     name: str
     state: NodeState
@@ -103,6 +115,8 @@ class NodeView(View):
     gpus: list[GpuView]
     cpus_allocated: float
     memory_allocated_mib: int
+    sharing: list[str] = Field(default_factory=list)
+    sharing_policy: Sharing | None = None
 
 
 class NodeList(View):

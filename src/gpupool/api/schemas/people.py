@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from gpupool.api.schemas.base import View
 from gpupool.domain.access import Role
+from gpupool.domain.gpu import ComputePolicy, Sharing
 
 
 class WhoamiView(View):
@@ -17,7 +20,11 @@ class WhoamiView(View):
 
 
 class ProjectView(View):
-    """A project, its bounds, and what it holds and waits for now."""
+    """A project, its bounds, and what it holds and waits for now.
+
+    ``*_allowed`` are the compute policies and sharing modes that its work may have (empty: any), ``*_default`` what it
+    has when it asks for none.
+    """
 
     name: str
     quota_permille: int | None
@@ -30,6 +37,10 @@ class ProjectView(View):
     note: str
     allocated_permille: int
     queued: int
+    compute_default: ComputePolicy | None = None
+    compute_allowed: list[ComputePolicy] = Field(default_factory=list)
+    sharing_default: Sharing | None = None
+    sharing_allowed: list[Sharing] = Field(default_factory=list)
 
 
 class ProjectList(View):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from gpupool.api.schemas.base import View
+from gpupool.domain.gpu import ComputePolicy, Sharing
 from gpupool.domain.workload import ReplicaState, RestartPolicy, WorkloadKind, WorkloadState
 
 
@@ -16,13 +17,18 @@ class ReasonView(View):
 
 
 class GpuRequestView(View):
-    """What each replica asks for: ``count`` GPUs, the same part of each (thousandths, or MiB when that is set)."""
+    """What each replica asks for: ``count`` GPUs, the same part of each (thousandths, or MiB when that is set).
+
+    ``sharing`` is null where the GPU decides.
+    """
 
     count: int
     permille: int
     memory_mib: int | None
     models: list[str]
     labels: dict[str, str]
+    compute: ComputePolicy = ComputePolicy.GUARANTEE
+    sharing: Sharing | None = None
 
 
 class ReplicaCounts(View):
@@ -41,6 +47,8 @@ class WorkloadView(View):
     """One workload. ``command`` and ``workdir`` are null for those who may not see them.
 
     ``exit_status`` and ``node`` are those of a workload with one replica; ``gpu_uuids`` are the GPUs held now.
+    ``sharing`` is the mode that it has (``whole``, ``share``, ``mps``, ``mig``, ``advisory``); ``slice`` while that of
+    a part of a GPU is not decided, ``held`` on another workload's GPUs, ``none`` without any.
     """
 
     id: str
@@ -74,6 +82,7 @@ class WorkloadView(View):
     max_time_s: float | None
     idle_timeout_s: float | None
     wait_s: float | None
+    sharing: str = ""
 
 
 class WorkloadList(View):
@@ -94,6 +103,8 @@ class ShareView(View):
 
 class ReplicaView(View):
     """One replica. ``parameters`` are null for those who may not see them.
+
+    ``sharing`` is the mode that its node says it runs under, ``guarantee`` what that holds to (empty until it says so).
 
     ``attach_path`` is the unix socket that speaks for the program (empty: none now, or not for this caller).
     """
@@ -118,6 +129,8 @@ class ReplicaView(View):
     pid: int | None
     notes: list[str]
     last_active_at: float | None
+    sharing: str = ""
+    guarantee: str = ""
 
 
 class LeaseView(View):
@@ -132,6 +145,8 @@ class LeaseView(View):
     memory_mib: int
     granted_at: float
     released_at: float | None
+    sharing: str = ""
+    compute: ComputePolicy = ComputePolicy.GUARANTEE
 
 
 class RetryView(View):
@@ -163,8 +178,7 @@ class DependencyView(View):
 class WorkloadDetail(WorkloadView):
     """A workload with its replicas (at most 1000, from ``replicas_from``), leases and everything asked for.
 
-    ``sharing`` says how GPUs are shared (``whole``, ``slice`` or ``none``); ``guarantees`` says in a sentence what is
-    kept apart and what is not.
+    ``guarantees`` says in a sentence what ``sharing`` keeps apart and what it does not.
     """
 
     replicas: list[ReplicaView]
@@ -174,7 +188,6 @@ class WorkloadDetail(WorkloadView):
     retry: RetryView
     limits: LimitsView
     after: list[DependencyView]
-    sharing: str
     guarantees: str
 
 

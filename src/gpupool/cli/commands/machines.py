@@ -1,4 +1,4 @@
-"""``list_gpus``, ``smi``, ``nodes``, ``cordon`` and ``uncordon``."""
+"""``list_gpus``, ``smi``, ``nodes``, ``cordon``, ``uncordon`` and ``sharing``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from gpupool.cli import completing
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import out_style, show, show_json, tell, tell_emulated
 from gpupool.cli.pool import open_pool, segment
-from gpupool.cli.render.machines import gpu_lines, node_lines, smi_lines
+from gpupool.cli.render.machines import gpu_lines, node_lines, sharing_lines, smi_lines
 from gpupool.cli.render.text import Style
+
+DEFAULT = "default"
 
 Node = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.", autocompletion=completing.nodes)]
 
@@ -24,6 +26,7 @@ def register(app: typer.Typer) -> None:
     command(app, "gpupool nodes", "gpupool nodes --json")(nodes)
     command(app, 'gpupool cordon gpu1 --reason "new driver at noon"')(cordon)
     command(app, "gpupool uncordon gpu1")(uncordon)
+    command(app, "gpupool sharing gpu1", "gpupool sharing gpu1 mps --gpu 2", "gpupool sharing gpu1 default")(sharing)
 
 
 def list_gpus(json: AsJson = False) -> None:
@@ -63,3 +66,21 @@ def uncordon(name: Node) -> None:
     """Let a node take new work again."""
     node = open_pool().post(f"nodes/{segment(name)}/uncordon", {})
     tell(f"{node['name']} is {node['state']}")
+
+
+def sharing(
+    name: Node,
+    mode: Annotated[
+        str | None, typer.Argument(metavar="MODE", help="share, mps, advisory, whole (no parts), or default.")
+    ] = None,
+    gpu: Annotated[int | None, typer.Option("--gpu", metavar="N", help="This GPU only, by its number.")] = None,
+) -> None:
+    """Show or choose how parts of a node's GPUs are kept apart; what runs keeps its mode until it has ended."""
+    pool = open_pool()
+    path = f"nodes/{segment(name)}"
+    if mode is None:
+        show(sharing_lines(pool.get(path), out_style()))
+        return
+    pool.post(f"{path}/sharing", {"mode": None if mode == DEFAULT else mode, "gpu": gpu})
+    which = f"GPU {gpu} of {name}" if gpu is not None else f"the GPUs of {name}"
+    tell(f"parts of {which} are shared as the node does it" if mode == DEFAULT else f"parts of {which} get mode {mode}")

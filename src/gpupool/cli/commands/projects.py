@@ -15,6 +15,8 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.units import parse_duration_s
 
 NONE = "none"
+UNSET = "unset"  # a policy may be called none
+ANY = "any"
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The project.", autocompletion=completing.projects)]
 Quota = Annotated[
     str | None, typer.Option("--quota", metavar="GPUS", help="GPUs it can count on: 2.5; none for no bound.")
@@ -27,6 +29,19 @@ Idle = Annotated[str | None, typer.Option("--idle-timeout", metavar="TIME", help
 Members = Annotated[
     list[str] | None, typer.Option("--member", metavar="USER", help="Only these users; repeatable; everybody if none.")
 ]
+ComputeDefault = Annotated[
+    str | None, typer.Option("--compute-default", metavar="POLICY", help="Its work's: guarantee, cap, none; or unset.")
+]
+ComputeAllowed = Annotated[
+    str | None,
+    typer.Option("--compute-allowed", metavar="LIST", help="Policies it may ask for: guarantee,cap; or any."),
+]
+SharingDefault = Annotated[
+    str | None, typer.Option("--sharing-default", metavar="MODE", help="For parts of GPUs: share, mps; or unset.")
+]
+SharingAllowed = Annotated[
+    str | None, typer.Option("--sharing-allowed", metavar="LIST", help="Modes it may have: whole,share; or any.")
+]
 NoteText = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="A remark.")]
 
 
@@ -37,7 +52,12 @@ def register(app: typer.Typer) -> None:
     )
     command(group, "gpupool project list", name="list")(list_projects)
     command(group, "gpupool project create team-a --quota 2.5 --member ann --member ben")(create)
-    command(group, "gpupool project set team-a --quota 4 --no-over-quota", name="set")(change)
+    command(
+        group,
+        "gpupool project set team-a --quota 4 --no-over-quota",
+        "gpupool project set team-a --compute-default cap --compute-allowed guarantee,cap",
+        name="set",
+    )(change)
     command(group, "gpupool project delete team-a")(delete)
     command(group, "gpupool project members team-a --add carl --remove ben")(members)
     app.add_typer(group, name="project")
@@ -66,10 +86,17 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     idle_timeout: Idle = None,
     member: Members = None,
     note: NoteText = None,
+    compute_default: ComputeDefault = None,
+    compute_allowed: ComputeAllowed = None,
+    sharing_default: SharingDefault = None,
+    sharing_allowed: SharingAllowed = None,
 ) -> None:
     """Make a project."""
     changes = _changes(quota, limit, user_limit, max_time, idle_timeout)
     body = changes | _plain(over_quota=over_quota, members=member, note=note)
+    body |= _choices("compute", compute_default, compute_allowed) | _choices(
+        "sharing", sharing_default, sharing_allowed
+    )
     made = open_pool().post("projects", {"name": name} | {k: v for k, v in body.items() if v is not None})
     tell(f"project {made['name']} is made")
 
@@ -84,10 +111,17 @@ def change(  # noqa: PLR0913, PLR0917 - one parameter per option
     idle_timeout: Idle = None,
     member: Members = None,
     note: NoteText = None,
+    compute_default: ComputeDefault = None,
+    compute_allowed: ComputeAllowed = None,
+    sharing_default: SharingDefault = None,
+    sharing_allowed: SharingAllowed = None,
 ) -> None:
     """Change a project; what is not named stays."""
     body = _changes(quota, limit, user_limit, max_time, idle_timeout)
     body |= _plain(over_quota=over_quota, members=member, note=note)
+    body |= _choices("compute", compute_default, compute_allowed) | _choices(
+        "sharing", sharing_default, sharing_allowed
+    )
     if not body:
         raise typer.BadParameter("name what to change, for example --quota 2")
     open_pool().patch(f"projects/{segment(name)}", body)
@@ -156,6 +190,14 @@ def _changes(
     times = {"max_time_s": max_time, "idle_timeout_s": idle_timeout}
     body: dict[str, Any] = {name: gpu_permille(text) for name, text in amounts.items() if text is not None}
     return body | {name: None if t == NONE else parse_duration_s(t) for name, t in times.items() if t is not None}
+
+
+def _choices(what: str, default: str | None, allowed: str | None) -> dict[str, Any]:
+    """The fields of a policy or mode that were given; ``unset`` and ``any`` take a choice back."""
+    body: dict[str, Any] = {} if default is None else {f"{what}_default": None if default == UNSET else default}
+    if allowed is not None:
+        body[f"{what}_allowed"] = [] if allowed == ANY else [word.strip() for word in allowed.split(",")]
+    return body
 
 
 def gpu_permille(text: str) -> int | None:

@@ -103,6 +103,7 @@ def node_detail_lines(node: Json, now: float, style: Style) -> list[str]:
             ("Driver", node["driver_version"]),
             ("CUDA", node["cuda_version"]),
             ("Agent", node["agent_version"]),
+            ("Sharing", _sharing_text(node)),
             ("Labels", ", ".join(f"{key}={value}" for key, value in node["labels"].items())),
         ],
         style,
@@ -111,6 +112,26 @@ def node_detail_lines(node: Json, now: float, style: Style) -> list[str]:
     for gpu in node["gpus"]:
         lines += ["", *gpu_detail_lines(gpu, now, style)]
     return lines
+
+
+def _sharing_text(node: Json) -> str:
+    chosen = f"{node['sharing_policy']}, as the administrator chose" if node["sharing_policy"] else ""
+    return "; ".join(part for part in (chosen, f"can: {', '.join(node['sharing'])}" if node["sharing"] else "") if part)
+
+
+def sharing_lines(node: Json, style: Style) -> list[str]:
+    """The table of ``sharing``: how parts of each GPU of a node are shared."""
+    rows = [
+        (
+            gpu["index"],
+            gpu["model"],
+            gpu["sharing"] or "the node's own",
+            gpu["sharing_policy"] or "-",
+            ", ".join(dict.fromkeys(h["sharing"] for h in gpu["holders"] if h["sharing"])) or "-",
+        )
+        for gpu in node["gpus"]
+    ]
+    return table(("GPU", "MODEL", "MODE", "CHOSEN", "NOW"), rows, style)
 
 
 def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
@@ -123,6 +144,7 @@ def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
             ("Memory", f"{format_mib(gpu['memory_used_mib'])} used of {format_mib(gpu['memory_mib'])}"),
             ("Use", f"{gpu['utilisation_percent']}%"),
             ("Share", share),
+            ("Sharing", gpu["sharing"]),
             ("Bus", gpu["pci_bus_id"]),
             ("Links", ", ".join(f"GPU {other}: {link}" for other, link in gpu["links"].items())),
             ("MIG", f"{gpu['mig_profile']} of card {gpu['parent_uuid']}" if gpu["mig_profile"] else ""),

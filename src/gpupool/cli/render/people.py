@@ -49,9 +49,17 @@ def project_detail_lines(p: Json, style: Style) -> list[str]:
             ("Longest time", format_duration(p["max_time_s"])),
             ("Idle timeout", format_duration(p["idle_timeout_s"])),
             ("Members", ", ".join(p["members"]) or "everybody"),
+            ("Compute", _choice(p["compute_default"], p["compute_allowed"])),
+            ("Sharing", _choice(p["sharing_default"], p["sharing_allowed"])),
         ],
         style,
     )
+
+
+def _choice(default: str | None, allowed: Sequence[str]) -> str:
+    """``cap; guarantee and cap are allowed``, or nothing where all is left to the pool."""
+    bounds = [f"{' and '.join(allowed)} allowed"] if allowed else []
+    return "; ".join([*([default] if default else []), *bounds])
 
 
 def amount(permille: int | None) -> str:

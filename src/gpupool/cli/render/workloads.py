@@ -55,14 +55,16 @@ def command_text(w: Json) -> str:
 
 
 def gpus_text(gpus: Json) -> str:
-    """What each replica asks for: ``0.50``, ``2``, ``2 x 0.50``, ``4 GiB``, with the model when one is wanted."""
+    """What each replica asks for: ``0.50``, ``2``, ``2 x 0.50``, ``4 GiB``, with what is said of model and sharing."""
     if gpus["memory_mib"] is not None:
         part = format_mib(gpus["memory_mib"])
     else:
         part = "" if gpus["permille"] == 1000 else format_permille(gpus["permille"])
     count = gpus["count"]
     amount = (f"{count} x {part}" if count > 1 else part) if part else str(count)
-    return f"{amount} {'|'.join(gpus['models'])}" if gpus["models"] else amount
+    policy = gpus.get("compute", "guarantee")
+    compute = "" if policy == "guarantee" else f"compute:{policy}"
+    return " ".join(part for part in (amount, "|".join(gpus["models"]), gpus.get("sharing"), compute) if part)
 
 
 def replicas_text(w: Json) -> str:
