@@ -89,5 +89,7 @@ void gp_graph_memory_after(struct gp_gpu *gpu);
 
 /* A context is about to be destroyed or reset: forget its streams and events. NULL: all of this device. */
 void gp_compute_context_closing(CUcontext context, CUdevice device);
+/* An executable graph is about to be destroyed: forget what it takes. Called by whoever hooks cuGraphExecDestroy. */
+void gp_compute_graph_closing(CUgraphExec exec);
 
 #endif

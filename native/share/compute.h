@@ -1,0 +1,174 @@
+/* What gate.c, launches.c, graphs.c, streams.c, pace.c, capture.c and drain.c share: this process's side of time leases.
+ *
+ * The fast path of a launch takes no lock: it counts itself into `gate`, compares two words and goes. Everything else
+ * is done under `lock`, which is of this process and GPU only and is never held while anybody waits for the GPU.
+ *
+ * The order that makes leases exclusive (all sequentially consistent):
+ *   a launch       enters the gate, then looks at the grant and at `held`
+ *   the helper     sees the grant gone (or takes `held` away), then looks into the gate
+ *   a claim        writes slot.busy, then looks at the grant once more
+ *   the arbiter    takes the grant away, then looks at slot.busy
+ * So either the launch sees that it may not, or the helper sees it inside; either the claim sees that it came too
+ * late, or the arbiter sees it busy.
+ */
+#ifndef GPUPOOL_SHARE_COMPUTE_H
+#define GPUPOOL_SHARE_COMPUTE_H
+
+#include <pthread.h>
+
+#include "share.h"
+
+#define GP_STREAMS 1024u /* followed at a time, on one GPU */
+#define GP_MARKS 8u      /* of one stream; one of them is the last that was reached */
+#define GP_COSTS 4096u   /* kernels and graphs whose time is remembered */
+#define GP_HELD_NONE GPUPOOL_GRANT_CONTENDED /* never equal to a grant without CONTENDED */
+#define GP_GATE_LAUNCH UINT64_C(0x10000)
+#define GP_GATE_INSIDE UINT64_C(0xffff)
+
+/* The longest that one launch waits for a grant; tests build with less. */
+#ifndef GP_LONGEST_WAIT_MS
+#define GP_LONGEST_WAIT_MS 30000
+#endif
+
+/* A point in a stream's work, seen by an event: what it was thought to take since the mark before. */
+struct gp_mark {
+    CUevent event;
+    uint64_t work_ns;  /* by the costs known then */
+    uint64_t key;      /* of the launches, when all had the same; else 0 */
+    uint32_t launches;
+    bool exact; /* the mark before was not reached when this was recorded: the GPU was at work all the while */
+};
+
+struct gp_stream {
+    /* Read by the fast path; handle 0: never used. */
+    _Atomic uintptr_t handle;
+    _Atomic(CUcontext) context;
+    _Atomic uint32_t thread; /* whose default stream it is; 0: a stream for all threads */
+    _Atomic bool dirty;      /* launches came after the last mark */
+    _Atomic bool full;       /* more is queued than should be: wait before the next launch */
+    /* Written by whoever launches on the stream; an increment lost between two of them does no harm. */
+    _Atomic uint64_t since_ns, since_key;
+    _Atomic uint32_t since_launches;
+    _Atomic uint64_t quantum_ns; /* of since_ns, until the next mark */
+    /* Under the lock. */
+    uint32_t head, tail; /* marks [head, tail) are recorded and not known to be reached; head - 1 is the last reached */
+    double scale;        /* what this stream's work really takes, against the sum of its costs */
+    uint64_t reached_ns; /* when mark head - 1 was seen to be reached */
+    bool stuck;          /* waited for in vain: not paced until a mark is reached */
+    bool last_pending;   /* `last` is recorded and not known to be reached */
+    CUevent last;        /* a thread's default stream: recorded after each launch, for nobody else can */
+    struct gp_mark marks[GP_MARKS];
+};
+
+struct gp_cost {
+    _Atomic uint64_t key;
+    _Atomic uint32_t ns;
+};
+
+/* One GPU of the lease, once something was launched there. */
+struct gp_compute {
+    _Alignas(64) _Atomic uint64_t gate; /* threads between enter and leave (low 16 bits), launches so far */
+    _Alignas(64) _Atomic uint32_t held; /* the grant this process is busy for, without CONTENDED; or GP_HELD_NONE */
+    _Atomic bool off;                   /* the process exits: nothing is gated any more */
+    _Alignas(64) pthread_mutex_t lock;
+    struct gp_gpu *gpu;
+    uint64_t limit_ns;
+    uint32_t beat; /* the arbiter's heartbeat as last seen, and since when */
+    uint64_t beat_ns;
+    /* The helper thread: see drain.c. */
+    bool helper_started;
+    _Atomic bool helper_done;
+    _Atomic uint32_t work; /* a futex word: changes when there is something to do */
+    /* Streams: a hash table; `used` lists the places taken. */
+    uint32_t used_count;
+    uint16_t used[GP_STREAMS];
+    struct gp_cost costs[GP_COSTS];
+    struct gp_stream streams[GP_STREAMS];
+};
+
+/* One launch under way. */
+struct gp_launch {
+    struct gp_compute *compute;
+    struct gp_stream *stream; /* NULL: not followed yet */
+    uintptr_t handle;
+    CUcontext context; /* of a default stream; else NULL */
+    uint64_t key;
+    uint32_t cost_ns; /* 0: not known */
+};
+
+/* -- launches.c: a launch calls begin, the driver's function, and end if begin said so ------------------------------ */
+
+/* False: this launch is not gated; call the driver and nothing else. */
+bool gp_launch_begin(struct gp_launch *launch, CUstream stream, bool per_thread, uint64_t key);
+void gp_launch_end(struct gp_launch *launch, CUresult result);
+/* The stream that is meant, as the driver's functions without a suffix know it. */
+static inline uintptr_t gp_handle(CUstream stream, bool per_thread) {
+    return (uintptr_t)(stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY);
+}
+/* What an executable graph's launches are known by. */
+static inline uint64_t gp_graph_key(CUgraphExec exec) { return (uintptr_t)exec | UINT64_C(1) << 63; }
+
+/* -- gate.c ---------------------------------------------------------------------------------------------------------- */
+
+/* The GPU of the calling thread if its launches are gated; else NULL. */
+struct gp_compute *gp_compute_current(void);
+struct gp_compute *gp_compute_at(uint32_t index); /* NULL: nothing was launched there */
+/* Leaves the gate, waits for a grant and is inside again; or is inside without one, which is counted. */
+void gp_gate_wait(struct gp_compute *compute);
+uint64_t gp_now_ns(void); /* CLOCK_MONOTONIC */
+void gp_sleep_ns(uint64_t ns);
+/* Returns at a wake-up, after ns (UINT64_MAX: never), at a signal, or at once when the word is not `value`. */
+void gp_futex_wait(const _Atomic uint32_t *word, uint32_t value, uint64_t ns, bool shared);
+void gp_futex_wake(const _Atomic uint32_t *word, bool shared);
+
+static inline bool gp_is_held(const struct gp_compute *compute) {
+    uint32_t grant = atomic_load(&compute->gpu->control->grant) & ~GPUPOOL_GRANT_CONTENDED;
+    return grant == atomic_load(&compute->held);
+}
+
+/* -- drain.c --------------------------------------------------------------------------------------------------------- */
+
+/* Starts the helper if there is none and tells it to look. Under the lock. */
+void gp_helper_wake(struct gp_compute *compute);
+/* Brings slot.launches up to date. */
+void gp_publish(struct gp_compute *compute);
+
+/* -- streams.c: everything but find under the lock ------------------------------------------------------------------- */
+
+struct gp_stream *gp_stream_find(struct gp_compute *compute, uintptr_t handle, CUcontext context);
+/* Follow a stream from now on; NULL when there is no room. */
+struct gp_stream *gp_stream_add(struct gp_compute *compute, uintptr_t handle, CUcontext context);
+/* Forget one that has nothing to wait for any more, if its stream or thread is gone. */
+void gp_stream_let_go(struct gp_compute *compute, struct gp_stream *stream);
+/* Records a mark behind all that was launched; in the stream's context. False: it is being captured. */
+bool gp_stream_mark(struct gp_compute *compute, struct gp_stream *stream);
+/* Looks which marks have been reached, and learns from them. True: none is left. */
+bool gp_stream_collect(struct gp_compute *compute, struct gp_stream *stream);
+/* Marks all dirty streams and looks whether all marks have been reached; for threads with no context of their own. */
+bool gp_streams_drained(struct gp_compute *compute);
+/* The calling thread's number; only threads with a default stream of their own need one. */
+uint32_t gp_thread_number(void);
+
+/* -- pace.c ---------------------------------------------------------------------------------------------------------- */
+
+/* What a launch is known to take; 0: not known. */
+uint32_t gp_cost(const struct gp_compute *compute, uint64_t key);
+void gp_cost_forget(struct gp_compute *compute, uint64_t key);
+/* A mark was reached, this long after the mark before. Under the lock. */
+void gp_pace_learn(struct gp_compute *compute, struct gp_stream *stream, const struct gp_mark *mark, double elapsed_ns);
+/* A mark was recorded: is the stream full? Under the lock. */
+void gp_pace_marked(struct gp_compute *compute, struct gp_stream *stream);
+/* Waits while too much is queued; then closes the group before a launch of unknown cost. Without the lock. */
+void gp_pace_before(struct gp_launch *launch);
+
+/* -- capture.c ------------------------------------------------------------------------------------------------------- */
+
+/* Captures under way in this process; while there is none nobody need ask. */
+extern _Atomic uint32_t gp_captures;
+/* Whether launches on this stream are recorded and not run (or would be refused because others are). */
+bool gp_is_capturing(uintptr_t handle);
+/* Let event calls of this thread not disturb anybody's capture; gives what gp_strict wants back. */
+CUstreamCaptureMode gp_relaxed(void);
+void gp_strict(CUstreamCaptureMode mode);
+
+#endif

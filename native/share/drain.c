@@ -1,0 +1,186 @@
+/* Gives the GPU back: one thread for each GPU that something was launched on, started at the first claim of a grant.
+ *
+ * It sleeps while nothing is held, and while what is held is wanted by nobody else. When the grant is taken away it
+ * waits until no thread is inside a launch and all streams have drained, and says so (slot.busy = 0). When others wait
+ * and this process leaves the GPU idle, it gives the grant back before it is asked; the next launch claims it anew,
+ * under the same epoch if the arbiter has not moved on.
+ *
+ * All signals are blocked in this thread, and its event calls do not disturb captures. It does not outlive fork.
+ */
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include "compute.h"
+
+#define STACK_BYTES (256u << 10) /* the driver's functions need some */
+#define POLL_NS UINT64_C(50000)  /* between looks at streams that should drain soon */
+#define POLL_MOST_NS UINT64_C(1000000)
+#define INSIDE_NS UINT64_C(20000)
+#define WATCH_NS UINT64_C(250000) /* between looks at whether anything is launched */
+#define IDLE_NS UINT64_C(500000)  /* without a launch: the GPU is offered to those who wait */
+#define EXIT_NS UINT64_C(100000000)
+
+struct watch { /* since when the number of launches has been the same */
+    uint64_t launches, since_ns;
+    uint64_t draining_ns; /* since when the streams should drain; 0: they need not */
+};
+
+static uint64_t launches_of(struct gp_compute *compute) { return atomic_load(&compute->gate) >> 16; }
+
+static bool somebody_inside(struct gp_compute *compute) {
+    return (atomic_load(&compute->gate) & GP_GATE_INSIDE) != 0;
+}
+
+void gp_publish(struct gp_compute *compute) {
+    struct gpupool_slot *slot = compute->gpu->slot;
+    uint64_t all = launches_of(compute), graphs = atomic_load_explicit(&slot->graph_launches, memory_order_relaxed);
+    atomic_store_explicit(&slot->launches, all > graphs ? all - graphs : 0, memory_order_relaxed);
+}
+
+/* Under the lock. */
+static void give_back(struct gp_compute *compute) {
+    gp_publish(compute);
+    atomic_store(&compute->gpu->slot->busy, 0);
+    gp_ring(compute->gpu, GPUPOOL_BELL_LOOK);
+}
+
+/* The grant is gone: true when the GPU has been given back or claimed anew. */
+static bool release(struct gp_compute *compute) {
+    bool over = true;
+    pthread_mutex_lock(&compute->lock);
+    if (!gp_is_held(compute)) {
+        atomic_store(&compute->held, GP_HELD_NONE);
+        over = !somebody_inside(compute) && gp_streams_drained(compute);
+        if (over)
+            give_back(compute);
+    }
+    pthread_mutex_unlock(&compute->lock);
+    return over;
+}
+
+/* Streams are polled often at first, then in proportion to the time that it takes anyway. */
+static uint64_t poll_ns(const struct watch *watch, uint64_t now) {
+    uint64_t ns = (now - watch->draining_ns) / 256;
+    return ns < POLL_NS ? POLL_NS : ns > POLL_MOST_NS ? POLL_MOST_NS : ns;
+}
+
+static void drain(struct gp_compute *compute, struct watch *watch) {
+    uint64_t now = gp_now_ns();
+    if (watch->draining_ns == 0)
+        watch->draining_ns = now;
+    if (release(compute))
+        watch->draining_ns = 0;
+    else
+        gp_sleep_ns(somebody_inside(compute) ? INSIDE_NS : poll_ns(watch, now));
+}
+
+/* Others wait, and nothing has been launched here for a while: true when the GPU was given back. */
+static bool release_early(struct gp_compute *compute, const struct watch *watch) {
+    bool over = false;
+    pthread_mutex_lock(&compute->lock);
+    uint32_t held = atomic_load(&compute->held);
+    if (gp_is_held(compute) && gp_streams_drained(compute)) {
+        atomic_store(&compute->held, GP_HELD_NONE);
+        over = !somebody_inside(compute) && launches_of(compute) == watch->launches;
+        if (over)
+            give_back(compute);
+        else
+            atomic_store(&compute->held, held);
+    }
+    pthread_mutex_unlock(&compute->lock);
+    return over;
+}
+
+static void watch_idle(struct gp_compute *compute, struct watch *watch, uint32_t grant) {
+    uint64_t now = gp_now_ns(), launches = launches_of(compute), sleep = WATCH_NS;
+    if (launches != watch->launches || watch->since_ns == 0)
+        *watch = (struct watch){.launches = launches, .since_ns = now};
+    else if (now - watch->since_ns < IDLE_NS)
+        sleep = IDLE_NS - (now - watch->since_ns);
+    else if (release_early(compute, watch))
+        return;
+    else
+        sleep = 2 * POLL_NS;
+    gp_futex_wait(&compute->gpu->control->grant, grant, sleep, true);
+}
+
+static void *helper(void *argument) {
+    struct gp_compute *compute = argument;
+    struct watch watch = {0};
+    prctl(PR_SET_NAME, "gpupool-lease");
+    prctl(PR_SET_TIMERSLACK, 1000);
+    gp_relaxed();
+    for (;;) {
+        uint32_t work = atomic_load(&compute->work), grant = atomic_load(&compute->gpu->control->grant);
+        if (atomic_load(&compute->off))
+            break;
+        if (atomic_load(&compute->gpu->slot->busy) == 0) {
+            watch.since_ns = 0;
+            gp_futex_wait(&compute->work, work, UINT64_MAX, false);
+        } else if (!gp_is_held(compute)) {
+            drain(compute, &watch);
+        } else if ((grant & GPUPOOL_GRANT_CONTENDED) != 0) {
+            watch_idle(compute, &watch, grant);
+        } else {
+            watch.since_ns = watch.draining_ns = 0;
+            gp_publish(compute);
+            gp_futex_wait(&compute->gpu->control->grant, grant, UINT64_MAX, true);
+        }
+    }
+    atomic_store(&compute->helper_done, true);
+    return NULL;
+}
+
+static bool start(struct gp_compute *compute) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = pthread_create(&thread, &attributes, helper, compute) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return started;
+}
+
+void gp_helper_wake(struct gp_compute *compute) {
+    atomic_fetch_add(&compute->work, 1);
+    if (!compute->helper_started)
+        compute->helper_started = start(compute);
+    gp_futex_wake(&compute->work, false);
+}
+
+/* The helper may be about to sleep on a word that will not change: it is woken until it has seen that it is over. */
+static void stop_helper(struct gp_compute *compute) {
+    uint64_t end = gp_now_ns() + EXIT_NS;
+    while (!atomic_load(&compute->helper_done) && gp_now_ns() < end) {
+        atomic_fetch_add(&compute->work, 1);
+        gp_futex_wake(&compute->work, false);
+        gp_futex_wake(&compute->gpu->control->grant, true);
+        gp_sleep_ns(INSIDE_NS);
+    }
+}
+
+/* What is still queued ends with the process. */
+static void stop(struct gp_compute *compute) {
+    pthread_mutex_lock(&compute->lock);
+    bool started = compute->helper_started;
+    atomic_store(&compute->off, true);
+    pthread_mutex_unlock(&compute->lock);
+    if (started)
+        stop_helper(compute);
+    pthread_mutex_lock(&compute->lock);
+    atomic_store(&compute->held, GP_HELD_NONE);
+    if (atomic_load(&compute->gpu->slot->busy) != 0)
+        give_back(compute);
+    pthread_mutex_unlock(&compute->lock);
+}
+
+void gp_compute_at_exit(void) {
+    for (uint32_t i = 0; i < GPUPOOL_MAX_GPUS; i++)
+        if (gp_compute_at(i) != NULL)
+            stop(gp_compute_at(i));
+}
