@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, Self
 
 from gpupool import __version__
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import Gpu, NodeReport
 from gpupool.domain.units import parse_memory_mib
+from gpupool.node.inventory.fake_driver import FakeCards, fake_nvml, write_fake_driver
 from gpupool.node.inventory.host import clean_node_name, read_host
-from gpupool.node.inventory.models import CardModel, find_model, known_models
+from gpupool.node.inventory.mig import mig_index
+from gpupool.node.inventory.models import (
+    CardModel,
+    find_model,
+    is_mig_profile,
+    known_models,
+    mig_memory_mib,
+    mig_slices,
+)
+from gpupool.node.inventory.nvml import NvmlInventory
+from gpupool.node.native import Product
 
 DEFAULT_EMULATION = "1xT4"
 MAX_EMULATED_GPUS = 64  # on a real node
@@ -19,21 +33,26 @@ MAX_SIMULATED_GPUS = 10_000  # for a simulation that asks for more
 _MAX_SPEC_LENGTH = 2000
 _MAX_CARD_MEMORY_MIB = 16 * 1024 * 1024
 _PART = re.compile(
-    r"(?:(?P<count>\d{1,9})\s*[x*]\s*)?(?P<name>[a-z0-9][a-z0-9 ._+-]{0,62})(?::(?P<size>[^:]{1,20}))?", re.IGNORECASE
+    r"(?:(?P<count>\d{1,9})\s*[x*]\s*)?(?P<name>[a-z0-9][a-z0-9 ._+-]{0,62})(?::(?P<size>[^:[]{1,20}))?"
+    r"(?:\[(?P<mig>[^][]{1,200})\])?",
+    re.IGNORECASE,
 )
+_COMMA_BETWEEN_CARDS = re.compile(r",(?![^[]*\])")
+_SLICES_OF_A_CARD = 7
 
 
 def parse_emulation(spec: str, limit: int = MAX_EMULATED_GPUS) -> tuple[CardModel, ...]:
     """One card per GPU in ``4xT4,2xV100``, ``T4``, ``H100:80GiB`` or ``2xMyCard:24G``; empty means one T4.
 
-    A card that is not known needs its memory. ``limit`` is the most GPUs, itself at most 10,000.
+    ``A100-80GB[3g.40gb,2g.20gb]`` is a card cut into MIG instances. A card that is not known needs its memory.
+    ``limit`` is the most GPUs, itself at most 10,000.
     Raises ``GpupoolError(INVALID_REQUEST)`` that names the part that is wrong.
     """
     if len(spec) > _MAX_SPEC_LENGTH:
         raise _bad(spec[:40] + "…", f"it is longer than {_MAX_SPEC_LENGTH} characters")
     cards: list[CardModel] = []
     most = min(limit, MAX_SIMULATED_GPUS)
-    for part in (spec.strip() or DEFAULT_EMULATION).split(","):
+    for part in _COMMA_BETWEEN_CARDS.split(spec.strip() or DEFAULT_EMULATION):
         count, card = _parse_part(part.strip())
         if len(cards) + count > most:
             raise _bad(part, f"a node emulates at most {most} GPUs")
@@ -48,7 +67,19 @@ def _parse_part(part: str) -> tuple[int, CardModel]:
     count = int(match["count"] or 1)
     if count == 0:
         raise _bad(part, "the number of GPUs is zero")
-    return count, _card(part, match["name"].strip(), match["size"])
+    card = _card(part, match["name"].strip(), match["size"])
+    return count, card if match["mig"] is None else _cut(part, card, match["mig"])
+
+
+def _cut(part: str, card: CardModel, profiles: str) -> CardModel:
+    """The card with these MIG instances; raises where they do not fit."""
+    mig = tuple(profile.strip().lower() for profile in profiles.split(","))
+    wrong = next((profile for profile in mig if not is_mig_profile(profile)), None)
+    if wrong is not None:
+        raise _bad(part, f"'{wrong[:20]}' is not a MIG profile such as 3g.40gb")
+    if sum(map(mig_slices, mig)) > _SLICES_OF_A_CARD or sum(map(mig_memory_mib, mig)) > card.memory_mib:
+        raise _bad(part, "the MIG instances are more than the card")
+    return replace(card, mig=mig)
 
 
 def _card(part: str, name: str, size: str | None) -> CardModel:
@@ -63,7 +94,7 @@ def _card(part: str, name: str, size: str | None) -> CardModel:
         raise _bad(part, f"'{size}' is not an amount of memory") from error
     if memory > _MAX_CARD_MEMORY_MIB:
         raise _bad(part, f"'{size}' is more than 16 TiB")
-    return CardModel(known.name if known else name, memory)
+    return replace(known, memory_mib=memory) if known else CardModel(name, memory)
 
 
 def _bad(part: str, reason: str) -> GpupoolError:
@@ -71,20 +102,26 @@ def _bad(part: str, reason: str) -> GpupoolError:
     return GpupoolError(
         ErrorCode.INVALID_REQUEST,
         f"Cannot emulate '{shown}': {reason}.",
-        f"Write it like 4xT4,2xV100 or MyCard:24G. Known models: {', '.join(known_models())}.",
+        f"Write it like 4xT4,2xV100, MyCard:24G or A100-80GB[3g.40gb]. Known models: {', '.join(known_models())}.",
     )
 
 
 def emulated_uuid(node_name: str, index: int) -> str:
     """The UUID of an emulated GPU: always the same for the same node name and index."""
-    digest = hashlib.sha256(f"{node_name}/{index}".encode()).hexdigest()
-    return f"GPU-EMULATED-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
+    return f"GPU-EMULATED-{_digits(f'{node_name}/{index}')}"
+
+
+def _digits(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 
 
 class EmulatedInventory:
     """An inventory of cards that only exist on paper; the processors and memory of its report are real.
 
-    ``warnings`` go into every report: they say why GPUs are emulated when nobody asked for it.
+    ``warnings`` go into every report: they say why GPUs are emulated when nobody asked for it. Once its
+    ``fake_driver_folder`` was asked for, and where the native parts are built, the cards are simulated by the fake
+    driver, and what programs do on them is seen as on real ones.
     """
 
     name: ClassVar[str] = "emulated"
@@ -92,12 +129,27 @@ class EmulatedInventory:
     def __init__(self, node_name: str | None, cards: tuple[CardModel, ...], warnings: tuple[str, ...] = ()) -> None:
         self._host = read_host(node_name)
         self._warnings = warnings
+        self._cards = cards
         self._gpus = emulated_gpus(self._host.name, cards)
+        self._pool_pids: frozenset[int] | None = None
+        self._simulated: NvmlInventory | None = None
 
     @classmethod
     def open(cls, node_name: str, options: str) -> Self:
         """Build one from a text like ``4xT4,2xV100``; raises ``GpupoolError(INVALID_REQUEST)`` for a bad one."""
         return cls(node_name, parse_emulation(options))
+
+    def fake_driver_folder(self, run_folder: Path, *, shared: bool = False) -> Path:
+        """The folder that describes these cards to the fake driver, made in ``run_folder`` when it is not there.
+
+        ``shared``: programs of other users pass through it, too. Raises OSError.
+        """
+        uuids = [emulated_uuid(self._host.name, index) for index in range(len(self._cards))]
+        folder = write_fake_driver(run_folder, FakeCards(self._cards, uuids, self._gpus), shared=shared)
+        if self._simulated is None:
+            nvml = fake_nvml(Product.FAKE_NVML.path, folder, self._gpus)
+            self._simulated = None if nvml is None else NvmlInventory(self._host.name, nvml)
+        return folder
 
     def report(self) -> NodeReport:
         """The machine with its emulated GPUs."""
@@ -105,22 +157,51 @@ class EmulatedInventory:
             name=self._host.name,
             cpus=self._host.cpus,
             memory_mib=self._host.memory_mib,
-            gpus=self._gpus,
+            gpus=self._seen(),
             emulated=True,
             boot_id=self._host.boot_id,
             agent_version=__version__,
             warnings=self._warnings,
         )
 
-    def gpus(self, pool_pids: frozenset[int]) -> tuple[Gpu, ...]:  # noqa: ARG002 - no process can be on a card of paper
-        """The same GPUs every time: always healthy, never used by anybody else."""
-        return self._gpus
+    def gpus(self, pool_pids: frozenset[int]) -> tuple[Gpu, ...]:
+        """The same GPUs every time, always healthy; where they are simulated, with their use and foreign processes."""
+        self._pool_pids = pool_pids
+        return self._seen()
+
+    def _seen(self) -> tuple[Gpu, ...]:
+        if self._simulated is None or self._pool_pids is None:
+            return self._gpus
+        now = {gpu.uuid: gpu for gpu in self._simulated.gpus(self._pool_pids)}
+        return tuple(_with_use(gpu, now.get(gpu.uuid, gpu)) for gpu in self._gpus)
+
+
+def _with_use(gpu: Gpu, now: Gpu) -> Gpu:
+    return replace(
+        gpu,
+        foreign=now.foreign,
+        memory_used_mib=now.memory_used_mib,
+        utilisation_percent=now.utilisation_percent,
+    )
 
 
 def emulated_gpus(node_name: str, cards: tuple[CardModel, ...]) -> tuple[Gpu, ...]:
-    """The GPUs of a node with these cards, in order."""
+    """The GPUs of a node with these cards, in order; of a card that is cut its MIG instances."""
     name = clean_node_name(node_name)
-    return tuple(
-        Gpu(uuid=emulated_uuid(name, i), index=i, model=card.name, memory_mib=card.memory_mib, emulated=True)
-        for i, card in enumerate(cards)
-    )
+    return tuple(gpu for index, card in enumerate(cards) for gpu in _gpus_of(name, index, card))
+
+
+def _gpus_of(node_name: str, index: int, card: CardModel) -> Iterator[Gpu]:
+    uuid = emulated_uuid(node_name, index)
+    if not card.mig:
+        yield Gpu(uuid=uuid, index=index, model=card.name, memory_mib=card.memory_mib, emulated=True)
+    for place, profile in enumerate(card.mig):
+        yield Gpu(
+            uuid=f"MIG-EMULATED-{_digits(f'{node_name}/{index}/{place}')}",
+            index=mig_index(index, place),
+            model=f"{card.name} MIG {profile}",
+            memory_mib=mig_memory_mib(profile),
+            emulated=True,
+            mig_profile=profile,
+            parent_uuid=uuid,
+        )

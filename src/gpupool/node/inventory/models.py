@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class CardModel:
-    """A kind of card: its full name as NVML reports it and its memory in MiB."""
+    """A kind of card: its full name as NVML reports it, its memory in MiB, what a simulation tells programs of it.
+
+    ``mig`` are the profiles of the instances that it is cut into, in order; empty: it is not.
+    """
 
     name: str
     memory_mib: int
+    multiprocessors: int = 40
+    capability: str = "7.5"
+    mig: tuple[str, ...] = ()
 
 
 _GIB = 1024
 _KNOWN: dict[str, CardModel] = {
-    "T4": CardModel("Tesla T4", 16 * _GIB),
-    "P4": CardModel("Tesla P4", 8 * _GIB),
-    "K80": CardModel("Tesla K80", 12 * _GIB),
-    "P100": CardModel("Tesla P100-PCIE-16GB", 16 * _GIB),
-    "V100-16GB": CardModel("Tesla V100-SXM2-16GB", 16 * _GIB),
-    "V100-32GB": CardModel("Tesla V100-SXM2-32GB", 32 * _GIB),
-    "A10": CardModel("NVIDIA A10", 24 * _GIB),
-    "A30": CardModel("NVIDIA A30", 24 * _GIB),
-    "A40": CardModel("NVIDIA A40", 48 * _GIB),
-    "A100-40GB": CardModel("NVIDIA A100-SXM4-40GB", 40 * _GIB),
-    "A100-80GB": CardModel("NVIDIA A100-SXM4-80GB", 80 * _GIB),
-    "A6000": CardModel("NVIDIA RTX A6000", 48 * _GIB),
-    "L4": CardModel("NVIDIA L4", 24 * _GIB),
-    "L40": CardModel("NVIDIA L40", 48 * _GIB),
-    "L40S": CardModel("NVIDIA L40S", 48 * _GIB),
-    "H100-80GB": CardModel("NVIDIA H100 80GB HBM3", 80 * _GIB),
-    "H200": CardModel("NVIDIA H200", 141 * _GIB),
-    "B200": CardModel("NVIDIA B200", 180 * _GIB),
-    "GTX 1080 Ti": CardModel("NVIDIA GeForce GTX 1080 Ti", 11 * _GIB),
-    "RTX 2080 Ti": CardModel("NVIDIA GeForce RTX 2080 Ti", 11 * _GIB),
-    "RTX 3090": CardModel("NVIDIA GeForce RTX 3090", 24 * _GIB),
-    "RTX 4090": CardModel("NVIDIA GeForce RTX 4090", 24 * _GIB),
-    "RTX 5090": CardModel("NVIDIA GeForce RTX 5090", 32 * _GIB),
+    "T4": CardModel("Tesla T4", 16 * _GIB, 40, "7.5"),
+    "P4": CardModel("Tesla P4", 8 * _GIB, 20, "6.1"),
+    "K80": CardModel("Tesla K80", 12 * _GIB, 13, "3.7"),
+    "P100": CardModel("Tesla P100-PCIE-16GB", 16 * _GIB, 56, "6.0"),
+    "V100-16GB": CardModel("Tesla V100-SXM2-16GB", 16 * _GIB, 80, "7.0"),
+    "V100-32GB": CardModel("Tesla V100-SXM2-32GB", 32 * _GIB, 80, "7.0"),
+    "A10": CardModel("NVIDIA A10", 24 * _GIB, 72, "8.6"),
+    "A30": CardModel("NVIDIA A30", 24 * _GIB, 56, "8.0"),
+    "A40": CardModel("NVIDIA A40", 48 * _GIB, 84, "8.6"),
+    "A100-40GB": CardModel("NVIDIA A100-SXM4-40GB", 40 * _GIB, 108, "8.0"),
+    "A100-80GB": CardModel("NVIDIA A100-SXM4-80GB", 80 * _GIB, 108, "8.0"),
+    "A6000": CardModel("NVIDIA RTX A6000", 48 * _GIB, 84, "8.6"),
+    "L4": CardModel("NVIDIA L4", 24 * _GIB, 58, "8.9"),
+    "L40": CardModel("NVIDIA L40", 48 * _GIB, 142, "8.9"),
+    "L40S": CardModel("NVIDIA L40S", 48 * _GIB, 142, "8.9"),
+    "H100-80GB": CardModel("NVIDIA H100 80GB HBM3", 80 * _GIB, 132, "9.0"),
+    "H200": CardModel("NVIDIA H200", 141 * _GIB, 132, "9.0"),
+    "B200": CardModel("NVIDIA B200", 180 * _GIB, 148, "10.0"),
+    "GTX 1080 Ti": CardModel("NVIDIA GeForce GTX 1080 Ti", 11 * _GIB, 28, "6.1"),
+    "RTX 2080 Ti": CardModel("NVIDIA GeForce RTX 2080 Ti", 11 * _GIB, 68, "7.5"),
+    "RTX 3090": CardModel("NVIDIA GeForce RTX 3090", 24 * _GIB, 82, "8.6"),
+    "RTX 4090": CardModel("NVIDIA GeForce RTX 4090", 24 * _GIB, 128, "8.9"),
+    "RTX 5090": CardModel("NVIDIA GeForce RTX 5090", 32 * _GIB, 170, "12.0"),
 }
 _SHORT = {
     "V100": "V100-16GB",
@@ -59,6 +66,24 @@ def known_models() -> tuple[str, ...]:
 def find_model(name: str) -> CardModel | None:
     """The card a person means by a short or a full name; case, spaces and dashes do not matter."""
     return _INDEX.get(_plain(name))
+
+
+_MIG_PROFILE = re.compile(r"([1-7])g\.([1-9]\d{0,2})gb(\+[a-z.]{2,8})?")
+
+
+def is_mig_profile(text: str) -> bool:
+    """Whether a text is one like ``3g.40gb`` or ``1g.10gb+me``."""
+    return _MIG_PROFILE.fullmatch(text) is not None
+
+
+def mig_slices(profile: str) -> int:
+    """How many sevenths of a card's processors an instance of this profile has."""
+    return int(profile.partition("g")[0])
+
+
+def mig_memory_mib(profile: str) -> int:
+    """The nominal memory of an instance of this profile."""
+    return int(profile.partition(".")[2].partition("gb")[0]) * _GIB
 
 
 def _plain(text: str) -> str:
