@@ -113,6 +113,7 @@ def test_members_may_not_administer(member: httpx2.Client) -> None:
         ("POST", "/v1/tokens", {"role": "admin"}),
         ("POST", "/v1/nodes/n1/cordon", {"reason": "x"}),
         ("POST", "/v1/nodes/n1/uncordon", None),
+        ("POST", "/v1/nodes/n1/sharing", {"mode": "mps"}),
     ):
         assert code_of(member.request(method, path, json=body)) == (403, "FORBIDDEN"), path
 

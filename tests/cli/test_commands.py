@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cli_fake_pool import COMMAND, NOW, FakePool, detail_view, replica_view, why_view, workload_view
-from cli_views import ANSWERS, event_view, pool_view, project_view, token_view
+from cli_views import ANSWERS, event_view, node_view, pool_view, project_view, token_view
 
 
 @pytest.fixture
@@ -332,6 +332,31 @@ def test_projects_are_made_changed_and_deleted(pool: FakePool, gpupool: Any) -> 
     assert pool.requests[-1][2] == {"quota_permille": None, "over_quota": False, "max_time_s": 3600.0}
     assert gpupool("project", "delete", "b").returncode == 0
     assert gpupool("project", "set", "b", "--quota", "x").returncode == 125
+
+
+def test_how_a_projects_work_shares_is_set_and_taken_back(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["PATCH /v1/projects/b"] = project_view(name="b")
+    for arguments, sent in (
+        (
+            ("--compute-default", "none", "--compute-allowed", "cap,none"),
+            {"compute_default": "none", "compute_allowed": ["cap", "none"]},
+        ),
+        (("--compute-default", "unset", "--compute-allowed", "any"), {"compute_default": None, "compute_allowed": []}),
+        (("--sharing-default", "mps"), {"sharing_default": "mps"}),
+        (("--sharing-allowed", "whole, share"), {"sharing_allowed": ["whole", "share"]}),
+    ):
+        assert gpupool("project", "set", "b", *arguments).returncode == 0
+        assert pool.requests[-1][2] == sent
+
+
+def test_the_mode_of_parts_of_gpus_is_shown_and_chosen(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/nodes/gpu1/sharing"] = node_view(sharing_policy="mps")
+    shown = gpupool("sharing", "gpu1")
+    assert b"share" in shown.stdout
+    assert gpupool("sharing", "gpu1", "mps", "--gpu", "1").returncode == 0
+    assert pool.requests[-1][2] == {"mode": "mps", "gpu": 1}
+    assert gpupool("sharing", "gpu1", "default").returncode == 0
+    assert pool.requests[-1][2] == {"mode": None, "gpu": None}
 
 
 def test_project_members(pool: FakePool, gpupool: Any) -> None:

@@ -55,6 +55,7 @@ class FakeAgent:
     model: str = "Tesla T4"
     polite: bool = True
     fail_starts: bool = False
+    mode: tuple[str, str] = ("", "")  # what it says of the sharing mode of programs and what that guarantees
     reachable: bool = True
     losses: list[str] = field(default_factory=list)  # what happens to the next calls: "ok", "before" or "after"
     holding: asyncio.Event | None = None  # while not set, answers wait (the deed is done)
@@ -155,7 +156,14 @@ class FakeAgent:
         self.epochs[replica] = (spec.epoch, int(attempt))
         self.starts[spec.key] += 1
         status = ProcessStatus(
-            spec.key, spec.epoch, ProcessPhase.RUNNING, 1000 + len(self.starts), self.now(), attach_path="/attach"
+            spec.key,
+            spec.epoch,
+            ProcessPhase.RUNNING,
+            1000 + len(self.starts),
+            self.now(),
+            attach_path="/attach",
+            mode=self.mode[0],
+            guarantee=self.mode[1],
         )
         self.programs[spec.key] = Program(spec, status)
         self.tell(status)
