@@ -1,4 +1,6 @@
 import re
+import stat
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from gpupool.node.inventory.emulated import (
     MAX_SIMULATED_GPUS,
     EmulatedInventory,
     emulated_gpus,
+    emulated_uuid,
     parse_emulation,
 )
 from gpupool.node.inventory.models import find_model, known_models
@@ -51,6 +54,13 @@ def test_a_text_names_the_cards(spec: str, cards: list[tuple[str, int]]) -> None
         ("T4:", "T4:"),
         ("T4:9e9", "9e9"),
         ("T4:0", "'0'"),
+        ("A100-80GB[3g.40gb,bogus]", "'bogus'"),
+        ("A100-80GB[3g.40gb", "A100-80GB[3g.40gb"),
+        ("A100-80GB[3g.40gb]x", "A100-80GB[3g.40gb]x"),
+        ("A100-80GB[]", "A100-80GB[]"),
+        ("A100-80GB[8g.80gb]", "8g.80gb"),
+        ("A100-80GB[4g.40gb,4g.40gb]", "more than the card"),
+        ("A30[1g.6gb,1g.24gb]", "more than the card"),
         ("MyCard:1:2", "MyCard:1:2"),
         ("T4:99999999G", "99999999G"),
         ("T4\x00", "T4"),
@@ -114,3 +124,57 @@ def test_a_report_says_that_it_is_emulated() -> None:
     assert report.boot_id
     assert inventory.gpus(frozenset({1})) == report.gpus
     assert all(gpu.emulated and gpu.available for gpu in report.gpus)
+
+
+def test_a_card_cut_into_mig_instances_is_reported_as_those() -> None:
+    cards = parse_emulation("T4, 2xA100-80GB[3g.40gb,2g.20gb, 1G.10GB+me],V100")
+    assert [card.mig for card in cards] == [(), *[("3g.40gb", "2g.20gb", "1g.10gb+me")] * 2, ()]
+    gpus = emulated_gpus("n1", cards)
+    assert [(gpu.index, gpu.memory_mib) for gpu in gpus] == [
+        (0, 16384),
+        *[(200, 40960), (201, 20480), (202, 10240)],
+        *[(300, 40960), (301, 20480), (302, 10240)],
+        (3, 16384),
+    ]
+    assert gpus[1].model == "NVIDIA A100-SXM4-80GB MIG 3g.40gb"
+    assert len({gpu.uuid for gpu in gpus}) == len(gpus)
+    assert {gpu.parent_uuid for gpu in gpus[1:4]} == {emulated_uuid("n1", 1)}
+    form = re.compile(r"MIG-EMULATED-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+    assert all(form.fullmatch(gpu.uuid) for gpu in gpus[1:7])
+
+
+def test_a_size_of_ones_own_keeps_what_is_known_of_the_model() -> None:
+    (card,) = parse_emulation("h100:40G")
+    assert (card.memory_mib, card.multiprocessors, card.capability) == (40960, 132, "9.0")
+
+
+def described(folder: Path) -> list[str]:
+    return (folder / "gpus.conf").read_text().splitlines()
+
+
+def test_the_description_for_the_fake_driver_names_cards_and_instances(tmp_path: Path) -> None:
+    inventory = EmulatedInventory("n1", parse_emulation("T4,A100-80GB[3g.40gb,1g.10gb],X:16"))
+    folder = inventory.fake_driver_folder(tmp_path)
+    first, second, third = (emulated_uuid("n1", index) for index in range(3))
+    instances = [gpu.uuid for gpu in inventory.report().gpus if gpu.mig_profile]
+    assert described(folder) == [
+        f"{first} {16 << 30} 40 7.5 {128 << 20} Tesla T4",
+        f"{second} {80 << 30} 108 8.0 {128 << 20} NVIDIA A100-SXM4-80GB",
+        f"mig {instances[0]} {40 << 30} 46 3g.40gb",
+        f"mig {instances[1]} {10 << 30} 15 1g.10gb",
+        f"{third} {16 << 20} 40 7.5 {1 << 20} X",
+    ]
+
+
+def test_the_description_outlives_agents_and_changes_with_the_cards(tmp_path: Path) -> None:
+    folder = EmulatedInventory("n1", parse_emulation("T4")).fake_driver_folder(tmp_path)
+    before = (folder / "gpus.conf").stat()
+    (folder / "gpu-7.state").touch()
+    assert EmulatedInventory("n1", parse_emulation("T4")).fake_driver_folder(tmp_path, shared=True) == folder
+    assert (folder / "gpus.conf").stat().st_ino == before.st_ino
+    assert (folder / "gpu-7.state").exists()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o711
+    EmulatedInventory("n1", parse_emulation("V100")).fake_driver_folder(tmp_path)
+    assert "V100" in described(folder)[0]
+    assert not (folder / "gpu-7.state").exists()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from gpupool.node.inventory.models import CardModel, mig_slices
 VARIABLE = "GPUPOOL_FAKE_GPUS"  # tells a program's fake driver where its folder is
 _FOLDER = "fake-gpus"
 _CONF = "gpus.conf"
+_COPY = "gpupool_pynvml_of_the_fake_driver"
 _MIB = 1024 * 1024
 _CONTEXT_BYTES = 128 * _MIB  # what a context takes of a simulated card, or a sixteenth of a small one
 
@@ -74,17 +76,27 @@ def fake_nvml(library: Path, folder: Path, gpus: Sequence[Gpu]) -> Any:
     A copy, because pynvml keeps the library it has loaded, and that may be the real driver's. The fake one reads its
     description once in the life of a process: where it then knows other GPUs than ``gpus``, this folder came too late.
     """
-    spec = importlib.util.find_spec("pynvml")
-    if spec is None or spec.loader is None or not library.is_file():
+    nvml = _copy_of_pynvml() if library.is_file() else None
+    if nvml is None:
         return None
-    nvml: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(nvml)
     try:
         nvml.nvmlLib = ctypes.CDLL(str(library))
         with _variable(str(folder)):
             return nvml if _knows(nvml, gpus) else None
     except (OSError, nvml.NVMLError):
         return None
+
+
+def _copy_of_pynvml() -> Any:
+    original = importlib.util.find_spec("pynvml")
+    if original is None or original.origin is None:
+        return None
+    spec = importlib.util.spec_from_file_location(_COPY, original.origin)
+    if spec is None or spec.loader is None:
+        return None
+    copy = sys.modules[_COPY] = importlib.util.module_from_spec(spec)  # it looks itself up there
+    spec.loader.exec_module(copy)
+    return copy
 
 
 def _knows(nvml: Any, gpus: Sequence[Gpu]) -> bool:
