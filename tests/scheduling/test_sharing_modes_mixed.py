@@ -181,3 +181,13 @@ def test_the_arrays_say_what_the_rule_says(
         scheduler.apply(PendingAdded(PendingReplica(WorkloadId(f"p{number}"), 0, "red", "ann", wanted, NOW), NOW))
     grants = {g.node: g.sharing for g in scheduler.decide(NOW).grants}
     assert grants == {name: mode for name, mode in modes.items() if mode is not None}
+
+
+@pytest.mark.parametrize(("offered", "mode"), [(("share", "mig"), "mig"), (("share",), "whole"), ((), "mig")])
+def test_an_instance_is_given_out_as_one_where_the_node_can(offered: tuple[str, ...], mode: str) -> None:
+    cut = shared("a 1xA100", offered)
+    instance = replace(cut.report.gpus[0], model="A100 MIG 3g.40gb", mig_profile="3g.40gb", parent_uuid="a")
+    w = begin(replace(cut, report=replace(cut.report, gpus=(instance,))))
+    wanted = GpuRequest(models=("3g.40gb",))
+    w.scheduler.apply(PendingAdded(PendingReplica(WorkloadId("p1"), 0, "red", "ann", wanted, NOW), NOW))
+    assert decided(w) == {"p1": (mode, [0])}

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpupool.domain.gpu import Sharing
+from gpupool.domain.gpu import Node, Sharing
 from gpupool.domain.sharing import slice_mode
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
@@ -215,12 +215,12 @@ def mode_on(c: ClusterState, shape: Shape, row: int, gpu: Ints) -> str:
     used = np.flatnonzero(gpu)
     if not len(used):
         return ""
-    if (gpu[used] >= WHOLE_GPU).all():
-        instances = all(c.gpus[row][slot].mig_profile for slot in used.tolist())
-        return (Sharing.MIG if instances else Sharing.WHOLE).value
     node, gpus = c.nodes[row], c.gpus[row]
     if node is None:
         return ""
+    if (gpu[used] >= WHOLE_GPU).all():
+        instances = _can(node, Sharing.MIG) and all(gpus[slot].mig_profile for slot in used.tolist())
+        return (Sharing.MIG if instances else Sharing.WHOLE).value
     return slice_mode("", node.policy_of(gpus[int(used[0])].uuid) or "", node.report.sharing) or ""
 
 
@@ -245,11 +245,16 @@ def _insists(c: ClusterState, shape: Shape, rows: Ints) -> Bools:
     if not shape.whole:
         return np.asarray((c.mode_open[rows] >> (shape.mode or 0)) & 1 != 0)
     wanted = shape.request.sharing
-    if wanted in {Sharing.WHOLE, Sharing.MIG}:
+    if wanted is None or wanted is Sharing.WHOLE:
         return np.ones((len(rows), c.slots), np.bool_)
     nodes = [c.nodes[row] if row < len(c.nodes) else None for row in rows.tolist()]
-    offers = [node is not None and (not node.report.sharing or wanted in node.report.sharing) for node in nodes]
-    return np.repeat(np.array(offers, np.bool_)[:, None], c.slots, axis=1)
+    offers = np.array([node is not None and _can(node, wanted) for node in nodes], np.bool_)
+    return np.repeat(offers[:, None], c.slots, axis=1)
+
+
+def _can(node: Node, mode: Sharing) -> bool:
+    """Whether a node can use a mode, as far as it says."""
+    return not node.report.sharing or mode in node.report.sharing
 
 
 def _accepted(cluster: ClusterState, shape: Shape) -> Bools:
