@@ -22,6 +22,7 @@
 #define GP_MARKS 8u      /* of one stream; one of them is the last that was reached */
 #define GP_COSTS 4096u   /* kernels and graphs whose time is remembered */
 #define GP_HELD_NONE GPUPOOL_GRANT_CONTENDED /* never equal to a grant without CONTENDED */
+#define GP_COST_UNKNOWN_NS UINT64_C(1000000000) /* so much that nothing is queued behind it */
 #define GP_GATE_LAUNCH UINT64_C(0x10000)
 #define GP_GATE_INSIDE UINT64_C(0xffff)
 

@@ -40,7 +40,7 @@ bool gp_launch_begin(struct gp_launch *launch, CUstream stream, bool per_thread,
 /* The stream's books: what was launched since the last mark. True: it is time for a mark. */
 static bool note(struct gp_launch *launch) {
     struct gp_stream *stream = launch->stream;
-    uint64_t cost = launch->cost_ns != 0 ? launch->cost_ns : launch->compute->limit_ns;
+    uint64_t cost = launch->cost_ns != 0 ? launch->cost_ns : GP_COST_UNKNOWN_NS;
     uint64_t sum = atomic_load_explicit(&stream->since_ns, memory_order_relaxed) + cost;
     uint32_t launches = atomic_load_explicit(&stream->since_launches, memory_order_relaxed);
     if (launches == 0)

@@ -87,6 +87,8 @@ static void learn_scale(struct gp_stream *stream, const struct gp_mark *mark, do
 void gp_pace_learn(struct gp_compute *compute, struct gp_stream *stream, const struct gp_mark *mark, double elapsed_ns) {
     if (mark->launches == 0 || mark->work_ns == 0)
         return;
+    if (mark->key == 0 && mark->work_ns >= GP_COST_UNKNOWN_NS)
+        return; /* another thread came between the marks */
     bool pure = mark->key != 0, first = pure && gp_cost(compute, mark->key) == 0;
     double thought = (double)mark->work_ns * (pure ? 1 : stream->scale);
     if (!first && !mark->exact && elapsed_ns >= thought)
@@ -113,10 +115,13 @@ static double queued_ns(const struct gp_stream *stream) {
     return work - (served < oldest ? served : oldest);
 }
 
+/* Another quarter fits behind this. */
+static double enough_ns(const struct gp_compute *compute) { return (double)compute->limit_ns * 3 / 4; }
+
 void gp_pace_marked(struct gp_compute *compute, struct gp_stream *stream) {
     if (stream->tail - stream->head == 1)
         stream->reached_ns = gp_now_ns(); /* begins about now */
-    bool full = queued_ns(stream) >= (double)compute->limit_ns || stream->tail - stream->head == GP_MARKS - 1;
+    bool full = queued_ns(stream) > enough_ns(compute) || stream->tail - stream->head == GP_MARKS - 1;
     atomic_store(&stream->full, full && !stream->stuck);
 }
 
@@ -127,9 +132,9 @@ static bool one_that_fits(const struct gp_compute *compute, const struct gp_stre
 }
 
 /* Never so long that the GPU runs dry: at three quarters the next launch may come, and one launch may always follow
- * another that fits. Returns how long to sleep; 0: go on. */
+ * another that fits. Returns how long to sleep at most; 0: go on. */
 static uint64_t still_full(struct gp_compute *compute, struct gp_stream *stream) {
-    double enough = (double)compute->limit_ns * 3 / 4;
+    double enough = enough_ns(compute);
     bool idle = gp_stream_collect(compute, stream) || stream->head == stream->tail;
     double queued = queued_ns(stream);
     bool room = stream->tail - stream->head < GP_MARKS - 1;
@@ -138,6 +143,8 @@ static uint64_t still_full(struct gp_compute *compute, struct gp_stream *stream)
     double sleep = (queued - enough) / 2;
     return sleep > (double)SLEEP_MOST_NS ? SLEEP_MOST_NS : sleep < (double)SLEEP_LEAST_NS ? SLEEP_LEAST_NS : (uint64_t)sleep;
 }
+
+static uint64_t shorter(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 static void wait_for_room(struct gp_compute *compute, struct gp_stream *stream) {
     uint64_t begun = gp_now_ns(), sleep, now = begun;
@@ -148,8 +155,8 @@ static void wait_for_room(struct gp_compute *compute, struct gp_stream *stream) 
         if (sleep == 0 || stream->stuck || atomic_load(&compute->off))
             break;
         pthread_mutex_unlock(&compute->lock);
-        if (turn >= SPINS)
-            gp_sleep_ns(sleep);
+        if (turn >= SPINS || sleep > SLEEP_LEAST_NS)
+            gp_sleep_ns(shorter(sleep, SLEEP_LEAST_NS + (now - begun) / 2)); /* the estimate may be far too high */
         now = gp_now_ns();
     }
     atomic_store(&stream->full, false);

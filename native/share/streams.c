@@ -217,6 +217,7 @@ bool gp_stream_mark(struct gp_compute *compute, struct gp_stream *stream) {
     }
     stream->last_pending = false;
     gp_pace_marked(compute, stream);
+    gp_publish(compute);
     return true;
 }
 
