@@ -4,7 +4,6 @@
  * death, also of one that nobody has waited for and also where process ids of namespaces differ. The descriptor is
  * never closed, because closing any descriptor of a file gives up a process's locks on it.
  */
-#define _GNU_SOURCE
 #include "gpus.h"
 
 #include <errno.h>

@@ -3,7 +3,6 @@
  * The clock is two words behind one index, so that a process killed while it advances the clock has either done so or
  * not. Points of the curve are added before the clock moves past them; one that is added twice does no harm.
  */
-#define _GNU_SOURCE
 #include "gpus.h"
 
 #include <time.h>

@@ -1,0 +1,140 @@
+/* The driver as a whole: its lock, its start, and which devices this process sees. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+#define DRIVER_VERSION 13000
+#define VERSION_VARIABLE "GPUPOOL_FAKE_DRIVER_VERSION" /* for tests */
+
+pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t fake_progress;
+__thread int fake_per_thread;
+__thread bool fake_in_callback;
+
+static bool initialized;
+static bool forked; /* from a process that had begun to use the driver: this one cannot */
+static pid_t owner;
+static struct gpu gpus[FAKE_GPUS];
+static uint32_t gpu_count;
+
+int fake_driver_version(void) {
+    const char *text = getenv(VERSION_VARIABLE);
+    int version = text != NULL ? atoi(text) : 0;
+    return version > 0 ? version : DRIVER_VERSION;
+}
+
+uint32_t fake_device_count(void) { return gpu_count; }
+
+struct gpu *fake_gpu(CUdevice ordinal) {
+    return ordinal >= 0 && (uint32_t)ordinal < gpu_count ? &gpus[ordinal] : NULL;
+}
+
+CUresult fake_enter(void) {
+    if (fake_in_callback) return CUDA_ERROR_NOT_PERMITTED;
+    pthread_mutex_lock(&fake_mutex);
+    if (initialized && !forked) return CUDA_SUCCESS;
+    pthread_mutex_unlock(&fake_mutex);
+    return CUDA_ERROR_NOT_INITIALIZED;
+}
+
+void fake_exit(const CUresult *entered) {
+    if (*entered == CUDA_SUCCESS) pthread_mutex_unlock(&fake_mutex);
+}
+
+static bool add_device(uint32_t index, int mig) {
+    const struct fake_gpu *gpu = fake_gpu_at(index);
+    if (mig < 0 && gpu->mig_count > 0) mig = 0; /* a partitioned card shows its first instance */
+    struct fake_device *device = fake_device_open(index, mig);
+    if (device == NULL || gpu_count == FAKE_GPUS) return false;
+    for (uint32_t i = 0; i < gpu_count; i++) {
+        if (gpus[i].shared == device) return false; /* named twice: the list ends here */
+    }
+    gpus[gpu_count] = (struct gpu){.ordinal = (CUdevice)gpu_count, .shared = device, .slot = -1, .backing = -1};
+    gpu_count++;
+    return true;
+}
+
+/* One entry of CUDA_VISIBLE_DEVICES: an index, a UUID, or its beginning. */
+static bool add_named(const char *entry, size_t length) {
+    char *end;
+    long index = strtol(entry, &end, 10);
+    if (end == entry + length && length > 0) return index >= 0 && index < fake_gpu_count() && add_device((uint32_t)index, -1);
+    for (int i = 0; length > 4 && i < fake_gpu_count(); i++) {
+        const struct fake_gpu *gpu = fake_gpu_at((uint32_t)i);
+        if (strncmp(gpu->uuid, entry, length) == 0) return add_device((uint32_t)i, -1);
+        for (uint32_t k = 0; k < gpu->mig_count; k++) {
+            if (strncmp(gpu->migs[k].uuid, entry, length) == 0) return add_device((uint32_t)i, (int)k);
+        }
+    }
+    return false;
+}
+
+/* As the real driver reads it: the list ends at the first entry that means nothing. */
+static void find_devices(void) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible == NULL) {
+        for (int i = 0; i < fake_gpu_count(); i++) add_device((uint32_t)i, -1);
+        return;
+    }
+    while (*visible != '\0') {
+        visible += strspn(visible, " ");
+        size_t length = strcspn(visible, ", ");
+        if (!add_named(visible, length)) return;
+        visible += length;
+        visible += strspn(visible, " ");
+        if (*visible == ',') visible++;
+    }
+}
+
+static void after_fork(void) {
+    static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&fake_mutex, &fresh, sizeof fresh);
+    forked = initialized;
+}
+
+static void start(void) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&fake_progress, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_atfork(NULL, NULL, after_fork);
+    owner = getpid();
+    find_devices();
+}
+
+API CUresult cuInit(unsigned int flags) {
+    if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&fake_mutex);
+    if (forked) {
+        pthread_mutex_unlock(&fake_mutex);
+        return CUDA_ERROR_NOT_INITIALIZED;
+    }
+    if (!initialized && gpu_count == 0) start();
+    initialized = gpu_count > 0;
+    pthread_mutex_unlock(&fake_mutex);
+    return gpu_count > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+API CUresult cuDriverGetVersion(int *version) {
+    if (version == NULL) return CUDA_ERROR_INVALID_VALUE;
+    *version = fake_driver_version();
+    return CUDA_SUCCESS;
+}
+
+/* Leaves at the end, so that the counters are final at once; death without this is noticed by the others. */
+static __attribute__((destructor)) void leave(void) {
+    if (!initialized || forked || getpid() != owner) return;
+    for (uint32_t i = 0; i < gpu_count; i++) {
+        if (gpus[i].slot < 0) continue;
+        if (pthread_mutex_trylock(&fake_mutex) == 0) {
+            fake_settle();
+            pthread_mutex_unlock(&fake_mutex);
+        }
+        fake_lock(gpus[i].shared);
+        fake_leave(gpus[i].shared, gpus[i].slot);
+        fake_unlock(gpus[i].shared);
+    }
+}
