@@ -76,6 +76,7 @@ static struct fake_state *map_state(const char *path, uint64_t memory_bytes) {
             begin(state, memory_bytes);
         }
     }
+    flock(file, LOCK_UN); /* by hand: the mapping keeps the file open */
     close(file);
     return state;
 }
