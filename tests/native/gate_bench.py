@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from lease_folder import CONTENDED, GRANTED, POLICY_GUARANTEE, LeasedGpu, LeaseFolder
+from lease_folder import CONTENDED, GRANTED, PAGE, POLICY_GUARANTEE, LeasedGpu, LeaseFolder
 from native_harness import NATIVE, PROGRAMS, clean_environment
 
 REPORT = ("kernels", "finish_ns", "most_queued_ns", "records", "queries", "spoilt", "dead", "idle_ns", "first_ns")
@@ -37,6 +37,13 @@ def build(out: Path, folder: Path, *flags: str) -> tuple[Path, Path]:
     return driver, client
 
 
+def build_share(folder: Path, flags: str) -> Path:
+    """The share library alone, with other flags."""
+    name = "share/libcuda.so.1"
+    subprocess.run(["make", "-s", "-C", str(NATIVE), f"OUT={folder}", f"CFLAGS={flags}", name], check=True)
+    return folder / name
+
+
 def until(condition: Callable[[], object], timeout_s: float = 10.0) -> bool:
     """Whether a condition comes true in time."""
     end = time.monotonic() + timeout_s
@@ -54,7 +61,7 @@ class Arbiter:
         gpu = LeasedGpu(UUID, 1 << 30, policy=POLICY_GUARANTEE, inflight_limit_us=inflight_limit_us)
         self.lease = LeaseFolder(folder, [gpu], driver)
         self.bell = self.lease.bell()
-        self.bell.setblocking(False)
+        self.bell.settimeout(0)
         self.epoch = 0
         self.beats = threading.Event()
         self.beats.set()
@@ -69,7 +76,7 @@ class Arbiter:
 
     def _write(self, grant: int) -> None:
         self.lease.set_control("grant", grant)
-        word = ctypes.c_uint32.from_buffer(self.lease.control, 2 * mmap.PAGESIZE - mmap.PAGESIZE + 256)
+        word = ctypes.c_uint32.from_buffer(self.lease.control, PAGE + 256)
         _libc.syscall(FUTEX, ctypes.byref(word), FUTEX_WAKE, 1 << 20, None, None, 0)
         del word
 
