@@ -8,8 +8,7 @@
 #define GPUPOOL_CUDA_TYPES_H
 
 #ifdef GPUPOOL_CHECK_HEADERS
-#define __CUDA_API_VERSION_INTERNAL
-#include <cuda.h>
+#include "cuda_check.h"
 #else
 
 #include <stddef.h>
