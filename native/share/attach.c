@@ -14,14 +14,12 @@
 static _Atomic int state = NOT_YET; /* NOT_YET or enum gp_state */
 static struct gp_gpu gpus[GPUPOOL_MAX_GPUS];
 static uint32_t gpu_count;
+static _Atomic(struct gp_gpu *) only; /* the lease's GPU while attached, when it has just one */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static _Atomic bool exit_registered;
 
-/* Until the files that offer them are there. */
-__attribute__((weak)) void gp_memory_after_fork(void) {}
-__attribute__((weak)) void gp_compute_after_fork(void) {}
-__attribute__((weak)) void gp_compute_at_exit(void) {}
+__attribute__((weak)) void gp_memory_after_fork(void) {} /* until the file that offers it is there */
 
 static void after_fork_in_child(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -31,6 +29,7 @@ static void after_fork_in_child(void) {
     gp_memory_after_fork();
     gp_compute_after_fork();
     gp_forget_devices();
+    atomic_store(&only, NULL);
     atomic_store(&state, NOT_YET);
 }
 
@@ -82,6 +81,8 @@ static enum gp_state attach_once(void) {
     if (first) {
         now = attach();
         atomic_store(&state, now);
+        if (now == GP_ATTACHED && gpu_count == 1)
+            atomic_store(&only, &gpus[0]);
     }
     pthread_mutex_unlock(&lock);
     for (uint32_t i = 0; first && now == GP_ATTACHED && i < gpu_count; i++)
@@ -92,6 +93,11 @@ static enum gp_state attach_once(void) {
 enum gp_state gp_attach(void) {
     int now = atomic_load_explicit(&state, memory_order_acquire);
     return GP_LIKELY(now != NOT_YET) ? (enum gp_state)now : attach_once();
+}
+
+struct gp_gpu *gp_gpu_current(void) {
+    struct gp_gpu *gpu = atomic_load_explicit(&only, memory_order_acquire);
+    return GP_LIKELY(gpu != NULL) ? gpu : gp_gpu_of_context();
 }
 
 uint32_t gp_gpu_count(void) { return gp_attach() == GP_ATTACHED ? gpu_count : 0; }

@@ -44,10 +44,10 @@ struct gp_gpu *gp_gpu_of(CUdevice device) {
     return known > 0 ? gp_gpu_at((uint32_t)known - 1) : NULL;
 }
 
-struct gp_gpu *gp_gpu_current(void) {
-    if (GP_UNLIKELY(gp_attach() != GP_ATTACHED))
+struct gp_gpu *gp_gpu_of_context(void) {
+    if (gp_attach() != GP_ATTACHED)
         return NULL;
-    if (GP_LIKELY(gp_gpu_count() == 1))
+    if (gp_gpu_count() == 1)
         return gp_gpu_at(0);
     CUdevice device;
     return REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS ? gp_gpu_of(device) : NULL;

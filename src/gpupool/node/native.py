@@ -7,15 +7,14 @@ everything but enforced slices works.
 from __future__ import annotations
 
 import json
+import os
 from enum import StrEnum
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "_native"
+# GPUPOOL_NATIVE names another folder of the same shape: for those who work on the native parts.
+FOLDER = Path(os.environ.get("GPUPOOL_NATIVE") or Path(__file__).parents[1] / "_native")
 _NOTE = "BUILD.json"
 _NOTE_BYTES_MAX = 1 << 16
-_REMEDY = (
-    "Install a C compiler and make (Debian and Ubuntu: apt install gcc libc6-dev make), then install gpupool again."
-)
 
 
 class Product(StrEnum):
