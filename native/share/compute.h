@@ -1,6 +1,6 @@
 /* What gate.c, launches.c, graphs.c, streams.c, pace.c, capture.c and drain.c share: this process's side of time leases.
  *
- * The fast path of a launch takes no lock: it counts itself into `gate`, compares two words and goes. Everything else
+ * The fast path of a launch takes no lock: it counts itself into a gate, compares two words and goes. Everything else
  * is done under `lock`, which is of this process and GPU only and is never held while anybody waits for the GPU.
  *
  * The order that makes leases exclusive (all sequentially consistent):
@@ -23,6 +23,7 @@
 #define GP_COSTS 4096u   /* kernels and graphs whose time is remembered */
 #define GP_HELD_NONE GPUPOOL_GRANT_CONTENDED /* never equal to a grant without CONTENDED */
 #define GP_COST_UNKNOWN_NS UINT64_C(1000000000) /* so much that nothing is queued behind it */
+#define GP_GATES 16u
 #define GP_GATE_LAUNCH UINT64_C(0x10000)
 #define GP_GATE_INSIDE UINT64_C(0xffff)
 
@@ -66,9 +67,15 @@ struct gp_cost {
     _Atomic uint32_t ns;
 };
 
+/* Threads between enter and leave (low 16 bits) and launches so far; several, so that threads do not get in each
+ * other's way. Each thread uses one. */
+struct gp_gate {
+    _Alignas(64) _Atomic uint64_t word;
+};
+
 /* One GPU of the lease, once something was launched there. */
 struct gp_compute {
-    _Alignas(64) _Atomic uint64_t gate; /* threads between enter and leave (low 16 bits), launches so far */
+    struct gp_gate gates[GP_GATES];
     _Alignas(64) _Atomic uint32_t held; /* the grant this process is busy for, without CONTENDED; or GP_HELD_NONE */
     _Atomic bool off;                   /* the process exits: nothing is gated any more */
     _Alignas(64) pthread_mutex_t lock;
@@ -90,6 +97,7 @@ struct gp_compute {
 /* One launch under way. */
 struct gp_launch {
     struct gp_compute *compute;
+    struct gp_gate *gate;
     struct gp_stream *stream; /* NULL: not followed yet */
     uintptr_t handle;
     CUcontext context; /* of a default stream; else NULL */
@@ -114,8 +122,10 @@ static inline uint64_t gp_graph_key(CUgraphExec exec) { return (uintptr_t)exec |
 /* The GPU of the calling thread if its launches are gated; else NULL. */
 struct gp_compute *gp_compute_current(void);
 struct gp_compute *gp_compute_at(uint32_t index); /* NULL: nothing was launched there */
+/* The calling thread's gate. */
+struct gp_gate *gp_gate_of(struct gp_compute *compute);
 /* Leaves the gate, waits for a grant and is inside again; or is inside without one, which is counted. */
-void gp_gate_wait(struct gp_compute *compute);
+void gp_gate_wait(struct gp_compute *compute, struct gp_gate *gate);
 uint64_t gp_now_ns(void); /* CLOCK_MONOTONIC */
 void gp_sleep_ns(uint64_t ns);
 /* Returns at a wake-up, after ns (UINT64_MAX: never), at a signal, or at once when the word is not `value`. */

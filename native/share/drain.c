@@ -25,10 +25,18 @@ struct watch { /* since when the number of launches has been the same */
     uint64_t draining_ns; /* since when the streams should drain; 0: they need not */
 };
 
-static uint64_t launches_of(struct gp_compute *compute) { return atomic_load(&compute->gate) >> 16; }
+static uint64_t launches_of(struct gp_compute *compute) {
+    uint64_t launches = 0;
+    for (uint32_t i = 0; i < GP_GATES; i++)
+        launches += atomic_load(&compute->gates[i].word) >> 16;
+    return launches;
+}
 
 static bool somebody_inside(struct gp_compute *compute) {
-    return (atomic_load(&compute->gate) & GP_GATE_INSIDE) != 0;
+    for (uint32_t i = 0; i < GP_GATES; i++)
+        if ((atomic_load(&compute->gates[i].word) & GP_GATE_INSIDE) != 0)
+            return true;
+    return false;
 }
 
 void gp_publish(struct gp_compute *compute) {

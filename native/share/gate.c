@@ -19,6 +19,8 @@
 #define INFLIGHT_NS UINT64_C(4000000)
 
 static _Atomic(struct gp_compute *) computes[GPUPOOL_MAX_GPUS];
+static _Atomic uint32_t threads;
+static _Thread_local uint32_t gate_number __attribute__((tls_model("initial-exec"))); /* 0: none yet */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 uint64_t gp_now_ns(void) {
@@ -77,6 +79,12 @@ struct gp_compute *gp_compute_current(void) {
     if (GP_UNLIKELY(compute == NULL))
         compute = make(gpu);
     return compute == NULL || GP_UNLIKELY(atomic_load_explicit(&compute->off, memory_order_relaxed)) ? NULL : compute;
+}
+
+struct gp_gate *gp_gate_of(struct gp_compute *compute) {
+    if (GP_UNLIKELY(gate_number == 0))
+        gate_number = atomic_fetch_add(&threads, 1) % GP_GATES + 1;
+    return &compute->gates[gate_number - 1];
 }
 
 /* Takes what is granted, if anything is: busy first, then a second look. */
@@ -139,14 +147,14 @@ static bool wait_for_grant(struct gp_compute *compute, uint64_t *since) {
     }
 }
 
-void gp_gate_wait(struct gp_compute *compute) {
+void gp_gate_wait(struct gp_compute *compute, struct gp_gate *gate) {
     struct gpupool_slot *slot = compute->gpu->slot;
     uint64_t since = 0;
     bool granted;
     do {
-        atomic_fetch_sub(&compute->gate, GP_GATE_LAUNCH + 1);
+        atomic_fetch_sub(&gate->word, GP_GATE_LAUNCH + 1);
         granted = wait_for_grant(compute, &since);
-        atomic_fetch_add(&compute->gate, GP_GATE_LAUNCH + 1);
+        atomic_fetch_add(&gate->word, GP_GATE_LAUNCH + 1);
     } while (granted && !gp_is_held(compute));
     if (!granted)
         atomic_fetch_add(&slot->ungated, 1);

@@ -31,9 +31,10 @@ bool gp_launch_begin(struct gp_launch *launch, CUstream stream, bool per_thread,
     if (launch->stream != NULL && GP_UNLIKELY(launch->cost_ns == 0 || atomic_load_explicit(&launch->stream->full,
                                                                                            memory_order_relaxed)))
         gp_pace_before(launch);
-    atomic_fetch_add(&compute->gate, GP_GATE_LAUNCH + 1);
+    launch->gate = gp_gate_of(compute);
+    atomic_fetch_add(&launch->gate->word, GP_GATE_LAUNCH + 1);
     if (GP_UNLIKELY(!gp_is_held(compute)))
-        gp_gate_wait(compute);
+        gp_gate_wait(compute, launch->gate);
     return true;
 }
 
@@ -99,7 +100,7 @@ void gp_launch_end(struct gp_launch *launch, CUresult result) {
         note_slowly(launch);
     else if (GP_UNLIKELY(launch->handle == PER_THREAD) && launch->stream != NULL)
         record_last(launch);
-    atomic_fetch_sub(&launch->compute->gate, 1);
+    atomic_fetch_sub(&launch->gate->word, 1);
 }
 
 #define GATED(stream, per_thread, key, call)                                                                          \
