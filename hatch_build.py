@@ -20,6 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 COMPILERS = ("cc", "gcc", "clang")
 PRODUCTS = (
     "share/libcuda.so.1",
+    "share/libcuda.so",
     "share/libnvidia-ml.so.1",
     "fake/libcuda.so.1",
     "fake/libnvidia-ml.so.1",

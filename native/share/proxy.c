@@ -2,12 +2,14 @@
  *
  * gp_table holds the real function of every export, 0 until it was asked for. Exports that are not hooks jump through
  * it (see gpupool/jump.h), hooks call through REAL(). The real driver is opened at the first of these calls, by the
- * path in the lease's control page, as an object of its own beside this one.
+ * path in the lease's control page, as an object of its own beside this one. From then on exports that it does not have
+ * are not to be seen here either.
  */
 #include <dlfcn.h>
 #include <pthread.h>
 
 #include "attach.h"
+#include "hide_exports.h"
 #include "proxy.h"
 #include "real_library.h"
 
@@ -27,6 +29,8 @@ static void open_driver(void) {
     const struct gp_pages *pages = gp_pages();
     const char *path = pages->files.control != NULL ? pages->files.control->cuda_driver : NULL;
     driver = gp_open_real_library(path, DRIVER_VARIABLE, "libcuda.so.1", "cuInit", (const void *)(uintptr_t)&cuInit);
+    if (driver != NULL)
+        gp_hide_exports((const void *)(uintptr_t)&cuInit, driver);
 }
 
 const char *gp_name(uint32_t which) { return gp_cuda_names + gp_cuda_name_at[which]; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Collection
 from pathlib import Path
 
 from native_harness import PROGRAMS, clean_environment, generator
@@ -36,13 +37,17 @@ def look_up(name, version, flags=0):
 """
 
 
-def build_standin(folder: Path) -> Path:
-    """The stand-in as a library in this folder."""
+def build_standin(folder: Path, without: Collection[str] = ()) -> Path:
+    """The stand-in as a library in this folder; `without`: exports that an older driver lacks."""
     generate = generator()
-    lines = [
-        f"EXPORT({name}, {at})" for at, name in enumerate(generate.read_api(generate.CUDA)) if name not in WRITTEN_OUT
+    aside = {*WRITTEN_OUT, *without}
+    names = enumerate(generate.read_api(generate.CUDA))
+    lines = [f"EXPORT({name}, {at})" for at, name in names if name not in aside]
+    lines += [
+        f"ROW({base}, {version}, {flag}, {name})"
+        for base, version, flag, name in generate.read_versions()
+        if name not in without
     ]
-    lines += [f"ROW({base}, {version}, {flag}, {name})" for base, version, flag, name in generate.read_versions()]
     (folder / "standin_exports.h").write_text("\n".join(lines) + "\n")
     library = folder / "standin-libcuda.so.1"
     command = ["cc", "-std=gnu11", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{folder}"]

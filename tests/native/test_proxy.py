@@ -122,6 +122,27 @@ def test_a_newer_form_of_a_guarded_function_is_handed_out_and_counted(share: Pat
     assert own_lease.tenant("unhooked_count") == 1
 
 
+def test_exports_that_an_older_driver_lacks_are_not_to_be_seen(share: Path, tmp_path: Path) -> None:
+    older = build_standin(tmp_path, without={"cuCtxGetDevice_v2", "cuEventElapsedTime_v2", "cuLaunchKernelEx"})
+    source = """
+    cuda.cuInit(0)
+    asked = ("cuCtxGetDevice_v2", "cuEventElapsedTime_v2", "cuLaunchKernelEx", "cuCtxGetDevice", "cuLaunchKernel")
+    print(*(name for name in asked if hasattr(cuda, name)), cuda.cuCtxGetDevice(0) >= 1000)
+    """
+    assert run_python(source, unleased(share, older)).split() == ["cuCtxGetDevice", "cuLaunchKernel", "True"]
+
+
+def test_the_name_without_a_version_leads_to_the_share_library_too(share: Path, driver: Path, tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so").symlink_to(driver)
+    both = f"{share}:{share.with_suffix('')}"
+    environment = unleased(share, driver) | {"LD_PRELOAD": both, "LD_LIBRARY_PATH": str(tmp_path)}
+    source = """
+    plain = ctypes.CDLL("libcuda.so")
+    print(plain.cuInit(0), file_of(ctypes.cast(plain.cuInit, ctypes.c_void_p).value))
+    """
+    assert run_python(source, environment).split() == ["0", str(share)]
+
+
 def test_without_a_driver_there_is_no_device(share: Path) -> None:
     said = run_python("print(cuda.cuInit(0), cuda.cuMemcpy(0, 0, 0))", unleased(share, Path("/nowhere/libcuda.so.1")))
     assert said.split() == [str(NO_DEVICE), str(NOT_FOUND)]

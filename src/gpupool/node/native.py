@@ -21,6 +21,7 @@ class Product(StrEnum):
     """One native file, by its path within the folder."""
 
     SHARE_CUDA = "share/libcuda.so.1"  # preloaded into the programs of a lease
+    SHARE_CUDA_ALIAS = "share/libcuda.so"  # leads those who ask for this name to the former; preloaded behind it
     SHARE_NVML = "share/libnvidia-ml.so.1"  # likewise: the lease's view of NVML
     FAKE_CUDA = "fake/libcuda.so.1"  # the driver of emulated GPUs
     FAKE_NVML = "fake/libnvidia-ml.so.1"  # and their NVML
