@@ -14,14 +14,18 @@ uint64_t fake_next_id(void) {
 
 bool fake_is_context(CUcontext context) { return context != NULL && context->magic == MAGIC_CONTEXT && context->alive; }
 
-/* Joins the shared state, and takes what contexts need. */
-static CUresult arrive(struct gpu *gpu) {
+bool fake_joined(struct gpu *gpu) {
     if (gpu->slot < 0) {
         fake_lock(gpu->shared);
         gpu->slot = fake_join(gpu->shared);
         fake_unlock(gpu->shared);
     }
-    if (gpu->slot < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    return gpu->slot >= 0;
+}
+
+/* Takes what contexts need. */
+static CUresult arrive(struct gpu *gpu) {
+    if (!fake_joined(gpu)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (gpu->context_count > 0) return CUDA_SUCCESS;
     bool there = fake_take(gpu->shared, gpu->slot, FAKE_CONTEXT, gpu->shared->gpu->context_bytes);
     return there ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

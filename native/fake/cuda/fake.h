@@ -141,7 +141,7 @@ struct work {
     void *data;
 };
 
-enum range_kind { RANGE_DEVICE, RANGE_MANAGED, RANGE_POOL, RANGE_GRAPH, RANGE_ARRAY, RANGE_RESERVED, RANGE_HOST, RANGE_REGISTERED };
+enum range_kind { RANGE_DEVICE, RANGE_MANAGED, RANGE_POOL, RANGE_GRAPH, RANGE_ARRAY, RANGE_MAPPED, RANGE_HOST, RANGE_REGISTERED };
 
 struct range { /* memory that the driver knows */
     uint64_t base, bytes, charged;
@@ -149,7 +149,7 @@ struct range { /* memory that the driver knows */
     struct gpu *gpu; /* NULL for host memory */
     CUcontext context;
     uint64_t id;
-    void *owner; /* pool, executable graph or reservation */
+    void *owner; /* pool, graph node, array or physical memory */
     uint32_t flags;
 };
 
@@ -183,6 +183,7 @@ CUcontext fake_top(void); /* whatever is on the thread's stack */
 CUresult fake_context_open(struct gpu *gpu, bool primary, uint32_t flags, uint32_t version, CUcontext *context);
 void fake_context_close(CUcontext context);
 bool fake_is_context(CUcontext context);
+bool fake_joined(struct gpu *gpu); /* this process has its slot in the GPU's shared state */
 uint64_t fake_next_id(void);
 
 /* -- ops.c, settle.c, wait.c ------------------------------------------------------------------------------------------ */
@@ -280,6 +281,7 @@ CUresult fake_unsafe_call(void);
 /* Whether work for this stream is to be captured; an error where it must not be issued. */
 CUresult fake_capturing(CUstream stream, bool *captured);
 CUresult fake_capture_node(CUstream stream, CUgraphNodeType type, const void *parameters);
+CUresult fake_capture_allocation(CUstream stream, uint64_t bytes, CUdeviceptr *address);
 CUresult fake_capture_record(CUevent event, CUstream stream);
 CUresult fake_capture_wait(CUstream stream, CUevent event);
 void fake_capture_forget(CUevent event);
