@@ -1,0 +1,98 @@
+/* Takes bytes off the slice and gives them back: what every hook that allocates begins and ends with.
+ *
+ * The order is always reserve, allocate, and give back if the driver refused; and on the way back free first, give back
+ * then. So the books are never below what the driver holds, and two processes that race for the last bytes cannot both
+ * get them. A refusal is the driver's own CUDA_ERROR_OUT_OF_MEMORY and nothing else: frameworks answer it by freeing
+ * their caches.
+ *
+ * What is charged for a request is the request, rounded up to 512 bytes (plain memory, arrays), or what the driver says
+ * that a pool or a graph holds. The driver takes memory for plain requests in blocks of 2 MiB that several requests may
+ * share; that difference, as the difference between a context's true size and what is charged for it, reaches the
+ * limit through control.correction_bytes.
+ */
+#include "memory.h"
+
+#include "ledger.h"
+
+static uint64_t limit_units(const struct gp_gpu *gpu) {
+    int64_t correction = atomic_load_explicit(&gpu->control->correction_bytes, memory_order_relaxed);
+    uint64_t limit = gpu->control->memory_limit_bytes;
+    if (correction >= 0)
+        limit -= (uint64_t)correction < limit ? (uint64_t)correction : limit;
+    else
+        limit += -(uint64_t)correction;
+    return limit >> GPUPOOL_UNIT_SHIFT;
+}
+
+/* For people only, and written by this process only. */
+static void note(struct gp_gpu *gpu, uint64_t units, enum gp_kind kind, bool more) {
+    _Atomic uint64_t *const counters[] = {NULL, &gpu->slot->pool_bytes, &gpu->slot->vmm_bytes,
+                                          &gpu->slot->context_bytes};
+    uint64_t bytes = units << GPUPOOL_UNIT_SHIFT;
+    if (kind != GP_PLAIN)
+        atomic_fetch_add_explicit(counters[kind], more ? bytes : -bytes, memory_order_relaxed);
+}
+
+static bool change(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind, uint64_t limit) {
+    uint64_t units = gpupool_units(bytes);
+    if (!gp_ledger_change(gpu->status, gpu->slot_index, (int64_t)units, limit))
+        return false;
+    note(gpu, units, kind, true);
+    return true;
+}
+
+bool gp_take(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind) {
+    return change(gpu, bytes, kind, limit_units(gpu));
+}
+
+void gp_take_anyway(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind) { change(gpu, bytes, kind, UINT64_MAX); }
+
+void gp_count_refusal(struct gp_gpu *gpu) { atomic_fetch_add(&gpu->status->oom_count, 1); }
+
+uint64_t gp_lacking(const struct gp_gpu *gpu, uint64_t bytes) {
+    uint64_t wanted = gp_ledger_total(gpu->status) + gpupool_units(bytes), limit = limit_units(gpu);
+    return wanted > limit ? (wanted - limit) << GPUPOOL_UNIT_SHIFT : 0;
+}
+
+bool gp_reserve(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind) {
+    if (gp_take(gpu, bytes, kind))
+        return true;
+    if (gpupool_units(bytes) <= limit_units(gpu)) { /* else no room would be enough */
+        gp_make_room(gpu, bytes);
+        if (gp_take(gpu, bytes, kind))
+            return true;
+    }
+    gp_count_refusal(gpu);
+    return false;
+}
+
+void gp_unreserve(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind) {
+    uint64_t units = gpupool_units(bytes);
+    gp_ledger_change(gpu->status, gpu->slot_index, -(int64_t)units, 0);
+    note(gpu, units, kind, false);
+}
+
+uint64_t gp_used(const struct gp_gpu *gpu) { return gp_used_bytes(gpu->control, gpu->status); }
+
+bool gp_memory_gpu(struct gp_gpu **gpu) {
+    CUdevice device;
+    *gpu = NULL;
+    if (REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
+        *gpu = gp_gpu_of(device);
+    return *gpu == NULL || gp_context_charged(*gpu, device);
+}
+
+CUcontext gp_memory_context(void) {
+    CUcontext context = NULL;
+    return REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+void gp_memory_after_fork(void) {
+    gp_ledger_after_fork();
+    gp_book_after_fork();
+    gp_pools_after_fork();
+    gp_late_after_fork();
+    gp_graphs_after_fork();
+    gp_vmm_after_fork();
+    gp_contexts_after_fork();
+}

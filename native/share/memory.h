@@ -1,0 +1,124 @@
+/* What memory.c, memory_*.c and contexts.c share: this process's side of the memory limit.
+ *
+ * Locks are of this process only. They are taken in this order, and only the first two are held while the driver
+ * allocates:
+ *
+ *   contexts.c      one context is opened or closed at a time
+ *   memory_pools.c  one allocation from a pool, or look at what pools hold, at a time
+ *   the others      a table for the moment of a look-up (and while the driver says how many references or bytes it
+ *                   holds, or takes one back); then the ledger
+ */
+#ifndef GPUPOOL_SHARE_MEMORY_H
+#define GPUPOOL_SHARE_MEMORY_H
+
+#include <pthread.h>
+
+#include "share.h"
+
+#define GP_BLOCK_BYTES (UINT64_C(2) << 20) /* what the driver gives out where it maps memory */
+
+static inline uint64_t gp_round_up(uint64_t bytes, uint64_t to) {
+    return bytes > UINT64_MAX - to ? UINT64_MAX : (bytes + to - 1) / to * to;
+}
+
+/* The first line of each hook that allocates: how most processes, which have no lease, get through; and how a process
+ * gets nothing that was given a lease that cannot be used. */
+#define GP_ATTACHED_OR(call)                                                                                          \
+    do {                                                                                                              \
+        enum gp_state state_ = gp_attach();                                                                           \
+        if (GP_LIKELY(state_ == GP_FREE))                                                                             \
+            return call;                                                                                              \
+        if (GP_UNLIKELY(state_ == GP_BROKEN))                                                                         \
+            return CUDA_ERROR_SYSTEM_NOT_READY;                                                                       \
+    } while (0)
+/* ... and of each that only gives back. */
+#define GP_CHARGED_OR(call)                                                                                           \
+    do {                                                                                                              \
+        if (gp_attach() != GP_ATTACHED)                                                                               \
+            return call;                                                                                              \
+    } while (0)
+
+/* -- memory.c --------------------------------------------------------------------------------------------------- */
+
+/* As gp_reserve, without making room and without counting the refusal. */
+bool gp_take(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
+/* Charges what is held already, limit or not. */
+void gp_take_anyway(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
+void gp_count_refusal(struct gp_gpu *gpu);
+/* Bytes that a request of this size lacks; 0: it would fit. */
+uint64_t gp_lacking(const struct gp_gpu *gpu, uint64_t bytes);
+/* The GPU of the thread's current context; NULL: none, or not of the lease. Makes sure the context is charged for, and
+ * says so with false when there is no room even for that. */
+bool gp_memory_gpu(struct gp_gpu **gpu);
+CUcontext gp_memory_context(void);
+
+/* -- memory_table.c: a hash table; callers lock -------------------------------------------------------------------- */
+
+struct gp_entry { /* first member of what is kept */
+    struct gp_entry *next;
+    uint64_t key;
+};
+struct gp_table {
+    struct gp_entry **buckets;
+    size_t size, count;
+    struct gp_entry *only; /* the one bucket of a host without memory */
+};
+void gp_table_put(struct gp_table *table, struct gp_entry *entry);
+struct gp_entry *gp_table_find(const struct gp_table *table, uint64_t key);
+struct gp_entry *gp_table_take(struct gp_table *table, uint64_t key);
+/* Takes out all that `which` says yes to; a list. */
+struct gp_entry *gp_table_take_all(struct gp_table *table, bool (*which)(const struct gp_entry *, const void *),
+                                   const void *data);
+/* In the child of a fork: empty, whatever another thread of the parent was doing. */
+void gp_table_forget(struct gp_table *table);
+
+/* -- memory_book.c: what this process has been charged for each pointer and array ------------------------------------ */
+
+struct gp_charge {
+    struct gp_entry entry; /* key: pointer or handle */
+    struct gp_gpu *gpu;
+    uint64_t bytes;
+    CUcontext context; /* with which it goes */
+};
+/* A charge to be, before the driver is asked; NULL: no room in the slice, or no memory on the host. */
+struct gp_charge *gp_charge_reserve(struct gp_gpu *gpu, uint64_t bytes);
+/* The driver was asked and gave this; or refused. */
+void gp_charge_keep(struct gp_charge *charge, uint64_t key);
+void gp_charge_drop(struct gp_charge *charge);
+/* Before the driver frees: out of the book. NULL: not ours. Then keep it again, or drop it. */
+struct gp_charge *gp_charge_find(uint64_t key);
+/* All of a context, before it is destroyed; then keep them again, or drop them. */
+struct gp_charge *gp_charges_of(CUcontext context);
+void gp_charges_end(struct gp_charge *list, bool destroyed);
+void gp_book_after_fork(void);
+
+/* -- memory_pools.c -------------------------------------------------------------------------------------------------- */
+
+/* Makes the books follow what pools and graphs hold, and gives back what is free in them if a request lacks room. */
+void gp_make_room(struct gp_gpu *gpu, uint64_t bytes);
+/* Only the first half of that. */
+void gp_pools_settle(struct gp_gpu *gpu);
+void gp_pools_after_fork(void);
+CUresult gp_pool_allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream, bool per_thread,
+                          bool named);
+
+/* -- memory_late.c: plain memory freed with cuMemFreeAsync, charged until the stream has come there ------------------- */
+
+void gp_late_add(struct gp_charge *charge, CUstream stream, bool per_thread);
+void gp_late_settle(void);
+void gp_late_closing(CUcontext context);
+void gp_late_after_fork(void);
+
+/* -- memory_graphs.c, memory_vmm.c, contexts.c ------------------------------------------------------------------------ */
+
+void gp_graphs_settle(struct gp_gpu *gpu);
+void gp_graphs_trim(struct gp_gpu *gpu);
+void gp_graphs_after_fork(void);
+/* The tiles that were mapped into a sparse array go with it. */
+void gp_vmm_array_gone(uint64_t handle);
+void gp_vmm_after_fork(void);
+/* Whether the slice pays for a context of this process: charges for one that came to be unseen. */
+bool gp_context_charged(struct gp_gpu *gpu, CUdevice device);
+void gp_contexts_after_fork(void);
+
+#endif
