@@ -1,0 +1,72 @@
+"""Where and with what figures were taken."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bench import Bench
+
+PACKAGES = (
+    "gpupool",
+    "torch",
+    "triton",
+    "jax",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "numba",
+    "numba-cuda",
+    "cuda-bindings",
+    "numpy",
+)
+
+
+def driver_or_reason() -> str:
+    """Empty when NVML finds a GPU, else why it does not: asked before a pool is started at all."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        found = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except Exception as error:  # noqa: BLE001 - whatever NVML says, there is no GPU to measure
+        return f"NVML does not find one ({error})"
+    return "" if found else "the driver knows of none"
+
+
+def facts_of(bench: Bench) -> dict[str, Any]:
+    """Date, GPU, driver, versions and command."""
+    node = bench.node()
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu": bench.gpu["model"],
+        "memory_mib": bench.gpu["memory_mib"],
+        "driver": node["driver_version"],
+        "cuda": node["cuda_version"],
+        "sharing": ", ".join(node["sharing"]),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "commit": _commit(),
+        "command": " ".join(["python", "benchmarks/gpu/run.py", *sys.argv[1:]]),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    asked = ("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD")
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

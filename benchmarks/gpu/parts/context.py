@@ -1,0 +1,23 @@
+"""What a process costs before it has allocated anything: its context, as NVML sees it, and what cuBLAS adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bench import WHOLE, Bench, Work
+from figures import Figure, measured
+
+from parts.trying import tried
+
+TITLE = "Memory of a context"
+
+
+def measure(bench: Bench) -> Iterator[Figure]:
+    """MiB by NVML, for a bare context and for one in which PyTorch has multiplied two matrices."""
+    for name, arguments in (("bare context", ()), ("with PyTorch and cuBLAS", ("--torch",))):
+        yield tried(TITLE, name, lambda n=name, a=arguments: _one(bench, n, a))  # type: ignore[misc]
+
+
+def _one(bench: Bench, name: str, arguments: tuple[str, ...]) -> Figure:
+    found = bench.one(Work(WHOLE, "context.py", arguments))
+    return measured(TITLE, name, found["mib"], "MiB", samples=found["samples"])
