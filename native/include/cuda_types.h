@@ -90,6 +90,7 @@ GP_NUMBER(CUflushGPUDirectRDMAWritesTarget)
 GP_NUMBER(CUfunc_cache)
 GP_NUMBER(CUfunctionLoadingState)
 GP_NUMBER(CUfunction_attribute)
+GP_NUMBER(CUgraphRecaptureStatus)
 GP_NUMBER(CUjitInputType)
 GP_NUMBER(CUjit_option)
 GP_NUMBER(CUlibraryOption)
@@ -390,6 +391,8 @@ typedef struct {
     CUgraphExecUpdateResult result;
     CUgraphNode errorNode, errorFromNode;
 } CUgraphExecUpdateResultInfo;
+typedef CUresult (*CUgraphRecaptureCallback)(void *data, CUgraphNode node, const CUgraphNodeParams *original,
+                                             const CUgraphNodeParams *recaptured, CUgraphRecaptureStatus status);
 
 #include "generated/cuda_prototypes.h"
 

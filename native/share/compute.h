@@ -153,6 +153,8 @@ struct gp_stream *gp_stream_add(struct gp_compute *compute, uintptr_t handle, CU
 void gp_stream_let_go(struct gp_compute *compute, struct gp_stream *stream);
 /* Records a mark behind all that was launched; in the stream's context. False: it is being captured. */
 bool gp_stream_mark(struct gp_compute *compute, struct gp_stream *stream);
+/* Marks all dirty streams of the context that is current. */
+void gp_streams_mark(struct gp_compute *compute);
 /* Looks which marks have been reached, and learns from them. True: none is left. */
 bool gp_stream_collect(struct gp_compute *compute, struct gp_stream *stream);
 /* Marks all dirty streams and looks whether all marks have been reached; for threads with no context of their own. */

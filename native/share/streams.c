@@ -221,6 +221,17 @@ bool gp_stream_mark(struct gp_compute *compute, struct gp_stream *stream) {
     return true;
 }
 
+void gp_streams_mark(struct gp_compute *compute) {
+    CUcontext current = NULL;
+    REAL(cuCtxGetCurrent)(&current);
+    for (uint32_t i = 0; i < compute->used_count; i++) {
+        struct gp_stream *stream = &compute->streams[compute->used[i]];
+        if (atomic_load(&stream->dirty) && atomic_load(&stream->context) == current &&
+            (atomic_load(&stream->thread) == 0 || atomic_load(&stream->thread) == gp_thread_number()))
+            gp_stream_mark(compute, stream);
+    }
+}
+
 static void reached(struct gp_compute *compute, struct gp_stream *stream, bool known) {
     const struct gp_mark *mark = &stream->marks[stream->head % GP_MARKS];
     const struct gp_mark *before = &stream->marks[(stream->head - 1) % GP_MARKS];

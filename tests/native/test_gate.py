@@ -233,6 +233,19 @@ def test_a_capture_is_neither_held_up_nor_spoilt(arbiter: Arbiter, tenant: Tenan
     assert tenant.report("spoilt") == 0
 
 
+def test_a_capture_that_the_default_stream_would_wait_for(arbiter: Arbiter, tenant: Tenant) -> None:
+    tenant.do("create 9")
+    arbiter.grant()
+    tenant.do("launch 0 20000 1")
+    tenant.do("launch 0 20000 1")
+    tenant.do("begin 9")
+    arbiter.revoke()
+    assert given_back(arbiter), "the default stream was marked before it became unusable"
+    assert time.monotonic_ns() >= tenant.report("finish_ns")
+    tenant.do("end 9")
+    assert tenant.report("spoilt") == 0
+
+
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
  * the driver's result and how long it took, in microseconds.
  *
  *   launch STREAM US N     graph STREAM US N     mixed STREAM N
- *                                                stream 0: legacy, p: the thread's own, 1..9: created (n blocking)
+ *                                                stream 0: legacy, p: the thread's own, 1..9: created (9 blocking)
  *   create STREAM          destroy STREAM        sync STREAM
  *   begin STREAM           end STREAM            (stream capture in global mode)
  *   context                uncontext             (another context, made current; the current one destroyed)
@@ -97,7 +97,7 @@ static CUresult on_stream(const char *word, char stream, unsigned long us, unsig
     if (strcmp(word, "mixed") == 0)
         return mixed(stream, us);
     if (strcmp(word, "create") == 0)
-        return cuStreamCreate(&streams[stream - '0'], CU_STREAM_NON_BLOCKING);
+        return cuStreamCreate(&streams[stream - '0'], stream == '9' ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
     if (strcmp(word, "destroy") == 0)
         return cuStreamDestroy_v2(stream_of(stream));
     if (strcmp(word, "begin") == 0)

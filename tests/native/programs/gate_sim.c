@@ -75,6 +75,8 @@ static CUstream new_stream(CUcontext context, bool blocking) {
     return stream;
 }
 
+static CUstream capturing_blocking;
+
 static CUcontext current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
 
 static CUstream stream_of(CUstream handle, bool per_thread) {
@@ -220,6 +222,7 @@ API CUresult cuEventRecord(CUevent event, CUstream handle) {
         event->captured = stream->capturing;
         event->at_ns = stream->finish_ns > now_ns() ? stream->finish_ns : now_ns();
         report->records++;
+        report->spoilt += capturing_blocking != NULL && stream == stream->context->legacy;
     }
     pthread_mutex_unlock(&lock);
     return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -262,6 +265,8 @@ API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
 API CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     pthread_mutex_lock(&lock);
     stream->capturing = true;
+    if (stream->blocking)
+        capturing_blocking = stream;
     stream->mode = mode;
     if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
         capturing_globally = stream;
@@ -271,7 +276,7 @@ API CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) 
 API CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
     pthread_mutex_lock(&lock);
     stream->capturing = false;
-    capturing_globally = NULL;
+    capturing_globally = capturing_blocking = NULL;
     *graph = NULL;
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
@@ -279,9 +284,10 @@ API CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
 API CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
     pthread_mutex_lock(&lock);
     CUstream stream = stream_of(handle, false);
+    bool implied = capturing_blocking != NULL && stream == stream->context->legacy;
     *status = stream->capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     pthread_mutex_unlock(&lock);
-    return CUDA_SUCCESS;
+    return implied ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
 }
 API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
     CUstreamCaptureMode before = thread_mode;
