@@ -183,7 +183,7 @@ class Bench:
 def answer_of(said: str, complained: str, status: int, who: str) -> dict[str, Any]:
     """The object in a worker's last line. Raises ``SkipError`` for a skip, ``FailedError`` for none or a bad status."""
     if "IMPOSSIBLE_REQUEST" in complained or "[UNSUPPORTED]" in complained:
-        raise SkipError(complained.strip().splitlines()[0])
+        raise SkipError(" ".join(line.strip() for line in complained.strip().splitlines()[:2]))
     lines = said.strip().splitlines()
     try:
         found = json.loads(lines[-1]) if lines else None

@@ -26,7 +26,8 @@ def what(shape: Shape) -> str:
         )
     model = f" ({' or '.join(request.models)})" if request.models and count > 1 else ""
     where = f" on a {' or '.join(request.models)}" if request.models and count == 1 else ""
-    return gpus + model + where + (" on one node" if count > 1 else "") + _host(shape)
+    mode = f" in the mode {request.sharing}" if request.sharing is not None else ""
+    return gpus + model + where + (" on one node" if count > 1 else "") + mode + _host(shape)
 
 
 def _host(shape: Shape) -> str:
