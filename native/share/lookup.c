@@ -118,17 +118,35 @@ static void *swapped(void *real, const char *symbol, int version, cuuint64_t fla
     return known ? real : guess(real, symbol, version, flags);
 }
 
+/* Where there is no driver, hooks are found all the same, so that cuInit can say that there is none. */
+static CUresult find_without_driver(const char *symbol, void **function, int version, cuuint64_t flags) {
+    if (symbol == NULL || function == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_once(&once, fill_tables);
+    const struct gp_version *row = by_version(symbol, version, flags);
+    *function = row == NULL ? NULL : hook_of[row->api];
+    return *function == NULL ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
+
 GP_HOOK CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags) {
+    if (!gp_has(GP_cuGetProcAddress))
+        return find_without_driver(symbol, function, version, flags);
     CUresult result = REAL(cuGetProcAddress)(symbol, function, version, flags);
-    if (result == CUDA_SUCCESS && symbol != NULL && function != NULL && *function != NULL)
+    if (result == CUDA_SUCCESS && *function != NULL)
         *function = swapped(*function, symbol, version, flags);
     return result;
 }
 
 GP_HOOK CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
                                      CUdriverProcAddressQueryResult *status) {
-    CUresult result = REAL(cuGetProcAddress_v2)(symbol, function, version, flags, status);
-    if (result == CUDA_SUCCESS && symbol != NULL && function != NULL && *function != NULL)
-        *function = swapped(*function, symbol, version, flags);
+    if (gp_has(GP_cuGetProcAddress_v2)) {
+        CUresult result = REAL(cuGetProcAddress_v2)(symbol, function, version, flags, status);
+        if (result == CUDA_SUCCESS && *function != NULL)
+            *function = swapped(*function, symbol, version, flags);
+        return result;
+    }
+    CUresult result = cuGetProcAddress(symbol, function, version, flags); /* a driver from before the second form */
+    if (status != NULL)
+        *status = result == CUDA_SUCCESS ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return result;
 }

@@ -73,7 +73,16 @@ def build_native(sanitize: str = "") -> Path:
 
 
 def _make(folder: Path, sanitize: str) -> None:
-    command = ["make", "-k", "-C", str(NATIVE), f"OUT={folder}", f"SANITIZE={sanitize}", f"PYTHON={sys.executable}"]
+    command = [
+        "make",
+        "-k",
+        "-j2",
+        "-C",
+        str(NATIVE),
+        f"OUT={folder}",
+        f"SANITIZE={sanitize}",
+        f"PYTHON={sys.executable}",
+    ]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     (folder / "make.log").write_text(made.stdout + made.stderr)
     if made.returncode == 0:

@@ -69,7 +69,8 @@ def test_the_first_call_keeps_arguments_of_every_kind(share: Path, driver: Path)
 
 def test_lookups_give_the_hook_of_exactly_the_function_that_the_driver_meant(share: Path, driver: Path) -> None:
     generate = generator()
-    rows = [row for row in generate.read_versions() if row[3] in hooks()]
+    guarded = set(hooks())
+    rows = [row for row in generate.read_versions() if row[3] in guarded]
     source = """
     import json
     for base, version, flag, export in json.loads(sys.argv[1]):
@@ -146,6 +147,15 @@ def test_the_name_without_a_version_leads_to_the_share_library_too(share: Path, 
 def test_without_a_driver_there_is_no_device(share: Path) -> None:
     said = run_python("print(cuda.cuInit(0), cuda.cuMemcpy(0, 0, 0))", unleased(share, Path("/nowhere/libcuda.so.1")))
     assert said.split() == [str(NO_DEVICE), str(NOT_FOUND)]
+
+
+def test_without_a_driver_clients_that_look_everything_up_are_told_so_too(share: Path) -> None:
+    source = """
+    result, pointer, status = look_up("cuInit", 12000)
+    print(result, status, ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint)(pointer)(0), look_up("cuMemcpy", 12000)[0])
+    """
+    said = run_python(source, unleased(share, Path("/nowhere/libcuda.so.1")))
+    assert said.split() == ["0", "0", str(NO_DEVICE), str(NOT_FOUND)]
 
 
 def test_the_library_does_not_take_itself_for_the_driver(share: Path) -> None:
