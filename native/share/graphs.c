@@ -1,16 +1,9 @@
 /* Launches of executable graphs: gated like a kernel, paced by what the same graph took before.
  *
  * A graph that is updated keeps its cost until the next measurement: updates change arguments far more often than
- * amounts of work. One that is destroyed loses it, for its handle will be somebody else's.
+ * amounts of work. One that is destroyed loses it, for its handle will be another's.
  */
 #include "compute.h"
-
-/* Until the files that offer them are there. */
-__attribute__((weak)) CUresult gp_graph_memory_before(CUgraphExec exec, struct gp_gpu *gpu) {
-    (void)exec, (void)gpu;
-    return CUDA_SUCCESS;
-}
-__attribute__((weak)) void gp_graph_memory_after(struct gp_gpu *gpu) { (void)gpu; }
 
 static void launched(struct gp_launch *launch, CUresult result) {
     atomic_fetch_add_explicit(&launch->compute->gpu->slot->graph_launches, 1, memory_order_relaxed);

@@ -69,8 +69,8 @@ def test_a_process_without_a_grant_costs_its_neighbours_nothing(arbiter: Arbiter
 def test_a_revoked_gpu_comes_back_when_the_work_is_done(arbiter: Arbiter, tenant: Tenant, stream: str) -> None:
     arbiter.grant()
     tenant.do("create 1")
-    tenant.do(f"launch {stream} 500 1")
-    tenant.do(f"launch {stream} 500 4")
+    tenant.do(f"launch {stream} 10000 1")
+    tenant.do(f"launch {stream} 10000 4")
     arbiter.rung()
     arbiter.revoke()
     assert given_back(arbiter)
@@ -378,9 +378,10 @@ def test_there_are_no_data_races(tmp_path: Path) -> None:
         for stream in ("1", "1", "2", "p", "p", "0"):
             tenant.do(f"thread launch {stream} 100 400")
         tenant.do("thread graph 0 200 50")
-        for turn in range(30):
+        for turn in range(20):
             arbiter.grant(contended=turn % 2 == 0)
-            time.sleep(0.02)
+            for command in ("create 3", "launch 3 50 2", "begin 3", "launch 3 50 2", "end 3", "destroy 3"):
+                tenant.do(command)
             arbiter.revoke()
             assert given_back(arbiter)
         arbiter.grant()
