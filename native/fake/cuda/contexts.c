@@ -76,6 +76,7 @@ void fake_context_close(CUcontext context) {
     fake_ranges_each(belongs, context);
     if (--gpu->context_count > 0) return;
     fake_pools_close(gpu);
+    fake_graphs_close(gpu);
     fake_give(gpu->shared, gpu->slot, FAKE_CONTEXT, gpu->shared->gpu->context_bytes);
 }
 

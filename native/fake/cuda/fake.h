@@ -239,6 +239,7 @@ void fake_pools_after_sync(struct gpu *gpu); /* give back what is over the relea
 void fake_pools_close(struct gpu *gpu);
 void fake_pools_trim_unused(struct gpu *gpu); /* before an allocation fails */
 CUresult fake_pool_free(struct range *range, CUstream stream); /* of cuMemFree (stream NULL) and cuMemFreeAsync */
+void fake_graphs_close(struct gpu *gpu);
 CUresult fake_graph_free(struct range *range, CUstream stream);
 uint64_t fake_array_base(CUarray array, uint64_t *pitch, uint64_t *slice, uint64_t *bytes);
 
@@ -286,5 +287,6 @@ CUresult fake_capture_record(CUevent event, CUstream stream);
 CUresult fake_capture_wait(CUstream stream, CUevent event);
 void fake_capture_forget(CUevent event);
 void fake_capture_break(struct capture *capture);
+void fake_capture_leave(CUstream stream);
 
 #endif

@@ -38,7 +38,7 @@ CUstream fake_stream_new(CUcontext context, uint32_t flags, int priority) {
 }
 
 void fake_stream_retire(CUstream stream) {
-    if (stream->capture != NULL) fake_capture_break(stream->capture);
+    if (stream->capture != NULL) fake_capture_leave(stream);
     free(stream->after);
     stream->after = NULL;
     stream->after_count = 0;
