@@ -43,6 +43,8 @@ static void write_grant(struct seat *seat, uint32_t epochs, uint32_t flags) {
 }
 
 static void carry_out(struct drr_action action) {
+    if (action.verb == DRR_NOTHING)
+        return;
     struct seat *seat = (struct seat *)(void *)action.tenant;
     uint32_t contended = action.tenant->contended ? GPUPOOL_GRANT_CONTENDED : 0;
     switch (action.verb) {
