@@ -5,9 +5,11 @@
  * if the pool had to grow by it; then the pool says what it holds (RESERVED_MEM_CURRENT) and what was reserved too much
  * goes back. Allocations from pools are made one at a time within a process, or growth could not be told apart.
  *
- * Pools grow in steps that the driver chooses and does not tell: 2 MiB are assumed until a pool is seen to grow by more,
- * from then on that much is reserved. Should a pool grow by more than was reserved, and the slice have no room for it,
- * the allocation is undone and refused; what the pool keeps of it all the same is charged.
+ * Pools grow by at least 32 MiB, by what was seen of drivers, and by multiples of 2 MiB; no document says so. So an
+ * allocation needs that much room in the slice for a moment even if the pool could serve it from what it has: close to
+ * the limit free memory of the pool is given back to the GPU to make that room. Should a pool grow by more, and the
+ * slice have no room for it, the allocation is undone and refused, what the pool keeps of it all the same is charged,
+ * and from then on more is reserved.
  *
  * Pools shrink without a call that says so, in synchronising calls. Before anything is refused all pools are looked at
  * again, and as much of their free memory as is lacking is given back to the GPU. That of other processes of the tenant
@@ -20,13 +22,14 @@
 
 #include "memory.h"
 
-#define STEP_MAX (UINT64_C(64) << 20)
+#define LEAST_GROWTH (UINT64_C(32) << 20)
+#define GRANULE_MAX (UINT64_C(1) << 30)
 
 struct pool {
     struct pool *next;
     CUmemoryPool handle;
     struct gp_gpu *gpu;
-    uint64_t charged, step;
+    uint64_t charged, least, granule; /* least: that it grows by, where little is asked for */
     bool doomed;
 };
 
@@ -62,7 +65,7 @@ static struct pool *add(CUmemoryPool handle, struct gp_gpu *gpu) {
     struct pool *pool = gpu == NULL ? NULL : malloc(sizeof *pool);
     if (pool == NULL)
         return NULL;
-    *pool = (struct pool){.next = pools, .handle = handle, .gpu = gpu, .step = GP_BLOCK_BYTES};
+    *pool = (struct pool){.next = pools, .handle = handle, .gpu = gpu, .least = LEAST_GROWTH, .granule = GP_BLOCK_BYTES};
     return pools = pool;
 }
 
@@ -177,23 +180,26 @@ void gp_pools_settle(struct gp_gpu *gpu) {
 
 /* -- allocations ------------------------------------------------------------------------------------------------------ */
 
-/* What a call of the pool's step would need, or, where there is no room for that, the least. 0: refused. */
+/* Reserves what the pool may grow by; 0: refused. */
 static uint64_t reserve_growth(struct pool *pool, uint64_t bytes) {
-    uint64_t most = gp_round_up(bytes, pool->step), least = gp_round_up(bytes, GP_BLOCK_BYTES);
+    uint64_t most = gp_round_up(bytes, pool->granule);
+    if (most < pool->least)
+        most = pool->least;
     if (gp_take(pool->gpu, most, GP_POOL))
         return most;
     make_room(pool->gpu, most);
     if (gp_take(pool->gpu, most, GP_POOL))
         return most;
-    if (gp_take(pool->gpu, least, GP_POOL))
-        return least;
     gp_count_refusal(pool->gpu);
     return 0;
 }
 
-static void learn_step(struct pool *pool, uint64_t bytes, uint64_t growth) {
-    while (pool->step < STEP_MAX && growth % (2 * pool->step) == 0 && gp_round_up(bytes, pool->step) < growth)
-        pool->step *= 2;
+/* It grew by more than was thought possible. */
+static void learn(struct pool *pool, uint64_t bytes, uint64_t growth) {
+    if (bytes <= pool->least)
+        pool->least = growth;
+    while (pool->granule < GRANULE_MAX && gp_round_up(bytes, pool->granule) < growth)
+        pool->granule *= 2;
 }
 
 static CUresult undo(struct pool *pool, CUdeviceptr pointer, CUstream stream, bool per_thread) {
@@ -225,8 +231,8 @@ static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, 
     CUresult result = call_driver(pointer, bytes, pool->handle, stream, per_thread, named);
     uint64_t holds = reserved(pool);
     pool->charged += extra;
-    if (holds > before)
-        learn_step(pool, bytes, holds - before);
+    if (holds > pool->charged)
+        learn(pool, bytes, holds - before);
     if (holds > pool->charged && gp_take(pool->gpu, holds - pool->charged, GP_POOL))
         pool->charged = holds;
     bool over = holds > pool->charged;
@@ -238,7 +244,7 @@ static bool is_capturing(CUstream stream, bool per_thread) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status)
                                  : REAL(cuStreamIsCapturing)(stream, &status);
-    return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+    return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /* The pool that cuMemAllocAsync means. Before 12.8 a stream does not tell its device; then it is the context's. */
