@@ -54,7 +54,9 @@ class _Served:
 
     def look(self) -> None:
         """Remember its processes: servers may outlive it."""
-        self.seen = self.daemon.processes() or self.seen
+        found = self.daemon.processes()
+        if self.daemon.alive:  # else they have been read while it died, when its servers were no longer below it
+            self.seen = found
 
 
 class MpsSharing:
