@@ -37,6 +37,8 @@ def body(*argv: str) -> Any:
         (("-g", "0.5"), {"count": 1, "fraction": 0.5}),
         (("-g", "2"), {"count": 2}),
         (("--model", "t4", "--model", "v100"), {"models": ["t4", "v100"]}),
+        (("-p", "0.1", "--compute", "cap"), {"fraction": "0.1", "compute": "cap"}),
+        (("--sharing", "mps"), {"sharing": "mps"}),
         (("--filter", "device.name=a100", "--filter", "rack=3"), {"models": ["a100"], "labels": {"rack": "3"}}),
     ],
 )

@@ -201,6 +201,24 @@ def test_submit_a_job_file_with_options_over_it(pool: FakePool, gpupool: Any, tm
 
 
 @pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        (("--compute", "cap"), {"fraction": 0.5, "models": ["t4"], "compute": "cap"}),
+        (("--sharing", "mps"), {"fraction": 0.5, "models": ["t4"], "sharing": "mps"}),
+        (("-p", "0.1"), {"fraction": 0.1}),
+    ],
+)
+def test_how_to_share_is_added_to_a_files_amount_of_gpu(
+    pool: FakePool, gpupool: Any, tmp_path: Path, options: tuple[str, ...], gpus: Any
+) -> None:
+    pool.queue_all = True
+    job = tmp_path / "job.yml"
+    job.write_text("command: [prog]\ngpus: {fraction: 0.5, models: [t4]}\n")
+    assert gpupool("submit", "-f", str(job), *options).returncode == 0
+    assert pool.submitted()["gpus"] == gpus
+
+
+@pytest.mark.parametrize(
     ("words", "code"),
     [
         (("-i", "ubuntu", "--", "x"), "UNSUPPORTED"),

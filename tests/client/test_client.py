@@ -40,6 +40,14 @@ def test_the_program_starts_here_and_with_our_path(client: Client, tmp_path: Pat
     assert job.output().split() == [str(tmp_path), "m"]
 
 
+def test_how_a_part_is_shared_is_asked_for_and_told(client: Client) -> None:
+    job = client.run(["true"], fraction=0.1, compute="cap", sharing="advisory", timeout=30)
+    told = job.detail()
+    assert (told.gpus.compute, told.gpus.sharing, told.sharing) == ("cap", "advisory", "advisory")
+    assert [(lease.sharing, lease.compute) for lease in told.leases] == [("advisory", "cap")]
+    assert "nothing enforces" in told.guarantees
+
+
 def test_a_failure_is_raised_with_its_status(client: Client) -> None:
     with pytest.raises(JobFailed) as failed:
         client.run("sh -c 'exit 4'", restart="never", fraction=0.1, timeout=30)
@@ -140,6 +148,8 @@ def test_the_pool_its_people_and_its_use(client: Client) -> None:
     assert client.node("n1").gpus[0].model
     assert client.cordon("n1", "why").cordon_reason == "why"
     assert client.uncordon("n1").state == "up"
+    assert client.set_sharing("n1", "advisory", gpu=0).gpus[0].sharing_policy == "advisory"
+    assert client.set_sharing("n1", None, gpu=0).gpus[0].sharing_policy is None
     assert client.create_project("vision", quota_permille=500).quota_permille == 500
     assert client.change_project("vision", note="eyes").note == "eyes"
     assert {"default", "vision"} <= {project.name for project in client.projects()}

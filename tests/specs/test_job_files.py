@@ -45,6 +45,10 @@ def test_the_field_on_is_not_a_truth_value() -> None:
     assert load_job_file(b"kind: exec\non: lease1\ncommand: [ls]\n")[0].on == "lease1"
 
 
+def test_a_compute_policy_may_be_called_none() -> None:
+    assert load_job_file(b"command: [ls]\ngpus: {fraction: 0.5, compute: none}\n")[0].gpus.compute == "none"
+
+
 def test_a_key_twice_in_json_is_an_error_with_its_place() -> None:
     with pytest.raises(GpupoolError, match=r"broken\.json:1:34: 'name' is given twice"):
         load_job_file((EXAMPLES / "bad" / "broken.json").read_bytes(), name="broken.json")
