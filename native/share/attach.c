@@ -19,8 +19,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static _Atomic bool exit_registered;
 
-__attribute__((weak)) void gp_memory_after_fork(void) {} /* until the file that offers it is there */
-
 static void after_fork_in_child(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     atomic_store(&exit_registered, false);
