@@ -1,0 +1,489 @@
+"""Programs that use the fake driver through cuda.bindings: `python fake_cuda_clients.py <function> [argument ...]`.
+
+Each runs in a process of its own and prints what it found as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cuda.bindings import driver as cuda
+
+MIB = 1 << 20
+GLOBAL, RELAXED = (
+    cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
+    cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
+)
+
+
+def ok(answer: tuple[Any, ...]) -> Any:
+    """What a call gave beside its result, which must be success."""
+    result, *rest = answer
+    if result != cuda.CUresult.CUDA_SUCCESS:
+        raise AssertionError(result)
+    return rest[0] if len(rest) == 1 else rest
+
+
+def name(answer: tuple[Any, ...]) -> str:
+    """The result of a call, without its prefix."""
+    return str(answer[0].name).removeprefix("CUDA_").removeprefix("ERROR_")
+
+
+def begin(device: int = 0) -> Any:
+    """Starts the driver and makes the device's primary context current."""
+    ok(cuda.cuInit(0))
+    context = ok(cuda.cuDevicePrimaryCtxRetain(ok(cuda.cuDeviceGet(device))))
+    ok(cuda.cuCtxSetCurrent(context))
+    return context
+
+
+def kernel(which: str) -> Any:
+    """A kernel of some module."""
+    return ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(b"any image\0")), which.encode()))
+
+
+def launch(function: Any, stream: Any = 0, parameters: Any = 0) -> tuple[Any, ...]:
+    """One block of one thread."""
+    answer: tuple[Any, ...] = cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, 0)
+    return answer
+
+
+def timed(work: Callable[[], object], stream: Any) -> tuple[float, float]:
+    """Milliseconds that events around the work tell, and those that went by."""
+    first, last = (ok(cuda.cuEventCreate(0)) for _ in range(2))
+    start = time.monotonic_ns()
+    ok(cuda.cuEventRecord(first, stream))
+    work()
+    ok(cuda.cuEventRecord(last, stream))
+    ok(cuda.cuEventSynchronize(last))
+    return ok(cuda.cuEventElapsedTime(first, last)), (time.monotonic_ns() - start) / 1e6
+
+
+def free_bytes() -> int:
+    """What cuMemGetInfo calls free."""
+    return int(ok(cuda.cuMemGetInfo())[0])
+
+
+def devices() -> object:
+    """What the driver says of itself and its devices."""
+    started = name(cuda.cuInit(0))
+    if started != "SUCCESS":
+        return started
+    found = []
+    for ordinal in range(ok(cuda.cuDeviceGetCount())):
+        device = ok(cuda.cuDeviceGet(ordinal))
+        text = ok(cuda.cuDeviceGetName(96, device)).split(b"\0")[0].decode()
+        found.append((text, ok(cuda.cuDeviceGetUuid(device)).bytes.hex(), ok(cuda.cuDeviceTotalMem(device))))
+    return found
+
+
+def attributes() -> object:
+    """Attributes that programs choose their kernels by."""
+    ok(cuda.cuInit(0))
+    asked = cuda.CUdevice_attribute
+    wanted = (
+        asked.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        asked.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        asked.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        asked.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+        asked.CU_DEVICE_ATTRIBUTE_WARP_SIZE,
+        asked.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        asked.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+    )
+    return [ok(cuda.cuDeviceGetAttribute(one, 0)) for one in wanted]
+
+
+def without_context() -> object:
+    """Calls before cuInit, without a context, and after its end."""
+    found = [name(cuda.cuDeviceGetCount())]
+    ok(cuda.cuInit(0))
+    found += [name(cuda.cuMemAlloc(1)), name(cuda.cuStreamCreate(0)), name(cuda.cuCtxSynchronize())]
+    begin()
+    found.append(name(cuda.cuMemAlloc(1)))
+    ok(cuda.cuDevicePrimaryCtxReset(0))
+    return [*found, name(cuda.cuMemAlloc(1))]
+
+
+def memory() -> object:
+    """Bytes move; the books are exact; bad pointers are refused."""
+    begin()
+    before = free_bytes()
+    pointer = ok(cuda.cuMemAlloc(1000))
+    after_small = free_bytes()
+    sent, got = (ctypes.c_uint8 * 1000)(*(i % 251 for i in range(1000))), (ctypes.c_uint8 * 1000)()
+    ok(cuda.cuMemcpyHtoD(pointer, ctypes.addressof(sent), 1000))
+    ok(cuda.cuMemsetD8(int(pointer) + 10, 7, 5))
+    ok(cuda.cuMemcpyDtoH(ctypes.addressof(got), pointer, 1000))
+    expected = bytes(sent[:10]) + b"\7" * 5 + bytes(sent[15:])
+    base, size = ok(cuda.cuMemGetAddressRange(int(pointer) + 500))
+    too_far = name(cuda.cuMemcpyHtoD(int(pointer) + 1, ctypes.addressof(sent), 1000))
+    ok(cuda.cuMemFree(pointer))
+    return {
+        "small": before - after_small,
+        "same": bytes(got) == expected,
+        "range": [int(base) == int(pointer), size],
+        "freed": before - free_bytes(),
+        "errors": [too_far, name(cuda.cuMemFree(pointer)), name(cuda.cuMemFree(4096)), name(cuda.cuMemAlloc(0))],
+    }
+
+
+def fill_card() -> object:
+    """To the last unit, and not one more."""
+    begin()
+    rest = free_bytes() // 512 * 512
+    over = name(cuda.cuMemAlloc(rest + 512))
+    pointer = ok(cuda.cuMemAlloc(rest))
+    ok(cuda.cuMemsetD8(int(pointer) + rest - 1, 1, 1))
+    found = [over, name(cuda.cuMemAlloc(1)), free_bytes()]
+    ok(cuda.cuMemFree(pointer))
+    return [*found, free_bytes() == rest]
+
+
+def hold(bytes_held: str) -> object:
+    """Holds memory with work under way until it is killed."""
+    begin()
+    ok(cuda.cuMemAlloc(int(bytes_held)))
+    spin = kernel("spin_3600ms")
+    for _ in range(100):
+        ok(launch(spin))
+    print(json.dumps(True), flush=True)
+    time.sleep(600)
+    return None
+
+
+def wait_for_free(wanted: str) -> object:
+    """How many seconds until so much is free, and 1 ms of work after that."""
+    begin()
+    start = time.monotonic()
+    while free_bytes() < int(wanted) and time.monotonic() - start < 10:
+        time.sleep(0.01)
+    waited = time.monotonic() - start
+    ok(launch(kernel("spin_1ms")))
+    ok(cuda.cuCtxSynchronize())
+    return waited, free_bytes()
+
+
+def pools() -> object:
+    """Reserved and used bytes of a pool along its life."""
+    begin()
+    stream = ok(cuda.cuStreamCreate(1))
+    pool = ok(cuda.cuDeviceGetDefaultMemPool(0))
+    ask = cuda.CUmemPool_attribute
+
+    def now() -> tuple[int, int]:
+        kinds = (ask.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, ask.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+        reserved, used = (int(ok(cuda.cuMemPoolGetAttribute(pool, kind))) for kind in kinds)
+        return reserved, used
+
+    before, steps = free_bytes(), []
+    first = ok(cuda.cuMemAllocAsync(MIB, stream))
+    steps.append(now())
+    second = ok(cuda.cuMemAllocAsync(40 * MIB, stream))
+    steps.append(now())
+    charged = before - free_bytes()
+    ok(cuda.cuMemFreeAsync(second, stream))
+    again = ok(cuda.cuMemAllocAsync(40 * MIB, stream))
+    ok(cuda.cuMemFreeAsync(again, stream))
+    steps.append(now())
+    ok(cuda.cuStreamSynchronize(stream))
+    steps.append(now())
+    ok(cuda.cuMemPoolSetAttribute(pool, ask.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, cuda.cuuint64_t(64 * MIB)))
+    ok(cuda.cuMemFreeAsync(first, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    steps.append(now())
+    ok(cuda.cuMemPoolTrimTo(pool, 0))
+    steps.append(now())
+    return {"steps": steps, "charged": charged, "left": before - free_bytes(), "reused": int(again) == int(second)}
+
+
+def limited_pool() -> object:
+    """A pool with a largest size."""
+    begin()
+    properties = cuda.CUmemPoolProps()
+    properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.maxSize = 10 * MIB
+    pool = ok(cuda.cuMemPoolCreate(properties))
+    stream = ok(cuda.cuStreamCreate(1))
+    found = [name(cuda.cuMemAllocFromPoolAsync(10 * MIB + 1, pool, stream))]
+    pointer = ok(cuda.cuMemAllocFromPoolAsync(10 * MIB, pool, stream))
+    found.append(name(cuda.cuMemAllocFromPoolAsync(1, pool, stream)))
+    ok(cuda.cuMemFreeAsync(pointer, stream))
+    found.append(name(cuda.cuMemAllocFromPoolAsync(1, pool, stream)))
+    return found
+
+
+def virtual_memory() -> object:
+    """Physical memory is charged until there is neither handle nor mapping; two mappings show one memory."""
+    begin()
+    properties = cuda.CUmemAllocationProp()
+    properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    minimum = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    size = ok(cuda.cuMemGetAllocationGranularity(properties, minimum))
+    before = free_bytes()
+    charged = []
+    handle = ok(cuda.cuMemCreate(size, properties, 0))
+    charged.append(before - free_bytes())
+    at = int(ok(cuda.cuMemAddressReserve(2 * size, 0, 0, 0)))
+    unmapped = name(cuda.cuMemsetD8(at, 1, 1))
+    ok(cuda.cuMemMap(at, size, 0, handle, 0))
+    ok(cuda.cuMemMap(at + size, size, 0, handle, 0))
+    access = cuda.CUmemAccessDesc()
+    access.location = properties.location
+    access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    ok(cuda.cuMemSetAccess(at, 2 * size, [access], 1))
+    ok(cuda.cuMemsetD32(at, 0x01020304, 4))
+    got = (ctypes.c_uint32 * 4)()
+    ok(cuda.cuMemcpyDtoH(ctypes.addressof(got), at + size, 16))
+    ok(cuda.cuMemRelease(handle))
+    charged.append(before - free_bytes())
+    early = name(cuda.cuMemAddressFree(at, 2 * size))
+    ok(cuda.cuMemUnmap(at, size))
+    charged.append(before - free_bytes())
+    ok(cuda.cuMemUnmap(at + size, size))
+    charged.append(before - free_bytes())
+    ok(cuda.cuMemAddressFree(at, 2 * size))
+    odd = name(cuda.cuMemCreate(size + 1, properties, 0))
+    return {"size": size, "charged": charged, "seen": list(got), "errors": [unmapped, early, odd]}
+
+
+def arrays() -> object:
+    """An array takes memory, and bytes get there and back."""
+    begin()
+    before = free_bytes()
+    descriptor = cuda.CUDA_ARRAY_DESCRIPTOR()
+    descriptor.Width, descriptor.Height, descriptor.NumChannels = 100, 10, 1
+    descriptor.Format = cuda.CUarray_format.CU_AD_FORMAT_FLOAT
+    array = ok(cuda.cuArrayCreate(descriptor))
+    taken = before - free_bytes()
+    sent, got = (ctypes.c_float * 100)(*range(100)), (ctypes.c_float * 100)()
+    ok(cuda.cuMemcpyHtoA(array, 0, ctypes.addressof(sent), 400))
+    ok(cuda.cuMemcpyAtoH(ctypes.addressof(got), array, 0, 400))
+    ok(cuda.cuArrayDestroy(array))
+    return taken, list(got) == list(sent), before - free_bytes(), name(cuda.cuArrayDestroy(array))
+
+
+def events() -> object:
+    """Milliseconds between events around five kernels of a millisecond, in one stream, and what is told meanwhile."""
+    begin()
+    spin, stream = kernel("spin_1ms"), ok(cuda.cuStreamCreate(1))
+    ok(cuda.cuStreamSynchronize(stream))
+    first, last = (ok(cuda.cuEventCreate(0)) for _ in range(2))
+    start = time.monotonic_ns()
+    ok(cuda.cuEventRecord(first, stream))
+    for _ in range(5):
+        ok(launch(spin, stream))
+    ok(cuda.cuEventRecord(last, stream))
+    meanwhile = [name(cuda.cuEventQuery(last)), name(cuda.cuStreamQuery(stream))]
+    ok(cuda.cuEventSynchronize(last))
+    real = (time.monotonic_ns() - start) / 1e6
+    silent = ok(cuda.cuEventCreate(2))
+    ok(cuda.cuEventRecord(silent, stream))
+    errors = [name(cuda.cuEventElapsedTime(first, silent)), name(cuda.cuStreamQuery(stream))]
+    return {"elapsed": ok(cuda.cuEventElapsedTime(first, last)), "real": real, "told": meanwhile + errors}
+
+
+def order() -> object:
+    """Who waits for whom: streams, the legacy stream, events between streams."""
+    begin()
+    spin = kernel("spin_20ms")
+    blocking, free, other = ok(cuda.cuStreamCreate(0)), ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1))
+    ok(launch(spin, blocking))
+    told = [name(cuda.cuStreamQuery(free)), name(cuda.cuStreamQuery(blocking)), name(cuda.cuStreamQuery(0))]
+    event = ok(cuda.cuEventCreate(2))
+    ok(cuda.cuEventRecord(event, blocking))
+    ok(cuda.cuStreamWaitEvent(other, event, 0))
+    told.append(name(cuda.cuStreamQuery(other)))
+    ok(cuda.cuStreamSynchronize(other))
+    return [*told, name(cuda.cuStreamQuery(blocking))]
+
+
+def computes() -> object:
+    """The kernels that compute do so, in the order of their stream."""
+    begin()
+    stream, count = ok(cuda.cuStreamCreate(1)), 1000
+    a, b, c = (ok(cuda.cuMemAlloc(4 * count)) for _ in range(3))
+    sent, got = (ctypes.c_float * count)(*range(count)), (ctypes.c_float * count)()
+    ok(cuda.cuMemcpyHtoDAsync(a, ctypes.addressof(sent), 4 * count, stream))
+    ok(cuda.cuMemcpyDtoDAsync(b, a, 4 * count, stream))
+    pointers = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    ok(launch(kernel("vector_add_f32"), stream, ((int(a), int(b), int(c), count), pointers)))
+    scaled = ((10.0, int(a), int(c), count), (ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int))
+    ok(launch(kernel("saxpy_f32"), stream, scaled))
+    ok(cuda.cuMemcpyDtoHAsync(ctypes.addressof(got), c, 4 * count, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    right = list(got) == [12.0 * i for i in range(count)]
+    filled = ((8, 3, 1), (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int))
+    ok(launch(kernel("fill_u32"), 0, filled))
+    return right, name(cuda.cuCtxSynchronize()), name(cuda.cuMemAlloc(1))
+
+
+def host_functions() -> object:
+    """A host function runs between the work before and behind it, in another thread, and may not call the driver."""
+    begin()
+    stream, seen = ok(cuda.cuStreamCreate(1)), []
+
+    def function(_: object) -> None:
+        seen.append((name(cuda.cuStreamQuery(stream)), threading.current_thread() is threading.main_thread()))
+        time.sleep(0.05)
+        seen.append(("slept", False))
+
+    keep = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+    ok(cuda.cuLaunchHostFunc(stream, ctypes.cast(keep, ctypes.c_void_p).value, 0))
+    behind = ok(cuda.cuEventCreate(2))
+    ok(cuda.cuEventRecord(behind, stream))
+    told = name(cuda.cuEventQuery(behind))
+    other = ok(cuda.cuStreamCreate(1))
+    ok(launch(kernel("spin_1ms"), other))
+    ok(cuda.cuStreamSynchronize(other))
+    beside = len(seen) < 2
+    ok(cuda.cuStreamSynchronize(stream))
+    return {"seen": seen, "told": told, "others_go_on": beside, "after": name(cuda.cuEventQuery(behind))}
+
+
+def saturate(seconds: str, which: str) -> object:
+    """Keeps the GPU busy for so long; what it was given is in the shared state."""
+    begin()
+    spin = kernel(which)
+    print(json.dumps(True), flush=True)
+    sys.stdin.readline()
+    until = time.monotonic() + float(seconds)
+    while time.monotonic() < until:
+        for _ in range(20):
+            ok(launch(spin))
+        ok(cuda.cuCtxSynchronize())
+    return None
+
+
+def capture() -> object:
+    """What is captured does not run; the graph has it in order; a second stream joins through an event."""
+    begin()
+    spin = kernel("spin_2ms")
+    stream, side = ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1))
+    fork, join = ok(cuda.cuEventCreate(2)), ok(cuda.cuEventCreate(2))
+    ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
+    ok(launch(spin, stream))
+    ok(cuda.cuEventRecord(fork, stream))
+    ok(cuda.cuStreamWaitEvent(side, fork, 0))
+    ok(launch(spin, side))
+    ok(cuda.cuEventRecord(join, side))
+    ok(launch(spin, stream))
+    ok(cuda.cuStreamWaitEvent(stream, join, 0))
+    status = ok(cuda.cuStreamIsCapturing(side)).name
+    graph = ok(cuda.cuStreamEndCapture(stream))
+    nodes = ok(cuda.cuGraphGetNodes(graph))[1]
+    executable = ok(cuda.cuGraphInstantiate(graph, 0))
+    elapsed, real = timed(lambda: ok(cuda.cuGraphLaunch(executable, stream)), stream)
+    return {"status": status, "nodes": nodes, "elapsed": elapsed, "real": real}
+
+
+def broken_captures() -> object:
+    """Calls that a capture forbids, and how it ends."""
+    begin()
+    stream, event, found = ok(cuda.cuStreamCreate(0)), ok(cuda.cuEventCreate(2)), []
+    for call in (
+        lambda: cuda.cuMemAlloc(1),
+        lambda: cuda.cuEventQuery(event),
+        lambda: cuda.cuStreamSynchronize(stream),
+        lambda: cuda.cuMemcpyHtoD(0, 0, 0),
+        lambda: launch(kernel("any"), 0),
+        lambda: cuda.cuStreamWaitEvent(stream, event, 0),
+    ):
+        ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
+        found.append((name(call()), name(cuda.cuStreamEndCapture(stream))))
+    ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
+    before = ok(cuda.cuThreadExchangeStreamCaptureMode(RELAXED))
+    relaxed = (name(cuda.cuMemAlloc(1)), name(cuda.cuEventQuery(event)))
+    ok(cuda.cuThreadExchangeStreamCaptureMode(before))
+    found.append((*relaxed, name(cuda.cuStreamEndCapture(stream))))
+    others: list[str] = []
+    for mode in (GLOBAL, RELAXED):
+        ok(cuda.cuStreamBeginCapture(stream, mode))
+        thread = threading.Thread(target=lambda: others.append(name(cuda.cuEventQuery(event))))
+        thread.start()
+        thread.join()
+        others.append(name(cuda.cuStreamEndCapture(stream)))
+    return {"found": found, "others": others, "legacy": name(cuda.cuStreamBeginCapture(0, GLOBAL))}
+
+
+def graph_memory() -> object:
+    """Reserved at the first launch, used while allocated, given back by a trim."""
+    begin()
+    stream, before, steps = ok(cuda.cuStreamCreate(1)), free_bytes(), []
+    ask = cuda.CUgraphMem_attribute
+
+    def now() -> tuple[int, int, int]:
+        kinds = (ask.CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, ask.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)
+        reserved, used = (int(ok(cuda.cuDeviceGetGraphMemAttribute(0, kind))) for kind in kinds)
+        return reserved, used, before - free_bytes()
+
+    ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
+    pointer = ok(cuda.cuMemAllocAsync(3 * MIB, stream))
+    ok(cuda.cuMemsetD8Async(pointer, 5, MIB, stream))
+    graph = ok(cuda.cuStreamEndCapture(stream))
+    executable = ok(cuda.cuGraphInstantiate(graph, 0))
+    steps.append(now())
+    ok(cuda.cuGraphLaunch(executable, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    steps.append(now())
+    again = name(cuda.cuGraphLaunch(executable, stream))
+    ok(cuda.cuDeviceGraphMemTrim(0))
+    steps.append(now())
+    ok(cuda.cuMemFreeAsync(pointer, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    steps.append(now())
+    ok(cuda.cuGraphLaunch(executable, stream))
+    ok(cuda.cuMemFreeAsync(pointer, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    ok(cuda.cuGraphExecDestroy(executable))
+    steps.append(now())
+    ok(cuda.cuDeviceGraphMemTrim(0))
+    return {"steps": [*steps, now()], "again": again}
+
+
+def update_graph() -> object:
+    """An executable graph takes other parameters, but not another shape."""
+    begin()
+    stream, elapsed = ok(cuda.cuStreamCreate(1)), []
+
+    def graph_of(*names: str) -> Any:
+        ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
+        for one in names:
+            ok(launch(kernel(one), stream))
+        return ok(cuda.cuStreamEndCapture(stream))
+
+    def run() -> None:
+        elapsed.append(timed(lambda: ok(cuda.cuGraphLaunch(executable, stream)), stream))
+
+    executable = ok(cuda.cuGraphInstantiate(graph_of("spin_1ms", "spin_1ms"), 0))
+    run()
+    ok(cuda.cuGraphExecUpdate(executable, graph_of("spin_4ms", "spin_4ms")))
+    run()
+    refused = name(cuda.cuGraphExecUpdate(executable, graph_of("spin_4ms")))
+    run()
+    return {"elapsed": elapsed, "refused": refused}
+
+
+def after_fork() -> object:
+    """A child of a process that used the driver cannot use it; its parent goes on."""
+    import os
+
+    begin()
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, json.dumps([name(cuda.cuInit(0)), name(cuda.cuMemAlloc(1))]).encode())
+        os._exit(0)
+    child = json.loads(os.read(reader, 1000))
+    os.wait()
+    return {"child": child, "parent": name(cuda.cuMemAlloc(1))}
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])), flush=True)

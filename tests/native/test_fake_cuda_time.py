@@ -1,0 +1,67 @@
+"""The fake driver: simulated time, within a process and shared between processes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from fake_cuda_harness import Pool, counters
+
+pytest.importorskip("cuda.bindings")
+
+
+@pytest.fixture
+def pool(native_out: Path, fake_gpus: Path) -> Pool:
+    return Pool(native_out / "fake", fake_gpus)
+
+
+def test_events_tell_simulated_time(pool: Pool) -> None:
+    found = pool.run("events")
+    assert 5.0 <= found["elapsed"] <= found["real"]
+    assert found["told"] == ["NOT_READY", "NOT_READY", "INVALID_HANDLE", "SUCCESS"]
+
+
+def test_streams_wait_as_the_rules_say(pool: Pool) -> None:
+    assert pool.run("order") == ["SUCCESS", "NOT_READY", "NOT_READY", "NOT_READY", "SUCCESS"]
+
+
+def test_known_kernels_compute_and_bad_pointers_stay_an_error(pool: Pool) -> None:
+    assert pool.run("computes") == [True, "ILLEGAL_ADDRESS", "ILLEGAL_ADDRESS"]
+
+
+def test_a_host_function_holds_up_its_own_stream_only(pool: Pool) -> None:
+    found = pool.run("host_functions")
+    assert found["seen"] == [["NOT_PERMITTED", False], ["slept", False]]
+    assert found["told"] == "NOT_READY"
+    assert found["others_go_on"]
+    assert found["after"] == "SUCCESS"
+
+
+@pytest.mark.parametrize(("first", "second"), [("spin_1ms", "spin_1ms"), ("spin_200us", "spin_5ms")])
+def test_two_processes_share_the_gpu_equally(pool: Pool, first: str, second: str) -> None:
+    """Whatever the lengths of their kernels: the slices are equal, and together they have all of the time."""
+    clients = [pool.start("saturate", 2, which) for which in (first, second)]
+    for client in clients:
+        assert client.stdout is not None
+        client.stdout.readline()
+    start = time.monotonic_ns()
+    for client in clients:
+        assert client.stdin is not None
+        client.stdin.write("\n")
+        client.stdin.flush()
+    for client in clients:
+        client.communicate(timeout=30)
+    real = time.monotonic_ns() - start
+    served = [counters(pool)[client.pid].served_ns for client in clients]
+    assert sum(served) <= real
+    assert sum(served) > 1_200_000_000  # of two seconds, on a machine that has other things to do
+    assert 0.3 < served[0] / sum(served) < 0.7
+
+
+def test_one_process_alone_has_all_of_the_gpu(pool: Pool) -> None:
+    client = pool.start("saturate", 1, "spin_1ms")
+    client.communicate("\n", timeout=30)
+    mine = counters(pool)[client.pid]
+    assert mine.served_ns == mine.kernels * 1_000_000
+    assert mine.served_ns > 600_000_000
