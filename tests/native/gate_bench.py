@@ -57,8 +57,8 @@ def until(condition: Callable[[], object], timeout_s: float = 10.0) -> bool:
 class Arbiter:
     """Does by hand what the arbiter does: writes the control page, wakes, beats, looks at the first slot."""
 
-    def __init__(self, folder: Path, driver: Path, inflight_limit_us: int = 0) -> None:
-        gpu = LeasedGpu(UUID, 1 << 30, policy=POLICY_GUARANTEE, inflight_limit_us=inflight_limit_us)
+    def __init__(self, folder: Path, driver: Path, uuid: bytes = UUID) -> None:
+        gpu = LeasedGpu(uuid, 1 << 30, policy=POLICY_GUARANTEE)
         self.lease = LeaseFolder(folder, [gpu], driver)
         self.bell = self.lease.bell()
         self.bell.settimeout(0)

@@ -1,5 +1,6 @@
 /* A tenant's program for tests of launch gating: does what it reads, one line each, and answers with a line:
- * the driver's result and how long it took, in microseconds.
+ * the driver's result and how long it took, in microseconds. Kernels are the handles of gate_sim.c, or with GATE_FAKE
+ * set the fake driver's.
  *
  *   launch STREAM US N     graph STREAM US N     mixed STREAM N
  *                                                stream 0: legacy, p: the thread's own, 1..9: created (9 blocking)
@@ -12,6 +13,7 @@
  */
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +28,49 @@ static CUstream streams[10];
 static pthread_t threads[64];
 static int thread_count;
 
+/* Kernels and graphs of the fake driver, by duration; made at their first use. */
+static struct known {
+    unsigned long us;
+    CUfunction function;
+    CUgraphExec graph;
+} known[32];
+
+static CUresult make_graph(struct known *one) {
+    CUstream stream;
+    CUgraph graph;
+    cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    cuLaunchKernel(one->function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+    cuStreamEndCapture(stream, &graph);
+    cuStreamDestroy_v2(stream);
+    return cuGraphInstantiateWithFlags(&one->graph, graph, 0);
+}
+
+static struct known *lasting(unsigned long us, bool graph) {
+    struct known *one = known;
+    CUmodule module;
+    char name[32];
+    while (one->us != us && one->us != 0)
+        one++;
+    if (one->us == 0) {
+        snprintf(name, sizeof name, "spin_%luus", us);
+        cuModuleLoadData(&module, name);
+        cuModuleGetFunction(&one->function, module, name);
+        one->us = us;
+    }
+    if (graph && one->graph == NULL)
+        make_graph(one);
+    return one;
+}
+
+static CUfunction kernel(unsigned long us) {
+    return getenv("GATE_FAKE") == NULL ? (CUfunction)us : lasting(us, false)->function;
+}
+
+static CUgraphExec graph_of(unsigned long us) {
+    return getenv("GATE_FAKE") == NULL ? (CUgraphExec)us : lasting(us, true)->graph;
+}
+
 static uint64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -36,9 +81,10 @@ static CUstream stream_of(char name) { return name > '0' && name <= '9' ? stream
 
 static CUresult launch(char stream, unsigned long us, unsigned long count) {
     CUresult result = CUDA_SUCCESS;
+    CUfunction function = kernel(us);
     __typeof__(cuLaunchKernel) *call = stream == 'p' ? cuLaunchKernel_ptsz : cuLaunchKernel;
     for (unsigned long i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = call((CUfunction)us, 1, 1, 1, 1, 1, 1, 0, stream_of(stream), NULL, NULL);
+        result = call(function, 1, 1, 1, 1, 1, 1, 0, stream_of(stream), NULL, NULL);
     return result;
 }
 
@@ -52,8 +98,9 @@ static CUresult mixed(char stream, unsigned long count) {
 
 static CUresult graphs(char stream, unsigned long us, unsigned long count) {
     CUresult result = CUDA_SUCCESS;
+    CUgraphExec graph = graph_of(us);
     for (unsigned long i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = cuGraphLaunch((CUgraphExec)us, stream_of(stream));
+        result = cuGraphLaunch(graph, stream_of(stream));
     return result;
 }
 
@@ -80,6 +127,7 @@ static CUresult in_child(const char *line) {
     int status = 0;
     pid_t child = fork();
     if (child == 0) {
+        memset(known, 0, sizeof known);
         cuInit(0);
         cuCtxCreate_v2(&context, 0, 0);
         exit((int)run(line));
@@ -120,7 +168,7 @@ static CUresult run(const char *line) {
     if (strcmp(word, "context") == 0)
         return cuCtxCreate_v2(&context, 0, 0);
     if (strcmp(word, "uncontext") == 0)
-        return cuCtxDestroy_v2(context);
+        return memset(known, 0, sizeof known), cuCtxDestroy_v2(context);
     if (strcmp(word, "exec") == 0)
         return (CUresult)execl("/proc/self/exe", "gate_client", NULL);
     if (strcmp(word, "exit") == 0)
