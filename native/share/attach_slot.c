@@ -9,12 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "attach.h"
 #include "ledger.h"
 
 #define START_TIME_FIELD 22
+/* All slots taken: some may be those of processes that have just died, which the arbiter clears within a second. */
+#define PATIENCE_TRIES 40
+#define PATIENCE_STEP_NS 50000000L
 
 /* Field 22 of /proc/self/stat; 0 when it cannot be read. The second field, the program's name, may hold anything, so
  * fields are counted from its last bracket. */
@@ -63,14 +67,24 @@ static bool take_free(struct gpupool_status_gpu *status, uint64_t owner, uint64_
     return false;
 }
 
+static bool take(struct gpupool_status_gpu *status, uint64_t owner, uint64_t space, uint32_t *index) {
+    if (take_over(status, owner, space, index))
+        return true;
+    const struct timespec step = {.tv_nsec = PATIENCE_STEP_NS};
+    for (int tries = 0; tries < PATIENCE_TRIES; tries++) {
+        if (take_free(status, owner, space, index))
+            return true;
+        nanosleep(&step, NULL);
+    }
+    return false;
+}
+
 bool gp_claim_slot(struct gp_gpu *gpu) {
     uint64_t start = start_time();
     if (start == 0)
         return false;
     uint64_t owner = gpupool_owner((uint32_t)getpid(), start);
-    uint64_t space = pid_namespace();
-    if (!take_over(gpu->status, owner, space, &gpu->slot_index) &&
-        !take_free(gpu->status, owner, space, &gpu->slot_index))
+    if (!take(gpu->status, owner, pid_namespace(), &gpu->slot_index))
         return false;
     gpu->slot = &gpu->status->slots[gpu->slot_index];
     return true;

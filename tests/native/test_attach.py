@@ -181,12 +181,22 @@ def test_the_bell_rings_in_a_folder_with_a_long_name(tmp_path: Path, driver: Pat
 
 
 def test_a_lease_has_room_for_as_many_processes_as_it_has_slots(lease: LeaseFolder, share: Path) -> None:
-    environment = clean_environment() | lease.environment(share)
     for index in range(SLOTS):
         lease.set_slot(index, "owner", (index + 1) << 22 | 1)
+    environment = clean_environment() | lease.environment(share)
     assert run_python("print(cuda.cuInit(0))", environment).strip() == str(SYSTEM_NOT_READY)
+
+
+def test_a_full_lease_waits_for_the_slots_of_those_who_died(
+    lease: LeaseFolder, start: Callable[[str], Program]
+) -> None:
+    for index in range(SLOTS):
+        lease.set_slot(index, "owner", (index + 1) << 22 | 1)
+    program = start("print(flush=True); " + INIT + WAIT)
+    assert program.line() == ""
     lease.set_slot(SLOTS - 1, "owner", 0)
-    assert run_python("print(cuda.cuInit(0))", environment).strip() == "0"
+    assert program.line() == "0"
+    assert lease.owners()[owner_of(program.pid)] == SLOTS - 1
 
 
 DAMAGES = ["no control", "no status", "control is a link", "magic", "abi", "control too short", "status too short"]
