@@ -14,8 +14,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CUDAAPI
-#define CUDA_CB
 #define CUDA_VERSION 13050 /* of the lists in generated/ */
 
 #define GP_HANDLE(name) typedef struct gp_##name *name; /* a pointer whose inside is the driver's */
