@@ -89,6 +89,7 @@ class Outcome:
     longest_idle_wanted: int
     early_overlaps: int
     two_grants: int
+    steps: int
     samples: list[list[int]] = field(repr=False)
     responses: list[list[int]] = field(repr=False)
 
@@ -153,6 +154,7 @@ def run(tenants: Sequence[Tenant], seconds: float = 10.0, settings: Settings | N
         longest_idle_wanted=out.longest_idle_wanted,
         early_overlaps=out.early_overlaps,
         two_grants=out.two_grants,
+        steps=out.steps,
         samples=[list(samples[i * per : (i + 1) * per]) for i in range(count)],
         responses=[sorted(responses[i * _ROOM : i * _ROOM + responded[i]]) for i in range(count)],
     )
