@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,9 +30,9 @@ def shared(line: str, offered: tuple[str, ...] = ALL, **policies: Sharing) -> No
     return replace(made, report=replace(made.report, sharing=offered), sharing=chosen)
 
 
-def ask(w: World, name: str, sharing: Sharing | None = None, permille: int = 250, **more: object) -> None:
-    wanted = GpuRequest(permille=permille, sharing=sharing, **{k: more.pop(k) for k in ("count",) if k in more})  # type: ignore[arg-type]
-    waits = PendingReplica(WorkloadId(name), 0, "red", "ann", wanted, NOW, **more)  # type: ignore[arg-type]
+def ask(w: World, name: str, sharing: Sharing | None = None, permille: int = 250, **more: Any) -> None:
+    wanted = GpuRequest(more.pop("count", 1), permille, sharing=sharing)
+    waits = PendingReplica(WorkloadId(name), 0, "red", more.pop("user", "ann"), wanted, NOW, **more)
     w.scheduler.apply(PendingAdded(waits, NOW))
 
 
@@ -191,3 +192,54 @@ def test_an_instance_is_given_out_as_one_where_the_node_can(offered: tuple[str, 
     wanted = GpuRequest(models=("3g.40gb",))
     w.scheduler.apply(PendingAdded(PendingReplica(WorkloadId("p1"), 0, "red", "ann", wanted, NOW), NOW))
     assert decided(w) == {"p1": (mode, [0])}
+
+
+def test_a_gpu_serves_one_user_at_a_time_by_mps() -> None:
+    w = begin(shared("a 1xT4"))
+    for name, user in (("p1", "ann"), ("p2", "ben"), ("p3", "ann")):
+        ask(w, name, MPS, user=user)
+    assert set(decided(w)) == {"p1", "p3"}
+    found = w.scheduler.explain((WorkloadId("p2"), 0), w.now)
+    assert found is not None
+    assert found.code is WaitCode.OTHER_SHARING_MODE
+    w.leave((WorkloadId("p1"), 0))
+    assert decided(w) == {}
+    w.leave((WorkloadId("p3"), 0))
+    assert decided(w) == {"p2": ("mps", [0])}
+
+
+def test_whose_a_part_is_matters_as_soon_as_a_policy_says_mps() -> None:
+    """Also to those who wait already and insist on no mode, and not to those who share otherwise."""
+    w = begin(shared("a 1xT4"))
+    ask(w, "r1", permille=1000)
+    assert "r1" in decided(w)
+    for name, user in (("p1", "ann"), ("p2", "ben"), ("p3", "ann")):
+        ask(w, name, user=user)
+    assert decided(w) == {}
+    w.scheduler.apply(NodeChanged(shared("a 1xT4", node=MPS)))
+    w.leave((WorkloadId("r1"), 0))
+    assert set(decided(w)) == {"p1", "p3"}
+    w.scheduler.apply(NodeChanged(shared("a 1xT4")))
+    for name in ("p1", "p3"):
+        w.leave((WorkloadId(name), 0))
+    ask(w, "p4", user="cat")
+    assert {name: mode for name, (mode, _) in decided(w).items()} == {"p2": "share", "p4": "share"}
+
+
+def test_parts_of_several_gpus_are_not_had_by_mps() -> None:
+    w = begin(shared("a 2xT4", node=MPS))
+    for wanted in (GpuRequest(2, 250), GpuRequest(2, 250, sharing=MPS)):
+        with pytest.raises(GpupoolError):
+            w.scheduler.check_possible(wanted)
+    w.scheduler.check_possible(GpuRequest(1, 250, sharing=MPS))
+
+
+def test_whoever_is_evicted_makes_room_for_another_user_by_mps() -> None:
+    w = begin(shared("a 1xT4"))
+    ask(w, "low", MPS, preemptible=True, user="ben")
+    assert "low" in decided(w)
+    w.now += 1000
+    ask(w, "high", MPS, priority=10)
+    w.step()
+    assert w.evicted == ["low"]
+    assert decided(w)["high"] == ("mps", [0])

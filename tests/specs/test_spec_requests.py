@@ -86,6 +86,7 @@ def build(**fields: Any) -> tuple[Workload, tuple[Replica, ...]]:
         ({"gpus": {"sharing": "magic"}}, ErrorCode.INVALID_REQUEST, ("gpus", "sharing")),
         ({"gpus": {"fraction": 0.5, "sharing": "whole"}}, ErrorCode.INVALID_REQUEST, ("gpus", "sharing")),
         ({"gpus": {"memory_mib": 2048, "sharing": "mig"}}, ErrorCode.INVALID_REQUEST, ("gpus", "sharing")),
+        ({"gpus": {"count": 2, "sharing": "mps"}}, ErrorCode.INVALID_REQUEST, ("gpus", "sharing")),
         ({"kind": "lease"}, ErrorCode.INVALID_REQUEST, ("command",)),
         ({"lifetime": "1h"}, ErrorCode.INVALID_REQUEST, ("lifetime",)),
         ({"kind": "interactive", "completions": 2}, ErrorCode.INVALID_REQUEST, ("completions",)),

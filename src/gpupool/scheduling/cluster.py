@@ -27,7 +27,7 @@ class Claim:
     """What somebody takes of one node: ``gpu`` (thousandths) and ``gmem`` (MiB) per GPU slot, CPU and memory.
 
     ``row`` is -1 when the node is not known (any more): the claim then weighs on nothing. ``mode`` names how its GPUs
-    are shared.
+    are shared, ``user`` whose they are.
     """
 
     row: int
@@ -36,6 +36,7 @@ class Claim:
     cpu_milli: int
     mem_mib: int
     mode: str = ""
+    user: str = ""
 
     @property
     def permille(self) -> int:
@@ -44,7 +45,7 @@ class Claim:
 
     def marks(self) -> Ints:
         """What it adds to ``ClusterState.guests``."""
-        return np.asarray((self.gpu > 0) * mark_of(self.mode))
+        return np.asarray((self.gpu > 0) * mark_of(self.mode, self.user))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Holding:
     cpu_milli: int
     mem_mib: int
     mode: str = ""
+    user: str = ""
 
 
 class ClusterState:
@@ -65,8 +67,8 @@ class ClusterState:
     ``models``; 0 stands for no GPU. A row that is not ``present`` is spare. ``*_free`` may be negative: leases on
     GPUs that overlap, holds, or a machine that came back smaller; nothing fits there then, and nothing breaks.
     ``mode_default`` is the mode that a part of a GPU gets which insists on none, ``mode_open`` those it may insist on,
-    ``mode_common`` the node's most frequent default, and ``guests`` counts the parts on a GPU by their mode: all as
-    ``scheduling.modes`` codes them.
+    ``mode_common`` the node's most frequent default, and ``guests`` tells whose parts are on a GPU in which mode:
+    all as ``scheduling.modes`` codes them.
     ``touched[row]`` grows whenever a row changes, so that caches know what to look at again; ``generation`` grows
     whenever a node comes, goes or reports anew.
     """
@@ -254,7 +256,7 @@ class ClusterState:
             if slot is not None:
                 gpu[slot] += share.permille
                 gmem[slot] += share.memory_mib
-        return Claim(row, gpu, gmem, held.cpu_milli, held.mem_mib, held.mode)
+        return Claim(row, gpu, gmem, held.cpu_milli, held.mem_mib, held.mode, held.user)
 
     def shares_of(self, claim: Claim) -> tuple[GpuShare, ...]:
         """A claim as shares of named GPUs."""
@@ -305,7 +307,7 @@ class ClusterState:
         log, row = self.log, claim.row
         log.add(self.gpu_free, row, sign * claim.gpu)
         log.add(self.gmem_free, row, sign * claim.gmem)
-        if mark_of(claim.mode) != NO_MARK:
+        if mark_of(claim.mode, claim.user) != NO_MARK:
             log.add(self.guests, row, -sign * claim.marks())
         if claim.cpu_milli:
             log.add(self.cpu_free, row, sign * claim.cpu_milli)

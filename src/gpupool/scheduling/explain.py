@@ -335,7 +335,8 @@ _RULES: tuple[Callable[[_Case], _Finding | None], ...] = (
     _relaxed(
         WaitCode.OTHER_SHARING_MODE,
         Relax(mode=True),
-        "it is free on a GPU whose parts are shared in another mode, and one GPU has one mode at a time",
+        "it is free on a GPU whose parts are shared in another mode, or by MPS with another user: "
+        "one GPU has one mode at a time",
         "leave the sharing mode to the pool, or wait until the others there have ended",
     ),
     _waiting,

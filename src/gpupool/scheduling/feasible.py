@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import GpuRequest, is_mig
+from gpupool.domain.gpu import GpuRequest, Sharing, is_mig
 from gpupool.domain.units import format_mib
 from gpupool.scheduling.placement import EMPTY, Placer, Relax, fitting_rows
 from gpupool.scheduling.shape import Shape, Shapes
@@ -66,6 +66,8 @@ def lacking(placer: Placer, shape: Shape) -> str:
 
 
 def _no_such_mode(placer: Placer, shape: Shape) -> str:
+    if shape.request.sharing is Sharing.MPS and shape.request.count > 1:
+        return "By MPS a program can have one GPU only, or a part of one."
     nodes = [node for node in placer.cluster.nodes if node is not None]
     chosen = sorted({mode.value for node in nodes for mode in node.sharing.values()})
     offered = sorted({mode for node in nodes for mode in node.report.sharing})

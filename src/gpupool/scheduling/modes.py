@@ -1,15 +1,17 @@
 """Sharing modes as numbers: one GPU hosts parts in one mode only, and this says it to whole arrays at once.
 
-A mode is a code from 0 (the node's own, whatever it is) to 4 (one that an installed package adds). ``guests`` counts
-the parts on a GPU by mode, twelve bits to each: a part adds ``mark_of`` its mode, and others than a mode's are there
-when anything is left after masking its bits out. ``domain.sharing.slice_mode`` is the same for one GPU.
+A mode is a code from 0 (the node's own, whatever it is) to 4 (one that an installed package adds). Under MPS a GPU
+serves one user only. ``guests`` of a GPU is the sum of the marks of its parts. A mark is a digest of the mode (and, for
+MPS, of the user) above twelve bits that count: when the sum is its count times one mark, all guests have that mark.
+``domain.sharing.slice_mode`` is the same for one GPU.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +27,10 @@ NO_MARK = 0
 _NAMES = ("", Sharing.SHARE.value, Sharing.MPS.value, Sharing.ADVISORY.value)
 _OTHER = len(_NAMES)
 _ALONE = frozenset({Sharing.WHOLE.value, Sharing.MIG.value})
-_BITS = 12  # a GPU has a thousand parts at most
-# What of ``guests`` is not of the mode with this code; REFUSED (the last) minds nobody.
-_OTHERS = np.array([~(((1 << _BITS) - 1) << (_BITS * code)) for code in range(_OTHER + 1)] + [0], dtype=np.int64)
+_MPS = _NAMES.index(Sharing.MPS.value)
+_COUNT_BITS = 12  # a GPU has a thousand parts at most
+_COUNT = (1 << _COUNT_BITS) - 1
+_DIGEST_BYTES = 5  # a thousand times a mark still fits into 64 bits
 
 
 @cache
@@ -36,10 +39,22 @@ def code_of(mode: str) -> int:
     return _NAMES.index(mode) if mode in _NAMES else _OTHER
 
 
-@cache
-def mark_of(mode: str) -> int:
+def mark_of(mode: str, user: str) -> int:
     """What one part in a mode adds to the guests of its GPU."""
-    return NO_MARK if mode in _ALONE else 1 << (_BITS * code_of(mode))
+    return NO_MARK if mode in _ALONE else _mark(code_of(mode), user if mode == Sharing.MPS else "")
+
+
+@lru_cache(4096)
+def _mark(code: int, user: str) -> int:
+    digest = blake2b(f"{code} {user}".encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+    return int.from_bytes(digest) << _COUNT_BITS | 1
+
+
+@lru_cache(4096)
+def marks_by_code(user: str) -> Ints:
+    """The mark of each code for a user's part; the last is for REFUSED, whose guests can only be none."""
+    marks = [_mark(code, user if code == _MPS else "") for code in range(_OTHER + 1)]
+    return np.array([*marks, NO_MARK], dtype=np.int64)
 
 
 def default_modes(policies: Sequence[Sharing | None], offered: Sequence[str]) -> list[int]:
@@ -58,11 +73,16 @@ def open_modes(policies: Sequence[Sharing | None], offered: Sequence[str]) -> li
 
 
 def common_modes(defaults: Ints) -> int:
-    """The most frequent of a node's defaults, the lowest code among equals."""
-    counts = Counter(code for code in defaults.tolist() if code != REFUSED)
+    """The most frequent of a node's defaults that may span GPUs, the lowest code among equals."""
+    counts = Counter(code for code in defaults.tolist() if code not in {REFUSED, _MPS})
     return min(counts, key=lambda code: (-counts[code], code)) if counts else REFUSED
 
 
-def hosts_only(guests: Ints, codes: Ints | int) -> Bools:
-    """Where nobody is a guest in another mode than that of ``codes``."""
-    return np.asarray((guests & _OTHERS[codes]) == 0)
+def serves_users(defaults: Ints) -> bool:
+    """Whether on some GPU it matters to whom a part belongs that insists on no mode."""
+    return bool((defaults == _MPS).any())
+
+
+def hosts_only(guests: Ints, marks: Ints | int) -> Bools:
+    """Where every guest has one of these marks."""
+    return np.asarray(guests == (guests & _COUNT) * marks)

@@ -18,7 +18,7 @@ from gpupool.domain.sharing import slice_mode
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
 from gpupool.scheduling.links import best_subset
-from gpupool.scheduling.modes import NO_MARK, REFUSED, code_of, hosts_only, mark_of
+from gpupool.scheduling.modes import NO_MARK, REFUSED, hosts_only, mark_of, marks_by_code
 from gpupool.scheduling.shape import Shape
 
 NO_FIT = np.iinfo(np.int64).max
@@ -111,7 +111,7 @@ class Placer:
             (c.available[row] | ~used).all()
             and (c.gpu_free[row] >= claim.gpu)[used].all()
             and (c.gmem_free[row] >= claim.gmem)[used].all()
-            and (mark_of(claim.mode) == NO_MARK or hosts_only(c.guests[row], code_of(claim.mode))[used].all())
+            and ((mark := mark_of(claim.mode, claim.user)) == NO_MARK or hosts_only(c.guests[row], mark)[used].all())
             and c.cpu_free[row] >= claim.cpu_milli * (claim.cpu_milli > 0)
             and c.mem_free[row] >= claim.mem_mib * (claim.mem_mib > 0)
         )
@@ -205,7 +205,7 @@ class Placer:
         need, mem = shape.needs(c.gmem_total[row])
         gpu, gmem = np.zeros(c.slots, np.int64), np.zeros(c.slots, np.int64)
         gpu[chosen], gmem[chosen] = need[chosen], mem[chosen]
-        return Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(c, shape, row, gpu))
+        return Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(c, shape, row, gpu), shape.user)
 
 
 def mode_on(c: ClusterState, shape: Shape, row: int, gpu: Ints) -> str:
@@ -236,15 +236,18 @@ def mode_fits(c: ClusterState, shape: Shape, rows: Ints, guests: Ints | None) ->
     else:
         ok = defaults != REFUSED
     if guests is not None and not shape.whole:
-        ok = ok & hosts_only(guests, defaults if shape.mode is None else shape.mode)
+        marks = marks_by_code(shape.user)
+        ok = ok & hosts_only(guests, marks[defaults] if shape.mode is None else int(marks[shape.mode]))
     return np.asarray(ok)
 
 
 def _insists(c: ClusterState, shape: Shape, rows: Ints) -> Bools:
     """Where the mode that a shape insists on may be had: policies are about parts of GPUs, not about whole ones."""
+    wanted = shape.request.sharing
+    if wanted is Sharing.MPS and shape.request.count > 1:
+        return np.zeros((len(rows), c.slots), np.bool_)  # one server, one GPU
     if not shape.whole:
         return np.asarray((c.mode_open[rows] >> (shape.mode or 0)) & 1 != 0)
-    wanted = shape.request.sharing
     if wanted is None or wanted is Sharing.WHOLE:
         return np.ones((len(rows), c.slots), np.bool_)
     nodes = [c.nodes[row] if row < len(c.nodes) else None for row in rows.tolist()]

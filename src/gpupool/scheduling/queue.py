@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
+from gpupool.domain.gpu import Sharing
 from gpupool.scheduling.ledger import Account, Ledger
 from gpupool.scheduling.shape import Shape, Shapes
 from gpupool.scheduling.undo import UndoLog
@@ -59,6 +60,7 @@ class Demand:
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
         self._entries: dict[ReplicaKey, tuple[Group, float, int]] = {}
         self._arrivals = 0
+        self._users_apart = False
         self._log = UndoLog()
 
     # --- who waits
@@ -147,7 +149,24 @@ class Demand:
     def shape_of(self, replica: PendingReplica) -> Shape:
         """The shape of a replica, whether it is ready or not."""
         group = self.group_of(replica.key)
-        return group.shape if group else self.shapes.get(replica.request, replica.cpus, replica.memory_mib)
+        return group.shape if group else self._make_shape(replica)
+
+    def _make_shape(self, replica: PendingReplica) -> Shape:
+        wanted = replica.request
+        mode = wanted.sharing
+        served = not wanted.whole and (mode is Sharing.MPS or (mode is None and self._users_apart))
+        return self.shapes.get(wanted, replica.cpus, replica.memory_mib, replica.user if served else "")
+
+    def tell_users_apart(self, *, apart: bool) -> None:
+        """Whether some GPU serves one user at a time, so that it matters who asks for a part without saying how."""
+        if apart is self._users_apart:
+            return
+        self._users_apart = apart
+        for key in list(self._entries):
+            replica, arrival = self.pending[key], self._entries[key][2]
+            self.remove(key)
+            self.pending[key] = replica
+            self._enqueue(replica, arrival)
 
     def account_of(self, replica: PendingReplica) -> Account:
         """Where a pending replica would be counted."""
@@ -156,7 +175,7 @@ class Demand:
     def _enqueue(self, replica: PendingReplica, arrival: int) -> None:
         account = self.account_of(replica)
         self._heads.pop(account.project, None)
-        shape = self.shapes.get(replica.request, replica.cpus, replica.memory_mib)
+        shape = self._make_shape(replica)
         key = (account.project, replica.priority, account.user, replica.preemptible, shape)
         groups = self.lanes.setdefault(account.project, {}).setdefault(shape, {})
         if key not in groups:

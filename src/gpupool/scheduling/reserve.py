@@ -111,7 +111,9 @@ def _plan(session: Session, shape: Shape) -> tuple[float, Claim] | None:
     gpu[chosen], gmem[chosen] = need[best][chosen], mem[best][chosen]
     starts_at = inf if time[best] == _UNKNOWN else float(time[best])
     row = int(rows[best])
-    return starts_at, Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(cluster, shape, row, gpu))
+    return starts_at, Claim(
+        row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(cluster, shape, row, gpu), shape.user
+    )
 
 
 def slot_ends(session: Session) -> Floats:

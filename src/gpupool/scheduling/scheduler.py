@@ -14,6 +14,7 @@ from gpupool.scheduling.cycle import decide
 from gpupool.scheduling.estimate import History
 from gpupool.scheduling.explain import Explanation, explain
 from gpupool.scheduling.feasible import check_possible
+from gpupool.scheduling.modes import serves_users
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.values import Decisions, Grant, Hold, PendingReplica, ReplicaKey, RunningReplica, Settings
@@ -133,6 +134,7 @@ class Scheduler:
         match event:
             case NodeChanged(node):
                 self.cluster.set_node(node)
+                self.demand.tell_users_apart(apart=serves_users(self.cluster.mode_default))
             case NodeRemoved(name):
                 self.cluster.remove_node(name)
             case GpusChanged(name, gpus):
@@ -174,7 +176,8 @@ class Scheduler:
     def _start(self, running: RunningReplica) -> None:
         lease = running.lease
         self.demand.start(running)
-        held = Holding(lease.node, lease.shares, round(lease.cpus * MILLI), lease.memory_mib, lease.sharing)
+        cpu_milli = round(lease.cpus * MILLI)
+        held = Holding(lease.node, lease.shares, cpu_milli, lease.memory_mib, lease.sharing, lease.user)
         if self.cluster.holdings.get(running.key) != held:
             self.cluster.take(running.key, held)
 

@@ -104,7 +104,8 @@ class Session:
             group = self.demand.group_of(hold.key)
             if group is None or hold.key in self.ghosts:
                 continue
-            held = Holding(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib, hold.sharing)
+            user = self.demand.pending[hold.key].user
+            held = Holding(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib, hold.sharing, user)
             claim = self.cluster.claim_of(held)
             if claim.row >= 0 and claim.permille == sum(share.permille for share in hold.shares):
                 self.add_ghost(Ghost(hold, claim, group.account))

@@ -16,11 +16,15 @@ UNMET = 1_000_000  # thousandths: more than any GPU has
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Shape:
-    """A request for GPUs with the CPU (thousandths) and memory (MiB) that go with it; compared by identity."""
+    """A request for GPUs with the CPU (thousandths) and memory (MiB) that go with it; compared by identity.
+
+    ``user`` is empty where it does not matter who asks: it does for parts of GPUs that serve one user at a time.
+    """
 
     request: GpuRequest
     cpu_milli: int
     mem_mib: int
+    user: str = ""
 
     @property
     def whole(self) -> bool:
@@ -57,15 +61,15 @@ class Shape:
 class Shapes:
     """The shapes in use, one object for each."""
 
-    _known: dict[tuple[GpuRequest, int, int], Shape] = field(default_factory=dict)
+    _known: dict[tuple[GpuRequest, int, int, str], Shape] = field(default_factory=dict)
 
-    def get(self, request: GpuRequest, cpus: float, memory_mib: int) -> Shape:
+    def get(self, request: GpuRequest, cpus: float, memory_mib: int, user: str = "") -> Shape:
         """The shape of a request."""
-        key = (request, round(cpus * MILLI), memory_mib)
+        key = (request, round(cpus * MILLI), memory_mib, user)
         if key not in self._known:
             self._known[key] = Shape(*key)
         return self._known[key]
 
     def forget(self, shape: Shape) -> None:
         """Nobody asks for it any more."""
-        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib), None)
+        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib, shape.user), None)

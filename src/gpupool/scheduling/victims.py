@@ -61,7 +61,7 @@ class VictimPool:
         self.row = np.array([claim.row for claim in claims], np.int64)
         self.gpu = np.array([claim.gpu for claim in claims], np.int64).reshape(-1, width)
         self.gmem = np.array([claim.gmem for claim in claims], np.int64).reshape(-1, width)
-        self.marks = (self.gpu > 0) * np.array([mark_of(claim.mode) for claim in claims], np.int64)[:, None]
+        self.marks = (self.gpu > 0) * np.array([mark_of(claim.mode, claim.user) for claim in claims], np.int64)[:, None]
         self.cpu = np.array([claim.cpu_milli for claim in claims], np.int64)
         self.mem = np.array([claim.mem_mib for claim in claims], np.int64)
         self.freeing: tuple[Ints, ...] = (self.gpu, self.gmem, self.cpu, self.mem, self.marks)

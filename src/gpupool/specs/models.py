@@ -88,6 +88,13 @@ class GpuSpec(_Strict):
                 "Leave the part (-p, -m) out; --model 1g.10gb chooses the size of a MIG instance.",
                 ("sharing",),
             )
+        if self.sharing is Sharing.MPS and self.count > 1:
+            raise refusal(
+                ErrorCode.INVALID_REQUEST,
+                "The sharing mode mps is for one GPU, or a part of one.",
+                "Ask for one GPU, or for another mode.",
+                ("sharing",),
+            )
         return self
 
 
