@@ -82,14 +82,15 @@ static void drain(struct gp_compute *compute, struct watch *watch) {
         gp_sleep_ns(somebody_inside(compute) ? INSIDE_NS : poll_ns(watch, now));
 }
 
-/* Others wait, and nothing has been launched here for a while: true when the GPU was given back. */
-static bool release_early(struct gp_compute *compute, const struct watch *watch) {
+/* Others wait, and nothing has been launched here for a while: true when the GPU was given back. The second look at the
+ * streams is the one that counts: nobody can launch then. */
+static bool release_early(struct gp_compute *compute) {
     bool over = false;
     pthread_mutex_lock(&compute->lock);
     uint32_t held = atomic_load(&compute->held);
     if (gp_is_held(compute) && gp_streams_drained(compute)) {
         atomic_store(&compute->held, GP_HELD_NONE);
-        over = !somebody_inside(compute) && launches_of(compute) == watch->launches;
+        over = !somebody_inside(compute) && gp_streams_drained(compute);
         if (over)
             give_back(compute);
         else
@@ -105,7 +106,7 @@ static void watch_idle(struct gp_compute *compute, struct watch *watch, uint32_t
         *watch = (struct watch){.launches = launches, .since_ns = now};
     else if (now - watch->since_ns < IDLE_NS)
         sleep = IDLE_NS - (now - watch->since_ns);
-    else if (release_early(compute, watch))
+    else if (release_early(compute))
         return;
     else
         sleep = 2 * POLL_NS;

@@ -109,8 +109,9 @@ static bool claim(struct gp_compute *compute) {
     return granted;
 }
 
-static bool arbiter_gone(struct gp_compute *compute, uint64_t now) {
+static bool arbiter_gone(struct gp_compute *compute) {
     pthread_mutex_lock(&compute->lock);
+    uint64_t now = gp_now_ns(); /* not before what another thread has noted */
     uint32_t beat = atomic_load(&compute->gpu->control->heartbeat);
     if (compute->beat_ns == 0 || beat != compute->beat) {
         compute->beat = beat;
@@ -133,9 +134,9 @@ static bool wait_for_grant(struct gp_compute *compute, uint64_t *since) {
     for (;;) {
         if (claim(compute))
             return true;
-        uint64_t now = gp_now_ns();
-        if (atomic_load(&compute->off) || arbiter_gone(compute, now))
+        if (atomic_load(&compute->off) || arbiter_gone(compute))
             return false;
+        uint64_t now = gp_now_ns();
         if (*since == 0) {
             *since = now;
             atomic_fetch_add(&compute->gpu->slot->waiting, 1);

@@ -17,7 +17,18 @@ from typing import Self
 from lease_folder import CONTENDED, GRANTED, PAGE, POLICY_GUARANTEE, LeasedGpu, LeaseFolder
 from native_harness import NATIVE, PROGRAMS, clean_environment
 
-REPORT = ("kernels", "finish_ns", "most_queued_ns", "records", "queries", "spoilt", "dead", "idle_ns", "first_ns")
+REPORT = (
+    "kernels",
+    "finish_ns",
+    "most_queued_ns",
+    "records",
+    "queries",
+    "spoilt",
+    "dead",
+    "idle_ns",
+    "first_ns",
+    "late",
+)
 UUID = bytes([7] * 16)
 FUTEX = {"linux-x86_64": 202}.get(sysconfig.get_platform(), 98)
 FUTEX_WAKE = 1
@@ -127,6 +138,7 @@ class Tenant:
     def __init__(self, arbiter: Arbiter, client: Path, share: Path, **environment: str) -> None:
         path = arbiter.lease.path.parent / f"report-{os.urandom(4).hex()}"
         path.write_bytes(bytes(4096))
+        self.report_path = path
         with path.open("r+b") as file:
             self._report = mmap.mmap(file.fileno(), 4096)
         own = arbiter.lease.environment(share) | {"GATE_SIM_REPORT": str(path)} | environment

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from gate_bench import Arbiter, Tenant, build, build_share, until
-from native_harness import build_native
+from native_harness import PROGRAMS, build_native, compile_program
 
 Start = Callable[..., Tenant]
 
@@ -324,6 +325,26 @@ def test_the_longest_wait_has_an_end(built: tuple[Path, Path], tmp_path: Path, i
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The share library, built to wait 300 ms at most."""
     return build_share(tmp_path_factory.mktemp("impatient"), "-DGP_LONGEST_WAIT_MS=300")
+
+
+@pytest.mark.parametrize("early", ["launch", "graph"])
+def test_nothing_is_launched_once_the_gpu_was_seen_idle(
+    arbiter: Arbiter, tenant: Tenant, tmp_path: Path, early: str
+) -> None:
+    """Thousands of grants, taken away after any time at all, while three threads launch."""
+    rounds = compile_program(PROGRAMS / "gate_rounds.c", tmp_path)
+    tenant.do("create 1")
+    for stream in ("0", "1"):
+        tenant.do(f"thread {early} {stream} 1 100000000")
+    tenant.do("thread launch p 3 100000000")
+    lease = arbiter.lease.path
+    files = (lease / "control", lease / "status", tenant.report_path)
+    ran = subprocess.run([rounds, *files, "1", "2500"], capture_output=True, text=True, check=True)
+    made, used = map(int, ran.stdout.split())
+    assert made > 300
+    assert used > made / 4
+    assert tenant.report("late") == 0
+    assert tenant.report("kernels") > made
 
 
 # -- pacing ------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ struct report {
     _Atomic uint64_t dead;             /* uses of handles whose context or self is gone */
     _Atomic uint64_t idle_ns;          /* between the first and the last launch: the GPU had nothing to do */
     _Atomic uint64_t first_ns;
+    _Atomic uint64_t late;   /* launches while ... */
+    _Atomic uint64_t closed; /* ... an arbiter that saw the GPU idle has not granted it again */
 };
 
 struct gp_CUcontext {
@@ -119,6 +121,7 @@ static CUresult run(CUstream stream, uint64_t ns) {
             report->most_queued_ns = busy_until - now;
         report->finish_ns = busy_until;
         report->kernels++;
+        report->late += report->closed;
     }
     pthread_mutex_unlock(&lock);
     return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
