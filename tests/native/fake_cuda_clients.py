@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from cuda.bindings import driver as cuda
@@ -145,6 +146,12 @@ def fill_card() -> object:
     return [*found, free_bytes() == rest]
 
 
+def tell(found: object) -> None:
+    """Prints what was found for the test that started this."""
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+
+
 def hold(bytes_held: str) -> object:
     """Holds memory with work under way until it is killed."""
     begin()
@@ -152,7 +159,7 @@ def hold(bytes_held: str) -> object:
     spin = kernel("spin_3600ms")
     for _ in range(100):
         ok(launch(spin))
-    print(json.dumps(True), flush=True)
+    tell(found=True)
     time.sleep(600)
     return None
 
@@ -352,7 +359,7 @@ def saturate(seconds: str, which: str) -> object:
     """Keeps the GPU busy for so long; what it was given is in the shared state."""
     begin()
     spin = kernel(which)
-    print(json.dumps(True), flush=True)
+    tell(found=True)
     sys.stdin.readline()
     until = time.monotonic() + float(seconds)
     while time.monotonic() < until:
@@ -471,6 +478,62 @@ def update_graph() -> object:
     return {"elapsed": elapsed, "refused": refused}
 
 
+def queue_depth() -> object:
+    """Milliseconds that issuing more launches than a GPU queues takes: those above 1,024 wait for the first."""
+    begin()
+    spin, start = kernel("spin_1ms"), time.monotonic()
+    for _ in range(1024 + 60):
+        ok(launch(spin))
+    return (time.monotonic() - start) * 1e3
+
+
+def default_stream() -> object:
+    """Whether work in a blocking stream waits for the default stream's."""
+    begin()
+    stream, event = ok(cuda.cuStreamCreate(0)), ok(cuda.cuEventCreate(2))
+    ok(launch(kernel("spin_50ms")))
+    ok(cuda.cuEventRecord(event, stream))
+    return name(cuda.cuEventQuery(event))
+
+
+def addresses() -> object:
+    """What cuGetProcAddress means by a name, a version and a flag: the export, or why there is none."""
+    library = ctypes.CDLL("libcuda.so.1")
+    exports = {ctypes.cast(getattr(library, one), ctypes.c_void_p).value: one for one in exported()}
+    found = []
+    for symbol, version, flag in (
+        ("cuMemAlloc", 3020, 0),
+        ("cuMemAlloc", 2000, 1),
+        ("cuCtxCreate", 3020, 0),
+        ("cuCtxCreate", 13000, 0),
+        ("cuLaunchKernel", 13000, 1),
+        ("cuLaunchKernel", 13000, 2),
+        ("cuLaunchKernel", 4000, 2),
+        ("cuMemcpyHtoD", 13000, 2),
+        ("cuGetProcAddress", 13000, 0),
+        ("cuGreenCtxCreate", 11000, 0),
+        ("cuNothingOfTheKind", 13000, 0),
+        ("cuMemAlloc", 99000, 0),
+    ):
+        pointer, status = ctypes.c_void_p(), ctypes.c_int(-1)
+        arguments = (symbol.encode(), ctypes.byref(pointer), version, ctypes.c_uint64(flag), ctypes.byref(status))
+        result = library.cuGetProcAddress_v2(*arguments)
+        found.append([result, exports.get(pointer.value), status.value])
+    return found
+
+
+def exported() -> list[str]:
+    """All names of the interface that the build knows."""
+    listed = Path(__file__).parents[2] / "native/generated/cuda_api.txt"
+    return [line.partition("(")[0] for line in listed.read_text(encoding="ascii").splitlines()]
+
+
+def unsupported() -> object:
+    """A call that is not simulated; names that are missing."""
+    library = ctypes.CDLL("libcuda.so.1")
+    return library.cuGraphicsUnregisterResource(0), [one for one in exported() if not hasattr(library, one)]
+
+
 def after_fork() -> object:
     """A child of a process that used the driver cannot use it; its parent goes on."""
     import os
@@ -486,4 +549,4 @@ def after_fork() -> object:
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])), flush=True)
+    tell(globals()[sys.argv[1]](*sys.argv[2:]))

@@ -65,7 +65,14 @@ def test_attributes_are_those_of_the_card(pool: Pool) -> None:
 
 
 def test_calls_need_the_driver_and_a_context(pool: Pool) -> None:
-    wanted = ["NOT_INITIALIZED", "INVALID_CONTEXT", "INVALID_CONTEXT", "INVALID_CONTEXT", "SUCCESS", "CONTEXT_IS_DESTROYED"]
+    wanted = [
+        "NOT_INITIALIZED",
+        "INVALID_CONTEXT",
+        "INVALID_CONTEXT",
+        "INVALID_CONTEXT",
+        "SUCCESS",
+        "CONTEXT_IS_DESTROYED",
+    ]
     assert pool.run("without_context") == wanted
 
 

@@ -30,6 +30,15 @@ def test_known_kernels_compute_and_bad_pointers_stay_an_error(pool: Pool) -> Non
     assert pool.run("computes") == [True, "ILLEGAL_ADDRESS", "ILLEGAL_ADDRESS"]
 
 
+def test_a_launcher_waits_when_too_much_is_queued(pool: Pool) -> None:
+    assert pool.run("queue_depth") >= 60
+
+
+@pytest.mark.parametrize(("per_thread", "told"), [("0", "NOT_READY"), ("1", "SUCCESS")])
+def test_a_default_stream_is_the_legacy_one_or_the_threads_own(pool: Pool, per_thread: str, told: str) -> None:
+    assert pool.run("default_stream", CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=per_thread) == told
+
+
 def test_a_host_function_holds_up_its_own_stream_only(pool: Pool) -> None:
     found = pool.run("host_functions")
     assert found["seen"] == [["NOT_PERMITTED", False], ["slept", False]]

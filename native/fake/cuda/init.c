@@ -13,7 +13,7 @@ pthread_cond_t fake_progress;
 __thread int fake_per_thread;
 __thread bool fake_in_callback;
 
-static bool initialized;
+static bool initialized, ended;
 static bool forked; /* from a process that had begun to use the driver: this one cannot */
 static pid_t owner;
 static struct gpu gpus[FAKE_GPUS];
@@ -34,9 +34,9 @@ struct gpu *fake_gpu(CUdevice ordinal) {
 CUresult fake_enter(void) {
     if (fake_in_callback) return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
-    if (initialized && !forked) return CUDA_SUCCESS;
+    if (initialized && !forked && !ended) return CUDA_SUCCESS;
     pthread_mutex_unlock(&fake_mutex);
-    return CUDA_ERROR_NOT_INITIALIZED;
+    return ended ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 void fake_exit(const CUresult *entered) {
@@ -95,6 +95,9 @@ static void after_fork(void) {
 }
 
 static void start(void) {
+    static bool started;
+    if (started) return;
+    started = true;
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -112,7 +115,7 @@ API CUresult cuInit(unsigned int flags) {
         pthread_mutex_unlock(&fake_mutex);
         return CUDA_ERROR_NOT_INITIALIZED;
     }
-    if (!initialized && gpu_count == 0) start();
+    if (!initialized) start();
     initialized = gpu_count > 0;
     pthread_mutex_unlock(&fake_mutex);
     return gpu_count > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
@@ -126,15 +129,14 @@ API CUresult cuDriverGetVersion(int *version) {
 
 /* Leaves at the end, so that the counters are final at once; death without this is noticed by the others. */
 static __attribute__((destructor)) void leave(void) {
-    if (!initialized || forked || getpid() != owner) return;
+    if (!initialized || forked || getpid() != owner || pthread_mutex_trylock(&fake_mutex) != 0) return;
+    fake_settle();
+    ended = true;
     for (uint32_t i = 0; i < gpu_count; i++) {
         if (gpus[i].slot < 0) continue;
-        if (pthread_mutex_trylock(&fake_mutex) == 0) {
-            fake_settle();
-            pthread_mutex_unlock(&fake_mutex);
-        }
         fake_lock(gpus[i].shared);
         fake_leave(gpus[i].shared, gpus[i].slot);
         fake_unlock(gpus[i].shared);
     }
+    pthread_mutex_unlock(&fake_mutex);
 }
