@@ -19,7 +19,7 @@ def room(native_out: Path, tmp_path: Path) -> Iterator[Slice]:
         yield made
 
 
-# -- pools ------------------------------------------------------------------------------------------------------------
+# -- pools ------------------------------------------------------------------------------------
 
 
 def test_a_pool_is_charged_for_what_it_keeps_and_once_only(room: Slice) -> None:
@@ -113,7 +113,7 @@ def test_a_destroyed_pool_is_charged_until_its_last_allocation_is_freed(room: Sl
     """)
 
 
-# -- mapped memory ------------------------------------------------------------------------------------------------------
+# -- mapped memory ------------------------------------------------------------------------------------
 
 
 def test_released_but_mapped_memory_does_not_escape(room: Slice) -> None:
@@ -184,7 +184,7 @@ def test_a_thread_without_a_context_pays_for_what_it_creates(room: Slice) -> Non
     """)
 
 
-# -- arrays ---------------------------------------------------------------------------------------------------------------
+# -- arrays ------------------------------------------------------------------------------------
 
 
 def test_arrays_whose_memory_is_mapped_later_cost_nothing(room: Slice) -> None:
@@ -204,7 +204,7 @@ def test_arrays_whose_memory_is_mapped_later_cost_nothing(room: Slice) -> None:
     """)
 
 
-# -- graphs ---------------------------------------------------------------------------------------------------------------
+# -- graphs ------------------------------------------------------------------------------------
 
 CAPTURED = """
     cu = begin()
@@ -285,7 +285,7 @@ def test_an_uploaded_graph_is_charged(room: Slice) -> None:
     )
 
 
-# -- contexts ----------------------------------------------------------------------------------------------------------------
+# -- contexts ------------------------------------------------------------------------------------
 
 
 def test_contexts_of_a_process_are_charged_once_and_given_back_with_the_last(room: Slice) -> None:
@@ -335,7 +335,7 @@ def test_a_context_for_which_there_is_no_room_is_refused(room: Slice) -> None:
     assert room.lease.tenant("oom_count") == 2
 
 
-# -- fork ---------------------------------------------------------------------------------------------------------------------
+# -- fork ------------------------------------------------------------------------------------
 
 
 def test_children_of_a_fork_pay_for_themselves(room: Slice) -> None:
