@@ -72,6 +72,14 @@ def test_top() -> None:
     assert [line.split()[0] for line in shown[5:]] == ["NAME", "train-1", "wait-1"]
 
 
+def test_a_mig_instance_names_its_card() -> None:
+    gpu = gpu_view(102, model="NVIDIA A30 MIG 1g.6gb", mig_profile="1g.6gb", parent_uuid="GPU-card")
+    text = "\n".join(node_detail_lines(node_view(gpus=[gpu, gpu_view(1)]), NOW, PLAIN))
+    assert "GPU 102  NVIDIA A30 MIG 1g.6gb" in text
+    assert text.count("MIG:") == 1
+    assert "1g.6gb of card GPU-card" in text
+
+
 def test_a_free_gpu_says_so() -> None:
     assert gpu_bars([gpu_view(allocated_permille=0, holders=[])], PLAIN)[0].endswith("free")
 
