@@ -45,10 +45,16 @@ static uint64_t element_bytes(CUarray_format format) {
 static bool lay_out(struct gp_CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
     uint64_t element = element_bytes(d->Format) * d->NumChannels, height = d->Height > 0 ? d->Height : 1;
     uint64_t depth = d->Depth > 0 ? d->Depth : 1, bytes;
-    if (element == 0 || d->Width == 0 || (d->NumChannels != 1 && d->NumChannels != 2 && d->NumChannels != 4)) return false;
+    if (element == 0 || d->Width == 0 || (d->NumChannels != 1 && d->NumChannels != 2 && d->NumChannels != 4)) {
+        return false;
+    }
     if (d->Width > LARGEST_SIDE || height > LARGEST_SIDE || depth > LARGEST_SIDE) return false;
-    *array = (struct gp_CUarray){.magic = MAGIC_ARRAY, .descriptor = *d, .pitch = ALIGN_UP(d->Width * element, ROW_ALIGNMENT)};
-    if (__builtin_mul_overflow(array->pitch, height, &array->slice) || __builtin_mul_overflow(array->slice, depth, &bytes)) return false;
+    *array = (struct gp_CUarray){.magic = MAGIC_ARRAY, .descriptor = *d};
+    array->pitch = ALIGN_UP(d->Width * element, ROW_ALIGNMENT);
+    if (__builtin_mul_overflow(array->pitch, height, &array->slice) ||
+        __builtin_mul_overflow(array->slice, depth, &bytes)) {
+        return false;
+    }
     array->bytes = ALIGN_UP(bytes, UNIT_BYTES);
     return true;
 }
@@ -119,7 +125,8 @@ API CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *d, CUarray array) {
     ENTER;
     if (d == NULL) return CUDA_ERROR_INVALID_VALUE;
     if (!is_array(array)) return CUDA_ERROR_INVALID_HANDLE;
-    *d = (CUDA_ARRAY_DESCRIPTOR){array->descriptor.Width, array->descriptor.Height, array->descriptor.Format, array->descriptor.NumChannels};
+    const CUDA_ARRAY3D_DESCRIPTOR *whole = &array->descriptor;
+    *d = (CUDA_ARRAY_DESCRIPTOR){whole->Width, whole->Height, whole->Format, whole->NumChannels};
     return CUDA_SUCCESS;
 }
 
@@ -138,9 +145,12 @@ API CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, C
     return requirements(out, (array->descriptor.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING) != 0, array->bytes, device);
 }
 
-static uint64_t halved(uint64_t side, unsigned int level) { return side == 0 ? 0 : side >> level > 0 ? side >> level : 1; }
+static uint64_t halved(uint64_t side, unsigned int level) {
+    return side == 0 ? 0 : side >> level > 0 ? side >> level : 1;
+}
 
-API CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int count) {
+API CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIPTOR *descriptor,
+                                    unsigned int count) {
     ENTER_CONTEXT(context);
     if (made == NULL || descriptor == NULL || count == 0) return CUDA_ERROR_INVALID_VALUE;
     if ((descriptor->Flags & CUDA_ARRAY3D_SPARSE) != 0) return CUDA_ERROR_NOT_SUPPORTED;
@@ -190,10 +200,12 @@ API CUresult cuMipmappedArrayGetLevel(CUarray *level, CUmipmappedArray array, un
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUmipmappedArray array, CUdevice device) {
+API CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUmipmappedArray array,
+                                                   CUdevice device) {
     ENTER;
     if (array == NULL || array->magic != MAGIC_ARRAY) return CUDA_ERROR_INVALID_VALUE;
-    return requirements(out, (array->levels[0].descriptor.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING) != 0, array->bytes, device);
+    return requirements(out, (array->levels[0].descriptor.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING) != 0, array->bytes,
+                        device);
 }
 
 uint64_t fake_array_base(CUarray array, uint64_t *pitch, uint64_t *slice, uint64_t *bytes) {

@@ -36,7 +36,9 @@ static bool of_card(int attribute, const struct gpu *gpu, int *value) {
     int major = (int)shared->gpu->major, minor = (int)shared->gpu->minor;
     switch (attribute) {
     case 13: *value = a->clock_khz; return true;
-    case 16: *value = (int)(shared->mig != NULL ? shared->mig->multiprocessors : shared->gpu->multiprocessors); return true;
+    case 16:
+        *value = (int)(shared->mig != NULL ? shared->mig->multiprocessors : shared->gpu->multiprocessors);
+        return true;
     case 33: *value = (int)shared->gpu->index + 1; return true;
     case 36: *value = a->memory_clock_khz; return true;
     case 37: *value = a->bus_bits; return true;
@@ -61,7 +63,8 @@ static const struct {
 } fixed[] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 49152}, {9, 65536}, {10, 32},
     {11, 2147483647}, {12, 65536}, {14, 512}, {15, 1}, {17, 0}, {18, 0}, {19, 1}, {20, 0},
-    {21, 131072}, {22, 131072}, {23, 65536}, {24, 16384}, {25, 16384}, {26, 16384}, {27, 32768}, {28, 32768}, {29, 2048},
+    {21, 131072}, {22, 131072}, {23, 65536}, {24, 16384}, {25, 16384}, {26, 16384}, {27, 32768}, {28, 32768},
+    {29, 2048},
     {30, 512}, {31, 1}, {32, 0}, {34, 0}, {35, 0}, {41, 1}, {42, 32768}, {43, 2048}, {44, 1}, {45, 32768}, {46, 32768},
     {47, 8192}, {48, 8192}, {49, 32768}, {50, 0}, {51, 32}, {52, 32768}, {53, 32768}, {54, 2046}, {55, 32768},
     {56, 131072}, {57, 65536}, {58, 16384}, {59, 16384}, {60, 16384}, {61, 32768}, {62, 2048}, {63, 32768}, {64, 32768},

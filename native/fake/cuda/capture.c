@@ -18,7 +18,8 @@ CUresult fake_unsafe_call(void) {
     if (captures == NULL || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
     for (struct capture *capture = captures; capture != NULL; capture = capture->next) {
         bool own = pthread_equal(capture->thread, pthread_self()) && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
-        bool everywhere = capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+        bool everywhere = capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+            thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
         if (!own && !everywhere) continue;
         capture->broken = true;
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -30,7 +31,10 @@ CUresult fake_unsafe_call(void) {
 static CUresult implicit(CUstream stream, bool spoil) {
     CUresult result = CUDA_SUCCESS;
     for (CUstream other = captures != NULL ? stream->context->gpu->streams : NULL; other != NULL; other = other->next) {
-        if (other->capture == NULL || other->context != stream->context || (other->flags & CU_STREAM_NON_BLOCKING) != 0) continue;
+        if (other->capture == NULL || other->context != stream->context ||
+            (other->flags & CU_STREAM_NON_BLOCKING) != 0) {
+            continue;
+        }
         if (spoil) other->capture->broken = true;
         result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
@@ -111,7 +115,9 @@ CUresult fake_capture_wait(CUstream stream, CUevent event) {
         stream->capture->broken = true;
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
-    if (capture->ended || capture->broken) return capture->ended ? CUDA_ERROR_CAPTURED_EVENT : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (capture->ended || capture->broken) {
+        return capture->ended ? CUDA_ERROR_CAPTURED_EVENT : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
     if (stream->legacy || (stream->capture != NULL && stream->capture != capture)) {
         capture->broken = true;
         if (stream->capture != NULL) stream->capture->broken = true;
@@ -126,7 +132,8 @@ CUresult fake_capture_wait(CUstream stream, CUevent event) {
     return CUDA_SUCCESS;
 }
 
-static CUresult begin(CUstream handle, CUgraph graph, const CUgraphNode *after, size_t count, CUstreamCaptureMode mode) {
+static CUresult begin(CUstream handle, CUgraph graph, const CUgraphNode *after, size_t count,
+                      CUstreamCaptureMode mode) {
     CUstream stream;
     CUresult result = fake_stream(handle, &stream);
     if (result != CUDA_SUCCESS) return result;
@@ -135,7 +142,8 @@ static CUresult begin(CUstream handle, CUgraph graph, const CUgraphNode *after, 
     if (stream->capture != NULL) return CUDA_ERROR_ILLEGAL_STATE;
     struct capture *capture = calloc(1, sizeof *capture); /* never freed: events remember it */
     if (capture == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
-    *capture = (struct capture){.id = fake_next_id(), .graph = graph != NULL ? graph : fake_graph_new(), .own_graph = graph == NULL,
+    *capture = (struct capture){.id = fake_next_id(), .graph = graph != NULL ? graph : fake_graph_new(),
+                                .own_graph = graph == NULL,
                                 .mode = mode, .origin = stream, .thread = pthread_self(), .next = captures};
     captures = capture;
     stream->capture = capture;
@@ -148,9 +156,12 @@ API CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) 
     return begin(stream, NULL, NULL, 0, mode);
 }
 
-API CUresult cuStreamBeginCapture(CUstream stream) { return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL); }
+API CUresult cuStreamBeginCapture(CUstream stream) {
+    return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
 
-API CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
+API CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after,
+                                         const CUgraphEdgeData *edges,
                                          size_t count, CUstreamCaptureMode mode) {
     ENTER;
     (void)edges;
@@ -206,8 +217,12 @@ API CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
         capture->broken = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     }
-    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(capture->thread, pthread_self())) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    result = capture->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : joined(capture) ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(capture->thread, pthread_self())) {
+        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    }
+    result = capture->broken    ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+             : joined(capture) ? CUDA_SUCCESS
+                               : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     end(capture);
     if (result != CUDA_SUCCESS && capture->own_graph) fake_graph_delete(capture->graph);
     if (graph != NULL) *graph = result == CUDA_SUCCESS ? capture->graph : NULL;
@@ -264,7 +279,8 @@ API CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *stat
     return cuStreamGetCaptureInfo_v3(stream, status, id, NULL, NULL, NULL, NULL);
 }
 
-API CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,
+API CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode *nodes, const CUgraphEdgeData *edges,
+                                                  size_t count,
                                                   unsigned int flags) {
     ENTER;
     (void)edges;

@@ -56,7 +56,9 @@ CUresult fake_context_open(struct gpu *gpu, bool primary, uint32_t flags, uint32
 
 static bool belongs(struct range *range, void *context) {
     if (range->context != context) return false;
-    if (range->kind == RANGE_DEVICE || range->kind == RANGE_MANAGED) fake_give(range->gpu->shared, range->gpu->slot, FAKE_PLAIN, range->charged);
+    if (range->kind == RANGE_DEVICE || range->kind == RANGE_MANAGED) {
+        fake_give(range->gpu->shared, range->gpu->slot, FAKE_PLAIN, range->charged);
+    }
     else if (range->kind == RANGE_ARRAY) fake_give(range->gpu->shared, range->gpu->slot, FAKE_ARRAY, range->charged);
     else return false;
     fake_space_give(fake_addresses(), range->base, ALIGN_UP(range->bytes, UNIT_BYTES));
@@ -126,7 +128,9 @@ API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags) 
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags) { return cuDevicePrimaryCtxSetFlags_v2(device, flags); }
+API CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags) {
+    return cuDevicePrimaryCtxSetFlags_v2(device, flags);
+}
 
 API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
     ENTER;

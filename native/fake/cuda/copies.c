@@ -40,7 +40,9 @@ void fake_run_fill(void *data) {
     for (uint64_t y = 0; y < fill->height; y++) {
         uint8_t *row = (uint8_t *)(fill->to + y * fill->pitch);
         if (fill->size == 1) memset(row, (int)fill->value, fill->width);
-        for (uint64_t x = 0; fill->size > 1 && x < fill->width; x++) memcpy(row + x * fill->size, &fill->value, fill->size);
+        for (uint64_t x = 0; fill->size > 1 && x < fill->width; x++) {
+            memcpy(row + x * fill->size, &fill->value, fill->size);
+        }
     }
 }
 

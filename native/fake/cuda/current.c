@@ -95,13 +95,16 @@ API CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev
     return create(context, flags, device, 3020);
 }
 
-API CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device) {
+API CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags,
+                            CUdevice device) {
     if (count != 0 && affinity != NULL) return CUDA_ERROR_NOT_SUPPORTED; /* needs MPS */
     return create(context, flags, device, 3020);
 }
 
 API CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device) {
-    if (parameters != NULL && (parameters->numExecAffinityParams != 0 || parameters->cigParams != NULL)) return CUDA_ERROR_NOT_SUPPORTED;
+    if (parameters != NULL && (parameters->numExecAffinityParams != 0 || parameters->cigParams != NULL)) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     return create(context, flags, device, 3020);
 }
 

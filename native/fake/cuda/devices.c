@@ -104,7 +104,9 @@ API CUresult cuDeviceGetExecAffinitySupport(int *supported, CUexecAffinityType t
 API CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice source, CUdevice target) {
     ENTER;
     (void)attribute;
-    if (value == NULL || fake_gpu(source) == NULL || fake_gpu(target) == NULL || source == target) return CUDA_ERROR_INVALID_VALUE;
+    if (value == NULL || fake_gpu(source) == NULL || fake_gpu(target) == NULL || source == target) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     *value = 1;
     return CUDA_SUCCESS;
 }

@@ -12,7 +12,9 @@ static bool is_exec(CUgraphExec exec) { return exec != NULL && exec->magic == MA
 static uint64_t allocation_bytes(CUgraph graph) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < graph->count; i++) {
-        if (graph->nodes[i]->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) bytes += ALIGN_UP(graph->nodes[i]->work.memory->bytes, BLOCK_BYTES);
+        if (graph->nodes[i]->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+            bytes += ALIGN_UP(graph->nodes[i]->work.memory->bytes, BLOCK_BYTES);
+        }
     }
     return bytes;
 }
@@ -21,7 +23,9 @@ static uint64_t allocation_bytes(CUgraph graph) {
 static CUgraph runnable(CUgraph graph) {
     if (!fake_graph_sort(graph)) return NULL;
     for (size_t i = 0; i < graph->count; i++) {
-        if (graph->nodes[i]->type == CU_GRAPH_NODE_TYPE_GRAPH && !fake_graph_sort(graph->nodes[i]->work.child)) return NULL;
+        if (graph->nodes[i]->type == CU_GRAPH_NODE_TYPE_GRAPH && !fake_graph_sort(graph->nodes[i]->work.child)) {
+            return NULL;
+        }
     }
     CUgraph copy = fake_graph_new();
     fake_graph_copy(copy, graph, true);
@@ -37,7 +41,8 @@ static CUresult instantiate(CUgraphExec *made, CUgraph graph, unsigned long long
     CUgraph nodes = runnable(graph);
     CUgraphExec exec = nodes != NULL ? calloc(1, sizeof *exec) : NULL;
     if (exec == NULL) return CUDA_ERROR_INVALID_VALUE;
-    *exec = (struct gp_CUgraphExec){.magic = MAGIC_EXEC, .id = fake_next_id(), .flags = flags, .gpu = context->gpu, .graph = nodes,
+    *exec = (struct gp_CUgraphExec){.magic = MAGIC_EXEC, .id = fake_next_id(), .flags = flags,
+                                    .gpu = context->gpu, .graph = nodes,
                                     .bytes = allocation_bytes(nodes), .next = fake_execs};
     fake_execs = exec;
     *made = exec;
@@ -64,7 +69,9 @@ API CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA
     ENTER;
     if (parameters == NULL) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = instantiate(exec, graph, parameters->flags);
-    if (result == CUDA_SUCCESS && (parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0) result = fake_exec_back(*exec);
+    if (result == CUDA_SUCCESS && (parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0) {
+        result = fake_exec_back(*exec);
+    }
     parameters->hErrNode_out = NULL;
     parameters->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
     return result;
@@ -133,7 +140,8 @@ static void issue_copy(CUstream stream, const struct copy *copy) {
 
 static void issue_fill(CUstream stream, const struct fill *fill) {
     uint64_t bytes = fill->width * fill->size * fill->height;
-    fake_issue(stream, &(struct work){.cost_ns = fake_copy_cost(bytes, true), .run = fake_run_fill, .data = copy_bytes(fill, sizeof *fill)});
+    fake_issue(stream, &(struct work){.cost_ns = fake_copy_cost(bytes, true), .run = fake_run_fill,
+                                      .data = copy_bytes(fill, sizeof *fill)});
 }
 
 static CUresult issue_node(CUgraphExec exec, CUgraphNode node, struct batch *batch) {
@@ -171,13 +179,19 @@ static bool leaks(CUgraphExec exec) {
 
 CUresult fake_exec_launch(CUgraphExec exec, CUstream stream) {
     if (exec->gpu != stream->context->gpu) return CUDA_ERROR_INVALID_VALUE;
-    if ((exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0 && leaks(exec)) return CUDA_ERROR_INVALID_VALUE;
+    if ((exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0 && leaks(exec)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     CUresult result = fake_exec_back(exec);
     if (result != CUDA_SUCCESS) return result;
     fake_wait_launches(exec->gpu);
-    if (exec->last != NULL && exec->last->state != OP_DONE) fake_release(fake_issue_held(stream, &(struct work){.cost_ns = 0}, &exec->last, 1));
+    if (exec->last != NULL && exec->last->state != OP_DONE) {
+        fake_release(fake_issue_held(stream, &(struct work){.cost_ns = 0}, &exec->last, 1));
+    }
     struct batch batch = {.stream = stream};
-    for (size_t i = 0; i < exec->graph->count && result == CUDA_SUCCESS; i++) result = issue_node(exec, exec->graph->nodes[i], &batch);
+    for (size_t i = 0; i < exec->graph->count && result == CUDA_SUCCESS; i++) {
+        result = issue_node(exec, exec->graph->nodes[i], &batch);
+    }
     flush(&batch);
     exec->gpu->shared->state->processes[exec->gpu->slot].launches++;
     fake_release(exec->last);
@@ -256,14 +270,18 @@ API CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, co
     return set_work(exec, node, CU_GRAPH_NODE_TYPE_HOST, &(union node_work){.host = *p});
 }
 
-API CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *p, CUcontext context) {
+API CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *p,
+                                            CUcontext context) {
     union node_work work = {.freed = 0};
     ENTER;
-    if (p == NULL || !fake_is_context(context) || fake_copy_of(p, &work.copy) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+    if (p == NULL || !fake_is_context(context) || fake_copy_of(p, &work.copy) != CUDA_SUCCESS) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     return set_work(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY, &work);
 }
 
-API CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *p, CUcontext context) {
+API CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *p,
+                                            CUcontext context) {
     ENTER;
     if (p == NULL || !fake_is_context(context)) return CUDA_ERROR_INVALID_VALUE;
     const struct fill fill = {p->dst, p->pitch, p->width, p->height, p->value, p->elementSize};

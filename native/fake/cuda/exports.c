@@ -39,7 +39,7 @@ typedef uint64_t any;
 
 /* Each a function of its own: programs tell functions apart by their addresses. */
 #define GP_EXPORT(name)                                                                                               \
-    API __attribute__((weak, noipa)) int name(void);                                                                    \
+    API __attribute__((weak, noipa)) int name(void);                                                                  \
     int name(void) { return NOT_SUPPORTED; }
 #define GP_STREAM_EXPORT(name, base, count)                                                                           \
     API int name(TAKES_##count);                                                                                      \

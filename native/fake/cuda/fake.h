@@ -141,7 +141,8 @@ struct work {
     void *data;
 };
 
-enum range_kind { RANGE_DEVICE, RANGE_MANAGED, RANGE_POOL, RANGE_GRAPH, RANGE_ARRAY, RANGE_MAPPED, RANGE_HOST, RANGE_REGISTERED };
+enum range_kind { RANGE_DEVICE, RANGE_MANAGED, RANGE_POOL, RANGE_GRAPH, RANGE_ARRAY, RANGE_MAPPED, RANGE_HOST,
+                 RANGE_REGISTERED };
 
 struct range { /* memory that the driver knows */
     uint64_t base, bytes, charged;
@@ -175,7 +176,7 @@ int fake_driver_version(void);
 uint32_t fake_device_count(void);
 struct gpu *fake_gpu(CUdevice ordinal); /* NULL: no such device */
 
-/* -- contexts.c, current.c ------------------------------------------------------------------------------------------- */
+/* -- contexts.c, current.c ----------------------------------------------------------------------------------------- */
 
 CUresult fake_current(CUcontext *context); /* INVALID_CONTEXT, CONTEXT_IS_DESTROYED or its sticky error */
 CUresult fake_current_device(struct gpu **gpu);
@@ -186,7 +187,7 @@ bool fake_is_context(CUcontext context);
 bool fake_joined(struct gpu *gpu); /* this process has its slot in the GPU's shared state */
 uint64_t fake_next_id(void);
 
-/* -- ops.c, settle.c, wait.c ------------------------------------------------------------------------------------------ */
+/* -- ops.c, settle.c, wait.c --------------------------------------------------------------------------------------- */
 
 /* Issues work to a stream, behind all that CUDA's rules say it comes after, and behind `also`. The op is counted. */
 struct op *fake_issue_held(CUstream stream, const struct work *work, struct op *const *also, size_t also_count);
@@ -207,7 +208,7 @@ void fake_wait_stream(CUstream stream);
 void fake_wait_gpu(struct gpu *gpu, CUcontext context); /* NULL: of every context */
 void fake_wait_launches(struct gpu *gpu); /* until few enough are pending */
 
-/* -- streams.c ------------------------------------------------------------------------------------------------------- */
+/* -- streams.c ----------------------------------------------------------------------------------------------------- */
 
 /* The stream that a handle means for this caller; its context must be usable. */
 CUresult fake_stream(CUstream handle, CUstream *stream);
@@ -216,7 +217,7 @@ void fake_stream_retire(CUstream stream);
 bool fake_is_event(CUevent event);
 void fake_record(CUevent event, CUstream stream);
 
-/* -- space.c, ranges.c ------------------------------------------------------------------------------------------------ */
+/* -- space.c, ranges.c --------------------------------------------------------------------------------------------- */
 
 void fake_space_init(struct space *space, uint64_t base, uint64_t bytes);
 bool fake_space_take(struct space *space, uint64_t bytes, uint64_t align, uint64_t *at);
@@ -233,7 +234,7 @@ void fake_ranges_each(bool (*remove)(struct range *range, void *data), void *dat
 struct range *fake_allocate(struct gpu *gpu, uint64_t bytes, uint64_t align, enum range_kind kind, enum fake_kind pays);
 void fake_deallocate(struct range *range, enum fake_kind pays);
 
-/* -- memory of other kinds --------------------------------------------------------------------------------------------- */
+/* -- memory of other kinds ----------------------------------------------------------------------------------------- */
 
 void fake_pools_after_sync(struct gpu *gpu); /* give back what is over the release thresholds */
 void fake_pools_close(struct gpu *gpu);
@@ -243,7 +244,7 @@ void fake_graphs_close(struct gpu *gpu);
 CUresult fake_graph_free(struct range *range, CUstream stream);
 uint64_t fake_array_base(CUarray array, uint64_t *pitch, uint64_t *slice, uint64_t *bytes);
 
-/* -- copies.c ----------------------------------------------------------------------------------------------------------- */
+/* -- copies.c ------------------------------------------------------------------------------------------------------ */
 
 struct copy { /* three-dimensional, in bytes; everything else is a case of it */
     uint64_t from, to, from_pitch, from_slice, to_pitch, to_slice, width, height, depth;
@@ -260,7 +261,7 @@ CUresult fake_copy_of(const CUDA_MEMCPY3D *asked, struct copy *copy);
 CUresult fake_copy(const struct copy *copy, CUstream stream, bool wait);
 CUresult fake_fill(const struct fill *fill, CUstream stream, bool wait);
 
-/* -- kernels ------------------------------------------------------------------------------------------------------------- */
+/* -- kernels ------------------------------------------------------------------------------------------------------- */
 
 struct launch { /* one launch: which kernel, how large, and its parameters where the kernel is one that is known */
     struct kernel *kernel;
@@ -275,7 +276,7 @@ CUresult fake_check_launch(const struct launch *launch);
 CUresult fake_kernel_of(CUfunction function, struct kernel **kernel);
 CUresult fake_launch(const struct launch *launch, CUstream stream);
 
-/* -- capture.c, graphs.c -------------------------------------------------------------------------------------------------- */
+/* -- capture.c, graphs.c ------------------------------------------------------------------------------------------- */
 
 /* CUDA_SUCCESS, or what a call gets that a capture under way forbids, which it also breaks. */
 CUresult fake_unsafe_call(void);

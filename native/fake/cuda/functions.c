@@ -16,7 +16,8 @@ CUresult fake_kernel_of(CUfunction function, struct kernel **kernel) {
     struct kernel *name = kernel_of(handle);                                                                          \
     if (name == NULL) return CUDA_ERROR_INVALID_HANDLE
 
-enum { MAX_THREADS, SHARED_BYTES, CONST_BYTES, LOCAL_BYTES, REGISTERS, PTX, BINARY, CACHE, DYNAMIC_SHARED_BYTES, ATTRIBUTES = 18 };
+enum { MAX_THREADS, SHARED_BYTES, CONST_BYTES, LOCAL_BYTES, REGISTERS, PTX, BINARY, CACHE, DYNAMIC_SHARED_BYTES,
+      ATTRIBUTES = 18 };
 
 static CUresult get(const struct kernel *kernel, int attribute, int *value) {
     if (value == NULL || attribute < 0 || attribute >= ATTRIBUTES) return CUDA_ERROR_INVALID_VALUE;

@@ -53,7 +53,9 @@ CUresult fake_exec_back(CUgraphExec exec) {
 
 CUresult fake_exec_allocate(CUgraphExec exec, struct graph_memory *memory) {
     struct gpu *gpu = exec->gpu;
-    if (memory->open && (exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (memory->open && (exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     if (memory->open) return CUDA_SUCCESS; /* freed and allocated again */
     memory->open = true;
     memory->exec = exec;
@@ -126,7 +128,10 @@ API CUresult cuDeviceGraphMemTrim(CUdevice device) {
     if (gpu == NULL) return CUDA_ERROR_INVALID_DEVICE;
     fake_settle();
     for (CUgraphExec exec = fake_execs; exec != NULL; exec = exec->next) {
-        if (exec->gpu != gpu || !exec->backed || exec->live > 0 || (exec->last != NULL && exec->last->state != OP_DONE)) continue;
+        if (exec->gpu != gpu || !exec->backed || exec->live > 0 ||
+            (exec->last != NULL && exec->last->state != OP_DONE)) {
+            continue;
+        }
         exec->backed = false;
         gpu->graph.spare += exec->bytes;
     }

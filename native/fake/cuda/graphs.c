@@ -33,7 +33,8 @@ static bool add_need(CUgraphNode node, CUgraphNode need) {
     return true;
 }
 
-CUresult fake_node_add(CUgraph graph, CUgraphNodeType type, const union node_work *work, const CUgraphNode *needs, size_t count,
+CUresult fake_node_add(CUgraph graph, CUgraphNodeType type, const union node_work *work, const CUgraphNode *needs,
+                       size_t count,
                        CUgraphNode *made) {
     if (!fake_is_graph(graph) || (count > 0 && needs == NULL)) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
@@ -41,7 +42,8 @@ CUresult fake_node_add(CUgraph graph, CUgraphNodeType type, const union node_wor
     }
     CUgraphNode node = calloc(1, sizeof *node);
     if (node == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
-    *node = (struct gp_CUgraphNode){.magic = MAGIC_NODE, .graph = graph, .type = type, .work = *work, .enabled = true, .id = fake_next_id()};
+    *node = (struct gp_CUgraphNode){.magic = MAGIC_NODE, .graph = graph, .type = type, .work = *work,
+                                     .enabled = true, .id = fake_next_id()};
     for (size_t i = 0; i < count; i++) {
         if (!add_need(node, needs[i])) abort();
     }
@@ -73,7 +75,9 @@ void fake_graph_delete(CUgraph graph) {
 bool fake_node_needs(CUgraphNode node, CUgraphNode other) {
     if (node == other) return true;
     for (size_t i = 0; i < node->need_count; i++) {
-        if (node->needs[i] == other || (node->needs[i]->id > other->id && fake_node_needs(node->needs[i], other))) return true;
+        if (node->needs[i] == other || (node->needs[i]->id > other->id && fake_node_needs(node->needs[i], other))) {
+            return true;
+        }
     }
     return false;
 }
@@ -158,7 +162,9 @@ API CUresult cuGraphClone(CUgraph *clone, CUgraph graph) {
     if (clone == NULL || !fake_is_graph(graph)) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < graph->count; i++) {
         CUgraphNodeType type = graph->nodes[i]->type;
-        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE) return CUDA_ERROR_NOT_SUPPORTED;
+        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
     }
     *clone = fake_graph_new();
     return fake_graph_copy(*clone, graph, false);
@@ -186,7 +192,10 @@ API CUresult cuGraphDestroyNode(CUgraphNode node) {
 static CUresult connect(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count, bool add) {
     if (!fake_is_graph(graph) || (count > 0 && (from == NULL || to == NULL))) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
-        if (!fake_is_node(from[i]) || !fake_is_node(to[i]) || from[i]->graph != graph || to[i]->graph != graph || from[i] == to[i]) return CUDA_ERROR_INVALID_VALUE;
+        if (!fake_is_node(from[i]) || !fake_is_node(to[i]) || from[i]->graph != graph || to[i]->graph != graph ||
+            from[i] == to[i]) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
         size_t k = 0;
         while (k < to[i]->need_count && to[i]->needs[k] != from[i]) k++;
         bool there = k < to[i]->need_count;
@@ -197,7 +206,8 @@ static CUresult connect(CUgraph graph, const CUgraphNode *from, const CUgraphNod
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edges, size_t count) {
+API CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
+                                       const CUgraphEdgeData *edges, size_t count) {
     ENTER;
     (void)edges;
     return connect(graph, from, to, count, true);
@@ -207,7 +217,8 @@ API CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, cons
     return cuGraphAddDependencies_v2(graph, from, to, NULL, count);
 }
 
-API CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edges, size_t count) {
+API CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
+                                          const CUgraphEdgeData *edges, size_t count) {
     ENTER;
     (void)edges;
     return connect(graph, from, to, count, false);
@@ -231,7 +242,8 @@ API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
 }
 
 /* A list of the graph's nodes that have a property. */
-static CUresult give_some(CUgraph graph, bool (*has)(CUgraphNode node, CUgraphNode asked), CUgraphNode asked, CUgraphNode *out, size_t *count) {
+static CUresult give_some(CUgraph graph, bool (*has)(CUgraphNode node, CUgraphNode asked), CUgraphNode asked,
+                          CUgraphNode *out, size_t *count) {
     CUgraphNode *some = malloc(graph->count * sizeof *some + 1);
     size_t there = 0;
     if (some == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -257,7 +269,8 @@ API CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *coun
     return fake_is_graph(graph) ? give_some(graph, is_root, NULL, nodes, count) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges, size_t *count) {
+API CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges,
+                                           size_t *count) {
     ENTER;
     if (!fake_is_node(node)) return CUDA_ERROR_INVALID_VALUE;
     if (edges != NULL && count != NULL) memset(edges, 0, *count * sizeof *edges);
@@ -268,7 +281,8 @@ API CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, si
     return cuGraphNodeGetDependencies_v2(node, nodes, NULL, count);
 }
 
-API CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges, size_t *count) {
+API CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges,
+                                             size_t *count) {
     ENTER;
     if (!fake_is_node(node)) return CUDA_ERROR_INVALID_VALUE;
     if (edges != NULL && count != NULL) memset(edges, 0, *count * sizeof *edges);
@@ -279,7 +293,8 @@ API CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode *nodes, 
     return cuGraphNodeGetDependentNodes_v2(node, nodes, NULL, count);
 }
 
-API CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edges, size_t *count) {
+API CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edges,
+                                size_t *count) {
     size_t there = 0;
     ENTER;
     if (!fake_is_graph(graph) || count == NULL || (from == NULL) != (to == NULL)) return CUDA_ERROR_INVALID_VALUE;

@@ -69,7 +69,8 @@ bool fake_is_node(CUgraphNode node);
 CUgraph fake_graph_new(void);
 void fake_graph_delete(CUgraph graph);
 void fake_node_delete(CUgraphNode node);
-CUresult fake_node_add(CUgraph graph, CUgraphNodeType type, const union node_work *work, const CUgraphNode *needs, size_t count,
+CUresult fake_node_add(CUgraph graph, CUgraphNodeType type, const union node_work *work, const CUgraphNode *needs,
+                       size_t count,
                        CUgraphNode *made);
 bool fake_node_needs(CUgraphNode node, CUgraphNode other);
 /* Appends copies of a graph's nodes to another, child graphs' nodes in their place where `flat`. */

@@ -10,7 +10,8 @@ static CUresult allocate(CUcontext context, void **address, size_t bytes, uint32
     if (address == NULL || bytes == 0 || flags > HOST_FLAGS) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = fake_unsafe_call();
     if (result != CUDA_SUCCESS) return result;
-    void *at = mmap(NULL, ALIGN_UP(bytes, PAGE_BYTES), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *at = mmap(NULL, ALIGN_UP(bytes, PAGE_BYTES), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
     struct range *range = fake_range_add((uint64_t)at, bytes, RANGE_HOST);
     if (range == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -51,7 +52,9 @@ API CUresult cuMemFreeHost(void *address) {
 API CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags) {
     ENTER_CONTEXT(context);
     if (address == NULL || bytes == 0 || flags > REGISTER_FLAGS) return CUDA_ERROR_INVALID_VALUE;
-    if (fake_range_find((uint64_t)address) != NULL || fake_range_find((uint64_t)address + bytes - 1) != NULL) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    if (fake_range_find((uint64_t)address) != NULL || fake_range_find((uint64_t)address + bytes - 1) != NULL) {
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    }
     struct range *range = fake_range_add((uint64_t)address, bytes, RANGE_REGISTERED);
     if (range == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
     range->context = context;
@@ -59,7 +62,9 @@ API CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flag
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemHostRegister(void *address, size_t bytes, unsigned int flags) { return cuMemHostRegister_v2(address, bytes, flags); }
+API CUresult cuMemHostRegister(void *address, size_t bytes, unsigned int flags) {
+    return cuMemHostRegister_v2(address, bytes, flags);
+}
 
 API CUresult cuMemHostUnregister(void *address) {
     ENTER;

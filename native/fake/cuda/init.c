@@ -60,7 +60,9 @@ static bool add_device(uint32_t index, int mig) {
 static bool add_named(const char *entry, size_t length) {
     char *end;
     long index = strtol(entry, &end, 10);
-    if (end == entry + length && length > 0) return index >= 0 && index < fake_gpu_count() && add_device((uint32_t)index, -1);
+    if (end == entry + length && length > 0) {
+        return index >= 0 && index < fake_gpu_count() && add_device((uint32_t)index, -1);
+    }
     for (int i = 0; length > 4 && i < fake_gpu_count(); i++) {
         const struct fake_gpu *gpu = fake_gpu_at((uint32_t)i);
         if (strncmp(gpu->uuid, entry, length) == 0) return add_device((uint32_t)i, -1);

@@ -10,9 +10,11 @@ CUresult fake_check_launch(const struct launch *launch) {
     }
     uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
     if (threads > 1024 || launch->block[2] > 64) return CUDA_ERROR_INVALID_VALUE;
-    if (launch->grid[0] > 2147483647u || launch->grid[1] > 65535 || launch->grid[2] > 65535) return CUDA_ERROR_INVALID_VALUE;
-    uint32_t most = launch->kernel->dynamic_shared_bytes > 49152 ? (uint32_t)launch->kernel->dynamic_shared_bytes : 49152;
-    return launch->shared_bytes <= most ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (launch->grid[0] > 2147483647u || launch->grid[1] > 65535 || launch->grid[2] > 65535) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    uint32_t allowed = (uint32_t)launch->kernel->dynamic_shared_bytes;
+    return launch->shared_bytes <= 49152 || launch->shared_bytes <= allowed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult fake_launch(const struct launch *launch, CUstream handle) {
@@ -41,7 +43,8 @@ struct shape {
 };
 
 /* A plain or a cooperative launch; a cooperative one must fit on the card at once. */
-static CUresult launch(CUfunction function, struct shape shape, CUstream stream, void **parameters, void **extra, bool cooperative) {
+static CUresult launch(CUfunction function, struct shape shape, CUstream stream, void **parameters, void **extra,
+                       bool cooperative) {
     struct launch asked = {.shared_bytes = shape.shared_bytes};
     CUresult result = fake_kernel_of(function, &asked.kernel);
     if (result != CUDA_SUCCESS) return result;
@@ -62,14 +65,17 @@ static CUresult launch(CUfunction function, struct shape shape, CUstream stream,
 
 #define SHAPE(gx, gy, gz, bx, by, bz, shared) ((struct shape){{gx, gy, gz}, {bx, by, bz}, shared})
 
-API CUresult cuLaunchKernel(CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
+API CUresult cuLaunchKernel(CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+                            unsigned int by,
                             unsigned int bz, unsigned int shared, CUstream stream, void **parameters, void **extra) {
     ENTER;
     return launch(function, SHAPE(gx, gy, gz, bx, by, bz, shared), stream, parameters, extra, false);
 }
 
-API CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
-                                       unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **parameters) {
+API CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz,
+                                       unsigned int bx,
+                                       unsigned int by, unsigned int bz, unsigned int shared, CUstream stream,
+                                           void **parameters) {
     ENTER;
     return launch(function, SHAPE(gx, gy, gz, bx, by, bz, shared), stream, parameters, NULL, true);
 }
@@ -81,13 +87,17 @@ API CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void
     if (c == NULL || (c->numAttrs > 0 && c->attrs == NULL)) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned int i = 0; i < c->numAttrs; i++) {
         if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) cooperative = c->attrs[i].value.cooperative != 0;
-        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) done = c->attrs[i].value.launchCompletionEvent.event;
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) {
+            done = c->attrs[i].value.launchCompletionEvent.event;
+        }
         if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT) done = c->attrs[i].value.programmaticEvent.event;
     }
-    struct shape shape = SHAPE(c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes);
+    struct shape shape = SHAPE(c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+                               c->sharedMemBytes);
     CUresult result = launch(function, shape, c->hStream, parameters, extra, cooperative);
     CUstream stream;
-    if (result == CUDA_SUCCESS && fake_is_event(done) && fake_stream(c->hStream, &stream) == CUDA_SUCCESS && stream->capture == NULL) {
+    if (result == CUDA_SUCCESS && fake_is_event(done) && fake_stream(c->hStream, &stream) == CUDA_SUCCESS &&
+        stream->capture == NULL) {
         fake_record(done, stream);
     }
     return result;
@@ -100,7 +110,8 @@ API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsi
     for (unsigned int i = 0; i < count; i++) {
         const CUDA_LAUNCH_PARAMS *p = &list[i];
         if (p->hStream == NULL) return CUDA_ERROR_INVALID_VALUE;
-        struct shape shape = SHAPE(p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY, p->blockDimZ, p->sharedMemBytes);
+        struct shape shape = SHAPE(p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY, p->blockDimZ,
+                                   p->sharedMemBytes);
         CUresult result = launch(p->function, shape, p->hStream, p->kernelParams, NULL, true);
         if (result != CUDA_SUCCESS) return result;
     }

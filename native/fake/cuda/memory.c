@@ -10,7 +10,8 @@ static CUresult allocate(CUcontext context, CUdeviceptr *address, size_t bytes, 
     if (address == NULL || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = fake_unsafe_call();
     if (result != CUDA_SUCCESS) return result;
-    struct range *range = fake_allocate(context->gpu, bytes, bytes >= BLOCK_BYTES ? BLOCK_BYTES : ALIGNMENT, kind, FAKE_PLAIN);
+    struct range *range = fake_allocate(context->gpu, bytes, bytes >= BLOCK_BYTES ? BLOCK_BYTES : ALIGNMENT, kind,
+                                        FAKE_PLAIN);
     if (range == NULL) {
         fake_pools_trim_unused(context->gpu);
         range = fake_allocate(context->gpu, bytes, bytes >= BLOCK_BYTES ? BLOCK_BYTES : ALIGNMENT, kind, FAKE_PLAIN);
@@ -27,7 +28,8 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     return allocate(context, address, bytes, RANGE_DEVICE, 0);
 }
 
-API CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element) {
+API CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                                unsigned int element) {
     ENTER_CONTEXT(context);
     if (pitch == NULL || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
     if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
@@ -98,7 +100,8 @@ API CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice,
     return cuMemAdvise_v2(address, bytes, advice, (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, device});
 }
 
-API CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags, CUstream handle) {
+API CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags,
+                                   CUstream handle) {
     bool captured;
     ENTER;
     CUstream stream;
@@ -107,7 +110,9 @@ API CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocat
     if (range == NULL || range->kind != RANGE_MANAGED || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = fake_stream(handle, &stream);
     if (result == CUDA_SUCCESS) result = fake_capturing(stream, &captured);
-    if (result == CUDA_SUCCESS && !captured) fake_issue(stream, &(struct work){.cost_ns = fake_copy_cost(bytes, false)});
+    if (result == CUDA_SUCCESS && !captured) {
+        fake_issue(stream, &(struct work){.cost_ns = fake_copy_cost(bytes, false)});
+    }
     return result;
 }
 

@@ -31,7 +31,8 @@ API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     return load(module, image);
 }
 
-API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options, void **values) {
+API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options,
+                                void **values) {
     ENTER;
     (void)count;
     (void)options;
@@ -103,7 +104,8 @@ API CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const ch
     return result != CUDA_SUCCESS ? result : context->error;
 }
 
-static CUresult get_global(struct module *module, CUcontext context, const char *name, CUdeviceptr *address, size_t *bytes) {
+static CUresult get_global(struct module *module, CUcontext context, const char *name, CUdeviceptr *address,
+                           size_t *bytes) {
     if (name == NULL || *name == '\0') return CUDA_ERROR_INVALID_VALUE;
     if (strlen(name) >= sizeof module->globals->name) return CUDA_ERROR_NOT_FOUND;
     struct global *global = module->globals;
@@ -141,7 +143,8 @@ static CUresult load_library(CUlibrary *library, const void *image) {
     return *library != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-API CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit, void **jit_values, unsigned int jit_count,
+API CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit, void **jit_values,
+                               unsigned int jit_count,
                                CUlibraryOption *options, void **values, unsigned int count) {
     ENTER;
     (void)jit;
@@ -153,7 +156,8 @@ API CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_opti
     return load_library(library, image);
 }
 
-API CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values, unsigned int jit_count,
+API CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values,
+                                   unsigned int jit_count,
                                    CUlibraryOption *options, void **values, unsigned int count) {
     if (!readable(path)) return CUDA_ERROR_FILE_NOT_FOUND;
     return cuLibraryLoadData(library, path, jit, jit_values, jit_count, options, values, count);
@@ -195,7 +199,8 @@ static CUresult count_kernels(const void *handle, bool library, unsigned int *co
     if (count == NULL) return CUDA_ERROR_INVALID_VALUE;
     if (!is_module(handle, library)) return CUDA_ERROR_INVALID_HANDLE;
     *count = 0;
-    for (const struct kernel *kernel = ((const struct module *)handle)->kernels; kernel != NULL; kernel = kernel->next) ++*count;
+    const struct kernel *kernel = ((const struct module *)handle)->kernels;
+    for (; kernel != NULL; kernel = kernel->next) ++*count;
     return CUDA_SUCCESS;
 }
 

@@ -20,7 +20,8 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction
     return active(blocks, function, block, shared);
 }
 
-API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int block, size_t shared, unsigned int flags) {
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int block,
+                                                                  size_t shared, unsigned int flags) {
     return flags <= 1 ? active(blocks, function, block, shared) : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -34,13 +35,15 @@ static CUresult potential(int *grid, int *block, CUfunction function, int limit)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of, size_t shared, int limit) {
+API CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of,
+                                              size_t shared, int limit) {
     (void)shared_of;
     (void)shared;
     return potential(grid, block, function, limit);
 }
 
-API CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of,
+API CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function,
+                                                       CUoccupancyB2DSize shared_of,
                                                        size_t shared, int limit, unsigned int flags) {
     (void)shared_of;
     (void)shared;

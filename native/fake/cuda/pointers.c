@@ -59,7 +59,8 @@ static size_t attribute_bytes(int attribute) {
 }
 
 /* Of an address that the driver does not know every attribute is zero, and the device an invalid one. */
-API CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **out, CUdeviceptr address) {
+API CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **out,
+                                    CUdeviceptr address) {
     ENTER;
     struct range *range = fake_range_find(address);
     if (attributes == NULL || out == NULL) return CUDA_ERROR_INVALID_VALUE;

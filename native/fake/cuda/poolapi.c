@@ -12,8 +12,13 @@ static struct pool *current_pool(struct gpu *gpu) {
 
 API CUresult cuMemPoolCreate(CUmemoryPool *made, const CUmemPoolProps *properties) {
     ENTER;
-    if (made == NULL || properties == NULL || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (made == NULL || properties == NULL || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     struct gpu *gpu = fake_gpu(properties->location.id);
     if (gpu == NULL) return CUDA_ERROR_INVALID_DEVICE;
     *made = (CUmemoryPool)fake_pool_new(gpu, properties->maxSize);
@@ -121,7 +126,8 @@ API CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attr
     switch ((int)attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: pool->reuse[(int)attribute - 1] = *(const int *)value; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: pool->reuse[(int)attribute -
+        1] = *(const int *)value; return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *bytes; return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
         if (*bytes == 0) pool->reserved_high = pool->reserved;
@@ -137,7 +143,9 @@ API CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *list
     ENTER;
     if (pool_of(handle) == NULL || list == NULL || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
-        if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || fake_gpu(list[i].location.id) == NULL) return CUDA_ERROR_INVALID_DEVICE;
+        if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || fake_gpu(list[i].location.id) == NULL) {
+            return CUDA_ERROR_INVALID_DEVICE;
+        }
     }
     return CUDA_SUCCESS;
 }

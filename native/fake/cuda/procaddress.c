@@ -24,8 +24,12 @@ static void *look_up(const char *symbol, int version, bool per_thread, bool *kno
         if (row->base_length != length || strncmp(export_name(row->api), symbol, length) != 0) continue;
         if (row->version > fake_driver_version()) continue; /* an older driver does not have it */
         *known = true;
-        if (row->version > version || (row->flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM && !per_thread)) continue;
-        if (best == NULL || row->flags > best->flags || (row->flags == best->flags && row->version > best->version)) best = row;
+        if (row->version > version || (row->flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM && !per_thread)) {
+            continue;
+        }
+        if (best == NULL || row->flags > best->flags || (row->flags == best->flags && row->version > best->version)) {
+            best = row;
+        }
     }
     return best != NULL ? fake_address(best->api) : NULL;
 }
@@ -33,7 +37,9 @@ static void *look_up(const char *symbol, int version, bool per_thread, bool *kno
 API CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
                                  CUdriverProcAddressQueryResult *status) {
     bool known;
-    if (symbol == NULL || function == NULL || flags > CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) return CUDA_ERROR_INVALID_VALUE;
+    if (symbol == NULL || function == NULL || flags > CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     *function = NULL;
     if (version > fake_driver_version()) return CUDA_ERROR_INVALID_VALUE;
     *function = look_up(symbol, version, flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &known);

@@ -19,7 +19,8 @@ static size_t count, room;
 
 struct space *fake_addresses(void) {
     for (uint64_t bytes = LARGEST; addresses.room == 0 && bytes >= SMALLEST; bytes /= 2) {
-        void *at = mmap(PLACE, bytes + BLOCK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *at = mmap(PLACE, bytes + BLOCK_BYTES, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED) continue;
         madvise(at, bytes + BLOCK_BYTES, MADV_NOHUGEPAGE);
         madvise(at, bytes + BLOCK_BYTES, MADV_DONTFORK);
@@ -95,7 +96,8 @@ void fake_ranges_each(bool (*remove)(struct range *range, void *data), void *dat
     }
 }
 
-struct range *fake_allocate(struct gpu *gpu, uint64_t bytes, uint64_t align, enum range_kind kind, enum fake_kind pays) {
+struct range *fake_allocate(struct gpu *gpu, uint64_t bytes, uint64_t align, enum range_kind kind,
+                            enum fake_kind pays) {
     struct space *space = fake_addresses();
     uint64_t size = ALIGN_UP(bytes, UNIT_BYTES), at;
     if (space == NULL || size < bytes || !fake_take(gpu->shared, gpu->slot, pays, size)) return NULL;

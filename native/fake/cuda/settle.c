@@ -23,7 +23,10 @@ static struct op *first_over(const struct gpu *gpu, uint64_t virtual_ns) {
     for (CUstream stream = gpu->streams; stream != NULL; stream = stream->next) {
         struct op *op = stream->head;
         if (op == NULL || op->finish > virtual_ns) continue;
-        if (first == NULL || op->finish < first->finish || (op->finish == first->finish && op->sequence < first->sequence)) first = op;
+        if (first == NULL || op->finish < first->finish ||
+            (op->finish == first->finish && op->sequence < first->sequence)) {
+            first = op;
+        }
     }
     return first;
 }

@@ -70,7 +70,9 @@ static size_t gap_at(const struct space *space, uint64_t at) {
 
 bool fake_space_take_at(struct space *space, uint64_t at, uint64_t bytes) {
     size_t i = gap_at(space, at);
-    if (i == space->count || space->gaps[i].at > at || space->gaps[i].at + space->gaps[i].bytes - at < bytes) return false;
+    if (i == space->count || space->gaps[i].at > at || space->gaps[i].at + space->gaps[i].bytes - at < bytes) {
+        return false;
+    }
     return cut(space, i, at, bytes);
 }
 

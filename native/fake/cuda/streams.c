@@ -85,11 +85,15 @@ API CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, in
     return CUDA_SUCCESS;
 }
 
-API CUresult cuStreamCreate(CUstream *stream, unsigned int flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+API CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
 
 API CUresult cuStreamDestroy_v2(CUstream stream) {
     ENTER;
-    if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
     if (stream->magic != MAGIC_STREAM || stream->legacy || stream->per_thread) return CUDA_ERROR_INVALID_HANDLE;
     fake_stream_retire(stream);
     return CUDA_SUCCESS;

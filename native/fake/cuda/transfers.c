@@ -24,16 +24,21 @@ static CUresult linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream
 
 LINEAR(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes), to, from, HERE(to, bytes), NULL, true)
 LINEAR(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes), to, from, HERE(from, bytes), NULL, true)
-LINEAR(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, from, HERE(to, bytes) && HERE(from, bytes), NULL, false)
+LINEAR(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, from, HERE(to, bytes) &&
+       HERE(from, bytes), NULL, false)
 LINEAR(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, from, true, NULL, true)
-LINEAR(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from, HERE(to, bytes), stream, false)
-LINEAR(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, HERE(from, bytes), stream, false)
-LINEAR(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, HERE(to, bytes) && HERE(from, bytes), stream, false)
+LINEAR(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from,
+       HERE(to, bytes), stream, false)
+LINEAR(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, HERE(from, bytes),
+       stream, false)
+LINEAR(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from,
+       HERE(to, bytes) && HERE(from, bytes), stream, false)
 LINEAR(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, true, stream, false)
 
 LINEAR(cuMemcpyPeer, (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes), to, from,
        fake_is_context(there) && fake_is_context(here) && HERE(to, bytes) && HERE(from, bytes), NULL, true)
-LINEAR(cuMemcpyPeerAsync, (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes, CUstream stream), to, from,
+LINEAR(cuMemcpyPeerAsync,
+       (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes, CUstream stream), to, from,
        fake_is_context(there) && fake_is_context(here) && HERE(to, bytes) && HERE(from, bytes), stream, false)
 
 /* To and from arrays, at an offset in bytes into their rows taken one after another. */
@@ -52,17 +57,25 @@ static bool in_array(CUarray array, size_t offset, size_t bytes, uint64_t *at) {
         return result != CUDA_SUCCESS ? result : context->error;                                                      \
     }
 
-WITH_ARRAY(cuMemcpyHtoA_v2, (CUarray array, size_t offset, const void *from, size_t bytes), at, from, array, offset, from != NULL, NULL, true)
-WITH_ARRAY(cuMemcpyAtoH_v2, (void *to, CUarray array, size_t offset, size_t bytes), to, at, array, offset, to != NULL, NULL, true)
-WITH_ARRAY(cuMemcpyDtoA_v2, (CUarray array, size_t offset, CUdeviceptr from, size_t bytes), at, from, array, offset, HERE(from, bytes), NULL, false)
-WITH_ARRAY(cuMemcpyAtoD_v2, (CUdeviceptr to, CUarray array, size_t offset, size_t bytes), to, at, array, offset, HERE(to, bytes), NULL, false)
-WITH_ARRAY(cuMemcpyHtoAAsync_v2, (CUarray array, size_t offset, const void *from, size_t bytes, CUstream stream), at, from, array, offset, from != NULL, stream, false)
-WITH_ARRAY(cuMemcpyAtoHAsync_v2, (void *to, CUarray array, size_t offset, size_t bytes, CUstream stream), to, at, array, offset, to != NULL, stream, false)
+WITH_ARRAY(cuMemcpyHtoA_v2, (CUarray array, size_t offset, const void *from, size_t bytes), at, from, array, offset,
+           from != NULL, NULL, true)
+WITH_ARRAY(cuMemcpyAtoH_v2, (void *to, CUarray array, size_t offset, size_t bytes), to, at, array, offset, to != NULL,
+           NULL, true)
+WITH_ARRAY(cuMemcpyDtoA_v2, (CUarray array, size_t offset, CUdeviceptr from, size_t bytes), at, from, array, offset,
+           HERE(from, bytes), NULL, false)
+WITH_ARRAY(cuMemcpyAtoD_v2, (CUdeviceptr to, CUarray array, size_t offset, size_t bytes), to, at, array, offset,
+           HERE(to, bytes), NULL, false)
+WITH_ARRAY(cuMemcpyHtoAAsync_v2, (CUarray array, size_t offset, const void *from, size_t bytes, CUstream stream), at,
+           from, array, offset, from != NULL, stream, false)
+WITH_ARRAY(cuMemcpyAtoHAsync_v2, (void *to, CUarray array, size_t offset, size_t bytes, CUstream stream), to, at,
+           array, offset, to != NULL, stream, false)
 
 API CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes) {
     uint64_t there, here;
     ENTER_CONTEXT(context);
-    if (!in_array(to, to_offset, bytes, &there) || !in_array(from, from_offset, bytes, &here)) return CUDA_ERROR_INVALID_VALUE;
+    if (!in_array(to, to_offset, bytes, &there) || !in_array(from, from_offset, bytes, &here)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     CUresult result = linear(there, here, bytes, NULL, false);
     return result != CUDA_SUCCESS ? result : context->error;
 }
@@ -80,9 +93,11 @@ static CUresult in_two(const CUDA_MEMCPY2D *asked, CUstream stream, bool wait) {
     if (asked == NULL) return CUDA_ERROR_INVALID_VALUE;
     const CUDA_MEMCPY3D same = {
         .srcXInBytes = asked->srcXInBytes, .srcY = asked->srcY, .srcMemoryType = asked->srcMemoryType,
-        .srcHost = asked->srcHost, .srcDevice = asked->srcDevice, .srcArray = asked->srcArray, .srcPitch = asked->srcPitch,
+        .srcHost = asked->srcHost, .srcDevice = asked->srcDevice, .srcArray = asked->srcArray,
+            .srcPitch = asked->srcPitch,
         .dstXInBytes = asked->dstXInBytes, .dstY = asked->dstY, .dstMemoryType = asked->dstMemoryType,
-        .dstHost = asked->dstHost, .dstDevice = asked->dstDevice, .dstArray = asked->dstArray, .dstPitch = asked->dstPitch,
+        .dstHost = asked->dstHost, .dstDevice = asked->dstDevice, .dstArray = asked->dstArray,
+            .dstPitch = asked->dstPitch,
         .WidthInBytes = asked->WidthInBytes, .Height = asked->Height, .Depth = 1};
     return in_three(&same, stream, wait);
 }
@@ -121,7 +136,8 @@ API CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *asked, CUstream strea
     return cuMemcpy3DAsync_v2((const CUDA_MEMCPY3D *)asked, stream);
 }
 
-API CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, CUmemcpyAttributes *attributes,
+API CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                                   CUmemcpyAttributes *attributes,
                                    size_t *attribute_at, size_t attribute_count, CUstream stream) {
     ENTER_CONTEXT(context);
     (void)attributes;
@@ -135,7 +151,8 @@ API CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *b
     return context->error;
 }
 
-API CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, CUmemcpyAttributes *attributes,
+API CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                                CUmemcpyAttributes *attributes,
                                 size_t *attribute_at, size_t attribute_count, size_t *failed, CUstream stream) {
     if (failed != NULL) *failed = SIZE_MAX;
     return cuMemcpyBatchAsync_v2(to, from, bytes, count, attributes, attribute_at, attribute_count, stream);

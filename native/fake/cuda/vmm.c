@@ -48,7 +48,8 @@ static CUresult check(const CUmemAllocationProp *properties, struct gpu **gpu) {
     return *gpu != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-API CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties, CUmemAllocationGranularity_flags option) {
+API CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
+                                           CUmemAllocationGranularity_flags option) {
     struct gpu *gpu;
     ENTER;
     if (bytes == NULL || (int)option < 0 || (int)option > 1) return CUDA_ERROR_INVALID_VALUE;
@@ -57,7 +58,8 @@ API CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationP
     return result;
 }
 
-API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags) {
+API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                         unsigned long long flags) {
     struct gpu *gpu;
     ENTER;
     if (handle == NULL || flags != 0 || bytes == 0 || bytes % BLOCK_BYTES != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -89,7 +91,8 @@ static void drop_unused(struct physical *physical) {
     if (physical->handles > 0 || physical->mappings > 0) return;
     struct gpu *gpu = physical->gpu;
     physical->magic = 0;
-    fallocate(gpu->backing, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)physical->offset, (off_t)physical->bytes);
+    fallocate(gpu->backing, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)physical->offset,
+              (off_t)physical->bytes);
     fake_space_give(&gpu->physical, physical->offset, physical->bytes);
     fake_give(gpu->shared, gpu->slot, FAKE_VMM, physical->bytes);
 }
@@ -113,7 +116,8 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, v
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle) {
+API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
+                                                    CUmemGenericAllocationHandle handle) {
     ENTER;
     struct physical *physical = physical_of(handle);
     if (properties == NULL || physical == NULL) return CUDA_ERROR_INVALID_VALUE;
@@ -121,10 +125,13 @@ API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *propert
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t align, CUdeviceptr wanted, unsigned long long flags) {
+API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t align, CUdeviceptr wanted,
+                                 unsigned long long flags) {
     uint64_t at;
     ENTER;
-    if (address == NULL || bytes == 0 || bytes % BLOCK_BYTES != 0 || flags != 0 || (align & (align - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (address == NULL || bytes == 0 || bytes % BLOCK_BYTES != 0 || flags != 0 || (align & (align - 1)) != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     struct space *space = fake_addresses();
     struct reservation *reservation = calloc(1, sizeof *reservation);
     if (space == NULL || reservation == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -169,13 +176,17 @@ static bool reserved(uint64_t at, uint64_t bytes) {
     return false;
 }
 
-API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                      unsigned long long flags) {
     ENTER;
     struct physical *physical = physical_of(handle);
-    if (physical == NULL || flags != 0 || bytes == 0 || (address | bytes | offset) % BLOCK_BYTES != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (physical == NULL || flags != 0 || bytes == 0 || (address | bytes | offset) % BLOCK_BYTES != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     if (offset > physical->bytes || bytes > physical->bytes - offset) return CUDA_ERROR_INVALID_VALUE;
     if (!reserved(address, bytes) || !unmapped(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    void *at = mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, physical->gpu->backing,
+    void *at = mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+                    physical->gpu->backing,
                     (off_t)(physical->offset + offset));
     struct range *range = at != MAP_FAILED ? fake_range_add(address, bytes, RANGE_MAPPED) : NULL;
     if (range == NULL) return CUDA_ERROR_MAP_FAILED;
@@ -189,7 +200,9 @@ API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGen
 static bool whole(uint64_t at, uint64_t bytes) {
     for (uint64_t i = at; i < at + bytes;) {
         struct range *range = fake_range_find(i);
-        if (range == NULL || range->kind != RANGE_MAPPED || range->base != i || range->bytes > at + bytes - i) return false;
+        if (range == NULL || range->kind != RANGE_MAPPED || range->base != i || range->bytes > at + bytes - i) {
+            return false;
+        }
         i += range->bytes;
     }
     return bytes > 0;
@@ -204,7 +217,8 @@ API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
         struct range *range = fake_range_find(address);
         struct physical *physical = range->owner;
         address += range->bytes;
-        mmap((void *)range->base, range->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+        mmap((void *)range->base, range->bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
         fake_range_remove(range);
         physical->mappings--;
         drop_unused(physical);
@@ -216,7 +230,9 @@ API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccess
     ENTER;
     if (list == NULL || count == 0 || !whole(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
-        if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || fake_gpu(list[i].location.id) == NULL) return CUDA_ERROR_INVALID_DEVICE;
+        if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || fake_gpu(list[i].location.id) == NULL) {
+            return CUDA_ERROR_INVALID_DEVICE;
+        }
     }
     for (uint64_t at = address; at < address + bytes;) {
         struct range *range = fake_range_find(at);
