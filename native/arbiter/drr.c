@@ -3,6 +3,8 @@
  *   grant    when nobody has a grant and nobody else drains (or has drained for too long): the one that has had least
  *   revoke   when others want the GPU and the holder has used up its quantum, leaves the GPU idle, or does not come
  *            for its grant; when a tenant wakes with credit and the holder has had a minimum; when a cap is reached
+ *   wait     a little, when the holder leaves the GPU idle but the next one is deep in debt: kernels cannot be stopped,
+ *            and one long kernel in each short pause would make a tenth of a share half of the GPU
  *   extend   when the quantum is over and the holder is still the one that has had least (the others overran)
  *
  * A tenant that drains may be granted again: a kernel without an end cannot lock its own tenant out, nor anybody else
@@ -31,6 +33,7 @@ void drr_init(struct drr_gpu *gpu, const struct drr_settings *settings) {
     set.drain_ns = or_default(set.drain_ns, 2 * set.quantum_ns > 50000000 ? 2 * set.quantum_ns : 50000000);
     set.absent_ns = or_default(set.absent_ns, 10000000);
     set.longest_debt_ns = or_default(set.longest_debt_ns, INT64_C(20000000000));
+    set.patience_ns = or_default(set.patience_ns, 10000000);
     set.look_every_ns = or_default(set.look_every_ns, 1000000000);
     set.look_ns = or_default(set.look_ns, 5000000);
     gpu->settings = set;
@@ -163,8 +166,21 @@ static bool quantum_over(struct drr_gpu *gpu, struct drr_tenant *holder, const s
     return false;
 }
 
+/* Whether an idle holder has been waited for as long as the next one's debt is worth. */
+static bool paused_too_long(struct drr_gpu *gpu, const struct drr_tenant *holder, const struct drr_tenant *next) {
+    int64_t owed = drr_owed(next, holder), patience = owed / 4;
+    if (owed < drr_quantum(gpu, next))
+        return true;
+    if (patience > gpu->settings.patience_ns)
+        patience = gpu->settings.patience_ns;
+    uint64_t end = holder->idle_since + (uint64_t)patience;
+    wake_at(gpu, end);
+    return gpu->now >= end;
+}
+
 static bool to_be_revoked(struct drr_gpu *gpu, struct drr_tenant *holder) {
     bool idle = holder->busy == 0 && holder->waiting == 0;
+    holder->idle_since = !idle ? 0 : holder->idle_since == 0 ? gpu->now : holder->idle_since;
     if (cap_reached(gpu, holder, idle))
         return true;
     const struct drr_tenant *next = next_of(gpu);
@@ -172,7 +188,7 @@ static bool to_be_revoked(struct drr_gpu *gpu, struct drr_tenant *holder) {
         holder->left_ns = drr_quantum(gpu, holder);
         return false;
     }
-    if (idle || absent(gpu, holder) || quantum_over(gpu, holder, next))
+    if ((idle && paused_too_long(gpu, holder, next)) || absent(gpu, holder) || quantum_over(gpu, holder, next))
         return true;
     return eager_before(gpu, holder) != NULL && is_time(gpu, holder, gpu->settings.least_hold_ns);
 }
@@ -222,6 +238,7 @@ static struct drr_action grant(struct drr_gpu *gpu, struct drr_tenant *tenant) {
     tenant->turn = ++gpu->turns;
     tenant->grants++;
     tenant->shown = tenant->eager = false;
+    tenant->idle_since = 0;
     return act(gpu, DRR_GRANT, tenant);
 }
 

@@ -18,6 +18,7 @@ struct drr_settings { /* times in ns; 0 where the default is wanted */
     int64_t absent_ns;       /* a grant that wakes nobody is given to others after this (10 ms) */
     int64_t longest_debt_ns; /* overruns are charged at most so far that this is the wait, and
                                whoever has waited this long is next whatever he has had (20 s) */
+    int64_t patience_ns;     /* an idle holder is waited for at most this long, if who is next owes it time (10 ms) */
     int64_t look_every_ns;   /* a tenant that is alone is asked this often whether it still uses the GPU (1 s) ... */
     int64_t look_ns;         /* ... for this long (5 ms) */
 };
@@ -45,7 +46,7 @@ struct drr_tenant {
     int64_t ahead;     /* time had beyond its share, divided by its weight, against the one that had least; < 0: credit */
     int64_t left_ns;   /* of its quantum */
     int64_t tokens_ns; /* DRR_CAP: what it may still have */
-    uint64_t granted_at, revoked_at, turn;
+    uint64_t granted_at, revoked_at, idle_since, turn;
     uint64_t absent_until, wanted_at;
     uint32_t absences;
     uint32_t using; /* parts of the GPU's time since the last step that are its own */
@@ -103,6 +104,8 @@ bool drr_capped(const struct drr_tenant *tenant);
 int64_t drr_rest_ns(const struct drr_gpu *gpu, const struct drr_tenant *tenant);
 /* Time divided by a tenant's weight: in this measure those with equal claims are equal. */
 int64_t drr_weighted(const struct drr_tenant *tenant, int64_t ns);
+/* How much more a tenant has had than another, in its own time. */
+int64_t drr_owed(const struct drr_tenant *tenant, const struct drr_tenant *other);
 /* Nanoseconds until a holder has used up `ns` at the rate at which it is being charged. */
 int64_t drr_until_used(const struct drr_gpu *gpu, const struct drr_tenant *tenant, int64_t ns);
 

@@ -8,8 +8,8 @@
  *
  * The figure is relative to the active tenant that has had least (`ahead` = 0). Hence
  *   - holding alone costs nothing: who is alone is the one who has had least;
- *   - debts of a tenant that is away shrink by its share of the time that others use, and by all of the time of one
- *     that is alone: what it had too much is made good to those who are there;
+ *   - debts of a tenant that is away shrink by its share of the time that others use, those of one that is alone by
+ *     all of that time: what it had too much is made good to those who are there, or wanted by nobody;
  *   - credit of a tenant that is away grows in the same way, up to one quantum, so a newcomer is as good as one who
  *     has waited a round, and no better.
  * Debts are cut so that nobody waits longer for his turn than longest_debt_ns.
@@ -27,6 +27,10 @@ static int64_t weight(const struct drr_tenant *tenant) {
 }
 
 int64_t drr_weighted(const struct drr_tenant *tenant, int64_t ns) { return ns * PERMILLE / weight(tenant); }
+
+int64_t drr_owed(const struct drr_tenant *tenant, const struct drr_tenant *other) {
+    return (tenant->ahead - other->ahead) / PERMILLE * weight(tenant);
+}
 
 bool drr_capped(const struct drr_tenant *tenant) {
     return tenant->policy == DRR_CAP && weight(tenant) < PERMILLE;
@@ -84,13 +88,29 @@ static void charge(const struct drr_gpu *gpu, struct drr_tenant *tenant, int64_t
         fill_tokens(gpu, tenant, span, part);
 }
 
-/* Whoever of the active tenants has had least becomes the measure, unless he has credit: that he keeps. */
-static void move_measure(struct drr_gpu *gpu) {
-    int64_t least = INT64_MAX;
+/* Nobody wants the GPU: what anybody had too much is forgotten as fast as time goes by. */
+static void forgive(struct drr_gpu *gpu, int64_t span) {
+    for (uint32_t i = 0; i < gpu->count; i++) {
+        struct drr_tenant *tenant = gpu->tenants[i];
+        int64_t part = drr_weighted(tenant, span);
+        if (tenant->ahead > 0)
+            tenant->ahead = tenant->ahead > part ? tenant->ahead - part : 0;
+    }
+}
+
+/* Whoever of the active tenants has had least becomes the measure, unless he has credit: that he keeps. It moves at
+ * most at twice the pace at which all of them together are served, so that a tenant that leaves for a moment does not
+ * acquit those that owe it time: who is alone pays his debts off second by second. */
+static void move_measure(struct drr_gpu *gpu, int64_t span) {
+    if (gpu->weight == 0) {
+        forgive(gpu, span);
+        return;
+    }
+    int64_t least = 2 * span * PERMILLE / gpu->weight;
     for (uint32_t i = 0; i < gpu->count; i++)
         if (gpu->tenants[i]->active && gpu->tenants[i]->ahead < least)
             least = gpu->tenants[i]->ahead;
-    for (uint32_t i = 0; i < gpu->count && least != INT64_MAX && least > 0; i++)
+    for (uint32_t i = 0; i < gpu->count && least > 0; i++)
         gpu->tenants[i]->ahead -= least;
 }
 
@@ -114,7 +134,7 @@ void drr_account(struct drr_gpu *gpu, uint64_t now) {
     gpu->now = now;
     for (uint32_t i = 0; i < gpu->count; i++)
         charge(gpu, gpu->tenants[i], span, sum);
-    move_measure(gpu);
+    move_measure(gpu, span);
     for (uint32_t i = 0; i < gpu->count; i++)
         bound(gpu, gpu->tenants[i]);
 }

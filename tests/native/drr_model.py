@@ -71,6 +71,7 @@ class Settings(ctypes.Structure):
             "drain",
             "absent",
             "longest_debt",
+            "patience",
             "look_every",
             "look",
         )

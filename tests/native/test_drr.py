@@ -78,6 +78,14 @@ def test_who_comes_and_goes_gets_no_more_than_his_part() -> None:
     assert run(tenants, 15).shares[0] <= 50 + POINTS_10_S
 
 
+@pytest.mark.parametrize("pause", [600 * US, 1 * MS, 3 * MS])
+@pytest.mark.parametrize("kernel", [30 * MS, 200 * MS])
+def test_long_kernels_do_not_live_on_short_pauses(kernel: int, pause: int) -> None:
+    outcome = run([Tenant(100, kernels=(kernel,)), Tenant(900, burst=50 * MS, think=pause)], 20)
+    assert outcome.shares[0] <= 10 + POINTS_10_S
+    assert sum(outcome.served) > 0.94 * 20 * S
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_cap_holds_alone_and_in_company(kernels: str) -> None:
     alone = run([Tenant(300, CAP, kernels=KERNELS[kernels])], 20)
