@@ -26,7 +26,9 @@ static nvmlReturn_t no_library(void) { return NVML_ERROR_LIBRARY_NOT_FOUND; }
 
 static void open_library(void) {
     const void *own = (const void *)(uintptr_t)&nvmlDeviceGetCount_v2;
-    library = gp_open_real_library(gp_nvml_path(), NVML_VARIABLE, "libnvidia-ml.so.1", "nvmlDeviceGetCount_v2", own);
+    const char *path = gp_nvml_path();
+    if (path != NULL && path[0] == '\0') return; /* the lease says that there is none */
+    library = gp_open_real_library(path, NVML_VARIABLE, "libnvidia-ml.so.1", "nvmlDeviceGetCount_v2", own);
 }
 
 static void *symbol(const char *name) {

@@ -41,7 +41,7 @@ bool gp_leased(void);
 uint32_t gp_gpu_count(void);
 const struct gpupool_control_gpu *gp_control(uint32_t index);
 const struct gpupool_status_gpu *gp_status(uint32_t index);
-/* The path of the real NVML that the lease names; NULL for none. */
+/* The path of the real NVML that the lease names, empty where it says that there is none; NULL without a lease. */
 const char *gp_nvml_path(void);
 
 /* The real handle of a GPU of the lease. */

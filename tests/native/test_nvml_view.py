@@ -251,8 +251,12 @@ def test_pages_that_cannot_be_used_leave_no_gpu(tenant: Make) -> None:
     assert ask(made.library, script, env) == [0, NOT_FOUND]
 
 
-def test_without_a_real_library_there_is_none(tenant: Make) -> None:
-    assert tenant(leased(T4), nvml="/nowhere/libnvidia-ml.so.1").ask("tell(code(nvmlInit))") == NO_LIBRARY
+@pytest.mark.parametrize("path", ["/nowhere/libnvidia-ml.so.1", ""])
+def test_without_a_real_library_there_is_none(native_out: Path, tenant: Make, path: str) -> None:
+    made = tenant(leased(T4), nvml=path)
+    elsewhere = str(native_out / "fake/libnvidia-ml.so.1")
+    env = {"GPUPOOL_LEASE_DIR": str(made.lease.path), "GPUPOOL_NVML_DRIVER": elsewhere}
+    assert ask(made.library, "tell(code(nvmlInit))", env) == NO_LIBRARY
 
 
 def test_every_export_is_there_and_passes_on_what_is_not_a_hook(native_out: Path, tenant: Make) -> None:
