@@ -32,6 +32,13 @@
 #define GP_LONGEST_WAIT_MS 30000
 #endif
 
+/* Tests build with pauses where a thread that is held up would do harm if the order were another. */
+#ifdef GP_RACES
+#define GP_PAUSE() gp_sleep_ns(gp_now_ns() / 64 % 100000)
+#else
+#define GP_PAUSE() ((void)0)
+#endif
+
 /* A point in a stream's work, seen by an event: what it was thought to take since the mark before. */
 struct gp_mark {
     CUevent event;

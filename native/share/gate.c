@@ -95,6 +95,7 @@ static bool claim(struct gp_compute *compute) {
         return false;
     struct gpupool_slot *slot = compute->gpu->slot;
     pthread_mutex_lock(&compute->lock);
+    GP_PAUSE();
     uint32_t before = atomic_exchange(&slot->busy, grant);
     bool granted = (atomic_load(word) & ~GPUPOOL_GRANT_CONTENDED) == grant;
     if (granted) {

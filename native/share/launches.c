@@ -35,6 +35,7 @@ bool gp_launch_begin(struct gp_launch *launch, CUstream stream, bool per_thread,
     atomic_fetch_add(&launch->gate->word, GP_GATE_LAUNCH + 1);
     if (GP_UNLIKELY(!gp_is_held(compute)))
         gp_gate_wait(compute, launch->gate);
+    GP_PAUSE();
     return true;
 }
 
