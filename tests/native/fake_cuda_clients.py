@@ -8,67 +8,12 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import fake_cuda_work_clients
 from cuda.bindings import driver as cuda
-
-MIB = 1 << 20
-GLOBAL, RELAXED = (
-    cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
-    cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
-)
-
-
-def ok(answer: tuple[Any, ...]) -> Any:
-    """What a call gave beside its result, which must be success."""
-    result, *rest = answer
-    if result != cuda.CUresult.CUDA_SUCCESS:
-        raise AssertionError(result)
-    return rest[0] if len(rest) == 1 else rest
-
-
-def name(answer: tuple[Any, ...]) -> str:
-    """The result of a call, without its prefix."""
-    return str(answer[0].name).removeprefix("CUDA_").removeprefix("ERROR_")
-
-
-def begin(device: int = 0) -> Any:
-    """Starts the driver and makes the device's primary context current."""
-    ok(cuda.cuInit(0))
-    context = ok(cuda.cuDevicePrimaryCtxRetain(ok(cuda.cuDeviceGet(device))))
-    ok(cuda.cuCtxSetCurrent(context))
-    return context
-
-
-def kernel(which: str) -> Any:
-    """A kernel of some module."""
-    return ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(b"any image\0")), which.encode()))
-
-
-def launch(function: Any, stream: Any = 0, parameters: Any = 0) -> tuple[Any, ...]:
-    """One block of one thread."""
-    answer: tuple[Any, ...] = cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, 0)
-    return answer
-
-
-def timed(work: Callable[[], object], stream: Any) -> tuple[float, float]:
-    """Milliseconds that events around the work tell, and those that went by."""
-    first, last = (ok(cuda.cuEventCreate(0)) for _ in range(2))
-    start = time.monotonic_ns()
-    ok(cuda.cuEventRecord(first, stream))
-    work()
-    ok(cuda.cuEventRecord(last, stream))
-    ok(cuda.cuEventSynchronize(last))
-    return ok(cuda.cuEventElapsedTime(first, last)), (time.monotonic_ns() - start) / 1e6
-
-
-def free_bytes() -> int:
-    """What cuMemGetInfo calls free."""
-    return int(ok(cuda.cuMemGetInfo())[0])
+from fake_cuda_prelude import MIB, begin, free_bytes, kernel, launch, name, ok, tell
 
 
 def devices() -> object:
@@ -144,12 +89,6 @@ def fill_card() -> object:
     found = [over, name(cuda.cuMemAlloc(1)), free_bytes()]
     ok(cuda.cuMemFree(pointer))
     return [*found, free_bytes() == rest]
-
-
-def tell(found: object) -> None:
-    """Prints what was found for the test that started this."""
-    sys.stdout.write(json.dumps(found) + "\n")
-    sys.stdout.flush()
 
 
 def hold(bytes_held: str) -> object:
@@ -277,225 +216,6 @@ def arrays() -> object:
     return taken, list(got) == list(sent), before - free_bytes(), name(cuda.cuArrayDestroy(array))
 
 
-def events() -> object:
-    """Milliseconds between events around five kernels of a millisecond, in one stream, and what is told meanwhile."""
-    begin()
-    spin, stream = kernel("spin_1ms"), ok(cuda.cuStreamCreate(1))
-    ok(cuda.cuStreamSynchronize(stream))
-    first, last = (ok(cuda.cuEventCreate(0)) for _ in range(2))
-    start = time.monotonic_ns()
-    ok(cuda.cuEventRecord(first, stream))
-    for _ in range(5):
-        ok(launch(spin, stream))
-    ok(cuda.cuEventRecord(last, stream))
-    meanwhile = [name(cuda.cuEventQuery(last)), name(cuda.cuStreamQuery(stream))]
-    ok(cuda.cuEventSynchronize(last))
-    real = (time.monotonic_ns() - start) / 1e6
-    silent = ok(cuda.cuEventCreate(2))
-    ok(cuda.cuEventRecord(silent, stream))
-    errors = [name(cuda.cuEventElapsedTime(first, silent)), name(cuda.cuStreamQuery(stream))]
-    return {"elapsed": ok(cuda.cuEventElapsedTime(first, last)), "real": real, "told": meanwhile + errors}
-
-
-def order() -> object:
-    """Who waits for whom: streams, the legacy stream, events between streams."""
-    begin()
-    spin = kernel("spin_20ms")
-    blocking, free, other = ok(cuda.cuStreamCreate(0)), ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1))
-    ok(launch(spin, blocking))
-    told = [name(cuda.cuStreamQuery(free)), name(cuda.cuStreamQuery(blocking)), name(cuda.cuStreamQuery(0))]
-    event = ok(cuda.cuEventCreate(2))
-    ok(cuda.cuEventRecord(event, blocking))
-    ok(cuda.cuStreamWaitEvent(other, event, 0))
-    told.append(name(cuda.cuStreamQuery(other)))
-    ok(cuda.cuStreamSynchronize(other))
-    return [*told, name(cuda.cuStreamQuery(blocking))]
-
-
-def computes() -> object:
-    """The kernels that compute do so, in the order of their stream."""
-    begin()
-    stream, count = ok(cuda.cuStreamCreate(1)), 1000
-    a, b, c = (ok(cuda.cuMemAlloc(4 * count)) for _ in range(3))
-    sent, got = (ctypes.c_float * count)(*range(count)), (ctypes.c_float * count)()
-    ok(cuda.cuMemcpyHtoDAsync(a, ctypes.addressof(sent), 4 * count, stream))
-    ok(cuda.cuMemcpyDtoDAsync(b, a, 4 * count, stream))
-    pointers = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-    ok(launch(kernel("vector_add_f32"), stream, ((int(a), int(b), int(c), count), pointers)))
-    scaled = ((10.0, int(a), int(c), count), (ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int))
-    ok(launch(kernel("saxpy_f32"), stream, scaled))
-    ok(cuda.cuMemcpyDtoHAsync(ctypes.addressof(got), c, 4 * count, stream))
-    ok(cuda.cuStreamSynchronize(stream))
-    right = list(got) == [12.0 * i for i in range(count)]
-    filled = ((8, 3, 1), (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int))
-    ok(launch(kernel("fill_u32"), 0, filled))
-    return right, name(cuda.cuCtxSynchronize()), name(cuda.cuMemAlloc(1))
-
-
-def host_functions() -> object:
-    """A host function runs between the work before and behind it, in another thread, and may not call the driver."""
-    begin()
-    stream, seen = ok(cuda.cuStreamCreate(1)), []
-
-    def function(_: object) -> None:
-        seen.append((name(cuda.cuStreamQuery(stream)), threading.current_thread() is threading.main_thread()))
-        time.sleep(0.05)
-        seen.append(("slept", False))
-
-    keep = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
-    ok(cuda.cuLaunchHostFunc(stream, ctypes.cast(keep, ctypes.c_void_p).value, 0))
-    behind = ok(cuda.cuEventCreate(2))
-    ok(cuda.cuEventRecord(behind, stream))
-    told = name(cuda.cuEventQuery(behind))
-    other = ok(cuda.cuStreamCreate(1))
-    ok(launch(kernel("spin_1ms"), other))
-    ok(cuda.cuStreamSynchronize(other))
-    beside = len(seen) < 2
-    ok(cuda.cuStreamSynchronize(stream))
-    return {"seen": seen, "told": told, "others_go_on": beside, "after": name(cuda.cuEventQuery(behind))}
-
-
-def saturate(seconds: str, which: str) -> object:
-    """Keeps the GPU busy for so long; what it was given is in the shared state."""
-    begin()
-    spin = kernel(which)
-    tell(found=True)
-    sys.stdin.readline()
-    until = time.monotonic() + float(seconds)
-    while time.monotonic() < until:
-        for _ in range(20):
-            ok(launch(spin))
-        ok(cuda.cuCtxSynchronize())
-    return None
-
-
-def capture() -> object:
-    """What is captured does not run; the graph has it in order; a second stream joins through an event."""
-    begin()
-    spin = kernel("spin_2ms")
-    stream, side = ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1))
-    fork, join = ok(cuda.cuEventCreate(2)), ok(cuda.cuEventCreate(2))
-    ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
-    ok(launch(spin, stream))
-    ok(cuda.cuEventRecord(fork, stream))
-    ok(cuda.cuStreamWaitEvent(side, fork, 0))
-    ok(launch(spin, side))
-    ok(cuda.cuEventRecord(join, side))
-    ok(launch(spin, stream))
-    ok(cuda.cuStreamWaitEvent(stream, join, 0))
-    status = ok(cuda.cuStreamIsCapturing(side)).name
-    graph = ok(cuda.cuStreamEndCapture(stream))
-    nodes = ok(cuda.cuGraphGetNodes(graph))[1]
-    executable = ok(cuda.cuGraphInstantiate(graph, 0))
-    elapsed, real = timed(lambda: ok(cuda.cuGraphLaunch(executable, stream)), stream)
-    return {"status": status, "nodes": nodes, "elapsed": elapsed, "real": real}
-
-
-def broken_captures() -> object:
-    """Calls that a capture forbids, and how it ends."""
-    begin()
-    stream, event, found = ok(cuda.cuStreamCreate(0)), ok(cuda.cuEventCreate(2)), []
-    for call in (
-        lambda: cuda.cuMemAlloc(1),
-        lambda: cuda.cuEventQuery(event),
-        lambda: cuda.cuStreamSynchronize(stream),
-        lambda: cuda.cuMemcpyHtoD(0, 0, 0),
-        lambda: launch(kernel("any"), 0),
-        lambda: cuda.cuStreamWaitEvent(stream, event, 0),
-    ):
-        ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
-        found.append((name(call()), name(cuda.cuStreamEndCapture(stream))))
-    ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
-    before = ok(cuda.cuThreadExchangeStreamCaptureMode(RELAXED))
-    relaxed = (name(cuda.cuMemAlloc(1)), name(cuda.cuEventQuery(event)))
-    ok(cuda.cuThreadExchangeStreamCaptureMode(before))
-    found.append((*relaxed, name(cuda.cuStreamEndCapture(stream))))
-    others: list[str] = []
-    for mode in (GLOBAL, RELAXED):
-        ok(cuda.cuStreamBeginCapture(stream, mode))
-        thread = threading.Thread(target=lambda: others.append(name(cuda.cuEventQuery(event))))
-        thread.start()
-        thread.join()
-        others.append(name(cuda.cuStreamEndCapture(stream)))
-    return {"found": found, "others": others, "legacy": name(cuda.cuStreamBeginCapture(0, GLOBAL))}
-
-
-def graph_memory() -> object:
-    """Reserved at the first launch, used while allocated, given back by a trim."""
-    begin()
-    stream, before, steps = ok(cuda.cuStreamCreate(1)), free_bytes(), []
-    ask = cuda.CUgraphMem_attribute
-
-    def now() -> tuple[int, int, int]:
-        kinds = (ask.CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, ask.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)
-        reserved, used = (int(ok(cuda.cuDeviceGetGraphMemAttribute(0, kind))) for kind in kinds)
-        return reserved, used, before - free_bytes()
-
-    ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
-    pointer = ok(cuda.cuMemAllocAsync(3 * MIB, stream))
-    ok(cuda.cuMemsetD8Async(pointer, 5, MIB, stream))
-    graph = ok(cuda.cuStreamEndCapture(stream))
-    executable = ok(cuda.cuGraphInstantiate(graph, 0))
-    steps.append(now())
-    ok(cuda.cuGraphLaunch(executable, stream))
-    ok(cuda.cuStreamSynchronize(stream))
-    steps.append(now())
-    again = name(cuda.cuGraphLaunch(executable, stream))
-    ok(cuda.cuDeviceGraphMemTrim(0))
-    steps.append(now())
-    ok(cuda.cuMemFreeAsync(pointer, stream))
-    ok(cuda.cuStreamSynchronize(stream))
-    steps.append(now())
-    ok(cuda.cuGraphLaunch(executable, stream))
-    ok(cuda.cuMemFreeAsync(pointer, stream))
-    ok(cuda.cuStreamSynchronize(stream))
-    ok(cuda.cuGraphExecDestroy(executable))
-    steps.append(now())
-    ok(cuda.cuDeviceGraphMemTrim(0))
-    return {"steps": [*steps, now()], "again": again}
-
-
-def update_graph() -> object:
-    """An executable graph takes other parameters, but not another shape."""
-    begin()
-    stream, elapsed = ok(cuda.cuStreamCreate(1)), []
-
-    def graph_of(*names: str) -> Any:
-        ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
-        for one in names:
-            ok(launch(kernel(one), stream))
-        return ok(cuda.cuStreamEndCapture(stream))
-
-    def run() -> None:
-        elapsed.append(timed(lambda: ok(cuda.cuGraphLaunch(executable, stream)), stream))
-
-    executable = ok(cuda.cuGraphInstantiate(graph_of("spin_1ms", "spin_1ms"), 0))
-    run()
-    ok(cuda.cuGraphExecUpdate(executable, graph_of("spin_4ms", "spin_4ms")))
-    run()
-    refused = name(cuda.cuGraphExecUpdate(executable, graph_of("spin_4ms")))
-    run()
-    return {"elapsed": elapsed, "refused": refused}
-
-
-def queue_depth() -> object:
-    """Milliseconds that issuing more launches than a GPU queues takes: those above 1,024 wait for the first."""
-    begin()
-    spin, start = kernel("spin_1ms"), time.monotonic()
-    for _ in range(1024 + 60):
-        ok(launch(spin))
-    return (time.monotonic() - start) * 1e3
-
-
-def default_stream() -> object:
-    """Whether work in a blocking stream waits for the default stream's."""
-    begin()
-    stream, event = ok(cuda.cuStreamCreate(0)), ok(cuda.cuEventCreate(2))
-    ok(launch(kernel("spin_50ms")))
-    ok(cuda.cuEventRecord(event, stream))
-    return name(cuda.cuEventQuery(event))
-
-
 def addresses() -> object:
     """What cuGetProcAddress means by a name, a version and a flag: the export, or why there is none."""
     library = ctypes.CDLL("libcuda.so.1")
@@ -549,4 +269,4 @@ def after_fork() -> object:
 
 
 if __name__ == "__main__":
-    tell(globals()[sys.argv[1]](*sys.argv[2:]))
+    tell(vars(fake_cuda_work_clients).get(sys.argv[1], globals().get(sys.argv[1]))(*sys.argv[2:]))

@@ -39,6 +39,11 @@ def test_forbidden_calls_fail_and_break_the_capture(pool: Pool) -> None:
     assert found["legacy"] == "STREAM_CAPTURE_UNSUPPORTED"
 
 
+def test_a_graph_made_of_nodes_runs_in_the_order_of_its_edges(pool: Pool) -> None:
+    """Also as a child of another graph."""
+    assert pool.run("built_graph") == [[2.0, 2.0], 2, 5]
+
+
 def test_graph_memory_is_reserved_by_launches_and_given_back_by_a_trim(pool: Pool) -> None:
     found = pool.run("graph_memory")
     steps = [[value // MIB for value in step] for step in found["steps"]]

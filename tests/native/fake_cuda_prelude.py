@@ -1,0 +1,71 @@
+"""What the programs that use the fake driver through cuda.bindings have in common."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cuda.bindings import driver as cuda
+
+MIB = 1 << 20
+GLOBAL, RELAXED = (
+    cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
+    cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
+)
+
+
+def ok(answer: tuple[Any, ...]) -> Any:
+    """What a call gave beside its result, which must be success."""
+    result, *rest = answer
+    if result != cuda.CUresult.CUDA_SUCCESS:
+        raise AssertionError(result)
+    return rest[0] if len(rest) == 1 else rest
+
+
+def name(answer: tuple[Any, ...]) -> str:
+    """The result of a call, without its prefix."""
+    return str(answer[0].name).removeprefix("CUDA_").removeprefix("ERROR_")
+
+
+def begin(device: int = 0) -> Any:
+    """Starts the driver and makes the device's primary context current."""
+    ok(cuda.cuInit(0))
+    context = ok(cuda.cuDevicePrimaryCtxRetain(ok(cuda.cuDeviceGet(device))))
+    ok(cuda.cuCtxSetCurrent(context))
+    return context
+
+
+def kernel(which: str) -> Any:
+    """A kernel of some module."""
+    return ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(b"any image\0")), which.encode()))
+
+
+def launch(function: Any, stream: Any = 0, parameters: Any = 0) -> tuple[Any, ...]:
+    """One block of one thread."""
+    answer: tuple[Any, ...] = cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, 0)
+    return answer
+
+
+def timed(work: Callable[[], object], stream: Any) -> tuple[float, float]:
+    """Milliseconds that events around the work tell, and those that went by."""
+    first, last = (ok(cuda.cuEventCreate(0)) for _ in range(2))
+    start = time.monotonic_ns()
+    ok(cuda.cuEventRecord(first, stream))
+    work()
+    ok(cuda.cuEventRecord(last, stream))
+    ok(cuda.cuEventSynchronize(last))
+    return ok(cuda.cuEventElapsedTime(first, last)), (time.monotonic_ns() - start) / 1e6
+
+
+def free_bytes() -> int:
+    """What cuMemGetInfo calls free."""
+    return int(ok(cuda.cuMemGetInfo())[0])
+
+
+def tell(found: object) -> None:
+    """Prints what was found for the test that started this."""
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
