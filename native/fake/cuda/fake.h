@@ -6,13 +6,12 @@
  * called) when somebody looks and virtual time has passed its end. No thread works here but the caller's, except that
  * one is started with the first host function, or the first piece of work that must wait for another GPU.
  *
- *   init.c devices.c attributes.c   the driver and its devices      errors.c procaddress.c exports.c   names
- *   contexts.c current.c            contexts                        streams.c events.c hosts.c         order
- *   ops.c settle.c wait.c           simulated time                  ranges.c space.c                   addresses
- *   memory.c hostmem.c pointers.c copies.c transfers.c memset.c     memory
- *   pools.c poolapi.c vmm.c arrays.c graphmem.c                     memory of other kinds
- *   modules.c kernels.c launch.c occupancy.c                        kernels
- *   capture.c graphs.c nodes.c exec.c update.c                      graphs
+ *   init.c devices.c attributes.c      the driver and its devices     errors.c procaddress.c exports.c   names
+ *   contexts.c current.c ctxinfo.c     contexts                       streams.c events.c hosts.c         order
+ *   ops.c settle.c wait.c              simulated time                 space.c ranges.c                   addresses
+ *   memory.c hostmem.c pointers.c      plain memory                   copies.c transfers.c memset.c      moving bytes
+ *   pools.c poolapi.c vmm.c arrays.c   memory of other kinds          graphs.c nodes.c exec.c graphmem.c graphs
+ *   modules.c functions.c kernels.c launch.c occupancy.c  kernels     capture.c                          stream capture
  */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
