@@ -1,6 +1,4 @@
 /* There are the lease's GPUs and no others, numbered in the order of the lease, as CUDA numbers them. */
-#include <stdlib.h>
-
 #include "view.h"
 
 GP_HOOK nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
