@@ -29,7 +29,8 @@ static struct gp_table execs; /* those that allocate */
 static struct held held[GPUPOOL_MAX_GPUS];
 static _Atomic bool any;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static __thread uint64_t pending[GPUPOOL_MAX_GPUS]; /* reserved by this thread between before and after */
+static __thread uint64_t pending[GPUPOOL_MAX_GPUS]; /* reserved by this thread between before and after ... */
+static __thread uint64_t launching;                 /* ... for this executable graph */
 
 void gp_graphs_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -158,8 +159,9 @@ CUresult gp_graph_memory_before(CUgraphExec exec, struct gp_gpu *gpu) {
     (void)gpu; /* nodes say themselves where they allocate */
     if (GP_LIKELY(!atomic_load_explicit(&any, memory_order_relaxed)))
         return CUDA_SUCCESS;
+    launching = (uint64_t)(uintptr_t)exec;
     pthread_mutex_lock(&lock);
-    struct exec_memory *memory = (struct exec_memory *)gp_table_find(&execs, (uint64_t)(uintptr_t)exec);
+    struct exec_memory *memory = (struct exec_memory *)gp_table_find(&execs, launching);
     pthread_mutex_unlock(&lock);
     for (uint32_t i = 0; memory != NULL && i < gp_gpu_count(); i++) {
         if (reserve(memory, gp_gpu_at(i)))
@@ -170,15 +172,19 @@ CUresult gp_graph_memory_before(CUgraphExec exec, struct gp_gpu *gpu) {
     return CUDA_SUCCESS;
 }
 
+/* Where the driver holds less than the graph needs the launch has failed: the next one is a first one again. */
 void gp_graph_memory_after(struct gp_gpu *gpu) {
     (void)gpu;
     if (GP_LIKELY(!atomic_load_explicit(&any, memory_order_relaxed)))
         return;
     pthread_mutex_lock(&lock);
+    struct exec_memory *memory = (struct exec_memory *)gp_table_find(&execs, launching);
     for (uint32_t i = 0; i < gp_gpu_count(); i++) {
         if (held[i].used)
             settle(gp_gpu_at(i), pending[i]);
         pending[i] = 0;
+        if (memory != NULL && held[i].charged < memory->bytes[i])
+            memory->trims[i] = 0;
     }
     pthread_mutex_unlock(&lock);
 }

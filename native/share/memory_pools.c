@@ -13,7 +13,7 @@
  *
  * Pools shrink without a call that says so, in synchronising calls. Before anything is refused all pools are looked at
  * again, and as much of their free memory as is lacking is given back to the GPU. That of other processes of the tenant
- * cannot be: it is theirs until they allocate, ask how much memory is free, synchronise by a hooked call, or end.
+ * cannot be: it is theirs until they allocate, ask how much memory is free, or end.
  *
  * A pool that is destroyed while allocations of it live holds memory that nobody can ask about any more. Its
  * destruction is put off: it keeps nothing that is free, and is destroyed once it is seen to be empty.

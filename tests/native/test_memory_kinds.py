@@ -272,6 +272,23 @@ def test_a_graph_that_needs_more_than_is_left_is_refused_at_its_launch(room: Sli
     )
 
 
+def test_a_graph_that_the_driver_refused_is_asked_for_again(room: Slice) -> None:
+    """The card is smaller than the slice."""
+    room.lease.set_control("memory_limit_bytes", 64 << 30)
+    room.run(
+        CAPTURED
+        + """
+    huge = graph_of(10 << 30)
+    block = value(cu.cuMemAlloc(10 << 30))
+    assert [launch(huge), launch(huge)] == [OOM, OOM]
+    assert used() == held() == before + (10 << 30)
+    cu.cuMemFree(block)
+    assert launch(huge) == SUCCESS
+    assert used() == held() == before + (10 << 30)
+    """
+    )
+
+
 def test_an_uploaded_graph_is_charged(room: Slice) -> None:
     room.run(
         CAPTURED
