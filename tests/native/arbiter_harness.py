@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from lease_folder import CONTENDED, GRANTED, POLICY_GUARANTEE, UNIT, LeasedGpu, LeaseFolder, owner_of
@@ -93,7 +92,7 @@ class Arbiter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         self._reader.join(PATIENCE_S)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -110,7 +109,7 @@ class Tenant(LeaseFolder):
 
     def claim(self, pid: int, slot: int = 0, used_bytes: int = 0, pid_ns: int | None = None) -> None:
         """Slot `slot` is of process `pid` and has so much memory."""
-        own = os.stat("/proc/self/ns/pid").st_ino
+        own = Path("/proc/self/ns/pid").stat().st_ino
         self.set_slot(slot, "pid_ns", own if pid_ns is None else pid_ns)
         word = (used_bytes // UNIT) << 30 | slot << 23 | 1
         for name in ("intent", "ledger"):

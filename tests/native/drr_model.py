@@ -42,7 +42,10 @@ class _Spec(ctypes.Structure):
         ("weight", ctypes.c_uint32),
         ("policy", ctypes.c_uint32),
         ("kernels", ctypes.c_int64 * 4),
-        *((name, ctypes.c_int64) for name in ("burst", "think", "gap", "inflight", "wake", "drained", "starts", "ends")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("burst", "think", "gap", "inflight", "wake", "drained", "starts", "ends")
+        ),
         ("processes", ctypes.c_uint32),
         ("stopped", ctypes.c_uint32),
     )

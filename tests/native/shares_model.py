@@ -148,7 +148,9 @@ class _State:
 
 
 @contextlib.contextmanager
-def _leases(scenarios: Sequence[Scenario], gpus: Sequence[FakeGpu], native_out: Path, folder: Path) -> Iterator[list[list[LeaseFolder]]]:
+def _leases(
+    scenarios: Sequence[Scenario], gpus: Sequence[FakeGpu], native_out: Path, folder: Path
+) -> Iterator[list[list[LeaseFolder]]]:
     drivers = (native_out / "fake/libcuda.so.1", native_out / "fake/libnvidia-ml.so.1")
     with contextlib.ExitStack() as stack:
         yield [
@@ -173,7 +175,9 @@ def _environment(lease: LeaseFolder, gpu: FakeGpu, folder: Path, native_out: Pat
     return clean_environment() | common | own
 
 
-def _sample(states: Sequence[_State], tenants: Sequence[Sequence[_Tenant]], seconds: float) -> tuple[list[float], list[list[list[int]]]]:
+def _sample(
+    states: Sequence[_State], tenants: Sequence[Sequence[_Tenant]], seconds: float
+) -> tuple[list[float], list[list[list[int]]]]:
     at_s: list[float] = []
     served: list[list[list[int]]] = [[[] for _ in group] for group in tenants]
     begin = time.monotonic()
