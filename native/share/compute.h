@@ -91,7 +91,7 @@ struct gp_compute {
     uint32_t beat; /* the arbiter's heartbeat as last seen, and since when */
     uint64_t beat_ns;
     /* The helper thread: see drain.c. */
-    bool helper_started;
+    _Atomic bool helper_started;
     _Atomic bool helper_done;
     _Atomic uint32_t work; /* a futex word: changes when there is something to do */
     /* Streams: a hash table; `used` lists the places taken. */

@@ -9,6 +9,7 @@
  */
 #include <signal.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 #include "compute.h"
 
@@ -18,7 +19,7 @@
 #define INSIDE_NS UINT64_C(20000)
 #define WATCH_NS UINT64_C(250000) /* between looks at whether anything is launched */
 #define IDLE_NS UINT64_C(500000)  /* without a launch: the GPU is offered to those who wait */
-#define EXIT_NS UINT64_C(100000000)
+#define EXIT_NS 100000000
 
 struct watch { /* since when the number of launches has been the same */
     uint64_t launches, since_ns;
@@ -173,19 +174,27 @@ static void stop_helper(struct gp_compute *compute) {
     }
 }
 
+/* Whoever has the lock may hang in the driver; an exit must not. */
+static bool lock_for_exit(struct gp_compute *compute) {
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_nsec += EXIT_NS;
+    end.tv_sec += end.tv_nsec / 1000000000;
+    end.tv_nsec %= 1000000000;
+    return pthread_mutex_timedlock(&compute->lock, &end) == 0;
+}
+
 /* What is still queued ends with the process. */
 static void stop(struct gp_compute *compute) {
-    pthread_mutex_lock(&compute->lock);
-    bool started = compute->helper_started;
     atomic_store(&compute->off, true);
-    pthread_mutex_unlock(&compute->lock);
-    if (started)
+    if (atomic_load(&compute->helper_started))
         stop_helper(compute);
-    pthread_mutex_lock(&compute->lock);
+    bool locked = lock_for_exit(compute);
     atomic_store(&compute->held, GP_HELD_NONE);
     if (atomic_load(&compute->gpu->slot->busy) != 0)
         give_back(compute);
-    pthread_mutex_unlock(&compute->lock);
+    if (locked)
+        pthread_mutex_unlock(&compute->lock);
 }
 
 void gp_compute_at_exit(void) {

@@ -133,9 +133,11 @@ static void sleep_on_grant(struct gp_compute *compute, uint64_t ns) {
 /* True: this process holds the grant. False: go on without. *since becomes the time when waiting began. */
 static bool wait_for_grant(struct gp_compute *compute, uint64_t *since) {
     for (;;) {
+        if (atomic_load(&compute->off))
+            return false;
         if (claim(compute))
             return true;
-        if (atomic_load(&compute->off) || arbiter_gone(compute))
+        if (arbiter_gone(compute))
             return false;
         uint64_t now = gp_now_ns();
         if (*since == 0) {
