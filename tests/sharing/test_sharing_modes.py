@@ -143,7 +143,7 @@ def test_a_mode_nobody_has_is_refused_with_those_there_are() -> None:
     with pytest.raises(GpupoolError) as caught:
         modes().mode("telepathy")
     assert caught.value.code is ErrorCode.UNSUPPORTED
-    assert "advisory, whole" in caught.value.hint
+    assert "advisory, mig, mps, share, whole" in caught.value.hint
 
 
 def test_the_built_in_modes_are_also_found_by_entry_point() -> None:

@@ -284,7 +284,7 @@ class Agent:
     def _fresh_gpus(self) -> tuple[Gpu, ...]:
         trees = self.backends.runner.survey([e.folder.path for e in list(self.entries.values()) if not e.exited])
         pids = frozenset[int]().union(*(tree.pids for tree in trees.values()))
-        return self.backends.inventory.gpus(pids)
+        return self.backends.inventory.gpus(pids | self.sharing.helpers())
 
     async def _ask_driver(self, question: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

@@ -13,10 +13,9 @@ from typing import ClassVar
 from gpupool.domain.supervision import ProcessSpec
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.node.sharing.stateless import StatelessSharing
-from gpupool.node.sharing.variables import EMULATED_NOTE, least_permille, visible_gpus
+from gpupool.node.sharing.variables import least_permille
 
 ADVISORY_NOTE = "memory and compute of this slice are not enforced on this node: mode advisory"
-ADVISORY_GUARANTEE = "The program is told its part of the GPU; nothing enforces it."
 # What JAX takes of a card by itself; the rest is for the CUDA context and libraries, on a slice as on a card.
 _JAX_PART = 0.75
 # JAX refuses to start when the old and the new name are both set; the old one works in every release.
@@ -36,17 +35,11 @@ class AdvisorySharing(StatelessSharing):
     def environment(self, spec: ProcessSpec) -> dict[str, str]:
         """The variables that show the program its GPUs, and hints that make frameworks keep to the slice."""
         hints = {} if spec.emulated or not spec.gpus else _framework_hints(spec)
-        return visible_gpus(spec) | hints
+        return self.visible(spec) | hints
 
     def notes(self, spec: ProcessSpec) -> tuple[str, ...]:
-        """That the slice is on trust; for emulated GPUs that there is nothing to share."""
-        if not spec.gpus:
-            return ()
-        return (EMULATED_NOTE,) if spec.emulated else (ADVISORY_NOTE,)
-
-    def guarantee(self, spec: ProcessSpec) -> str:
-        """That there is none."""
-        return ADVISORY_GUARANTEE if spec.gpus else ""
+        """That the slice is on trust."""
+        return (*self.emulation_note(spec), ADVISORY_NOTE) if spec.gpus else ()
 
 
 def _framework_hints(spec: ProcessSpec) -> dict[str, str]:

@@ -11,10 +11,13 @@ from gpupool.domain.supervision import ProcessSpec
 from gpupool.node.journal import say
 from gpupool.node.ports import GpuUsage, Prepared, Running, SharingHost, SharingMode
 from gpupool.node.sharing.advisory import AdvisorySharing
+from gpupool.node.sharing.mig import MigSharing, holds_instances
+from gpupool.node.sharing.mps import MpsSharing
+from gpupool.node.sharing.share import ShareSharing
 from gpupool.node.sharing.whole import WholeSharing
 
 ENTRY_POINTS = "gpupool.sharing"
-DEFAULT_SLICES = AdvisorySharing.name
+DEFAULT_SLICES = ShareSharing.name
 
 
 class SharingModes:
@@ -40,7 +43,7 @@ class SharingModes:
         default, _ = self._default()
         others = sorted(_BUILT_IN.keys() | entry_points(group=ENTRY_POINTS).names)
         names = dict.fromkeys((default.name, *others))
-        return tuple(name for name in names if name != WholeSharing.name and not self._missing(name))
+        return tuple(name for name in names if name not in _NOT_FOR_PARTS and not self._missing(name))
 
     def choose(self, spec: ProcessSpec) -> tuple[SharingMode, str]:
         """The mode of a program, and a note on why it is not another (mostly empty).
@@ -51,6 +54,8 @@ class SharingModes:
             return self.mode(WholeSharing.name), ""
         if spec.sharing:
             return self._asked(spec.sharing, spec), ""
+        if holds_instances(spec):
+            return self.mode(MigSharing.name), ""
         if all(share.whole for share in spec.gpus):
             return self.mode(WholeSharing.name), ""
         return self._default()
@@ -101,13 +106,21 @@ class SharingModes:
         """What leases last used."""
         return tuple(usage for mode in self._modes.values() for usage in mode.usage())
 
+    def helpers(self) -> frozenset[int]:
+        """Processes that modes run on GPUs for programs, as MPS does: they are the pool's own."""
+        mps = self._modes.get(MpsSharing.name)
+        return mps.helpers() if isinstance(mps, MpsSharing) else frozenset()
+
     async def close(self) -> None:
         """The agent ends; programs run on."""
         for mode in self._modes.values():
             await mode.close()
 
 
-_BUILT_IN: dict[str, type[SharingMode]] = {mode.name: mode for mode in (WholeSharing, AdvisorySharing)}
+_BUILT_IN: dict[str, type[SharingMode]] = {
+    mode.name: mode for mode in (WholeSharing, ShareSharing, MpsSharing, MigSharing, AdvisorySharing)
+}
+_NOT_FOR_PARTS = frozenset({WholeSharing.name, MigSharing.name})
 
 
 def mode_class(name: str) -> type[SharingMode]:

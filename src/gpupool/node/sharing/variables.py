@@ -1,7 +1,7 @@
 """The variables every sharing mode sets: which GPUs a program sees, and what part of them is its own.
 
 ====================== ====================================================================================
-CUDA_VISIBLE_DEVICES   UUIDs of the program's GPUs; empty without a real one, so that CUDA finds none
+CUDA_VISIBLE_DEVICES   UUIDs of the program's GPUs; empty without one that CUDA can use, so that it finds none
 CUDA_DEVICE_ORDER      ``PCI_BUS_ID``: CUDA numbers the GPUs as nvidia-smi does
 NVIDIA_VISIBLE_DEVICES the same for containers that the program starts; ``void`` for none
 GPUPOOL_GPUS           ``uuid:permille:memory_mib`` of each GPU, joined by commas
@@ -17,13 +17,18 @@ from gpupool.domain.supervision import ProcessSpec
 from gpupool.domain.units import format_permille
 
 EMULATED_NOTE = "emulated GPU: the program runs on the CPU"
+SIMULATED_NOTE = "emulated GPU: a simulation answers for the driver, kernels take time and compute nothing"
 
 
-def visible_gpus(spec: ProcessSpec) -> dict[str, str]:
-    """The variables of the table above for a program's allocation."""
-    real = "" if spec.emulated else ",".join(share.gpu_uuid for share in spec.gpus)
+def visible_gpus(spec: ProcessSpec, *, simulated: bool = False) -> dict[str, str]:
+    """The variables of the table above for a program's allocation.
+
+    ``simulated``: emulated GPUs are shown to CUDA, because the program is given a driver that has them.
+    """
+    uuids = ",".join(share.gpu_uuid for share in spec.gpus)
+    real = "" if spec.emulated else uuids
     return {
-        "CUDA_VISIBLE_DEVICES": real,
+        "CUDA_VISIBLE_DEVICES": uuids if simulated else real,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NVIDIA_VISIBLE_DEVICES": real or "void",
         **_allocation(spec),
