@@ -2,9 +2,9 @@
 
 `python benchmarks/native/shares.py [--seconds 20]`: for each scenario what part tenants got of all that was served,
 the worst error in points over any 1 s and any 10 s, the part of the time in which the GPU was at work, and how long
-answers took where a tenant works in bursts. "Without" are the same programs on the bare driver, as time slices of equal length
-would serve them. Scenarios of a group run at once, each on its own GPU: simulated kernels cost no processor time, but
-launches do. Prints a table and writes results/shares.json. Needs a C compiler and make.
+answers took where a tenant works in bursts. "Without" are the same programs on the bare driver, as time slices of
+equal length would serve them. Scenarios of a group run at once, each on its own GPU: simulated kernels cost no
+processor time, but launches do. Prints a table and writes results/shares.json. Needs a C compiler and make.
 
 What this does not show: the cost of switching contexts on a real GPU. See benchmarks/gpu for that.
 """
@@ -18,9 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-sys.path.insert(0, str(ROOT / "tests/native"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/native"))
 
 from lease_folder import POLICY_CAP, POLICY_NONE
 from native_harness import build_native

@@ -89,21 +89,21 @@ extern int arb_epoll;
 
 enum arb_kind { ARB_INPUT = 1, ARB_OUTPUT, ARB_TIMER, ARB_BELL, ARB_DEATH };
 
-/* -- main.c ---------------------------------------------------------------------------------------------------------- */
+/* -- main.c -------------------------------------------------------------------------------------------------------- */
 uint64_t arb_now(void);
 bool arb_poll_add(int fd, enum arb_kind kind, uint32_t number);
 
-/* -- commands.c: false at the end of input ---------------------------------------------------------------------------- */
+/* -- commands.c: false at the end of input ------------------------------------------------------------------------- */
 bool arb_read_commands(int fd);
 
-/* -- report.c -------------------------------------------------------------------------------------------------------- */
+/* -- report.c ------------------------------------------------------------------------------------------------------ */
 void arb_report_to(int fd);
 void arb_warn(const struct lease *lease, const char *path, const char *sentence);
 void arb_report_usage(struct lease *lease);
 /* Writes what there is room for. */
 void arb_flush(void);
 
-/* -- leases.c -------------------------------------------------------------------------------------------------------- */
+/* -- leases.c ------------------------------------------------------------------------------------------------------ */
 void arb_lease_add(const char *path);
 void arb_lease_remove(const char *path);
 struct lease *arb_lease_at(const char *path);
@@ -113,12 +113,12 @@ void arb_lease_inspect(struct lease *lease);
 /* Says that the lease's pages cannot be trusted, takes its grants and leaves it out from now on. */
 void arb_lease_distrust(struct lease *lease);
 
-/* -- guard.c --------------------------------------------------------------------------------------------------------- */
+/* -- guard.c ------------------------------------------------------------------------------------------------------- */
 bool arb_guard_start(void);
 /* Puts empty memory in place of a lease's status page. */
 void arb_guard_replace(struct lease *lease);
 
-/* -- bells.c --------------------------------------------------------------------------------------------------------- */
+/* -- bells.c ------------------------------------------------------------------------------------------------------- */
 /* Binds <folder>/bell; the folder is open as `folder`. -1 with errno. */
 int arb_bell_open(int folder, uid_t owner, mode_t mode);
 void arb_bell_mode(const struct lease *lease);
@@ -126,18 +126,19 @@ void arb_bell_read(struct lease *lease);
 /* Once a tick: a bell that was rung too often may be heard again. */
 void arb_bell_unmute(struct lease *lease);
 
-/* -- processes.c ----------------------------------------------------------------------------------------------------- */
+/* -- processes.c --------------------------------------------------------------------------------------------------- */
 /* Looks through all slots: who is there? */
 void arb_processes_scan(struct lease *lease);
 /* The kernel says that `pid` sent a message for this owner. */
 void arb_process_told(struct lease *lease, uint64_t owner, pid_t pid);
-/* Looks who has died, and repairs what they left. `search`: also for those that no look-up by pid finds. */
-void arb_processes_check(struct lease *lease, bool search);
+/* Looks who has died, and repairs what they left. `all`: also among those whose death the kernel tells; `search`: also
+ * for those that no look-up by pid finds. */
+void arb_processes_check(struct lease *lease, bool all, bool search);
 void arb_processes_forget(struct lease *lease);
 bool arb_process_known(const struct lease *lease, uint64_t owner);
 const struct process *arb_process_of(const struct lease *lease, uint64_t owner, uint64_t pid_ns);
 
-/* -- procfs.c -------------------------------------------------------------------------------------------------------- */
+/* -- procfs.c ------------------------------------------------------------------------------------------------------ */
 enum arb_life { ARB_GONE, ARB_ALIVE, ARB_UNKNOWN };
 /* Whether the process `pid` that started at `start` (clock ticks since boot) lives. */
 enum arb_life arb_life(pid_t pid, uint64_t start);
@@ -145,7 +146,7 @@ enum arb_life arb_life(pid_t pid, uint64_t start);
 pid_t arb_search(uint32_t pid, uint64_t start);
 uint64_t arb_own_pid_namespace(void);
 
-/* -- gpus.c ---------------------------------------------------------------------------------------------------------- */
+/* -- gpus.c -------------------------------------------------------------------------------------------------------- */
 bool arb_gpus_join(struct seat *seat);
 void arb_gpus_leave(struct seat *seat);
 void arb_gpus_stir(struct lease *lease);

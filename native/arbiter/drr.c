@@ -70,7 +70,7 @@ void drr_remove(struct drr_gpu *gpu, struct drr_tenant *tenant, uint64_t now) {
     drr_observe(gpu);
 }
 
-/* -- who is who ------------------------------------------------------------------------------------------------------ */
+/* -- who is who ---------------------------------------------------------------------------------------------------- */
 
 static struct drr_tenant *holder_of(const struct drr_gpu *gpu) {
     for (uint32_t i = 0; i < gpu->count; i++)
@@ -113,7 +113,7 @@ static void wake_at(struct drr_gpu *gpu, uint64_t when) {
         gpu->wake_ns = when;
 }
 
-/* -- holding --------------------------------------------------------------------------------------------------------- */
+/* -- holding ------------------------------------------------------------------------------------------------------- */
 
 /* Alone and, as far as is known, at work: time to ask whether that is so? */
 static bool to_be_asked(struct drr_gpu *gpu, const struct drr_tenant *holder) {
@@ -193,7 +193,7 @@ static bool to_be_revoked(struct drr_gpu *gpu, struct drr_tenant *holder) {
     return eager_before(gpu, holder) != NULL && is_time(gpu, holder, gpu->settings.least_hold_ns);
 }
 
-/* -- granting -------------------------------------------------------------------------------------------------------- */
+/* -- granting ------------------------------------------------------------------------------------------------------ */
 
 /* Whether somebody else still drains, and not for too long. */
 static bool to_be_waited_for(struct drr_gpu *gpu, const struct drr_tenant *next) {

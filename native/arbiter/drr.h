@@ -43,7 +43,7 @@ struct drr_tenant {
     uint64_t held_ns;   /* GPU time it has had */
     uint64_t grants;
     /* The core's own. */
-    int64_t ahead;     /* time had beyond its share, divided by its weight, against the one that had least; < 0: credit */
+    int64_t ahead;     /* time had beyond its share, divided by its weight, against who had least; < 0: credit */
     int64_t left_ns;   /* of its quantum */
     int64_t tokens_ns; /* DRR_CAP: what it may still have */
     uint64_t granted_at, revoked_at, idle_since, turn;
@@ -90,7 +90,7 @@ void drr_remove(struct drr_gpu *gpu, struct drr_tenant *tenant, uint64_t now);
 /* The next thing to do at this time; DRR_NOTHING when there is none, and then wake_ns is set. */
 struct drr_action drr_step(struct drr_gpu *gpu, uint64_t now);
 
-/* -- drr_account.c: the books of drr.c ------------------------------------------------------------------------------ */
+/* -- drr_account.c: the books of drr.c ----------------------------------------------------------------------------- */
 
 /* Charges the time since the last step to those who had the GPU. */
 void drr_account(struct drr_gpu *gpu, uint64_t now);

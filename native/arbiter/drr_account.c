@@ -71,7 +71,7 @@ int64_t drr_until_used(const struct drr_gpu *gpu, const struct drr_tenant *tenan
     return ns * all_using(gpu) / tenant->using + 1;
 }
 
-/* -- charging -------------------------------------------------------------------------------------------------------- */
+/* -- charging ------------------------------------------------------------------------------------------------------ */
 
 static void fill_tokens(const struct drr_gpu *gpu, struct drr_tenant *tenant, int64_t span, int64_t part) {
     int64_t most = 2 * enough_tokens(gpu, tenant), least = -gpu->settings.longest_debt_ns * weight(tenant) / PERMILLE;
@@ -139,7 +139,7 @@ void drr_account(struct drr_gpu *gpu, uint64_t now) {
         bound(gpu, gpu->tenants[i]);
 }
 
-/* -- observing ------------------------------------------------------------------------------------------------------- */
+/* -- observing ----------------------------------------------------------------------------------------------------- */
 
 /* A tenant without a grant wants one if it waits, does not rest, and has not lately left grants unused. */
 static bool wants(const struct drr_gpu *gpu, struct drr_tenant *tenant) {

@@ -17,7 +17,7 @@
 
 static struct gpu *gpus;
 
-/* -- reading --------------------------------------------------------------------------------------------------------- */
+/* -- reading ------------------------------------------------------------------------------------------------------- */
 
 static void look(struct seat *seat) {
     uint32_t busy = 0, waiting = 0;
@@ -30,7 +30,7 @@ static void look(struct seat *seat) {
     seat->drr.waiting = waiting;
 }
 
-/* -- writing --------------------------------------------------------------------------------------------------------- */
+/* -- writing ------------------------------------------------------------------------------------------------------- */
 
 static void write_grant(struct seat *seat, uint32_t epochs, uint32_t flags) {
     uint32_t before = atomic_load(&seat->control->grant);
@@ -64,7 +64,7 @@ static void carry_out(struct drr_action action) {
     }
 }
 
-/* -- joining --------------------------------------------------------------------------------------------------------- */
+/* -- joining ------------------------------------------------------------------------------------------------------- */
 
 static struct gpu *gpu_named(const struct seat *seat) {
     for (struct gpu *gpu = gpus; gpu != NULL; gpu = gpu->next)
@@ -130,7 +130,7 @@ void arb_gpus_leave(struct seat *seat) {
     forget_if_empty(gpu);
 }
 
-/* -- running --------------------------------------------------------------------------------------------------------- */
+/* -- running ------------------------------------------------------------------------------------------------------- */
 
 void arb_gpus_stir(struct lease *lease) {
     lease->rung = true;

@@ -7,7 +7,8 @@
 #include "arbiter.h"
 
 static bool holds(const void *start, size_t size, const void *address) {
-    return start != NULL && (const char *)address >= (const char *)start && (const char *)address < (const char *)start + size;
+    const char *at = address, *from = start;
+    return from != NULL && at >= from && at < from + size;
 }
 
 static bool replace(void *start, size_t size) {

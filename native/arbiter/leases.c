@@ -29,7 +29,7 @@ struct lease *arb_lease_of(uint32_t number) {
     return lease != NULL && lease->number == number ? lease : NULL;
 }
 
-/* -- opening --------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 struct opened { /* what a folder holds, before it is a lease */
     int folder, status_fd, bell;
@@ -105,7 +105,7 @@ static const char *open_folder(const char *path, struct opened *opened) {
     return opened->bell < 0 ? "The lease's bell cannot be made." : NULL;
 }
 
-/* -- adding ---------------------------------------------------------------------------------------------------------- */
+/* -- adding -------------------------------------------------------------------------------------------------------- */
 
 static void seat_at(struct lease *lease, uint32_t index) {
     struct seat *seat = &lease->seats[index];
@@ -148,10 +148,10 @@ static uint32_t free_place(void) {
 
 static void begin(struct lease *lease) {
     arb_processes_scan(lease);
-    arb_processes_check(lease, false);
+    arb_processes_check(lease, true, false);
     for (uint32_t i = 0; i < lease->gpu_count; i++)
         if (!arb_gpus_join(&lease->seats[i]))
-            arb_warn(lease, lease->path, "Two GPUs of the lease are the same, or there is no memory: one is not shared.");
+            arb_warn(lease, lease->path, "Two GPUs of the lease are the same, or memory is short: one is not shared.");
     arb_gpus_stir(lease);
     arb_report_usage(lease);
 }
@@ -178,7 +178,7 @@ void arb_lease_add(const char *path) {
     begin(lease);
 }
 
-/* -- letting go ------------------------------------------------------------------------------------------------------ */
+/* -- letting go ---------------------------------------------------------------------------------------------------- */
 
 void arb_lease_remove(const char *path) {
     struct lease *lease = arb_lease_at(path);

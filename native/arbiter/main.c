@@ -44,7 +44,7 @@ static void wake_up_at(uint64_t when) {
     timerfd_settime(timer, TFD_TIMER_ABSTIME, &at, NULL);
 }
 
-/* -- what happens again and again ------------------------------------------------------------------------------------ */
+/* -- what happens again and again ---------------------------------------------------------------------------------- */
 
 static bool has_processes(const struct lease *lease) {
     for (uint32_t i = 0; i < lease->gpu_count; i++)
@@ -62,7 +62,7 @@ static void every_tick(struct lease *lease) {
     beat(lease);
     arb_bell_unmute(lease);
     arb_processes_scan(lease);
-    arb_processes_check(lease, false);
+    arb_processes_check(lease, false, false);
     arb_gpus_stir(lease);
 }
 
@@ -73,7 +73,7 @@ static void every_second(struct lease *lease) {
         arb_bell_unmute(lease);
         arb_processes_scan(lease);
     }
-    arb_processes_check(lease, true);
+    arb_processes_check(lease, true, true);
     arb_report_usage(lease);
 }
 
@@ -99,7 +99,7 @@ static uint64_t do_regularly(uint64_t now) {
     return !leases ? ARB_NEVER : processes && next_tick < next_second ? next_tick : next_second;
 }
 
-/* -- what happens unasked -------------------------------------------------------------------------------------------- */
+/* -- what happens unasked ------------------------------------------------------------------------------------------ */
 
 static void on_lease(enum arb_kind kind, uint32_t number) {
     struct lease *lease = arb_lease_of(number); /* it may have gone since */
@@ -108,7 +108,7 @@ static void on_lease(enum arb_kind kind, uint32_t number) {
     if (kind == ARB_BELL)
         arb_bell_read(lease);
     else
-        arb_processes_check(lease, false);
+        arb_processes_check(lease, true, false);
 }
 
 /* False: the agent is gone. */
@@ -139,7 +139,7 @@ static int serve(void) {
     }
 }
 
-/* -- beginning ------------------------------------------------------------------------------------------------------- */
+/* -- beginning ----------------------------------------------------------------------------------------------------- */
 
 static void help(void) {
     puts("gpupool-arbiter: shares the time of a node's GPUs between leases.\n"

@@ -27,7 +27,7 @@ const struct process *arb_process_of(const struct lease *lease, uint64_t owner, 
 
 bool arb_process_known(const struct lease *lease, uint64_t owner) { return arb_process_of(lease, owner, 0) != NULL; }
 
-/* -- scanning -------------------------------------------------------------------------------------------------------- */
+/* -- scanning ------------------------------------------------------------------------------------------------------ */
 
 static void note(struct lease *lease, uint64_t owner, uint64_t pid_ns) {
     for (uint32_t i = 0; i < lease->process_count; i++) {
@@ -87,7 +87,7 @@ void arb_processes_forget(struct lease *lease) {
     lease->processes = NULL;
 }
 
-/* -- finding --------------------------------------------------------------------------------------------------------- */
+/* -- finding ------------------------------------------------------------------------------------------------------- */
 
 static void watch(struct lease *lease, struct process *process, pid_t pid) {
     int fd = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -135,14 +135,17 @@ static void find(struct lease *lease, struct process *process, bool search) {
         process->dead = ++process->missed >= SEARCHES;
 }
 
-static bool has_ended(const struct process *process) {
+/* Those with a pidfd only when the kernel has said that one of them ended, and once a second. */
+static bool has_ended(const struct process *process, bool all) {
+    if (process->pidfd >= 0 && !all)
+        return false;
     if (process->pidfd < 0)
         return arb_life((pid_t)process->host_pid, gpupool_owner_start(process->owner)) == ARB_GONE;
     struct pollfd waits = {.fd = process->pidfd, .events = POLLIN};
     return poll(&waits, 1, 0) == 1;
 }
 
-/* -- repairing ------------------------------------------------------------------------------------------------------- */
+/* -- repairing ----------------------------------------------------------------------------------------------------- */
 
 static void keep_counts(struct seat *seat, const struct gpupool_slot *slot) {
     seat->gone.launches += atomic_load(&slot->launches);
@@ -169,14 +172,14 @@ static bool repair(struct seat *seat, const struct process *process) {
     return done;
 }
 
-void arb_processes_check(struct lease *lease, bool search) {
+void arb_processes_check(struct lease *lease, bool all, bool search) {
     bool changed = false;
     for (uint32_t i = lease->process_count; i-- > 0;) {
         struct process *process = &lease->processes[i];
         if (process->host_pid == 0 && !process->dead)
             find(lease, process, search);
         else if (!process->dead)
-            process->dead = has_ended(process);
+            process->dead = has_ended(process, all);
         if (!process->dead)
             continue;
         if (process->pidfd >= 0)

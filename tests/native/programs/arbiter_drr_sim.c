@@ -122,7 +122,8 @@ static void apply(struct drr_action action, struct tenant *all, uint32_t count, 
     if (action.verb == DRR_GRANT) {
         for (uint32_t i = 0; i < count; i++) {
             out->two_grants += &all[i] != t && all[i].granted;
-            out->early_overlaps += &all[i] != t && all[i].there && all[i].drr.policy != DRR_NONE && all[i].drr.busy != 0 &&
+            bool busy = all[i].there && all[i].drr.policy != DRR_NONE && all[i].drr.busy != 0;
+            out->early_overlaps += &all[i] != t && busy &&
                                    now - (int64_t)all[i].drr.revoked_at < gpu.settings.drain_ns;
         }
         t->granted = true;
@@ -163,13 +164,15 @@ static void note_waits(struct tenant *t, int64_t now, struct result *result) {
 }
 
 /* Serves all that have work with one tick; false: nobody has. */
-static bool serve(struct tenant *all, uint32_t count, int64_t now, int64_t *responses, int64_t *responded, int64_t room) {
+static bool serve(struct tenant *all, uint32_t count, int64_t now, int64_t *responses, int64_t *responded,
+                  int64_t room) {
     int64_t parts = 0;
     for (uint32_t i = 0; i < count; i++)
         parts += all[i].queued > 0 ? all[i].spec.processes : 0;
     for (uint32_t i = 0; i < count && parts > 0; i++)
         if (all[i].queued > 0)
-            served(&all[i], TICK * all[i].spec.processes / parts, now + TICK, responses + i * room, &responded[i], room);
+            served(&all[i], TICK * all[i].spec.processes / parts, now + TICK, responses + i * room, &responded[i],
+                   room);
     return parts > 0;
 }
 
@@ -195,7 +198,8 @@ __attribute__((visibility("default"))) int simulate(const struct drr_settings *s
             come_and_go(&all[i], now);
             changed |= all[i].there && live(&all[i], now);
         }
-        for (struct drr_action a = {DRR_GRANT, NULL}; a.verb != DRR_NOTHING && (changed || (uint64_t)now >= gpu.wake_ns);) {
+        for (struct drr_action a = {DRR_GRANT, NULL};
+             a.verb != DRR_NOTHING && (changed || (uint64_t)now >= gpu.wake_ns);) {
             a = drr_step(&gpu, (uint64_t)now);
             out->steps++;
             if (a.verb != DRR_NOTHING)
