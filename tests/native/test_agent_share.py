@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_share import (
+    PRELUDE,
+    UUID,
+    Node,
+    arbiter_pid,
+    events,
+    eventually,
+    node_with,
+    notes_with,
+    program,
+    said,
+    until_said,
+)
+
+from gpupool.domain.supervision import ExitReason
+from gpupool.node.sharing import pages
+from gpupool.node.sharing.lease_folder import LeaseFolder
+
+SLICE_MIB = 1638
+ALLOCATE_ALL = 'device = context(); say("total", ok(d.cuDeviceTotalMem(device)) >> 20); say("got", fill())\n'
+ON_COMMAND = 'context(); say("got", fill())\nwhile True:\n    time.sleep(0.1); say("still", fill(1))\n'
+
+
+@pytest.fixture(scope="module")
+def node(native_out: Path) -> Iterator[Node]:
+    with node_with(native_out) as made:
+        yield made
+
+
+@pytest.fixture
+def own_node(native_out: Path) -> Iterator[Node]:
+    with node_with(native_out) as made:
+        yield made
+
+
+def leases(node: Node) -> list[Path]:
+    folder = node.run / "leases"
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def test_a_slice_is_all_that_a_program_sees_and_gets(node: Node) -> None:
+    wanted = program(ALLOCATE_ALL)
+    report = node.run_to_end(wanted)
+    assert (report.reason, report.exit_code) == (ExitReason.EXITED, 0), said(node, wanted.key)
+    total, got = (int(line.split()[1]) for line in said(node, wanted.key))
+    assert total == SLICE_MIB
+    assert SLICE_MIB - 64 - 128 - 8 <= got <= SLICE_MIB - 128  # its context is inside the slice
+    status = node.status(wanted.key)
+    assert status is not None
+    assert (status.mode, "holds its memory" in status.guarantee) == ("share", True)
+    assert not [note for note in status.notes if "advisory" in note]
+
+
+def test_the_pages_go_with_the_last_program_of_a_lease(node: Node) -> None:
+    first, second = (program('context(); say("in"); time.sleep(60)\n', lease=777) for _ in range(2))
+    for wanted in (first, second):
+        node.start(wanted)
+        until_said(node, wanted.key, "in")
+    found = [path for path in leases(node) if path.name.startswith("777-")]
+    assert len(found) == 1
+    node.ask("stop", key=first.key, grace_s=1)
+    node.ended(first.key)
+    assert found[0].exists()
+    node.ask("stop", key=second.key, grace_s=1)
+    node.ended(second.key)
+    eventually(lambda: not found[0].exists(), "the folder goes")
+
+
+def test_programs_of_one_lease_have_one_slice_between_them(node: Node) -> None:
+    first = program('context(); say("got", fill()); time.sleep(60)\n', lease=888)
+    node.start(first)
+    until_said(node, first.key, "got")
+    second = program('ok(d.cuInit(0)); say("ctx", int(d.cuDevicePrimaryCtxRetain(0)[0]))\n', lease=888)
+    node.run_to_end(second)
+    assert said(node, second.key)[-1] == "ctx 2"  # not even a context fits
+    node.ask("stop", key=first.key, grace_s=1)
+    node.ended(first.key)
+
+
+def test_only_the_owner_gets_at_the_pages(node: Node) -> None:
+    wanted = program('say("in"); time.sleep(60)\n')
+    node.start(wanted)
+    until_said(node, wanted.key, "in")
+    (folder,) = leases(node)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "control", folder / "status")}
+    assert modes == {folder.name: 0o711, "control": 0o644, "status": 0o600}
+    assert stat.S_IMODE((node.run / "leases").stat().st_mode) == 0o700  # 0711 in a pool of several users
+    assert len(folder.name.partition("-")[2]) >= 12
+    node.ask("stop", key=wanted.key, grace_s=1)
+    node.ended(wanted.key)
+
+
+def test_twenty_twentieths_each_get_theirs(node: Node) -> None:
+    wanted = [program('context(); say("got", fill(16)); time.sleep(60)\n', permille=50) for _ in range(20)]
+    for one in wanted:
+        node.start(one)
+    got = [int(until_said(node, one.key, "got")[0].split()[1]) for one in wanted]
+    for one in wanted:
+        node.ask("stop", key=one.key, grace_s=0)
+    for one in wanted:
+        node.ended(one.key)
+    assert min(got) >= 819 - 128 - 24
+    assert max(got) <= 819 - 128
+
+
+@pytest.mark.parametrize("victim", ["arbiter", "agent", "program"])
+def test_limits_hold_again_within_a_second_of_any_kill(own_node: Node, victim: str) -> None:
+    node = own_node
+    holder = program(ON_COMMAND, lease=5)
+    node.start(holder)
+    until_said(node, holder.key, "still")
+    other = program(ALLOCATE_ALL, lease=5)
+    pid = arbiter_pid(node)
+    assert pid is not None
+    (folder,) = leases(node)
+    pages_of = LeaseFolder(5, folder, 1)
+    if victim == "arbiter":
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: arbiter_pid(node) not in {None, pid}, "another arbiter")
+    elif victim == "agent":
+        node.down(signal.SIGKILL)
+        node.up()
+        eventually(lambda: arbiter_pid(node) not in {None, pid}, "another arbiter")
+    beat = pages_of.heartbeat()
+    eventually(lambda: pages_of.heartbeat() != beat, "the arbiter minds the lease")
+    if victim == "program":
+        status = node.status(holder.key)
+        assert status is not None
+        assert status.pid is not None
+        node.start(keeper := program('say("in"); time.sleep(60)\n', lease=5))
+        until_said(node, keeper.key, "in")
+        os.kill(status.pid, signal.SIGKILL)
+        node.ended(holder.key)
+        eventually(lambda: not pages_of.read_slots(0), "its slot is given back")
+        node.run_to_end(other)
+        assert int(until_said(node, other.key, "got")[0].split()[1]) >= SLICE_MIB - 128 - 72
+        node.ask("stop", key=keeper.key, grace_s=0)
+        return
+    lines = len(said(node, holder.key))
+    eventually(lambda: len(said(node, holder.key)) > lines + 3, "the program goes on")
+    assert set(said(node, holder.key)[-3:]) == {"still 0"}
+    node.ask("stop", key=holder.key, grace_s=0)
+    node.ended(holder.key)
+    eventually(lambda: not leases(node), "the folder goes")
+
+
+ROUND_THE_LIBRARY = """
+if os.environ.pop("LD_PRELOAD", None):
+    os.environ["LD_PRELOAD"] = os.environ["REAL"]
+    os.execv(sys.executable, [sys.executable, "-c", os.environ["SELF"]])
+"""
+GREEDY = 'context(); say("got", sum(d.cuMemAlloc(64 << 20)[0] == 0 for _ in range(40)) * 64); time.sleep(60)\n'
+
+
+def test_who_goes_round_the_library_is_noticed_warned_and_stopped(node: Node, native_out: Path) -> None:
+    neighbour = program('context(); say("in")\nwhile True: time.sleep(0.2); say("here")\n', permille=250)
+    node.start(neighbour)
+    until_said(node, neighbour.key, "here")
+    env = {"REAL": str(native_out / "fake/libcuda.so.1"), "SELF": PRELUDE + GREEDY}
+    rogue = program(ROUND_THE_LIBRARY, env=env)
+    node.start(rogue)
+    assert until_said(node, rogue.key, "got")[0] == "got 2560"  # more than its slice
+    eventually(lambda: notes_with(node, rogue.key, "more than the"), "a warning")
+    report = node.ended(rogue.key)
+    assert report.signal == signal.SIGTERM
+    assert notes_with(node, rogue.key, "was asked to end")
+    steps = [e["step"] for e in events(node, "share exceeded")]
+    assert steps[:2] == ["warn", "term"]
+    before = len(said(node, neighbour.key))
+    eventually(lambda: len(said(node, neighbour.key)) > before, "the neighbour goes on")
+    status = node.status(neighbour.key)
+    assert status is not None
+    assert not [note for note in status.notes if UUID in note]
+    node.ask("stop", key=neighbour.key, grace_s=0)
+    node.ended(neighbour.key)
+
+
+def test_the_drivers_own_overhead_is_charged_to_the_slice(node: Node) -> None:
+    """The fake driver's context is as large as estimated: nothing is to be corrected, and nothing is."""
+    wanted = program('context(); say("in"); time.sleep(60)\n')
+    node.start(wanted)
+    until_said(node, wanted.key, "in")
+    time.sleep(2.5)
+    (folder,) = leases(node)
+    control = (folder / "control").read_bytes()
+    assert int.from_bytes(control[pages.PAGE + 192 : pages.PAGE + 200], "little", signed=True) == 0
+    node.ask("stop", key=wanted.key, grace_s=0)
+    node.ended(wanted.key)
