@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from fake_nvml import DRIVER_NOT_LOADED, MIB, UNKNOWN, FakeCard, FakeNvml
 
+from gpupool.daemon import doctor_checks_gpu
 from gpupool.daemon.doctor import DoctorContext, Finding, Level
-from gpupool.daemon.doctor_checks_gpu import devices, gpus
+from gpupool.daemon.doctor_checks_gpu import devices, gpus, slices
+from gpupool.node.sharing.drivers import DriverPaths
 
 
 def look(context: DoctorContext, nvml: FakeNvml) -> dict[str, Finding]:
@@ -22,6 +24,24 @@ def plug_in_card(context: DoctorContext, vendor: str = "0x10de", kind: str = "0x
     device.mkdir(parents=True)
     (device / "vendor").write_text(vendor + "\n")
     (device / "class").write_text(kind + "\n")
+
+
+@pytest.mark.parametrize(
+    ("missing", "cuda", "level"),
+    [
+        (None, "/usr/lib/libcuda.so.1", Level.OK),
+        (None, "", Level.WARNING),
+        ("Install a compiler.", "/usr/lib/libcuda.so.1", Level.WARNING),
+    ],
+)
+def test_whether_slices_are_enforced_is_told(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, missing: str | None, cuda: str, level: Level
+) -> None:
+    monkeypatch.setattr(doctor_checks_gpu.native, "missing", lambda: missing)
+    monkeypatch.setattr(doctor_checks_gpu, "find_drivers", lambda: DriverPaths(cuda, ""))
+    (found,) = slices(replace(context, nvml=FakeNvml(FakeCard("GPU-a"))))
+    assert found.level is level
+    assert missing is None or found.remedy == missing
 
 
 def test_a_sound_card_is_fine(context: DoctorContext) -> None:

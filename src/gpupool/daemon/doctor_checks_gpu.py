@@ -1,4 +1,4 @@
-"""Is there a GPU, does its driver answer, is it sound, and is somebody else on it?"""
+"""Is there a GPU, does its driver answer, is it sound, is somebody else on it, and can parts of it be enforced?"""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from gpupool.daemon.doctor_checks import (
     warning,
 )
 from gpupool.domain.gpu import Gpu, GpuHealth, NodeReport
+from gpupool.node import native
 from gpupool.node.inventory.nvml import NoGpusError, NvmlInventory
 from gpupool.node.paths import ReplicaFolder
 from gpupool.node.record import ShepherdRecord
+from gpupool.node.sharing.drivers import CUDA, find_drivers
 
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"
@@ -142,4 +144,22 @@ def devices(context: DoctorContext) -> Iterator[Finding]:
         yield fine("devices", f"The files of {count(len(cards), 'card')} are there and may be opened.")
 
 
-CHECKS: list[NamedCheck] = [("driver", gpus), ("devices", devices)]
+def slices(context: DoctorContext) -> Iterator[Finding]:
+    """Whether parts of GPUs can be enforced here."""
+    if why := native.missing():
+        yield warning(
+            "slices",
+            "Slices of GPUs are not enforced: the native parts are missing, so programs are only told their part.",
+            why,
+        )
+    elif has_gpus(context) and not find_drivers().cuda:
+        yield warning(
+            "slices",
+            f"Slices of GPUs are not enforced: {CUDA} is not found.",
+            "Run ldconfig, or install the CUDA part of the NVIDIA driver.",
+        )
+    else:
+        yield fine("slices", "Slices of GPUs can be enforced.")
+
+
+CHECKS: list[NamedCheck] = [("driver", gpus), ("devices", devices), ("slices", slices)]
