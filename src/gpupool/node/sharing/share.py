@@ -188,8 +188,10 @@ class ShareSharing:
         self._usage[place] = GpuUsage(*place, figures)
 
     def _note_warning(self, warning: str, message: Message) -> None:
-        say("arbiter warns", **message)
         lease = self._by_path(message)
+        if lease is None and "lease" in message:
+            return  # it went while the arbiter looked
+        say("arbiter warns", **message)
         for key in () if lease is None else lease.programs:
             self._host.note(key, warning)
 
