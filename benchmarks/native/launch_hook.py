@@ -127,7 +127,7 @@ def times(folder: Path, all_ways: list[Way], rounds: int) -> dict[str, list[floa
     return found
 
 
-def load(folder: Path, runs: int) -> dict[str, Any]:
+def preloaded(folder: Path, runs: int) -> dict[str, Any]:
     """`true` without and with the libraries preloaded."""
     preload = {"LD_PRELOAD": ":".join(str(folder / name) for name in LIBRARIES)}
     taken: dict[str, list[float]] = {"true": [], "true, preloaded": []}
@@ -155,7 +155,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
         | ({} if way.threads > 1 else {"instructions": round(per_launch(folder, way), 1)})
         for way in all_ways
     }
-    return {"launches": launches, "load": load(folder, 10 * rounds)}
+    return {"launches": launches, "preloaded": preloaded(folder, 10 * rounds)}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def show(result: dict[str, Any]) -> None:
         goal = f"{GOAL_HOOK_NS:g}" if name.startswith("grant") else ""
         rows.append((name, found["ns"]["p50"], found["ns"]["p99"], f"{over:.1f}", goal, found.get("instructions", "")))
     print(table(("one launch, ns", "p50", "p99", "over direct", "goal", "instructions"), rows))
-    bare, with_it = result["load"]["true"], result["load"]["true, preloaded"]
+    bare, with_it = result["preloaded"]["true"], result["preloaded"]["true, preloaded"]
     more = with_it["instructions"] - bare["instructions"], with_it["ms"]["p50"] - bare["ms"]["p50"]
     print(f"true: {bare['instructions']} instructions, {bare['ms']['p50']} ms (p50)")
     print(f"both libraries preloaded: {more[0]} instructions, {more[1]:.3f} ms more; goal {GOAL_LOAD_MS:g} ms")
