@@ -198,7 +198,9 @@ class Checks:
             yield f"folder {path}"
         for path in (self._pool.run_dir / "attach").iterdir():
             yield f"socket {path}"
-        known = {"api.sock", "agent.sock", "notify.sock", "state.json", "attach"}
+        for path in (self._pool.run_dir / "leases").glob("*"):
+            yield f"pages of a lease {path}"
+        known = {"api.sock", "agent.sock", "notify.sock", "state.json", "attach", "leases", "fake-gpus"}
         for path in self._pool.run_dir.iterdir():
             if path.name not in known:
                 yield f"{path}"

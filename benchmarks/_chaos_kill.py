@@ -20,7 +20,8 @@ from _common import Pool, processes, rows, runs, start_ticks
 WEIGHTS = {
     "shepherd": 38,
     "client": 26,
-    "spawner": 14,
+    "spawner": 10,
+    "arbiter": 4,
     "agent": 9,
     "control-plane": 9,
     "supervisor": 3,

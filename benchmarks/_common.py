@@ -119,16 +119,15 @@ class Pool:
         return Api(self.run_dir / "api.sock", timeout_s)
 
     def pids(self) -> dict[str, int]:
-        """The pool's own processes that run, by name: supervisor, agent, spawner, control-plane."""
+        """The pool's own processes that run, by name: supervisor, agent, spawner, arbiter, control-plane."""
         try:
             state = json.loads((self.run_dir / "state.json").read_bytes())
         except (OSError, ValueError):
             return {}
         said = {"supervisor": state, **{child["name"]: child for child in state["children"]}}
         found = {name: one["pid"] for name, one in said.items() if one["pid"] and runs(one["pid"], one["start_ticks"])}
-        forked = children_of(found["agent"]) if "agent" in found else []
-        if forked:
-            found["spawner"] = forked[0]
+        for pid in children_of(found["agent"]) if "agent" in found else []:
+            found.setdefault("arbiter" if is_arbiter(pid) else "spawner", pid)
         return found
 
     @property
@@ -154,6 +153,14 @@ class NullPool(Pool):
                 place.state_dir, place.run_dir, PoolKind(place.kind), node_name="null", commands={"agent": agent}
             )
         )
+
+
+def is_arbiter(pid: int) -> bool:
+    """Whether a child of the agent grants GPU time (the other one forks)."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "gpupool-arbiter"
+    except OSError:
+        return False
 
 
 def children_of(pid: int) -> list[int]:

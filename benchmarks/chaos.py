@@ -1,9 +1,9 @@
 """Kill the pool's processes at random moments under a running mix, then check that nothing was lost or doubled.
 
 `python benchmarks/chaos.py --kills 1000 --seed 1 [--minutes 30]`: a private pool of four emulated GPUs; batch jobs,
-sweeps, leases with client commands and attached clients; kill -9 of the control plane, the agent, the spawner, a
-shepherd, a client, the supervisor, or all of them. Exit status 1 when anything was violated; the pool's folder is then
-kept for a look. Prints a table and writes results/chaos.json.
+sweeps, leases with client commands and attached clients; kill -9 of the control plane, the agent, the spawner, the
+arbiter, a shepherd, a client, the supervisor, or all of them. Exit status 1 when anything was violated; the pool's
+folder is then kept for a look. Prints a table and writes results/chaos.json.
 """
 
 from __future__ import annotations
