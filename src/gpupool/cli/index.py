@@ -61,6 +61,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "cordon": ("machines", "Let a node take nothing new"),
         "uncordon": ("machines", "Let it take work again"),
         "sharing": ("machines", "How parts of a node's GPUs are kept apart"),
+        "simulate": ("simulating", "The scheduler over a trace of work, in fast time"),
     },
 }
 MODULES = {name: module for commands in PANELS.values() for name, (module, _) in commands.items()}

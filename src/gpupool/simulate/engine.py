@@ -1,0 +1,230 @@
+"""The loop in virtual time: what is submitted and ends goes into the real scheduler, and its decisions come true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from heapq import heappop, heappush
+
+from gpupool.domain.access import Project
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.gpu import GpuRequest, Node
+from gpupool.domain.ids import WorkloadId
+from gpupool.scheduling.scheduler import LeaseReleased, NodeChanged, PendingAdded, ProjectChanged, Scheduler
+from gpupool.scheduling.values import Eviction, Grant, PendingReplica, ReplicaKey, Settings
+from gpupool.simulate.load import capacity_of, split
+from gpupool.simulate.stranded import stranded_permille, usual_kinds
+from gpupool.simulate.values import Fate, Job, Record, Rules, Sample
+
+Progress = Callable[[int, int], None]  # how many jobs have been submitted, of how many
+
+
+class _What(IntEnum):
+    """Kinds of events, in the order in which those of one moment happen."""
+
+    FINISHED = 0
+    EVICTED = 1
+    WAKE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A replica that runs: which of its starts this is, since when, and on how much."""
+
+    number: int
+    since: float
+    permille: int
+    leaving: bool = False
+
+
+class Simulation:
+    """One run of a trace on a cluster; ``run`` may be called once."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        projects: Sequence[Project] = (),
+        rules: Rules | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.rules = rules or Rules()
+        self.fates = [Fate(job) for job in jobs]
+        self.scheduler = Scheduler(settings)
+        self.scheduler.apply_all(NodeChanged(node) for node in nodes)
+        named = {project.name: project for project in projects}
+        for name in dict.fromkeys([*(job.project for job in jobs), *named]):
+            self.scheduler.apply(ProjectChanged(named.get(name, Project(name))))
+        self._most = max(len(node.report.gpus) for node in nodes)
+        self._capacity = capacity_of(nodes)
+        self._kinds = usual_kinds(jobs)
+        self._possible: dict[object, str] = {}
+        self._events: list[tuple[float, int, int, ReplicaKey | None, int]] = []  # time, what, order, who, which start
+        self._order = self._decisions = self._starts = self._allocated = 0
+        self._now = self._first = jobs[0].submitted_s if jobs else 0.0
+        self._last = jobs[-1].submitted_s if jobs else 0.0
+        self._busy = 0.0
+        self._wake: float | None = None
+        self._waiting: dict[ReplicaKey, PendingReplica] = {}
+        self._running: dict[ReplicaKey, _Run] = {}
+        self._asked: dict[ReplicaKey, PendingReplica] = {}
+        self._samples: list[Sample] = []
+
+    def run(self, progress: Progress | None = None) -> Record:
+        """Until nothing is left that could happen; ``progress`` is told now and then."""
+        submitted = 0
+        while submitted < len(self.fates) or self._events:
+            now = self._next_moment(submitted)
+            self._pass_to(now)
+            self._happen(now)
+            while submitted < len(self.fates) and self.fates[submitted].job.submitted_s <= now:
+                self._submit(submitted)
+                submitted += 1
+            self._decide(now)
+            if progress is not None:
+                progress(submitted, len(self.fates))
+            if submitted == len(self.fates) and not self._running:
+                break  # all GPUs were free and nobody took them: who waits now waits for ever
+        return self._record()
+
+    # --- time
+
+    def _next_moment(self, submitted: int) -> float:
+        times = [self._events[0][0]] if self._events else []
+        if submitted < len(self.fates):
+            times.append(self.fates[submitted].job.submitted_s)
+        return float(min(times))  # the scheduler computes with times as floats
+
+    def _pass_to(self, now: float) -> None:
+        """Look at the cluster at every moment that is due before ``now``, and count what was allocated."""
+        step = (self._last - self._first) / max(1, self.rules.samples)
+        while step and len(self._samples) < self.rules.samples and self._due(step) < now:
+            self._samples.append(self._sample(self._due(step)))
+        self._busy += self._allocated * max(0.0, min(now, self._last) - self._now)
+        self._now = now
+
+    def _due(self, step: float) -> float:
+        return self._first + step * (len(self._samples) + 1) - step / 2
+
+    def _sample(self, at_s: float) -> Sample:
+        stranded = stranded_permille(self.scheduler.cluster, self._kinds)
+        return Sample(at_s, self._allocated, stranded, len(self._waiting))
+
+    def _at(self, time: float, what: _What, key: ReplicaKey | None = None, number: int = 0) -> None:
+        self._order += 1
+        heappush(self._events, (time, what, self._order, key, number))
+
+    # --- what happens
+
+    def _happen(self, now: float) -> None:
+        while self._events and self._events[0][0] <= now:
+            _, what, _, key, number = heappop(self._events)
+            if key is None:
+                self._wake = None
+            elif (run := self._running.get(key)) is not None and run.number == number:
+                self._end(key, run, now, finished=what is _What.FINISHED)
+
+    def _end(self, key: ReplicaKey, run: _Run, now: float, *, finished: bool) -> None:
+        fate, spent = self.fates[_number(key)], run.permille * (now - run.since)
+        del self._running[key]
+        self._allocated -= run.permille
+        fate.used_permille_s += spent
+        self.scheduler.apply(LeaseReleased(key))
+        if finished:
+            fate.finished += 1
+            return
+        fate.preemptions += 1
+        fate.wasted_permille_s += spent
+        self._wait(self._asked[key], now)
+
+    def _submit(self, number: int) -> None:
+        fate = self.fates[number]
+        parts = split(fate.job.request, self._most)
+        fate.replicas = len(parts)
+        waiting = [_replica(fate.job, number, index, part) for index, part in enumerate(parts)]
+        fate.impossible = next(filter(None, map(self._why_impossible, waiting)), "")
+        for replica in () if fate.impossible else waiting:
+            self._asked[replica.key] = replica
+            self._wait(replica, fate.job.submitted_s)
+
+    def _wait(self, replica: PendingReplica, now: float) -> None:
+        self._waiting[replica.key] = replica
+        self.scheduler.apply(PendingAdded(replica, now))
+
+    def _why_impossible(self, replica: PendingReplica) -> str:
+        asked = (replica.request, replica.cpus, replica.memory_mib)
+        if asked not in self._possible:
+            try:
+                self.scheduler.check_possible(*asked)
+                self._possible[asked] = ""
+            except GpupoolError as error:
+                self._possible[asked] = error.message
+        return self._possible[asked]
+
+    # --- what is decided
+
+    def _decide(self, now: float) -> None:
+        more = bool(self._waiting)
+        while more:
+            decisions = self.scheduler.decide(now)
+            self._decisions += 1
+            for grant in decisions.grants:
+                self._start(grant, now)
+            for eviction in decisions.evictions:
+                self._evict(eviction, now)
+            more = decisions.more
+            self._wake_at(decisions.wake_at)
+
+    def _start(self, grant: Grant, now: float) -> None:
+        key, permille = grant.key, sum(share.permille for share in grant.shares)
+        fate = self.fates[_number(key)]
+        del self._waiting[key]
+        self._starts += 1
+        self._allocated += permille
+        self._running[key] = _Run(self._starts, now, permille)
+        fate.starts.setdefault(key[1], now)
+        self._at(now + fate.job.duration_s, _What.FINISHED, key, self._starts)
+
+    def _evict(self, eviction: Eviction, now: float) -> None:
+        run = self._running[eviction.key]
+        if not run.leaving:
+            self._running[eviction.key] = replace(run, leaving=True)
+            self._at(now + self.rules.grace_s, _What.EVICTED, eviction.key, run.number)
+
+    def _wake_at(self, time: float | None) -> None:
+        if time is not None and self._waiting and (self._wake is None or time < self._wake):
+            self._wake = time
+            self._at(time, _What.WAKE)
+
+    def _record(self) -> Record:
+        return Record(
+            fates=tuple(self.fates),
+            samples=tuple(self._samples),
+            capacity_permille=self._capacity,
+            busy_permille_s=self._busy,
+            window_s=self._last - self._first,
+            ended_s=self._now,
+            decisions=self._decisions,
+            starts=self._starts,
+        )
+
+
+def _number(key: ReplicaKey) -> int:
+    """The place in the trace of the job that a replica belongs to."""
+    return int(key[0])
+
+
+def _replica(job: Job, number: int, index: int, part: GpuRequest) -> PendingReplica:
+    """A replica with its part of the job's processors and memory."""
+    return PendingReplica(
+        workload=WorkloadId(str(number)),
+        index=index,
+        project=job.project,
+        user=job.user,
+        request=part,
+        queued_at=job.submitted_s,
+        preemptible=job.preemptible,
+        cpus=job.cpus * part.count / job.request.count,
+        memory_mib=job.memory_mib * part.count // job.request.count,
+    )

@@ -1,0 +1,80 @@
+"""What a simulation showed, as plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpupool.simulate.values import Fate, Record
+
+_HOUR_PERMILLE_S = 3600.0 * 1000
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """All figures of a run: shares are of all GPUs from 0 to 1, waiting times seconds, amounts GPU hours.
+
+    Waiting times are those of the jobs that started; ``left_waiting`` never did. ``allocated`` is averaged between the
+    first submission and the last, ``stranded`` is the mean of the samples.
+    """
+    capacity, fates = record.capacity_permille, record.fates
+    room = capacity * record.window_s
+    return {
+        "gpus": capacity // 1000,
+        "jobs": len(fates),
+        "impossible": sum(bool(fate.impossible) for fate in fates),
+        "allocated": _ratio(record.busy_permille_s, room),
+        "stranded": _ratio(sum(s.stranded_permille for s in record.samples), capacity * len(record.samples)),
+        "span_s": round(record.window_s, 3),
+        "all_ended_after_s": round(record.ended_s - fates[0].job.submitted_s, 3) if fates else 0.0,
+        "decisions": record.decisions,
+        "starts": record.starts,
+        **_group(fates),
+        "projects": {name: _group(found) for name, found in sorted(_by_project(fates).items())},
+        "reasons": sorted({fate.impossible for fate in fates if fate.impossible})[:20],
+        "over_time": _series(record),
+    }
+
+
+def waits(fates: Sequence[Fate]) -> dict[str, float]:
+    """Mean, median, 99th percentile and the longest of the waiting times, in seconds; zeros when nobody started."""
+    times = [fate.wait_s for fate in fates if fate.wait_s is not None] or [0.0]
+    p50, p99 = np.percentile(times, [50, 99])
+    spread = {"mean": np.mean(times), "p50": p50, "p99": p99, "max": max(times)}
+    return {name: round(float(value), 3) for name, value in spread.items()}
+
+
+def _group(fates: Sequence[Fate]) -> dict[str, Any]:
+    return {
+        "submitted": len(fates),
+        "finished": sum(fate.finished == fate.replicas for fate in fates),
+        "left_waiting": sum(fate.started_s is None and not fate.impossible for fate in fates),
+        "wait_s": waits(fates),
+        "gpu_hours": round(sum(fate.used_permille_s for fate in fates) / _HOUR_PERMILLE_S, 3),
+        "preemptions": sum(fate.preemptions for fate in fates),
+        "wasted_gpu_hours": round(sum(fate.wasted_permille_s for fate in fates) / _HOUR_PERMILLE_S, 3),
+    }
+
+
+def _by_project(fates: Sequence[Fate]) -> dict[str, list[Fate]]:
+    found: dict[str, list[Fate]] = {}
+    for fate in fates:
+        found.setdefault(fate.job.project, []).append(fate)
+    return found
+
+
+def _series(record: Record) -> list[dict[str, float]]:
+    return [
+        {
+            "at_s": round(sample.at_s, 3),
+            "allocated": _ratio(sample.allocated_permille, record.capacity_permille),
+            "stranded": _ratio(sample.stranded_permille, record.capacity_permille),
+            "waiting": sample.waiting,
+        }
+        for sample in record.samples
+    ]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 6) if whole else 0.0

@@ -1,0 +1,92 @@
+"""Jobs, and what became of them: plain values. Times are seconds, GPU quantities thousandths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpupool.domain.gpu import GpuRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of a trace: ``cpus`` and ``memory_mib`` (of the host) are for all its GPUs together."""
+
+    submitted_s: float
+    duration_s: float
+    request: GpuRequest
+    project: str = "default"
+    user: str = "default"
+    preemptible: bool = True
+    cpus: float = 0.0
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Jobs in the order of their submission; ``skipped`` counts those in the file that no GPU pool would take."""
+
+    jobs: tuple[Job, ...]
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the simulated pool behaves: an evicted replica holds its GPUs for ``grace_s`` more.
+
+    ``samples`` is how often, evenly between the first submission and the last, the cluster is looked at.
+    """
+
+    grace_s: float = 10.0
+    samples: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The cluster at a moment: GPU thousandths that are allocated, and those free ones that are stranded."""
+
+    at_s: float
+    allocated_permille: int
+    stranded_permille: float
+    waiting: int
+
+
+@dataclass(slots=True)
+class Fate:
+    """What became of a job: ``started_s`` is when the last of its replicas first started."""
+
+    job: Job
+    replicas: int = 1
+    starts: dict[int, float] = field(default_factory=dict)
+    finished: int = 0
+    impossible: str = ""
+    preemptions: int = 0
+    wasted_permille_s: float = 0.0
+    used_permille_s: float = 0.0
+
+    @property
+    def started_s(self) -> float | None:
+        """None while one of its replicas has never started."""
+        return max(self.starts.values()) if len(self.starts) == self.replicas else None
+
+    @property
+    def wait_s(self) -> float | None:
+        """From submission until it had started as a whole; None if it never did."""
+        started = self.started_s
+        return None if started is None else started - self.job.submitted_s
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A finished simulation: every job's fate, in the order of the trace, and the cluster over time.
+
+    ``busy_permille_s`` is what was allocated between the first submission and the last, summed over that time.
+    """
+
+    fates: tuple[Fate, ...]
+    samples: tuple[Sample, ...]
+    capacity_permille: int
+    busy_permille_s: float
+    window_s: float
+    ended_s: float
+    decisions: int
+    starts: int

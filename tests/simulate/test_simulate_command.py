@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpupool.cli import entry
+from gpupool.cli.commands import simulating
+
+Program = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.csv"
+    path.write_text("submitted_s,duration_s,gpus,project\n0,100,1,vision\n10,50,1,speech\n20,30,1,vision\n")
+    return path
+
+
+@pytest.fixture
+def simulate(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Program:
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gpupool", "simulate", *map(str, args)])
+        status = entry.main()
+        shown = capfd.readouterr()
+        return status, shown.out, shown.err
+
+    return run
+
+
+def test_people_get_a_table(simulate: Program, trace: Path) -> None:
+    status, out, err = simulate(trace, "--cluster", "1x1xA100")
+    assert (status, err) == (0, "")
+    assert "3, 3 finished" in out
+    assert "mean 1m13s" in out
+    assert [line.split()[:3] for line in out.splitlines()[-2:]] == [["speech", "1", "1"], ["vision", "2", "2"]]
+
+
+def test_programs_get_json_that_is_the_same_each_time_but_for_the_pace(simulate: Program, trace: Path) -> None:
+    runs = [json.loads(simulate(trace, "--cluster", "1x1xA100", "--seed", 3, "--json")[1]) for _ in range(2)]
+    for run in runs:
+        del run["wall_s"], run["starts_per_s"]
+    assert runs[0] == runs[1]
+    assert runs[0]["projects"]["speech"]["wait_s"]["mean"] in {90, 120}
+    assert runs[0]["allocated"] == 1.0
+
+
+def test_nodes_come_from_a_file_and_the_load_is_set(simulate: Program, trace: Path, tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes.csv"
+    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\nn1,64000,262144,2,P100\n")
+    status, out, _ = simulate(trace, "--nodes", nodes, "--load", "0.5", "--format", "gpupool", "--json")
+    assert status == 0
+    assert json.loads(out)["span_s"] == 180.0
+
+
+def test_a_quota_and_the_number_of_jobs_are_taken_over(simulate: Program, trace: Path) -> None:
+    args = ["--cluster", "1x1xA100", "--quota", "vision=0", "--quota", "speech=1", "--jobs", 2, "--grace", "5s"]
+    shown = json.loads(simulate(trace, *args, "--json")[1])
+    assert shown["jobs"] == 2
+    assert (shown["preemptions"], shown["projects"]["speech"]["wait_s"]["mean"]) == (1, 55)
+
+
+def test_a_long_run_says_how_far_it_is(simulate: Program, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulating, "PROGRESS_EVERY_S", 0.0)
+    assert "3 of 3 jobs are submitted" in simulate(trace, "--cluster", "1x1xA100")[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "--cluster 4x8xA100"),
+        (["--cluster", "1x1xA", "--nodes", "x"], "--cluster 4x8xA100"),
+        (["--cluster", "many"], "NODESxGPUSxMODEL"),
+        (["--nodes", "/none.csv"], "cannot be read"),
+        (["--cluster", "1x1xA", "--quota", "vision"], "is not a quota"),
+        (["--cluster", "1x1xA", "--quota", "vision=x"], "is not a number of GPUs"),
+        (["--cluster", "1x1xA", "--load", "0"], "load cannot be set"),
+        (["--cluster", "1x1xA", "--format", "philly"], "no column timestamp"),
+        (["--cluster", "1x1xA", "--grace", "soon"], "soon"),
+    ],
+)
+def test_mistakes_are_said_in_a_sentence(simulate: Program, trace: Path, args: list[str], said: str) -> None:
+    status, out, err = simulate(trace, *args)
+    assert status != 0
+    assert out == ""
+    assert said in err
+    assert "Traceback" not in err
