@@ -136,6 +136,34 @@ def test_patience_ends(scripted: Callable[..., tuple[Connection, list[bytes]]]) 
     assert Patience(0).wait() is False
 
 
+NODE_AWAY = reply("503 -", b'{"error": {"code": "NODE_UNREACHABLE", "message": "not known", "hint": ""}}')
+
+
+def stream_of(*events: bytes) -> Answer:
+    def answer(connection: socket.socket) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+        connection.sendall(head + b"".join(events))
+
+    return answer
+
+
+def test_a_followed_stream_waits_for_the_node_to_come_back(
+    scripted: Callable[..., tuple[Connection, list[bytes]]],
+) -> None:
+    first, last = b"id: 1\nevent: log\ndata: a\n\n", b"id: 2\nevent: end\ndata: b\n\n"
+    connection, received = scripted(stream_of(first), NODE_AWAY, stream_of(last))
+    assert [message.data for message in connection.resumed("/x", {})] == ["a", "b"]
+    assert b"last-event-id: 1" in received[-1].lower()
+
+
+def test_a_node_that_was_never_there_is_said_at_once(scripted: Callable[..., tuple[Connection, list[bytes]]]) -> None:
+    connection, received = scripted(NODE_AWAY, stream_of())
+    with pytest.raises(GpupoolError) as refused:
+        list(connection.resumed("/x", {}))
+    assert refused.value.code is ErrorCode.NODE_UNREACHABLE
+    assert len(received) == 1
+
+
 @pytest.mark.parametrize(
     ("answer", "code"),
     [

@@ -102,4 +102,12 @@ def arbiter_pid(node: Node) -> int | None:
     """The arbiter of a node's agent."""
     assert node.process is not None
     own = [p for p in proctree.scan().values() if p.ppid == node.process.pid and p.state not in "ZX"]
-    return next((p.pid for p in own if b"gpupool-arbiter" in Path(f"/proc/{p.pid}/cmdline").read_bytes()), None)
+    return next((p.pid for p in own if b"gpupool-arbiter" in command_line(p.pid)), None)
+
+
+def command_line(pid: int) -> bytes:
+    """The command of a process; nothing when it has gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -127,10 +127,11 @@ class Connection:
 
     def resumed(self, path: str, params: Params, last_id: str = "") -> Iterator[httpx2.ServerSentEvent]:
         """Server-sent events across restarts of the control plane, each once, until an ``end`` event or for ever."""
-        patience = self._patience()
+        patience, passing = self._patience(), {ErrorCode.POOL_UNREACHABLE}
         while True:
             try:
                 with self.stream(path, params, last_id) as messages:
+                    passing.add(ErrorCode.NODE_UNREACHABLE)  # from now on: a new control plane has yet to meet the node
                     for message in messages:
                         patience = self._patience()
                         last_id = message.id or last_id
@@ -141,7 +142,7 @@ class Connection:
                 if not patience.wait():
                     raise self._unreachable(error) from error
             except GpupoolError as error:
-                if error.code is not ErrorCode.POOL_UNREACHABLE or not patience.wait():
+                if error.code not in passing or not patience.wait():
                     raise
             else:
                 patience.wait()  # the server closed an unfinished stream: it is about to restart
