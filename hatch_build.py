@@ -66,7 +66,7 @@ def build(native: Path, out: Path) -> dict[str, Any]:
     if compiler is None or shutil.which("make") is None:
         absent = "C compiler" if compiler is None else "make"
         return note | {"reason": f"there was no {absent} when gpupool was installed", "remedy": INSTALL_COMPILER}
-    note |= {"sources": sources_hash(native), "compiler": version_of(compiler), "flags": FLAGS, "sanitize": ""}
+    note |= {"compiler": version_of(compiler), "flags": FLAGS}
     failed = run_make(native, out, compiler)
     products = [product for product in PRODUCTS if (out / product).is_file()]
     return note | {"reason": failed, "remedy": READ_LOG if failed else "", "products": products}
@@ -88,12 +88,6 @@ def version_of(compiler: str) -> str:
     """The first line of what the compiler says of itself."""
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     return said.splitlines()[0] if said else compiler
-
-
-def sources_hash(native: Path) -> str:
-    """See native/generate.py."""
-    command = [sys.executable, str(native / "generate.py"), "hash"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def install(made: Path, target: Path, note: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 
     generate.py lists <folder of cuda.h> ...   write generated/*.txt from NVIDIA's headers; the result is committed
     generate.py tables <out>                   write <out>/generated/* from generated/*.txt and a look at the sources
-    generate.py hash                           print a hash of everything that the build reads
 
 Lists hold facts only: the names that the driver and NVML export, the types of their parameters, and which export
 `cuGetProcAddress` means by a name, a version and a stream flag. They are a union: a name is never taken out because a
@@ -329,8 +328,6 @@ def main(arguments: list[str]) -> int:
             write(HERE / "generated", make_lists([Path(folder) for folder in folders]))
         case ["tables", out]:
             write(Path(out) / "generated", make_tables())
-        case ["hash"]:
-            sys.stdout.write(f"{sources_hash()}\n")
         case _:
             sys.stderr.write(f"{__doc__}\n")
             return 2

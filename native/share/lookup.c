@@ -7,7 +7,7 @@
  *     base name was asked for counts; where none has it, a hook is preferred.
  *   - A driver may hand out pointers that are not its exports. What the version table says then decides.
  *   - A newer driver may export a form of a guarded function that is not known here. Its parameters are unknown too,
- *     so it is handed out as it is. This and the case above are counted, and the agent reports it.
+ *     so it is handed out as it is. This and the case above are counted, and the agent notes it at the job.
  */
 #include <dlfcn.h>
 #include <pthread.h>

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from lease_folder import LeasedGpu, LeaseFolder
 from native_harness import FakeGpu, build_native, clean_environment, fake_gpus_folder
+from standin import build_standin
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +16,18 @@ def native_out() -> Path:
     if shutil.which("cc") is None or shutil.which("make") is None:
         pytest.skip("no C compiler or no make")
     return build_native()
+
+
+@pytest.fixture
+def share(native_out: Path) -> Path:
+    """The share library."""
+    return native_out / "share/libcuda.so.1"
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A driver that only says which of its functions was called."""
+    return build_standin(tmp_path_factory.mktemp("standin"))
 
 
 @pytest.fixture
@@ -33,11 +46,11 @@ def lease(native_out: Path, tmp_path: Path) -> Iterator[LeaseFolder]:
 
 
 @pytest.fixture
-def leased_environment(native_out: Path, fake_gpus: Path) -> Callable[[LeaseFolder], dict[str, str]]:
+def leased_environment(share: Path, fake_gpus: Path) -> Callable[[LeaseFolder], dict[str, str]]:
     """The environment of a program of a lease, on the fake driver."""
 
     def environment(of: LeaseFolder) -> dict[str, str]:
-        own = of.environment(native_out / "share/libcuda.so.1")
+        own = of.environment(share)
         return clean_environment() | own | {"GPUPOOL_FAKE_GPUS": str(fake_gpus)}
 
     return environment

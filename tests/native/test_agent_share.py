@@ -27,6 +27,7 @@ from gpupool.node.sharing import pages
 from gpupool.node.sharing.lease_folder import LeaseFolder
 
 SLICE_MIB = 1638
+UNHOOKED_OFFSET = 24  # of a GPU's status page
 ALLOCATE_ALL = 'device = context(); say("total", ok(d.cuDeviceTotalMem(device)) >> 20); say("got", fill())\n'
 ON_COMMAND = 'context(); say("got", fill())\nwhile True:\n    time.sleep(0.1); say("still", fill(1))\n'
 
@@ -114,7 +115,7 @@ def test_twenty_twentieths_each_get_theirs(node: Node) -> None:
 
 
 @pytest.mark.parametrize("victim", ["arbiter", "agent", "program"])
-def test_limits_hold_again_within_a_second_of_any_kill(own_node: Node, victim: str) -> None:
+def test_limits_hold_again_after_any_kill(own_node: Node, victim: str) -> None:
     node = own_node
     holder = program(ON_COMMAND, lease=5)
     node.start(holder)
@@ -183,6 +184,20 @@ def test_who_goes_round_the_library_is_noticed_warned_and_stopped(node: Node, na
     assert not [note for note in status.notes if UUID in note]
     node.ask("stop", key=neighbour.key, grace_s=0)
     node.ended(neighbour.key)
+
+
+def test_functions_that_the_library_does_not_know_are_told_of(node: Node) -> None:
+    """Counted by the library in the tenant's page, which any of its processes may write: so does this one."""
+    wanted = program('context(); say("in"); time.sleep(60)\n', lease=778)
+    node.start(wanted)
+    until_said(node, wanted.key, "in")
+    (folder,) = [path for path in leases(node) if path.name.startswith("778-")]
+    with (folder / "status").open("r+b") as status:
+        status.seek(pages.PAGE + UNHOOKED_OFFSET)
+        status.write((1).to_bytes(8, "little"))
+    eventually(lambda: notes_with(node, wanted.key, "does not know"), "a note")
+    node.ask("stop", key=wanted.key, grace_s=0)
+    node.ended(wanted.key)
 
 
 def test_the_drivers_own_overhead_is_charged_to_the_slice(node: Node) -> None:

@@ -13,22 +13,12 @@ from pathlib import Path
 import pytest
 from lease_folder import SLOTS, UNIT, LeasedGpu, LeaseFolder, owner_of
 from native_harness import clean_environment
-from standin import build_standin, run_python
+from standin import run_python
 
 SYSTEM_NOT_READY = 802
 INIT = "import ctypes, os, sys; cuda = ctypes.CDLL('libcuda.so.1'); print(cuda.cuInit(0), flush=True); "
 WAIT = "sys.stdin.readline(); "
 HELLO = 1
-
-
-@pytest.fixture(scope="module")
-def share(native_out: Path) -> Path:
-    return native_out / "share/libcuda.so.1"
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_standin(tmp_path_factory.mktemp("standin"))
 
 
 @pytest.fixture

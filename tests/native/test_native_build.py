@@ -66,8 +66,7 @@ def test_a_note_that_cannot_be_read_is_no_reason_to_fail(folder: Path) -> None:
         assert "they were not built when gpupool was installed. Install gpupool again." in said
 
 
-def test_the_hash_of_the_sources_follows_them(hook: ModuleType, tmp_path: Path) -> None:
-    assert hook.sources_hash(NATIVE) == generator().sources_hash()
+def test_the_hash_of_the_sources_follows_them(tmp_path: Path) -> None:
     (tmp_path / "share").mkdir()
     (tmp_path / "share/a.c").write_text("int a;")
     before = generator().sources_hash(tmp_path)

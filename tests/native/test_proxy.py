@@ -14,16 +14,6 @@ from standin import WRITTEN_OUT, build_standin, run_python, unleased
 NO_DEVICE, NOT_FOUND, SYSTEM_NOT_READY = 100, 500, 802
 
 
-@pytest.fixture(scope="module")
-def share(native_out: Path) -> Path:
-    return native_out / "share/libcuda.so.1"
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_standin(tmp_path_factory.mktemp("standin"))
-
-
 @pytest.fixture
 def own_lease(tmp_path: Path, driver: Path) -> Iterator[LeaseFolder]:
     with LeaseFolder(tmp_path / "lease", [LeasedGpu(bytes(15) + b"\1", 1 << 30)], driver) as made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from bench import WHOLE, Bench, Work
 from figures import Figure, measured
@@ -15,7 +16,7 @@ TITLE = "Memory of a context"
 def measure(bench: Bench) -> Iterator[Figure]:
     """MiB by NVML, for a bare context and for one in which PyTorch has multiplied two matrices."""
     for name, arguments in (("bare context", ()), ("with PyTorch and cuBLAS", ("--torch",))):
-        yield tried(TITLE, name, lambda n=name, a=arguments: _one(bench, n, a))  # type: ignore[misc]
+        yield tried(TITLE, name, partial(_one, bench, name, arguments))
 
 
 def _one(bench: Bench, name: str, arguments: tuple[str, ...]) -> Figure:

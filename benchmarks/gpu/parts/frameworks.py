@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from bench import WHOLE, Bench, FailedError, Work, part
 from figures import Figure, measured
@@ -16,7 +17,7 @@ KINDS = ("torch-eager", "torch-compile", "torch-graphs", "torch-expandable", "ja
 def measure(bench: Bench) -> Iterator[Figure]:
     """1 for equal to the last bit; a difference is a failure that names both digests."""
     for kind in KINDS:
-        yield tried(TITLE, kind, lambda kind=kind: _compared(bench, kind))  # type: ignore[misc]
+        yield tried(TITLE, kind, partial(_compared, bench, kind))
 
 
 def _compared(bench: Bench, kind: str) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from bench import Bench, FailedError, Work, part
 from figures import Figure, measured
@@ -17,7 +18,7 @@ FRACTION = 0.25
 def measure(bench: Bench) -> Iterator[Figure]:
     """How far the most that can be had (and what was in use before) is from the limit, MiB; below 0: less was had."""
     for way in WAYS:
-        yield tried(TITLE, way, lambda way=way: _one(bench, way))  # type: ignore[misc]
+        yield tried(TITLE, way, partial(_one, bench, way))
 
 
 def _one(bench: Bench, way: str) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from bench import NATIVE, WHOLE, Bench, Place, Work, part
 from figures import Figure, measured
@@ -19,7 +20,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
     for place, label in ((NATIVE, "without gpupool"), (part(0.5, "none"), "0.5 slices under `none`")):
         for us in (50, 5000):
             name = f"{label}: kernels of 50 µs beside {us} µs"
-            yield tried(TITLE, name, lambda n=name, p=place, u=us: _pair(bench, n, p, u, rounds))  # type: ignore[misc]
+            yield tried(TITLE, name, partial(_pair, bench, name, place, us, rounds))
 
 
 def _pair(bench: Bench, name: str, place: Place, us: int, rounds: float) -> Figure:

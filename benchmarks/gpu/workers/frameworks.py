@@ -108,7 +108,7 @@ def _numba() -> tuple[bytes, int]:
     if not cuda.is_available():
         say(skip="numba finds no GPU")
 
-    @cuda.jit  # type: ignore[untyped-decorator]
+    @cuda.jit
     def scale(x: Any, factor: float) -> None:
         at = cuda.grid(1)
         if at < x.size:

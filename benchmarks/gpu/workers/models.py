@@ -65,7 +65,7 @@ def _resnet(torch: Any, batch: int) -> Callable[[], None]:
 def _resnet50(nn: Any) -> Any:
     """The network of He et al., 2015 (Deep Residual Learning), with 50 layers."""
 
-    class Bottleneck(nn.Module):  # type: ignore[misc]
+    class Bottleneck(nn.Module):
         def __init__(self, inside: int, narrow: int, stride: int) -> None:
             super().__init__()
             wide = narrow * 4

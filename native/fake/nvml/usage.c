@@ -104,16 +104,22 @@ static nvmlReturn_t users_of(nvmlDevice_t device, struct usage found[FAKE_PROCES
 
 /* -- processes -------------------------------------------------------------------------------------------------- */
 
-API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
-                                                         nvmlProcessInfo_t *infos) {
-    struct usage found[FAKE_PROCESSES];
+/* `found` are those that use the device, if there is room for all of them; `count` is how many there are. */
+static nvmlReturn_t list_users(nvmlDevice_t device, unsigned int *count, const void *infos, struct usage *found) {
     unsigned int room = count != NULL ? *count : 0, there;
     nvmlReturn_t result = count == NULL ? NVML_ERROR_INVALID_ARGUMENT : users_of(device, found, &there);
     if (result != NVML_SUCCESS) return result;
     *count = there;
     if (there > room) return NVML_ERROR_INSUFFICIENT_SIZE;
-    if (there > 0 && infos == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-    for (unsigned int i = 0; i < there; i++) {
+    return there > 0 && infos == NULL ? NVML_ERROR_INVALID_ARGUMENT : NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                         nvmlProcessInfo_t *infos) {
+    struct usage found[FAKE_PROCESSES];
+    nvmlReturn_t result = list_users(device, count, infos, found);
+    if (result != NVML_SUCCESS) return result;
+    for (unsigned int i = 0; i < *count; i++) {
         unsigned int compute = found[i].instance == NVML_NO_INSTANCE ? NVML_NO_INSTANCE : 0;
         infos[i] = (nvmlProcessInfo_t){found[i].pid, found[i].bytes, found[i].instance, compute};
     }
@@ -127,13 +133,9 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, un
 API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
                                                       nvmlProcessInfo_v1_t *infos) {
     struct usage found[FAKE_PROCESSES];
-    unsigned int room = count != NULL ? *count : 0, there;
-    nvmlReturn_t result = count == NULL ? NVML_ERROR_INVALID_ARGUMENT : users_of(device, found, &there);
+    nvmlReturn_t result = list_users(device, count, infos, found);
     if (result != NVML_SUCCESS) return result;
-    *count = there;
-    if (there > room) return NVML_ERROR_INSUFFICIENT_SIZE;
-    if (there > 0 && infos == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-    for (unsigned int i = 0; i < there; i++) infos[i] = (nvmlProcessInfo_v1_t){found[i].pid, found[i].bytes};
+    for (unsigned int i = 0; i < *count; i++) infos[i] = (nvmlProcessInfo_v1_t){found[i].pid, found[i].bytes};
     return NVML_SUCCESS;
 }
 

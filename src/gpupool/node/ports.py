@@ -73,15 +73,6 @@ class Running:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUsage:
-    """What a lease last used of one GPU; ``figures`` by name, in bytes, seconds and counts as their names say."""
-
-    lease: int
-    gpu_uuid: str
-    figures: dict[str, float]
-
-
 class SharingMode(Protocol):
     """How programs are kept to their shares of GPUs. Built with the host it serves, once for an agent's life.
 
@@ -108,8 +99,8 @@ class SharingMode(Protocol):
     async def release(self, program: Running) -> None:
         """No process of the program is left. May be called again, and for a program that was never prepared."""
 
-    def usage(self) -> tuple[GpuUsage, ...]:
-        """What leases last used, as far as the mode can tell."""
+    def helpers(self) -> frozenset[int]:
+        """Processes that the mode itself runs on GPUs for programs: they are the pool's own. Any thread may ask."""
 
     async def close(self) -> None:
         """The agent ends; programs run on."""

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.supervision import ProcessSpec
 from gpupool.node.journal import say
-from gpupool.node.ports import GpuUsage, Prepared, Running, SharingHost, SharingMode
+from gpupool.node.ports import Prepared, Running, SharingHost, SharingMode
 from gpupool.node.sharing.advisory import AdvisorySharing
 from gpupool.node.sharing.mig import MigSharing, holds_instances
 from gpupool.node.sharing.mps import MpsSharing
@@ -102,14 +102,9 @@ class SharingModes:
         if mode and not self._missing(mode):
             await self.mode(mode).release(program)
 
-    def usage(self) -> tuple[GpuUsage, ...]:
-        """What leases last used."""
-        return tuple(usage for mode in self._modes.values() for usage in mode.usage())
-
     def helpers(self) -> frozenset[int]:
         """Processes that modes run on GPUs for programs, as MPS does: they are the pool's own."""
-        mps = self._modes.get(MpsSharing.name)
-        return mps.helpers() if isinstance(mps, MpsSharing) else frozenset()
+        return frozenset[int]().union(*(mode.helpers() for mode in list(self._modes.values())))
 
     async def close(self) -> None:
         """The agent ends; programs run on."""

@@ -28,7 +28,7 @@ from gpupool.domain.sharing import guarantee
 from gpupool.domain.supervision import ProcessSpec
 from gpupool.node.inventory.emulated import EmulatedInventory
 from gpupool.node.journal import say
-from gpupool.node.ports import GpuUsage, Prepared, Running, SharingHost
+from gpupool.node.ports import Prepared, Running, SharingHost
 from gpupool.node.sharing import mps_daemon
 from gpupool.node.sharing.mps_daemon import CONTROL, PIPES, MpsDaemon
 from gpupool.node.sharing.variables import visible_gpus
@@ -149,10 +149,6 @@ class MpsSharing:
     def helpers(self) -> frozenset[int]:
         """Daemons and servers: NVML shows them on the GPUs, and they are the pool's own."""
         return frozenset(pid for served in list(self._served) for pid in {**served.seen, **served.daemon.processes()})
-
-    def usage(self) -> tuple[GpuUsage, ...]:
-        """MPS does not tell."""
-        return ()
 
     async def close(self) -> None:
         """Daemons go on serving; the next agent finds them."""

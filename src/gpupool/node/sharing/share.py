@@ -22,7 +22,7 @@ from gpupool.domain.supervision import ProcessSpec
 from gpupool.node.arbiter import Arbiter, Message
 from gpupool.node.journal import say
 from gpupool.node.native import Product
-from gpupool.node.ports import GpuUsage, Prepared, Running, SharingHost
+from gpupool.node.ports import Prepared, Running, SharingHost
 from gpupool.node.sharing import pages
 from gpupool.node.sharing.lease_folder import LeaseFolder, make_lease_folder, make_leases_folder, stale_folders
 from gpupool.node.sharing.means import Means, find_means
@@ -33,6 +33,7 @@ from gpupool.node.sharing.watch import Tenant, Watch
 LEASE_DIR = "GPUPOOL_LEASE_DIR"
 LEASES = "leases"
 WARNING_LIMIT = 300  # characters
+UNHOOKED_NOTE = "the driver handed out functions that the share library does not know: limits may not hold for them"
 _MIB = 1 << 20
 
 
@@ -55,7 +56,6 @@ class ShareSharing:
         self._parent = host.folder / LEASES
         self._found: Means | str | None = None
         self._leases: dict[int, _Lease] = {}
-        self._usage: dict[tuple[int, str], GpuUsage] = {}
         self._arbiter = Arbiter(Product.ARBITER.path, self._heard)
         self._watch = Watch(self._arbiter, self._tenants, host.note)
 
@@ -148,8 +148,6 @@ class ShareSharing:
         del self._leases[number]
         self._arbiter.remove(lease.folder.path)
         lease.folder.remove()
-        for gpu in lease.gpus:
-            self._usage.pop((number, gpu.gpu_uuid), None)
 
     async def close(self) -> None:
         """The arbiter ends with the agent: until there is another, the hardware shares time; memory limits stay."""
@@ -158,9 +156,9 @@ class ShareSharing:
 
     # -- what is heard -----------------------------------------------------------------------------------------------
 
-    def usage(self) -> tuple[GpuUsage, ...]:
-        """What the arbiter last said of each lease."""
-        return tuple(self._usage.values())
+    def helpers(self) -> frozenset[int]:
+        """None: the arbiter uses no GPU."""
+        return frozenset()
 
     def _tenants(self) -> list[Tenant]:
         return [
@@ -173,27 +171,22 @@ class ShareSharing:
         ]
 
     def _heard(self, message: Message) -> None:
-        if isinstance(used := message.get("usage"), dict):
-            self._note_usage(used)
+        used = message.get("usage")
+        if isinstance(used, dict) and used.get("unhooked_count"):
+            self._note(self._by_path(used), UNHOOKED_NOTE)
         if isinstance(warning := message.get("warning"), str):
             self._note_warning(warning[:WARNING_LIMIT], message)
-
-    def _note_usage(self, used: Message) -> None:
-        lease, gpu = self._by_path(used), used.get("gpu")
-        if lease is None or not isinstance(gpu, int) or not 0 <= gpu < len(lease.gpus):
-            return
-        figures = {name: float(value) for name, value in used.items() if isinstance(value, int | float)}
-        figures.pop("gpu")
-        place = (lease.folder.lease, lease.gpus[gpu].gpu_uuid)
-        self._usage[place] = GpuUsage(*place, figures)
 
     def _note_warning(self, warning: str, message: Message) -> None:
         lease = self._by_path(message)
         if lease is None and "lease" in message:
             return  # it went while the arbiter looked
         say("arbiter warns", **message)
+        self._note(lease, warning)
+
+    def _note(self, lease: _Lease | None, sentence: str) -> None:
         for key in () if lease is None else lease.programs:
-            self._host.note(key, warning)
+            self._host.note(key, sentence)
 
     def _by_path(self, message: Message) -> _Lease | None:
         path = str(message.get("lease", ""))

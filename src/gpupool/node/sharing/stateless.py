@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gpupool.domain.sharing import guarantee
 from gpupool.domain.supervision import ProcessSpec
-from gpupool.node.ports import GpuUsage, Prepared, Running, SharingHost
+from gpupool.node.ports import Prepared, Running, SharingHost
 from gpupool.node.sharing.emulation import fake_driver
 from gpupool.node.sharing.preload import VARIABLE, Libraries
 from gpupool.node.sharing.variables import EMULATED_NOTE, SIMULATED_NOTE, visible_gpus
@@ -62,9 +62,9 @@ class StatelessSharing:
     async def release(self, program: Running) -> None:
         """There is nothing to release."""
 
-    def usage(self) -> tuple[GpuUsage, ...]:
-        """Nothing is measured."""
-        return ()
+    def helpers(self) -> frozenset[int]:
+        """There are none."""
+        return frozenset()
 
     async def close(self) -> None:
         """There is nothing to let go of."""
