@@ -40,13 +40,45 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
+class Department:
+    """Projects that share a quota above their own: nothing inside counts as owed beyond it.
+
+    ``quota_permille`` None: the sum of the projects' quotas. ``weight`` is its part of what is left when every quota
+    is served. ``limit_permille`` is never exceeded by all its projects together.
+    """
+
+    name: str
+    quota_permille: int | None = None
+    weight: float = 1.0
+    limit_permille: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRules:
+    """What the work of a project may ask for and must put up with; None and empty mean the pool's own.
+
+    ``min_runtime_s``: training is not evicted sooner after its start. ``max_time_limit_s``: the longest time limit
+    that may be asked for. ``windows`` are the times at which training may start (``domain.windows``). ``node_pools``
+    are the values of the node label ``pool`` where its work may run. ``max_gpus_permille`` bounds one replica.
+    """
+
+    min_runtime_s: float | None = None
+    max_time_limit_s: float | None = None
+    windows: tuple[str, ...] = ()
+    node_pools: tuple[str, ...] = ()
+    max_gpus_permille: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Project:
     """Work that shares a quota.
 
     ``quota_permille`` is the part of the pool that the project can count on (None: no bound, the whole pool);
     training may exceed it with idle GPUs when ``over_quota`` is true. ``limit_permille`` is never exceeded.
     ``members`` empty means everybody. ``compute_*`` and ``sharing_*`` say which policies and modes its work may ask
-    for (none: any) and which it gets when it does not; see ``domain.sharing``.
+    for (none: any) and which it gets when it does not; see ``domain.sharing``. ``model_quotas`` are parts of the quota
+    that it can count on of named GPU models. ``weight`` is its part of what is left when every quota is served.
     """
 
     name: str
@@ -62,6 +94,10 @@ class Project:
     compute_allowed: tuple[ComputePolicy, ...] = ()
     sharing_default: Sharing | None = None
     sharing_allowed: tuple[Sharing, ...] = ()
+    department: str = ""
+    weight: float = 1.0
+    model_quotas: tuple[tuple[str, int], ...] = ()
+    rules: ProjectRules = ProjectRules()
 
 
 @dataclass(frozen=True, slots=True)

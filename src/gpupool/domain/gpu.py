@@ -116,12 +116,19 @@ class Node:
     """A node as the pool keeps it: the last report and what the administrator decided.
 
     ``sharing`` has the modes chosen for parts of GPUs: by the UUID of a GPU, and under ``NODE_POLICY`` for the others.
+    ``labels`` are the administrator's, and go before those that the machine reports.
     """
 
     report: NodeReport
     state: NodeState = NodeState.UP
     cordon_reason: str = ""
     sharing: dict[str, Sharing] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def all_labels(self) -> dict[str, str]:
+        """The labels it reports, with the administrator's put over them."""
+        return {**self.report.labels, **self.labels}
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import ComputePolicy, GpuRequest, GpuShare
 from gpupool.domain.ids import AttemptKey, Epoch, WorkloadId, attempt_key
 from gpupool.domain.supervision import Stdio
@@ -150,7 +151,8 @@ class Workload:
 
     ``completions`` replicas (index 0 to completions - 1) run, at most ``parallelism`` at a time; ``parameters[i]``
     are the parameters of replica ``i`` of a sweep. ``on`` names the workload whose GPUs an EXEC uses. ``compute`` is
-    what its part of a GPU means for time. ``request_id`` makes a repeated submission of the same request harmless.
+    what its part of a GPU means for time. ``gang``: its replicas start together (``parallelism`` is then the most of
+    them). ``request_id`` makes a repeated submission of the same request harmless.
     Times are seconds since the epoch.
     ``version`` counts writes: a write with an old one is refused by the store.
     """
@@ -165,6 +167,7 @@ class Workload:
     created_at: float
     uid: int | None = None
     compute: ComputePolicy = ComputePolicy.GUARANTEE
+    gang: Gang | None = None
     priority: int = 0
     preemptible: bool = False
     limits: Limits = field(default_factory=Limits)

@@ -217,7 +217,7 @@ class ClusterState:
         self.mode_open[row, : len(gpus)] = open_modes(policies, report.sharing)
         self.mode_common[row] = common_modes(self.mode_default[row, : len(gpus)])
         models = ",".join(gpu.model for gpu in gpus)
-        self.salt[row] = crc32(repr((sorted(report.labels.items()), models)).encode() + self.links[row])
+        self.salt[row] = crc32(repr((sorted(node.all_labels.items()), models)).encode() + self.links[row])
         self._fill_health(row)
 
     def _fill_health(self, row: int) -> bool:

@@ -316,7 +316,7 @@ def usable_rows(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Rel
 def labelled(c: ClusterState, row: int, shape: Shape) -> bool:
     """Whether a node has the labels that a shape asks for."""
     node = c.nodes[row] if row < len(c.nodes) else None  # rows beyond are spare
-    return node is not None and all(node.report.labels.get(k) == v for k, v in shape.request.labels)
+    return node is not None and all(node.all_labels.get(k) == v for k, v in shape.request.labels)
 
 
 def fitting_rows(c: ClusterState, shape: Shape, relax: Relax = STRICT) -> Ints:

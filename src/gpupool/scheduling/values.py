@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Lease
@@ -17,6 +18,7 @@ class Held(StrEnum):
 
     DEPENDENCY = "dependency"
     SUSPENDED = "suspended"
+    WINDOW = "window"
     PARALLELISM = "parallelism"
 
 
@@ -26,7 +28,8 @@ class PendingReplica:
 
     Work that is not ``preemptible`` is protected: it never leaves its project's quota and is never evicted.
     ``not_before`` is the end of a back-off, ``held`` keeps it out of the queue altogether with ``held_note`` saying
-    what for. ``max_time_s`` bounds its run time when known.
+    what for. ``max_time_s`` bounds its run time when known. ``gang``: it starts with other replicas of its workload.
+    ``node_pools``: it may run only on nodes whose label ``pool`` is one of these; empty: on any.
     """
 
     workload: WorkloadId
@@ -43,6 +46,8 @@ class PendingReplica:
     max_time_s: float | None = None
     held: Held | None = None
     held_note: str = ""
+    gang: Gang | None = None
+    node_pools: tuple[str, ...] = ()
 
     @property
     def key(self) -> ReplicaKey:
@@ -60,6 +65,7 @@ class RunningReplica:
     """One replica that holds a lease. Times are seconds since the epoch.
 
     ``releasing``: it has been told to end, so its GPUs will be free soon. ``expected_end`` is from its time limit.
+    ``min_runtime_s``: not evicted sooner after its start; None: the setting of the scheduler.
     """
 
     lease: Lease
@@ -68,6 +74,8 @@ class RunningReplica:
     preemptible: bool = False
     expected_end: float | None = None
     releasing: bool = False
+    gang: Gang | None = None
+    min_runtime_s: float | None = None
 
     @property
     def key(self) -> ReplicaKey:
@@ -127,6 +135,9 @@ class EvictionKind(StrEnum):
 
     RECLAIM = "reclaim"  # its project is over quota and another one is owed
     PREEMPT = "preempt"  # more important work of its own project
+    CONSOLIDATE = "consolidate"  # it is moved: it starts again elsewhere at once
+    STALE_GANG = "stale gang"  # too few of its gang are left
+    BOOKING = "booking"  # its node is booked for others
 
 
 @dataclass(frozen=True, slots=True)

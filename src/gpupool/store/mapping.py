@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy.engine import RowMapping
 
-from gpupool.domain.access import Project, Role, Token, User
+from gpupool.domain.access import Project, ProjectRules, Role, Token, User
+from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import (
     ComputePolicy,
     ForeignProcess,
@@ -112,6 +113,8 @@ def _spec_document(workload: Workload) -> Columns:
     document["gpus"] = _shallow(workload.gpus)
     document["limits"] = _shallow(workload.limits)
     document["retry"] = _shallow(workload.retry)
+    if workload.gang is not None:
+        document["gang"] = _shallow(workload.gang)
     return document
 
 
@@ -140,6 +143,7 @@ def workload_of(row: RowMapping) -> Workload:
         limits=_build(Limits, spec.get("limits", {})),
         retry=_retry(spec.get("retry", {})),
         compute=ComputePolicy(spec.get("compute", ComputePolicy.GUARANTEE)),
+        gang=_build(Gang, spec["gang"]) if "gang" in spec else None,
     )
 
 
@@ -306,6 +310,8 @@ def project_row(project: Project) -> Columns:
     row["note"] = plain_text(project.note)
     for name in ("compute_allowed", "sharing_allowed"):
         row[name] = list(row[name])
+    row["model_quotas"] = [list(pair) for pair in project.model_quotas]
+    row["rules"] = _shallow(project.rules)
     return row
 
 
@@ -318,8 +324,15 @@ def project_of(row: RowMapping) -> Project:
         "compute_allowed": tuple(map(ComputePolicy, row["compute_allowed"])),
         "sharing_default": _sharing(sharing),
         "sharing_allowed": tuple(map(Sharing, row["sharing_allowed"])),
+        "model_quotas": tuple((model, permille) for model, permille in row["model_quotas"]),
+        "rules": _rules(row["rules"]),
     }
     return Project(**{**row, **read})
+
+
+def _rules(document: Columns) -> ProjectRules:
+    lists = {name: tuple(document.get(name, ())) for name in ("windows", "node_pools")}
+    return _build(ProjectRules, document, **lists)
 
 
 def user_row(user: User) -> Columns:
@@ -355,6 +368,7 @@ def node_row(node: Node) -> Columns:
         "cordon_reason": plain_text(node.cordon_reason),
         "report": asdict(node.report),
         "sharing": dict(node.sharing),
+        "labels": dict(node.labels),
     }
 
 
@@ -365,6 +379,7 @@ def node_of(row: RowMapping) -> Node:
         state=NodeState(row["state"]),
         cordon_reason=row["cordon_reason"],
         sharing={gpu: Sharing(mode) for gpu, mode in row["sharing"].items()},
+        labels=dict(row["labels"]),
     )
 
 

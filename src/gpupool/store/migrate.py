@@ -17,7 +17,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.store import faults, sqlite
 from gpupool.store.tables import meta, metadata
 
-REVISIONS = ("0001", "0002", "0003")  # oldest first; the files in migrations/versions
+REVISIONS = ("0001", "0002", "0003", "0004")  # oldest first; the files in migrations/versions
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent / "migrations"
 KEPT_BACKUPS = 5

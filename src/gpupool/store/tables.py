@@ -190,6 +190,47 @@ projects = Table(
     Column("compute_allowed", JSON, nullable=False, server_default="[]"),
     Column("sharing_default", String(32)),
     Column("sharing_allowed", JSON, nullable=False, server_default="[]"),
+    Column("department", String(63), nullable=False, server_default=""),
+    Column("weight", Double, nullable=False, server_default="1"),
+    Column("model_quotas", JSON, nullable=False, server_default="[]"),
+    Column("rules", JSON, nullable=False, server_default="{}"),
+)
+
+departments = Table(
+    "departments",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("quota_permille", Integer),
+    Column("weight", Double, nullable=False),
+    Column("limit_permille", Integer),
+    Column("note", Text, nullable=False),
+)
+
+bookings = Table(
+    "bookings",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("nodes", JSON, nullable=False),
+    Column("starts_at", Double, nullable=False),
+    Column("ends_at", Double, nullable=False),
+    Column("projects", JSON, nullable=False),
+    Column("users", JSON, nullable=False),
+    Column("lead_s", Double, nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("note", Text, nullable=False),
+    Index("ix_bookings_ends_at", "ends_at"),
+)
+
+start_estimates = Table(  # what was foretold of a start, and what came of it
+    "start_estimates",
+    metadata,
+    Column("workload", String(16), primary_key=True),
+    Column("project", String(63), nullable=False),
+    Column("made_at", Double, nullable=False),
+    Column("predicted_s", Double, nullable=False),
+    Column("actual_s", Double),
+    Index("ix_start_estimates_made_at", "made_at"),
 )
 
 users = Table(
@@ -226,6 +267,7 @@ nodes = Table(
     Column("cordon_reason", Text, nullable=False),
     Column("report", JSON, nullable=False),
     Column("sharing", JSON, nullable=False, server_default="{}"),
+    Column("labels", JSON, nullable=False, server_default="{}"),
 )
 
 meta = Table(
