@@ -198,4 +198,13 @@ class Scheduler:
             sharing=grant.sharing,
         )
         end = None if waited.max_time_s is None else now + waited.max_time_s
-        return RunningReplica(lease, now, waited.priority, waited.preemptible, end)
+        return RunningReplica(
+            lease,
+            now,
+            waited.priority,
+            waited.preemptible,
+            end,
+            gang=waited.gang,
+            request=waited.request,
+            node_pools=waited.node_pools,
+        )

@@ -65,7 +65,8 @@ class RunningReplica:
     """One replica that holds a lease. Times are seconds since the epoch.
 
     ``releasing``: it has been told to end, so its GPUs will be free soon. ``expected_end`` is from its time limit.
-    ``min_runtime_s``: not evicted sooner after its start; None: the setting of the scheduler.
+    ``min_runtime_s``: not evicted sooner after its start; None: the setting of the scheduler. ``request`` is what it
+    asked for, and with ``node_pools`` says where else it could run; None: it is never moved.
     """
 
     lease: Lease
@@ -76,6 +77,8 @@ class RunningReplica:
     releasing: bool = False
     gang: Gang | None = None
     min_runtime_s: float | None = None
+    request: GpuRequest | None = None
+    node_pools: tuple[str, ...] = ()
 
     @property
     def key(self) -> ReplicaKey:
@@ -88,6 +91,7 @@ class HoldKind(StrEnum):
 
     NOMINATED = "nominated"  # somebody is on the way out for it
     RESERVED = "reserved"  # it has waited too long: the space that frees first is kept for it
+    MOVED = "moved"  # it is on the way out elsewhere, to start again here
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +187,7 @@ class Settings:
     max_searches: int = 64  # searches for victims per cycle
     max_nodes_searched: int = 32  # nodes looked at closely in one such search
     max_backfills: int = 64  # tries per cycle to slip a short replica under a reservation
+    stale_gang_s: float = 60.0  # a gang with too few members left for longer goes back to the queue
+    consolidate_after_s: float = 60.0  # who waits longer for space that is free in pieces has others moved together
+    max_consolidations: int = 4  # replicas per cycle for which others are moved; 0: nobody is ever moved
+    max_moves: int = 16  # others moved for one
