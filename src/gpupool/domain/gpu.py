@@ -108,6 +108,7 @@ class NodeReport:
     sharing: tuple[str, ...] = ()
 
 
+POOL_LABEL = "pool"  # the label whose value names the pool of nodes that a node is in
 NODE_POLICY = ""  # in ``Node.sharing``: all GPUs of the node that have none of their own
 
 

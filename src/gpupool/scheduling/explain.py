@@ -17,7 +17,7 @@ from gpupool.scheduling.placement import EMPTY, Placer, Relax, fitting_rows, usa
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.values import Held, Hold, HoldKind, PendingReplica, ReplicaKey, Settings
-from gpupool.scheduling.words import what
+from gpupool.scheduling.words import pools_text, what
 
 Numbers = dict[str, float | int | str]
 _NO_HISTORY: History = MappingProxyType({})
@@ -42,6 +42,7 @@ class WaitCode(StrEnum):
     GPU_IN_USE_BY_OTHERS = "GPU_IN_USE_BY_OTHERS"
     GPU_UNHEALTHY = "GPU_UNHEALTHY"
     OTHER_SHARING_MODE = "OTHER_SHARING_MODE"
+    OTHER_NODE_POOL = "OTHER_NODE_POOL"
     WAITING_FOR_GPU = "WAITING_FOR_GPU"
     NOT_WAITING = "NOT_WAITING"  # it runs, or has ended
 
@@ -272,6 +273,21 @@ def _host(case: _Case) -> _Finding | None:
     return _Finding(WaitCode.CPU_OR_MEMORY, sentence, numbers, ("ask for fewer CPUs or less memory",))
 
 
+def _pool(case: _Case) -> _Finding | None:
+    pools = case.shape.pools
+    nodes = case.fits_if(Relax(pools=True)) if pools else 0
+    if not nodes:
+        return None
+    because = f"work of {case.replica.project} runs on nodes of {pools_text(pools)} only, and it is free on others"
+    helps = ("wait for a node of its pools", "ask an administrator to add a pool to the project")
+    return _Finding(
+        WaitCode.OTHER_NODE_POOL,
+        f"needs {what(case.shape)}; {because}",
+        {"nodes": nodes, "pools": ", ".join(pools)},
+        helps,
+    )
+
+
 def _relaxed(code: WaitCode, relax: Relax, because: str, helps: str) -> Callable[[_Case], _Finding | None]:
     def rule(case: _Case) -> _Finding | None:
         nodes = case.fits_if(relax)
@@ -322,6 +338,7 @@ _RULES: tuple[Callable[[_Case], _Finding | None], ...] = (
     _soon,
     _reserved,
     _host,
+    _pool,
     _relaxed(
         WaitCode.NODE_CORDONED, Relax(state=True), "it is free on a node that takes no work now", "uncordon the node"
     ),

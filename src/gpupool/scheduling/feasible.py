@@ -9,16 +9,18 @@ from gpupool.domain.gpu import GpuRequest, Sharing, is_mig
 from gpupool.domain.units import format_mib
 from gpupool.scheduling.placement import EMPTY, Placer, Relax, fitting_rows
 from gpupool.scheduling.shape import Shape, Shapes
-from gpupool.scheduling.words import what
+from gpupool.scheduling.words import pools_text, what
 
 
-def check_possible(placer: Placer, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0) -> None:
+def check_possible(
+    placer: Placer, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0, pools: tuple[str, ...] = ()
+) -> None:
     """Return if some node, empty and well, could serve the request (cordoned nodes and nodes that are down count).
 
-    Raises ``GpupoolError``: ``UNKNOWN_MODEL`` when no node has such a GPU, ``IMPOSSIBLE_REQUEST`` when none has
-    enough, naming what the largest has.
+    ``pools``: on nodes of these pools only, if any are named. Raises ``GpupoolError``: ``UNKNOWN_MODEL`` when no node
+    has such a GPU, ``IMPOSSIBLE_REQUEST`` when none has enough, naming what the largest has.
     """
-    shape = Shapes().get(request, cpus, memory_mib)
+    shape = Shapes().get(request, cpus, memory_mib, "", pools)
     if len(fitting_rows(placer.cluster, shape, EMPTY)):
         return
     if no_such_model(placer, shape):
@@ -45,9 +47,8 @@ def no_such_model(placer: Placer, shape: Shape) -> bool:
 def lacking(placer: Placer, shape: Shape) -> str:
     """What the nodes lack for a request that does not even fit when they are empty, as a sentence."""
     cluster = placer.cluster
-    if shape.request.labels and len(fitting_rows(cluster, shape, _but(labels=True))):
-        wanted = ", ".join(f"{name}={value}" for name, value in shape.request.labels)
-        return f"No node that is large enough has the labels {wanted}."
+    if wanted := _label_in_the_way(placer, shape):
+        return f"No node that is large enough {wanted}."
     if len(fitting_rows(cluster, shape, _but(mode=True))):
         return _no_such_mode(placer, shape)
     if len(fitting_rows(cluster, shape, _but(host=True))):
@@ -65,6 +66,14 @@ def lacking(placer: Placer, shape: Shape) -> str:
     return f"The largest node has {most} GPUs{kind}, the largest such GPU {format_mib(largest)}."
 
 
+def _label_in_the_way(placer: Placer, shape: Shape) -> str:
+    if shape.request.labels and len(fitting_rows(placer.cluster, shape, _but(labels=True))):
+        return "has the labels " + ", ".join(f"{name}={value}" for name, value in shape.request.labels)
+    if shape.pools and len(fitting_rows(placer.cluster, shape, _but(pools=True))):
+        return f"is in {pools_text(shape.pools)}, where this project's work may run"
+    return ""
+
+
 def _no_such_mode(placer: Placer, shape: Shape) -> str:
     if shape.request.sharing is Sharing.MPS and shape.request.count > 1:
         return "By MPS a program can have one GPU only, or a part of one."
@@ -77,5 +86,5 @@ def _no_such_mode(placer: Placer, shape: Shape) -> str:
     return f"No node that is large enough {wanted}.{can}{policy}"
 
 
-def _but(*, labels: bool = False, host: bool = False, mode: bool = False) -> Relax:
-    return Relax(use=True, state=True, health=True, foreign=True, labels=labels, host=host, mode=mode)
+def _but(*, labels: bool = False, pools: bool = False, host: bool = False, mode: bool = False) -> Relax:
+    return Relax(use=True, state=True, health=True, foreign=True, labels=labels, pools=pools, host=host, mode=mode)

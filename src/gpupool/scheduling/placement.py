@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpupool.domain.gpu import Node, Sharing
+from gpupool.domain.gpu import POOL_LABEL, Node, Sharing
 from gpupool.domain.sharing import slice_mode
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
@@ -40,6 +40,7 @@ class Relax:
     host: bool = False  # CPU and memory
     model: bool = False
     labels: bool = False
+    pools: bool = False  # the nodes that the project's rules name
     mode: bool = False  # how parts of GPUs are shared
 
 
@@ -308,15 +309,20 @@ def usable_rows(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Rel
             fits &= cpu[rows] >= shape.cpu_milli
         if shape.mem_mib:
             fits &= mem[rows] >= shape.mem_mib
-    if shape.request.labels and not relax.labels:
-        fits &= np.array([labelled(c, row, shape) for row in rows.tolist()], dtype=np.bool_)
+    if shape.picky:
+        fits &= np.array([labelled(c, row, shape, relax) for row in rows.tolist()], dtype=np.bool_)
     return np.asarray(fits)
 
 
-def labelled(c: ClusterState, row: int, shape: Shape) -> bool:
-    """Whether a node has the labels that a shape asks for."""
+def labelled(c: ClusterState, row: int, shape: Shape, relax: Relax = STRICT) -> bool:
+    """Whether a node has the labels that a shape asks for, and is in a pool where it may be."""
     node = c.nodes[row] if row < len(c.nodes) else None  # rows beyond are spare
-    return node is not None and all(node.all_labels.get(k) == v for k, v in shape.request.labels)
+    if node is None:
+        return False
+    labels = node.all_labels
+    wanted = () if relax.labels else shape.request.labels
+    in_pool = relax.pools or not shape.pools or labels.get(POOL_LABEL) in shape.pools
+    return in_pool and all(labels.get(k) == v for k, v in wanted)
 
 
 def fitting_rows(c: ClusterState, shape: Shape, relax: Relax = STRICT) -> Ints:

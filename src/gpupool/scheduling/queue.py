@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from gpupool.domain.gpu import Sharing
 from gpupool.scheduling.ledger import Account, Ledger
@@ -55,6 +56,7 @@ class Demand:
         self.timed: Counter[Shape] = Counter()  # ready replicas with a time limit
         self.importance: dict[int, Counter[int]] = {}  # project -> priority -> groups
         self.starved: dict[Shape, set[ReplicaKey]] = {}  # see ``mature``
+        self.consolidated_at = -inf  # when moves were last looked for
         self._ripening: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[LaneKey, Group]]] = {}
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
@@ -155,7 +157,8 @@ class Demand:
         wanted = replica.request
         mode = wanted.sharing
         served = not wanted.whole and (mode is Sharing.MPS or (mode is None and self._users_apart))
-        return self.shapes.get(wanted, replica.cpus, replica.memory_mib, replica.user if served else "")
+        user = replica.user if served else ""
+        return self.shapes.get(wanted, replica.cpus, replica.memory_mib, user, replica.node_pools)
 
     def tell_users_apart(self, *, apart: bool) -> None:
         """Whether some GPU serves one user at a time, so that it matters who asks for a part without saying how."""

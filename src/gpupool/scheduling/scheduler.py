@@ -169,9 +169,11 @@ class Scheduler:
         """Why a replica waits; None when it does not. ``history`` gives run times by (project, user)."""
         return explain(self.placer, self.demand, self.holds, key, now, history or {}, self.settings)
 
-    def check_possible(self, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0) -> None:
+    def check_possible(
+        self, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0, pools: tuple[str, ...] = ()
+    ) -> None:
         """Raise ``GpupoolError`` (``UNKNOWN_MODEL``, ``IMPOSSIBLE_REQUEST``) if no node could ever serve it."""
-        check_possible(self.placer, request, cpus, memory_mib)
+        check_possible(self.placer, request, cpus, memory_mib, pools)
 
     def _start(self, running: RunningReplica) -> None:
         lease = running.lease

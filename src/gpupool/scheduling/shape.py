@@ -19,12 +19,19 @@ class Shape:
     """A request for GPUs with the CPU (thousandths) and memory (MiB) that go with it; compared by identity.
 
     ``user`` is empty where it does not matter who asks: it does for parts of GPUs that serve one user at a time.
+    ``pools``: it may be only on nodes whose label ``pool`` is one of these; empty: on any.
     """
 
     request: GpuRequest
     cpu_milli: int
     mem_mib: int
     user: str = ""
+    pools: tuple[str, ...] = ()
+
+    @property
+    def picky(self) -> bool:
+        """Whether not every node would do, whatever is free there."""
+        return bool(self.request.labels or self.pools)
 
     @property
     def whole(self) -> bool:
@@ -57,19 +64,24 @@ class Shape:
         return need, np.full_like(gmem_total, request.memory_mib)
 
 
+ShapeKey = tuple[GpuRequest, int, int, str, tuple[str, ...]]
+
+
 @dataclass(slots=True)
 class Shapes:
     """The shapes in use, one object for each."""
 
-    _known: dict[tuple[GpuRequest, int, int, str], Shape] = field(default_factory=dict)
+    _known: dict[ShapeKey, Shape] = field(default_factory=dict)
 
-    def get(self, request: GpuRequest, cpus: float, memory_mib: int, user: str = "") -> Shape:
+    def get(
+        self, request: GpuRequest, cpus: float, memory_mib: int, user: str = "", pools: tuple[str, ...] = ()
+    ) -> Shape:
         """The shape of a request."""
-        key = (request, round(cpus * MILLI), memory_mib, user)
+        key = (request, round(cpus * MILLI), memory_mib, user, pools)
         if key not in self._known:
             self._known[key] = Shape(*key)
         return self._known[key]
 
     def forget(self, shape: Shape) -> None:
         """Nobody asks for it any more."""
-        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib, shape.user), None)
+        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib, shape.user, shape.pools), None)

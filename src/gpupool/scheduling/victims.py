@@ -145,7 +145,7 @@ def fits_with(c: ClusterState, shape: Shape, rows: Ints, accept: Bools, freed: t
         fits &= c.cpu_free[rows] + cpu >= shape.cpu_milli
     if shape.mem_mib:
         fits &= c.mem_free[rows] + mem >= shape.mem_mib
-    if shape.request.labels:
+    if shape.picky:
         fits &= np.array([labelled(c, row, shape) for row in rows.tolist()], dtype=np.bool_)
     return np.asarray(fits)
 

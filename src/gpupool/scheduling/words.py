@@ -30,6 +30,11 @@ def what(shape: Shape) -> str:
     return gpus + model + where + (" on one node" if count > 1 else "") + mode + _host(shape)
 
 
+def pools_text(pools: tuple[str, ...]) -> str:
+    """Node pools by name: ``the pool a100``, ``the pools a100 and t4``."""
+    return f"the pool{'s' if len(pools) > 1 else ''} {' and '.join(pools)}"
+
+
 def _host(shape: Shape) -> str:
     parts = []
     if shape.cpu_milli:
