@@ -1,12 +1,17 @@
 """A small world written in words, in which the scheduler decides and the rest obeys.
 
-nodes     "a 4xT4 cpus=8 mem=32000 zone=x cordoned|down failed=0 foreign=1 nvlink"
-projects  "red quota=2 limit=3 user=1 strict"         (GPUs; strict: training may not exceed the quota)
+nodes     "a 4xT4 cpus=8 mem=32000 rack=x cordoned|down failed=0 foreign=1 nvlink mig=3g.40gb offers=share policy=mps"
+          what is no known word is a label; mig: instances, with indices from 100
+projects  "red quota=2 limit=3 user=1 strict weight=2 dep=ml min=600 quota.a100=1"
+          in GPUs; strict: training may not exceed the quota; min: runs that long before it may be evicted
 users     "ann limit=1"
-running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing"   (on node:gpus; the whole request on each)
-pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50"
+running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600"
+          on node:gpus, the whole request on each; indices of two digits have commas: a:100,101
+pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50 pool=x,y sharing=mps"
 
 A GPU request is "1", "4", "0.5", "2x0.5" or "8000M" (memory of one card). Work is protected unless it says "train".
+A gang that waits says "gang=2" (two replicas, both or none) or "gang=2-4", and "within=rack" or, strict, "within=rack!".
+A gang that runs has a line for each member: "r1.0 red 1 on a:0 gang=2", "r1.1 red 1 on b:0 gang=2".
 """
 
 from __future__ import annotations
@@ -15,7 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from gpupool.domain.access import Project, User
+from gpupool.domain.access import Project, ProjectRules, User
+from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import (
     ForeignProcess,
     Gpu,
@@ -25,6 +31,7 @@ from gpupool.domain.gpu import (
     Node,
     NodeReport,
     NodeState,
+    Sharing,
 )
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.workload import Lease
@@ -40,6 +47,7 @@ from gpupool.scheduling.scheduler import (
 from gpupool.scheduling.values import Decisions, Held, PendingReplica, ReplicaKey, RunningReplica, Settings
 
 NOW = 100_000.0
+NODE_WORDS = {"cpus", "mem", "failed", "foreign", "mig", "offers", "policy"}
 MEMORY_MIB = {"T4": 16_000, "A100": 80_000, "L4": 24_000, "H100": 80_000}
 
 
@@ -53,16 +61,25 @@ def words(line: str) -> tuple[list[str], dict[str, str]]:
 
 
 def request(text: str, options: dict[str, str]) -> GpuRequest:
-    models = (options["model"],) if "model" in options else ()
-    labels = (("zone", options["zone"]),) if "zone" in options else ()
+    models = tuple(options["model"].split(",")) if "model" in options else ()
+    labels = tuple((name, options[name]) for name in ("zone", "rack") if name in options)
+    sharing = Sharing(options["sharing"]) if "sharing" in options else None
     if text.endswith("M"):
-        return GpuRequest(1, 1000, int(text[:-1]), models, labels)
+        return GpuRequest(1, 1000, int(text[:-1]), models, labels, sharing)
     if "x" in text:
         count, part = text.split("x")
-        return GpuRequest(int(count), permille(part), None, models, labels)
+        return GpuRequest(int(count), permille(part), None, models, labels, sharing)
     if "." in text:
-        return GpuRequest(1, permille(text), None, models, labels)
-    return GpuRequest(int(text), 1000, None, models, labels)
+        return GpuRequest(1, permille(text), None, models, labels, sharing)
+    return GpuRequest(int(text), 1000, None, models, labels, sharing)
+
+
+def gang(options: dict[str, str]) -> Gang | None:
+    if "gang" not in options:
+        return None
+    least, _, most = options["gang"].partition("-")
+    within = options.get("within", "")
+    return Gang(int(least), int(most or least), within.removesuffix("!"), within.endswith("!"))
 
 
 def nvlink_pairs(count: int, index: int) -> dict[int, str]:
@@ -84,7 +101,12 @@ def node(line: str) -> Node:
         gpus[int(index)] = replace(gpus[int(index)], health=GpuHealth.FAILED)
     for index in options.get("foreign", ""):
         gpus[int(index)] = replace(gpus[int(index)], foreign=(ForeignProcess(1, "root", "x", 5),))
-    labels = {"zone": options["zone"]} if "zone" in options else {}
+    for number, profile in enumerate(options["mig"].split(",") if "mig" in options else ()):
+        model, mib = f"A100 MIG {profile}", int(profile.split(".")[1].removesuffix("gb")) * 1000
+        gpus.append(
+            Gpu(f"{name}-mig{number}", 100 + number, model, mib, mig_profile=profile, parent_uuid=f"{name}-card")
+        )
+    labels = {word: value for word, value in options.items() if word not in NODE_WORDS}
     report = NodeReport(
         name,
         float(options.get("cpus", 64)),
@@ -94,15 +116,28 @@ def node(line: str) -> Node:
         boot_id="boot",
         agent_version="0",
         labels=labels,
+        sharing=tuple(options["offers"].split(",")) if "offers" in options else (),
     )
+    policy = {"": Sharing(options["policy"])} if "policy" in options else {}
     state = NodeState.CORDONED if "cordoned" in plain else NodeState.DOWN if "down" in plain else NodeState.UP
-    return Node(report, state)
+    return Node(report, state, sharing=policy)
 
 
 def project(line: str) -> Project:
     plain, options = words(line)
     bounds = {name: permille(options[name]) if name in options else None for name in ("quota", "limit", "user")}
-    return Project(plain[0], bounds["quota"], "strict" not in plain, bounds["limit"], bounds["user"])
+    models = tuple((name[6:], permille(value)) for name, value in options.items() if name.startswith("quota."))
+    return Project(
+        plain[0],
+        bounds["quota"],
+        "strict" not in plain,
+        bounds["limit"],
+        bounds["user"],
+        department=options.get("dep", ""),
+        weight=float(options.get("weight", 1)),
+        model_quotas=models,
+        rules=ProjectRules(min_runtime_s=float(options["min"]) if "min" in options else None),
+    )
 
 
 def owner(text: str) -> tuple[str, str]:
@@ -128,13 +163,23 @@ def pending(line: str, number: int = 0) -> PendingReplica:
         not_before=NOW + float(options["later"]) if "later" in options else 0.0,
         max_time_s=float(options["max"]) if "max" in options else None,
         held=held,
+        gang=gang(options),
+        node_pools=tuple(options["pool"].split(",")) if "pool" in options else (),
     )
+
+
+def pendings(line: str, number: int = 0) -> list[PendingReplica]:
+    """All replicas of a workload: as many as its gang may have, else one."""
+    first = pending(line, number)
+    return [replace(first, index=index) for index in range(first.gang.most if first.gang else 1)]
 
 
 def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
     plain, options = words(line)
     name, user = owner(plain[1])
+    workload, _, index = plain[0].partition(".")
     where, _, indices = plain[plain.index("on") + 1].partition(":")
+    slots = [int(i) for i in (indices.split(",") if "," in indices else indices) if i]
     wanted = request(plain[2], options)
     gpus = {gpu.index: gpu for gpu in nodes[where].report.gpus} if where in nodes else {}
     shares = tuple(
@@ -144,13 +189,36 @@ def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
             wanted.permille_on(gpus[i].memory_mib if i in gpus else 1),
             wanted.memory_on(gpus[i].memory_mib if i in gpus else 1),
         )
-        for i in map(int, indices)
+        for i in slots
     )
     began = NOW - float(options.get("age", 1000))
     cpus, memory = float(options.get("cpus", 0)), int(options.get("mem", 0))
-    lease = Lease(Epoch(1), WorkloadId(plain[0]), 0, 1, name, user, where, shares, cpus, memory, began)
-    end = NOW + float(options["end"]) if "end" in options else None
-    return RunningReplica(lease, began, int(options.get("prio", 0)), "train" in plain, end, "releasing" in plain)
+    mode = options.get("sharing", "")
+    lease = Lease(
+        epoch=Epoch(1),
+        workload=WorkloadId(workload),
+        index=int(index or 0),
+        attempt=1,
+        project=name,
+        user=user,
+        node=where,
+        shares=shares,
+        cpus=cpus,
+        memory_mib=memory,
+        granted_at=began,
+        sharing=mode,
+    )
+    return RunningReplica(
+        lease,
+        began,
+        int(options.get("prio", 0)),
+        "train" in plain,
+        NOW + float(options["end"]) if "end" in options else None,
+        "releasing" in plain,
+        gang(options),
+        float(options["min"]) if "min" in options else None,
+        wanted,
+    )
 
 
 def lines(text: str | Iterable[str]) -> list[str]:
@@ -195,10 +263,10 @@ class World:
 
     def _as_pending(self, ended: RunningReplica) -> PendingReplica:
         lease = ended.lease
-        wanted = GpuRequest(len(lease.shares), lease.shares[0].permille)
+        wanted = ended.request or GpuRequest(len(lease.shares), lease.shares[0].permille)
         return PendingReplica(
             workload=lease.workload,
-            index=0,
+            index=lease.index,
             project=lease.project,
             user=lease.user,
             request=wanted,
@@ -207,6 +275,8 @@ class World:
             preemptible=ended.preemptible,
             cpus=lease.cpus,
             memory_mib=lease.memory_mib,
+            gang=ended.gang,
+            node_pools=ended.node_pools,
         )
 
     def settle(self, limit: int = 30) -> None:
@@ -251,6 +321,6 @@ def world(
         scheduler.apply(UserChanged(User(plain[0], gpu_limit_permille=permille(options["limit"]))))
     active = [running(line, made) for line in lines(running_)]
     scheduler.apply_all(LeaseTaken(r) for r in active)
-    waiting = [pending(line, number) for number, line in enumerate(lines(pending_))]
+    waiting = [replica for number, line in enumerate(lines(pending_)) for replica in pendings(line, number)]
     scheduler.apply_all(PendingAdded(p, NOW) for p in waiting)
     return World(scheduler, {p.key: p for p in waiting}, {r.key: r for r in active})
