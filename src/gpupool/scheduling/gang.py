@@ -1,0 +1,178 @@
+"""Gangs: members that start together or not at all, near each other.
+
+Where they go: all on one node if one has the room, else in the fullest domain that has it, there on as few nodes as
+possible. How many members fit on a node is worked out for all nodes at once; only the nodes chosen are then filled
+member by member, so that each gets the GPUs that suit it best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpupool.domain.gang import Gang
+from gpupool.domain.ids import WorkloadId
+from gpupool.scheduling.cluster import Bools, Claim, Ints
+from gpupool.scheduling.ledger import Account
+from gpupool.scheduling.placement import Placer, usable_rows, usable_slots
+from gpupool.scheduling.session import Session
+from gpupool.scheduling.shape import Shape
+from gpupool.scheduling.topology import ALONE, domains
+from gpupool.scheduling.values import PendingReplica
+
+
+def place(
+    session: Session, members: Sequence[PendingReplica], shape: Shape, account: Account, least: int
+) -> list[Claim] | None:
+    """A place for each of the first members, as many as can have one, or None if fewer than ``least`` can.
+
+    ``members`` are of one gang and of one shape. The claims are charged in the session through its log: whoever does
+    not want them rolls back to a checkpoint taken before. Members of the gang that run already draw these near.
+    """
+    wanted = min(len(members), affordable(session, shape, account))
+    if not members or wanted < least:
+        return None
+    gang = members[0].gang or Gang(least, len(members))
+    mark = session.log.checkpoint()
+    claims: list[Claim] = []
+    for row, count in _order(_Site(session, shape, gang, members[0].workload), wanted, least):
+        claims += _fill(session, shape, account, row, min(count, wanted - len(claims)))
+        if len(claims) == wanted:
+            break
+    if len(claims) < least:
+        session.log.rollback(mark)
+        return None
+    return claims
+
+
+def affordable(session: Session, shape: Shape, account: Account) -> int:
+    """How many replicas of a shape the bounds on use leave room for."""
+    return max(0, session.ledger.room(account) // max(session.placer.least_permille(shape), 1))
+
+
+def capacity(placer: Placer, shape: Shape, rows: Ints, most: int) -> Ints:
+    """How many replicas of a shape fit on each of ``rows`` at once, counted up to ``most``."""
+    c, count = placer.cluster, shape.request.count
+    ok, _ = usable_slots(c, shape, rows, placer.accepted(shape))
+    fits = usable_rows(c, shape, rows, ok)
+    number = ok.sum(axis=1) // count if shape.whole else _parts(placer, shape, rows, ok)
+    if shape.cpu_milli:
+        number = np.minimum(number, c.cpu_free[rows] // shape.cpu_milli)
+    if shape.mem_mib:
+        number = np.minimum(number, c.mem_free[rows] // shape.mem_mib)
+    return np.where(fits, np.clip(number, 0, most), 0)
+
+
+def _parts(placer: Placer, shape: Shape, rows: Ints, ok: Bools) -> Ints:
+    """How many replicas that take parts of GPUs: each needs ``count`` GPUs that differ."""
+    c, count = placer.cluster, shape.request.count
+    need, mem = shape.needs(c.gmem_total[rows])
+    per_slot = np.minimum(c.gpu_free[rows] // np.maximum(need, 1), c.gmem_free[rows] // np.maximum(mem, 1))
+    per_slot = np.where(ok, per_slot, 0)
+    number = per_slot.sum(axis=1) // count
+    while count > 1:  # k replicas fit if the slots, each used k times at most, serve k x count
+        fewer = np.minimum(per_slot, number[:, None]).sum(axis=1) // count
+        if (fewer == number).all():
+            break
+        number = fewer
+    return np.asarray(number)
+
+
+@dataclass(slots=True, eq=False)
+class _Site:
+    """The nodes that come into question for a gang, with how many members fit on each, in tiers of nearness."""
+
+    session: Session
+    shape: Shape
+    gang: Gang
+    workload: WorkloadId
+
+    def tiers(self, wanted: int) -> Iterator[tuple[Ints, Ints, Ints]]:
+        """(rows, how many fit on each, domain of each), the tier nearest to the members that run first."""
+        c = self.session.cluster
+        rows = np.flatnonzero(c.present & c.up)
+        fit = capacity(self.session.placer, self.shape, rows, wanted)
+        rows, fit = rows[fit > 0], fit[fit > 0]
+        domain = domains(c, self.gang.within)[rows]
+        if self.gang.strict:
+            rows, fit, domain = rows[domain != ALONE], fit[domain != ALONE], domain[domain != ALONE]
+        else:  # each on its own
+            domain = np.where(domain == ALONE, -2 - rows, domain)
+        for tier in self._nearness(rows, domain):
+            yield rows[tier], fit[tier], domain[tier]
+
+    def _nearness(self, rows: Ints, domain: Ints) -> Iterator[Bools]:
+        used = self._used_rows()
+        if not len(used):
+            yield np.ones(len(rows), np.bool_)
+            return
+        same_node = np.isin(rows, used)
+        same_domain = np.isin(domain, domains(self.session.cluster, self.gang.within)[used]) & ~same_node
+        yield same_node
+        yield same_domain
+        if not self.gang.strict:
+            yield ~same_node & ~same_domain
+
+    def _used_rows(self) -> Ints:
+        return np.zeros(0, np.int64)
+
+
+def _order(site: _Site, wanted: int, least: int) -> Iterator[tuple[int, int]]:
+    """The nodes to fill and how many members to put on each, best first; more than needed should one give less."""
+    for rows, fit, domain in site.tiers(wanted):
+        if not len(rows):
+            continue
+        room = np.asarray(site.session.cluster.gpu_free[rows].clip(0).sum(axis=1))
+        scores = site.session.placer.scores(site.shape)[rows]
+        if fit.max() >= wanted:  # one node for all: the fullest
+            best = int(np.lexsort((scores, room, fit, fit < wanted))[0])
+            yield int(rows[best]), wanted
+        left = wanted
+        for members in _domains_in_order(fit, domain, room, wanted, least if site.gang.strict else 0):
+            for at in _nodes_in_order(fit[members], scores[members], left):
+                yield int(rows[members[at]]), int(fit[members[at]])
+                left = max(0, left - int(fit[members[at]]))
+            if site.gang.strict:
+                return
+
+
+def _domains_in_order(fit: Ints, domain: Ints, room: Ints, wanted: int, least: int) -> Iterator[Ints]:
+    """Positions of the nodes of one domain after the other: the fullest that fits, or else the one with most room."""
+    _, which = np.unique(domain, return_inverse=True)
+    total, free = np.bincount(which, fit).astype(np.int64), np.bincount(which, room)
+    left, alive = wanted, np.ones(len(total), np.bool_)
+    while alive.any():
+        served = np.minimum(total, max(left, 1))
+        best = int(np.lexsort((free, total, -served, ~alive))[0])
+        if total[best] < least:
+            return
+        alive[best] = False
+        left -= int(total[best])
+        yield np.flatnonzero(which == best)
+
+
+def _nodes_in_order(fit: Ints, scores: Ints, wanted: int) -> Iterator[int]:
+    """Most members first, the last of them on the node that has just enough room: as few nodes as possible."""
+    order = np.lexsort((scores, -fit)).tolist()
+    left = wanted
+    while order:
+        enough = [at for at in order if fit[at] >= left] if 0 < left <= fit[order[0]] else []
+        best = min(enough, key=lambda at: int(fit[at])) if enough else order[0]
+        order.remove(best)
+        left -= int(fit[best])
+        yield best
+
+
+def _fill(session: Session, shape: Shape, account: Account, row: int, count: int) -> list[Claim]:
+    """Put up to so many members on one node."""
+    claims: list[Claim] = []
+    while len(claims) < count:
+        room = session.ledger.room(account)
+        claim = session.placer.on_row(shape, row, None if shape.fixed_permille is not None else room)
+        if claim is None or claim.permille > room:
+            break
+        session.charge(claim, account)
+        claims.append(claim)
+    return claims
