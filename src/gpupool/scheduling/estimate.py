@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from gpupool.scheduling.allocate import allocate, settle_holds
 from gpupool.scheduling.session import Session
@@ -50,7 +51,12 @@ class _Play:
         self._began = session.now
         self._limits, self._medians = 0, 0
         self._samples: set[RunTimes] = set()
-        session.settings = replace(session.settings, max_reservations=0, max_grants=MAX_STARTS)
+        session.settings = replace(
+            session.settings,
+            max_reservations=0,
+            reserve_after_s=inf,  # the queue must not note who has waited long by a time that has not come
+            max_grants=MAX_STARTS,
+        )
         self._ends: list[_End] = []
         self._number = self._seen = 0
         for running in session.demand.running:

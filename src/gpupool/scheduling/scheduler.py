@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpupool.domain.access import Project, User
@@ -16,6 +16,7 @@ from gpupool.scheduling.explain import Explanation, explain
 from gpupool.scheduling.feasible import check_possible
 from gpupool.scheduling.modes import serves_users
 from gpupool.scheduling.placement import Placer
+from gpupool.scheduling.plan import Plan, plan
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.values import Decisions, Grant, Hold, PendingReplica, ReplicaKey, RunningReplica, Settings
 
@@ -168,6 +169,10 @@ class Scheduler:
     def explain(self, key: ReplicaKey, now: float, history: History | None = None) -> Explanation | None:
         """Why a replica waits; None when it does not. ``history`` gives run times by (project, user)."""
         return explain(self.placer, self.demand, self.holds, key, now, history or {}, self.settings)
+
+    def plan(self, replicas: Sequence[PendingReplica], now: float, history: History | None = None) -> Plan:
+        """Where and when replicas would start if they queued now. Nothing changes."""
+        return plan(self.placer, self.demand, self.holds, replicas, now, history or {}, self.settings)
 
     def check_possible(
         self, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0, pools: tuple[str, ...] = ()

@@ -1,0 +1,54 @@
+"""Trials on the queue: what the next cycle would decide if somebody else waited, too, and all as it was afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from heapq import heapify
+from typing import Any
+
+from gpupool.scheduling.queue import Demand
+from gpupool.scheduling.values import PendingReplica, ReplicaKey
+
+
+@contextmanager
+def supposing(demand: Demand, replicas: Sequence[PendingReplica], now: float) -> Iterator[None]:
+    """As if ``replicas`` waited, too; afterwards they never did, and what a cycle noted about itself is forgotten.
+
+    A project or user nobody has described becomes known, without bounds. Raises ``ValueError`` for replicas that wait
+    already.
+    """
+    if any(replica.key in demand.pending for replica in replicas):
+        raise ValueError("a replica that waits cannot be supposed to")
+    for replica in replicas:
+        demand.account_of(replica)
+    noted = {name: value for name, value in vars(demand).items() if isinstance(value, int | float)}
+    known = set(demand.importance)
+    try:
+        for replica in replicas:
+            demand.add(replica, now)
+        yield
+    finally:
+        _forget(demand, {replica.key: replica for replica in replicas})
+        for project in set(demand.importance) - known:
+            del demand.importance[project]
+        for name, value in noted.items():
+            setattr(demand, name, value)
+
+
+def _forget(demand: Demand, replicas: dict[ReplicaKey, PendingReplica]) -> None:
+    shapes = {demand.shape_of(replica) for replica in replicas.values()}
+    for key in replicas:
+        demand.remove(key)
+    for shape in shapes - demand.shape_users.keys():
+        demand.shapes.forget(shape)
+    if replicas:
+        for heap in (demand._ripening, demand._sleeping):  # noqa: SLF001 - entries that nobody else would drop in time
+            _without(heap, replicas)
+
+
+def _without(heap: list[Any], keys: dict[ReplicaKey, PendingReplica]) -> None:
+    kept = [entry for entry in heap if entry[2] not in keys]
+    if len(kept) < len(heap):
+        heapify(kept)
+        heap[:] = kept

@@ -1,0 +1,151 @@
+"""What a dry run says is what happens, and it leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling_world import World, pending, world
+
+from gpupool.domain.ids import WorkloadId
+from gpupool.scheduling.explain import WaitCode
+from gpupool.scheduling.plan import Plan
+from gpupool.scheduling.scheduler import PendingAdded, Scheduler
+from gpupool.scheduling.values import EvictionKind, PendingReplica
+
+
+def plan(w: World, *texts: str) -> Plan:
+    return w.scheduler.plan([arriving(w, text) for text in texts], w.now)
+
+
+def arriving(w: World, text: str) -> PendingReplica:
+    return pending(f"{text} wait=0")
+
+
+def test_it_says_where_it_would_start() -> None:
+    found = plan(world("a 1xT4; b 2xA100", "", "r1 red 1 on a:0"), "p1 red 2 model=a100")
+    assert [(g.node, [s.gpu_index for s in g.shares]) for g in found.starts] == [("b", [0, 1])]
+    assert (found.waiting, found.why, found.displaced) == (0, None, ())
+
+
+def test_it_says_why_it_would_wait_and_for_how_long() -> None:
+    found = plan(world("a 1xT4", "", "r1 red 1 on a:0 end=300"), "p1 red 1")
+    assert (found.starts, found.waiting) == ((), 1)
+    assert found.why is not None
+    assert (found.why.code, found.why.position, found.why.estimate_s) == (WaitCode.WAITING_FOR_GPU, 1, 300)
+
+
+def test_some_of_several_start() -> None:
+    found = plan(world("a 2xT4"), "p1 red 1", "p2 red 1", "p3 red 1")
+    assert [str(grant.workload) for grant in found.starts] == ["p1", "p2"]
+    assert found.waiting == 1
+
+
+def test_it_says_whom_it_would_cost_their_gpus() -> None:
+    w = world("a 2xT4", "", "r1 red 1 on a:0 train; r2 red 1 on a:1 train", "red quota=0; blue quota=2")
+    found = plan(w, "p1 blue 2")
+    assert [(d.project, d.kind, d.replicas, d.permille) for d in found.displaced] == [
+        ("red", EvictionKind.RECLAIM, 2, 2000)
+    ]
+    assert found.waiting == 1
+
+
+def test_what_waits_already_is_not_supposed() -> None:
+    w = world("a 1xT4", "p1 red 1")
+    with pytest.raises(ValueError, match="waits"):
+        plan(w, "p1 red 1")
+
+
+# --- no trace
+
+NAMES = st.sampled_from(["red", "blue", "green"])
+REQUESTS = st.sampled_from(["1", "2", "4", "0.5", "0.25", "2x0.5", "8000M", "1 model=t4"])
+EXTRAS = st.sampled_from(["", "train", "train prio=3", "max=60", "train max=500", "prio=2", "cpus=4", "wait=900"])
+PENDING = st.lists(st.tuples(NAMES, REQUESTS, EXTRAS), max_size=8)
+RUNNING = st.lists(
+    st.tuples(
+        NAMES,
+        st.sampled_from(["1", "0.5"]),
+        st.integers(0, 5),
+        st.sampled_from(["", "train", "train end=90", "end=40"]),
+    ),
+    max_size=6,
+)
+
+
+def made_of(waiting: list[tuple[str, str, str]], active: list[tuple[str, str, int, str]]) -> World:
+    taken: dict[int, float] = {}
+    lines = []
+    for number, (project, request, slot, extra) in enumerate(active):
+        if taken.get(slot, 0) + float(request) <= 1:
+            taken[slot] = taken.get(slot, 0) + float(request)
+            lines.append(f"r{number} {project} {request} on {'ab'[slot // 4]}:{slot % 4} {extra}")
+    queue = [f"q{number} {' '.join(words)}" for number, words in enumerate(waiting)]
+    return world(
+        "a 4xT4; b 2xA100",
+        "; ".join(queue),
+        "; ".join(lines),
+        "red quota=1; blue quota=2; green quota=0",
+        "ann limit=5",
+    )
+
+
+def everything(scheduler: Scheduler) -> dict[str, Any]:
+    """All that a scheduler holds, but for caches of what it could work out again."""
+    demand, cluster = scheduler.demand, scheduler.cluster
+    arrays = {
+        f"{type(room).__name__}.{name}": value.tolist()
+        for room in (cluster, demand.ledger)
+        for name, value in vars(room).items()
+        if isinstance(value, np.ndarray) and name != "touched"
+    }
+    lanes = {
+        project: {
+            shape: {key: list(group.entries) for key, group in groups.items()} for shape, groups in shapes.items()
+        }
+        for project, shapes in demand.lanes.items()
+    }
+    caches = {"lanes", "ledger", "shapes", "accounts", "_heads", "_entries", "_log"}
+    rest = {
+        name: copy.deepcopy(value, {id(s): s for s in demand.shape_users})
+        for name, value in vars(demand).items()
+        if name not in caches
+    }
+    rest["_ripening"], rest["_sleeping"] = sorted(rest["_ripening"]), sorted(rest["_sleeping"])
+    return arrays | {
+        "lanes": lanes,
+        "rest": rest,
+        "holds": scheduler.holds,
+        "shapes": set(demand.shapes._known),
+        "log": len(cluster.log),
+        "claims": set(cluster.claims),
+        "users": list(demand.ledger.users),
+    }
+
+
+@settings(max_examples=120, deadline=None)
+@given(PENDING, RUNNING, st.tuples(NAMES, REQUESTS, EXTRAS), st.booleans())
+def test_a_plan_leaves_no_trace_and_tells_the_truth(
+    waiting: list[tuple[str, str, str]],
+    active: list[tuple[str, str, int, str]],
+    asked: tuple[str, str, str],
+    rested: bool,
+) -> None:
+    w = made_of(waiting, active)
+    if rested:
+        w.scheduler.decide(w.now)
+    w.scheduler.demand.mature(w.now - w.scheduler.settings.reserve_after_s)  # what time alone does
+    new = pending(f"new {' '.join(asked)}")
+    before = everything(w.scheduler)
+    said = w.scheduler.plan([new], w.now)
+    assert everything(w.scheduler) == before
+    assert w.scheduler.plan([new], w.now) == said
+    w.scheduler.apply(PendingAdded(new, w.now))
+    decided = w.scheduler.decide(w.now)
+    assert [g for g in decided.grants if g.workload == WorkloadId("new")] == list(said.starts)
+    evicted = [e for e in decided.evictions if e.for_workload == WorkloadId("new")]
+    assert len(evicted) == sum(d.replicas for d in said.displaced)
