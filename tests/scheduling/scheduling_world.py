@@ -10,7 +10,7 @@ running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600"
 pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50 pool=x,y sharing=mps"
 
 A GPU request is "1", "4", "0.5", "2x0.5" or "8000M" (memory of one card). Work is protected unless it says "train".
-A gang that waits says "gang=2" (two replicas, both or none) or "gang=2-4", and "within=rack" or, strict, "within=rack!".
+A gang that waits says "gang=2" (two replicas, both or none) or "gang=2-4", and "within=rack", strictly "within=rack!".
 A gang that runs has a line for each member: "r1.0 red 1 on a:0 gang=2", "r1.1 red 1 on b:0 gang=2".
 """
 
