@@ -25,7 +25,7 @@ from gpupool.scheduling.scheduler import (
     Scheduler,
 )
 from gpupool.scheduling.shape import Shapes
-from gpupool.scheduling.values import PendingReplica, ReplicaKey
+from gpupool.scheduling.values import EvictionKind, PendingReplica, ReplicaKey
 
 MODELS = {"T4": 16_000, "A100": 80_000}
 
@@ -115,7 +115,12 @@ class Watched:
         self.evictions += len(decisions.evictions)
         self._check()
         for eviction in decisions.evictions:
-            self._check_eviction(self.specs[eviction.key], self.specs[eviction.for_workload, eviction.for_index])
+            victim, evictor = self.specs[eviction.key], self.specs[eviction.for_workload, eviction.for_index]
+            if eviction.kind is EvictionKind.CONSOLIDATE:
+                assert victim.preemptible
+                assert victim.priority <= evictor.priority
+            else:
+                self._check_eviction(victim, evictor)
         for key in leaving:
             if key in self.scheduler.demand.running:
                 self.scheduler.apply(LeaseReleased(key))

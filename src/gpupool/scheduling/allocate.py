@@ -84,8 +84,10 @@ class Turns:
 def settle_holds(session: Session) -> None:
     """Start those whose kept space has become free (or who fit elsewhere); forget holds that came to nothing."""
     for key in list(session.ghosts):
+        replica = session.demand.pending.get(key)
+        if replica is None:
+            continue  # it is on the way out to be moved here
         ghost = session.drop_ghost(key)
-        replica = session.demand.pending[key]
         claim = _start_of(session, ghost)
         if claim is not None:
             session.grant(replica, claim, ghost.account)

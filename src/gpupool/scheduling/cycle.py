@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpupool.scheduling.allocate import allocate, settle_holds
+from gpupool.scheduling.consolidate import consolidate
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.reclaim import make_room
@@ -33,6 +34,7 @@ def decide(
         more = allocate(session)
         if not more:
             make_room(session)
+            consolidate(session)
         return _decisions(session, more=more)
     finally:
         session.close()

@@ -15,15 +15,14 @@ import numpy as np
 
 from gpupool.domain.units import format_permille
 from gpupool.scheduling.allocate import Turns
-from gpupool.scheduling.cluster import MILLI, Bools, Claim
+from gpupool.scheduling.cluster import Bools, Claim
 from gpupool.scheduling.ledger import UNBOUNDED, Account
 from gpupool.scheduling.queue import Group
-from gpupool.scheduling.session import Ghost, Session
+from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import (
     Eviction,
     EvictionKind,
-    Hold,
     HoldKind,
     PendingReplica,
     ReplicaKey,
@@ -226,19 +225,7 @@ class _RoomMaker:
         return self._nominate(replica, claim, account)
 
     def _nominate(self, replica: PendingReplica, claim: Claim, account: Account) -> bool:
-        cluster = self.session.cluster
-        hold = Hold(
-            workload=replica.workload,
-            index=replica.index,
-            node=cluster.name_of(claim.row),
-            shares=cluster.shares_of(claim),
-            cpus=claim.cpu_milli / MILLI,
-            memory_mib=claim.mem_mib,
-            kind=HoldKind.NOMINATED,
-            starts_at=self.session.now,
-            sharing=claim.mode,
-        )
-        self.session.add_ghost(Ghost(hold, claim, account))
+        self.session.hold_for(replica, claim, account, HoldKind.NOMINATED)
         return True
 
     def _reason(self, victim: ReplicaKey, replica: PendingReplica, kind: EvictionKind) -> str:

@@ -8,12 +8,12 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from gpupool.scheduling.cluster import MILLI, Claim
+from gpupool.scheduling.cluster import Claim
 from gpupool.scheduling.placement import Relax, fitting_rows, mode_fits, mode_on, usable_slots
 from gpupool.scheduling.queue import Group
-from gpupool.scheduling.session import Ghost, Session
+from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
-from gpupool.scheduling.values import Hold, HoldKind, PendingReplica, ReplicaKey
+from gpupool.scheduling.values import HoldKind, PendingReplica, ReplicaKey
 
 Floats = npt.NDArray[np.float64]
 _UNKNOWN = 1e300  # a time later than any
@@ -67,19 +67,7 @@ def _reserve_for(session: Session, group: Group, replica: PendingReplica) -> boo
     if plan is None:
         return False
     starts_at, claim = plan
-    cluster = session.cluster
-    hold = Hold(
-        workload=replica.workload,
-        index=replica.index,
-        node=cluster.name_of(claim.row),
-        shares=cluster.shares_of(claim),
-        cpus=claim.cpu_milli / MILLI,
-        memory_mib=claim.mem_mib,
-        kind=HoldKind.RESERVED,
-        starts_at=starts_at,
-        sharing=claim.mode,
-    )
-    session.add_ghost(Ghost(hold, claim, group.account))
+    session.hold_for(replica, claim, group.account, HoldKind.RESERVED, starts_at)
     return True
 
 

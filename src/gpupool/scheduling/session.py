@@ -14,7 +14,7 @@ from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand, Group, Lane
 from gpupool.scheduling.shape import Shape
-from gpupool.scheduling.values import Eviction, Grant, Hold, PendingReplica, ReplicaKey, Settings
+from gpupool.scheduling.values import Eviction, Grant, Hold, HoldKind, PendingReplica, ReplicaKey, Settings
 
 
 @dataclass(slots=True, eq=False)
@@ -99,16 +99,41 @@ class Session:
     # --- holds
 
     def haunt(self, holds: Iterable[Hold]) -> None:
-        """Charge holds given from earlier cycles; those whose replica no longer waits fall away."""
+        """Charge holds given from earlier cycles; those whose replica neither waits nor is being moved fall away."""
         for hold in holds:
-            group = self.demand.group_of(hold.key)
-            if group is None or hold.key in self.ghosts:
+            found = self._holder(hold)
+            if found is None or hold.key in self.ghosts:
                 continue
-            user = self.demand.pending[hold.key].user
+            account, user = found
             held = Holding(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib, hold.sharing, user)
             claim = self.cluster.claim_of(held)
             if claim.row >= 0 and claim.permille == sum(share.permille for share in hold.shares):
-                self.add_ghost(Ghost(hold, claim, group.account))
+                self.add_ghost(Ghost(hold, claim, account))
+
+    def _holder(self, hold: Hold) -> tuple[Account, str] | None:
+        group = self.demand.group_of(hold.key)
+        if group is not None:
+            return group.account, self.demand.pending[hold.key].user
+        if hold.kind is HoldKind.MOVED and hold.key in self.demand.releasing:
+            return self.demand.accounts[hold.key], self.demand.running[hold.key].lease.user
+        return None
+
+    def hold_for(
+        self, replica: PendingReplica, claim: Claim, account: Account, kind: HoldKind, starts_at: float | None = None
+    ) -> None:
+        """Keep a claim for a replica, from now on or from ``starts_at``."""
+        hold = Hold(
+            workload=replica.workload,
+            index=replica.index,
+            node=self.cluster.name_of(claim.row),
+            shares=self.cluster.shares_of(claim),
+            cpus=claim.cpu_milli / MILLI,
+            memory_mib=claim.mem_mib,
+            kind=kind,
+            starts_at=self.now if starts_at is None else starts_at,
+            sharing=claim.mode,
+        )
+        self.add_ghost(Ghost(hold, claim, account))
 
     def add_ghost(self, ghost: Ghost) -> None:
         """Keep space for a replica from now on."""
