@@ -83,6 +83,7 @@ class ClusterState:
         self.models: list[str] = [""]
         self.holdings: dict[ReplicaKey, Holding] = {}
         self.claims: dict[ReplicaKey, Claim] = {}
+        self.claims_changed: set[ReplicaKey] = set()  # since ``Holders.catch_up``
         self._model_ids: dict[str, int] = {}
         self._on_node: dict[str, set[ReplicaKey]] = {}
         self._allocate_arrays(0, 1)
@@ -175,6 +176,7 @@ class ClusterState:
             column[row] = 0
         for key in self._on_node.get(name, ()):
             self.claims[key] = self.claim_of(self.holdings[key])
+            self.claims_changed.add(key)
         self.touch(row)
 
     def _new_row(self, name: str) -> int:
@@ -194,6 +196,7 @@ class ClusterState:
         if gpus > self.slots:
             self._resize(len(self.present), gpus)
             self.claims = {key: self.claim_of(held) for key, held in self.holdings.items()}
+            self.claims_changed.update(self.claims)
 
     def _resize(self, n: int, g: int) -> None:
         for name, column in vars(self).items():
@@ -238,6 +241,7 @@ class ClusterState:
     def _charge_row(self, row: int, name: str) -> None:
         for key in self._on_node.get(name, ()):
             claim = self.claims[key] = self.claim_of(self.holdings[key])
+            self.claims_changed.add(key)
             self.gpu_free[row] -= claim.gpu
             self.gmem_free[row] -= claim.gmem
             self.guests[row] += claim.marks()
@@ -274,6 +278,7 @@ class ClusterState:
         self.free(key)
         claim = self.claim_of(held)
         self.holdings[key], self.claims[key] = held, claim
+        self.claims_changed.add(key)
         self._on_node.setdefault(held.node, set()).add(key)
         self.charge(claim)
         self.log.commit()
@@ -284,6 +289,7 @@ class ClusterState:
         if held is None:
             return
         self.discharge(self.claims.pop(key))
+        self.claims_changed.discard(key)
         self._on_node[held.node].discard(key)
         if not self._on_node[held.node]:
             del self._on_node[held.node]

@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from gpupool.domain.gpu import Sharing
+from gpupool.scheduling.holders import Holders
 from gpupool.scheduling.ledger import Account, Ledger
 from gpupool.scheduling.shape import Shape, Shapes
 from gpupool.scheduling.undo import UndoLog
@@ -50,6 +51,7 @@ class Demand:
         self.running: dict[ReplicaKey, RunningReplica] = {}
         self.accounts: dict[ReplicaKey, Account] = {}  # of those that run
         self.releasing: set[ReplicaKey] = set()
+        self.holders = Holders()
         self.evictable: dict[int, Counter[int]] = {}  # project -> priority -> preemptible replicas that run
         self.lanes: dict[int, dict[Shape, dict[GroupKey, Group]]] = {}
         self.shape_users: dict[Shape, int] = {}
@@ -217,6 +219,7 @@ class Demand:
         lease = replica.lease
         account = self.ledger.account(lease.project, lease.user, preemptible=replica.preemptible)
         self.running[replica.key], self.accounts[replica.key] = replica, account
+        self.holders.start(replica, account.project)
         self.ledger.add(self._log, account, lease.permille)
         self._heads.pop(account.project, None)
         self._log.commit()
@@ -234,6 +237,7 @@ class Demand:
             self._heads.pop(account.project, None)
             self._log.commit()
             self.releasing.discard(key)
+            self.holders.finish(key)
             if replica.preemptible and not replica.releasing:
                 kinds = self.evictable[account.project]
                 kinds[replica.priority] -= 1
