@@ -8,29 +8,46 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import Sharing
+from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.holders import Holders
 from gpupool.scheduling.ledger import Account, Ledger
+from gpupool.scheduling.members import GangEntry, Gangs, Members
 from gpupool.scheduling.shape import Shape, Shapes
 from gpupool.scheduling.undo import UndoLog
 from gpupool.scheduling.values import PendingReplica, ReplicaKey, RunningReplica
 
 Entry = tuple[float, int, PendingReplica]  # queued at, number of arrival
-GroupKey = tuple[int, int, int, bool, Shape]  # project, priority, user, preemptible, shape
-
-
-LaneKey = tuple[int, int, float, int]  # -priority, held by the user in the project, queued at, number of arrival
+# project, priority, user, preemptible, shape, gang, workload of a gang that runs (of one that members join)
+GroupKey = tuple[int, int, int, bool, Shape, Gang | None, WorkloadId | None]
+# -priority, not a joiner, held by the user in the project, queued at, number of arrival
+LaneKey = tuple[int, bool, int, float, int]
 
 
 class Group:
-    """Pending replicas that are alike to the scheduler, oldest first."""
+    """Pending replicas that are alike to the scheduler, oldest first.
 
-    __slots__ = ("account", "entries", "key", "priority", "shape")
+    With ``gang``, each entry stands for a gang: its member with the lowest index at the place of its oldest. With
+    ``joins`` as well, the entries are members that join the one gang ``joins``, each for itself.
+    """
+
+    __slots__ = ("account", "entries", "gang", "joins", "key", "priority", "shape")
 
     def __init__(self, key: GroupKey, account: Account) -> None:
         self.key, self.account = key, account
-        self.priority, self.shape = key[1], key[4]
+        self.priority, self.shape, self.gang, self.joins = key[1], key[4], key[5], key[6]
         self.entries: list[Entry] = []
+
+    @property
+    def size(self) -> int:
+        """How many replicas have to start at once."""
+        return 1 if self.gang is None or self.joins is not None else self.gang.least
+
+    @property
+    def starvable(self) -> bool:
+        """Whether smaller work could keep it out for ever."""
+        return self.gang is not None or self.shape.starvable
 
     def count_before(self, queued_at: float, arrival: int) -> int:
         """How many are older than an entry."""
@@ -47,6 +64,7 @@ class Demand:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.shapes = Shapes()
+        self.gangs = Gangs()
         self.pending: dict[ReplicaKey, PendingReplica] = {}
         self.running: dict[ReplicaKey, RunningReplica] = {}
         self.accounts: dict[ReplicaKey, Account] = {}  # of those that run
@@ -83,28 +101,22 @@ class Demand:
 
     def remove(self, key: ReplicaKey) -> PendingReplica | None:
         """It waits no more; returns what was known of it."""
-        replica = self.pending.pop(key, None)
-        placed = self._entries.pop(key, None)
-        if replica is not None and placed is not None:
-            group, queued_at, arrival = placed
-            self._heads.pop(group.account.project, None)
-            self.timed[group.shape] -= replica.max_time_s is not None
-            del group.entries[group.count_before(queued_at, arrival)]
-            if key in self.starved.get(group.shape, ()):
-                self.starved[group.shape].remove(key)
-                if not self.starved[group.shape]:
-                    del self.starved[group.shape]
-            if not group.entries:
-                self._drop(group)
+        replica = self.pending.get(key)
+        if replica is not None:
+            self._unlist(replica)
+            del self.pending[key]
+            self.gangs.waits_no_more(key)
         return replica
 
     def wake(self, now: float) -> None:
-        """Let those whose time has come join the queue."""
+        """Let those whose time has come join the queue, and gangs that are complete."""
         while self._sleeping and self._sleeping[0][0] <= now:
             _, arrival, key = heappop(self._sleeping)
             replica = self.pending.get(key)
             if replica is not None and key not in self._entries and replica.held is None and replica.not_before <= now:
                 self._enqueue(replica, arrival)
+        for members in self.gangs.changed(now):
+            self._list_gang(members)
 
     def next_wake(self) -> float | None:
         """When the next one would join; None when nobody sleeps."""
@@ -126,12 +138,19 @@ class Demand:
 
     def group_of(self, key: ReplicaKey) -> Group | None:
         """The group in which a ready replica waits."""
-        placed = self._entries.get(key)
+        placed = self._entries.get(self.gangs.leader(key))
         return None if placed is None else placed[0]
 
     def arrival_of(self, key: ReplicaKey) -> tuple[float, int]:
-        """When a ready replica queued, and its number of arrival."""
-        return self._entries[key][1:]
+        """When a ready replica queued, and its number of arrival; of a gang that waits, those of its oldest."""
+        return self._entries[self.gangs.leader(key)][1:]
+
+    def together_with(self, replica: PendingReplica) -> list[PendingReplica]:
+        """Who would start together with the replica of a queue's entry, itself first: a gang, or it alone."""
+        members = self.gangs.get(replica.workload) if replica.gang is not None else None
+        if members is None or members.running:
+            return [replica]
+        return [self.pending[key] for key in sorted(members.waiting)[: members.gang.most]]
 
     def groups(self, project: int | None = None) -> Iterator[Group]:
         """All groups, or those of one project."""
@@ -169,29 +188,66 @@ class Demand:
         self._users_apart = apart
         for key in list(self._entries):
             replica, arrival = self.pending[key], self._entries[key][2]
-            self.remove(key)
-            self.pending[key] = replica
-            self._enqueue(replica, arrival)
+            self._unlist(replica)
+            if replica.gang is None:
+                self._enqueue(replica, arrival)
+        self.gangs.change_all()
 
     def account_of(self, replica: PendingReplica) -> Account:
         """Where a pending replica would be counted."""
         return self.ledger.account(replica.project, replica.user, preemptible=replica.preemptible)
 
     def _enqueue(self, replica: PendingReplica, arrival: int) -> None:
+        if replica.gang is None:
+            self._list(replica, replica.queued_at, arrival)
+        else:
+            self.gangs.waits(replica, arrival)
+
+    def _list_gang(self, members: Members) -> None:
+        wanted = members.entries(self.pending)
+        if wanted == members.listed and all(entry.key in self._entries for entry in wanted):
+            return
+        for entry in members.listed:
+            if entry.key in self.pending:
+                self._unlist(self.pending[entry.key])
+        for entry in wanted:
+            self._list(self.pending[entry.key], entry.queued_at, entry.arrival, entry)
+        members.listed = wanted
+
+    def _list(
+        self, replica: PendingReplica, queued_at: float, arrival: int, gang_entry: GangEntry | None = None
+    ) -> None:
         account = self.account_of(replica)
         self._heads.pop(account.project, None)
         shape = self._make_shape(replica)
-        key = (account.project, replica.priority, account.user, replica.preemptible, shape)
+        gang = None if gang_entry is None else gang_entry.gang
+        joins = replica.workload if gang_entry is not None and gang_entry.joins else None
+        key = (account.project, replica.priority, account.user, replica.preemptible, shape, gang, joins)
         groups = self.lanes.setdefault(account.project, {}).setdefault(shape, {})
         if key not in groups:
             groups[key] = Group(key, account)
             self.shape_users[shape] = self.shape_users.get(shape, 0) + 1
             self.importance.setdefault(account.project, Counter())[replica.priority] += 1
-        insort(groups[key].entries, (replica.queued_at, arrival, replica), key=lambda entry: entry[:2])
-        self._entries[replica.key] = (groups[key], replica.queued_at, arrival)
+        insort(groups[key].entries, (queued_at, arrival, replica), key=lambda entry: entry[:2])
+        self._entries[replica.key] = (groups[key], queued_at, arrival)
         self.timed[shape] += replica.max_time_s is not None
-        if shape.starvable:
-            heappush(self._ripening, (max(replica.queued_at, replica.not_before), arrival, replica.key))
+        if groups[key].starvable:
+            heappush(self._ripening, (max(queued_at, replica.not_before), arrival, replica.key))
+
+    def _unlist(self, replica: PendingReplica) -> None:
+        placed = self._entries.pop(replica.key, None)
+        if placed is None:
+            return
+        group, queued_at, arrival = placed
+        self._heads.pop(group.account.project, None)
+        self.timed[group.shape] -= replica.max_time_s is not None
+        del group.entries[group.count_before(queued_at, arrival)]
+        if replica.key in self.starved.get(group.shape, ()):
+            self.starved[group.shape].remove(replica.key)
+            if not self.starved[group.shape]:
+                del self.starved[group.shape]
+        if not group.entries:
+            self._drop(group)
 
     def _drop(self, group: Group) -> None:
         shapes = self.lanes[group.account.project]
@@ -225,12 +281,15 @@ class Demand:
         self._log.commit()
         if replica.releasing:
             self.releasing.add(replica.key)
-        elif replica.preemptible:
+            return
+        self.gangs.runs(replica)
+        if replica.preemptible:
             self.evictable.setdefault(account.project, Counter())[replica.priority] += 1
 
     def finish(self, key: ReplicaKey) -> None:
         """A replica's lease is released; unknown ones are ignored."""
         replica = self.running.pop(key, None)
+        self.gangs.runs_no_more(key)
         if replica is not None:
             account = self.accounts.pop(key)
             self.ledger.add(self._log, account, -replica.lease.permille)
@@ -248,7 +307,7 @@ class Demand:
 def lane_key(ledger: Ledger, group: Group, cursor: int) -> LaneKey:
     """Where a group stands in its lane, by its entry at ``cursor``."""
     queued_at, arrival, _ = group.entries[cursor]
-    return (-group.priority, int(ledger.pair_used[group.account.pair]), queued_at, arrival)
+    return (-group.priority, group.joins is None, int(ledger.pair_used[group.account.pair]), queued_at, arrival)
 
 
 class Lane:
