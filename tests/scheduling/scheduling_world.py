@@ -140,20 +140,25 @@ def project(line: str) -> Project:
     )
 
 
+def user(line: str) -> User:
+    plain, options = words(line)
+    return User(plain[0], gpu_limit_permille=permille(options["limit"]) if "limit" in options else None)
+
+
 def owner(text: str) -> tuple[str, str]:
-    name, _, user = text.partition("/")
-    return name, user or "ann"
+    name, _, person = text.partition("/")
+    return name, person or "ann"
 
 
 def pending(line: str, number: int = 0) -> PendingReplica:
     plain, options = words(line)
-    name, user = owner(plain[1])
+    name, person = owner(plain[1])
     held = next((h for h in Held if h.value in plain), None)
     return PendingReplica(
         workload=WorkloadId(plain[0]),
         index=0,
         project=name,
-        user=user,
+        user=person,
         request=request(plain[2], options),
         queued_at=NOW - float(options.get("wait", 10)) + number / 1000,
         priority=int(options.get("prio", 0)),
@@ -176,7 +181,7 @@ def pendings(line: str, number: int = 0) -> list[PendingReplica]:
 
 def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
     plain, options = words(line)
-    name, user = owner(plain[1])
+    name, person = owner(plain[1])
     workload, _, index = plain[0].partition(".")
     where, _, indices = plain[plain.index("on") + 1].partition(":")
     slots = [int(i) for i in (indices.split(",") if "," in indices else indices) if i]
@@ -200,7 +205,7 @@ def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
         index=int(index or 0),
         attempt=1,
         project=name,
-        user=user,
+        user=person,
         node=where,
         shares=shares,
         cpus=cpus,
@@ -316,9 +321,7 @@ def world(
     made = {n.name: n for n in map(node, lines(nodes))}
     scheduler.apply_all(NodeChanged(n) for n in made.values())
     scheduler.apply_all(ProjectChanged(project(line)) for line in lines(projects))
-    for line in lines(users):
-        plain, options = words(line)
-        scheduler.apply(UserChanged(User(plain[0], gpu_limit_permille=permille(options["limit"]))))
+    scheduler.apply_all(UserChanged(user(line)) for line in lines(users))
     active = [running(line, made) for line in lines(running_)]
     scheduler.apply_all(LeaseTaken(r) for r in active)
     waiting = [replica for number, line in enumerate(lines(pending_)) for replica in pendings(line, number)]
