@@ -162,7 +162,7 @@ class Placer:
             cost = _part_cost(c.gpu_free[rows], ok, left, count)
         room = np.minimum(np.clip(c.gpu_free[rows], 0, None).sum(axis=1), _FREE_LIMIT)
         score = np.minimum(cost, _COST_LIMIT) << 15 | room
-        score = score << 28 | self._late_keys(rows)
+        score = score << 28 | self.late_keys(rows)
         return np.where(fits, score, NO_FIT)
 
     def _link_cost(self, rows: Ints, ok: Bools, fits: Bools, count: int) -> Ints:
@@ -178,7 +178,7 @@ class Placer:
                 cost[at] = 255
         return cost
 
-    def _late_keys(self, rows: Ints) -> Ints:
+    def late_keys(self, rows: Ints) -> Ints:
         """28 bits that tell equals apart: smaller GPUs first, then fuller CPUs, then a digest of the node's state."""
         c = self.cluster
         memory = np.minimum(c.gmem_total[rows].max(axis=1) >> 12, 63)

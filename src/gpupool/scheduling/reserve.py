@@ -93,7 +93,8 @@ def _plan(session: Session, shape: Shape) -> tuple[float, Claim] | None:
     if order.shape[1] < count or not (time < inf).any():
         return None
     in_use = np.take_along_axis(busy, order, axis=1).sum(axis=1)
-    best = int(np.lexsort((np.clip(free, 0, None).sum(axis=1), in_use, time))[0])
+    room = np.clip(free, 0, None).sum(axis=1)
+    best = int(np.lexsort((session.placer.late_keys(rows), room, in_use, time))[0])
     chosen = order[best]
     gpu, gmem = np.zeros(cluster.slots, np.int64), np.zeros(cluster.slots, np.int64)
     gpu[chosen], gmem[chosen] = need[best][chosen], mem[best][chosen]
