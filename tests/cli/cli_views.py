@@ -109,6 +109,13 @@ def project_view(**changes: Any) -> Json:
         "compute_allowed": [],
         "sharing_default": None,
         "sharing_allowed": [],
+        "rules": {
+            "min_runtime_s": None,
+            "max_time_limit_s": 43_200.0,
+            "windows": ["nights"],
+            "node_pools": ["a100"],
+            "max_gpus_permille": None,
+        },
     } | changes
 
 
@@ -166,3 +173,21 @@ ANSWERS: Json = {
     "GET /v1/usage": USAGE,
     "GET /v1/whoami": {"user": "ann", "role": "admin", "via": "uid 1000", "uid": 1000, "projects": ["default"]},
 }
+
+
+def plan_view(**changes: Any) -> Json:
+    start = {"index": 0, "node": "gpu1", "gpus": [{"uuid": "GPU-0", "index": 0, "permille": 500, "memory_mib": 8000}]}
+    return {
+        "name": "x",
+        "kind": "training",
+        "project": "default",
+        "preemptible": True,
+        "gpus": {"count": 1, "permille": 500, "memory_mib": None, "models": [], "labels": {}},
+        "max_time_s": None,
+        "completions": 1,
+        "asked": 1,
+        "starts_now": True,
+        "starts": [start | {"sharing": "share"}],
+        "why": None,
+        "displaced": [],
+    } | changes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cli_fake_pool import COMMAND, NOW, FakePool, detail_view, replica_view, why_view, workload_view
-from cli_views import ANSWERS, event_view, node_view, pool_view, project_view, token_view
+from cli_views import ANSWERS, event_view, node_view, plan_view, pool_view, project_view, token_view
 
 
 @pytest.fixture
@@ -237,10 +237,13 @@ def test_submit_refuses_before_anything_is_sent(pool: FakePool, gpupool: Any, wo
 
 
 def test_dry_run_shows_the_request_and_submits_nothing(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/plan"] = plan_view()
     done = gpupool("submit", "x", "-p", "0.3", "--dry-run", "--", "prog")
     assert b"fraction: 0.3" in done.stdout
-    assert b"it could start now" in done.stdout
-    assert b"it would wait" in gpupool("submit", "x", "-p", "0.5", "--dry-run", "--", "prog").stdout
+    assert b"# It would start now on gpu1: 0.50 of GPU 0." in done.stdout
+    pool.answers["POST /v1/plan"] = (422, {"error": {"code": "UNKNOWN_MODEL", "message": "No h100.", "hint": "T4."}})
+    refused = gpupool("submit", "x", "--dry-run", "--", "prog")
+    assert (refused.returncode, b"# It would be refused: No h100. [UNKNOWN_MODEL]" in refused.stdout) == (0, True)
     assert not pool.workloads
     assert "plans" in json.loads(gpupool("submit", "x", "--dry-run", "--json", "--", "prog").stdout)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gpupool.cli import app, options
 from gpupool.cli.commands import running
 from gpupool.cli.options import CLIENT, LEASE, RUN, Kind, Option, Unusual, parse
-from gpupool.cli.submit_options import SUBMIT
+from gpupool.cli.submit_options import PLAN, SUBMIT
 
-TABLES = {"run": RUN, "client": CLIENT, "request_gpus": LEASE, "submit": SUBMIT}
+TABLES = {"run": RUN, "client": CLIENT, "request_gpus": LEASE, "submit": SUBMIT, "plan": PLAN}
 
 
 def typer_command(name: str) -> Any:

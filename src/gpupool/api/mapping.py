@@ -14,7 +14,6 @@ from gpupool.domain.access import Project, Token, User
 from gpupool.domain.gpu import NODE_POLICY, ComputePolicy, Gpu, GpuRequest, GpuShare, Node
 from gpupool.domain.supervision import LogChunk
 from gpupool.domain.workload import Event, Lease, Replica, Workload
-from gpupool.scheduling.explain import Explanation
 from gpupool.services.ports import UsageRow
 
 
@@ -260,22 +259,6 @@ def _limits_view(workload: Workload) -> view.LimitsView:
         cpus=limits.cpus,
         memory_mib=limits.memory_mib,
         log_limit_mib=limits.log_limit_mib,
-    )
-
-
-def why_view(workload: Workload, why: Explanation) -> view.WhyView:
-    """Why a workload stands where it stands."""
-    return view.WhyView(
-        state=workload.state,
-        code=why.code.value,
-        sentence=why.sentence,
-        position=why.position or None,
-        ahead_in_project=why.ahead_in_project,
-        ahead_total=why.ahead_total,
-        numbers=dict(why.numbers),
-        would_help=list(why.would_help),
-        estimate_s=why.estimate_s,
-        estimate_basis=why.estimate_basis,
     )
 
 

@@ -70,8 +70,8 @@ def _stubs() -> typer.Typer:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """For ``submit``, what is before and after ``--``: its name may be left out, its command may not be guessed."""
-    if argv[0] != "submit" or "--" not in argv:
+    """What is before and after ``--`` where the name may be left out: what is the command may not be guessed."""
+    if argv[0] not in {"submit", "plan"} or "--" not in argv:
         return argv, []
     place = argv.index("--")
     return argv[:place], argv[place + 1 :]

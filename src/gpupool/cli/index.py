@@ -12,6 +12,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Run programs": {
         "run": ("running", "Run a program on GPUs, or a slice of one"),
         "submit": ("submitting", "Queue work that runs without your terminal"),
+        "plan": ("planning", "Where and when it would start if submitted now"),
     },
     "Hold GPUs": {
         "request_gpus": ("leasing", "Hold GPUs until they are released"),

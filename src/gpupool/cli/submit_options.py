@@ -49,3 +49,10 @@ SUBMIT = (
     Option("json", "--json", Kind.FLAG, "Print JSON, as the API gives it.", OUTPUT),
     QUIET,
 )
+
+NOT_OF_PLANS = frozenset({"dry_run", "attach", "wait_finished", "quiet"})
+PLAN = (
+    *(option for option in SUBMIT if option.name not in NOT_OF_PLANS),
+    Option("kind", "--as", Kind.TEXT, "training (as submit has it), interactive, run or lease.", QUEUE, "KIND"),
+    Option("lifetime", "--lifetime --for", Kind.TEXT, "How long a lease is held.", QUEUE, "TIME"),
+)

@@ -1,4 +1,4 @@
-"""From the options of ``submit`` and job files to requests, and what a dry run tells of them."""
+"""From the options of ``submit`` and job files to requests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from typing import Any
 
 from gpupool.cli import asking
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import GpuRequest
-from gpupool.domain.units import WHOLE_GPU, fraction_to_permille
 from gpupool.specs.options import SweepOptions, parse_after
 from gpupool.specs.request import WorkloadRequest, parse_request
 
 Values = dict[str, Any]
 AMOUNTS = frozenset({"count", "fraction", "memory_mib"})
-PASSED_ON = ("parallelism", "completions", "restart", "backoff_limit", "log_limit", "tty", "stdin")
+PASSED_ON = (
+    "parallelism",
+    "completions",
+    "restart",
+    "backoff_limit",
+    "log_limit",
+    "tty",
+    "stdin",
+    "kind",
+    "lifetime",
+)
 
 
 def requests_of(values: Values, words: list[str], program: list[str]) -> list[WorkloadRequest]:
@@ -73,34 +81,3 @@ def _merged(from_file: Values, from_options: Values) -> WorkloadRequest:
     if AMOUNTS.isdisjoint(from_options.get("gpus", {})):  # the file's amount stays
         merged |= {"gpus": from_file.get("gpus", {}) | from_options.get("gpus", {})}
     return parse_request(merged)
-
-
-def plan(request: WorkloadRequest, gpus: list[dict[str, Any]]) -> list[str]:
-    """What a request comes to, and whether it could start on the GPUs as they are now."""
-    wanted = gpu_request(request)
-    replicas = request.sweep.size if request.sweep else request.completions or request.parallelism or 1
-    parallel = min(request.parallelism or replicas, replicas)
-    lines = [f"{replicas} to run, {parallel} at a time; GPUs for each: {wanted.count}"]
-    if not gpus:
-        return [*lines, "No pool answers here, so nothing can be said about when it would start."]
-    room = sum(_room(wanted, gpu) for gpu in gpus if gpu["available"])
-    verdict = "it could start now" if room >= wanted.count else "it would wait"
-    return [*lines, f"{room} such parts of GPUs are free now: {verdict}."]
-
-
-def gpu_request(request: WorkloadRequest) -> GpuRequest:
-    """The GPUs that each replica would get."""
-    spec = request.gpus
-    permille = WHOLE_GPU if spec.fraction is None else fraction_to_permille(spec.fraction)
-    return GpuRequest(spec.count, permille, spec.memory_mib, tuple(spec.models))
-
-
-def _fits(wanted: GpuRequest, gpu: dict[str, Any]) -> bool:
-    return wanted.accepts_model(gpu["model"]) and wanted.permille_on(gpu["memory_mib"]) <= WHOLE_GPU
-
-
-def _room(wanted: GpuRequest, gpu: dict[str, Any]) -> int:
-    """How many such parts a GPU has left."""
-    if not _fits(wanted, gpu):
-        return 0
-    return int((WHOLE_GPU - gpu["allocated_permille"]) // max(wanted.permille_on(gpu["memory_mib"]), 1))

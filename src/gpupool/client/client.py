@@ -23,6 +23,7 @@ from gpupool.api.schemas import (
     NewTokenView,
     NodeList,
     NodeView,
+    PlanView,
     PoolView,
     ProjectList,
     ProjectView,
@@ -89,18 +90,23 @@ class Client:
 
     # Work
 
+    def plan(self, command: Command | WorkloadRequest = ("true",), **options: Unpack[SubmitOptions]) -> PlanView:
+        """Where and when a submission with these options would start if it were made now. Nothing is stored."""
+        call = Call("POST", "/v1/plan", json=self._request(command, options).to_body(), again=True)
+        return self._connection.ask(call, PlanView)
+
     def submit(self, command: Command | WorkloadRequest, **options: Unpack[SubmitOptions]) -> Job:
         """Ask for a program to be run and return at once.
 
         The submission carries an identifier, so that it is made once even when the control plane restarts meanwhile.
         """
-        local = isinstance(self._connection.endpoint, UnixEndpoint)
-        if isinstance(command, WorkloadRequest):
-            request = _identified(command)
-        else:
-            request = build_request(command, options, local=local)
-        call = Call("POST", "/v1/workloads", json=request.to_body(), again=True)
+        call = Call("POST", "/v1/workloads", json=self._request(command, options).to_body(), again=True)
         return self._job(self._connection.ask(call, WorkloadView))
+
+    def _request(self, command: Command | WorkloadRequest, options: SubmitOptions) -> WorkloadRequest:
+        if isinstance(command, WorkloadRequest):
+            return _identified(command)
+        return build_request(command, options, local=isinstance(self._connection.endpoint, UnixEndpoint))
 
     def run(
         self, command: Command | WorkloadRequest, *, timeout: float | None = None, **options: Unpack[SubmitOptions]
@@ -287,6 +293,11 @@ class Client:
         return self._connection.ask(
             Call("POST", f"/v1/nodes/{_in_path(name)}/sharing", json=body, again=True), NodeView
         )
+
+    def set_labels(self, name: str, put: Mapping[str, str] | None = None, remove: Sequence[str] = ()) -> NodeView:
+        """Put labels on a machine, over those that it reports, or take such away."""
+        body = {"put": dict(put or {}), "remove": list(remove)}
+        return self._connection.ask(Call("POST", f"/v1/nodes/{_in_path(name)}/labels", json=body, again=True), NodeView)
 
     def gpus(self) -> Sequence[GpuView]:
         """All GPUs and who holds them."""

@@ -24,6 +24,7 @@ from gpupool.services.nodebook import NodeBook
 from gpupool.services.nodes import NodeService
 from gpupool.services.observer import Observer
 from gpupool.services.permissions import Permissions
+from gpupool.services.planning import PlanService
 from gpupool.services.ports import Ports
 from gpupool.services.process_spec import ProcessSpecs
 from gpupool.services.register import Register
@@ -59,6 +60,7 @@ class PoolServices:
     access: AccessService
     nodes: NodeService
     history: HistoryService
+    plans: PlanService
 
 
 class Pool:
@@ -81,12 +83,14 @@ class Pool:
         permissions = Permissions(self._register)
         lookup = Lookup(self.engine)
         submission = SubmissionService(self.engine, self._register, permissions, lookup)
+        workloads = WorkloadService(self.engine, lookup, permissions, self._bound, submission)
         return PoolServices(
             info=info,
-            workloads=WorkloadService(self.engine, lookup, permissions, self._bound, submission),
+            workloads=workloads,
             access=AccessService(self.engine, self._register, permissions, info.owner_uid),
             nodes=NodeService(self.engine, self._book, permissions),
             history=HistoryService(self.engine),
+            plans=PlanService(self.engine, self._register, submission, workloads.waiting),
         )
 
     async def start(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpupool.domain import lifecycle
 from gpupool.domain.access import DEFAULT_PROJECT, Actor
@@ -27,6 +27,15 @@ ID_BITS = 50
 
 class SubmissionService:
     """Writes new workloads. A request that repeats a ``request_id`` finds what the first one made."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request as it would be written, with the workloads that it names."""
+
+    workload: Workload
+    replicas: tuple[Replica, ...]
+    referred: dict[str, Workload]
+
+
 
     def __init__(self, engine: Engine, register: Register, permissions: Permissions, lookup: Lookup) -> None:
         self._engine = engine
@@ -48,6 +57,10 @@ class SubmissionService:
     async def _submit_new(self, actor: Actor, request: WorkloadRequest) -> Workload:
         project = self._register.project(request.project or DEFAULT_PROJECT)
         self._permissions.need_project(actor, project)
+        return await self._write(actor, await self.prepare(actor, request))
+
+    async def prepare(self, actor: Actor, request: WorkloadRequest) -> Prepared:
+        """What a request comes to, checked as any submission is, and not written. Raises ``GpupoolError``."""
         referred = {ref: await self._lookup.workload(actor, ref) for ref in references(request)}
         now = self._engine.ports.clock.now()
         workload, replicas = to_workload(
@@ -58,7 +71,7 @@ class SubmissionService:
         )
         workload = self._with_sharing(self._with_defaults(workload), request.gpus.compute)
         self._check(workload)
-        return await self._write(actor, workload, replicas, referred)
+        return Prepared(workload, replicas, referred)
 
     async def _seen_before(self, actor: Actor, request: WorkloadRequest) -> Workload | None:
         if request.request_id is None:
@@ -120,23 +133,23 @@ class SubmissionService:
                     "Ask for less, or submit training where the project may exceed its quota.",
                 )
 
-    async def _write(
-        self, actor: Actor, workload: Workload, replicas: tuple[Replica, ...], referred: dict[str, Workload]
-    ) -> Workload:
+    async def _write(self, actor: Actor, prepared: Prepared) -> Workload:
+        workload, replicas = prepared.workload, prepared.replicas
+
         async def build(draft: Draft) -> Workload:
             draft.put_workload(workload)
             for row in replicas:
                 draft.put_replica(row)
             draft.note(Event(draft.now, actor.user, Reason.SUBMITTED, f"submitted {workload.name}", workload.id))
-            await self._note_dependencies(workload)
+            await self.note_dependencies(workload)
             if workload.kind is WorkloadKind.EXEC:
-                self._start_on_host(draft, actor, workload, replicas[0], referred)
+                self._start_on_host(draft, actor, workload, replicas[0], prepared.referred)
             return workload
 
         await self._engine.transact_slow(build)
         return self._engine.mirror.workloads.get(workload.id, workload)
 
-    async def _note_dependencies(self, workload: Workload) -> None:
+    async def note_dependencies(self, workload: Workload) -> None:
         """How those have ended that this one waits for and that are not alive any more."""
         for dependency in workload.after:
             if dependency.workload not in self._engine.mirror.workloads:

@@ -40,7 +40,7 @@ class WhyService:
             return Explanation(WaitCode.PARALLELISM, sentence, numbers={"parallelism": workload.parallelism})
         now = self._engine.ports.clock.now()
         found = explain(
-            scheduler.placer, scheduler.demand, scheduler.holds, key, now, await self._history(), scheduler.settings
+            scheduler.placer, scheduler.demand, scheduler.holds, key, now, await self.history(), scheduler.settings
         )
         return found or Explanation(WaitCode.STARTING_SOON, f"{workload.name} is about to start.")
 
@@ -72,13 +72,12 @@ class WhyService:
         helps = ("gpupool logs " + workload.name,) if last is not None and last.reason is Reason.EXITED else ()
         return Explanation(WaitCode.NOT_WAITING, sentence + ".", would_help=helps)
 
-    async def _history(self) -> dict[tuple[str, str], RunTimes]:
-        """Past run times of those who run or wait now: what an estimate rests on where there is no time limit."""
-        wanted = {
-            (w.project, w.user) for w in self._engine.mirror.workloads.values() if w.kind is not WorkloadKind.EXEC
-        }
+    async def history(self, *others: Workload) -> dict[tuple[str, str], RunTimes]:
+        """Past run times of those who run or wait now, and of ``others``: what an estimate rests on."""
+        live = (w for w in self._engine.mirror.workloads.values() if w.kind is not WorkloadKind.EXEC)
+        wanted = [*dict.fromkeys((w.project, w.user) for w in others), *sorted({(w.project, w.user) for w in live})]
         found: dict[tuple[str, str], RunTimes] = {}
-        for project, user in sorted(wanted)[:MOST_HISTORIES]:
+        for project, user in dict.fromkeys(wanted[:MOST_HISTORIES]):
             past = await self._engine.ports.store.runtime_history(project, user)
             if past is not None:
                 found[project, user] = RunTimes(past.samples, past.median_s)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gpupool.api import assemble, mapping
+from gpupool.api import assemble, foretelling
 from gpupool.api.assemble import Viewer
 from gpupool.api.closing import unless_over
 from gpupool.api.deps import (
@@ -171,7 +171,7 @@ async def wait_for(  # noqa: PLR0913 - each is an input of the route
 async def why(services: Services, caller: Caller, ref: Ref) -> Response:
     """Why a workload stands where it stands, with numbers, and when it is expected to start."""
     workload = await services.workloads.get(caller, ref)
-    return answer(mapping.why_view(workload, await services.workloads.why(caller, ref)))
+    return answer(foretelling.why_view(workload.state, await services.workloads.why(caller, ref)))
 
 
 @router.post("/{ref}/stop", response_model=WorkloadView)

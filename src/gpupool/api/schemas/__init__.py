@@ -52,6 +52,7 @@ from gpupool.api.schemas.people import (
 from gpupool.api.schemas.workloads import (
     DependencyView,
     EventList,
+from gpupool.api.schemas.plans import DisplacedView, PlanView, StartView
     EventView,
     GpuRequestView,
     LeaseView,
@@ -80,6 +81,7 @@ __all__ = [
     "ErrorBody",
     "ErrorDetail",
     "EventList",
+    "DisplacedView",
     "EventView",
     "ExtendBody",
     "ForeignView",
@@ -99,6 +101,7 @@ __all__ = [
     "ProjectBody",
     "ProjectChange",
     "ProjectList",
+    "PlanView",
     "ProjectView",
     "ReasonView",
     "ReplicaCounts",
@@ -113,6 +116,7 @@ __all__ = [
     "TokenView",
     "UsageRowView",
     "UsageView",
+    "StartView",
     "UserChange",
     "UserList",
     "UserView",

@@ -9,8 +9,8 @@ import typer
 from gpupool.cli.commands.common import command, takes
 from gpupool.cli.output import show, show_json, tell
 from gpupool.cli.submit_options import SUBMIT
-from gpupool.cli.submitting import plan, requests_of
-from gpupool.domain.errors import GpupoolError
+from gpupool.cli.submitting import requests_of
+from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.specs.request import WorkloadRequest
 
 Words = Annotated[
@@ -64,28 +64,36 @@ def submit(context: typer.Context, words: Words = None, **values: Any) -> int:
 
 
 def _dry_run(requests: list[WorkloadRequest], *, as_json: bool) -> int:
-    """Show the requests, and what they come to on the GPUs as they are."""
-    gpus = _gpus()
-    shown = [request.to_body() | {"env": _count(request)} for request in requests]
+    """Show the requests, and what the pool would make of them."""
+    plans = [_plan(request) for request in requests]
     if as_json:
-        plans = [plan(request, gpus) for request in requests]
         show_json({"requests": [request.to_body() for request in requests], "plans": plans})
         return 0
     import yaml
 
-    for request, body in zip(requests, shown, strict=True):
-        show([yaml.safe_dump(body, sort_keys=False).rstrip(), *(f"# {line}" for line in plan(request, gpus))])
+    for request, plan in zip(requests, plans, strict=True):
+        shown = request.to_body() | {"env": f"({len(request.env)} variables)"}
+        show([yaml.safe_dump(shown, sort_keys=False).rstrip(), *(f"# {line}" for line in _plan_lines(plan))])
     return 0
 
 
-def _count(request: WorkloadRequest) -> str:
-    return f"({len(request.env)} variables)"
-
-
-def _gpus() -> list[dict[str, Any]]:
+def _plan(request: WorkloadRequest) -> dict[str, Any]:
+    """The pool's plan for a request, or the error in its place."""
     from gpupool.cli.pool import open_pool
 
     try:
-        return list(open_pool().get("gpus")["gpus"])
-    except GpupoolError:
-        return []
+        return dict(open_pool().post("plan", request.to_body()))
+    except GpupoolError as error:
+        return {"error": {"code": error.code.value, "message": error.message, "hint": error.hint}}
+
+
+def _plan_lines(plan: dict[str, Any]) -> list[str]:
+    from gpupool.cli.render.plans import plan_lines
+    from gpupool.cli.render.text import Style
+
+    if "error" not in plan:
+        return plan_lines(plan, Style())
+    error = plan["error"]
+    if error["code"] == ErrorCode.POOL_UNREACHABLE:
+        return ["No pool answers here, so nothing can be said about when it would start."]
+    return [f"It would be refused: {error['message']} [{error['code']}]", error["hint"]]

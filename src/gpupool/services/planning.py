@@ -1,0 +1,62 @@
+"""Dry runs: where and when a request would start if it were submitted now. Nothing is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpupool.domain.access import Actor
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.workload import Workload, WorkloadKind
+from gpupool.scheduling.plan import Plan
+from gpupool.scheduling.values import Held, PendingReplica
+from gpupool.services.demand import pending
+from gpupool.services.engine import Engine
+from gpupool.services.register import Register
+from gpupool.services.submission import Prepared, SubmissionService
+from gpupool.services.waiting import WhyService
+from gpupool.specs.request import WorkloadRequest
+
+MOST_PLANNED = 1_000  # replicas that one plan looks at
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """A plan for a request: ``workload`` as it would have been written; of its replicas the first ``asked``."""
+
+    workload: Workload
+    asked: int
+    plan: Plan
+
+
+class PlanService:
+    """Puts a request before the scheduler as a submission would, and takes it back."""
+
+    def __init__(self, engine: Engine, register: Register, submission: SubmissionService, waiting: WhyService) -> None:
+        self._engine = engine
+        self._register = register
+        self._submission = submission
+        self._waiting = waiting
+
+    async def plan(self, actor: Actor, request: WorkloadRequest) -> Foretold:
+        """What would become of a request. Refused as a submission of it would be (``GpupoolError``)."""
+        prepared = await self._submission.prepare(actor, request)
+        workload = prepared.workload
+        if workload.kind is WorkloadKind.EXEC:
+            raise GpupoolError(
+                ErrorCode.INVALID_REQUEST,
+                "A program on another workload's GPUs waits for nothing.",
+                "Ask for GPUs, to hear when there are some.",
+            )
+        await self._submission.note_dependencies(workload)
+        history = await self._waiting.history(workload)
+        demand, now = self._engine.demand, self._engine.ports.clock.now()
+        replicas = self._replicas(prepared, demand.held(workload))
+        demand.unmet.discard(workload.id)
+        return Foretold(workload, len(replicas), demand.scheduler.plan(replicas, now, history))
+
+    def _replicas(self, prepared: Prepared, held: Held | None) -> list[PendingReplica]:
+        """Those that would be in the queue at once."""
+        workload = prepared.workload
+        rules = self._register.project(workload.project).rules
+        rows = prepared.replicas[: min(workload.parallelism, MOST_PLANNED)]
+        return [replace(pending(workload, row, rules), held=held) for row in rows]
