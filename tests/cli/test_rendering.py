@@ -59,8 +59,8 @@ def test_smi() -> None:
 
 def test_nodes() -> None:
     assert node_lines([node_view(state="cordoned", cordon_reason="new driver")], PLAIN) == [
-        "NODE  STATE     GPUS          ALLOCATED  CPUS  MEMORY        DRIVER  ABOUT",
-        "gpu1  cordoned  2 x Tesla T4  0.60 of 2  2/8   4 GiB/64 GiB  550.54  new driver",
+        "NODE  STATE     GPUS          ALLOCATED  CPUS  MEMORY        DRIVER  LABELS  ABOUT",
+        "gpu1  cordoned  2 x Tesla T4  0.60 of 2  2/8   4 GiB/64 GiB  550.54  rack=3  new driver",
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gpupool.api import schemas as view
 from gpupool.api.sharing import sharing_of
-from gpupool.domain.access import Project, Token, User
+from gpupool.domain.access import Project, ProjectRules, Token, User
 from gpupool.domain.gpu import NODE_POLICY, ComputePolicy, Gpu, GpuRequest, GpuShare, Node
 from gpupool.domain.supervision import LogChunk
 from gpupool.domain.workload import Event, Lease, Replica, Workload
@@ -92,7 +92,7 @@ def node_view(node: Node, gpus: list[view.GpuView], leases: Iterable[Lease]) -> 
         agent_version=report.agent_version,
         driver_version=report.driver_version,
         cuda_version=report.cuda_version,
-        labels=report.labels,
+        labels=node.all_labels,
         warnings=list(report.warnings),
         gpus=gpus,
         cpus_allocated=sum(lease.cpus for lease in held),
@@ -299,8 +299,19 @@ def project_view(project: Project, allocated_permille: int, queued: int) -> view
         compute_allowed=list(project.compute_allowed),
         sharing_default=project.sharing_default,
         sharing_allowed=list(project.sharing_allowed),
+        rules=_rules_view(project.rules),
         allocated_permille=allocated_permille,
         queued=queued,
+    )
+
+
+def _rules_view(rules: ProjectRules) -> view.RulesView:
+    return view.RulesView(
+        min_runtime_s=rules.min_runtime_s,
+        max_time_limit_s=rules.max_time_limit_s,
+        windows=list(rules.windows),
+        node_pools=list(rules.node_pools),
+        max_gpus_permille=rules.max_gpus_permille,
     )
 
 

@@ -71,6 +71,8 @@ def gpu_request(values: Values) -> Values:
     models, labels = _filters(values.get("filter") or [])
     if models := [*(values.get("model") or []), *models]:
         gpus["models"] = models
+    if values.get("pool"):
+        labels["pool"] = values["pool"]
     if labels:
         gpus["labels"] = labels
     return gpus | {name: values[name] for name in ("compute", "sharing") if values.get(name)}

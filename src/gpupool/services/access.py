@@ -13,6 +13,7 @@ from typing import Any
 from gpupool.domain.access import DEFAULT_PROJECT, Actor, Project, Role, Token, User
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import check_name
+from gpupool.domain.rules import check_rules
 from gpupool.domain.sharing import check_project
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.workload import Event, Reason, ReplicaState
@@ -139,17 +140,23 @@ class AccessService:
         return await self._save_project(actor, project, "created")
 
     async def change_project(self, actor: Actor, name: str, changes: dict[str, Any]) -> Project:
-        """Change a project: everything for administrators, its members for its managers."""
+        """Change a project: everything for administrators, its members for its managers.
+
+        ``changes`` are fields of ``Project``; of its ``rules`` those that are named.
+        """
         project = self._register.project(name)
         own = actor.role is Role.MANAGER and actor.user in project.members and set(changes) <= {"members", "note"}
         if not own:
             self._permissions.need_role(actor, Role.ADMIN)
-        return await self._save_project(actor, replace(project, **changes), "changed: " + ", ".join(sorted(changes)))
+        named = ", ".join(sorted(changes))
+        changes = changes | {"rules": replace(project.rules, **changes.get("rules", {}))}
+        return await self._save_project(actor, replace(project, **changes), f"changed: {named}")
 
     async def _save_project(self, actor: Actor, project: Project, what: str) -> Project:
         for bound in (project.quota_permille, project.limit_permille, project.user_limit_permille):
             _check_permille(bound)
         check_project(project)
+        check_rules(project.rules)
         for member in project.members:
             self._register.user(member)
         event = self._event(actor, what, f"project {project.name}")

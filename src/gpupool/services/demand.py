@@ -10,7 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from gpupool.domain.access import Project, User
+from gpupool.domain.access import Project, ProjectRules, User
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
@@ -93,9 +93,27 @@ class Demand:
 
     def project_changed(self, project: Project) -> None:
         """A project came or its bounds changed."""
+        old = self._projects.get(project.name)
         self._projects[project.name] = project
-        if not self._stale:
-            self._scheduler.apply(ProjectChanged(project))
+        if self._stale:
+            return
+        self._scheduler.apply(ProjectChanged(project))
+        if old is not None and old.rules != project.rules:
+            self._rules_changed(project.name)
+
+    def _rules_changed(self, project: str) -> None:
+        """Tell the scheduler anew of all work of a project: its rules are a part of what is told."""
+        for lease in [lease for lease in self._mirror.leases.values() if lease.project == project]:
+            self._lease_changed(lease)
+        for workload in [w for w in self._mirror.workloads.values() if w.project == project]:
+            self._call_back(workload.id)
+            self._offer(workload.id)
+
+    def _call_back(self, workload: WorkloadId) -> None:
+        """Take what is offered of a workload out of the queue; it waits outside."""
+        for index in list(self._offered.get(workload, ())):
+            self._withdraw(workload, index)
+            heapq.heappush(self._outside.setdefault(workload, []), index)
 
     def user_changed(self, user: User) -> None:
         """A user came or a bound changed."""
@@ -175,7 +193,23 @@ class Demand:
             return RunningReplica(lease, since, releasing=True)
         limit = workload.limits.max_time_s
         end = workload.expires_at if workload.kind is WorkloadKind.LEASE else limit and since + limit
-        return RunningReplica(lease, since, workload.priority, workload.preemptible, end, releasing)
+        rules = self._rules(workload.project)
+        return RunningReplica(
+            lease=lease,
+            started_at=since,
+            priority=workload.priority,
+            preemptible=workload.preemptible,
+            expected_end=end,
+            releasing=releasing,
+            gang=workload.gang,
+            min_runtime_s=rules.min_runtime_s,
+            request=workload.gpus,
+            node_pools=rules.node_pools,
+        )
+
+    def _rules(self, project: str) -> ProjectRules:
+        found = self._projects.get(project)
+        return ProjectRules() if found is None else found.rules
 
     def _replica_changed(self, row: Replica) -> None:
         workload = self._mirror.workloads.get(row.workload)
@@ -207,9 +241,7 @@ class Demand:
         offered = self._offered.setdefault(workload_id, set())
         held = self._held(workload)
         if held is not None:
-            for index in list(offered):
-                self._withdraw(workload_id, index)
-                heapq.heappush(self._outside.setdefault(workload_id, []), index)
+            self._call_back(workload_id)
             return
         counts = self._mirror.counts.get(workload_id, Counter())
         room = workload.parallelism - sum(n for state, n in counts.items() if state.placed) - len(offered)
@@ -225,7 +257,7 @@ class Demand:
                 continue
             offered.add(index)
             room -= 1
-            self._scheduler.apply(PendingAdded(pending(workload, row), self._now()))
+            self._scheduler.apply(PendingAdded(pending(workload, row, self._rules(workload.project)), self._now()))
         for index in blocked:
             heapq.heappush(outside, index)
 
@@ -262,7 +294,7 @@ class Demand:
         return (workload, min(offered)) if offered else None
 
 
-def pending(workload: Workload, row: Replica) -> PendingReplica:
+def pending(workload: Workload, row: Replica, rules: ProjectRules) -> PendingReplica:
     """A waiting replica as the scheduler wants it."""
     limits = workload.limits
     return PendingReplica(
@@ -278,4 +310,6 @@ def pending(workload: Workload, row: Replica) -> PendingReplica:
         memory_mib=limits.memory_mib or 0,
         not_before=row.not_before,
         max_time_s=limits.max_time_s,
+        gang=workload.gang,
+        node_pools=rules.node_pools,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gpupool.domain.access import Actor, Role
@@ -13,6 +13,8 @@ from gpupool.domain.workload import Event, Lease, Reason
 from gpupool.services.engine import Engine
 from gpupool.services.nodebook import NodeBook
 from gpupool.services.permissions import Permissions
+
+MOST_LABELS = 64
 
 
 class NodeService:
@@ -69,6 +71,21 @@ class NodeService:
         changed = replace(node, sharing=kept if mode is None else kept | {key: mode})
         which = "parts of GPUs" if gpu is None else f"parts of GPU {gpu}"
         await self._save(actor, changed, Reason.CHANGED, f"{which}: sharing mode {mode or 'as the node has it'}")
+        return changed
+
+    async def set_labels(self, actor: Actor, name: str, put: Mapping[str, str], remove: Collection[str]) -> Node:
+        """Put labels on a machine, over those that it reports, and take away others that were put there.
+
+        For administrators. Raises UNKNOWN_NODE, TOO_LARGE for too many.
+        """
+        self._permissions.need_role(actor, Role.ADMIN)
+        node = self._book.get(name)
+        labels = {key: value for key, value in node.labels.items() if key not in remove} | dict(put)
+        if len(labels) > MOST_LABELS:
+            raise GpupoolError(ErrorCode.TOO_LARGE, f"A node has at most {MOST_LABELS} labels.", "Remove some.")
+        changed = replace(node, labels=labels)
+        what = [*(f"{key}={value}" for key, value in put.items()), *(f"without {key}" for key in remove)]
+        await self._save(actor, changed, Reason.CHANGED, f"labels: {', '.join(what)}")
         return changed
 
     async def _change(self, actor: Actor, name: str, state: NodeState, why: str, reason: Reason) -> Node:

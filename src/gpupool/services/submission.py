@@ -9,10 +9,12 @@ from gpupool.domain.access import DEFAULT_PROJECT, Actor
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import ComputePolicy
 from gpupool.domain.ids import WorkloadId, workload_id
+from gpupool.domain.rules import check_gpus, settled_limits
 from gpupool.domain.sharing import settled_compute, settled_request
 from gpupool.domain.units import format_permille
 from gpupool.domain.workload import Event, Reason, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.scheduling.feasible import check_possible
+from gpupool.scheduling.shape import Shapes
 from gpupool.services.engine import Engine
 from gpupool.services.lookup import Lookup
 from gpupool.services.mirror import Draft
@@ -25,8 +27,6 @@ LEASE_IDLE_S = 1800.0  # a bare lease on which no program runs is taken back aft
 ID_BITS = 50
 
 
-class SubmissionService:
-    """Writes new workloads. A request that repeats a ``request_id`` finds what the first one made."""
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request as it would be written, with the workloads that it names."""
@@ -36,6 +36,8 @@ class Prepared:
     referred: dict[str, Workload]
 
 
+class SubmissionService:
+    """Writes new workloads. A request that repeats a ``request_id`` finds what the first one made."""
 
     def __init__(self, engine: Engine, register: Register, permissions: Permissions, lookup: Lookup) -> None:
         self._engine = engine
@@ -55,12 +57,12 @@ class Prepared:
             return seen, False
 
     async def _submit_new(self, actor: Actor, request: WorkloadRequest) -> Workload:
-        project = self._register.project(request.project or DEFAULT_PROJECT)
-        self._permissions.need_project(actor, project)
         return await self._write(actor, await self.prepare(actor, request))
 
     async def prepare(self, actor: Actor, request: WorkloadRequest) -> Prepared:
         """What a request comes to, checked as any submission is, and not written. Raises ``GpupoolError``."""
+        project = self._register.project(request.project or DEFAULT_PROJECT)
+        self._permissions.need_project(actor, project)
         referred = {ref: await self._lookup.workload(actor, ref) for ref in references(request)}
         now = self._engine.ports.clock.now()
         workload, replicas = to_workload(
@@ -88,6 +90,7 @@ class Prepared:
         idle = limits.idle_timeout_s or project.idle_timeout_s
         if idle is None and workload.kind is WorkloadKind.LEASE:
             idle = LEASE_IDLE_S
+        limits = limits if workload.kind is WorkloadKind.EXEC else settled_limits(limits, project)
         longest = min((t for t in (limits.max_time_s, project.max_time_s) if t is not None), default=None)
         return replace(workload, limits=replace(limits, idle_timeout_s=idle, max_time_s=longest))
 
@@ -109,9 +112,11 @@ class Prepared:
             )
         if workload.kind is WorkloadKind.EXEC:
             return
-        scheduler = self._engine.demand.scheduler
-        limits = workload.limits
-        check_possible(scheduler.placer, workload.gpus, limits.cpus or 0.0, limits.memory_mib or 0)
+        placer, limits = self._engine.demand.scheduler.placer, workload.limits
+        project = self._register.project(workload.project)
+        pools = project.rules.node_pools
+        check_possible(placer, workload.gpus, limits.cpus or 0.0, limits.memory_mib or 0, pools)
+        check_gpus(placer.least_permille(Shapes().get(workload.gpus, 0, 0)), project)
         self._check_bounds(workload)
 
     def _check_bounds(self, workload: Workload) -> None:

@@ -21,7 +21,7 @@ from gpupool.api.schemas import (
     UserList,
     UserView,
 )
-from gpupool.domain.access import Project, Role
+from gpupool.domain.access import Project, ProjectRules, Role
 from gpupool.services.pool import PoolServices
 
 router = APIRouter(prefix="/v1", tags=["access"])
@@ -37,7 +37,8 @@ async def list_projects(services: Services, _caller: Caller) -> Response:
 @router.post("/projects", status_code=201, response_model=ProjectView)
 async def create_project(services: Services, caller: Caller, body: ProjectBody) -> Response:
     """Make a project. For administrators."""
-    wanted = Project(**_lists_as_tuples(body.model_dump()))
+    fields = _lists_as_tuples(body.model_dump())
+    wanted = Project(**fields | {"rules": ProjectRules(**fields["rules"])})
     return answer(await _project_view(services, await services.access.create_project(caller, wanted)), 201)
 
 
@@ -56,7 +57,13 @@ async def delete_project(services: Services, caller: Caller, name: NameInPath) -
 
 
 def _lists_as_tuples(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in body.items()}
+    return {name: _as_tuples(value) for name, value in body.items()}
+
+
+def _as_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _lists_as_tuples(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 async def _project_view(services: PoolServices, project: Project) -> ProjectView:

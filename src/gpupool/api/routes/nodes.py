@@ -8,7 +8,7 @@ from starlette.responses import Response
 from gpupool.api import assemble
 from gpupool.api.assemble import Viewer
 from gpupool.api.deps import Caller, NodeName, Services, answer
-from gpupool.api.schemas import CordonBody, GpuList, NodeList, NodeView, SharingBody
+from gpupool.api.schemas import CordonBody, GpuList, LabelsBody, NodeList, NodeView, SharingBody
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 
@@ -46,6 +46,13 @@ async def uncordon(services: Services, caller: Caller, name: NodeName) -> Respon
 async def set_sharing(services: Services, caller: Caller, name: NodeName, body: SharingBody) -> Response:
     """Choose how parts of its GPUs are shared from now on; what runs keeps its mode. For administrators."""
     node = await services.nodes.set_sharing(caller, name, body.gpu, body.mode)
+    return answer(await assemble.node_view(services, Viewer(caller, local=False), node, {}))
+
+
+@router.post("/nodes/{name}/labels", response_model=NodeView)
+async def set_labels(services: Services, caller: Caller, name: NodeName, body: LabelsBody) -> Response:
+    """Put labels on a machine, over those that it reports, or take such away. For administrators."""
+    node = await services.nodes.set_labels(caller, name, body.put, body.remove)
     return answer(await assemble.node_view(services, Viewer(caller, local=False), node, {}))
 
 

@@ -42,6 +42,34 @@ class SharingBody(Body):
     gpu: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
 
 
+LABEL = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+Label = Annotated[str, StringConstraints(pattern=LABEL)]
+LabelValue = Annotated[str, StringConstraints(max_length=255), AfterValidator(_without_nul)]
+
+
+class LabelsBody(Body):
+    """Labels to put on a node, and names of those to take away again."""
+
+    put: Annotated[dict[Label, LabelValue], Field(max_length=64, default_factory=dict)]
+    remove: Annotated[list[Label], Field(max_length=64, default_factory=list)]
+
+
+class RulesBody(Body):
+    """What the work of a project may ask for and must put up with; null and empty mean the pool's own.
+
+    ``windows`` are texts such as ``mon-fri 20:00-08:00``, ``sat,sun`` or ``nights``; training starts only then.
+    ``node_pools`` are values of the node label ``pool``.
+    """
+
+    min_runtime_s: Seconds | None = None
+    max_time_limit_s: Seconds | None = None
+    windows: Annotated[
+        list[Annotated[str, StringConstraints(max_length=80)]], Field(max_length=16, default_factory=list)
+    ]
+    node_pools: Annotated[list[LabelValue], Field(max_length=64, default_factory=list)]
+    max_gpus_permille: Annotated[int, Field(ge=1, le=MAX_PERMILLE)] | None = None
+
+
 class StopBody(Body):
     """How to stop: seconds between TERM and KILL, at once, or one replica only."""
 
@@ -79,6 +107,7 @@ class _ProjectBounds(Body):
     compute_allowed: Annotated[list[ComputePolicy], Field(max_length=len(ComputePolicy), default_factory=list)]
     sharing_default: Sharing | None = None
     sharing_allowed: Annotated[list[Sharing], Field(max_length=len(Sharing), default_factory=list)]
+    rules: Annotated[RulesBody, Field(default_factory=RulesBody)]
 
 
 class ProjectBody(_ProjectBounds):

@@ -19,6 +19,16 @@ class WhoamiView(View):
     projects: list[str]
 
 
+class RulesView(View):
+    """What the work of a project may ask for and must put up with; null and empty mean the pool's own."""
+
+    min_runtime_s: float | None = None
+    max_time_limit_s: float | None = None
+    windows: list[str] = Field(default_factory=list)
+    node_pools: list[str] = Field(default_factory=list)
+    max_gpus_permille: int | None = None
+
+
 class ProjectView(View):
     """A project, its bounds, and what it holds and waits for now.
 
@@ -41,6 +51,7 @@ class ProjectView(View):
     compute_allowed: list[ComputePolicy] = Field(default_factory=list)
     sharing_default: Sharing | None = None
     sharing_allowed: list[Sharing] = Field(default_factory=list)
+    rules: RulesView = Field(default_factory=RulesView)
 
 
 class ProjectList(View):

@@ -11,7 +11,7 @@ from gpupool.domain.units import format_mib, format_permille
 Json = dict[str, Any]
 
 EMULATED = "emulated GPUs: programs run on the CPU"
-NODE_HEADERS = ("NODE", "STATE", "GPUS", "ALLOCATED", "CPUS", "MEMORY", "DRIVER", "ABOUT")
+NODE_HEADERS = ("NODE", "STATE", "GPUS", "ALLOCATED", "CPUS", "MEMORY", "DRIVER", "LABELS", "ABOUT")
 GPU_HEADERS = ("NODE", "GPU", "MODEL", "MEMORY", "FREE", "FREE MEMORY", "HEALTH", "HOLDERS")
 SMI_HEADERS = ("NODE", "GPU", "MODEL", "BUS", "USED / TOTAL", "UTIL", "SHARE", "", "PROGRAMS")
 
@@ -35,6 +35,7 @@ def _node_row(node: Json) -> tuple[object, ...]:
         f"{node['cpus_allocated']:g}/{node['cpus']:g}",
         f"{format_mib(node['memory_allocated_mib'])}/{format_mib(node['memory_mib'])}",
         node["driver_version"] or "-",
+        _labels_text(node) or "-",
         "; ".join(note for note in notes if note) or "-",
     )
 
@@ -104,7 +105,7 @@ def node_detail_lines(node: Json, now: float, style: Style) -> list[str]:
             ("CUDA", node["cuda_version"]),
             ("Agent", node["agent_version"]),
             ("Sharing", _sharing_text(node)),
-            ("Labels", ", ".join(f"{key}={value}" for key, value in node["labels"].items())),
+            ("Labels", _labels_text(node)),
         ],
         style,
     )
@@ -112,6 +113,10 @@ def node_detail_lines(node: Json, now: float, style: Style) -> list[str]:
     for gpu in node["gpus"]:
         lines += ["", *gpu_detail_lines(gpu, now, style)]
     return lines
+
+
+def _labels_text(node: Json) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(node["labels"].items()))
 
 
 def _sharing_text(node: Json) -> str:

@@ -51,9 +51,20 @@ def project_detail_lines(p: Json, style: Style) -> list[str]:
             ("Members", ", ".join(p["members"]) or "everybody"),
             ("Compute", _choice(p["compute_default"], p["compute_allowed"])),
             ("Sharing", _choice(p["sharing_default"], p["sharing_allowed"])),
+            *_rules(p["rules"]),
         ],
         style,
     )
+
+
+def _rules(rules: Json) -> list[tuple[str, object]]:
+    return [
+        ("Time limits", f"{format_duration(rules['max_time_limit_s'])} at most" if rules["max_time_limit_s"] else ""),
+        ("One replica", f"{amount(rules['max_gpus_permille'])} GPUs at most" if rules["max_gpus_permille"] else ""),
+        ("Not evicted", f"in its first {format_duration(rules['min_runtime_s'])}" if rules["min_runtime_s"] else ""),
+        ("Training starts", "; ".join(rules["windows"])),
+        ("Node pools", ", ".join(rules["node_pools"])),
+    ]
 
 
 def _choice(default: str | None, allowed: Sequence[str]) -> str:

@@ -1,0 +1,42 @@
+"""Labels of nodes and rules of projects on the command line."""
+
+from typing import Any
+
+from cli_fake_pool import FakePool
+from cli_views import node_view, pool_view, project_view
+
+
+def test_labels_are_put_shown_and_taken_away(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/nodes/gpu1/labels"] = node_view(labels={"rack": "r1"})
+    assert b"rack" in gpupool("node", "label", "gpu1", "rack=r1", "note=a=b", "old-").stdout
+    assert pool.requests[-1][2] == {"put": {"rack": "r1", "note": "a=b"}, "remove": ["old"]}
+    pool.answers["GET /v1/nodes/gpu1"] = node_view()
+    assert gpupool("node", "label", "gpu1").returncode == 0
+    for wrong in (("rack",), ("rack=1", "rack=2"), ("-",)):
+        assert b"INVALID_REQUEST" in gpupool("node", "label", "gpu1", *wrong).stderr
+
+
+def test_rules_are_set_and_taken_back(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["PATCH /v1/projects/b"] = project_view(name="b")
+    for words, rules in (
+        (("--max-time-limit", "12h", "--min-runtime", "10m"), {"max_time_limit_s": 43200.0, "min_runtime_s": 600.0}),
+        (("--max-gpus", "2.5"), {"max_gpus_permille": 2500}),
+        (("--windows", "nights; sat,sun"), {"windows": ["nights", "sat,sun"]}),
+        (("--pools", "a100, t4"), {"node_pools": ["a100", "t4"]}),
+        (("--pools", "none", "--windows", "none"), {"node_pools": [], "windows": []}),
+        (("--max-gpus", "none", "--max-time-limit", "none"), {"max_gpus_permille": None, "max_time_limit_s": None}),
+    ):
+        assert gpupool("project", "set", "b", *words).returncode == 0
+        assert pool.requests[-1][2] == {"rules": rules}
+    assert gpupool("project", "set", "b", "--max-gpus", "0").returncode != 0
+    pool.answers["GET /v1/projects"] = {"projects": [project_view()]}
+    pool.answers["GET /v1/pool"] = pool_view()
+    shown = gpupool("describe", "project", "team-a").stdout
+    assert b"nights" in shown
+    assert b"12h00m at most" in shown
+
+
+def test_a_pool_is_a_label_of_the_node(pool: FakePool, gpupool: Any) -> None:
+    asked = gpupool("submit", "x", "--pool", "a100", "--filter", "rack=r1", "--dry-run", "--", "true").stdout
+    assert b"pool: a100" in asked
+    assert b"rack: r1" in asked

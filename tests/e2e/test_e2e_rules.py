@@ -1,0 +1,26 @@
+"""Rules on a real pool: labels and pools of nodes, bounds of a project."""
+
+from __future__ import annotations
+
+from e2e_pool import RealPool
+
+
+def test_a_project_is_bound_to_a_pool_of_nodes(pool: RealPool) -> None:
+    node = pool.json("nodes")["nodes"][0]["name"]
+    pool("node", "label", node, "pool=old", "rack=r1")
+    pool("project", "create", "batch", "--pools", "new", "--max-gpus", "1", "--max-time-limit", "1h")
+    refused = pool("submit", "lost", "--project", "batch", "--", "true", ok=False)
+    assert b"IMPOSSIBLE_REQUEST" in refused.stderr
+    assert b"the pool new" in refused.stderr
+    assert b"IMPOSSIBLE_REQUEST" in pool("submit", "lost", "--pool", "new", "--", "true", ok=False).stderr
+    pool("node", "label", node, "pool=new", "rack-")
+    assert "pool=new" in pool.text("nodes")
+    for words in (("-n", "2"), ("--max-time", "2h")):
+        told = pool("submit", "big", "--project", "batch", *words, "--", "true", ok=False).stderr
+        assert b"OVER_LIMIT" in told
+        assert b"the project batch allows" in told
+    pool("submit", "found", "--project", "batch", "--pool", "new", "--", "true")
+    assert pool.becomes("found", "succeeded")
+    assert pool.json("describe", "found")["max_time_s"] == 3600
+    pool("node", "label", node, "pool-")
+    assert pool.json("node", "label", node) == {}

@@ -1,0 +1,97 @@
+"""Rules of projects over real services: pools of nodes, bounds on requests, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pool_world import ADMIN, ANN, World, refused
+
+from gpupool.domain.access import Project, ProjectRules
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.workload import WorkloadState
+
+QUEUED, RUNNING = WorkloadState.QUEUED, WorkloadState.RUNNING
+
+
+async def project(world: World, name: str = "batch", **rules: Any) -> None:
+    await world.services.access.create_project(ADMIN, Project(name, rules=ProjectRules(**rules)))
+
+
+def test_work_runs_in_the_pools_of_its_project(world: World) -> None:
+    async def story() -> None:
+        nodes = world.services.nodes
+        await nodes.set_labels(ADMIN, "here", {"pool": "old", "rack": "r1"}, ())
+        await project(world, node_pools=("new",))
+        with pytest.raises(GpupoolError) as caught:
+            await world.submit(project="batch")
+        assert caught.value.code is ErrorCode.IMPOSSIBLE_REQUEST
+        await nodes.set_labels(ADMIN, "here", {"pool": "new"}, ("rack",))
+        waiting = await world.submit(project="batch", gpus={"count": 2})
+        assert waiting.state is RUNNING
+        next_ = await world.submit(project="batch", gpus={"count": 2})
+        await world.services.access.change_project(ADMIN, "batch", {"rules": {"node_pools": ("other",)}})
+        await world.end(waiting)
+        assert await world.state(next_.id) is QUEUED
+        await world.services.access.change_project(ADMIN, "batch", {"rules": {"node_pools": ()}})
+        await world.settle()
+        assert await world.state(next_.id) is RUNNING
+
+    world.do(story())
+
+
+def test_labels_outlive_a_restart_and_are_for_administrators(world: World) -> None:
+    async def story() -> None:
+        await refused(lambda: world.services.nodes.set_labels(ANN, "here", {"a": "b"}, ()), ErrorCode.FORBIDDEN)
+        await world.services.nodes.set_labels(ADMIN, "here", {"rack": "r1", "old": "x"}, ())
+        await world.services.nodes.set_labels(ADMIN, "here", {"rack": "r2"}, ("old", "never"))
+        await world.reboot()
+        assert (await world.services.nodes.node("here")).labels == {"rack": "r2"}
+        many = {f"k{i}": "" for i in range(65)}
+        await refused(lambda: world.services.nodes.set_labels(ADMIN, "here", many, ()), ErrorCode.TOO_LARGE)
+
+    world.do(story())
+
+
+@pytest.mark.parametrize(
+    ("rules", "asked", "says"),
+    [
+        ({"max_time_limit_s": 3600.0}, {"max_time": "2h"}, "1h00m"),
+        ({"max_gpus_permille": 1000}, {"gpus": {"count": 2}}, "1.00"),
+        ({"max_gpus_permille": 400}, {"gpus": {"memory_mib": 8000}}, "0.40"),
+    ],
+)
+def test_what_a_project_does_not_allow_is_refused_with_what_it_does(
+    world: World, rules: dict[str, Any], asked: dict[str, Any], says: str
+) -> None:
+    async def story() -> None:
+        await project(world, **rules)
+        with pytest.raises(GpupoolError) as caught:
+            await world.submit(project="batch", **asked)
+        assert caught.value.code is ErrorCode.OVER_LIMIT
+        assert says in caught.value.message
+        assert "batch" in caught.value.message
+
+    world.do(story())
+
+
+def test_a_time_limit_is_filled_in(world: World) -> None:
+    async def story() -> None:
+        await project(world, max_time_limit_s=3600.0, min_runtime_s=600.0)
+        made = await world.submit(project="batch")
+        assert made.limits.max_time_s == 3600.0
+        running = world.now.engine.demand.scheduler.demand.running[made.id, 0]
+        assert running.min_runtime_s == 600.0
+
+    world.do(story())
+
+
+@pytest.mark.parametrize(
+    "rules", [{"windows": ("someday",)}, {"windows": ("nights",) * 17}, {"node_pools": ("",)}, {"min_runtime_s": -1.0}]
+)
+def test_rules_that_cannot_be_meant(world: World, rules: dict[str, Any]) -> None:
+    async def story() -> None:
+        with pytest.raises(GpupoolError):
+            await project(world, **rules)
+
+    world.do(story())
