@@ -59,13 +59,12 @@ class Case:
 
     def check(self) -> None:
         """Run it under its own names, under others, and declared in another order."""
-        assert _Run(self).outcome() == self.wanted()
-        other = _other_names(self)
-        renamed = _renamed(self, other)
-        assert _Run(renamed).outcome() == renamed.wanted(), "with other names of nodes"
+        _same(_Run(self).outcome(), self.wanted(), "as it stands")
+        renamed = _renamed(self, _other_names(self))
+        _same(_Run(renamed).outcome(), renamed.wanted(), "with other names of nodes")
         turned = replace(self, nodes="; ".join(reversed(lines(self.nodes))))
         anonymous = _Anonymous(self)
-        assert anonymous.of(_Run(turned).outcome()) == anonymous.of(self.wanted()), "with nodes declared in reverse"
+        _same(anonymous.of(_Run(turned).outcome()), anonymous.of(self.wanted()), "with nodes declared in reverse")
 
     def wanted(self) -> Outcome:
         """What has to come out."""
@@ -89,6 +88,10 @@ def table(cases: Sequence[Case]) -> list[Any]:
     names = [case.name for case in cases]
     assert len(set(names)) == len(names), f"two cases of one name: {sorted(n for n in names if names.count(n) > 1)}"
     return found
+
+
+def _same(found: object, wanted: object, how: str) -> None:
+    assert found == wanted, f"{how}\n  found  {found}\n  wanted {wanted}"
 
 
 class _Run:

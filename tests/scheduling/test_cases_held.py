@@ -1,0 +1,82 @@
+"""Who must not start yet: suspended, waiting for a window, for others, or for a time."""
+
+from __future__ import annotations
+
+import pytest
+from scheduling_cases import Case, table
+
+CASES = [
+    Case(
+        "suspended", "a 1xT4", "p1 red 1 suspended; p2 red 1", "p2@a", then=(("end p2", ""), ("add p1 red 1", "p1@a"))
+    ),
+    Case("outside its window", "a 1xT4", "p1 red 1 train window", "", then=(("add p1 red 1 train", "p1@a"),)),
+    Case("waiting for what it depends on", "a 1xT4", "p1 red 1 dependency", "", then=(("add p1 red 1", "p1@a"),)),
+    Case(
+        "as many as may run at once do",
+        "a 4xT4",
+        "p1 red 1; p2 red 1 parallelism",
+        "p1@a",
+        then=(("end p1", ""), ("add p2 red 1", "p2@a")),
+    ),
+    Case(
+        "suspended while it waits",
+        "a 1xT4",
+        "p1 red 1",
+        "r1@a",
+        running="r1 blue 1 on a:0",
+        then=(("add p1 red 1 suspended", "r1@a"), ("end r1", "")),
+    ),
+    Case("a back-off ends by itself", "a 1xT4", "p1 red 1 later=90", "", then=(("wait 60", ""), ("wait 40", "p1@a"))),
+    Case(
+        "a back-off keeps its place in the queue",
+        "a 1xT4",
+        "p1 red 1 wait=100 later=90; p2 red 1 wait=50",
+        "r1@a",
+        running="r1 blue 1 on a:0",
+        then=(("wait 100", "r1@a"), ("end r1", "p1@a")),
+    ),
+    Case(
+        "a back-off ends while another one's goes on",
+        "a 2xT4",
+        "p1 red 1 later=90; p2 red 1 later=900",
+        "",
+        then=(("wait 100", "p1@a"), ("wait 900", "p1@a p2@a")),
+    ),
+    Case("the important who is held keeps nobody from starting", "a 1xT4", "p1 red 1 prio=9 window; p2 red 1", "p2@a"),
+    Case(
+        "the starving who is held reserves nothing",
+        "a 2xT4",
+        "p1 red 2 wait=9000 window; p2 red 1",
+        "p2@a r1@a",
+        running="r1 blue 1 on a:0 end=100",
+        reserved="",
+    ),
+    Case(
+        "the owed who is held evicts nobody",
+        "a 1xT4",
+        "p1 blue 1 window",
+        "r1@a",
+        running="r1 red 1 on a:0 train",
+        projects="red quota=0; blue quota=1",
+        evicted="r1",
+        then=(("add p1 blue 1", "p1@a"),),
+    ),
+    Case(
+        "all held",
+        "a 4xT4",
+        "p1 red 1 window; p2 red 1 suspended; p3 red 1 dependency; p4 red 1 parallelism; p5 red 1 later=9999",
+        "",
+    ),
+    Case(
+        "who is held and then stopped is forgotten",
+        "a 1xT4",
+        "p1 red 1 window",
+        "",
+        then=(("stop p1", ""), ("add p2 red 1", "p2@a")),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", table(CASES))
+def test_case(case: Case) -> None:
+    case.check()
