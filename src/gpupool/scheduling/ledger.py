@@ -1,4 +1,4 @@
-"""What projects and users hold, and how much more they may: quotas, limits and their order of deprivation."""
+"""What departments, projects and users hold and held, and how much more they may: quotas and limits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from gpupool.domain.access import Project, User
+from gpupool.domain.access import Department, Project, User
 from gpupool.scheduling.undo import UndoLog, grown
+from gpupool.scheduling.usage import Decay, Usage
 
 UNBOUNDED = 1 << 60  # thousandths
+RECENT_STEP = 100  # thousandths: a smaller difference in recent use does not decide between users
+RECENT_EVERY_S = 60.0  # how often recent use is looked at anew to order users
 
 
 class Bound(StrEnum):
@@ -17,6 +20,8 @@ class Bound(StrEnum):
 
     PROJECT_QUOTA = "quota of the project"
     PROJECT_LIMIT = "limit of the project"
+    DEPARTMENT_QUOTA = "quota of the department"
+    DEPARTMENT_LIMIT = "limit of the department"
     USER_IN_PROJECT = "limit per user of the project"
     USER = "limit of the user"
 
@@ -30,22 +35,45 @@ class Account:
         self.project, self.user, self.pair, self.preemptible = project, user, pair, preemptible
 
 
-class Ledger:
-    """Use in GPU thousandths per project, user, and user in a project; every change goes through an undo log.
+_PROJECT_COLUMNS = ("used", "firm", "waiting", "waiting_firm", "quota", "limit", "weight", "dept")
+_DEPT_COLUMNS = ("dept_used", "dept_firm", "dept_quota", "dept_limit", "dept_weight")
 
-    ``used`` counts all work of a project, ``firm`` its protected work. A project or user nobody has described has
-    no bounds.
+
+class Ledger:
+    """Use in GPU thousandths per department, project, user, and user in a project.
+
+    What is held changes through an undo log. ``used`` counts all work of a project, ``firm`` its protected work;
+    ``waiting`` what its work in the queue asks for. A project or user nobody has described has no bounds. ``dept`` is
+    the number of a project's department; a project without one is a department of its own (``departments``: None).
+    Their ``dept_quota`` is UNBOUNDED when it is the sum of the projects'.
     """
 
     def __init__(self) -> None:
         self.projects: list[Project] = []
         self.users: list[User] = []
+        self.departments: list[Department | None] = []
         self.used, self.firm = np.zeros(8, np.int64), np.zeros(8, np.int64)
+        self.waiting, self.waiting_firm = np.zeros(8, np.int64), np.zeros(8, np.int64)
         self.user_used, self.pair_used = np.zeros(8, np.int64), np.zeros(8, np.int64)
         self.quota, self.limit = np.zeros(8, np.int64), np.zeros(8, np.int64)
+        self.weight, self.dept = np.zeros(8), np.zeros(8, np.int64)
+        self.dept_used, self.dept_firm = np.zeros(8, np.int64), np.zeros(8, np.int64)
+        self.dept_quota, self.dept_limit = np.zeros(8, np.int64), np.zeros(8, np.int64)
+        self.dept_weight = np.zeros(8)
         self._project_ids: dict[str, int] = {}
         self._user_ids: dict[str, int] = {}
         self._pair_ids: dict[tuple[int, int], int] = {}
+        self._dept_ids: dict[tuple[str, str], int] = {}
+        self._described: dict[str, Department] = {}
+        self.tune(Decay(), 1.0)
+        self.recent = np.zeros(8, np.int64)  # of pairs: see ``refresh_recent``
+        self._recent_at: float | None = None
+
+    def tune(self, decay: Decay, usage_weight: float) -> None:
+        """How use is forgotten, and how much it weighs in fair shares; before anything is counted."""
+        self.usage, self.pair_usage, self.usage_weight = Usage(decay), Usage(decay), usage_weight
+
+    # --- who there is
 
     def set_project(self, project: Project) -> int:
         """Take over a project's bounds; returns its number."""
@@ -53,13 +81,15 @@ class Ledger:
         if number == len(self.projects):
             self.projects.append(project)
             if number >= len(self.used):
-                for name in ("used", "firm", "quota", "limit"):
-                    setattr(self, name, grown(getattr(self, name), (2 * number,)))
+                self._grow(_PROJECT_COLUMNS, 2 * number)
+            self.dept[number] = -1
         self.projects[number] = project
         self.quota[number] = _bound(project.quota_permille)
         self.limit[number] = _bound(project.limit_permille)
+        self.weight[number] = project.weight
         if not project.over_quota:
             self.limit[number] = min(self.limit[number], self.quota[number])
+        self._join(number, self._dept_number(project))
         return number
 
     def set_user(self, user: User) -> int:
@@ -68,9 +98,49 @@ class Ledger:
         if number == len(self.users):
             self.users.append(user)
             if number >= len(self.user_used):
-                self.user_used = grown(self.user_used, (2 * number,))
+                self._grow(("user_used",), 2 * number)
         self.users[number] = user
         return number
+
+    def set_department(self, department: Department) -> None:
+        """Take over a department's bounds."""
+        self._described[department.name] = department
+        if ("department", department.name) in self._dept_ids:
+            self._describe(self._dept_ids["department", department.name], department)
+
+    def _dept_number(self, project: Project) -> int:
+        key = ("department", project.department) if project.department else ("project", project.name)
+        number = self._dept_ids.setdefault(key, len(self.departments))
+        if number == len(self.departments):
+            self.departments.append(None)
+            if number >= len(self.dept_used):
+                self._grow(_DEPT_COLUMNS, 2 * number)
+        if project.department:
+            self._describe(number, self._described.get(project.department, Department(project.department)))
+        else:
+            self.dept_quota[number] = self.dept_limit[number] = UNBOUNDED
+            self.dept_weight[number] = project.weight
+        return number
+
+    def _describe(self, number: int, department: Department) -> None:
+        self.departments[number] = department
+        self.dept_quota[number] = _bound(department.quota_permille)
+        self.dept_limit[number] = _bound(department.limit_permille)
+        self.dept_weight[number] = department.weight
+
+    def _join(self, project: int, dept: int) -> None:
+        before = int(self.dept[project])
+        if before == dept:
+            return
+        for total, own in ((self.dept_used, self.used), (self.dept_firm, self.firm)):
+            total[dept] += own[project]
+            if before >= 0:
+                total[before] -= own[project]
+        self.dept[project] = dept
+
+    def _grow(self, columns: tuple[str, ...], size: int) -> None:
+        for name in columns:
+            setattr(self, name, grown(getattr(self, name), (size,)))
 
     def account(self, project: str, user: str, *, preemptible: bool) -> Account:
         """Where to count work of a user in a project."""
@@ -80,38 +150,65 @@ class Ledger:
         u = self.set_user(User(user)) if u is None else u
         pair = self._pair_ids.setdefault((p, u), len(self._pair_ids))
         if pair >= len(self.pair_used):
-            self.pair_used = grown(self.pair_used, (2 * pair,))
+            self._grow(("pair_used", "recent"), 2 * pair)
         return Account(p, u, pair, preemptible=preemptible)
+
+    # --- what is held
 
     def add(self, log: UndoLog, account: Account, permille: int) -> None:
         """Count more (or, negative, less) use."""
+        dept = int(self.dept[account.project])
         log.add(self.used, account.project, permille)
+        log.add(self.dept_used, dept, permille)
         if not account.preemptible:
             log.add(self.firm, account.project, permille)
+            log.add(self.dept_firm, dept, permille)
         log.add(self.user_used, account.user, permille)
         log.add(self.pair_used, account.pair, permille)
 
-    def rooms(self, account: Account) -> tuple[tuple[Bound, int, int], ...]:
-        """Every bound that applies: (which, its value, thousandths left under it)."""
-        p, project = account.project, self.projects[account.project]
-        rooms: list[tuple[Bound, int, int]] = []
-        if project.quota_permille is not None and account.preemptible and not project.over_quota:
-            rooms.append((Bound.PROJECT_QUOTA, project.quota_permille, project.quota_permille - int(self.used[p])))
-        if project.quota_permille is not None and not account.preemptible:
-            held = int(self.firm[p]) if project.over_quota else int(self.used[p])
-            rooms.append((Bound.PROJECT_QUOTA, project.quota_permille, project.quota_permille - held))
-        if project.limit_permille is not None:
-            rooms.append((Bound.PROJECT_LIMIT, project.limit_permille, project.limit_permille - int(self.used[p])))
-        per_user, own = project.user_limit_permille, self.users[account.user].gpu_limit_permille
-        if per_user is not None:
-            rooms.append((Bound.USER_IN_PROJECT, per_user, per_user - int(self.pair_used[account.pair])))
-        if own is not None:
-            rooms.append((Bound.USER, own, own - int(self.user_used[account.user])))
-        return tuple(rooms)
+    def wait(self, account: Account, permille: int) -> None:
+        """Count more (or, negative, less) that is asked for and not held."""
+        self.waiting[account.project] += permille
+        if not account.preemptible:
+            self.waiting_firm[account.project] += permille
 
-    def room(self, account: Account) -> int:
-        """Thousandths that may be added now under all bounds."""
-        return min((left for _, _, left in self.rooms(account)), default=UNBOUNDED)
+    # --- what was held lately
+
+    def started(self, account: Account, permille: int, at: float) -> None:
+        """Use begins (or, negative, never began) that is held by now."""
+        self.usage.started(account.project, permille, at)
+        self.pair_usage.started(account.pair, permille, at)
+
+    def ended(self, account: Account, permille: int, at: float) -> None:
+        """Use that began is over."""
+        self.usage.ended(account.project, permille, at)
+        self.pair_usage.ended(account.pair, permille, at)
+
+    def remember(self, account: Account, permille_s: float, at: float) -> None:
+        """Decayed use, as of ``at``, of leases that are over."""
+        self.usage.remember(account.project, permille_s, at)
+        self.pair_usage.remember(account.pair, permille_s, at)
+
+    def refresh_recent(self, now: float) -> bool:
+        """Look at the recent use of users anew if it is time to; whether it changed any order.
+
+        It changes all the time, but order among users is kept: so it is looked at in steps of time and of size.
+        """
+        if self._recent_at is not None and abs(now - self._recent_at) < RECENT_EVERY_S:
+            return False
+        self._recent_at = now
+        count = len(self._pair_ids)
+        average = self.pair_usage.average(self.pair_used[:count], now)
+        recent = average.astype(np.int64) // RECENT_STEP * RECENT_STEP
+        changed = not np.array_equal(recent, self.recent[:count])
+        self.recent[:count] = recent
+        return changed
+
+    def burden(self, account: Account) -> int:
+        """What a user holds now and held lately in a project: who has less is served first."""
+        return int(self.pair_used[account.pair] + self.recent[account.pair])
+
+    # --- what is left
 
     def over_quota(self, project: int, extra: int = 0) -> bool:
         """Whether a project would hold more than its quota with ``extra`` thousandths more."""
@@ -130,6 +227,49 @@ class Ledger:
         """The pool divided evenly among projects without a quota."""
         unbounded = int(np.count_nonzero(self.quota[: len(self.projects)] >= UNBOUNDED))
         return capacity / max(unbounded, 1)
+
+    def rooms(self, account: Account) -> tuple[tuple[Bound, int, int], ...]:
+        """Every bound that applies: (which, its value, thousandths left under it)."""
+        p, project = account.project, self.projects[account.project]
+        rooms: list[tuple[Bound, int, int]] = []
+        if project.quota_permille is not None and account.preemptible and not project.over_quota:
+            rooms.append((Bound.PROJECT_QUOTA, project.quota_permille, project.quota_permille - int(self.used[p])))
+        if project.quota_permille is not None and not account.preemptible:
+            held = int(self.firm[p]) if project.over_quota else int(self.used[p])
+            rooms.append((Bound.PROJECT_QUOTA, project.quota_permille, project.quota_permille - held))
+        if project.limit_permille is not None:
+            rooms.append((Bound.PROJECT_LIMIT, project.limit_permille, project.limit_permille - int(self.used[p])))
+        rooms += self._department_rooms(account)
+        per_user, own = project.user_limit_permille, self.users[account.user].gpu_limit_permille
+        if per_user is not None:
+            rooms.append((Bound.USER_IN_PROJECT, per_user, per_user - int(self.pair_used[account.pair])))
+        if own is not None:
+            rooms.append((Bound.USER, own, own - int(self.user_used[account.user])))
+        return tuple(rooms)
+
+    def _department_rooms(self, account: Account) -> list[tuple[Bound, int, int]]:
+        number = int(self.dept[account.project])
+        department = self.departments[number]
+        rooms: list[tuple[Bound, int, int]] = []
+        if department is None:
+            return rooms
+        quota, limit = department.quota_permille, department.limit_permille
+        if quota is not None and not account.preemptible:
+            rooms.append((Bound.DEPARTMENT_QUOTA, quota, quota - int(self.dept_firm[number])))
+        if limit is not None:
+            rooms.append((Bound.DEPARTMENT_LIMIT, limit, limit - int(self.dept_used[number])))
+        return rooms
+
+    def room(self, account: Account) -> int:
+        """Thousandths that may be added now under all bounds."""
+        return min((left for _, _, left in self.rooms(account)), default=UNBOUNDED)
+
+    def within_limits(self, project: int, extra: int) -> bool:
+        """Whether a project and its department would stay within their limits with ``extra`` thousandths more."""
+        dept = int(self.dept[project])
+        return bool(
+            self.used[project] + extra <= self.limit[project] and self.dept_used[dept] + extra <= self.dept_limit[dept]
+        )
 
 
 def _bound(permille: int | None) -> int:

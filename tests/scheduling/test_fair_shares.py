@@ -1,0 +1,253 @@
+"""Fair shares against a slow reference, and who may take from whom."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpupool.domain.access import Department, Project
+from gpupool.scheduling.fairshare import Shares
+from gpupool.scheduling.ledger import Ledger
+from gpupool.scheduling.undo import UndoLog
+
+NOW = 1_000_000.0
+
+
+def ledger_of(projects: list[Project], held: list[int], waiting: list[int], *departments: Department) -> Ledger:
+    """Projects with preemptible work that has just begun."""
+    ledger, log = Ledger(), UndoLog()
+    for department in departments:
+        ledger.set_department(department)
+    for project, used, wanted in zip(projects, held, waiting, strict=True):
+        ledger.set_project(project)
+        account = ledger.account(project.name, "ann", preemptible=True)
+        ledger.add(log, account, used)
+        ledger.started(account, used, NOW)
+        ledger.wait(account, wanted)
+    log.commit()
+    return ledger
+
+
+def shares_of(ledger: Ledger, capacity: int) -> Shares:
+    return Shares(ledger, capacity, NOW)
+
+
+def reference(amount: float, demand: list[float], quota: list[float], weight: list[float]) -> list[float]:
+    """Water-filling drop by drop: raise the level to where the next one is full, again and again."""
+    owed = [min(q, d) for q, d in zip(quota, demand, strict=True)]
+    share = owed if sum(owed) <= amount else _raise(amount, owed, quota)
+    for by in (weight, [1.0] * len(weight)):
+        need = [d - s for d, s in zip(demand, share, strict=True)]
+        more = _raise(max(amount - sum(share), 0.0), need, by)
+        share = [s + m for s, m in zip(share, more, strict=True)]
+    return share
+
+
+def _raise(amount: float, need: list[float], weight: list[float]) -> list[float]:
+    got = [0.0] * len(need)
+    for _ in range(len(need) + 1):
+        thirsty = [i for i in range(len(need)) if weight[i] > 0 and need[i] - got[i] > 1e-9]
+        heavy = sum(weight[i] for i in thirsty)
+        left = amount - sum(got)
+        if not thirsty or left <= 1e-9:
+            break
+        step = min(left / heavy, *((need[i] - got[i]) / weight[i] for i in thirsty))
+        for i in thirsty:
+            got[i] += step * weight[i]
+    return got
+
+
+Row = tuple[int | None, float, int, int]
+quotas = st.one_of(st.none(), st.sampled_from([0, 500, 1000, 2500, 10_000]))
+tables = st.lists(
+    st.tuples(quotas, st.sampled_from([0.0, 0.5, 1.0, 3.0, 1e-3]), st.integers(0, 8), st.integers(0, 20_000)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tables, st.integers(0, 30_000))
+def test_shares_agree_with_the_slow_reference(table: list[Row], capacity: int) -> None:
+    projects = [Project(f"p{i}", quota, weight=weight) for i, (quota, weight, _, _) in enumerate(table)]
+    ledger = ledger_of(projects, [0] * len(table), [wanted for *_, wanted in table])
+    found = shares_of(ledger, capacity).fair
+    expected = reference(
+        capacity, [float(row[3]) for row in table], [float(row[0] or 0) for row in table], [row[1] for row in table]
+    )
+    assert found == pytest.approx(expected, abs=0.01)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tables, st.integers(0, 30_000), st.lists(st.sampled_from(["", "x", "y"]), min_size=6, max_size=6), quotas, quotas
+)
+def test_shares_sum_to_the_smaller_of_capacity_and_demand_at_each_level(
+    table: list[Row], capacity: int, where: list[str], quota: int | None, limit: int | None
+) -> None:
+    projects = [Project(f"p{i}", q, weight=w, department=where[i]) for i, (q, w, _, _) in enumerate(table)]
+    held, waiting = [row[2] * 1000 for row in table], [row[3] for row in table]
+    ledger = ledger_of(projects, held, waiting, Department("x", quota, 2.0, limit))
+    for i, project in enumerate(projects):  # what was held lately changes who gets what, and not how much in all
+        ledger.remember(ledger.account(project.name, "ann", preemptible=True), 1e8 * i, NOW)
+    found = shares_of(ledger, capacity)
+    demands = [sum(found.demand[found.dept == d]) for d in range(len(found.dept_fair))]
+    bounded = [min(demand, ledger.dept_limit[d]) for d, demand in enumerate(demands)]
+    assert sum(found.dept_fair) == pytest.approx(min(capacity, sum(bounded)), abs=0.01)
+    for d, fair in enumerate(found.dept_fair):
+        assert sum(found.fair[found.dept == d]) == pytest.approx(fair, abs=0.01)
+    assert (found.fair <= found.demand + 1e-9).all()
+    assert (found.fair >= 0).all()
+    owed = [min(project.quota_permille or 0, demand) for project, demand in zip(projects, found.demand, strict=True)]
+    alone = [i for i, project in enumerate(projects) if project.department != "x"]
+    if sum(owed) <= capacity:  # quotas are met outside the department that has a quota of its own
+        assert all(found.fair[i] >= owed[i] - 0.01 for i in alone if sum(owed) <= capacity - (quota or 0))
+
+
+def test_what_is_left_goes_by_weight() -> None:
+    both = [Project("a", 10_000, weight=3.0), Project("b", 10_000, weight=1.0)]
+    found = shares_of(ledger_of(both, [0, 0], [100_000, 100_000]), 100_000)
+    assert found.fair.tolist() == pytest.approx([70_000, 30_000])
+
+
+def test_what_one_does_not_want_goes_to_the_others() -> None:
+    three = [Project("a", weight=2.0), Project("b"), Project("c")]
+    found = shares_of(ledger_of(three, [0, 0, 0], [1000, 9000, 9000]), 8000)
+    assert found.fair.tolist() == pytest.approx([1000, 3500, 3500])
+
+
+def test_quotas_beyond_the_pool_are_met_in_proportion() -> None:
+    two = [Project("a", 12_000), Project("b", 4000)]
+    assert shares_of(ledger_of(two, [0, 0], [20_000, 20_000]), 8000).fair.tolist() == pytest.approx([6000, 2000])
+
+
+def test_departments_share_before_their_projects() -> None:
+    """KAI's idea of levels: ten projects in one department get no more than one in another."""
+    projects = [Project(f"p{i}", department="x") for i in range(10)] + [Project("alone", department="y")]
+    ledger = ledger_of(projects, [0] * 11, [10_000] * 11, Department("x"), Department("y"))
+    found = shares_of(ledger, 10_000)
+    assert found.fair.tolist() == pytest.approx([500] * 10 + [5000])
+
+
+def test_a_departments_limit_bounds_its_share() -> None:
+    projects = [Project("a", department="x"), Project("b")]
+    ledger = ledger_of(projects, [0, 0], [9000, 9000], Department("x", limit_permille=1000))
+    assert shares_of(ledger, 8000).fair.tolist() == pytest.approx([1000, 7000])
+
+
+def test_who_used_more_lately_is_due_less_of_what_is_left() -> None:
+    ledger = ledger_of([Project("a", 2000), Project("b", 2000)], [0, 0], [9000, 9000])
+    weight_s = ledger.usage.decay.weight_s
+    ledger.remember(ledger.account("a", "ann", preemptible=True), 4000 * weight_s, NOW)  # 4 GPUs for days, all of it
+    found = shares_of(ledger, 8000)
+    assert found.recent.tolist() == pytest.approx([4000, 0])
+    # W = 1/2 each, U = 1/2 and 0: the weights are 1/2 and 1, and the quotas stay
+    assert found.fair.tolist() == pytest.approx([2000 + 4000 / 3, 2000 + 8000 / 3])
+
+
+def test_the_order_below_share_then_within_quota_then_the_smaller_part() -> None:
+    projects = [Project("full", 1000), Project("part", 4000), Project("none", 4000)]
+    ledger = ledger_of(projects, [3000, 2000, 0], [5000, 5000, 5000])
+    found = shares_of(ledger, 9000)
+    assert sorted(range(3), key=lambda p: found.order(p, 1000)) == [2, 1, 0]
+    assert found.order(1, 1000)[0] == 0
+    assert found.order(1, 3000)[0] == 1  # below its share, over its quota with so much
+    assert found.order(0, 1000)[0] == 3
+
+
+def test_taking_is_for_those_within_their_share_from_those_above() -> None:
+    ledger = ledger_of([Project("rich"), Project("poor"), Project("fair")], [5000, 0, 2000], [0, 9000, 0])
+    found = shares_of(ledger, 7000)
+    assert found.fair.tolist() == pytest.approx([2500, 2500, 2000], abs=5)
+    assert found.victims(1, 1000).tolist() == [True, False, False]
+    assert found.may_reclaim(1, 2000)
+    assert not found.may_reclaim(1, 3000)
+    assert found.budget(1) == int(found.fair[1])
+    assert found.may_take(1, 1000, 0, {})
+    assert found.may_take(1, 1000, 0, {0: 2000})
+    assert not found.may_take(1, 1000, 0, {0: 3000})  # that much gone, it is no longer above its share
+
+
+def test_never_from_within_a_quota_for_somebody_beyond_the_own() -> None:
+    ledger = ledger_of([Project("small", 1000), Project("large", 6000)], [1000, 6000], [9000, 0])
+    found = shares_of(ledger, 7000)
+    assert not found.victims(0, 1000).any()
+
+
+def test_departments_are_compared_one_level_below_what_is_common() -> None:
+    """Both projects of x hold more than y's, but x as a whole is within its share: y takes nothing from it."""
+    projects = [Project("x1", department="x"), Project("x2", department="x"), Project("y1", department="y")]
+    departments = [Department("x", weight=3.0), Department("y")]
+    found = shares_of(ledger_of(projects, [5000, 1000, 2000], [0, 5000, 5000], *departments), 8000)
+    assert found.dept_fair.tolist() == pytest.approx([6000, 2000])
+    assert not found.victims(2, 500).any()
+    assert found.victims(1, 1000).tolist() == [True, False, False]  # inside x the projects are compared
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[Ledger, int]:
+    count = draw(st.integers(2, 5))
+    where = st.sampled_from(["", "", "x", "y"])
+    projects = [
+        Project(f"p{i}", draw(quotas), weight=draw(st.sampled_from([0.5, 1.0, 2.0])), department=draw(where))
+        for i in range(count)
+    ]
+    held = [draw(st.integers(0, 6)) * 1000 for _ in projects]
+    waiting = [draw(st.integers(0, 12)) * 1000 for _ in projects]
+    capacity = sum(held) + draw(st.integers(0, 2)) * 1000
+    return ledger_of(projects, held, waiting, Department("x", draw(quotas), 2.0), Department("y", 2000)), capacity
+
+
+class Market:
+    """Projects that take by the rules, whole pieces of work at a time, and fill what comes free in order."""
+
+    def __init__(self, ledger: Ledger, capacity: int) -> None:
+        self.ledger, self.shares, self.log = ledger, shares_of(ledger, capacity), UndoLog()
+        self.count, self.free = len(ledger.projects), capacity - int(ledger.used.sum())
+
+    def move(self, project: int, permille: int) -> None:
+        account = self.ledger.account(self.ledger.projects[project].name, "ann", preemptible=True)
+        self.ledger.add(self.log, account, permille)
+        self.free -= permille
+
+    def wants(self, project: int, extra: int) -> bool:
+        return bool(self.ledger.used[project] + extra <= self.shares.demand[project])
+
+    def fill(self) -> None:
+        while self.free > 0 and (hungry := [p for p in range(self.count) if self.wants(p, 1000)]):
+            self.move(min(hungry, key=lambda p: self.shares.order(p, 1000)), 1000)
+
+    def take(self, who: int, extra: int) -> bool:
+        """Whether somebody had to give; pieces of project ``p`` are of ``1 + p % 3`` GPUs."""
+        found, used, freed = self.shares, self.ledger.used, dict[int, int]()
+        if not self.wants(who, extra) or not found.may_reclaim(who, extra):
+            return False
+        while sum(freed.values()) < extra:
+            left = {v: int(used[v]) - freed.get(v, 0) for v in range(self.count)}
+            allowed = [v for v in left if left[v] > 0 and found.may_take(who, extra, v, freed)]
+            if not freed:
+                assert set(allowed) == {v for v in left if left[v] > 0 and found.victims(who, extra)[v]}
+            if not allowed:
+                return False
+            victim = allowed[0]
+            quota = self.ledger.projects[victim].quota_permille
+            assert found.within_quota(who, extra) or quota is None or left[victim] > quota
+            freed[victim] = freed.get(victim, 0) + min(left[victim], 1000 * (1 + victim % 3))
+        for victim, permille in freed.items():
+            self.move(victim, -permille)
+        self.move(who, extra)
+        self.fill()
+        return True
+
+
+@settings(max_examples=150, deadline=None)
+@given(pools(), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=40))
+def test_taking_comes_to_an_end_and_keeps_quotas(pool: tuple[Ledger, int], wishes: list[tuple[int, int]]) -> None:
+    """Whoever may take takes, in any order and size, under constant demand: there is no going round."""
+    market = Market(*pool)
+    market.fill()
+    for _ in range(20):
+        if not any(market.take(wish % market.count, gpus * 1000) for wish, gpus in wishes):
+            return
+    raise AssertionError("still taking after 20 rounds")
