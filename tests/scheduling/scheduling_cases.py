@@ -7,6 +7,7 @@ with the nodes declared in reverse, which must give the same result up to nodes 
 A step of ``then`` is a pair of an event and who runs where afterwards:
 
 "end r1" (it is done)   "stop p1" (waiting or running, it is gone)   "add p9 blue 1 train"   "run r9 red 1 on a:0"
+"requeue p1.0" (that member failed and waits again)
 "down a", "up a", "cordon a", "lose a" (for good)   "node c 2xT4" (comes, or reports anew)   "fail a:0", "heal a:0"
 "project red quota=2", "department ml quota=4", "user ann limit=1"   "wait 400" (seconds)
 """
@@ -19,9 +20,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduling_world import World, lines, node, pendings, project, running, user, words, world
+from scheduling_world import World, as_pending, lines, node, pendings, project, running, user, words, world
 
 from gpupool.domain.gpu import GpuHealth, NodeState
+from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.scheduler import (
     GpusChanged,
     LeaseReleased,
@@ -34,7 +36,7 @@ from gpupool.scheduling.scheduler import (
     ProjectChanged,
     UserChanged,
 )
-from gpupool.scheduling.values import HoldKind
+from gpupool.scheduling.values import HoldKind, ReplicaKey
 
 Names = Callable[[str], str]
 
@@ -169,8 +171,22 @@ def happen(w: World, event: str) -> None:
 
 def _end(w: World, name: str) -> None:
     for key in [key for key in w.scheduler.demand.running if key[0] == name]:
-        w.running.pop(key, None)
-        w.scheduler.apply(LeaseReleased(key))
+        _end_one(w, key)
+
+
+def _requeue(w: World, name: str) -> None:
+    workload, _, index = name.partition(".")
+    key = (WorkloadId(workload), int(index))
+    ended = w.scheduler.demand.running[key]
+    again = replace(w.waiting.get(key) or as_pending(ended), queued_at=w.now)
+    _end_one(w, key)
+    w.waiting[key] = again
+    w.scheduler.apply(PendingAdded(again, w.now))
+
+
+def _end_one(w: World, key: ReplicaKey) -> None:
+    w.running.pop(key, None)
+    w.scheduler.apply(LeaseReleased(key))
 
 
 def _stop(w: World, name: str) -> None:
@@ -214,6 +230,7 @@ def _wait(w: World, seconds: str) -> None:
 _EVENTS: dict[str, Callable[[World, str], None]] = {
     "end": _end,
     "stop": _stop,
+    "requeue": _requeue,
     "add": _add,
     "run": _run,
     "down": _state(NodeState.DOWN),

@@ -5,7 +5,7 @@ nodes     "a 4xT4 cpus=8 mem=32000 rack=x cordoned|down failed=0 foreign=1 nvlin
 projects  "red quota=2 limit=3 user=1 strict weight=2 dep=ml min=600 quota.a100=1"
           in GPUs; strict: training may not exceed the quota; min: runs that long before it may be evicted
 users     "ann limit=1"
-running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600"
+running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600 pool=x"
           on node:gpus, the whole request on each; indices of two digits have commas: a:100,101
 pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50 pool=x,y sharing=mps"
 
@@ -80,6 +80,10 @@ def gang(options: dict[str, str]) -> Gang | None:
     least, _, most = options["gang"].partition("-")
     within = options.get("within", "")
     return Gang(int(least), int(most or least), within.removesuffix("!"), within.endswith("!"))
+
+
+def pools(options: dict[str, str]) -> tuple[str, ...]:
+    return tuple(options["pool"].split(",")) if "pool" in options else ()
 
 
 def nvlink_pairs(count: int, index: int) -> dict[int, str]:
@@ -169,7 +173,7 @@ def pending(line: str, number: int = 0) -> PendingReplica:
         max_time_s=float(options["max"]) if "max" in options else None,
         held=held,
         gang=gang(options),
-        node_pools=tuple(options["pool"].split(",")) if "pool" in options else (),
+        node_pools=pools(options),
     )
 
 
@@ -223,6 +227,26 @@ def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
         gang(options),
         float(options["min"]) if "min" in options else None,
         wanted,
+        pools(options),
+    )
+
+
+def as_pending(ended: RunningReplica, now: float = NOW) -> PendingReplica:
+    lease = ended.lease
+    wanted = ended.request or GpuRequest(len(lease.shares), lease.shares[0].permille)
+    return PendingReplica(
+        workload=lease.workload,
+        index=lease.index,
+        project=lease.project,
+        user=lease.user,
+        request=wanted,
+        queued_at=now,
+        priority=ended.priority,
+        preemptible=ended.preemptible,
+        cpus=lease.cpus,
+        memory_mib=lease.memory_mib,
+        gang=ended.gang,
+        node_pools=ended.node_pools,
     )
 
 
@@ -262,27 +286,9 @@ class World:
         self.running.pop(key, None)
         self.scheduler.apply(LeaseReleased(key))
         if key[0] in self.evicted:
-            again = self.waiting.get(key) or self._as_pending(ended)
+            again = self.waiting.get(key) or as_pending(ended, self.now)
             self.waiting[key] = replace(again, queued_at=self.now)
             self.scheduler.apply(PendingAdded(self.waiting[key], self.now))
-
-    def _as_pending(self, ended: RunningReplica) -> PendingReplica:
-        lease = ended.lease
-        wanted = ended.request or GpuRequest(len(lease.shares), lease.shares[0].permille)
-        return PendingReplica(
-            workload=lease.workload,
-            index=lease.index,
-            project=lease.project,
-            user=lease.user,
-            request=wanted,
-            queued_at=self.now,
-            priority=ended.priority,
-            preemptible=ended.preemptible,
-            cpus=lease.cpus,
-            memory_mib=lease.memory_mib,
-            gang=ended.gang,
-            node_pools=ended.node_pools,
-        )
 
     def settle(self, limit: int = 30) -> None:
         """Until a round changes nothing; then five more rounds, which must change nothing."""
