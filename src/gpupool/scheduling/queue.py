@@ -11,17 +11,19 @@ from math import inf
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import Sharing
 from gpupool.domain.ids import WorkloadId
+from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.holders import Holders
 from gpupool.scheduling.ledger import Account, Ledger
 from gpupool.scheduling.members import GangEntry, Gangs, Members
+from gpupool.scheduling.order import Ordering
 from gpupool.scheduling.shape import Shape, Shapes
 from gpupool.scheduling.undo import UndoLog
 from gpupool.scheduling.values import PendingReplica, ReplicaKey, RunningReplica
 
-Entry = tuple[float, int, PendingReplica]  # queued at, number of arrival
+Entry = tuple[float, int, PendingReplica]  # its place (see ``order``), number of arrival
 # project, priority, user, preemptible, shape, gang, workload of a gang that runs (of one that members join)
 GroupKey = tuple[int, int, int, bool, Shape, Gang | None, WorkloadId | None]
-# -priority, not a joiner, held by the user in the project, queued at, number of arrival
+# -priority, not a joiner, held by the user in the project, place, number of arrival
 LaneKey = tuple[int, bool, int, float, int]
 
 
@@ -63,6 +65,7 @@ class Demand:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.ordering = Ordering()
         self.shapes = Shapes()
         self.gangs = Gangs()
         self.pending: dict[ReplicaKey, PendingReplica] = {}
@@ -162,9 +165,9 @@ class Demand:
     def heads(self, project: int) -> dict[Shape, tuple[LaneKey, Group]]:
         """The first group of each shape of a project with its key, as things stand; kept until something changes."""
         if project not in self._heads:
-            ledger = self.ledger
+            ledger, by_user = self.ledger, self.ordering.by_user
             self._heads[project] = {
-                shape: min(((lane_key(ledger, g, 0), g) for g in groups.values()), key=lambda head: head[0])
+                shape: min(((lane_key(ledger, g, 0, by_user), g) for g in groups.values()), key=lambda head: head[0])
                 for shape, groups in self.lanes.get(project, {}).items()
             }
         return self._heads[project]
@@ -228,11 +231,17 @@ class Demand:
             groups[key] = Group(key, account)
             self.shape_users[shape] = self.shape_users.get(shape, 0) + 1
             self.importance.setdefault(account.project, Counter())[replica.priority] += 1
-        insort(groups[key].entries, (queued_at, arrival, replica), key=lambda entry: entry[:2])
-        self._entries[replica.key] = (groups[key], queued_at, arrival)
+        place = queued_at + self._late_s(replica, groups[key])
+        insort(groups[key].entries, (place, arrival, replica), key=lambda entry: entry[:2])
+        self._entries[replica.key] = (groups[key], place, arrival)
         self.timed[shape] += replica.max_time_s is not None
         if groups[key].starvable:
             heappush(self._ripening, (max(queued_at, replica.not_before), arrival, replica.key))
+
+    def _late_s(self, replica: PendingReplica, group: Group) -> float:
+        fixed = group.shape.fixed_permille
+        permille = group.size * (replica.request.count * WHOLE_GPU if fixed is None else fixed)
+        return self.ordering.late_s(replica.project, replica.user, permille, replica.served_s)
 
     def _unlist(self, replica: PendingReplica) -> None:
         placed = self._entries.pop(replica.key, None)
@@ -304,25 +313,26 @@ class Demand:
                     del kinds[replica.priority]
 
 
-def lane_key(ledger: Ledger, group: Group, cursor: int) -> LaneKey:
+def lane_key(ledger: Ledger, group: Group, cursor: int, by_user: bool) -> LaneKey:
     """Where a group stands in its lane, by its entry at ``cursor``."""
-    queued_at, arrival, _ = group.entries[cursor]
-    return (-group.priority, group.joins is None, int(ledger.pair_used[group.account.pair]), queued_at, arrival)
+    place, arrival, _ = group.entries[cursor]
+    held = int(ledger.pair_used[group.account.pair]) if by_user else 0
+    return (-group.priority, group.joins is None, held, place, arrival)
 
 
 class Lane:
     """The waiting groups of one project in the order in which they are served.
 
-    Higher priority first; within one priority the user who holds less in the project, then who queued first.
+    Higher priority first; within one priority the user who holds less in the project, then by place in the queue.
     """
 
-    __slots__ = ("_barred", "_cursors", "_heap", "_ledger", "_skip")
+    __slots__ = ("_barred", "_by_user", "_cursors", "_heap", "_ledger", "_skip")
 
     def __init__(self, demand: Demand, groups: list[Group], skip: set[ReplicaKey]) -> None:
-        self._ledger, self._skip = demand.ledger, skip
+        self._ledger, self._skip, self._by_user = demand.ledger, skip, demand.ordering.by_user
         self._cursors: dict[Group, int] = {}
         self._barred: set[Shape] = set()
-        heap = [(lane_key(demand.ledger, group, 0), at, group) for at, group in enumerate(groups) if group.entries]
+        heap = [(lane_key(self._ledger, g, 0, self._by_user), at, g) for at, g in enumerate(groups) if g.entries]
         heapify(heap)
         self._heap = heap
 
@@ -340,7 +350,7 @@ class Lane:
             if cursor == len(group.entries):
                 heappop(self._heap)
                 continue
-            fresh = lane_key(self._ledger, group, cursor)
+            fresh = lane_key(self._ledger, group, cursor, self._by_user)
             if fresh == key:
                 return group, group.entries[cursor][2]
             heappop(self._heap)

@@ -15,6 +15,8 @@ from gpupool.scheduling.estimate import History
 from gpupool.scheduling.explain import Explanation, explain
 from gpupool.scheduling.feasible import check_possible
 from gpupool.scheduling.modes import serves_users
+from gpupool.scheduling.order import Ordering
+from gpupool.scheduling.pastruns import PastRuns
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.plan import Plan, plan
 from gpupool.scheduling.queue import Demand
@@ -91,9 +93,10 @@ class LeaseTaken:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """A replica's lease has been released."""
+    """A replica's lease has been released. ``ran_s``: how long it had run, if it ended by itself."""
 
     key: ReplicaKey
+    ran_s: float | None = None
 
 
 Event = (
@@ -118,10 +121,12 @@ class Scheduler:
     with ``LeaseReleased`` and ``PendingAdded``.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, past: PastRuns | None = None) -> None:
+        """``past`` is what is known of run times already."""
         self.settings = settings or Settings()
         self.cluster = ClusterState()
         self.demand = Demand()
+        self.demand.ordering = Ordering(self.settings.order, self.settings.turn_s, past)
         self.placer = Placer(self.cluster)
         self.holds: tuple[Hold, ...] = ()
 
@@ -152,7 +157,8 @@ class Scheduler:
                 self.demand.remove(key)
             case LeaseTaken(replica):
                 self._start(replica)
-            case LeaseReleased(key):
+            case LeaseReleased(key, ran_s):
+                self._note_run(key, ran_s)
                 self.demand.finish(key)
                 self.cluster.free(key)
 
@@ -188,6 +194,12 @@ class Scheduler:
         if self.cluster.holdings.get(running.key) != held:
             self.cluster.take(running.key, held)
 
+    def _note_run(self, key: ReplicaKey, ran_s: float | None) -> None:
+        running = self.demand.running.get(key)
+        if running is not None and ran_s is not None:
+            lease = running.lease
+            self.demand.ordering.past.add(lease.project, lease.user, lease.permille, ran_s)
+
     def _granted(self, grant: Grant, now: float) -> RunningReplica:
         waited = self.demand.pending[grant.key]
         lease = Lease(
@@ -214,4 +226,5 @@ class Scheduler:
             gang=waited.gang,
             request=waited.request,
             node_pools=waited.node_pools,
+            served_s=waited.served_s,
         )

@@ -9,6 +9,7 @@ from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Lease
+from gpupool.scheduling.order import Order
 
 ReplicaKey = tuple[WorkloadId, int]
 
@@ -29,7 +30,8 @@ class PendingReplica:
     Work that is not ``preemptible`` is protected: it never leaves its project's quota and is never evicted.
     ``not_before`` is the end of a back-off, ``held`` keeps it out of the queue altogether with ``held_note`` saying
     what for. ``max_time_s`` bounds its run time when known. ``gang``: it starts with other replicas of its workload.
-    ``node_pools``: it may run only on nodes whose label ``pool`` is one of these; empty: on any.
+    ``node_pools``: it may run only on nodes whose label ``pool`` is one of these; empty: on any. ``served_s``: how
+    long it has run already, all its starts together.
     """
 
     workload: WorkloadId
@@ -48,6 +50,7 @@ class PendingReplica:
     held_note: str = ""
     gang: Gang | None = None
     node_pools: tuple[str, ...] = ()
+    served_s: float = 0.0
 
     @property
     def key(self) -> ReplicaKey:
@@ -66,7 +69,8 @@ class RunningReplica:
 
     ``releasing``: it has been told to end, so its GPUs will be free soon. ``expected_end`` is from its time limit.
     ``min_runtime_s``: not evicted sooner after its start; None: the setting of the scheduler. ``request`` is what it
-    asked for, and with ``node_pools`` says where else it could run; None: it is never moved.
+    asked for, and with ``node_pools`` says where else it could run; None: it is never moved. ``served_s``: how long it
+    had run before this start.
     """
 
     lease: Lease
@@ -79,6 +83,7 @@ class RunningReplica:
     min_runtime_s: float | None = None
     request: GpuRequest | None = None
     node_pools: tuple[str, ...] = ()
+    served_s: float = 0.0
 
     @property
     def key(self) -> ReplicaKey:
@@ -178,7 +183,11 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Bounds and delays of a cycle; times in seconds."""
+    """Bounds and delays of a cycle; times in seconds.
+
+    ``order``: who is first among equals of one priority in a project. ``turn_s``: training that has run for so long
+    makes way for work that has not had a turn; None: it does not.
+    """
 
     min_runtime_s: float = 60.0  # nobody is evicted sooner after its start
     reserve_after_s: float = 300.0  # a replica that needs whole GPUs and waits longer gets a reservation
@@ -191,3 +200,5 @@ class Settings:
     consolidate_after_s: float = 60.0  # who waits longer for space that is free in pieces has others moved together
     max_consolidations: int = 4  # replicas per cycle for which others are moved; 0: nobody is ever moved
     max_moves: int = 16  # others moved for one
+    order: Order = Order.FAIR
+    turn_s: float | None = None
