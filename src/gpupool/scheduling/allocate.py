@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from gpupool.scheduling.cluster import Claim
-from gpupool.scheduling.ledger import Account
+from gpupool.scheduling.backfill import may_slip, under_reservations
+from gpupool.scheduling.gang import Placed, Refusals, find_all, others_of
 from gpupool.scheduling.queue import Group, Lane
 from gpupool.scheduling.reserve import reserve_if_starving, starving_shapes
 from gpupool.scheduling.session import Ghost, Session
@@ -58,7 +58,7 @@ class Turns:
             return None, None
         group, replica = first
         key = self._session.ledger.deprivation(
-            project, self._session.placer.least_permille(group.shape), self._session.even_share
+            project, self._session.placer.least_permille(group.shape) * group.size, self._session.even_share
         )
         return (*key, replica.queued_at, project), first
 
@@ -82,38 +82,60 @@ class Turns:
 
 
 def settle_holds(session: Session) -> None:
-    """Start those whose kept space has become free (or who fit elsewhere); forget holds that came to nothing."""
-    for key in list(session.ghosts):
-        replica = session.demand.pending.get(key)
-        if replica is None:
-            continue  # it is on the way out to be moved here
-        ghost = session.drop_ghost(key)
-        claim = _start_of(session, ghost)
-        if claim is not None:
-            session.grant(replica, claim, ghost.account)
-        elif _still_promising(session, ghost):
-            session.add_ghost(ghost)
+    """Start those whose kept space has become free (or who fit elsewhere); forget holds that came to nothing.
+
+    The members of a gang start together, or all holds of it stay, or none.
+    """
+    together: dict[ReplicaKey, list[ReplicaKey]] = {}
+    for key in session.ghosts:
+        if key in session.demand.pending:  # else it is on the way out to be moved here
+            together.setdefault(session.demand.gangs.leader(key), []).append(key)
+    for leader, keys in together.items():
+        ghosts = [session.drop_ghost(key) for key in keys]
+        group = session.demand.group_of(leader)
+        placed = _start_of(session, group, leader, ghosts)
+        for replica, claim in placed:
+            session.note_grant(replica, claim, ghosts[0].account)
+        if not placed and group is not None and _still_promising(session, group, ghosts):
+            for ghost in ghosts:
+                session.add_ghost(ghost)
 
 
-def _start_of(session: Session, ghost: Ghost) -> Claim | None:
-    group = session.demand.group_of(ghost.hold.key)
-    within = ghost.claim.permille <= session.ledger.room(ghost.account)
-    if within and session.placer.holds(ghost.claim):
-        return ghost.claim
-    return None if group is None else session.find(group.shape, ghost.account)
+def _start_of(session: Session, group: Group | None, leader: ReplicaKey, ghosts: list[Ghost]) -> Placed:
+    if group is None:
+        return []
+    mark, pending = session.log.checkpoint(), session.demand.pending
+    if _take(session, group, ghosts):
+        placed = [(pending[ghost.hold.key], ghost.claim) for ghost in ghosts]
+        return placed + others_of(session, group, pending[leader], placed)
+    session.log.rollback(mark)
+    return find_all(session, group, pending[leader]) if session.placer.fits_anywhere(group.shape) else []
 
 
-def _still_promising(session: Session, ghost: Ghost) -> bool:
-    row, used = ghost.claim.row, ghost.claim.gpu > 0
-    if not session.cluster.up[row] or not session.cluster.available[row][used].all():
+def _take(session: Session, group: Group, ghosts: list[Ghost]) -> bool:
+    """Charge what was kept, if all of it is free and within the bounds; else some of it is charged."""
+    for ghost in ghosts:
+        if ghost.claim.permille > session.ledger.room(ghost.account) or not session.placer.holds(ghost.claim):
+            return False
+        session.charge(ghost.claim, ghost.account)
+    return len(ghosts) >= group.size
+
+
+def _still_promising(session: Session, group: Group, ghosts: list[Ghost]) -> bool:
+    cluster = session.cluster
+    if len(ghosts) < group.size:
         return False
-    if ghost.hold.kind is HoldKind.RESERVED:
-        return ghost.claim.permille <= session.ledger.room(ghost.account)
+    for ghost in ghosts:
+        row = ghost.claim.row
+        if not cluster.up[row] or not cluster.available[row][ghost.claim.gpu > 0].all():
+            return False
+    if ghosts[0].hold.kind is HoldKind.RESERVED:
+        return sum(ghost.claim.permille for ghost in ghosts) <= session.ledger.room(group.account)
     mark = session.log.checkpoint()
-    for key in session.leaving_beside(ghost.claim.row, ghost.account):
+    leaving = {key for ghost in ghosts for key in session.leaving_beside(ghost.claim.row, ghost.account)}
+    for key in leaving:
         session.lift_running(key)
-    within = ghost.claim.permille <= session.ledger.room(ghost.account)
-    promising = within and session.placer.holds(ghost.claim)
+    promising = _take(session, group, ghosts)
     session.log.rollback(mark)
     return promising
 
@@ -125,13 +147,14 @@ def allocate(session: Session) -> bool:
     """
     starving = starving_shapes(session)
     fits = session.placer.fits_anywhere
-    dead = {s for s in session.demand.shape_users if not (s in starving or fits(s) or _may_slip(session, s))}
+    dead = {s for s in session.demand.shape_users if not (s in starving or fits(s) or may_slip(session, s))}
+    refused = Refusals()
     turns = Turns(session, list(session.demand.lanes), dead, lambda p, shape: _within_limit(session, p, shape))
     while (first := turns.next()) is not None:
         if len(session.grants) >= session.settings.max_grants:
             return True
         group, replica, lane = first
-        if not _try(session, group, replica, dead):
+        if not _try(session, group, replica, dead, refused):
             lane.drop()
             if not _within_limit(session, group.account.project, group.shape):
                 lane.bar(group.shape)
@@ -144,43 +167,18 @@ def _within_limit(session: Session, project: int, shape: Shape) -> bool:
     return bool(ledger.used[project] + session.placer.least_permille(shape) <= ledger.limit[project])
 
 
-def _try(session: Session, group: Group, replica: PendingReplica, dead: set[Shape]) -> bool:
-    claim = session.find(group.shape, group.account)
-    if claim is None:
-        claim = _under_reservations(session, group.shape, group.account, replica)
-    if claim is not None:
-        session.grant(replica, claim, group.account)
+def _try(session: Session, group: Group, replica: PendingReplica, dead: set[Shape], refused: Refusals) -> bool:
+    placed = [] if refused.cover(group) else find_all(session, group, replica)
+    if not placed:
+        refused.add(session, group)
+        placed = under_reservations(session, group, replica)
+    for member, claim in placed:
+        session.note_grant(member, claim, group.account)
+    if placed:
         return True
     reserved = reserve_if_starving(session, group, replica)
     if not session.placer.fits_anywhere(group.shape):
         session.backfills_left -= 1
-        if not _may_slip(session, group.shape):
+        if not may_slip(session, group.shape):
             dead.add(group.shape)
     return reserved
-
-
-def _may_slip(session: Session, shape: Shape) -> bool:
-    timed = session.demand.timed[shape] > 0 and session.backfills_left > 0
-    return timed and bool(_reserved_after(session, session.now))
-
-
-def _under_reservations(session: Session, shape: Shape, account: Account, replica: PendingReplica) -> Claim | None:
-    """A place in reserved space, for a replica that is sure to end before the reservation begins."""
-    if replica.max_time_s is None or session.backfills_left <= 0:
-        return None
-    end = session.now + replica.max_time_s
-    lifted = _reserved_after(session, end)
-    if not lifted:
-        return None
-    for key in lifted:
-        session.cluster.discharge(session.ghosts[key].claim)
-    claim = session.find(shape, account)
-    for key in lifted:
-        session.cluster.charge(session.ghosts[key].claim)
-    return claim
-
-
-def _reserved_after(session: Session, end: float) -> list[ReplicaKey]:
-    ghosts = session.ghosts.items()
-    reserved = [(k, g.hold.starts_at) for k, g in ghosts if g.hold.kind is HoldKind.RESERVED]
-    return [key for key, starts_at in reserved if max(end, session.now + 1) <= starts_at < inf]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpupool.scheduling.allocate import allocate, settle_holds
+from gpupool.scheduling.backfill import end_overruns
 from gpupool.scheduling.consolidate import consolidate
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
@@ -31,6 +32,7 @@ def decide(
         session.haunt(holds)
         refresh_reservations(session)
         settle_holds(session)
+        end_overruns(session)
         more = allocate(session)
         if not more:
             make_room(session)

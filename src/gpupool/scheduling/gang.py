@@ -15,21 +15,78 @@ import numpy as np
 from gpupool.domain.gang import Gang
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.cluster import Bools, Claim, Ints
-from gpupool.scheduling.ledger import Account
+from gpupool.scheduling.ledger import UNBOUNDED, Account
 from gpupool.scheduling.placement import Placer, usable_rows, usable_slots
+from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.topology import ALONE, domains
 from gpupool.scheduling.values import PendingReplica
 
+Placed = list[tuple[PendingReplica, Claim]]
+
+
+def find_all(session: Session, group: Group, replica: PendingReplica) -> Placed:
+    """Places for a replica, or for as many of its gang as can start now, and at least the least; charged."""
+    if group.gang is None:
+        claim = session.find(group.shape, group.account)
+        if claim is None:
+            return []
+        session.charge(claim, group.account)
+        return [(replica, claim)]
+    members = [member for member in session.demand.together_with(replica) if member.key not in session.gone]
+    claims = place(session, members, group.shape, group.account, group.size) or []
+    return list(zip(members, claims, strict=False))
+
+
+def others_of(session: Session, group: Group, replica: PendingReplica, placed: Placed) -> Placed:
+    """Places for as many others of a gang that starts; charged."""
+    if group.gang is None or group.joins is not None:
+        return []
+    have = {member.key for member, _ in placed}
+    others = [member for member in session.demand.together_with(replica) if member.key not in have]
+    near = [claim for _, claim in placed]
+    claims = place(session, others, group.shape, group.account, 1, near=near) or []
+    return list(zip(others, claims, strict=False))
+
+
+class Refusals:
+    """Gangs for which there was no space in this cycle: those of the same shape as large or larger need no look."""
+
+    def __init__(self) -> None:
+        self._least: dict[tuple[Shape, str], int] = {}  # shape, strict label -> the smallest that was refused
+
+    def cover(self, group: Group) -> bool:
+        """Whether the answer is known to be no."""
+        if group.gang is None or group.joins is not None:
+            return False
+        labels = {"", group.gang.within} if group.gang.strict else {""}
+        return any(self._least.get((group.shape, label), UNBOUNDED) <= group.size for label in labels)
+
+    def add(self, session: Session, group: Group) -> None:
+        """There was no place for a gang; remembered if it was for lack of space, not of quota."""
+        gang, shape = group.gang, group.shape
+        if gang is None or group.joins is not None or shape.fixed_permille is None:
+            return
+        if affordable(session, shape, group.account) >= group.size:
+            key = (shape, gang.within if gang.strict else "")
+            self._least[key] = min(group.size, self._least.get(key, UNBOUNDED))
+
 
 def place(
-    session: Session, members: Sequence[PendingReplica], shape: Shape, account: Account, least: int
+    session: Session,
+    members: Sequence[PendingReplica],
+    shape: Shape,
+    account: Account,
+    least: int,
+    *,
+    near: Sequence[Claim] = (),
 ) -> list[Claim] | None:
     """A place for each of the first members, as many as can have one, or None if fewer than ``least`` can.
 
     ``members`` are of one gang and of one shape. The claims are charged in the session through its log: whoever does
-    not want them rolls back to a checkpoint taken before. Members of the gang that run already draw these near.
+    not want them rolls back to a checkpoint taken before. Members of the gang that run already, and those of the claims
+    ``near``, draw these near.
     """
     wanted = min(len(members), affordable(session, shape, account))
     if not members or wanted < least:
@@ -37,7 +94,7 @@ def place(
     gang = members[0].gang or Gang(least, len(members))
     mark = session.log.checkpoint()
     claims: list[Claim] = []
-    for row, count in _order(_Site(session, shape, gang, members[0].workload), wanted, least):
+    for row, count in _order(_Site(session, shape, gang, members[0].workload, near), wanted, least):
         claims += _fill(session, shape, account, row, min(count, wanted - len(claims)))
         if len(claims) == wanted:
             break
@@ -88,6 +145,7 @@ class _Site:
     shape: Shape
     gang: Gang
     workload: WorkloadId
+    near: Sequence[Claim]
 
     def tiers(self, wanted: int) -> Iterator[tuple[Ints, Ints, Ints]]:
         """(rows, how many fit on each, domain of each), the tier nearest to the members that run first."""
@@ -116,7 +174,12 @@ class _Site:
             yield ~same_node & ~same_domain
 
     def _used_rows(self) -> Ints:
-        return np.zeros(0, np.int64)
+        """Where members run that stay, or start in this cycle."""
+        session, members = self.session, self.session.demand.gangs.get(self.workload)
+        running = members.running - session.leaving if members is not None else set()
+        claims = [session.cluster.claims.get(key) for key in running] + list(self.near)
+        claims += [claim for replica, claim, _ in session.placed if replica.workload == self.workload]
+        return np.unique([claim.row for claim in claims if claim is not None and claim.row >= 0]).astype(np.int64)
 
 
 def _order(site: _Site, wanted: int, least: int) -> Iterator[tuple[int, int]]:

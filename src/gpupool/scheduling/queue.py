@@ -77,6 +77,8 @@ class Demand:
         self.lanes: dict[int, dict[Shape, dict[GroupKey, Group]]] = {}
         self.shape_users: dict[Shape, int] = {}
         self.timed: Counter[Shape] = Counter()  # ready replicas with a time limit
+        self.restartable: Counter[Shape] = Counter()  # ready replicas that may be evicted again
+        self.run_times: dict[tuple[str, str], float] = {}  # (project, user) -> seconds that most of their runs took
         self.importance: dict[int, Counter[int]] = {}  # project -> priority -> groups
         self.starved: dict[Shape, set[ReplicaKey]] = {}  # see ``mature``
         self.consolidated_at = -inf  # when moves were last looked for
@@ -235,6 +237,7 @@ class Demand:
         insort(groups[key].entries, (place, arrival, replica), key=lambda entry: entry[:2])
         self._entries[replica.key] = (groups[key], place, arrival)
         self.timed[shape] += replica.max_time_s is not None
+        self.restartable[shape] += replica.preemptible
         if groups[key].starvable:
             heappush(self._ripening, (max(queued_at, replica.not_before), arrival, replica.key))
 
@@ -250,6 +253,7 @@ class Demand:
         group, queued_at, arrival = placed
         self._heads.pop(group.account.project, None)
         self.timed[group.shape] -= replica.max_time_s is not None
+        self.restartable[group.shape] -= replica.preemptible
         del group.entries[group.count_before(queued_at, arrival)]
         if replica.key in self.starved.get(group.shape, ()):
             self.starved[group.shape].remove(replica.key)
@@ -272,7 +276,7 @@ class Demand:
         self.shape_users[group.shape] -= 1
         if not self.shape_users[group.shape]:
             del self.shape_users[group.shape]
-            del self.timed[group.shape]
+            del self.timed[group.shape], self.restartable[group.shape]
             self.shapes.forget(group.shape)
 
     # --- who runs

@@ -1,30 +1,46 @@
-"""Reserve: a replica that needs whole GPUs and has waited long gets the space that frees first kept for it."""
+"""Reserve: whoever needs whole GPUs, or several at once, and has waited long gets the space that frees first kept.
+
+A gang gets a place for each of its fewest members, all from the time at which the last of these places is free.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
-from gpupool.scheduling.cluster import Claim
+from gpupool.scheduling.backfill import foreseen_end
+from gpupool.scheduling.cluster import Bools, Claim, Ints
 from gpupool.scheduling.placement import Relax, fitting_rows, mode_fits, mode_on, usable_slots
 from gpupool.scheduling.queue import Group
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import Ghost, Session
 from gpupool.scheduling.shape import Shape
+from gpupool.scheduling.topology import ALONE, domains
 from gpupool.scheduling.values import HoldKind, PendingReplica, ReplicaKey
 
 Floats = npt.NDArray[np.float64]
 _UNKNOWN = 1e300  # a time later than any
+_MOST_PARTS = 16  # members that a plan puts on one GPU
 
 
 def refresh_reservations(session: Session) -> None:
     """Work out again when reserved space will be free: run times get extended, work ends early."""
-    for ghost in session.ghosts.values():
+    units: dict[ReplicaKey, list[Ghost]] = {}
+    for key, ghost in session.ghosts.items():
         if ghost.hold.kind is HoldKind.RESERVED:
-            ends = _row_ends(session, ghost.claim.row)
-            ghost.hold = replace(ghost.hold, starts_at=float(ends[ghost.claim.gpu > 0].max(initial=session.now)))
+            units.setdefault(session.demand.gangs.leader(key), []).append(ghost)
+    ends: dict[int, Floats] = {}
+    for ghosts in units.values():
+        starts_at = session.now
+        for ghost in ghosts:
+            row = ghost.claim.row
+            if row not in ends:
+                ends[row] = _row_ends(session, row)
+            starts_at = max(starts_at, float(ends[row][ghost.claim.gpu > 0].max(initial=session.now)))
+        for ghost in ghosts:
+            ghost.hold = replace(ghost.hold, starts_at=starts_at)
 
 
 def starving_shapes(session: Session) -> set[Shape]:
@@ -39,14 +55,15 @@ def starving_shapes(session: Session) -> set[Shape]:
 
 
 def reservations_left(session: Session) -> int:
-    """How many more reservations may be made."""
-    made = sum(ghost.hold.kind is HoldKind.RESERVED for ghost in session.ghosts.values())
-    return session.settings.max_reservations - made
+    """How many more reservations may be made; that of a gang is one."""
+    leader, ghosts = session.demand.gangs.leader, session.ghosts.items()
+    made = {leader(key) for key, ghost in ghosts if ghost.hold.kind is HoldKind.RESERVED}
+    return session.settings.max_reservations - len(made)
 
 
 def reserve_if_starving(session: Session, group: Group, replica: PendingReplica) -> bool:
-    """Keep the space that frees first for a replica whose turn it was, if it has waited long for whole GPUs."""
-    if not group.shape.starvable or not _waited(session, replica) or reservations_left(session) <= 0:
+    """Keep the space that frees first for a replica (or its gang) whose turn it was, if it has waited long."""
+    if not group.starvable or not _waited(session, replica) or reservations_left(session) <= 0:
         return False
     return _reserve_for(session, group, replica)
 
@@ -61,48 +78,165 @@ def _waited(session: Session, replica: PendingReplica) -> bool:
 
 def _reserve_for(session: Session, group: Group, replica: PendingReplica) -> bool:
     need = group.shape.fixed_permille
-    if need is None or need > session.ledger.room(group.account):
+    if need is None or need * group.size > session.ledger.room(group.account):
         return False
-    plan = _plan(session, group.shape)
+    plan = _plan(session, group)
     if plan is None:
         return False
-    starts_at, claim = plan
-    session.hold_for(replica, claim, group.account, HoldKind.RESERVED, starts_at)
+    starts_at, claims = plan
+    members = session.demand.together_with(replica)
+    for member, claim in zip(members, claims, strict=False):
+        session.hold_for(member, claim, group.account, HoldKind.RESERVED, starts_at)
     return True
 
 
-def _plan(session: Session, shape: Shape) -> tuple[float, Claim] | None:
-    """Where space for a shape is free first: when, and which GPUs; CPU and memory are taken to follow the GPUs.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outlook:
+    """What comes free on some rows: R rows, S places each (a GPU, or a part of one), the first to come free first."""
 
-    Among nodes that free at the same (or an unknown) time, the one with the fewest GPUs still in use, then the
-    fullest.
+    rows: Ints
+    slots: Ints  # the GPU of each place
+    ends: Floats  # when it comes free; infinite: never
+    busy: Bools
+    room: Ints  # thousandths free on the row now
+    late_keys: Ints  # what tells rows apart that are alike in all of that
+
+    def members(self, shape: Shape, most: Ints) -> _Options:
+        """When the first, second, ... member could start on each row, as one flat list."""
+        count = shape.request.count
+        ends = self.ends[:, count - 1 :: count]
+        which = np.broadcast_to(np.arange(ends.shape[1]), ends.shape)
+        busy = self.busy.cumsum(axis=1)[:, count - 1 :: count]
+        at, nth = np.nonzero((ends < inf) & (which < most[:, None]))
+        return _Options(at, nth, ends[at, nth], busy[at, nth], self.room[at], self.late_keys[at])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Options:
+    """Places for members: position of the row, the how many-th there, when, GPUs in use till then, room on the row."""
+
+    at: Ints
+    nth: Ints
+    time: Floats
+    in_use: Ints
+    room: Ints
+    late_keys: Ints
+
+    def among(self, which: Ints) -> _Options:
+        """Only some of them."""
+        return _Options(*(getattr(self, column.name)[which] for column in fields(self)))
+
+    def soonest(self, domain: Ints, size: int) -> Ints | None:
+        """Positions of the ``size`` places of one domain that are all free first."""
+        order = np.lexsort((self.late_keys, self.room, self.in_use, self.time, domain))
+        sorted_domain = domain[order]
+        names, first = np.unique(sorted_domain, return_index=True)
+        last = first + size - 1
+        enough = np.append(first[1:], len(order)) > last
+        if not len(names) or not enough.any():
+            return None
+        first, last = first[enough], last[enough]
+        in_use = np.array([self.in_use[order[a : b + 1]].sum() for a, b in zip(first, last, strict=True)])
+        room = np.array([self.room[order[a : b + 1]].sum() for a, b in zip(first, last, strict=True)])
+        best = int(np.lexsort((self.late_keys[order[first]], room, in_use, self.time[order[last]]))[0])
+        return np.asarray(order[first[best] : last[best] + 1])
+
+
+def _plan(session: Session, group: Group) -> tuple[float, list[Claim]] | None:
+    """Where space for a replica, or the fewest members of its gang, is free first: when, and which GPUs.
+
+    CPU and memory are taken to follow the GPUs. Among nodes that free at the same (or an unknown) time, the one with
+    the fewest GPUs still in use, then the fullest.
     """
-    cluster, count = session.cluster, shape.request.count
+    outlook = _outlook(session, group.shape, group.size)
+    options = outlook.members(group.shape, _most_per_row(session, group.shape, outlook.rows))
+    chosen = _nearest(session, group, outlook, options)
+    if chosen is None:
+        return None
+    time = float(options.time[chosen].max())
+    where = zip(options.at[chosen].tolist(), options.nth[chosen].tolist(), strict=True)
+    claims = [_claim(session, group.shape, outlook, at, nth) for at, nth in where]
+    return inf if time == _UNKNOWN else time, claims
+
+
+def _nearest(session: Session, group: Group, outlook: _Outlook, options: _Options) -> Ints | None:
+    """The soonest places: in one domain if the gang insists, or if that is not later than anywhere."""
+    gang = group.gang
+    anywhere = np.zeros(len(options.at), np.int64)
+    if gang is None or not gang.within:
+        return options.soonest(anywhere, group.size)
+    domain = domains(session.cluster, gang.within)[outlook.rows][options.at]
+    if gang.strict:
+        return _soonest_in(session, group, options, domain)
+    domain = np.where(domain == ALONE, -2 - options.at, domain)  # each on its own
+    apart, near = options.soonest(anywhere, group.size), options.soonest(domain, group.size)
+    if near is None or apart is None or options.time[near].max() > options.time[apart].max():
+        return apart
+    return near
+
+
+def _soonest_in(session: Session, group: Group, options: _Options, domain: Ints) -> Ints | None:
+    allowed = domain != ALONE
+    members = session.demand.gangs.get(group.joins) if group.joins is not None else None
+    if members is not None and group.gang is not None:
+        rows = [session.cluster.claims[key].row for key in members.running if key in session.cluster.claims]
+        used = domains(session.cluster, group.gang.within)[[row for row in rows if row >= 0]]
+        allowed &= np.isin(domain, used)
+    at = np.flatnonzero(allowed)
+    chosen = options.among(at).soonest(domain[at], group.size)
+    return None if chosen is None else at[chosen]
+
+
+def _most_per_row(session: Session, shape: Shape, rows: Ints) -> Ints:
+    """How many members the host could carry."""
+    c = session.cluster
+    most = np.full(len(rows), c.slots * _MOST_PARTS, np.int64)
+    if shape.cpu_milli:
+        most = np.minimum(most, c.cpu_total[rows] // shape.cpu_milli)
+    if shape.mem_mib:
+        most = np.minimum(most, c.mem_total[rows] // shape.mem_mib)
+    return most
+
+
+def _outlook(session: Session, shape: Shape, size: int) -> _Outlook:
+    cluster = session.cluster
     rows = fitting_rows(cluster, shape, Relax(use=True))
     usable, _ = usable_slots(cluster, shape, rows, session.placer.accepted(shape), None, Relax(use=True))
     free = cluster.gpu_free[rows]
     spoken_for = np.zeros_like(cluster.gpu_free, dtype=np.bool_)
     for ghost in session.ghosts.values():
         spoken_for[ghost.claim.row] |= ghost.claim.gpu > 0
-    need, mem = shape.needs(cluster.gmem_total[rows])
-    busy = (free < need) | ~mode_fits(cluster, shape, rows, cluster.guests[rows])
-    ends = np.where(busy, np.minimum(slot_ends(session)[rows], _UNKNOWN), session.now)
-    ends = np.where(usable & ~spoken_for[rows], ends, inf)
-    order = np.lexsort((busy, ends), axis=-1)[:, :count]
-    time = np.take_along_axis(ends, order, axis=1)[:, -1]
-    if order.shape[1] < count or not (time < inf).any():
-        return None
-    in_use = np.take_along_axis(busy, order, axis=1).sum(axis=1)
-    room = np.clip(free, 0, None).sum(axis=1)
-    best = int(np.lexsort((session.placer.late_keys(rows), room, in_use, time))[0])
-    chosen = order[best]
-    gpu, gmem = np.zeros(cluster.slots, np.int64), np.zeros(cluster.slots, np.int64)
-    gpu[chosen], gmem[chosen] = need[best][chosen], mem[best][chosen]
-    starts_at = inf if time[best] == _UNKNOWN else float(time[best])
-    row = int(rows[best])
-    return starts_at, Claim(
-        row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(cluster, shape, row, gpu), shape.user
+    need, _ = shape.needs(cluster.gmem_total[rows])
+    parts = 1
+    if size > 1 and shape.request.count == 1 and not shape.whole:
+        parts = max(1, min(size, _MOST_PARTS, 1000 // max(int(need.min(initial=1000)), 1)))
+    usable = np.repeat(usable & ~spoken_for[rows], parts, axis=1)
+    nth = np.tile(np.arange(1, parts + 1), cluster.slots)
+    need, free_parts = np.repeat(need, parts, axis=1), np.repeat(free, parts, axis=1)
+    usable &= need * nth <= 1000
+    fits = np.repeat(mode_fits(cluster, shape, rows, cluster.guests[rows]), parts, axis=1)
+    busy = (free_parts < need * nth) | ~fits
+    later = np.repeat(np.minimum(slot_ends(session)[rows], _UNKNOWN), parts, axis=1)
+    ends = np.where(usable, np.where(busy, later, session.now), inf)
+    order = np.lexsort((busy, ends), axis=-1)
+    return _Outlook(
+        rows,
+        order // parts,
+        np.take_along_axis(ends, order, axis=1),
+        np.take_along_axis(busy, order, axis=1),
+        np.clip(free, 0, None).sum(axis=1),
+        session.placer.late_keys(rows),
     )
+
+
+def _claim(session: Session, shape: Shape, outlook: _Outlook, at: int, nth: int) -> Claim:
+    cluster, count, row = session.cluster, shape.request.count, int(outlook.rows[at])
+    chosen = outlook.slots[at, nth * count : (nth + 1) * count]
+    need, mem = shape.needs(cluster.gmem_total[row])
+    gpu, gmem = np.zeros(cluster.slots, np.int64), np.zeros(cluster.slots, np.int64)
+    gpu[chosen], gmem[chosen] = need[chosen], mem[chosen]
+    mode = mode_on(cluster, shape, row, gpu)
+    return Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode, shape.user)
 
 
 def slot_ends(session: Session) -> Floats:
@@ -121,10 +255,16 @@ def slot_ends(session: Session) -> Floats:
 
 
 def _end(session: Session, key: ReplicaKey) -> float:
-    end = session.demand.running[key].expected_end
+    """When a run will be over; infinite when nobody knows, as of work that runs longer than foreseen."""
     if key in session.leaving:
         return session.now
-    return inf if end is None else max(end, session.now)
+    running = session.demand.running[key]
+    if running.expected_end is not None and running.expected_end <= session.now:
+        return session.now
+    end = foreseen_end(session, running)
+    if end is None or end <= session.now:
+        return inf if running.expected_end is None else running.expected_end
+    return end
 
 
 def _row_ends(session: Session, row: int) -> Floats:

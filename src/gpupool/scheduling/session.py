@@ -90,6 +90,10 @@ class Session:
     def grant(self, replica: PendingReplica, claim: Claim, account: Account) -> None:
         """Decide that a replica starts."""
         self.charge(claim, account)
+        self.note_grant(replica, claim, account)
+
+    def note_grant(self, replica: PendingReplica, claim: Claim, account: Account) -> None:
+        """Decide that a replica starts whose claim is charged already."""
         self.gone.add(replica.key)
         self.placed.append((replica, claim, account))
         shares = self.cluster.shares_of(claim)
@@ -132,6 +136,7 @@ class Session:
             kind=kind,
             starts_at=self.now if starts_at is None else starts_at,
             sharing=claim.mode,
+            since=self.now,
         )
         self.add_ghost(Ghost(hold, claim, account))
 

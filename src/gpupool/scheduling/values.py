@@ -104,7 +104,8 @@ class Hold:
     """Space kept for a pending replica; it counts as taken for all others.
 
     ``starts_at`` is when it is expected to be free (infinite: unknown); of a RESERVED hold, others may use the space
-    if they are sure to end before. ``sharing`` is the mode that its shares will have.
+    if they are sure, or likely, to end before. ``sharing`` is the mode that its shares will have. ``since`` is when the
+    space was first kept.
     """
 
     workload: WorkloadId
@@ -116,6 +117,7 @@ class Hold:
     kind: HoldKind
     starts_at: float = float("inf")
     sharing: str = ""
+    since: float = 0.0
 
     @property
     def key(self) -> ReplicaKey:
@@ -147,6 +149,7 @@ class EvictionKind(StrEnum):
     CONSOLIDATE = "consolidate"  # it is moved: it starts again elsewhere at once
     STALE_GANG = "stale gang"  # too few of its gang are left
     BOOKING = "booking"  # its node is booked for others
+    BACKFILL = "backfill"  # it was let into reserved space, and runs longer than such work did
 
 
 @dataclass(frozen=True, slots=True)
