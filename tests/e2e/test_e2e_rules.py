@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 from e2e_pool import RealPool
 
 
@@ -24,3 +26,17 @@ def test_a_project_is_bound_to_a_pool_of_nodes(pool: RealPool) -> None:
     assert pool.json("describe", "found")["max_time_s"] == 3600
     pool("node", "label", node, "pool-")
     assert pool.json("node", "label", node) == {}
+
+
+def test_a_job_waits_for_its_time_window(pool: RealPool) -> None:
+    tomorrow = f"{datetime.now(UTC) + timedelta(days=2):%a}".lower()
+    pool("submit", "later", "--window", tomorrow, "--", "true")
+    told = pool.json("why", "later")
+    assert told["code"] == "WINDOW"
+    assert told["estimate_s"] > 3600
+    assert tomorrow in told["sentence"]
+    assert b"is not a time window" in pool("submit", "x", "--window", "someday", "--", "true", ok=False).stderr
+    pool("submit", "now", "--window", tomorrow, "--window", "always", "--", "true")
+    assert pool.becomes("now", "succeeded")
+    pool("project", "create", "nightly", "--windows", "nights; weekends")
+    assert "nights; weekends" in pool.text("describe", "project", "nightly")

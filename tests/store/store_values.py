@@ -161,6 +161,7 @@ WORKLOADS = st.builds(
     parallelism=COUNTS,
     parameters=tuples_of(st.dictionaries(SENTENCES, JSON_VALUES, max_size=3)),
     after=tuples_of(st.builds(Dependency, IDS, st.booleans())),
+    windows=tuples_of(st.sampled_from(["nights", "sat,sun"])),
     on=st.none() | IDS,
     on_index=COUNTS,
     labels=st.dictionaries(NAMES, SENTENCES, max_size=3),

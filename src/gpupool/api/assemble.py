@@ -109,4 +109,5 @@ async def pool_view(services: PoolServices) -> PoolView:
         queued=counts.get(WorkloadState.QUEUED, 0),
         running=counts.get(WorkloadState.RUNNING, 0),
         listen=info.listen,
+        time_zone=info.time_zone,
     )

@@ -71,6 +71,7 @@ QUEUE_OPTIONS = (
     Option("idle_timeout", "--idle-timeout", Kind.TEXT, "Longest time without using its GPUs.", QUEUE, "TIME"),
     Option("label", "-l --label", Kind.MANY, "A label to find it by.", QUEUE, "KEY=VALUE"),
 )
+WINDOW = Option("window", "--window", Kind.MANY, "Start only then: nights, 'mon-fri 20:00-08:00'.", QUEUE, "TIMES")
 PREEMPTIBLE = Option(
     "preemptible", "--preemptible / --no-preemptible", Kind.FLAG, "May be interrupted for a better claim.", QUEUE
 )

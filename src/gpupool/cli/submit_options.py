@@ -14,6 +14,7 @@ from gpupool.cli.options import (
     QUEUE_OPTIONS,
     QUIET,
     REPLICAS,
+    WINDOW,
     Kind,
     Option,
 )
@@ -22,6 +23,7 @@ SUBMIT = (
     *GPU_OPTIONS,
     *QUEUE_OPTIONS,
     PREEMPTIBLE,
+    WINDOW,
     Option("after", "--after", Kind.MANY, "Start when this has succeeded; NAME:any when it has ended.", QUEUE, "NAME"),
     *HOST_OPTIONS,
     Option("log_limit", "--log-limit", Kind.TEXT, "Most output kept (64M).", QUEUE, "MIB"),

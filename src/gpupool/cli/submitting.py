@@ -53,6 +53,8 @@ def _body(values: Values, command: list[str]) -> Values:
         body.setdefault("tty", True)
     if values.get("after"):
         body["after"] = parse_after(values["after"])
+    if values.get("window"):
+        body["windows"] = values["window"]
     sweep = SweepOptions(
         grid=tuple(values.get("sweep") or ()),
         list_file=values.get("sweep_list"),

@@ -50,6 +50,7 @@ class SubmitOptions(TypedDict, total=False):
     parallelism: int
     sweep: Mapping[str, Any]
     after: Sequence[str | Mapping[str, Any]]
+    windows: Sequence[str]
     on: str
     on_index: int
     labels: Mapping[str, str]

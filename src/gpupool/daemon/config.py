@@ -11,6 +11,7 @@ from typing import Any
 
 from gpupool.client.locate import SYSTEM, USER, Location
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.windows import read_zone
 
 CONFIG_FILE = "config.json"
 CONFIG_LIMIT_BYTES = 1 << 20
@@ -38,7 +39,8 @@ class PoolConfig:
 
     ``emulate`` is the emulated inventory's language (``4xT4,2xV100``); None: what the machine has. ``listen`` is
     ``host:port`` for the network and needs ``tls_cert`` and ``tls_key`` or ``tls_self_signed``. Finished work older
-    than ``retention_days`` is forgotten. ``commands`` replaces the program of a child by name (tests use it).
+    than ``retention_days`` is forgotten. ``time_zone`` is that of time windows (None: the machine's). ``commands``
+    replaces the program of a child by name (tests use it).
     """
 
     state_dir: str
@@ -52,6 +54,7 @@ class PoolConfig:
     tls_self_signed: bool = False
     log_level: LogLevel = LogLevel.INFO
     retention_days: int = 90
+    time_zone: str | None = None
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,6 +65,8 @@ class PoolConfig:
                 "A pool listens on a network with TLS only.",
                 "Give a certificate and key, or ask for a self-signed one.",
             )
+        if self.time_zone is not None:
+            read_zone(self.time_zone)
         if self.retention_days < 1:
             raise _invalid("The retention must be at least one day.", "Leave it out for 90 days.")
 

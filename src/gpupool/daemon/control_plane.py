@@ -25,6 +25,7 @@ from gpupool.api.server import Bound, ListenConfig, serve
 from gpupool.api.tls import CertificateFiles, ensure_self_signed
 from gpupool.daemon.config import LogLevel, PoolConfig, PoolKind, load_config
 from gpupool.daemon.folders import CONTROL_PLANE_LOCK
+from gpupool.daemon.timezone import machine_zone
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.fabric.local import LocalFabric
 from gpupool.node.inventory.host import clean_node_name
@@ -138,6 +139,7 @@ def _info(config: PoolConfig, store: SqlStore) -> PoolInfo:
         listen=config.listen,
         owner_uid=os.geteuid(),
         retention_days=config.retention_days,
+        time_zone=config.time_zone or machine_zone(),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from math import inf
 from zoneinfo import ZoneInfo
@@ -132,8 +132,10 @@ def windows_of(texts: tuple[str, ...], zone: tzinfo) -> Windows:
     return Windows(parse_windows(texts), zone)
 
 
-def read_zone(name: str) -> ZoneInfo:
+def read_zone(name: str) -> tzinfo:
     """A time zone by name (``Europe/Berlin``); raises ``GpupoolError(INVALID_REQUEST)``."""
+    if name == "UTC":
+        return UTC  # also where the machine has no table of zones
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:

@@ -92,6 +92,7 @@ class Reason(StrEnum):
     RELEASED = "RELEASED"
     WAIT_EXPIRED = "WAIT_EXPIRED"
     PREEMPTED = "PREEMPTED"
+    WINDOW_CLOSED = "WINDOW_CLOSED"
     SHEPHERD_LOST = "SHEPHERD_LOST"
     NODE_RESTARTED = "NODE_RESTARTED"
     NODE_LOST = "NODE_LOST"
@@ -152,7 +153,8 @@ class Workload:
     ``completions`` replicas (index 0 to completions - 1) run, at most ``parallelism`` at a time; ``parameters[i]``
     are the parameters of replica ``i`` of a sweep. ``on`` names the workload whose GPUs an EXEC uses. ``compute`` is
     what its part of a GPU means for time. ``gang``: its replicas start together (``parallelism`` is then the most of
-    them). ``request_id`` makes a repeated submission of the same request harmless.
+    them). ``windows``: it starts only then (``domain.windows``). ``request_id`` makes a repeated submission of the same
+    request harmless.
     Times are seconds since the epoch.
     ``version`` counts writes: a write with an old one is refused by the store.
     """
@@ -176,6 +178,7 @@ class Workload:
     parallelism: int = 1
     parameters: tuple[dict[str, Any], ...] = ()
     after: tuple[Dependency, ...] = ()
+    windows: tuple[str, ...] = ()
     on: WorkloadId | None = None
     on_index: int = 0
     labels: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Keeps the scheduler's picture in step with the mirror, change by change, and can build it anew at any time.
 
-Not every pending replica is offered to the scheduler: those of suspended workloads, with unmet dependencies, above
-their workload's parallelism, or whose last attempt still holds a lease wait outside.
+Not every pending replica is offered to the scheduler: those of suspended workloads, with unmet dependencies, outside
+their time windows, above their workload's parallelism, or whose last attempt still holds a lease wait outside.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import UTC, tzinfo
 
 from gpupool.domain.access import Project, ProjectRules, User
 from gpupool.domain.gpu import Node
@@ -27,6 +28,7 @@ from gpupool.scheduling.scheduler import (
 from gpupool.scheduling.values import Decisions, Held, PendingReplica, ReplicaKey, RunningReplica
 from gpupool.services.mirror import Mirror
 from gpupool.services.nodebook import NodeBook
+from gpupool.services.opening import Openings
 from gpupool.services.ports import ChangeSet
 
 
@@ -36,7 +38,7 @@ class Demand:
     ``finished_states`` remembers how workloads ended that others wait for.
     """
 
-    def __init__(self, mirror: Mirror, nodes: NodeBook, now: Callable[[], float]) -> None:
+    def __init__(self, mirror: Mirror, nodes: NodeBook, now: Callable[[], float], zone: tzinfo = UTC) -> None:
         self._mirror = mirror
         self._nodes = nodes
         self._now = now
@@ -47,6 +49,7 @@ class Demand:
         self._offered: dict[WorkloadId, set[int]] = {}
         self._outside: dict[WorkloadId, list[int]] = {}  # heaps of pending indices that are not offered
         self._dependents: dict[WorkloadId, set[WorkloadId]] = {}
+        self._openings = Openings(zone)
         self._impatient: set[WorkloadId] = set()
         self._awaited: set[WorkloadId] = set()  # workloads that others wait for
         self.finished_states: dict[WorkloadId, WorkloadState] = {}
@@ -64,7 +67,7 @@ class Demand:
 
     def has_pending(self) -> bool:
         """Whether anybody waits."""
-        return any(self._offered.values()) or self._stale
+        return any(self._offered.values()) or self._stale or self._openings.due(self._now())
 
     def impatient(self) -> tuple[WorkloadId, ...]:
         """Workloads that the last cycle did not start although they would not wait."""
@@ -147,7 +150,25 @@ class Demand:
     def decide(self, now: float) -> Decisions:
         """One cycle of the scheduler."""
         self._refresh()
+        for workload in self._openings.take_due(now):
+            self._offer(workload)
         return self._scheduler.decide(now)
+
+    def opens_at(self, workload: Workload) -> float:
+        """When its time windows let it start: now, later, or never (infinite)."""
+        return self._openings.opens_at(workload, self._rules(workload.project), self._now())
+
+    def window_note(self, workload: Workload) -> str:
+        """Its time windows, and when they let it start next, in words."""
+        return self._openings.sentence(workload, self._rules(workload.project), self._now())
+
+    def out_of_window(self, workload: Workload, started_at: float, now: float) -> bool:
+        """Whether training was started in its time windows, and they have closed."""
+        rules = self._rules(workload.project)
+        if not workload.preemptible or not (workload.windows or rules.windows):
+            return False
+        opened, now_open = (self._openings.closes_at(workload, rules, t) is not None for t in (started_at, now))
+        return opened and not now_open
 
     # Building
 
@@ -275,7 +296,10 @@ class Demand:
         met = [self._met(d.workload, success_only=d.success_only) for d in workload.after]
         if False in met:
             self.unmet.add(workload.id)
-        return None if all(met) else Held.DEPENDENCY
+        if not all(met):
+            return Held.DEPENDENCY
+        may_start = self._openings.look_at(workload, self._rules(workload.project), self._now())
+        return None if may_start else Held.WINDOW
 
     def _met(self, dependency: WorkloadId, *, success_only: bool) -> bool | None:
         """True: met; None: not yet; False: never."""

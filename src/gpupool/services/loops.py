@@ -157,6 +157,7 @@ class Ticker:
             self._check_client(draft, workload)
             if workload.kind is WorkloadKind.LEASE:
                 self._check_expiry(draft, workload)
+            self._check_window(draft, workload)
             if workload.limits.idle_timeout_s is not None:
                 self._check_idle(draft, workload, workload.limits.idle_timeout_s)
 
@@ -177,6 +178,15 @@ class Ticker:
         held = workload.started_at is not None and workload.stop_reason is None
         if held and workload.expires_at is not None and draft.now > workload.expires_at:
             transitions.stop_all(draft, workload, Reason.EXPIRED)
+
+    def _check_window(self, draft: Draft, workload: Workload) -> None:
+        for replica in list(draft.replicas(workload.id)) if workload.preemptible else []:
+            if replica.state not in {ReplicaState.RUNNING, ReplicaState.STARTING}:
+                continue
+            lease = self._engine.mirror.leases.get(replica.lease or Epoch(0))
+            if lease is not None and self._engine.demand.out_of_window(workload, lease.granted_at, draft.now):
+                sentence = f"its time window has closed; it {self._engine.demand.window_note(workload)}"
+                transitions.stop(draft, workload, replica, Reason.WINDOW_CLOSED, sentence=sentence)
 
     def _check_idle(self, draft: Draft, workload: Workload, limit_s: float) -> None:
         for replica in list(draft.replicas(workload.id)):

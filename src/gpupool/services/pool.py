@@ -11,6 +11,7 @@ import structlog
 
 from gpupool.domain.access import DEFAULT_PROJECT, Project
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.windows import read_zone
 from gpupool.domain.workload import Event, Reason
 from gpupool.services.access import AccessService
 from gpupool.services.bound import BoundClients
@@ -49,6 +50,7 @@ class PoolInfo:
     listen: str | None
     owner_uid: int
     retention_days: int = 90
+    time_zone: str = "UTC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Pool:
         self._mirror = Mirror()
         self._book = NodeBook()
         self._register = Register()
-        self._demand = Demand(self._mirror, self._book, ports.clock.now)
+        self._demand = Demand(self._mirror, self._book, ports.clock.now, read_zone(info.time_zone))
         self.engine = Engine(ports, self._mirror, self._demand, ProcessSpecs(self._book, as_user=info.kind == "system"))
         self._bound = BoundClients(ports.clock.monotonic)
         self._observer = Observer(self.engine, self._book)

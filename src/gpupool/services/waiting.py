@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import format_duration
 from gpupool.domain.workload import Reason, ReplicaState, Workload, WorkloadKind, WorkloadState
-from gpupool.scheduling.estimate import RunTimes
 from gpupool.scheduling.explain import Explanation, WaitCode, explain
+from gpupool.scheduling.runtimes import RunTimes
 from gpupool.scheduling.values import Held
 from gpupool.services.engine import Engine
 from gpupool.services.lookup import Lookup
@@ -49,11 +51,25 @@ class WhyService:
             waits_for = [self._name(d.workload) for d in workload.after if d.workload in self._engine.mirror.workloads]
             sentence = f"waits for {', '.join(waits_for[:5]) or 'other workloads'} to end."
             return Explanation(WaitCode.DEPENDENCY, sentence, estimate_basis="it depends on when other work ends")
+        if held is Held.WINDOW:
+            return self._closed(workload)
         return Explanation(
             WaitCode.SUSPENDED,
             f"{workload.name} is suspended.",
             would_help=(f"gpupool resume {workload.name}",),
             estimate_basis="it starts after it is resumed",
+        )
+
+    def _closed(self, workload: Workload) -> Explanation:
+        demand = self._engine.demand
+        opens = demand.opens_at(workload)
+        basis = "the opening of its time window, if something is free then"
+        return Explanation(
+            WaitCode.WINDOW,
+            demand.window_note(workload),
+            numbers={"opens_at": opens} if opens < inf else {},
+            estimate_s=opens - self._engine.ports.clock.now() if opens < inf else None,
+            estimate_basis=basis if opens < inf else "its time windows never open together",
         )
 
     def _name(self, workload_id: WorkloadId) -> str:

@@ -85,6 +85,7 @@ def to_workload(
         completions=completions,
         parallelism=min(request.parallelism or completions, completions),
         parameters=parameters,
+        windows=tuple(request.windows),
         after=tuple(Dependency(find(a.workload), a.condition is Condition.SUCCESS) for a in request.after),
         on=find(request.on) if request.on else None,
         on_index=request.on_index,

@@ -264,6 +264,8 @@ class WorkloadRequest(_Strict):
     """Parameters, one set per replica."""
     after: Annotated[list[After], Field(max_length=limits.MAX_DEPENDENCIES)] = Field(default_factory=list)
     """Workloads that must end first."""
+    windows: quantities.Windows = Field(default_factory=list)
+    """Times at which it may start: mon-fri 20:00-08:00, sat,sun, nights, weekends; always when empty."""
     on: Annotated[str, Field(min_length=1, max_length=limits.MAX_REFERENCE)] | None = None
     """The workload whose GPUs are used (kind exec)."""
     on_index: Annotated[int, Field(ge=0, lt=limits.MAX_REPLICAS)] = 0

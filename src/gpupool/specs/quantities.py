@@ -18,6 +18,7 @@ from gpupool.domain.units import (
     parse_fraction,
     parse_memory_mib,
 )
+from gpupool.domain.windows import MOST_WINDOWS, parse_window
 from gpupool.specs import limits
 from gpupool.specs.problems import refusal, reworded
 
@@ -101,6 +102,15 @@ def _priority(value: object) -> object:
         if value not in NAMED_PRIORITIES:
             raise refusal(ErrorCode.INVALID_REQUEST, "must be low, normal, high or a number from -1000 to 1000.")
         return NAMED_PRIORITIES[value]
+    return value
+
+
+def _window(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            parse_window(value)
+        except GpupoolError as error:
+            raise reworded(error) from error
     return value
 
 
@@ -195,6 +205,7 @@ ReplicaCount = Annotated[int, BeforeValidator(_count(limits.MAX_REPLICAS)), With
 OptionalReplicaCount = Annotated[
     int | None, BeforeValidator(_count(limits.MAX_REPLICAS)), _schema(_REPLICAS, null=True)
 ]
+Windows = Annotated[list[Annotated[str, BeforeValidator(_window)]], Field(max_length=MOST_WINDOWS)]
 Text = Annotated[str, BeforeValidator(_written), WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Name = Annotated[str, BeforeValidator(_name("name"))]
 ProjectName = Annotated[str, BeforeValidator(_name("project"))]

@@ -77,7 +77,7 @@ def plain_text(text: str) -> str:
 
 # --- workloads ------------------------------------------------------------------------------------------------------
 
-_SPEC_PLAIN = ("uid", "preemptible", "completions", "parallelism", "on", "on_index", "labels", "parameters")
+_SPEC_PLAIN = ("uid", "preemptible", "completions", "parallelism", "on", "on_index", "labels", "windows", "parameters")
 _WORKLOAD_PLAIN = (
     "id",
     "name",
@@ -131,7 +131,8 @@ def workload_of(row: RowMapping) -> Workload:
     spec = row["spec"]
     return Workload(
         **{name: row[name] for name in _WORKLOAD_PLAIN},
-        **{name: spec[name] for name in _SPEC_PLAIN[:-1] if name in spec},
+        **{name: spec[name] for name in _SPEC_PLAIN[:-2] if name in spec},
+        windows=tuple(spec.get("windows", ())),
         parameters=tuple(spec.get("parameters", ())),
         kind=WorkloadKind(row["kind"]),
         user=row["user_name"],

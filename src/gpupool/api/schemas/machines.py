@@ -37,6 +37,7 @@ class PoolView(View):
     queued: int
     running: int
     listen: str | None
+    time_zone: str = "UTC"
 
 
 class ForeignView(View):

@@ -45,6 +45,9 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
     emulate: Annotated[
         str | None, typer.Option("--emulate", metavar="GPUS", help="Emulated GPUs: 4xT4,2xV100.")
     ] = None,
+    time_zone: Annotated[
+        str | None, typer.Option("--time-zone", metavar="ZONE", help="Of time windows; the machine's otherwise.")
+    ] = None,
     state_dir: StateDir = None,
 ) -> int:
     """Start the pool of this machine: as root for everybody, else for yourself.
@@ -57,6 +60,7 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     place = place_for_new_pool(state_dir)
     options = {"listen": listen, "tls_cert": _full(tls_cert), "tls_key": _full(tls_key), "emulate": emulate}
+    options["time_zone"] = time_zone
     config = PoolConfig.from_dict(
         {**PoolConfig.for_location(place).to_dict(), **{k: v for k, v in options.items() if v is not None}}
         | ({"tls_self_signed": True} if tls_self_signed else {})
