@@ -5,9 +5,9 @@ from scheduling_world import NOW, World, node, pending, request, world
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.estimate import RunTimes
 from gpupool.scheduling.explain import Explanation
 from gpupool.scheduling.explain import WaitCode as W
+from gpupool.scheduling.runtimes import RunTimes
 from gpupool.scheduling.scheduler import NodeChanged
 
 
@@ -154,11 +154,11 @@ def test_a_back_off_is_its_own_estimate() -> None:
     assert why(world("a 1xT4", "p1 red 1 later=90"), "p1").estimate_s == 90
 
 
-def test_a_place_far_down_a_long_queue_is_not_estimated() -> None:
+def test_a_place_far_down_a_long_queue_is_estimated_by_the_pace() -> None:
     queue = "; ".join(f"q{n} red 1 wait=900 max=10" for n in range(600))
     found = why(world("a 1xT4", queue + "; p1 red 1", "r1 red 1 on a:0 end=5"), "p1")
-    assert (found.ahead_in_project, found.estimate_s) == (600, None)
-    assert "too far ahead" in found.estimate_basis
+    assert (found.ahead_in_project, found.estimate_s) == (600, 6005)
+    assert "the pace at which GPUs come free" in found.estimate_basis
 
 
 @pytest.mark.parametrize(

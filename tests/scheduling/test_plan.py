@@ -109,7 +109,7 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
         }
         for project, shapes in demand.lanes.items()
     }
-    caches = {"lanes", "holders", "ledger", "shapes", "accounts", "_heads", "_entries", "_log"}
+    caches = {"lanes", "holders", "ordering", "ledger", "shapes", "accounts", "_heads", "_entries", "_log"}
     rest = {
         name: copy.deepcopy(value, {id(s): s for s in demand.shape_users})
         for name, value in vars(demand).items()

@@ -10,11 +10,12 @@ from types import MappingProxyType
 import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU, format_duration, format_permille
-from gpupool.scheduling.estimate import Estimate, History, estimate
+from gpupool.scheduling.estimate import Estimate, estimate
 from gpupool.scheduling.feasible import lacking, no_such_model, present_models
 from gpupool.scheduling.ledger import Bound
 from gpupool.scheduling.placement import EMPTY, Placer, Relax, fitting_rows, usable_slots
 from gpupool.scheduling.queue import Demand
+from gpupool.scheduling.runtimes import History
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.values import Held, Hold, HoldKind, PendingReplica, ReplicaKey, Settings
 from gpupool.scheduling.words import pools_text, what
@@ -31,6 +32,7 @@ class WaitCode(StrEnum):
     DEPENDENCY = "DEPENDENCY"
     SUSPENDED = "SUSPENDED"
     PARALLELISM = "PARALLELISM"
+    WINDOW = "WINDOW"
     BACK_OFF = "BACK_OFF"
     PROJECT_QUOTA = "PROJECT_QUOTA"
     PROJECT_LIMIT = "PROJECT_LIMIT"
@@ -154,7 +156,12 @@ def _ahead(demand: Demand, replica: PendingReplica) -> tuple[int, int]:
     queued_at, arrival = demand.arrival_of(replica.key)
     in_project = elsewhere = 0
     for group in demand.groups():
-        older = group.count_before(queued_at, arrival)
+        if group.entries[0][0] > queued_at:
+            older = 0
+        elif group.entries[-1][0] < queued_at:
+            older = len(group.entries)
+        else:
+            older = group.count_before(queued_at, arrival)
         if group.account.project != own.account.project:
             elsewhere += older
         elif group.priority > own.priority:
@@ -186,11 +193,13 @@ def _size(case: _Case) -> _Finding | None:
 _HELD = {
     Held.DEPENDENCY: WaitCode.DEPENDENCY,
     Held.SUSPENDED: WaitCode.SUSPENDED,
+    Held.WINDOW: WaitCode.WINDOW,
     Held.PARALLELISM: WaitCode.PARALLELISM,
 }
 _HELD_SENTENCES = {
     Held.DEPENDENCY: "waits for other work to end",
     Held.SUSPENDED: "is suspended",
+    Held.WINDOW: "waits for its time window to open",
     Held.PARALLELISM: "waits for other replicas of its workload: as many as it allows at once run",
 }
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpupool.scheduling.cycle import decide
-from gpupool.scheduling.estimate import History
 from gpupool.scheduling.explain import Explanation, explain
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
+from gpupool.scheduling.runtimes import History
 from gpupool.scheduling.suppose import supposing
 from gpupool.scheduling.values import Eviction, EvictionKind, Grant, Hold, PendingReplica, Settings
 

@@ -11,7 +11,6 @@ from gpupool.domain.ids import Epoch
 from gpupool.domain.workload import Lease
 from gpupool.scheduling.cluster import MILLI, ClusterState, Holding
 from gpupool.scheduling.cycle import decide
-from gpupool.scheduling.estimate import History
 from gpupool.scheduling.explain import Explanation, explain
 from gpupool.scheduling.feasible import check_possible
 from gpupool.scheduling.modes import serves_users
@@ -20,6 +19,7 @@ from gpupool.scheduling.pastruns import PastRuns
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.plan import Plan, plan
 from gpupool.scheduling.queue import Demand
+from gpupool.scheduling.runtimes import History
 from gpupool.scheduling.values import Decisions, Grant, Hold, PendingReplica, ReplicaKey, RunningReplica, Settings
 
 GRANTED = Epoch(0)  # the epoch of a lease that was granted but not written yet

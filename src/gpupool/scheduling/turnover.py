@@ -1,0 +1,191 @@
+"""A rough estimate for whoever is far down a long queue: by how fast GPUs come free, and who is served before.
+
+GPUs are taken for one quantity that flows: what those free who run, and after them those who start meanwhile, goes to
+those ahead, in the order of projects, and then to the one who asks. That several GPUs must come free on one node is
+looked at apart. The work is bounded by the number of projects and of those who run, not by the length of the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+import numpy as np
+
+from gpupool.scheduling.placement import Relax, fitting_rows, usable_slots
+from gpupool.scheduling.queue import Group
+from gpupool.scheduling.runtimes import Foreseen, History, Spread, run_spread
+from gpupool.scheduling.session import Session
+from gpupool.scheduling.shape import Shape
+from gpupool.scheduling.values import ReplicaKey
+
+MOST_STREAMS = 64  # those ahead, by project, are told apart so far
+PIECES = 8  # into which the work of each is cut, to be served in turns
+MOST_PROJECTS = 128  # others; of more, some stand for all
+HALVINGS = 7
+MOST_FLOWS = 256  # what comes free is told apart so far
+MOST_LOOKS = 4_000  # at what comes free
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Work of one kind ahead: thousandths, and how long each of it runs (low, mid, high; infinite: unknown)."""
+
+    permille: float
+    run_s: Spread
+
+
+def turnover(session: Session, key: ReplicaKey, history: History, foreseen: Foreseen) -> Spread | None:
+    """In how many seconds ``key`` starts, roughly: early, likely, late; None when what is foreseen is not enough."""
+    group = session.demand.group_of(key)
+    if group is None:
+        return None
+    site = _Site(session, group.shape, foreseen)
+    streams = _ahead(session, key, group, history)
+    need = session.placer.least_permille(group.shape) * group.size
+    found = []
+    for which in range(3):
+        at = _flow(session.now, site.free, site.flows(which), [*_in_turns(streams, which), (need, inf)])
+        found.append(max(at, site.one_node(which)) - session.now)
+    low, mid, high = found
+    return None if mid == inf else (min(low, mid), mid, max(high, mid))
+
+
+class _Site:
+    """The GPUs that would do for a shape, what is free of them, and when those who are on them end."""
+
+    def __init__(self, session: Session, shape: Shape, foreseen: Foreseen) -> None:
+        c, self._count, self._now = session.cluster, shape.request.count, session.now
+        self._rows = fitting_rows(c, shape, Relax(use=True))
+        self._usable = np.zeros((len(c.present), c.slots), np.bool_)
+        accept = session.placer.accepted(shape)
+        self._usable[self._rows], _ = usable_slots(c, shape, self._rows, accept, None, Relax(use=True))
+        self.free = float(np.clip(c.gpu_free, 0, None)[self._usable].sum())
+        need, _ = shape.needs(c.gmem_total[self._rows])
+        self._ready = c.gpu_free[self._rows] >= need
+        at = [i for i, key in enumerate(foreseen.keys) if key in c.claims and c.claims[key].row >= 0]
+        claims = [c.claims[foreseen.keys[i]] for i in at]
+        self._ends = foreseen.ends[at]
+        self._row = np.array([claim.row for claim in claims], np.int64)
+        self._gpu = np.array([claim.gpu for claim in claims], np.int64).reshape(-1, c.slots)
+        self._freed = (self._gpu * self._usable[self._row]).sum(axis=1)
+
+    def flows(self, which: int) -> list[tuple[float, float]]:
+        """When how many thousandths come free, in order."""
+        ends = self._ends[:, which]
+        at = np.flatnonzero((self._freed > 0) & (ends < inf))
+        at = at[np.argsort(ends[at], kind="stable")]
+        size = max(-(-len(at) // MOST_FLOWS), 1)
+        whens, sums = ends[at], np.concatenate([[0], self._freed[at].cumsum()])
+        edges = [min(edge + size, len(at)) for edge in range(0, len(at), size)]
+        return [(float(whens[edge - 1]), float(sums[edge] - sums[max(edge - size, 0)])) for edge in edges]
+
+    def one_node(self, which: int) -> float:
+        """The first moment at which as many GPUs as are needed are free on one node, should nobody else take them."""
+        until = np.full(self._usable.shape, self._now)
+        held = np.where(self._gpu > 0, self._ends[:, which][:, None], self._now)
+        np.maximum.at(until, self._row, held)
+        slots = np.where(self._usable[self._rows], np.where(self._ready, self._now, until[self._rows]), inf)
+        return float(np.sort(slots, axis=1)[:, self._count - 1].min(initial=inf))
+
+
+def _flow(now: float, free: float, flows: list[tuple[float, float]], wanted: Sequence[tuple[float, float]]) -> float:
+    """When the last of ``wanted`` (thousandths, and how long they run) is served; infinite if too little comes free.
+
+    ``flows`` says when how many thousandths come free, in order.
+    """
+    left, at, looks = sum(permille for permille, _ in wanted), now, 0
+    whole = left
+    for permille, run_s in wanted:
+        rest = permille
+        while rest > 0:
+            if free <= 0:
+                if not flows:
+                    return inf
+                at, free = max(at, flows[0][0]), heappop(flows)[1]
+                looks += 1
+            taken = min(rest, free)
+            rest, free, left = rest - taken, free - taken, left - taken
+            if run_s < inf:
+                heappush(flows, (at + run_s, taken))
+            if looks >= MOST_LOOKS and whole > left:
+                return now + (at - now) * whole / (whole - left)  # the rest at the same pace
+    return at
+
+
+def _in_turns(streams: Sequence[_Stream], which: int) -> Iterator[tuple[float, float]]:
+    for _ in range(PIECES):
+        for stream in streams:
+            yield stream.permille / PIECES, stream.run_s[which]
+
+
+def _ahead(session: Session, key: ReplicaKey, group: Group, history: History) -> list[_Stream]:
+    """What is served before it: of its project whoever is ahead, of the others what their standing gives them."""
+    streams = list(_own(session, key, group, history))
+    own = group.account.project
+    mine = _standing(session, group, int(sum(s.permille for s in streams)))
+    projects = [project for project in session.demand.lanes if project != own]
+    step = -(-len(projects) // MOST_PROJECTS) or 1
+    others = []
+    for project in projects[::step]:
+        shapes = session.demand.lanes[project]
+        first = next(iter(next(iter(shapes.values())).values()))
+        kinds = [_of_kind(session, list(groups.values()), history) for groups in shapes.values()]
+        waiting = sum(s.permille for s in kinds)
+        served = _served_before(session, first, int(waiting), mine)
+        if served and waiting:
+            others += [_Stream(s.permille * served / waiting * step, s.run_s) for s in kinds]
+    return _fewer(streams) + _fewer(others)
+
+
+def _standing(session: Session, group: Group, held: int) -> tuple[float, ...]:
+    """Where a group's project stands among the others if it holds that much more."""
+    mark, need = session.log.checkpoint(), session.placer.least_permille(group.shape) * group.size
+    session.ledger.add(session.log, group.account, held)
+    standing = session.ledger.deprivation(group.account.project, need, session.even_share)
+    session.log.rollback(mark)
+    return standing
+
+
+def _of_kind(session: Session, groups: list[Group], history: History) -> _Stream:
+    """All that waits of one shape in a project; it is taken to run for as long as the first of it."""
+    count = sum(len(group.entries) * group.size for group in groups)
+    permille = count * session.placer.least_permille(groups[0].shape)
+    return _Stream(permille, run_spread(history, groups[0].entries[0][2])[0])
+
+
+def _served_before(session: Session, group: Group, waiting: int, mine: tuple[float, ...]) -> int:
+    """How many thousandths of what waits in a group's project are served before it stands behind ``mine``."""
+    if _standing(session, group, waiting) < mine:
+        return waiting
+    low, high = 0, waiting
+    for _ in range(HALVINGS):
+        middle = (low + high) // 2
+        low, high = (middle, high) if _standing(session, group, middle) < mine else (low, middle)
+    return low
+
+
+def _own(session: Session, key: ReplicaKey, own: Group, history: History) -> Iterator[_Stream]:
+    queued_at, arrival = session.demand.arrival_of(key)
+    for group in session.demand.groups(own.account.project):
+        if group.priority >= own.priority:
+            older = group.count_before(queued_at, arrival)
+            yield _stream(session, group, older if group.priority == own.priority else len(group.entries), history)
+
+
+def _stream(session: Session, group: Group, count: int, history: History) -> _Stream:
+    permille = count * group.size * session.placer.least_permille(group.shape)
+    return _Stream(permille, run_spread(history, group.entries[0][2])[0])
+
+
+def _fewer(streams: Sequence[_Stream]) -> list[_Stream]:
+    """The largest streams as they are, the others as one."""
+    kept = sorted((s for s in streams if s.permille > 0), key=lambda s: -s.permille)
+    rest = kept[MOST_STREAMS:]
+    if not rest:
+        return kept
+    total = sum(s.permille for s in rest)
+    low, mid, high = (sum(s.permille * s.run_s[i] for s in rest) / total for i in range(3))
+    return [*kept[:MOST_STREAMS], _Stream(total, (low, mid, high))]
