@@ -6,6 +6,7 @@ the queue, so that only what is submitted within a bounded time after it can ove
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpupool.domain.units import WHOLE_GPU
@@ -22,17 +23,16 @@ class Order(StrEnum):
     SHORTEST = "shortest"  # who is expected to use less GPU time; users are regarded as one
 
 
+@dataclass(slots=True)
 class Ordering:
     """The order in force, with what is known of past run times.
 
     ``turn_s``: who has run for so long has had a turn, and makes way for those who have not; None: nobody does.
     """
 
-    __slots__ = ("order", "past", "turn_s")
-
-    def __init__(self, order: Order = Order.FAIR, turn_s: float | None = None, past: PastRuns | None = None) -> None:
-        self.order, self.turn_s = order, turn_s
-        self.past = PastRuns() if past is None else past
+    order: Order = Order.FAIR
+    turn_s: float | None = None
+    past: PastRuns = field(default_factory=PastRuns)
 
     @property
     def by_user(self) -> bool:

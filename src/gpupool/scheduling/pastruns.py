@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 DECAY = 0.97  # what the weight of a run is multiplied by for each one of its kind that ends after it
 FEW = 5  # runs of a kind; with fewer, those of a wider kind are asked
@@ -12,14 +13,13 @@ MOST_KINDS = 10_000  # remembered; the one that was added to longest ago is forg
 _Kind = tuple[str | int, ...]
 
 
+@dataclass(slots=True)
 class _Runs:
     """The runs of one kind: how many, and their decayed mean."""
 
-    __slots__ = ("count", "total", "weight")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.weight = self.total = 0.0
+    count: int = 0
+    weight: float = 0.0
+    total: float = 0.0
 
     def add(self, seconds: float) -> None:
         self.count += 1
@@ -27,14 +27,14 @@ class _Runs:
         self.total = self.total * DECAY + seconds
 
 
+@dataclass(slots=True)
 class PastRuns:
     """Mean run times in seconds by (project, user, GPU thousandths), the later ones counting more.
 
     A kind with few runs is judged by those of its user in the project, then by the project's, then by the pool's.
     """
 
-    def __init__(self) -> None:
-        self._kinds: OrderedDict[_Kind, _Runs] = OrderedDict()
+    _kinds: OrderedDict[_Kind, _Runs] = field(default_factory=OrderedDict)
 
     def add(self, project: str, user: str, permille: int, seconds: float) -> None:
         """A replica of that kind ran for ``seconds`` and ended by itself."""

@@ -126,7 +126,7 @@ class Scheduler:
         self.settings = settings or Settings()
         self.cluster = ClusterState()
         self.demand = Demand()
-        self.demand.ordering = Ordering(self.settings.order, self.settings.turn_s, past)
+        self.demand.ordering = Ordering(self.settings.order, self.settings.turn_s, past or PastRuns())
         self.placer = Placer(self.cluster)
         self.holds: tuple[Hold, ...] = ()
 
