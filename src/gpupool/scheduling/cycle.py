@@ -48,6 +48,7 @@ def _decisions(session: Session, *, more: bool) -> Decisions:
         evictions=tuple(session.evictions),
         holds=tuple(ghost.hold for ghost in session.ghosts.values()),
         more=more,
+        exhausted=session.exhausted,
         wake_at=_wake_at(session),
     )
 

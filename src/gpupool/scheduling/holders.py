@@ -40,19 +40,21 @@ class Holders:
         m = _FIRST_SIZE
         self.row, self.gang = np.full(m, _NO_NODE, np.int64), np.full(m, NO_GANG, np.int64)
         self.cpu, self.mem, self.permille = np.zeros(m, np.int64), np.zeros(m, np.int64), np.zeros(m, np.int64)
-        self.project, self.priority, self.born = np.zeros(m, np.int64), np.zeros(m, np.int64), np.zeros(m, np.int64)
+        self.project, self.user = np.zeros(m, np.int64), np.zeros(m, np.int64)
+        self.priority, self.born = np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.started_at, self.ends, self.min_runtime_s = np.zeros(m), np.zeros(m), np.zeros(m)
         self.evictable, self.releasing = np.zeros(m, np.bool_), np.zeros(m, np.bool_)
         self.gpu, self.gmem = np.zeros((m, 1), np.int64), np.zeros((m, 1), np.int64)
         self.marks = np.zeros((m, 1), np.int64)
         self.gang_least, self.gang_size = np.zeros(8, np.int64), np.zeros(8, np.int64)
 
-    def start(self, replica: RunningReplica, project: int) -> None:
-        """A replica runs, its project being that number of the ledger; ``finish`` it first if it is known."""
+    def start(self, replica: RunningReplica, project: int, user: int) -> None:
+        """A replica runs, project and user being those numbers of the ledger; ``finish`` it first if it is known."""
         key = replica.key
         at = self._slot_for(key)
         self._births += 1
-        self.project[at], self.priority[at], self.born[at] = project, replica.priority, self._births
+        self.project[at], self.user[at] = project, user
+        self.priority[at], self.born[at] = replica.priority, self._births
         self.started_at[at], self.permille[at] = replica.started_at, replica.lease.permille
         self.ends[at] = inf if replica.expected_end is None else replica.expected_end
         self.min_runtime_s[at] = nan if replica.min_runtime_s is None else replica.min_runtime_s

@@ -18,7 +18,7 @@ from gpupool.scheduling.members import GangEntry, Gangs, Members
 from gpupool.scheduling.order import Ordering
 from gpupool.scheduling.shape import Shape, Shapes
 from gpupool.scheduling.undo import UndoLog
-from gpupool.scheduling.values import PendingReplica, ReplicaKey, RunningReplica
+from gpupool.scheduling.values import EvictionKind, PendingReplica, ReplicaKey, RunningReplica
 
 Entry = tuple[float, int, PendingReplica]  # its place (see ``order``), number of arrival
 # project, priority, user, preemptible, shape, gang, workload of a gang that runs (of one that members join)
@@ -78,10 +78,10 @@ class Demand:
         self.shape_users: dict[Shape, int] = {}
         self.timed: Counter[Shape] = Counter()  # ready replicas with a time limit
         self.restartable: Counter[Shape] = Counter()  # ready replicas that may be evicted again
-        self.run_times: dict[tuple[str, str], float] = {}  # (project, user) -> seconds that most of their runs took
         self.importance: dict[int, Counter[int]] = {}  # project -> priority -> groups
         self.starved: dict[Shape, set[ReplicaKey]] = {}  # see ``mature``
         self.consolidated_at = -inf  # when moves were last looked for
+        self.searched: set[tuple[EvictionKind, int, Shape]] = set()  # in vain, by a cycle that was cut short
         self._ripening: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[LaneKey, Group]]] = {}
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
@@ -288,7 +288,7 @@ class Demand:
         lease = replica.lease
         account = self.ledger.account(lease.project, lease.user, preemptible=replica.preemptible)
         self.running[replica.key], self.accounts[replica.key] = replica, account
-        self.holders.start(replica, account.project)
+        self.holders.start(replica, account.project, account.user)
         self.ledger.add(self._log, account, lease.permille)
         self._heads.pop(account.project, None)
         self._log.commit()

@@ -1,248 +1,295 @@
 """Reclaim and preempt: end work so that somebody who is owed the space, or is more important, can start.
 
-Reclaim: a replica whose project stays within its quota evicts preemptible work of projects above theirs. Preempt: a
-replica evicts preemptible work of strictly lower priority in its own project. Victims take time to go, so nothing is
-granted here: the space is held (nominated) and granted by the cycle that finds it free.
+Reclaim: a replica, or all members of a gang at once, evict preemptible work of projects that hold more than they are
+due. Preempt: they evict preemptible work of strictly lower priority in their own project. Victims take time to go, so
+nothing is granted here: the space is held (nominated) and granted by the cycle that finds it free.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
 import numpy as np
 
-from gpupool.domain.units import format_permille
 from gpupool.scheduling.allocate import Turns
+from gpupool.scheduling.capacity import Need
+from gpupool.scheduling.clearing import Clearing, OutOfWorkError, Refused, Search, Work
+from gpupool.scheduling.clearing_gangs import clear_for_gang
 from gpupool.scheduling.cluster import Bools, Claim
-from gpupool.scheduling.ledger import UNBOUNDED, Account
+from gpupool.scheduling.evict import evict, reason_of
+from gpupool.scheduling.gang import place
+from gpupool.scheduling.ledger import UNBOUNDED
 from gpupool.scheduling.queue import Group
+from gpupool.scheduling.rights import Rights
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
-from gpupool.scheduling.values import (
-    Eviction,
-    EvictionKind,
-    HoldKind,
-    PendingReplica,
-    ReplicaKey,
-)
+from gpupool.scheduling.topology import domains
+from gpupool.scheduling.values import EvictionKind, HoldKind, PendingReplica, ReplicaKey
 from gpupool.scheduling.victims import VictimPool
+
+RETRY_S = 1.0  # a search that was cut short is gone on with after so long
+_OTHERS = -1
+Serve = Callable[[Group, PendingReplica], bool]
 
 
 def make_room(session: Session) -> None:
-    """Decide on evictions for those who could not be placed; leaves the session as if whoever must leave had left."""
+    """Decide on evictions for those who could not be placed; leaves the session as if whoever must leave had left.
+
+    A cycle searches for so long only (``Settings.max_looks``). What it did not come to is searched first by the next.
+    """
     room = _RoomMaker(session)
     owed, important = room.owed_projects(), room.important_projects()
     if not owed and not important:
+        session.demand.searched.clear()
         return
     for key in session.leaving:
         session.lift_running(key)
-    room.retry_reserved()
-    room.serve_all(Turns(session, owed, room.hopeless, room.owes), room.reclaim)
-    room.serve_all(Turns(session, important, set(), lambda _project, _shape: True), room.preempt)
+    try:
+        room.retry_reserved()
+        for again in (False, True) if session.demand.searched else (False,):
+            room.serve_all(owed, room.reclaim, again=again)
+            room.serve_all(important, room.preempt, again=again)
+            session.demand.searched.clear()
+    except OutOfWorkError:
+        session.exhausted = True
+        session.demand.searched |= room.in_vain
+        session.later.append(session.now + RETRY_S)
 
 
 class _RoomMaker:
-    """The searches of one cycle, with what is known to fail already."""
+    """The searches of one cycle, with what is known to fail already.
+
+    ``in_vain`` are those for whom nothing was found.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.searches_left = session.settings.max_searches
-        self.hopeless: set[Shape] = set()
-        self._pool: VictimPool | None = None
-
-    @property
-    def pool(self) -> VictimPool:
-        if self._pool is None:
-            self._pool = VictimPool(self.session)
-        return self._pool
+        self.work = Work(session.settings.max_looks)
+        self.rights = Rights(session)
+        self.in_vain: set[tuple[EvictionKind, int, Shape]] = set()
+        self._hopeless: set[tuple[object, ...]] = set()
+        self._pools: dict[int, VictimPool] = {}  # by project; _OTHERS: of all that hold more than they are due
 
     def owed_projects(self) -> list[int]:
-        """Those below their quota, if anybody evictable is above theirs."""
-        ledger, demand = self.session.ledger, self.session.demand
-        if not any(kinds and ledger.over_quota(project) for project, kinds in demand.evictable.items()):
+        """Those that may take more, if anybody evictable holds more than he is due."""
+        demand = self.session.demand
+        if not any(kinds and self.rights.above(project) for project, kinds in demand.evictable.items()):
             return []
-        return [project for project in demand.lanes if not ledger.over_quota(project, 1)]
+        return [project for project in demand.lanes if self.rights.may_reclaim(project, 1)]
 
     def important_projects(self) -> list[int]:
         """Those where somebody waits who is more important than somebody evictable."""
         demand = self.session.demand
         return [p for p in demand.lanes if max(demand.importance[p]) > self._lowest(p)]
 
-    def owes(self, project: int, shape: Shape) -> bool:
-        """Whether a project would stay within its quota with one more replica of a shape."""
-        return not self.session.ledger.over_quota(project, self.session.placer.least_permille(shape))
-
     def _lowest(self, project: int) -> float:
         return min(self.session.demand.evictable.get(project, ()), default=inf)
 
+    def _owes(self, group: Group) -> bool:
+        return self.rights.may_reclaim(group.account.project, self._permille(group))
+
+    def _permille(self, group: Group) -> int:
+        return self.session.placer.least_permille(group.shape) * group.size
+
     def retry_reserved(self) -> None:
         """Those with a reservation may evict too, should victims have become ripe since."""
-        for key, ghost in list(self.session.ghosts.items()):
-            group = self.session.demand.group_of(key)
-            if ghost.hold.kind is not HoldKind.RESERVED or group is None:
+        session, reserved = self.session, dict[ReplicaKey, list[ReplicaKey]]()
+        for key, ghost in session.ghosts.items():
+            if ghost.hold.kind is HoldKind.RESERVED:
+                reserved.setdefault(session.demand.gangs.leader(key), []).append(key)
+        for leader, keys in reserved.items():
+            group = session.demand.group_of(leader)
+            if group is None:
                 continue
-            self.session.drop_ghost(key)
-            replica = self.session.demand.pending[key]
-            if not (self.reclaim(group, replica) or self.preempt(group, replica)):
-                self.session.add_ghost(ghost)
+            ghosts = [session.drop_ghost(key) for key in keys]
+            replica, served = session.demand.pending[leader], False
+            try:
+                served = self.reclaim(group, replica) or self.preempt(group, replica)
+            finally:
+                for ghost in () if served else ghosts:
+                    session.add_ghost(ghost)
 
-    def serve_all(self, turns: Turns, serve: Callable[[Group, PendingReplica], bool]) -> None:
-        """Serve one after another as long as searches are left."""
-        while self.searches_left > 0 and (first := turns.next()) is not None:
+    def serve_all(self, projects: Iterable[int], serve: Serve, *, again: bool) -> None:
+        """Serve one after another: those not searched for by the cycle before, or ``again`` the others."""
+        kind = EvictionKind.RECLAIM if serve == self.reclaim else EvictionKind.PREEMPT
+        session, searched = self.session, self.session.demand.searched.copy()
+
+        def wanted(project: int, shape: Shape) -> bool:
+            return ((kind, project, shape) in searched) is again and (
+                kind is EvictionKind.PREEMPT or self.rights.may_reclaim(project, session.placer.least_permille(shape))
+            )
+
+        turns = Turns(session, projects, set(), wanted)
+        while (first := turns.next()) is not None:
             group, replica, lane = first
+            project = group.account.project
             if not serve(group, replica):
+                self.in_vain.add((kind, project, group.shape))
                 lane.drop()
-                if serve == self.reclaim and not self.owes(group.account.project, group.shape):
+                if kind is EvictionKind.RECLAIM and not self._owes(group):
                     lane.bar(group.shape)
-                if serve == self.preempt and replica.priority <= self._lowest(group.account.project):
+                if kind is EvictionKind.PREEMPT and replica.priority <= self._lowest(project):
                     lane.close()  # the rest of the lane is no more important
-            turns.again(group.account.project)
+            turns.again(project)
 
     # --- reclaim
 
     def reclaim(self, group: Group, replica: PendingReplica) -> bool:
-        """Hold space for a replica within its project's quota, at the cost of those above theirs if need be."""
-        session, account, shape = self.session, group.account, group.shape
-        need = session.placer.least_permille(shape)
-        if not self.owes(account.project, shape) or shape in self.hopeless:
+        """Hold space for those who are owed it, at the cost of projects that hold more than they are due if need be."""
+        project, need = group.account.project, self._permille(group)
+        if not self._owes(group):
             return False
-        if self._fits_when_they_left(group, replica):
+        if self._nominate(group, replica):
             return True
-        ledger = session.ledger
-        if need > ledger.room(account) or self.searches_left <= 0:
+        room = self.session.ledger.room(group.account)
+        if need > room:
             return False
-        self.searches_left -= 1
-        pool = self.pool
-        over = np.array([self._above(project) for project in range(len(ledger.projects))], dtype=np.bool_)
-        among = over[pool.project] & (pool.project != account.project)
-        budget = min(ledger.room(account), int(ledger.quota[account.project] - ledger.used[account.project]))
-        if self._evict(shape, replica, account, among, EvictionKind.RECLAIM, budget):
+        victims = self.rights.victims(project, need)
+        known = (group.shape, group.size, group.gang, group.joins, victims.tobytes())
+        if known in self._hopeless:
+            return False
+        pool = self._pool(_OTHERS)
+        among = victims[pool.pieces.project]
+        budget = min(room, self.rights.budget(project)) // group.size
+        search = self._search(group, pool, among, self.rights.refuses(pool, project, need), budget)
+        if search is not None and self._evict(group, replica, search, EvictionKind.RECLAIM):
             return True
-        self.hopeless.add(shape)
+        self._hopeless.add(known)
         return False
 
-    def _fits_when_they_left(self, group: Group, replica: PendingReplica) -> bool:
-        claim = self.session.find(group.shape, group.account)
-        return claim is not None and self._nominate(replica, claim, group.account)
+    def _pool(self, project: int) -> VictimPool:
+        if project not in self._pools:
+            chosen = self.rights.reclaimable()
+            if project != _OTHERS:
+                chosen = np.arange(len(chosen)) == project
+            self._pools[project] = VictimPool(self.session, chosen, self.rights.over)
+        return self._pools[project]
 
-    def _above(self, project: int, freed: int = 0) -> bool:
-        """Whether a project holds more than its quota, promises to it left out, once ``freed`` is gone."""
-        held = self.session.ledger.used[project] - self.session.promised[project] - freed
-        return bool(held > self.session.ledger.quota[project])
-
-    def _stays_over(self, victims: Sequence[int]) -> bool:
-        """Whether each victim's project is still above quota when its turn comes."""
-        pool = self.pool
-        freed: Counter[int] = Counter()
-        for victim in victims:
-            project = int(pool.project[victim])
-            if not self._above(project, freed[project]):
-                return False
-            freed[project] += int(pool.permille[victim])
-        return True
+    def _search(self, group: Group, pool: VictimPool, among: Bools, refused: Refused, budget: int) -> Search | None:
+        session, cluster, gang = self.session, self.session.cluster, group.gang
+        if gang is not None and gang.strict and group.joins is not None:  # only near those who run
+            where, members = domains(cluster, gang.within), session.demand.gangs.get(group.joins)
+            rows = [cluster.claims[key].row for key in (members.running if members else ()) if key in cluster.claims]
+            among &= np.isin(where[pool.pieces.row], where[[row for row in rows if row >= 0]])
+        if not among.any():
+            return None
+        need = Need(group.shape, session.placer.accepted(group.shape), min(budget, UNBOUNDED), group.size)
+        return Search(cluster, pool, need, among, refused, self.work, session.settings.max_nodes_searched)
 
     # --- preempt
 
     def preempt(self, group: Group, replica: PendingReplica) -> bool:
-        """Hold space for a replica, at the cost of less important work of its project if need be."""
-        session, account, shape = self.session, group.account, group.shape
-        if replica.priority <= self._lowest(account.project):
+        """Hold space for somebody, at the cost of less important work of the project if need be."""
+        session, project = self.session, group.account.project
+        if replica.priority <= self._lowest(project):
             return False
-        if self._fits_when_they_left(group, replica):
+        if self._nominate(group, replica):
             return True
-        if self.searches_left <= 0:
+        known = (group.shape, group.size, group.gang, group.joins, project, replica.priority, group.account.user)
+        if known in self._hopeless:
             return False
-        self.searches_left -= 1
-        pool = self.pool
-        among = (pool.project == account.project) & (pool.priority < replica.priority) & pool.alive
-        if not among.any():
-            return False
-        room = session.ledger.room(account)
-        if session.placer.least_permille(shape) <= room:
-            return self._evict(shape, replica, account, among, EvictionKind.PREEMPT, room)
-        return self._preempt_for_bounds(shape, replica, account, np.flatnonzero(among).tolist())
+        pool = self._pool(project)
+        among = (pool.pieces.priority < replica.priority) & pool.alive
+        room = session.ledger.room(group.account)
+        if self._permille(group) > room:
+            return self._preempt_for_bounds(group, replica, pool, among)
+        search = self._search(group, pool, among, _nobody, room // group.size)
+        if search is not None and self._evict(group, replica, search, EvictionKind.PREEMPT):
+            return True
+        self._hopeless.add(known)
+        return False
 
-    def _preempt_for_bounds(
-        self, shape: Shape, replica: PendingReplica, account: Account, candidates: list[int]
-    ) -> bool:
+    def _preempt_for_bounds(self, group: Group, replica: PendingReplica, pool: VictimPool, among: Bools) -> bool:
         """The bounds on use are in the way: evict one after another until they are not, then give back."""
-        session, mark = self.session, self.session.log.checkpoint()
-        chosen: list[int] = []
-        for victim in candidates[: session.settings.max_nodes_searched]:
-            session.lift_running(self.pool.keys[victim])
-            chosen.append(victim)
-            if session.find(shape, account) is not None:
-                break
-        else:
-            session.log.rollback(mark)
-            return False
-        for victim in reversed(chosen.copy()):
-            session.log.rollback(mark)
-            rest = [v for v in chosen if v != victim]
-            for other in rest:
-                session.lift_running(self.pool.keys[other])
-            if session.find(shape, account) is not None:
-                chosen = rest
+        groups = self._until_it_fits(group, replica, pool, among)
+        for unit in reversed(groups.copy()):
+            rest = [other for other in groups if other is not unit]
+            if self._fits_without(group, replica, pool, rest):
+                groups = rest
+        slots = tuple(slot for unit in groups for slot in unit)
+        return bool(slots) and self._carry_out(group, replica, pool, Clearing(slots), EvictionKind.PREEMPT)
+
+    def _until_it_fits(self, group: Group, replica: PendingReplica, pool: VictimPool, among: Bools) -> list[list[int]]:
+        p, at, users = pool.pieces, np.flatnonzero(among), pool.holders.user
+        other_user = users[np.where(p.slot[at] >= 0, p.slot[at], 0)] != group.account.user
+        at = at[np.lexsort((-p.newness[at], p.priority[at], other_user))]
+        for end in range(1, 1 + min(len(at), self.session.settings.max_nodes_searched)):
+            units = pool.slots_of(at[:end].tolist())
+            if self._fits_without(group, replica, pool, units):
+                return units
+        return []
+
+    def _fits_without(
+        self, group: Group, replica: PendingReplica, pool: VictimPool, units: Sequence[Sequence[int]]
+    ) -> bool:
+        """Whether there would be a place if those were gone."""
+        session = self.session
+        self.work.look()
+        mark = session.log.checkpoint()
+        for key in pool.keys(slot for unit in units for slot in unit):
+            session.lift_running(key)
+        fits = self._claims(group, replica) is not None
         session.log.rollback(mark)
-        keys = tuple(self.pool.keys[v] for v in chosen)
-        return self._carry_out(shape, replica, account, keys, EvictionKind.PREEMPT, None)
+        return fits
 
     # --- both
 
-    def _evict(
-        self, shape: Shape, replica: PendingReplica, account: Account, among: Bools, kind: EvictionKind, budget: int
-    ) -> bool:
-        allowed = self._stays_over if kind is EvictionKind.RECLAIM else _anybody
-        solution = self.pool.search(shape, among, allowed, min(budget, UNBOUNDED))
-        if solution is None:
+    def _claims(self, group: Group, replica: PendingReplica, row: int | None = None) -> list[Claim] | None:
+        """Places for all who have to start at once, charged; on a row if one is named."""
+        session, account = self.session, group.account
+        if group.gang is not None:
+            return place(session, self._members(group, replica), group.shape, account, group.size)
+        room = session.ledger.room(account)
+        claim = session.find(group.shape, account) if row is None else session.placer.on_row(group.shape, row, room)
+        if claim is None or claim.permille > room:
+            return None
+        session.charge(claim, account)
+        return [claim]
+
+    def _members(self, group: Group, replica: PendingReplica) -> list[PendingReplica]:
+        together = [r for r in self.session.demand.together_with(replica) if r.key not in self.session.gone]
+        return together[: group.size]
+
+    def _nominate(self, group: Group, replica: PendingReplica, row: int | None = None) -> bool:
+        """Hold a place for all who have to start at once, if there is one as things stand in the trial."""
+        session, mark = self.session, self.session.log.checkpoint()
+        if not session.placer.fits_anywhere(group.shape):
             return False
-        return self._carry_out(shape, replica, account, solution.keys, kind, solution.row)
+        claims = self._claims(group, replica, row)
+        session.log.rollback(mark)
+        for member, claim in zip(self._members(group, replica), claims or (), strict=False):
+            session.hold_for(member, claim, group.account, HoldKind.NOMINATED)
+        return claims is not None
+
+    def _evict(self, group: Group, replica: PendingReplica, search: Search, kind: EvictionKind) -> bool:
+        return any(
+            self._carry_out(group, replica, search.pool, clearing, kind) for clearing in _clearings(search, group)
+        )
 
     def _carry_out(
-        self,
-        shape: Shape,
-        replica: PendingReplica,
-        account: Account,
-        keys: tuple[ReplicaKey, ...],
-        kind: EvictionKind,
-        row: int | None,
+        self, group: Group, replica: PendingReplica, pool: VictimPool, clearing: Clearing, kind: EvictionKind
     ) -> bool:
         session, mark = self.session, self.session.log.checkpoint()
-        reasons = [self._reason(key, replica, kind) for key in keys]
+        keys = pool.keys(clearing.slots)
+        reasons = [reason_of(session, key, replica, kind) for key in keys]
         for key in keys:
             session.lift_running(key)
-        room = session.ledger.room(account)
-        claim = session.find(shape, account) if row is None else session.placer.on_row(shape, row, room)
-        if claim is None or claim.permille > room:
+        if not self._nominate(group, replica, clearing.row):
             session.log.rollback(mark)
             return False
-        for key, reason in zip(keys, reasons, strict=True):
-            session.leaving.add(key)
-            self.pool.alive[self.pool.keys.index(key)] = False
-            session.evictions.append(Eviction(key[0], key[1], replica.workload, replica.index, kind, reason))
-        return self._nominate(replica, claim, account)
-
-    def _nominate(self, replica: PendingReplica, claim: Claim, account: Account) -> bool:
-        self.session.hold_for(replica, claim, account, HoldKind.NOMINATED)
+        evict(session, keys, replica.key, kind, reasons)
+        for each in self._pools.values():
+            each.taken(clearing.slots)
         return True
 
-    def _reason(self, victim: ReplicaKey, replica: PendingReplica, kind: EvictionKind) -> str:
-        session = self.session
-        ledger, account = session.ledger, session.demand.accounts[victim]
-        project = ledger.projects[account.project]
-        if kind is EvictionKind.PREEMPT:
-            mine = session.demand.running[victim].priority
-            return (
-                f"{replica.workload} of priority {replica.priority} in {project.name} needs its GPUs (priority {mine})."
-            )
-        held, quota = (
-            format_permille(int(ledger.used[account.project]) - session.promised[account.project]),
-            format_permille(project.quota_permille or 0),
-        )
-        return f"{project.name} holds {held} GPUs over its quota of {quota}; {replica.project} is owed them."
+
+def _clearings(search: Search, group: Group) -> Iterator[Clearing]:
+    if group.size > 1:
+        yield from clear_for_gang(search, group.gang)
+    elif (found := search.for_one()) is not None:
+        yield found
 
 
-def _anybody(_victims: Sequence[int]) -> bool:
-    return True
+def _nobody(_units: Sequence[Sequence[int]]) -> list[int]:
+    return []

@@ -49,6 +49,7 @@ class Session:
         self.backfills_left = settings.max_backfills
         self.slot_ends: npt.NDArray[np.float64] | None = None  # see ``reserve.slot_ends``
         self._stirred: set[int] = set()  # projects whose use is not what it was
+        self.exhausted = False  # the bound on looks for victims was reached
         self.later: list[float] = []  # moments at which time alone may change the answer
 
     def close(self) -> None:

@@ -174,13 +174,15 @@ class Decisions:
     """What one cycle decided.
 
     ``holds`` replaces the holds given to it: space that later cycles must keep. ``more``: the cycle stopped at its
-    bound on grants and wants to be called again at once. ``wake_at``: when time alone may change the answer.
+    bound on grants and wants to be called again at once. ``exhausted``: it stopped looking for victims at its bound on
+    that, and the next goes on with those it did not come to. ``wake_at``: when time alone may change the answer.
     """
 
     grants: tuple[Grant, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     holds: tuple[Hold, ...] = ()
     more: bool = False
+    exhausted: bool = False
     wake_at: float | None = None
 
 
@@ -196,7 +198,7 @@ class Settings:
     reserve_after_s: float = 300.0  # a replica that needs whole GPUs and waits longer gets a reservation
     max_reservations: int = 4
     max_grants: int = 2_000  # per cycle; then ``Decisions.more``
-    max_searches: int = 64  # searches for victims per cycle
+    max_looks: int = 400  # looks for victims per cycle, each at a thousand pieces of work at most
     max_nodes_searched: int = 32  # nodes looked at closely in one such search
     max_backfills: int = 64  # tries per cycle to slip a short replica under a reservation
     stale_gang_s: float = 60.0  # a gang with too few members left for longer goes back to the queue

@@ -1,157 +1,237 @@
-"""Who could be asked to leave, as arrays, and the fewest of them that make room on one node."""
+"""Who could be asked to leave, as arrays of pieces: one running replica each, or what a gang holds on one node.
+
+Of a gang that runs with more members than its least, as many as it has to spare may go one by one; whoever hits
+another one hits all of it. So there is a piece for each of the spare ones (on each node: which of them go is open), and
+one per node for the rest, which costs the whole gang.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
-from gpupool.scheduling.modes import mark_of
-from gpupool.scheduling.placement import labelled, mode_fits
+from gpupool.scheduling.capacity import Freed, runs
+from gpupool.scheduling.cluster import Bools, Ints
+from gpupool.scheduling.holders import NO_GANG, Floats, Holders
 from gpupool.scheduling.session import Session
-from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import ReplicaKey
 
-Allowed = Callable[[Sequence[int]], bool]  # may these candidates (positions in the pool) all be evicted?
+_REST = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """Whom to evict so that a replica fits on a row."""
+class _Sorted(NamedTuple):
+    """Members of gangs in order of (row, gang), those to take first in front."""
 
-    row: int
-    keys: tuple[ReplicaKey, ...]
+    slots: Ints
+    row: Ints
+    gang: Ints
+    single: Bools  # may go alone
+    rest: Bools  # goes only with the whole gang
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """What can be freed, P pieces in the order in which one would take them on their node, and by rows.
+
+    ``size`` is how many replicas go with a piece and ``weight`` the thousandths they hold, all over the cluster;
+    ``freed`` what it frees on its ``row`` once the pieces of the same gang before it have gone, ``whole`` what it frees
+    there by itself. ``slot`` is that of the holder, or -1 for a gang's rest; ``gang`` its number, or ``NO_GANG``.
+    """
+
+    row: Ints
+    slot: Ints
+    gang: Ints
+    project: Ints
+    priority: Ints
+    size: Ints
+    weight: Ints
+    newness: Floats
+    over: Floats
+    freed: Freed
+    whole: Freed
+
+    def __len__(self) -> int:
+        return len(self.row)
 
 
 class VictimPool:
-    """All running replicas that may be evicted at all, least important first: lowest priority, then newest.
+    """Who may be evicted among the holders of some projects, and what the eviction of each would free.
 
     Left out: protected work, whoever is on the way out, whoever has run for less than the minimum, and holders on
-    nodes that are gone or take no work. The arrays have one row per candidate.
+    nodes that are gone or take no work. ``over`` says for each project how much it has beyond what it is due. A gang
+    has run as long as its oldest member. ``alive`` are the pieces that nobody has taken yet in this cycle.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        running, claims = session.demand.running, session.cluster.claims
-        ripe_before = session.now - session.settings.min_runtime_s
-        found = []
-        for key, replica in running.items():
-            claim = claims.get(key)
-            if not replica.preemptible or key in session.leaving or claim is None or claim.row < 0:
-                continue
-            if replica.started_at > ripe_before:
-                session.later.append(replica.started_at + session.settings.min_runtime_s)
-            elif session.cluster.up[claim.row]:
-                found.append((replica.priority, -replica.started_at, key, claim))
-        found.sort(key=lambda item: item[:3])
-        self.keys = [item[2] for item in found]
-        self._fill([item[3] for item in found])
-        self.priority = np.array([item[0] for item in found], np.int64)
-        self.newness = np.array([-item[1] for item in found], np.float64)
-        accounts = [session.demand.accounts[key] for key in self.keys]
-        self.project = np.array([account.project for account in accounts], np.int64)
-        self.alive = np.ones(len(self.keys), np.bool_)
+    def __init__(self, session: Session, projects: Bools, over: Floats) -> None:
+        self._session, self._projects, self._over = session, projects, over
+        self.holders: Holders = session.demand.holders
+        self.holders.catch_up(session.cluster)
+        self.version = 0
+        self.refresh()
 
-    def _fill(self, claims: list[Claim]) -> None:
-        width = self._session.cluster.slots
-        self.row = np.array([claim.row for claim in claims], np.int64)
-        self.gpu = np.array([claim.gpu for claim in claims], np.int64).reshape(-1, width)
-        self.gmem = np.array([claim.gmem for claim in claims], np.int64).reshape(-1, width)
-        self.marks = (self.gpu > 0) * np.array([mark_of(claim.mode, claim.user) for claim in claims], np.int64)[:, None]
-        self.cpu = np.array([claim.cpu_milli for claim in claims], np.int64)
-        self.mem = np.array([claim.mem_mib for claim in claims], np.int64)
-        self.freeing: tuple[Ints, ...] = (self.gpu, self.gmem, self.cpu, self.mem, self.marks)
-        self.permille = self.gpu.sum(axis=1)
+    def refresh(self) -> None:
+        """Build the pieces anew, of those who are left."""
+        h, cluster = self.holders, self._session.cluster
+        leaving = [h.slots[key] for key in self._session.leaving if key in h.slots]
+        self.size = h.gang_size.copy()
+        stays = h.evictable.copy()
+        for slot in leaving:
+            if stays[slot] and h.gang[slot] != NO_GANG:
+                self.size[h.gang[slot]] -= 1
+            stays[slot] = False
+        slots = np.flatnonzero(stays & (h.row >= 0))
+        slots = slots[self._projects[h.project[slots]]]
+        slots = slots[cluster.up[h.row[slots]]]
+        self._stays = stays
+        self.pieces = self._pieces(slots)
+        self.alive = np.ones(len(self.pieces), np.bool_)
 
-    def search(self, shape: Shape, among: Bools, allowed: Allowed, budget: int) -> Solution | None:
-        """The cheapest set on one node: fewest, then lowest priority, then least GPU, then newest.
+    def _pieces(self, slots: Ints) -> Pieces:
+        h, now = self.holders, self._session.now
+        ripe_at = h.ripe_at(slots, self._session.settings.min_runtime_s)
+        lone = h.gang[slots] == NO_GANG
+        self._tell_later(ripe_at[lone])
+        singles = slots[lone & (ripe_at <= now)]
+        if lone.all():
+            return self._of_singles(singles)
+        members = self._sorted(slots[~lone], ripe_at[~lone])
+        return self._joined(singles, members)
 
-        ``among`` masks the candidates, ``allowed`` judges sets of several. Exact for sets of one; for larger ones
-        the first fitting prefix of each node's candidates is thinned out, on the most promising nodes.
-        """
-        at = np.flatnonzero(among & self.alive)
-        if not len(at):
-            return None
-        alone = at[self._fits(shape, self.row[at], tuple(column[at] for column in self.freeing), budget)]
-        if len(alone):
-            order = np.lexsort((-self.newness[alone], self.permille[alone], self.priority[alone]))
-            best = int(alone[order[0]])
-            return Solution(int(self.row[best]), (self.keys[best],))
-        return self._search_sets(shape, at, allowed, budget)
+    def _tell_later(self, ripe_at: Floats) -> None:
+        later = ripe_at[ripe_at > self._session.now]
+        if len(later):
+            self._session.later.append(float(later.min()))
 
-    def _search_sets(self, shape: Shape, at: Ints, allowed: Allowed, budget: int) -> Solution | None:
-        at = at[np.argsort(self.row[at], kind="stable")]
-        rows = self.row[at]
-        first = np.searchsorted(rows, rows)
-        freed = tuple(_prefix(column[at], first) for column in self.freeing)
-        fitting = np.flatnonzero(self._fits(shape, rows, freed, budget))
-        if not len(fitting):
-            return None
-        nodes, where = np.unique(rows[fitting], return_index=True)
-        ends = fitting[where]  # the first fitting prefix of each node
-        lengths = ends - first[ends]
-        order = np.lexsort((nodes, self.priority[at[ends]], lengths))[: self._session.settings.max_nodes_searched]
-        best: tuple[tuple[int, int, int, float], Solution] | None = None
-        for i in order.tolist():
-            candidates = at[first[ends[i]] : np.searchsorted(rows, nodes[i], side="right")].tolist()
-            found = self._thin(shape, int(nodes[i]), candidates, allowed, budget)
-            if found and (best is None or self._cost(found) < best[0]):
-                best = (self._cost(found), Solution(int(nodes[i]), tuple(self.keys[v] for v in found)))
-        return None if best is None else best[1]
+    def _sorted(self, slots: Ints, ripe_at: Floats) -> _Sorted:
+        h, now = self.holders, self._session.now
+        oldest = np.full(len(h.gang_size), inf)
+        np.minimum.at(oldest, h.gang[slots], ripe_at)
+        self._tell_later(oldest[oldest < inf])
+        ripe = ripe_at <= now
+        order = np.lexsort((-h.born[slots], -h.started_at[slots], ~ripe, h.gang[slots], h.row[slots]))
+        slots, ripe = slots[order], ripe[order]
+        row, gang = h.row[slots], h.gang[slots]
+        begins = runs(row, gang)
+        rank = np.arange(len(slots)) - np.repeat(begins, np.diff(np.r_[begins, len(slots)]))
+        single = ripe & (rank < (self.size - h.gang_least)[gang])
+        return _Sorted(slots, row, gang, single, ~single & (oldest[gang] <= now))
 
-    def _thin(self, shape: Shape, row: int, candidates: list[int], allowed: Allowed, budget: int) -> list[int]:
-        chosen: list[int] = []
-        for victim in candidates:
-            if allowed([*chosen, victim]):
-                chosen.append(victim)
-                if self._enough(shape, row, chosen, budget):
-                    break
+    def _of_singles(self, slots: Ints) -> Pieces:
+        h = self.holders
+        over = self._over[h.project[slots]]
+        keys = (-h.born[slots], -h.started_at[slots], h.priority[slots], -over, h.row[slots])
+        at = slots[np.lexsort(keys)]
+        freed = freed_by(h, at)
+        return Pieces(
+            row=h.row[at],
+            slot=at,
+            gang=h.gang[at],
+            project=h.project[at],
+            priority=h.priority[at],
+            size=np.ones(len(at), np.int64),
+            weight=h.permille[at],
+            newness=h.started_at[at],
+            over=self._over[h.project[at]],
+            freed=freed,
+            whole=freed,
+        )
+
+    def _joined(self, singles: Ints, members: _Sorted) -> Pieces:
+        """Singles and spare members as pieces of one, and the rests of gangs, one per node."""
+        ones = self._of_singles(np.concatenate([singles, members.slots[members.single]]))
+        return _merged(ones, self._of_rests(members)) if members.rest.any() else ones
+
+    def _of_rests(self, members: _Sorted) -> Pieces:
+        h, rest = self.holders, members.slots[members.rest]
+        begins = runs(members.row[members.rest], members.gang[members.rest])
+        first = rest[begins]
+        row, gang, project = h.row[first], h.gang[first], h.project[first]
+        freed = whole = freed_by(h, rest).by(begins)
+        if members.single.any():  # whoever could go alone goes with it
+            every = members.single | members.rest
+            starts = runs(members.row[every], members.gang[every])
+            width = len(h.gang_size)
+            key = (members.row[every] * width + members.gang[every])[starts]
+            whole = freed_by(h, members.slots[every]).by(starts).at(np.searchsorted(key, row * width + gang))
+        return Pieces(
+            row=row,
+            slot=np.full(len(row), _REST),
+            gang=gang,
+            project=project,
+            priority=h.priority[first],
+            size=self.size[gang],
+            weight=self._weights()[gang],
+            newness=np.maximum.reduceat(h.started_at[rest], begins),
+            over=self._over[project],
+            freed=freed,
+            whole=whole,
+        )
+
+    def _weights(self) -> Ints:
+        h = self.holders
+        slots = np.flatnonzero(self._stays & (h.gang != NO_GANG))
+        return np.bincount(h.gang[slots], h.permille[slots], len(h.gang_size)).astype(np.int64)
+
+    # --- what a choice of pieces comes to
+
+    def spare(self, gang: int) -> int:
+        """How many members of a gang may go before it has fewer than its least."""
+        return max(0, int(self.size[gang] - self.holders.gang_least[gang]))
+
+    def slots_of(self, pieces: Iterable[int]) -> list[list[int]]:
+        """The slots that go with some pieces: one list for each single, and one for each gang that goes as a whole."""
+        p = self.pieces
+        singles: list[list[int]] = []
+        gangs: dict[int, list[int]] = {}
+        for piece in pieces:
+            gang = int(p.gang[piece])
+            if gang == NO_GANG:
+                singles.append([int(p.slot[piece])])
+            else:
+                gangs.setdefault(gang, []).append(int(p.slot[piece]))
+        for gang, slots in gangs.items():
+            if _REST in slots or len(slots) > self.spare(gang):
+                singles.append(self.members(gang))
+            else:
+                singles += [[slot] for slot in slots]
+        return singles
+
+    def members(self, gang: int) -> list[int]:
+        """The slots of a gang's members that have not been told to end."""
+        return [slot for slot in self.holders.members(gang) if self._stays[slot]]
+
+    def keys(self, slots: Iterable[int]) -> list[ReplicaKey]:
+        """Who is in some slots."""
+        return [key for slot in slots if (key := self.holders.keys[slot]) is not None]
+
+    def taken(self, slots: Iterable[int]) -> None:
+        """These have been told to end."""
+        slots = list(slots)
+        self.version += 1
+        if any(self.holders.gang[slot] != NO_GANG for slot in slots):
+            self.refresh()
         else:
-            return []
-        for victim in reversed(chosen.copy()):  # the most important are given back first
-            rest = [v for v in chosen if v != victim]
-            if self._enough(shape, row, rest, budget):
-                chosen = rest
-        return chosen
-
-    def _enough(self, shape: Shape, row: int, chosen: list[int], budget: int) -> bool:
-        freed = tuple(column[chosen].sum(axis=0)[None] for column in self.freeing)
-        return bool(self._fits(shape, np.array([row]), freed, budget)[0])
-
-    def _cost(self, chosen: list[int]) -> tuple[int, int, int, float]:
-        priority = int(self.priority[chosen].max())
-        return len(chosen), priority, int(self.permille[chosen].sum()), -float(self.newness[chosen].min())
-
-    def _fits(self, shape: Shape, rows: Ints, freed: tuple[Ints, ...], budget: int) -> Bools:
-        cluster = self._session.cluster
-        accept = self._session.placer.accepted(shape)
-        return fits_with(cluster, shape, rows, accept, freed, budget)
+            self._stays[slots] = False
+            self.alive[np.isin(self.pieces.slot, slots)] = False
 
 
-def fits_with(c: ClusterState, shape: Shape, rows: Ints, accept: Bools, freed: tuple[Ints, ...], budget: int) -> Bools:
-    """Whether a shape fits on each of ``rows`` if that much more were free: GPU, GPU memory, CPU, memory, guests."""
-    gpu, gmem, cpu, mem, marks = freed
-    need, need_mem = shape.needs(c.gmem_total[rows])
-    ok = accept[c.model[rows]] & c.available[rows] & (need * shape.request.count <= budget)
-    ok &= (c.gpu_free[rows] + gpu >= need) & (c.gmem_free[rows] + gmem >= need_mem)
-    if shape.mode is not None or not shape.whole:
-        ok &= mode_fits(c, shape, rows, c.guests[rows] - marks)
-    fits = c.up[rows] & (ok.sum(axis=1) >= shape.request.count)
-    if shape.cpu_milli:
-        fits &= c.cpu_free[rows] + cpu >= shape.cpu_milli
-    if shape.mem_mib:
-        fits &= c.mem_free[rows] + mem >= shape.mem_mib
-    if shape.picky:
-        fits &= np.array([labelled(c, row, shape) for row in rows.tolist()], dtype=np.bool_)
-    return np.asarray(fits)
+def freed_by(h: Holders, slots: Ints | list[int]) -> Freed:
+    """What the holders in some slots would free, each on its row."""
+    return Freed(h.gpu[slots], h.gmem[slots], h.cpu[slots], h.mem[slots], h.marks[slots])
 
 
-def _prefix(column: npt.NDArray[Any], first: Ints) -> Ints:
-    """Running sums that begin anew where ``first`` says each run begins."""
-    total = column.cumsum(axis=0)
-    before = np.concatenate([np.zeros_like(total[:1]), total])[first]
-    return np.asarray(total - before)
+def _merged(ones: Pieces, rests: Pieces) -> Pieces:
+    """Both by row, the singles of a row before the rests of gangs there."""
+    order = np.lexsort((np.r_[np.zeros(len(ones)), np.ones(len(rests))], np.r_[ones.row, rests.row]))
+
+    def joined(name: str) -> Any:
+        a, b = getattr(ones, name), getattr(rests, name)
+        if isinstance(a, Freed):
+            return Freed(*(np.concatenate(pair)[order] for pair in zip(a, b, strict=True)))
+        return np.concatenate([a, b])[order]
+
+    return Pieces(**{f.name: joined(f.name) for f in fields(Pieces)})

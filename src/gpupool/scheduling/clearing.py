@@ -1,0 +1,135 @@
+"""Whom to evict so that one replica fits on one node: the cheapest single victim, or else the cheapest few found.
+
+Exact for one victim; otherwise the first fitting prefix of each node's pieces is thinned out, on the most promising
+nodes, and what proves unnecessary is given back, the most important first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpupool.scheduling.capacity import Freed, Need, room_with, runs
+from gpupool.scheduling.cluster import Bools, ClusterState, Ints
+from gpupool.scheduling.victims import VictimPool, freed_by
+
+# Victims as lists of slots that go together, in order: which of the lists may not be evicted, those before being gone?
+Refused = Callable[[Sequence[Sequence[int]]], list[int]]
+_LOOK = 1_000  # trials looked at in one unit of work
+
+
+class OutOfWorkError(Exception):
+    """The search has done as much as it may."""
+
+
+class Work:
+    """How much searching is left to a cycle, in looks: some array operations over a thousand trials at most."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def look(self, trials: int = 1) -> None:
+        """Count a look at so many trials; raises ``OutOfWorkError`` when there was nothing left."""
+        if self.left <= 0:
+            raise OutOfWorkError
+        self.left -= 1 + trials // _LOOK
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """Whom to evict, as slots of holders; ``row`` is where that makes room, None for more than one node."""
+
+    slots: tuple[int, ...]
+    row: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Search:
+    """One search among the pieces of ``pool`` that ``among`` marks, as far as ``refused`` agrees."""
+
+    cluster: ClusterState
+    pool: VictimPool
+    need: Need
+    among: Bools
+    refused: Refused
+    work: Work
+    most_nodes: int
+
+    def for_one(self) -> Clearing | None:
+        """The cheapest set on one node: fewest, then of those furthest beyond their due, lowest priority, least GPU."""
+        at = self._hopeful(np.flatnonzero(self.among & self.pool.alive))
+        if not len(at):
+            return None
+        p = self.pool.pieces
+        alone = at[self.room(p.row[at], p.whole.at(at)) > 0]
+        order = np.lexsort((-p.newness[alone], p.weight[alone], p.priority[alone], -p.over[alone], p.size[alone]))
+        tops = alone[order][: self.most_nodes].tolist()
+        for piece in tops:
+            groups = self.pool.slots_of([piece])
+            if not self.refused(groups):
+                return Clearing(tuple(groups[0]), int(p.row[piece]))
+        return self._best_set(at)
+
+    def _hopeful(self, at: Ints) -> Ints:
+        """Those on nodes where it fits if all of them go."""
+        if not len(at):
+            return at
+        p = self.pool.pieces
+        rows = p.row[at]
+        begins = runs(rows)
+        fits = self.room(rows[begins], p.freed.at(at).by(begins)) > 0
+        return at[np.repeat(fits, np.diff(np.r_[begins, len(at)]))]
+
+    def room(self, rows: Ints, freed: Freed) -> Ints:
+        """How many of the replicas fit on each of ``rows`` with ``freed`` in addition."""
+        self.work.look(len(rows))
+        return room_with(self.cluster, self.need, rows, freed)
+
+    def _best_set(self, at: Ints) -> Clearing | None:
+        p = self.pool.pieces
+        rows = p.row[at]
+        first = np.searchsorted(rows, rows)
+        fitting = np.flatnonzero(self.room(rows, p.freed.at(at).running(first)) > 0)
+        ends = fitting[runs(rows[fitting])]  # the first fitting prefix of each node
+        sizes = p.size[at].cumsum()
+        cost = sizes[ends] - sizes[first[ends]] + p.size[at[first[ends]]]
+        order = np.lexsort((p.priority[at[ends]], -p.over[at[ends]], cost))[: self.most_nodes]
+        best: tuple[tuple[int, float, int, int, float], Clearing] | None = None
+        for end in ends[order].tolist():
+            row = int(rows[end])
+            found = self._thinned(row, at[first[end] : np.searchsorted(rows, row, side="right")].tolist())
+            if found and (best is None or self._cost(found) < best[0]):
+                slots = tuple(slot for group in self.pool.slots_of(found) for slot in group)
+                best = (self._cost(found), Clearing(slots, row))
+        return None if best is None else best[1]
+
+    def _thinned(self, row: int, candidates: list[int]) -> list[int]:
+        chosen: list[int] = []
+        for piece in candidates:
+            if not self.refused(self.pool.slots_of([*chosen, piece])):
+                chosen.append(piece)
+                if self._enough(row, chosen):
+                    break
+        else:
+            return []
+        for piece in reversed(chosen.copy()):  # the most important are given back first
+            rest = [other for other in chosen if other != piece]
+            if self._enough(row, rest):
+                chosen = rest
+        return chosen
+
+    def _enough(self, row: int, chosen: list[int]) -> bool:
+        slots = [slot for group in self.pool.slots_of(chosen) for slot in group]
+        slots = [slot for slot in slots if self.pool.holders.row[slot] == row]
+        return bool(slots) and bool(self.room(np.array([row]), freed_by(self.pool.holders, slots).total())[0])
+
+    def _cost(self, chosen: list[int]) -> tuple[int, float, int, int, float]:
+        p, groups = self.pool.pieces, self.pool.slots_of(chosen)
+        slots = [slot for group in groups for slot in group]
+        weight = int(self.pool.holders.permille[slots].sum())
+        most = int(p.priority[chosen].max())
+        return len(slots), -float(p.over[chosen].min()), most, weight, -float(p.newness[chosen].min())
