@@ -1,0 +1,293 @@
+"""The rules that may stand in the way of a waiting replica, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from gpupool.domain.units import WHOLE_GPU, format_duration, format_permille
+from gpupool.scheduling.feasible import lacking, no_such_model, present_models
+from gpupool.scheduling.ledger import Bound
+from gpupool.scheduling.placement import EMPTY, Relax, fitting_rows, usable_slots
+from gpupool.scheduling.queue import Demand
+from gpupool.scheduling.session import Session
+from gpupool.scheduling.values import Held, HoldKind, PendingReplica
+from gpupool.scheduling.words import pools_text, what
+
+Numbers = dict[str, float | int | str]
+
+
+class WaitCode(StrEnum):
+    """Why a replica waits."""
+
+    NO_SUCH_MODEL = "NO_SUCH_MODEL"
+    TOO_LARGE = "TOO_LARGE"
+    DEPENDENCY = "DEPENDENCY"
+    SUSPENDED = "SUSPENDED"
+    PARALLELISM = "PARALLELISM"
+    WINDOW = "WINDOW"
+    BACK_OFF = "BACK_OFF"
+    PROJECT_QUOTA = "PROJECT_QUOTA"
+    PROJECT_LIMIT = "PROJECT_LIMIT"
+    USER_LIMIT = "USER_LIMIT"
+    STARTING_SOON = "STARTING_SOON"
+    RESERVED_FOR_OTHERS = "RESERVED_FOR_OTHERS"
+    CPU_OR_MEMORY = "CPU_OR_MEMORY"
+    NODE_CORDONED = "NODE_CORDONED"
+    GPU_IN_USE_BY_OTHERS = "GPU_IN_USE_BY_OTHERS"
+    GPU_UNHEALTHY = "GPU_UNHEALTHY"
+    OTHER_SHARING_MODE = "OTHER_SHARING_MODE"
+    OTHER_NODE_POOL = "OTHER_NODE_POOL"
+    WAITING_FOR_GPU = "WAITING_FOR_GPU"
+    NOT_WAITING = "NOT_WAITING"  # it runs, or has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that stands in the way, in words and numbers, and what would take it out of the way."""
+
+    code: WaitCode
+    sentence: str
+    numbers: Numbers = field(default_factory=dict)
+    would_help: tuple[str, ...] = ()
+
+
+class Case:
+    """One replica before the rules."""
+
+    def __init__(self, session: Session, replica: PendingReplica) -> None:
+        self.session, self.replica = session, replica
+        self.placer, self.cluster = session.placer, session.cluster
+        self.shape = session.demand.shape_of(replica)
+        self.account = session.demand.account_of(replica)
+        self.need = self.placer.least_permille(self.shape)
+        self.ghost = session.ghosts.get(replica.key)
+        self.ahead, self.ahead_total = _ahead(session.demand, replica)
+
+    def fits_if(self, relax: Relax) -> int:
+        """On how many nodes it would fit with some rules left out."""
+        return len(fitting_rows(self.cluster, self.shape, relax))
+
+
+def _ahead(demand: Demand, replica: PendingReplica) -> tuple[int, int]:
+    """How many are ahead in its project (higher priority, or older), and with those older in other projects."""
+    own = demand.group_of(replica.key)
+    if own is None:
+        return 0, 0
+    queued_at, arrival = demand.arrival_of(replica.key)
+    in_project = elsewhere = 0
+    for group in demand.groups():
+        if group.entries[0][0] > queued_at:
+            older = 0
+        elif group.entries[-1][0] < queued_at:
+            older = len(group.entries)
+        else:
+            older = group.count_before(queued_at, arrival)
+        if group.account.project != own.account.project:
+            elsewhere += older
+        elif group.priority > own.priority:
+            in_project += len(group.entries)
+        elif group.priority == own.priority:
+            in_project += older
+    return in_project, in_project + elsewhere
+
+
+# --- the rules, in order
+
+
+def _model(case: Case) -> Finding | None:
+    if not no_such_model(case.placer, case.shape):
+        return None
+    wanted, models = " or ".join(case.replica.request.models), sorted(present_models(case.placer))
+    sentence = f"no node has a GPU of model {wanted}; the pool has {', '.join(models) or 'no GPUs'}"
+    return Finding(WaitCode.NO_SUCH_MODEL, sentence, {"models": ", ".join(models)}, ("ask for a model the pool has",))
+
+
+def _size(case: Case) -> Finding | None:
+    if case.fits_if(EMPTY):
+        return None
+    reason = lacking(case.placer, case.shape)
+    sentence = f"needs {what(case.shape)}, more than any node has: {reason[0].lower()}{reason[1:].rstrip('.')}"
+    return Finding(WaitCode.TOO_LARGE, sentence, {"need_permille": case.need}, ("ask for less", "add a larger node"))
+
+
+_HELD = {
+    Held.DEPENDENCY: WaitCode.DEPENDENCY,
+    Held.SUSPENDED: WaitCode.SUSPENDED,
+    Held.WINDOW: WaitCode.WINDOW,
+    Held.PARALLELISM: WaitCode.PARALLELISM,
+}
+_HELD_SENTENCES = {
+    Held.DEPENDENCY: "waits for other work to end",
+    Held.SUSPENDED: "is suspended",
+    Held.WINDOW: "waits for its time window to open",
+    Held.PARALLELISM: "waits for other replicas of its workload: as many as it allows at once run",
+}
+
+
+def _held(case: Case) -> Finding | None:
+    held = case.replica.held
+    if held is None:
+        return None
+    help_ = ("resume it",) if held is Held.SUSPENDED else ()
+    return Finding(_HELD[held], case.replica.held_note or _HELD_SENTENCES[held], {}, help_)
+
+
+def _back_off(case: Case) -> Finding | None:
+    left = case.replica.not_before - case.session.now
+    if left <= 0:
+        return None
+    return Finding(WaitCode.BACK_OFF, f"is tried again in {format_duration(left)}", {"seconds": left})
+
+
+_BOUND_CODES: Mapping[Bound, WaitCode] = {
+    Bound.PROJECT_QUOTA: WaitCode.PROJECT_QUOTA,
+    Bound.PROJECT_LIMIT: WaitCode.PROJECT_LIMIT,
+    Bound.USER_IN_PROJECT: WaitCode.USER_LIMIT,
+    Bound.USER: WaitCode.USER_LIMIT,
+}
+
+
+def _bounds(case: Case) -> Finding | None:
+    if case.ghost is not None:
+        return None  # its own hold is counted already
+    replica = case.replica
+    for bound, value, left in case.session.ledger.rooms(case.account):
+        if case.need > left:
+            whose = replica.project if bound in {Bound.PROJECT_QUOTA, Bound.PROJECT_LIMIT} else replica.user
+            used = value - left
+            sentence = (
+                f"needs {what(case.shape)}; the {bound} {whose} is {format_permille(value)} GPU, "
+                f"{format_permille(used)} in use"
+            )
+            numbers: Numbers = {"need_permille": case.need, "bound_permille": value, "used_permille": used}
+            helps = [f"wait until {whose} frees {format_permille(case.need - left)} GPU"]
+            if bound is Bound.PROJECT_QUOTA:
+                helps.append("submit it as preemptible training, which may exceed the quota")
+            return Finding(_BOUND_CODES[bound], sentence, numbers, tuple(helps))
+    return None
+
+
+def _soon(case: Case) -> Finding | None:
+    if case.ghost is not None and case.ghost.hold.kind is HoldKind.NOMINATED:
+        node = case.ghost.hold.node
+        return Finding(WaitCode.STARTING_SOON, f"starts on {node} as soon as work there has ended", {"node": node})
+    if case.ghost is None and case.placer.fits_anywhere(case.shape):
+        return Finding(WaitCode.STARTING_SOON, f"fits now; {_behind(case)}", {"ahead": case.ahead})
+    return None
+
+
+def _reserved(case: Case) -> Finding | None:
+    others = [ghost for key, ghost in case.session.ghosts.items() if key != case.replica.key]
+    if not others or case.ghost is not None:
+        return None
+    mark = case.session.log.checkpoint()
+    for ghost in others:
+        case.cluster.discharge(ghost.claim)
+    fits = case.placer.fits_anywhere(case.shape)
+    case.session.log.rollback(mark)
+    if not fits:
+        return None
+    helps = ("give it a time limit: short work may run in reserved space",) if case.replica.max_time_s is None else ()
+    sentence = f"needs {what(case.shape)}; what is free is kept for work that has waited longer or is owed it"
+    return Finding(WaitCode.RESERVED_FOR_OTHERS, sentence, {"reservations": len(others)}, helps)
+
+
+def _host(case: Case) -> Finding | None:
+    if not case.fits_if(Relax(host=True)):
+        return None
+    c = case.cluster
+    cpus, memory = int(c.cpu_free[c.up].max(initial=0)) / 1000, int(c.mem_free[c.up].max(initial=0))
+    sentence = f"needs {what(case.shape)}; a GPU is free, but no node has the CPUs and memory beside it"
+    numbers: Numbers = {"most_cpus_free": cpus, "most_memory_free_mib": memory}
+    return Finding(WaitCode.CPU_OR_MEMORY, sentence, numbers, ("ask for fewer CPUs or less memory",))
+
+
+def _pool(case: Case) -> Finding | None:
+    pools = case.shape.pools
+    nodes = case.fits_if(Relax(pools=True)) if pools else 0
+    if not nodes:
+        return None
+    because = f"work of {case.replica.project} runs on nodes of {pools_text(pools)} only, and it is free on others"
+    helps = ("wait for a node of its pools", "ask an administrator to add a pool to the project")
+    return Finding(
+        WaitCode.OTHER_NODE_POOL,
+        f"needs {what(case.shape)}; {because}",
+        {"nodes": nodes, "pools": ", ".join(pools)},
+        helps,
+    )
+
+
+def _relaxed(code: WaitCode, relax: Relax, because: str, helps: str) -> Callable[[Case], Finding | None]:
+    def rule(case: Case) -> Finding | None:
+        nodes = case.fits_if(relax)
+        if not nodes:
+            return None
+        return Finding(code, f"needs {what(case.shape)}; {because}", {"nodes": nodes}, (helps,))
+
+    return rule
+
+
+def _waiting(case: Case) -> Finding:
+    free = _most_free(case)
+    unit = "free" if case.shape.request.count == 1 else "free at most on one node"
+    sentence = f"needs {what(case.shape)}; {format_permille(free)} {unit}; {_behind(case)}"
+    numbers: Numbers = {"need_permille": case.need, "free_permille": free, "ahead": case.ahead}
+    if case.ghost is not None:
+        sentence += f"; the next space on {case.ghost.hold.node} is kept for it"
+    helps = [] if case.shape.request.permille == 1 else ["ask for a smaller share of a GPU"]
+    if case.shape.request.count > 1:
+        helps = ["ask for fewer GPUs"]
+    if case.replica.request.models:
+        helps.append("accept other models")
+    return Finding(WaitCode.WAITING_FOR_GPU, sentence, numbers, tuple(helps))
+
+
+def _behind(case: Case) -> str:
+    return f"{case.ahead} ahead of you in {case.replica.project}"
+
+
+def _most_free(case: Case) -> int:
+    """Thousandths free on the best GPU that could serve it; for several GPUs, on as many of the best node's."""
+    c, shape = case.cluster, case.shape
+    rows = np.flatnonzero(c.present & c.up)
+    usable, _ = usable_slots(c, shape, rows, case.placer.accepted(shape), None, Relax(use=True))
+    free = np.where(usable, np.clip(c.gpu_free[rows], 0, WHOLE_GPU), 0)
+    if shape.whole:
+        free = np.where(free == WHOLE_GPU, free, 0) if shape.request.count > 1 else free
+    best = np.sort(free, axis=1)[:, ::-1][:, : shape.request.count].sum(axis=1)
+    return int(best.max(initial=0))
+
+
+RULES: tuple[Callable[[Case], Finding | None], ...] = (
+    _model,
+    _size,
+    _held,
+    _back_off,
+    _bounds,
+    _soon,
+    _reserved,
+    _host,
+    _pool,
+    _relaxed(
+        WaitCode.NODE_CORDONED, Relax(state=True), "it is free on a node that takes no work now", "uncordon the node"
+    ),
+    _relaxed(
+        WaitCode.GPU_IN_USE_BY_OTHERS,
+        Relax(foreign=True),
+        "it would be free, but for processes that the pool did not start",
+        "end those processes",
+    ),
+    _relaxed(WaitCode.GPU_UNHEALTHY, Relax(health=True), "the GPU that is free has failed", "repair the GPU"),
+    _relaxed(
+        WaitCode.OTHER_SHARING_MODE,
+        Relax(mode=True),
+        "it is free on a GPU whose parts are shared in another mode, or by MPS with another user: "
+        "one GPU has one mode at a time",
+        "leave the sharing mode to the pool, or wait until the others there have ended",
+    ),
+    _waiting,
+)
