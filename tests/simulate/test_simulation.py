@@ -27,7 +27,7 @@ def test_one_gpu_serves_one_after_the_other() -> None:
     assert waits(record) == [0, 90, 130]
     assert record.ended_s == 180
     shown = summary(record)
-    assert shown["wait_s"] == {"mean": 73.333, "p50": 90, "p99": 129.2, "max": 130}
+    assert shown["wait_s"] == {"mean": 73.333, "p50": 90, "p90": 122, "p99": 129.2, "max": 130}
     assert (shown["finished"], shown["starts"], shown["gpu_hours"]) == (3, 3, 0.05)
     assert shown["allocated"] == 1.0
 
@@ -44,11 +44,17 @@ def test_halves_of_a_gpu_run_side_by_side() -> None:
     assert sorted(fate.wait_s or 0 for fate in record.fates) == [0, 0, 60]
 
 
-def test_a_job_larger_than_a_node_has_started_when_its_last_replica_has() -> None:
+def test_a_job_larger_than_a_node_is_a_gang_that_starts_at_once_on_several() -> None:
     record = Simulation([job(0, 100, 2), job(1, 50, 4)], parse_cluster("2x2xA100")).run()
     assert record.fates[1].replicas == 2
-    assert waits(record) == [0, 50]  # its second follows the first, on the node that is free sooner
+    assert waits(record) == [0, 99]
     assert record.fates[1].finished == 2
+
+
+def test_what_does_not_divide_into_equal_parts_starts_one_by_one() -> None:
+    record = Simulation([job(0, 100, 2), job(1, 50, 3)], parse_cluster("2x2xA100")).run()
+    assert [fate.replicas for fate in record.fates] == [1, 2]
+    assert waits(record) == [0, 50]  # the rest follows, on the node that is free sooner
 
 
 def test_work_that_no_node_can_ever_serve_is_told_and_does_not_wait() -> None:
@@ -74,6 +80,25 @@ def test_an_owner_takes_its_gpu_back_after_the_grace_and_the_victim_begins_anew(
     assert (victim.wait_s, victim.finished) == (0, 1)
     assert record.ended_s == 160 + 1000
     assert summary(record)["projects"]["borrower"]["preemptions"] == 1
+
+
+def _evicted(rules: Rules) -> Record:
+    jobs = [job(0, 1000, project="borrower"), job(100, 50, project="owner")]
+    return Simulation(jobs, ONE_GPU, [Project("borrower", 0), Project("owner", 1000)], rules).run()
+
+
+def test_work_that_saves_itself_goes_on_where_it_was() -> None:
+    record = _evicted(Rules(grace_s=10, checkpoint_s=0, restart_s=5))
+    victim = record.fates[0]
+    assert victim.wasted_permille_s == 5 * 1000
+    assert (victim.ended_s, victim.delay_s) == (160 + 5 + 890, 55)
+
+
+def test_work_that_saves_itself_now_and_then_loses_what_came_after() -> None:
+    record = _evicted(Rules(grace_s=10, checkpoint_s=60, restart_s=0))
+    victim = record.fates[0]
+    assert victim.wasted_permille_s == 50 * 1000
+    assert victim.ended_s == 160 + 940
 
 
 def test_nobody_is_evicted_before_a_minute_and_the_clock_wakes_the_scheduler_for_it() -> None:

@@ -153,5 +153,6 @@ def test_inflating_keeps_every_job_and_is_the_same_for_a_seed() -> None:
 
 
 def test_what_is_too_large_for_a_node_is_split() -> None:
-    assert [part.count for part in split(GpuRequest(20), 8)] == [8, 8, 4]
+    assert [part.count for part in split(GpuRequest(19), 8)] == [8, 8, 3]
     assert split(GpuRequest(8), 8) == (GpuRequest(8),)
+    assert split(GpuRequest(12), 8) == (GpuRequest(6), GpuRequest(6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -9,11 +10,12 @@ from heapq import heappop, heappush
 
 from gpupool.domain.access import Project
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import GpuRequest, Node
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.scheduler import LeaseReleased, NodeChanged, PendingAdded, ProjectChanged, Scheduler
 from gpupool.scheduling.values import Eviction, Grant, PendingReplica, ReplicaKey, Settings
-from gpupool.simulate.load import capacity_of, split
+from gpupool.simulate.load import capacity_of, permille_of, split
 from gpupool.simulate.stranded import stranded_permille, usual_kinds
 from gpupool.simulate.values import Fate, Job, Record, Rules, Sample
 
@@ -30,11 +32,12 @@ class _What(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A replica that runs: which of its starts this is, since when, and on how much."""
+    """A replica that runs: which of its starts this is, since when, on how much, and how long it needs to begin."""
 
     number: int
     since: float
     permille: int
+    overhead_s: float = 0.0
     leaving: bool = False
 
 
@@ -54,8 +57,9 @@ class Simulation:
         self.scheduler = Scheduler(settings)
         self.scheduler.apply_all(NodeChanged(node) for node in nodes)
         named = {project.name: project for project in projects}
-        for name in dict.fromkeys([*(job.project for job in jobs), *named]):
-            self.scheduler.apply(ProjectChanged(named.get(name, Project(name))))
+        names = dict.fromkeys([*(job.project for job in jobs), *named])
+        self._projects = tuple(named.get(name, Project(name)) for name in names)
+        self.scheduler.apply_all(ProjectChanged(project) for project in self._projects)
         self._most = max(len(node.report.gpus) for node in nodes)
         self._capacity = capacity_of(nodes)
         self._kinds = usual_kinds(jobs)
@@ -70,6 +74,9 @@ class Simulation:
         self._running: dict[ReplicaKey, _Run] = {}
         self._asked: dict[ReplicaKey, PendingReplica] = {}
         self._samples: list[Sample] = []
+        self._done: dict[ReplicaKey, float] = {}  # seconds of the work of those evicted that need not be done again
+        self._held: Counter[str] = Counter()  # project -> thousandths
+        self._queued: Counter[str] = Counter()
 
     def run(self, progress: Progress | None = None) -> Record:
         """Until nothing is left that could happen; ``progress`` is told now and then."""
@@ -109,7 +116,9 @@ class Simulation:
 
     def _sample(self, at_s: float) -> Sample:
         stranded = stranded_permille(self.scheduler.cluster, self._kinds)
-        return Sample(at_s, self._allocated, stranded, len(self._waiting))
+        held = {name: held for name, held in self._held.items() if held}
+        asked = {name: asked for name, asked in (self._held + self._queued).items() if asked}
+        return Sample(at_s, self._allocated, stranded, len(self._waiting), held, asked)
 
     def _at(self, time: float, what: _What, key: ReplicaKey | None = None, number: int = 0) -> None:
         self._order += 1
@@ -126,23 +135,39 @@ class Simulation:
                 self._end(key, run, now, finished=what is _What.FINISHED)
 
     def _end(self, key: ReplicaKey, run: _Run, now: float, *, finished: bool) -> None:
-        fate, spent = self.fates[_number(key)], run.permille * (now - run.since)
+        fate, lasted = self.fates[_number(key)], now - run.since
         del self._running[key]
         self._allocated -= run.permille
-        fate.used_permille_s += spent
-        self.scheduler.apply(LeaseReleased(key))
+        self._held[fate.job.project] -= run.permille
+        fate.used_permille_s += run.permille * lasted
+        fate.wasted_permille_s += run.permille * min(lasted, run.overhead_s)
+        self.scheduler.apply(LeaseReleased(key, fate.job.duration_s if finished else None))
         if finished:
             fate.finished += 1
+            fate.ended_s = now
             return
         fate.preemptions += 1
-        fate.wasted_permille_s += spent
+        fate.wasted_permille_s += run.permille * self._lost(key, max(0.0, lasted - run.overhead_s))
+        asked = self._asked[key]
+        self._asked[key] = replace(asked, queued_at=now, served_s=asked.served_s + lasted)
         self._wait(self._asked[key], now)
+
+    def _lost(self, key: ReplicaKey, worked_s: float) -> float:
+        """Seconds of work that an evicted replica has to do again; what it need not is noted."""
+        every = self.rules.checkpoint_s
+        if every is None:
+            return worked_s
+        before = self._done.get(key, 0.0)
+        done = before + worked_s
+        self._done[key] = done if not every else max(before, done // every * every)
+        return done - self._done[key]
 
     def _submit(self, number: int) -> None:
         fate = self.fates[number]
         parts = split(fate.job.request, self._most)
         fate.replicas = len(parts)
-        waiting = [_replica(fate.job, number, index, part) for index, part in enumerate(parts)]
+        gang = Gang(len(parts), len(parts)) if len(set(parts)) == 1 < len(parts) else None
+        waiting = [_replica(fate.job, number, index, part, gang) for index, part in enumerate(parts)]
         fate.impossible = next(filter(None, map(self._why_impossible, waiting)), "")
         for replica in () if fate.impossible else waiting:
             self._asked[replica.key] = replica
@@ -150,6 +175,7 @@ class Simulation:
 
     def _wait(self, replica: PendingReplica, now: float) -> None:
         self._waiting[replica.key] = replica
+        self._queued[replica.project] += permille_of(replica.request)
         self.scheduler.apply(PendingAdded(replica, now))
 
     def _why_impossible(self, replica: PendingReplica) -> str:
@@ -179,12 +205,16 @@ class Simulation:
     def _start(self, grant: Grant, now: float) -> None:
         key, permille = grant.key, sum(share.permille for share in grant.shares)
         fate = self.fates[_number(key)]
-        del self._waiting[key]
+        replica = self._waiting.pop(key)
         self._starts += 1
         self._allocated += permille
-        self._running[key] = _Run(self._starts, now, permille)
+        self._queued[replica.project] -= permille_of(replica.request)
+        self._held[replica.project] += permille
+        again = key in self._done
+        run = self._running[key] = _Run(self._starts, now, permille, self.rules.restart_s if again else 0.0)
         fate.starts.setdefault(key[1], now)
-        self._at(now + fate.job.duration_s, _What.FINISHED, key, self._starts)
+        left = fate.job.duration_s - self._done.get(key, 0.0)
+        self._at(now + run.overhead_s + left, _What.FINISHED, key, self._starts)
 
     def _evict(self, eviction: Eviction, now: float) -> None:
         run = self._running[eviction.key]
@@ -207,6 +237,7 @@ class Simulation:
             ended_s=self._now,
             decisions=self._decisions,
             starts=self._starts,
+            projects=self._projects,
         )
 
 
@@ -215,7 +246,7 @@ def _number(key: ReplicaKey) -> int:
     return int(key[0])
 
 
-def _replica(job: Job, number: int, index: int, part: GpuRequest) -> PendingReplica:
+def _replica(job: Job, number: int, index: int, part: GpuRequest, gang: Gang | None) -> PendingReplica:
     """A replica with its part of the job's processors and memory."""
     return PendingReplica(
         workload=WorkloadId(str(number)),
@@ -227,4 +258,5 @@ def _replica(job: Job, number: int, index: int, part: GpuRequest) -> PendingRepl
         preemptible=job.preemptible,
         cpus=job.cpus * part.count / job.request.count,
         memory_mib=job.memory_mib * part.count // job.request.count,
+        gang=gang,
     )

@@ -57,8 +57,14 @@ def inflated(jobs: Sequence[Job], capacity_permille: int, load: float, seed: int
 
 
 def split(request: GpuRequest, most: int) -> tuple[GpuRequest, ...]:
-    """A request as one for each node that it needs when no node has more than ``most`` GPUs."""
-    full, rest = divmod(request.count, most)
+    """A request as one for each node that it needs when no node has more than ``most`` GPUs.
+
+    Equal ones where that divides it; else full ones and a rest.
+    """
     if request.count <= most:
         return (request,)
-    return (replace(request, count=most),) * full + ((replace(request, count=rest),) if rest else ())
+    nodes = -(-request.count // most)
+    if request.count % nodes == 0:
+        return (replace(request, count=request.count // nodes),) * nodes
+    full, rest = divmod(request.count, most)
+    return (replace(request, count=most),) * full + (replace(request, count=rest),)

@@ -38,10 +38,19 @@ def summary(record: Record) -> dict[str, Any]:
 
 
 def waits(fates: Sequence[Fate]) -> dict[str, float]:
-    """Mean, median, 99th percentile and the longest of the waiting times, in seconds; zeros when nobody started."""
-    times = [fate.wait_s for fate in fates if fate.wait_s is not None] or [0.0]
-    p50, p99 = np.percentile(times, [50, 99])
-    spread = {"mean": np.mean(times), "p50": p50, "p99": p99, "max": max(times)}
+    """The waiting times in seconds: mean, percentiles and the longest; zeros when nobody started."""
+    return _spread([fate.wait_s for fate in fates if fate.wait_s is not None])
+
+
+def delays(fates: Sequence[Fate]) -> dict[str, float]:
+    """The same of the seconds by which jobs ended later than alone: waiting, evictions and what they cost."""
+    return _spread([fate.delay_s for fate in fates if fate.delay_s is not None])
+
+
+def _spread(times: Sequence[float]) -> dict[str, float]:
+    found = times or [0.0]
+    p50, p90, p99 = np.percentile(found, [50, 90, 99])
+    spread = {"mean": np.mean(found), "p50": p50, "p90": p90, "p99": p99, "max": max(found)}
     return {name: round(float(value), 3) for name, value in spread.items()}
 
 
@@ -51,6 +60,7 @@ def _group(fates: Sequence[Fate]) -> dict[str, Any]:
         "finished": sum(fate.finished == fate.replicas for fate in fates),
         "left_waiting": sum(fate.started_s is None and not fate.impossible for fate in fates),
         "wait_s": waits(fates),
+        "delay_s": delays(fates),
         "gpu_hours": round(sum(fate.used_permille_s for fate in fates) / _HOUR_PERMILLE_S, 3),
         "preemptions": sum(fate.preemptions for fate in fates),
         "wasted_gpu_hours": round(sum(fate.wasted_permille_s for fate in fates) / _HOUR_PERMILLE_S, 3),

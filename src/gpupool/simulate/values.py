@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpupool.domain.access import Project
 from gpupool.domain.gpu import GpuRequest
 
 
@@ -33,31 +35,44 @@ class Trace:
 class Rules:
     """How the simulated pool behaves: an evicted replica holds its GPUs for ``grace_s`` more.
 
-    ``samples`` is how often, evenly between the first submission and the last, the cluster is looked at.
+    ``checkpoint_s``: evicted work has saved what it had done after each so many seconds of running (0: it loses
+    nothing), and goes on from there, ``restart_s`` after it starts again; None: it begins anew. ``samples`` is how
+    often, evenly between the first submission and the last, the cluster is looked at.
     """
 
     grace_s: float = 10.0
     samples: int = 100
+    checkpoint_s: float | None = None
+    restart_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster at a moment: GPU thousandths that are allocated, and those free ones that are stranded."""
+    """The cluster at a moment: GPU thousandths that are allocated, and those free ones that are stranded.
+
+    ``held`` and ``asked`` are thousandths by project: what runs, and what waits as well.
+    """
 
     at_s: float
     allocated_permille: int
     stranded_permille: float
     waiting: int
+    held: Mapping[str, int]
+    asked: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class Fate:
-    """What became of a job: ``started_s`` is when the last of its replicas first started."""
+    """What became of a job: ``started_s`` is when the last of its replicas first started.
+
+    ``wasted_permille_s`` is what was run in vain: lost by evictions, or spent on starting again.
+    """
 
     job: Job
     replicas: int = 1
     starts: dict[int, float] = field(default_factory=dict)
     finished: int = 0
+    ended_s: float | None = None
     impossible: str = ""
     preemptions: int = 0
     wasted_permille_s: float = 0.0
@@ -73,6 +88,13 @@ class Fate:
         """From submission until it had started as a whole; None if it never did."""
         started = self.started_s
         return None if started is None else started - self.job.submitted_s
+
+    @property
+    def delay_s(self) -> float | None:
+        """By how much it ended later than it would have alone, whatever the reason; None if it did not end."""
+        if self.ended_s is None or self.finished < self.replicas:
+            return None
+        return max(0.0, self.ended_s - self.job.submitted_s - self.job.duration_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +112,4 @@ class Record:
     ended_s: float
     decisions: int
     starts: int
+    projects: tuple[Project, ...] = ()
