@@ -20,14 +20,16 @@ from gpupool.scheduling.values import Eviction, EvictionKind, HoldKind, PendingR
 def may_slip(session: Session, shape: Shape) -> bool:
     """Whether somebody of a shape might be let into reserved space."""
     demand = session.demand
-    bounded = demand.timed[shape] > 0 or (bool(demand.run_times) and demand.restartable[shape] > 0)
-    return bounded and session.backfills_left > 0 and bool(_reserved_after(session, session.now))
+    bounded = demand.timed[shape] > 0 or (demand.restartable[shape] > 0 and demand.ordering.past.known)
+    return session.backfills_left > 0 and bounded and bool(_reserved_after(session, session.now))
 
 
 def under_reservations(session: Session, group: Group, replica: PendingReplica) -> Placed:
     """Places in reserved space, charged, for work that is sure or likely to end before the reservation begins."""
-    run_s = _run_s(session, replica)
-    if run_s is None or session.backfills_left <= 0:
+    if not session.ghosts or session.backfills_left <= 0:
+        return []
+    run_s = _run_s(session, group, replica)
+    if run_s is None:
         return []
     lifted = _reserved_after(session, session.now + run_s)
     if replica.max_time_s is None or replica.max_time_s > run_s:  # told apart later by who was there first
@@ -42,9 +44,11 @@ def under_reservations(session: Session, group: Group, replica: PendingReplica) 
     return placed
 
 
-def _run_s(session: Session, replica: PendingReplica) -> float | None:
+def _run_s(session: Session, group: Group, replica: PendingReplica) -> float | None:
     """How long it will run: at most its time limit; work that may be evicted as long as most of its kind."""
-    likely = session.demand.run_times.get((replica.project, replica.user)) if replica.preemptible else None
+    likely = None
+    if replica.preemptible:
+        likely = _likely_s(session, replica.project, replica.user, session.placer.least_permille(group.shape))
     return min((s for s in (replica.max_time_s, likely) if s is not None), default=None)
 
 
@@ -89,9 +93,18 @@ def _overran(session: Session, key: ReplicaKey) -> bool:
 
 def foreseen_end(session: Session, running: RunningReplica) -> float | None:
     """When a run should be over: by its time limit, or when most of the past runs of its kind were."""
-    usual = session.demand.run_times.get((running.lease.project, running.lease.user))
-    likely = None if usual is None or not running.preemptible else running.started_at + usual
+    lease, likely = running.lease, None
+    if running.preemptible:
+        usual = _likely_s(session, lease.project, lease.user, lease.permille)
+        likely = None if usual is None else running.started_at + usual
     return min((end for end in (running.expected_end, likely) if end is not None), default=None)
+
+
+def _likely_s(session: Session, project: str, user: str, permille: int) -> float | None:
+    kind = (project, user, permille)
+    if kind not in session.likely_s:
+        session.likely_s[kind] = session.demand.ordering.past.likely_s(*kind)
+    return session.likely_s[kind]
 
 
 def _free_without(session: Session, ghosts: list[Ghost], late: list[ReplicaKey]) -> bool:

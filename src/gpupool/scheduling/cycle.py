@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpupool.scheduling.allocate import allocate, settle_holds
 from gpupool.scheduling.backfill import end_overruns
 from gpupool.scheduling.consolidate import consolidate
+from gpupool.scheduling.gang import evict_stale, evict_whole_gangs
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.reclaim import make_room
@@ -37,6 +38,8 @@ def decide(
         if not more:
             make_room(session)
             consolidate(session)
+        evict_stale(session)
+        evict_whole_gangs(session)
         return _decisions(session, more=more)
     finally:
         session.close()
@@ -55,7 +58,7 @@ def _decisions(session: Session, *, more: bool) -> Decisions:
 
 def _wake_at(session: Session) -> float | None:
     """The next end of a back-off, or the next moment somebody may be evicted or reserve, while work waits."""
-    times = [session.demand.next_wake()]
+    times: list[float | None] = [session.demand.next_wake(), *session.alarms]
     if len(session.gone) < len(session.demand.pending):
         times += session.later
     return min((t for t in times if t is not None and t > session.now), default=None)

@@ -8,7 +8,7 @@ member by member, so that each gets the GPUs that suit it best.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.topology import ALONE, domains
-from gpupool.scheduling.values import PendingReplica
+from gpupool.scheduling.values import Eviction, EvictionKind, PendingReplica, ReplicaKey
 
 Placed = list[tuple[PendingReplica, Claim]]
 
@@ -48,6 +48,47 @@ def others_of(session: Session, group: Group, replica: PendingReplica, placed: P
     near = [claim for _, claim in placed]
     claims = place(session, others, group.shape, group.account, 1, near=near) or []
     return list(zip(others, claims, strict=False))
+
+
+def evict_whole_gangs(session: Session) -> None:
+    """Where evictions of this cycle leave fewer than the least of a gang, the rest of it goes as well."""
+    hit: dict[WorkloadId, Eviction] = {}
+    for eviction in session.evictions:
+        hit.setdefault(eviction.workload, eviction)
+    for workload, first in hit.items():
+        members = session.demand.gangs.get(workload)
+        if members is None:
+            continue
+        rest = members.running - session.leaving
+        if len(rest) < members.gang.least:
+            _evict_all(session, rest, first)
+
+
+def evict_stale(session: Session) -> None:
+    """Send gangs back to the queue of which too few members have been running for too long, with nobody to join."""
+    for workload, since in sorted(session.demand.gangs.short.items()):
+        members = session.demand.gangs.get(workload)
+        if members is None:
+            continue
+        rest = members.running - session.leaving
+        coming = {key for key in session.ghosts if key[0] == workload}
+        coming |= {replica.key for replica, _, _ in session.placed if replica.workload == workload}
+        if not rest or len(rest) + len(coming) >= members.gang.least:
+            continue
+        due = since + session.settings.stale_gang_s
+        if due > session.now:
+            session.alarms.append(due)
+            continue
+        ran, least = len(rest), members.gang.least
+        reason = f"Only {ran} of at least {least} members of its gang run, and there was no place for the others."
+        first = min(rest)
+        _evict_all(session, rest, Eviction(*first, *first, EvictionKind.STALE_GANG, reason))
+
+
+def _evict_all(session: Session, members: set[ReplicaKey], like: Eviction) -> None:
+    for key in sorted(members):
+        session.leaving.add(key)
+        session.evictions.append(replace(like, workload=key[0], index=key[1]))
 
 
 class Refusals:

@@ -47,10 +47,12 @@ class Session:
         self.placed: list[tuple[PendingReplica, Claim, Account]] = []
         self.evictions: list[Eviction] = []
         self.backfills_left = settings.max_backfills
+        self.likely_s: dict[tuple[str, str, int], float | None] = {}  # see ``backfill``
         self.slot_ends: npt.NDArray[np.float64] | None = None  # see ``reserve.slot_ends``
         self._stirred: set[int] = set()  # projects whose use is not what it was
         self.exhausted = False  # the bound on looks for victims was reached
-        self.later: list[float] = []  # moments at which time alone may change the answer
+        self.later: list[float] = []  # moments at which time alone may change the answer for those who wait
+        self.alarms: list[float] = []  # and for those who run
 
     def close(self) -> None:
         """Take everything back."""
