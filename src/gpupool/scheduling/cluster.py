@@ -80,6 +80,7 @@ class ClusterState:
         self.nodes: list[Node | None] = []
         self.gpus: list[tuple[Gpu, ...]] = []
         self.links: list[bytes] = []
+        self._slots: list[dict[str, int]] = []  # per row, the slot of each GPU by its UUID
         self.models: list[str] = [""]
         self.holdings: dict[ReplicaKey, Holding] = {}
         self.claims: dict[ReplicaKey, Claim] = {}
@@ -128,6 +129,7 @@ class ClusterState:
         row = self._new_row(node.name) if row is None else row
         self.nodes[row] = node
         self.gpus[row] = tuple(sorted(node.report.gpus, key=lambda gpu: gpu.index))
+        self._slots[row] = {gpu.uuid: slot for slot, gpu in enumerate(self.gpus[row])}
         self.generation += 1
         self._fill_row(row, node)
         self._charge_row(row, node.name)
@@ -165,7 +167,7 @@ class ClusterState:
             return
         if len(self.log):
             raise RuntimeError("nodes cannot change while the undo log is open")
-        self.nodes[row], self.gpus[row], self.links[row] = None, (), b""
+        self.nodes[row], self.gpus[row], self.links[row], self._slots[row] = None, (), b"", {}
         self.generation += 1
         self.present[row] = self.up[row] = False
         for grid in (self.model, self.gpu_free, self.gmem_free, self.gmem_total, self.guests):
@@ -186,6 +188,7 @@ class ClusterState:
             self.nodes.append(None)
             self.gpus.append(())
             self.links.append(b"")
+            self._slots.append({})
             if row >= len(self.present):
                 self._resize(max(8, 2 * row), self.slots)
         self.rows[name] = row
@@ -254,7 +257,7 @@ class ClusterState:
         """A holding in numbers; shares of GPUs that are not there (any more) weigh nothing."""
         row = self.rows.get(held.node, _NO_NODE)
         gpu, gmem = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int64)
-        slot_of = {g.uuid: slot for slot, g in enumerate(self.gpus[row])} if row != _NO_NODE else {}
+        slot_of = self._slots[row] if row != _NO_NODE else {}
         for share in held.shares:
             slot = slot_of.get(share.gpu_uuid)
             if slot is not None:
@@ -280,24 +283,35 @@ class ClusterState:
         self.holdings[key], self.claims[key] = held, claim
         self.claims_changed.add(key)
         self._on_node.setdefault(held.node, set()).add(key)
-        self.charge(claim)
-        self.log.commit()
+        self._count(claim, -1)
 
     def free(self, key: ReplicaKey) -> None:
         """Stop counting what a replica held; unknown ones are ignored."""
         held = self.holdings.pop(key, None)
         if held is None:
             return
-        self.discharge(self.claims.pop(key))
+        self._count(self.claims.pop(key), 1)
         self.claims_changed.discard(key)
         self._on_node[held.node].discard(key)
         if not self._on_node[held.node]:
             del self._on_node[held.node]
-        self.log.commit()
 
     def on_node(self, name: str) -> frozenset[ReplicaKey]:
         """Who holds something on a node."""
         return frozenset(self._on_node.get(name, ()))
+
+    def _count(self, claim: Claim, sign: int) -> None:
+        """As ``_move``, for good; nothing is being tried."""
+        row = claim.row
+        if row == _NO_NODE:
+            return
+        self.gpu_free[row] += claim.gpu * sign
+        self.gmem_free[row] += claim.gmem * sign
+        if mark_of(claim.mode, claim.user) != NO_MARK:
+            self.guests[row] -= claim.marks() * sign
+        self.cpu_free[row] += claim.cpu_milli * sign
+        self.mem_free[row] += claim.mem_mib * sign
+        self.touch(row)
 
     def charge(self, claim: Claim) -> None:
         """Take a claim off what is free, through the undo log."""
