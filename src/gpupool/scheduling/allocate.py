@@ -14,7 +14,7 @@ from gpupool.scheduling.session import Ghost, Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import HoldKind, PendingReplica, ReplicaKey
 
-_Turn = tuple[bool, float, float, int]  # over quota, part of the quota held, queued at, project
+_Turn = tuple[int, float, float, float, int]  # see ``Shares.order``; queued at, project
 
 
 class Turns:
@@ -30,37 +30,34 @@ class Turns:
         """Of ``projects``, those with shapes ``wanted`` and not (yet) ``dead``; that set may grow on the way."""
         self._session, self._dead, self._wanted = session, dead, wanted
         self._lanes: dict[int, Lane] = {}
-        ledger, even = session.ledger, session.even_share
-        lanes = session.demand.lanes
+        shares, lanes = session.shares, session.demand.lanes
         chosen = [p for p in projects if not dead.issuperset(lanes[p])]
-        self._heap: list[_Turn] = [(*ledger.deprivation(p, 1, even), -inf, p) for p in chosen]
+        self._heap: list[_Turn] = [(*shares.order(p, 1), -inf, p) for p in chosen]
         heapify(self._heap)
 
     def next(self) -> tuple[Group, PendingReplica, Lane] | None:
         """Who is next; the caller grants it or drops its group from the lane, then calls ``again``."""
         while self._heap:
             turn = heappop(self._heap)
-            fresh, first = self._fresh(turn[3])
+            fresh, first = self._fresh(turn[-1])
             if first is None or fresh is None:
                 continue
             if fresh <= turn:
-                return (*first, self._lane(turn[3]))
+                return (*first, self._lane(turn[-1]))
             heappush(self._heap, fresh)
         return None
 
     def again(self, project: int) -> None:
         """The project may have more work."""
-        heappush(self._heap, (False, -inf, -inf, project))
+        heappush(self._heap, (-1, -inf, -inf, -inf, project))
 
     def _fresh(self, project: int) -> tuple[_Turn | None, tuple[Group, PendingReplica] | None]:
         first = self._first(project)
         if first is None:
             return None, None
         group, replica = first
-        key = self._session.ledger.deprivation(
-            project, self._session.placer.least_permille(group.shape) * group.size, self._session.even_share
-        )
-        return (*key, replica.queued_at, project), first
+        need = self._session.placer.least_permille(group.shape) * group.size
+        return (*self._session.shares.order(project, need), replica.queued_at, project), first
 
     def _first(self, project: int) -> tuple[Group, PendingReplica] | None:
         if project not in self._lanes:
@@ -163,8 +160,7 @@ def allocate(session: Session) -> bool:
 
 
 def _within_limit(session: Session, project: int, shape: Shape) -> bool:
-    ledger = session.ledger
-    return bool(ledger.used[project] + session.placer.least_permille(shape) <= ledger.limit[project])
+    return session.ledger.within_limits(project, session.placer.least_permille(shape))
 
 
 def _try(session: Session, group: Group, replica: PendingReplica, dead: set[Shape], refused: Refusals) -> bool:

@@ -32,7 +32,8 @@ _NOBODY: Mapping[int, int] = MappingProxyType({})
 def fill(amount: Floats, pot: Ints, need: Floats, weight: Floats) -> Floats:
     """Each pot's ``amount`` by weight to those who drink from it, nobody above ``need``: the fair levels, exactly.
 
-    ``pot[i]`` is the pot of ``i``. Who has no weight gets nothing.
+    ``pot[i]`` is the pot of ``i``; ``owed`` what ``i`` gets before anything goes by weight; ``recent`` what was held
+    lately on average; ``k`` how much that weighs.
     """
     given = np.zeros(len(need))
     at = np.flatnonzero((need > 0) & (weight > 0))
@@ -62,20 +63,21 @@ def _running(values: Floats, begins: Ints) -> Floats:
 class Level:
     """Those who share at one level, one row each, and what there is to share: ``amount`` of each pot.
 
-    ``pot[i]`` is the pot of ``i``; ``recent`` what was held lately on average; ``k`` how much that weighs.
+    ``pot[i]`` is the pot of ``i``; ``owed`` what ``i`` gets before anything goes by weight; ``recent`` what was held lately on average; ``k`` how much that weighs.
     """
 
     amount: Floats
     pot: Ints
     demand: Floats
     quota: Floats
+    owed: Floats
     weight: Floats
     recent: Floats
     k: float
 
     def shares(self) -> Floats:
         """The fair share of each: quotas first, then what is left by weight and recent use; see the module."""
-        owed = np.minimum(self.quota, self.demand)
+        owed = self.owed
         short = self._sums(owed) > self.amount
         share = fill(self.amount, self.pot, owed, self.quota) if short.any() else owed.copy()
         for weights in (None, self.weight, np.ones(len(share))):  # the later ones for whom the earlier ones leave out
@@ -129,19 +131,21 @@ class Shares:
         def sums(values: Floats) -> Floats:
             return np.asarray(np.bincount(self.dept, values, depts), np.float64)
 
-        own = ledger.dept_quota[:depts]
+        own, owed = ledger.dept_quota[:depts], np.minimum(guaranteed, self.demand)
+        demand = np.minimum(sums(self.demand), ledger.dept_limit[:depts])
         top = Level(
             np.array([float(capacity)]),
             np.zeros(depts, np.int64),
-            np.minimum(sums(self.demand), ledger.dept_limit[:depts]),
+            demand,
             np.where(own < UNBOUNDED, own, sums(guaranteed)),
+            np.minimum(np.where(own < UNBOUNDED, own, sums(owed)), demand),
             ledger.dept_weight[:depts],
             sums(self.recent),
             ledger.usage_weight,
         )
         weight, k = ledger.weight[:count], ledger.usage_weight
         self.dept_fair, self.dept_due = top.shares(), top.dues()
-        inside = Level(self.dept_fair, self.dept, self.demand, guaranteed, weight, self.recent, k)
+        inside = Level(self.dept_fair, self.dept, self.demand, guaranteed, owed, weight, self.recent, k)
         self.fair = inside.shares()
         self.due = replace(inside, amount=self.dept_due).dues()
         self.quota = np.where(bounded, guaranteed, self.fair)

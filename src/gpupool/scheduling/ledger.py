@@ -68,6 +68,7 @@ class Ledger:
         self.tune(Decay(), 1.0)
         self.recent = np.zeros(8, np.int64)  # of pairs: see ``refresh_recent``
         self._recent_at: float | None = None
+        self.now = 0.0  # as of the last look
 
     def tune(self, decay: Decay, usage_weight: float) -> None:
         """How use is forgotten, and how much it weighs in fair shares; before anything is counted."""
@@ -178,22 +179,30 @@ class Ledger:
         """Use begins (or, negative, never began) that is held by now."""
         self.usage.started(account.project, permille, at)
         self.pair_usage.started(account.pair, permille, at)
+        self._look_at(account)
 
     def ended(self, account: Account, permille: int, at: float) -> None:
         """Use that began is over."""
         self.usage.ended(account.project, permille, at)
         self.pair_usage.ended(account.pair, permille, at)
+        self._look_at(account)
 
     def remember(self, account: Account, permille_s: float, at: float) -> None:
         """Decayed use, as of ``at``, of leases that are over."""
         self.usage.remember(account.project, permille_s, at)
         self.pair_usage.remember(account.pair, permille_s, at)
 
+    def _look_at(self, account: Account) -> None:
+        held = int(self.pair_used[account.pair])
+        average = self.pair_usage.average_of(account.pair, held, self.now)
+        self.recent[account.pair] = int(average) // RECENT_STEP * RECENT_STEP
+
     def refresh_recent(self, now: float) -> bool:
         """Look at the recent use of users anew if it is time to; whether it changed any order.
 
         It changes all the time, but order among users is kept: so it is looked at in steps of time and of size.
         """
+        self.now = now
         if self._recent_at is not None and abs(now - self._recent_at) < RECENT_EVERY_S:
             return False
         self._recent_at = now

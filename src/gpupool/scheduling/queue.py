@@ -85,6 +85,7 @@ class Demand:
         self._ripening: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[LaneKey, Group]]] = {}
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
+        self._asked: dict[ReplicaKey, int] = {}  # thousandths that the ready ones ask for, as the ledger counts them
         self._entries: dict[ReplicaKey, tuple[Group, float, int]] = {}
         self._arrivals = 0
         self._users_apart = False
@@ -110,11 +111,14 @@ class Demand:
         if replica is not None:
             self._unlist(replica)
             del self.pending[key]
+            self.ledger.wait(self.account_of(replica), -self._asked.pop(key, 0))
             self.gangs.waits_no_more(key)
         return replica
 
     def wake(self, now: float) -> None:
         """Let those whose time has come join the queue, and gangs that are complete."""
+        if self.ledger.refresh_recent(now):
+            self._heads.clear()
         while self._sleeping and self._sleeping[0][0] <= now:
             _, arrival, key = heappop(self._sleeping)
             replica = self.pending.get(key)
@@ -203,10 +207,18 @@ class Demand:
         return self.ledger.account(replica.project, replica.user, preemptible=replica.preemptible)
 
     def _enqueue(self, replica: PendingReplica, arrival: int) -> None:
+        self._ask(replica)
         if replica.gang is None:
             self._list(replica, replica.queued_at, arrival)
         else:
             self.gangs.waits(replica, arrival)
+
+    def _ask(self, replica: PendingReplica) -> None:
+        if replica.key not in self._asked:
+            request = replica.request
+            most = (WHOLE_GPU if request.memory_mib is not None else request.permille) * request.count
+            self._asked[replica.key] = most
+            self.ledger.wait(self.account_of(replica), most)
 
     def _list_gang(self, members: Members) -> None:
         wanted = members.entries(self.pending)
@@ -284,12 +296,15 @@ class Demand:
     def start(self, replica: RunningReplica) -> None:
         """A replica holds a lease; told again, the newer word counts. It no longer waits."""
         self.remove(replica.key)
-        self.finish(replica.key)
+        before = self._drop_running(replica.key)
+        if before is not None:
+            self.ledger.started(before[1], -before[0].lease.permille, before[0].lease.granted_at)
         lease = replica.lease
         account = self.ledger.account(lease.project, lease.user, preemptible=replica.preemptible)
         self.running[replica.key], self.accounts[replica.key] = replica, account
         self.holders.start(replica, account.project, account.user)
         self.ledger.add(self._log, account, lease.permille)
+        self.ledger.started(account, lease.permille, lease.granted_at)
         self._heads.pop(account.project, None)
         self._log.commit()
         if replica.releasing:
@@ -299,35 +314,43 @@ class Demand:
         if replica.preemptible:
             self.evictable.setdefault(account.project, Counter())[replica.priority] += 1
 
-    def finish(self, key: ReplicaKey) -> None:
-        """A replica's lease is released; unknown ones are ignored."""
+    def finish(self, key: ReplicaKey, at: float | None = None) -> None:
+        """A replica's lease is released, ``at`` or now; unknown ones are ignored."""
+        before = self._drop_running(key)
+        if before is not None:
+            lease, account = before[0].lease, before[1]
+            self.ledger.ended(account, lease.permille, max(lease.granted_at, self.ledger.now if at is None else at))
+
+    def _drop_running(self, key: ReplicaKey) -> tuple[RunningReplica, Account] | None:
         replica = self.running.pop(key, None)
         self.gangs.runs_no_more(key)
-        if replica is not None:
-            account = self.accounts.pop(key)
-            self.ledger.add(self._log, account, -replica.lease.permille)
-            self._heads.pop(account.project, None)
-            self._log.commit()
-            self.releasing.discard(key)
-            self.holders.finish(key)
-            if replica.preemptible and not replica.releasing:
-                kinds = self.evictable[account.project]
-                kinds[replica.priority] -= 1
-                if not kinds[replica.priority]:
-                    del kinds[replica.priority]
+        if replica is None:
+            return None
+        account = self.accounts.pop(key)
+        self.ledger.add(self._log, account, -replica.lease.permille)
+        self._heads.pop(account.project, None)
+        self._log.commit()
+        self.releasing.discard(key)
+        self.holders.finish(key)
+        if replica.preemptible and not replica.releasing:
+            kinds = self.evictable[account.project]
+            kinds[replica.priority] -= 1
+            if not kinds[replica.priority]:
+                del kinds[replica.priority]
+        return replica, account
 
 
 def lane_key(ledger: Ledger, group: Group, cursor: int, by_user: bool) -> LaneKey:
     """Where a group stands in its lane, by its entry at ``cursor``."""
     place, arrival, _ = group.entries[cursor]
-    held = int(ledger.pair_used[group.account.pair]) if by_user else 0
-    return (-group.priority, group.joins is None, held, place, arrival)
+    burden = ledger.burden(group.account) if by_user else 0
+    return (-group.priority, group.joins is None, burden, place, arrival)
 
 
 class Lane:
     """The waiting groups of one project in the order in which they are served.
 
-    Higher priority first; within one priority the user who holds less in the project, then by place in the queue.
+    Higher priority first; within one priority the user who holds and lately held less in the project, then by place.
     """
 
     __slots__ = ("_barred", "_by_user", "_cursors", "_heap", "_ledger", "_skip")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpupool.domain.access import Project, User
+from gpupool.domain.access import Department, Project, User
 from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeState
 from gpupool.domain.ids import Epoch
 from gpupool.domain.workload import Lease
@@ -63,6 +63,13 @@ class ProjectChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class DepartmentChanged:
+    """A department came, or its bounds changed."""
+
+    department: Department
+
+
+@dataclass(frozen=True, slots=True)
 class UserChanged:
     """A user came, or the user's bound changed."""
 
@@ -93,10 +100,27 @@ class LeaseTaken:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """A replica's lease has been released. ``ran_s``: how long it had run, if it ended by itself."""
+    """A replica's lease has been released. ``ran_s``: how long it had run, if it ended by itself.
+
+    ``at`` is when; None: now.
+    """
 
     key: ReplicaKey
     ran_s: float | None = None
+    at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PastUse:
+    """What a user held in a project by leases that are over: decayed thousandth-seconds as of ``at``.
+
+    For a scheduler that begins anew.
+    """
+
+    project: str
+    user: str
+    permille_s: float
+    at: float
 
 
 Event = (
@@ -105,11 +129,13 @@ Event = (
     | GpusChanged
     | NodeStateChanged
     | ProjectChanged
+    | DepartmentChanged
     | UserChanged
     | PendingAdded
     | PendingRemoved
     | LeaseTaken
     | LeaseReleased
+    | PastUse
 )
 
 
@@ -126,6 +152,7 @@ class Scheduler:
         self.settings = settings or Settings()
         self.cluster = ClusterState()
         self.demand = Demand()
+        self.demand.ledger.tune(self.settings.decay, self.settings.usage_weight)
         self.demand.ordering = Ordering(self.settings.order, self.settings.turn_s, past or PastRuns())
         self.placer = Placer(self.cluster)
         self.holds: tuple[Hold, ...] = ()
@@ -149,6 +176,8 @@ class Scheduler:
                 self.cluster.set_state(name, state)
             case ProjectChanged(project):
                 self.demand.ledger.set_project(project)
+            case DepartmentChanged(department):
+                self.demand.ledger.set_department(department)
             case UserChanged(user):
                 self.demand.ledger.set_user(user)
             case PendingAdded(replica, now):
@@ -157,10 +186,13 @@ class Scheduler:
                 self.demand.remove(key)
             case LeaseTaken(replica):
                 self._start(replica)
-            case LeaseReleased(key, ran_s):
+            case LeaseReleased(key, ran_s, at):
                 self._note_run(key, ran_s)
-                self.demand.finish(key)
+                self.demand.finish(key, at)
                 self.cluster.free(key)
+            case PastUse(name, user_name, permille_s, as_of):
+                account = self.demand.ledger.account(name, user_name, preemptible=True)
+                self.demand.ledger.remember(account, permille_s, as_of)
 
     def decide(self, now: float) -> Decisions:
         """One cycle at ``now`` (seconds since the epoch), its decisions applied."""

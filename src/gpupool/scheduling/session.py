@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupool.scheduling.cluster import MILLI, Claim, Holding
+from gpupool.scheduling.fairshare import Shares
 from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand, Group, Lane
@@ -38,9 +39,9 @@ class Session:
         self.cluster, self.ledger = placer.cluster, demand.ledger
         self.log = self.cluster.log
         self._start = self.log.checkpoint()
-        self.even_share = self.ledger.even_share(self.cluster.capacity_permille())
         self.ghosts: dict[ReplicaKey, Ghost] = {}
         self.promised: Counter[int] = Counter()  # project -> thousandths counted for ghosts: not held yet
+        self.shares = Shares(self.ledger, self.cluster.capacity_permille(), now, self.promised)
         self.gone: set[ReplicaKey] = set()
         self.leaving: set[ReplicaKey] = set(demand.releasing)
         self.grants: list[Grant] = []

@@ -144,7 +144,7 @@ def _standing(session: Session, group: Group, held: int) -> tuple[float, ...]:
     """Where a group's project stands among the others if it holds that much more."""
     mark, need = session.log.checkpoint(), session.placer.least_permille(group.shape) * group.size
     session.ledger.add(session.log, group.account, held)
-    standing = session.ledger.deprivation(group.account.project, need, session.even_share)
+    standing = session.shares.order(group.account.project, need)
     session.log.rollback(mark)
     return standing
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpupool.domain.gang import Gang
@@ -10,6 +10,7 @@ from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Lease
 from gpupool.scheduling.order import Order
+from gpupool.scheduling.usage import Decay
 
 ReplicaKey = tuple[WorkloadId, int]
 
@@ -205,5 +206,7 @@ class Settings:
     consolidate_after_s: float = 60.0  # who waits longer for space that is free in pieces has others moved together
     max_consolidations: int = 4  # replicas per cycle for which others are moved; 0: nobody is ever moved
     max_moves: int = 16  # others moved for one
+    decay: Decay = field(default_factory=Decay)  # how use is forgotten
+    usage_weight: float = 1.0  # how much use lately weighs in fair shares; 0: not at all
     order: Order = Order.FAIR
     turn_s: float | None = None
