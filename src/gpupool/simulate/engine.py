@@ -19,6 +19,7 @@ from gpupool.simulate.load import capacity_of, permille_of, split
 from gpupool.simulate.stranded import stranded_permille, usual_kinds
 from gpupool.simulate.values import Fate, Job, Record, Rules, Sample
 
+_Kind = tuple[str, str, bool, GpuRequest, float, int, bool]
 Progress = Callable[[int, int], None]  # how many jobs have been submitted, of how many
 
 
@@ -75,6 +76,7 @@ class Simulation:
         self._asked: dict[ReplicaKey, PendingReplica] = {}
         self._samples: list[Sample] = []
         self._done: dict[ReplicaKey, float] = {}  # seconds of the work of those evicted that need not be done again
+        self._alike: Counter[_Kind] = Counter()  # those who wait
         self._held: Counter[str] = Counter()  # project -> thousandths
         self._queued: Counter[str] = Counter()
 
@@ -84,11 +86,12 @@ class Simulation:
         while submitted < len(self.fates) or self._events:
             now = self._next_moment(submitted)
             self._pass_to(now)
-            self._happen(now)
+            changed = self._happen(now)
             while submitted < len(self.fates) and self.fates[submitted].job.submitted_s <= now:
-                self._submit(submitted)
+                changed |= self._submit(submitted)
                 submitted += 1
-            self._decide(now)
+            if changed:
+                self._decide(now)
             if progress is not None:
                 progress(submitted, len(self.fates))
             if submitted == len(self.fates) and not self._running:
@@ -126,13 +129,17 @@ class Simulation:
 
     # --- what happens
 
-    def _happen(self, now: float) -> None:
+    def _happen(self, now: float) -> bool:
+        """Returns whether there is something new to decide on."""
+        changed = False
         while self._events and self._events[0][0] <= now:
             _, what, _, key, number = heappop(self._events)
             if key is None:
-                self._wake = None
+                self._wake, changed = None, True
             elif (run := self._running.get(key)) is not None and run.number == number:
                 self._end(key, run, now, finished=what is _What.FINISHED)
+                changed = True
+        return changed
 
     def _end(self, key: ReplicaKey, run: _Run, now: float, *, finished: bool) -> None:
         fate, lasted = self.fates[_number(key)], now - run.since
@@ -162,19 +169,25 @@ class Simulation:
         self._done[key] = done if not every else max(before, done // every * every)
         return done - self._done[key]
 
-    def _submit(self, number: int) -> None:
+    def _submit(self, number: int) -> bool:
+        """Returns whether it could start: not behind one just like it that waits already."""
         fate = self.fates[number]
         parts = split(fate.job.request, self._most)
         fate.replicas = len(parts)
         gang = Gang(len(parts), len(parts)) if len(set(parts)) == 1 < len(parts) else None
         waiting = [_replica(fate.job, number, index, part, gang) for index, part in enumerate(parts)]
         fate.impossible = next(filter(None, map(self._why_impossible, waiting)), "")
-        for replica in () if fate.impossible else waiting:
+        if fate.impossible:
+            return False
+        alone = not any(self._alike[_kind(replica)] for replica in waiting)
+        for replica in waiting:
             self._asked[replica.key] = replica
             self._wait(replica, fate.job.submitted_s)
+        return alone or len(waiting) > 1
 
     def _wait(self, replica: PendingReplica, now: float) -> None:
         self._waiting[replica.key] = replica
+        self._alike[_kind(replica)] += 1
         self._queued[replica.project] += permille_of(replica.request)
         self.scheduler.apply(PendingAdded(replica, now))
 
@@ -208,6 +221,7 @@ class Simulation:
         replica = self._waiting.pop(key)
         self._starts += 1
         self._allocated += permille
+        self._alike[_kind(replica)] -= 1
         self._queued[replica.project] -= permille_of(replica.request)
         self._held[replica.project] += permille
         again = key in self._done
@@ -239,6 +253,13 @@ class Simulation:
             starts=self._starts,
             projects=self._projects,
         )
+
+
+def _kind(replica: PendingReplica) -> _Kind:
+    """What two that wait have in common when neither could start before the other, were it not for their age."""
+    turned = replica.served_s > 0
+    asked = (replica.request, replica.cpus, replica.memory_mib)
+    return (replica.project, replica.user, replica.preemptible, *asked, turned)
 
 
 def _number(key: ReplicaKey) -> int:
