@@ -85,6 +85,34 @@ CASES = [
         evicted="r1",
         then=(("wait 60", "p1@a"),),
     ),
+    Case(
+        "its own is longer",
+        "a 1xT4",
+        "p1 blue 1",
+        "r1@a",
+        running="r1 red 1 on a:0 train age=500 min=600",
+        projects="red quota=0; blue quota=1",
+        evicted="r1",
+        then=(("wait 100", "p1@a"),),
+    ),
+    Case(
+        "its own is shorter",
+        "a 1xT4",
+        "p1 blue 1",
+        "p1@a",
+        running="r1 red 1 on a:0 train age=20 min=10",
+        projects="red quota=0; blue quota=1",
+        evicted="r1",
+    ),
+    Case(
+        "against preemption as well",
+        "a 1xT4",
+        "p1 red 1 prio=1",
+        "r1@a",
+        running="r1 red 1 on a:0 train age=500 min=600",
+        evicted="r1",
+        then=(("wait 100", "p1@a"),),
+    ),
 ]
 
 

@@ -225,8 +225,10 @@ def freed_by(h: Holders, slots: Ints | list[int]) -> Freed:
 
 
 def _merged(ones: Pieces, rests: Pieces) -> Pieces:
-    """Both by row, the singles of a row before the rests of gangs there."""
-    order = np.lexsort((np.r_[np.zeros(len(ones)), np.ones(len(rests))], np.r_[ones.row, rests.row]))
+    """Both by row: singles before the rests of gangs, of each kind those to take first in front."""
+    kind = np.r_[np.zeros(len(ones)), np.ones(len(rests))]
+    late = -np.r_[ones.newness, rests.newness], np.r_[ones.priority, rests.priority], -np.r_[ones.over, rests.over]
+    order = np.lexsort((*late, kind, np.r_[ones.row, rests.row]))
 
     def joined(name: str) -> Any:
         a, b = getattr(ones, name), getattr(rests, name)
