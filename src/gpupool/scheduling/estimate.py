@@ -46,13 +46,12 @@ class Estimate:
     rough: bool = False
 
 
-def estimate(session: Session, key: ReplicaKey, history: History) -> Estimate:
+def estimate(session: Session, key: ReplicaKey, history: History, foreseen: Foreseen) -> Estimate:
     """When ``key`` starts. The session is left as it was but for its list of grants: close it after.
 
     Submissions to come and evictions to come are not foreseen.
     """
     mark, now = session.log.checkpoint(), session.now
-    foreseen = Foreseen(session, history)
     known = foreseen.known
     rough = turnover(session, key, history, foreseen) if len(known) else None
     play = _Play(session, history, foreseen, known.tolist())

@@ -1,22 +1,24 @@
-"""Why a replica waits: the first rule that stands in its way, with the numbers, and when it may start."""
+"""Why a replica waits: the first rule that stands in its way, what would help, and when it may start."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
+from gpupool.scheduling.background import Background
+from gpupool.scheduling.cluster import MILLI, Holding
 from gpupool.scheduling.estimate import Estimate, estimate
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
-from gpupool.scheduling.runtimes import History
+from gpupool.scheduling.remedies import remedies
+from gpupool.scheduling.runtimes import GRACE_S, Foreseen
 from gpupool.scheduling.session import Session
-from gpupool.scheduling.values import Hold, ReplicaKey, Settings
+from gpupool.scheduling.values import Decisions, Hold, ReplicaKey, Settings
 from gpupool.scheduling.wait_rules import RULES, Case, Finding, Numbers, WaitCode
 
 __all__ = ["Explanation", "WaitCode", "explain"]
 
-_NO_HISTORY: History = MappingProxyType({})
+_NOTHING = Background()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Explanation:
 
     ``position`` counts from 1 within the project (0: not in the queue). ``ahead_total`` adds those of other projects
     who queued earlier. ``numbers`` are those of the sentence. ``estimate_s`` is seconds from now, None when nothing
-    is known; ``estimate_basis`` says what it rests on, or why there is none.
+    is known, most likely between ``estimate_low_s`` and ``estimate_high_s``; ``estimate_basis`` says what it rests
+    on, or why there is none. ``foretold_s`` is the estimate before past errors were counted in.
     """
 
     code: WaitCode
@@ -37,6 +40,9 @@ class Explanation:
     would_help: tuple[str, ...] = ()
     estimate_s: float | None = None
     estimate_basis: str = ""
+    estimate_low_s: float | None = None
+    estimate_high_s: float | None = None
+    foretold_s: float | None = None
 
 
 def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the answer may rest on
@@ -45,10 +51,14 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
     holds: Sequence[Hold],
     key: ReplicaKey,
     now: float,
-    history: History = _NO_HISTORY,
+    background: Background = _NOTHING,
     settings: Settings | None = None,
+    decided: Decisions | None = None,
 ) -> Explanation | None:
-    """Why a replica waits at ``now``; None when it does not wait. The state is left as it was."""
+    """Why a replica waits at ``now``; None when it does not wait. The state is left as it was.
+
+    ``decided`` is what a cycle has decided on that state: the answer is about what is left after it.
+    """
     demand.wake(now)
     replica = demand.pending.get(key)
     if replica is None:
@@ -56,24 +66,58 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
     demand.account_of(replica)  # made known before the trial begins
     session = Session(placer, demand, now, settings or Settings())
     try:
-        session.haunt(holds)
+        _after(session, holds, decided)
         case = Case(session, replica)
         finding = next(found for rule in RULES if (found := rule(case)) is not None)
-        guess = _estimate(session, case, finding, history)
+        foreseen = Foreseen(session, background.history)
+        helps = _helps(case, finding, foreseen, background)
+        guess = _estimate(session, case, finding, foreseen, background)
     finally:
         session.close()
-    queued = demand.group_of(key) is not None
-    return Explanation(
+    return _told(case, finding, helps, guess, background)
+
+
+def _after(session: Session, holds: Sequence[Hold], decided: Decisions | None) -> None:
+    """As things stand once a cycle's decisions are carried out, but for those who have been told to go."""
+    if decided is None:
+        session.haunt(holds)
+        return
+    session.haunt(decided.holds)
+    session.leaving.update(eviction.key for eviction in decided.evictions)
+    for grant in decided.grants:
+        replica = session.demand.pending[grant.key]
+        cpu = round(replica.cpus * MILLI)
+        held = Holding(grant.node, grant.shares, cpu, replica.memory_mib, grant.sharing, replica.user)
+        session.grant(replica, session.cluster.claim_of(held), session.demand.account_of(replica))
+
+
+def _told(case: Case, finding: Finding, helps: tuple[str, ...], guess: Estimate, background: Background) -> Explanation:
+    queued = case.session.demand.group_of(case.replica.key) is not None
+    told = Explanation(
         code=finding.code,
         sentence=finding.sentence,
         position=case.ahead + 1 if queued else 0,
         ahead_in_project=case.ahead,
         ahead_total=case.ahead_total,
         numbers=finding.numbers,
-        would_help=finding.would_help,
+        would_help=helps,
         estimate_s=guess.start_in_s,
         estimate_basis=guess.basis,
+        estimate_low_s=guess.low_s,
+        estimate_high_s=guess.high_s,
+        foretold_s=guess.start_in_s,
     )
+    return _corrected(told, background, case.replica.project)
+
+
+def _corrected(told: Explanation, background: Background, project: str) -> Explanation:
+    """With the errors of past estimates counted in."""
+    slip = background.slip(project)
+    if not told.estimate_s or not slip.outcomes or told.code in _EXACT:
+        return told
+    low, mid, high = (told.estimate_s * ratio for ratio in (slip.low, slip.mid, slip.high))
+    basis = f"{told.estimate_basis}; {slip.words()}, which is counted in" if slip.words() else told.estimate_basis
+    return replace(told, estimate_s=mid, estimate_low_s=low, estimate_high_s=high, estimate_basis=basis)
 
 
 _ENDLESS = {
@@ -82,12 +126,31 @@ _ENDLESS = {
     WaitCode.SUSPENDED: "it starts after it is resumed",
     WaitCode.DEPENDENCY: "it depends on when other work ends",
     WaitCode.PARALLELISM: "it depends on when other replicas of the workload end",
+    WaitCode.WINDOW: "it starts after its time window has opened",
 }
+_EXACT = frozenset({*_ENDLESS, WaitCode.BACK_OFF, WaitCode.STARTING_SOON})
+_NEED_NOTHING = frozenset({*_EXACT} - {WaitCode.NO_SUCH_MODEL, WaitCode.TOO_LARGE})
+_BY_BOUND = frozenset({WaitCode.PROJECT_QUOTA, WaitCode.PROJECT_LIMIT, WaitCode.USER_LIMIT})
+_GENERAL = frozenset({WaitCode.WAITING_FOR_GPU, WaitCode.RESERVED_FOR_OTHERS, WaitCode.CPU_OR_MEMORY})
 
 
-def _estimate(session: Session, case: Case, finding: Finding, history: History) -> Estimate:
+def _helps(case: Case, finding: Finding, foreseen: Foreseen, background: Background) -> tuple[str, ...]:
+    """What has been tried and helps, before what may help in general."""
+    if finding.code in _NEED_NOTHING:
+        return finding.would_help
+    ends_help = finding.code not in _BY_BOUND and case.size == 1
+    tried = remedies(case, foreseen if ends_help else None, background.name)
+    if tried and finding.code in _GENERAL:
+        return tried
+    general = [h for h in finding.would_help if not ("preemptible" in h and any("preemptible" in t for t in tried))]
+    return (*tried, *general)
+
+
+def _estimate(session: Session, case: Case, finding: Finding, foreseen: Foreseen, background: Background) -> Estimate:
     if finding.code in _ENDLESS:
         return Estimate(None, _ENDLESS[finding.code])
     if finding.code is WaitCode.BACK_OFF:
         return Estimate(case.replica.not_before - session.now, "the end of its back-off, if something is free then")
-    return estimate(session, case.replica.key, history)
+    if finding.code is WaitCode.STARTING_SOON and case.ghost is not None and session.leaving:
+        return Estimate(GRACE_S / 2, "whoever makes room for it has to end within its grace period", 0.0, GRACE_S)
+    return estimate(session, case.replica.key, background.history, foreseen)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpupool.scheduling.background import Background
 from gpupool.scheduling.cycle import decide
 from gpupool.scheduling.explain import Explanation, explain
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
-from gpupool.scheduling.runtimes import History
 from gpupool.scheduling.suppose import supposing
 from gpupool.scheduling.values import Eviction, EvictionKind, Grant, Hold, PendingReplica, Settings
 
@@ -45,7 +45,7 @@ def plan(  # noqa: PLR0913, PLR0917 - as ``explain``
     holds: Sequence[Hold],
     replicas: Sequence[PendingReplica],
     now: float,
-    history: History,
+    background: Background,
     settings: Settings,
 ) -> Plan:
     """What the next cycle would do with ``replicas`` if they queued at ``now``. The state is left as it was."""
@@ -55,7 +55,7 @@ def plan(  # noqa: PLR0913, PLR0917 - as ``explain``
         decisions = decide(placer, demand, now, holds, settings)
         starts = {grant.key: grant for grant in decisions.grants if grant.key in keys}
         left = [key for key in keys if key not in starts]
-        why = explain(placer, demand, holds, left[0], now, history, settings) if left else None
+        why = explain(placer, demand, holds, left[0], now, background, settings, decisions) if left else None
         gone = [e for e in decisions.evictions if (e.for_workload, e.for_index) in keys]
         return Plan(tuple(starts.values()), len(left), why, _displaced(demand, gone))
 

@@ -93,6 +93,17 @@ class Foreseen:
         order = np.argsort(self.ends[:, 1], kind="stable")
         return np.asarray(order[self.ends[order, 1] < inf])
 
+    def busy_until(self, session: Session) -> Floats:
+        """The likely moment at which the last one on each GPU has ended, [N, G]; now where nobody is."""
+        c = session.cluster
+        until = np.full((len(c.present), c.slots), session.now)
+        at = [i for i, key in enumerate(self.keys) if key in c.claims and c.claims[key].row >= 0]
+        if at:
+            claims = [c.claims[self.keys[i]] for i in at]
+            held = np.where(np.array([claim.gpu for claim in claims]) > 0, self.ends[at, 1][:, None], session.now)
+            np.maximum.at(until, np.array([claim.row for claim in claims]), held)
+        return until
+
     def words(self, which: Iterable[int]) -> str:
         """What the ends of some of them rest on."""
         found = [self.past[i] for i in which]

@@ -9,6 +9,7 @@ from gpupool.domain.access import Department, Project, User
 from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeState
 from gpupool.domain.ids import Epoch
 from gpupool.domain.workload import Lease
+from gpupool.scheduling.background import Background
 from gpupool.scheduling.cluster import MILLI, ClusterState, Holding
 from gpupool.scheduling.cycle import decide
 from gpupool.scheduling.explain import Explanation, explain
@@ -204,13 +205,17 @@ class Scheduler:
         self.holds = decisions.holds
         return decisions
 
-    def explain(self, key: ReplicaKey, now: float, history: History | None = None) -> Explanation | None:
-        """Why a replica waits; None when it does not. ``history`` gives run times by (project, user)."""
-        return explain(self.placer, self.demand, self.holds, key, now, history or {}, self.settings)
+    def explain(
+        self, key: ReplicaKey, now: float, history: History | None = None, background: Background | None = None
+    ) -> Explanation | None:
+        """Why a replica waits; None when it does not. ``history``, if nothing else is known: past run times."""
+        known = background or Background(history or {})
+        return explain(self.placer, self.demand, self.holds, key, now, known, self.settings)
 
-    def plan(self, replicas: Sequence[PendingReplica], now: float, history: History | None = None) -> Plan:
+    def plan(self, replicas: Sequence[PendingReplica], now: float, background: Background | None = None) -> Plan:
         """Where and when replicas would start if they queued now. Nothing changes."""
-        return plan(self.placer, self.demand, self.holds, replicas, now, history or {}, self.settings)
+        known = background or Background()
+        return plan(self.placer, self.demand, self.holds, replicas, now, known, self.settings)
 
     def check_possible(
         self, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0, pools: tuple[str, ...] = ()

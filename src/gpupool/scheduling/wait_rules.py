@@ -9,15 +9,19 @@ from enum import StrEnum
 import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU, format_duration, format_permille
+from gpupool.scheduling.cluster import Bools, Ints
 from gpupool.scheduling.feasible import lacking, no_such_model, present_models
+from gpupool.scheduling.gang import capacity, place
 from gpupool.scheduling.ledger import Bound
 from gpupool.scheduling.placement import EMPTY, Relax, fitting_rows, usable_slots
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.session import Session
+from gpupool.scheduling.topology import ALONE, domains
 from gpupool.scheduling.values import Held, HoldKind, PendingReplica
 from gpupool.scheduling.words import pools_text, what
 
 Numbers = dict[str, float | int | str]
+MOST_RIVALS = 256  # projects that are looked at to say who is served before
 
 
 class WaitCode(StrEnum):
@@ -41,6 +45,7 @@ class WaitCode(StrEnum):
     GPU_UNHEALTHY = "GPU_UNHEALTHY"
     OTHER_SHARING_MODE = "OTHER_SHARING_MODE"
     OTHER_NODE_POOL = "OTHER_NODE_POOL"
+    GANG = "GANG"
     WAITING_FOR_GPU = "WAITING_FOR_GPU"
     NOT_WAITING = "NOT_WAITING"  # it runs, or has ended
 
@@ -63,13 +68,54 @@ class Case:
         self.placer, self.cluster = session.placer, session.cluster
         self.shape = session.demand.shape_of(replica)
         self.account = session.demand.account_of(replica)
-        self.need = self.placer.least_permille(self.shape)
+        group = session.demand.group_of(replica.key)
+        self.size = 1 if group is None else group.size  # who have to start together
+        self.need = self.placer.least_permille(self.shape) * self.size
         self.ghost = session.ghosts.get(replica.key)
         self.ahead, self.ahead_total = _ahead(session.demand, replica)
+
+    @property
+    def wants(self) -> str:
+        """What it needs, in words."""
+        return what(self.shape) + (f" for each of {self.size} members" if self.size > 1 else "")
 
     def fits_if(self, relax: Relax) -> int:
         """On how many nodes it would fit with some rules left out."""
         return len(fitting_rows(self.cluster, self.shape, relax))
+
+    def fits(self) -> bool:
+        """Whether there is a place now, for all who have to start together."""
+        if self.size == 1:
+            return self.placer.fits_anywhere(self.shape)
+        mark = self.session.log.checkpoint()
+        members = [r for r in self.session.demand.together_with(self.replica) if r.key not in self.session.gone]
+        found = place(self.session, members, self.shape, self.account, self.size)
+        self.session.log.rollback(mark)
+        return found is not None
+
+    def usable(self, rows: Ints) -> Bools:
+        """Which GPUs of some nodes would do if nobody else held anything of them; [R, G]."""
+        accept = self.placer.accepted(self.shape)
+        return usable_slots(self.cluster, self.shape, rows, accept, None, Relax(use=True))[0]
+
+    def most_free(self) -> int:
+        """Thousandths free on the best GPU that could serve it; for several GPUs, on as many of the best node's."""
+        free = self._free()
+        if self.shape.whole and self.shape.request.count > 1:
+            free = np.where(free == WHOLE_GPU, free, 0)
+        return int(free.sum(axis=1).max(initial=0))
+
+    def most_free_parts(self) -> int:
+        """The largest part that is free of as many GPUs of one node as it asks for."""
+        free = self._free()
+        return int(free[:, -1].max(initial=0)) if free.shape[1] == self.shape.request.count else 0
+
+    def _free(self) -> Ints:
+        """What is free of the GPUs of each node that would do, of as many as it asks for, the most first."""
+        c = self.cluster
+        rows = np.flatnonzero(c.present & c.up)
+        free = np.where(self.usable(rows), np.clip(c.gpu_free[rows], 0, WHOLE_GPU), 0)
+        return np.asarray(np.sort(free, axis=1)[:, ::-1][:, : self.shape.request.count])
 
 
 def _ahead(demand: Demand, replica: PendingReplica) -> tuple[int, int]:
@@ -110,7 +156,7 @@ def _size(case: Case) -> Finding | None:
     if case.fits_if(EMPTY):
         return None
     reason = lacking(case.placer, case.shape)
-    sentence = f"needs {what(case.shape)}, more than any node has: {reason[0].lower()}{reason[1:].rstrip('.')}"
+    sentence = f"needs {case.wants}, more than any node has: {reason[0].lower()}{reason[1:].rstrip('.')}"
     return Finding(WaitCode.TOO_LARGE, sentence, {"need_permille": case.need}, ("ask for less", "add a larger node"))
 
 
@@ -160,7 +206,7 @@ def _bounds(case: Case) -> Finding | None:
             whose = replica.project if bound in {Bound.PROJECT_QUOTA, Bound.PROJECT_LIMIT} else replica.user
             used = value - left
             sentence = (
-                f"needs {what(case.shape)}; the {bound} {whose} is {format_permille(value)} GPU, "
+                f"needs {case.wants}; the {bound} {whose} is {format_permille(value)} GPU, "
                 f"{format_permille(used)} in use"
             )
             numbers: Numbers = {"need_permille": case.need, "bound_permille": value, "used_permille": used}
@@ -175,7 +221,7 @@ def _soon(case: Case) -> Finding | None:
     if case.ghost is not None and case.ghost.hold.kind is HoldKind.NOMINATED:
         node = case.ghost.hold.node
         return Finding(WaitCode.STARTING_SOON, f"starts on {node} as soon as work there has ended", {"node": node})
-    if case.ghost is None and case.placer.fits_anywhere(case.shape):
+    if case.ghost is None and case.fits():
         return Finding(WaitCode.STARTING_SOON, f"fits now; {_behind(case)}", {"ahead": case.ahead})
     return None
 
@@ -187,12 +233,12 @@ def _reserved(case: Case) -> Finding | None:
     mark = case.session.log.checkpoint()
     for ghost in others:
         case.cluster.discharge(ghost.claim)
-    fits = case.placer.fits_anywhere(case.shape)
+    fits = case.fits()
     case.session.log.rollback(mark)
     if not fits:
         return None
     helps = ("give it a time limit: short work may run in reserved space",) if case.replica.max_time_s is None else ()
-    sentence = f"needs {what(case.shape)}; what is free is kept for work that has waited longer or is owed it"
+    sentence = f"needs {case.wants}; what is free is kept for work that has waited longer or is owed it"
     return Finding(WaitCode.RESERVED_FOR_OTHERS, sentence, {"reservations": len(others)}, helps)
 
 
@@ -201,7 +247,7 @@ def _host(case: Case) -> Finding | None:
         return None
     c = case.cluster
     cpus, memory = int(c.cpu_free[c.up].max(initial=0)) / 1000, int(c.mem_free[c.up].max(initial=0))
-    sentence = f"needs {what(case.shape)}; a GPU is free, but no node has the CPUs and memory beside it"
+    sentence = f"needs {case.wants}; a GPU is free, but no node has the CPUs and memory beside it"
     numbers: Numbers = {"most_cpus_free": cpus, "most_memory_free_mib": memory}
     return Finding(WaitCode.CPU_OR_MEMORY, sentence, numbers, ("ask for fewer CPUs or less memory",))
 
@@ -215,10 +261,33 @@ def _pool(case: Case) -> Finding | None:
     helps = ("wait for a node of its pools", "ask an administrator to add a pool to the project")
     return Finding(
         WaitCode.OTHER_NODE_POOL,
-        f"needs {what(case.shape)}; {because}",
+        f"needs {case.wants}; {because}",
         {"nodes": nodes, "pools": ", ".join(pools)},
         helps,
     )
+
+
+def _gang(case: Case) -> Finding | None:
+    gang = case.replica.gang
+    if gang is None or case.size == 1:
+        return None
+    c = case.cluster
+    rows = np.flatnonzero(c.present & c.up)
+    fit = capacity(case.placer, case.shape, rows, case.size)
+    most, where = int(fit.sum()), ""
+    if gang.strict:
+        domain = domains(c, gang.within)[rows]
+        known = domain != ALONE
+        most = int(np.bincount(domain[known], fit[known]).max(initial=0))
+        where = f" in one {gang.within}"
+    if not 0 < most < case.size:
+        return None
+    sentence = f"needs {case.wants}, who start together; {most} of {case.size} would fit{where}; {_behind(case)}"
+    numbers: Numbers = {"members": case.size, "would_fit": most, "ahead": case.ahead}
+    helps = [f"let {most} members be enough to start with"]
+    if gang.strict and int(fit.sum()) >= case.size:
+        helps.append(f"prefer one {gang.within} without insisting on it")
+    return Finding(WaitCode.GANG, sentence, numbers, tuple(helps))
 
 
 def _relaxed(code: WaitCode, relax: Relax, because: str, helps: str) -> Callable[[Case], Finding | None]:
@@ -226,15 +295,15 @@ def _relaxed(code: WaitCode, relax: Relax, because: str, helps: str) -> Callable
         nodes = case.fits_if(relax)
         if not nodes:
             return None
-        return Finding(code, f"needs {what(case.shape)}; {because}", {"nodes": nodes}, (helps,))
+        return Finding(code, f"needs {case.wants}; {because}", {"nodes": nodes}, (helps,))
 
     return rule
 
 
 def _waiting(case: Case) -> Finding:
-    free = _most_free(case)
+    free = case.most_free()
     unit = "free" if case.shape.request.count == 1 else "free at most on one node"
-    sentence = f"needs {what(case.shape)}; {format_permille(free)} {unit}; {_behind(case)}"
+    sentence = f"needs {case.wants}; {format_permille(free)} {unit}; {_behind(case)}"
     numbers: Numbers = {"need_permille": case.need, "free_permille": free, "ahead": case.ahead}
     if case.ghost is not None:
         sentence += f"; the next space on {case.ghost.hold.node} is kept for it"
@@ -247,19 +316,32 @@ def _waiting(case: Case) -> Finding:
 
 
 def _behind(case: Case) -> str:
-    return f"{case.ahead} ahead of you in {case.replica.project}"
+    text = f"{case.ahead} ahead of you in {case.replica.project}"
+    rival = None if case.ahead else _rival(case)
+    return text if rival is None else f"{text}, but {_standing(case, rival)} is served before it"
 
 
-def _most_free(case: Case) -> int:
-    """Thousandths free on the best GPU that could serve it; for several GPUs, on as many of the best node's."""
-    c, shape = case.cluster, case.shape
-    rows = np.flatnonzero(c.present & c.up)
-    usable, _ = usable_slots(c, shape, rows, case.placer.accepted(shape), None, Relax(use=True))
-    free = np.where(usable, np.clip(c.gpu_free[rows], 0, WHOLE_GPU), 0)
-    if shape.whole:
-        free = np.where(free == WHOLE_GPU, free, 0) if shape.request.count > 1 else free
-    best = np.sort(free, axis=1)[:, ::-1][:, : shape.request.count].sum(axis=1)
-    return int(best.max(initial=0))
+def _rival(case: Case) -> int | None:
+    """The other project with waiting work that is served first, if one is served before this one's."""
+    demand, order = case.session.demand, case.session.shares.order
+    first, rival = order(case.account.project, case.need), None
+    for project in list(demand.lanes)[:MOST_RIVALS]:
+        if project != case.account.project:
+            shape = next(iter(demand.lanes[project]))
+            other = order(project, case.placer.least_permille(shape))
+            first, rival = (other, project) if other < first else (first, rival)
+    return rival
+
+
+def _standing(case: Case, project: int) -> str:
+    """``blue, which is below its fair share (1.00 of 4.00 GPU)``."""
+    shares, ledger = case.session.shares, case.session.ledger
+    used, fair = int(ledger.used[project]), int(shares.fair[project])
+    held = f"{format_permille(used)} of {format_permille(fair)} GPU"
+    name = ledger.projects[project].name
+    if used < fair:
+        return f"{name}, which is below its fair share ({held}),"
+    return f"{name}, which holds a smaller part of its due ({format_permille(used)} GPU),"
 
 
 RULES: tuple[Callable[[Case], Finding | None], ...] = (
@@ -270,6 +352,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     _bounds,
     _soon,
     _reserved,
+    _gang,
     _host,
     _pool,
     _relaxed(

@@ -48,11 +48,11 @@ class PlanService:
                 "Ask for GPUs, to hear when there are some.",
             )
         await self._submission.note_dependencies(workload)
-        history = await self._waiting.history(workload)
+        background = await self._waiting.background(workload)
         demand, now = self._engine.demand, self._engine.ports.clock.now()
         replicas = self._replicas(prepared, demand.held(workload))
         demand.unmet.discard(workload.id)
-        return Foretold(workload, len(replicas), demand.scheduler.plan(replicas, now, history))
+        return Foretold(workload, len(replicas), demand.scheduler.plan(replicas, now, background))
 
     def _replicas(self, prepared: Prepared, held: Held | None) -> list[PendingReplica]:
         """Those that would be in the queue at once."""

@@ -7,9 +7,10 @@ from math import inf
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import format_duration
 from gpupool.domain.workload import Reason, ReplicaState, Workload, WorkloadKind, WorkloadState
-from gpupool.scheduling.explain import Explanation, WaitCode, explain
+from gpupool.scheduling.background import Background, plain_name
+from gpupool.scheduling.explain import Explanation, WaitCode
 from gpupool.scheduling.runtimes import RunTimes
-from gpupool.scheduling.values import Held
+from gpupool.scheduling.values import Held, ReplicaKey
 from gpupool.services.engine import Engine
 from gpupool.services.lookup import Lookup
 
@@ -41,9 +42,7 @@ class WhyService:
             sentence = f"{placed} of its replicas run; its parallelism is {workload.parallelism}."
             return Explanation(WaitCode.PARALLELISM, sentence, numbers={"parallelism": workload.parallelism})
         now = self._engine.ports.clock.now()
-        found = explain(
-            scheduler.placer, scheduler.demand, scheduler.holds, key, now, await self.history(), scheduler.settings
-        )
+        found = scheduler.explain(key, now, background=await self.background())
         return found or Explanation(WaitCode.STARTING_SOON, f"{workload.name} is about to start.")
 
     def _held(self, workload: Workload, held: Held) -> Explanation:
@@ -88,7 +87,17 @@ class WhyService:
         helps = ("gpupool logs " + workload.name,) if last is not None and last.reason is Reason.EXITED else ()
         return Explanation(WaitCode.NOT_WAITING, sentence + ".", would_help=helps)
 
-    async def history(self, *others: Workload) -> dict[tuple[str, str], RunTimes]:
+    async def background(self, *others: Workload) -> Background:
+        """What an answer may rest on beside the state of the scheduler; ``others`` are not in the queue yet."""
+        return Background(await self._history(*others), name=self._replica_name)
+
+    def _replica_name(self, key: ReplicaKey) -> str:
+        workload = self._engine.mirror.workloads.get(key[0])
+        if workload is None:
+            return plain_name(key)
+        return workload.name if workload.completions == 1 else f"{workload.name}/{key[1]}"
+
+    async def _history(self, *others: Workload) -> dict[tuple[str, str], RunTimes]:
         """Past run times of those who run or wait now, and of ``others``: what an estimate rests on."""
         live = (w for w in self._engine.mirror.workloads.values() if w.kind is not WorkloadKind.EXEC)
         wanted = [*dict.fromkeys((w.project, w.user) for w in others), *sorted({(w.project, w.user) for w in live})]
