@@ -59,13 +59,16 @@ def evict_whole_gangs(session: Session) -> None:
         members = session.demand.gangs.get(workload)
         if members is None:
             continue
-        rest = members.running - session.leaving
-        if len(rest) < members.gang.least:
+        rest = {key for key in members.running - session.leaving if session.demand.running[key].preemptible}
+        if len(members.running - session.leaving) < members.gang.least:
             _evict_all(session, rest, first)
 
 
 def evict_stale(session: Session) -> None:
-    """Send gangs back to the queue of which too few members have been running for too long, with nobody to join."""
+    """Send gangs back to the queue of which too few members have been running for too long, with nobody to join.
+
+    Protected gangs stay, as all protected work does.
+    """
     for workload, since in sorted(session.demand.gangs.short.items()):
         members = session.demand.gangs.get(workload)
         if members is None:
@@ -74,6 +77,8 @@ def evict_stale(session: Session) -> None:
         coming = {key for key in session.ghosts if key[0] == workload}
         coming |= {replica.key for replica, _, _ in session.placed if replica.workload == workload}
         if not rest or len(rest) + len(coming) >= members.gang.least:
+            continue
+        if not all(session.demand.running[key].preemptible for key in rest):
             continue
         due = since + session.settings.stale_gang_s
         if due > session.now:
