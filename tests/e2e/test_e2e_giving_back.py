@@ -1,0 +1,63 @@
+"""S4 at the size of a pool: full of borrowed training, it gives an owner's quota back within the grace, and says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from e2e_pool import RealPool, eventually, fresh_pool
+
+GRACE_S = 3.0
+TRAINING = 'trap "exit 0" TERM; echo began at attempt $GPUPOOL_ATTEMPT; while :; do sleep 0.05; done'
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[RealPool]:
+    """Eight GPUs, two projects with a quota of four each, no minimum runtime; the second has borrowed the first's."""
+    with fresh_pool("8xT4") as made:
+        for name in ("owner", "borrower"):
+            made("project", "create", name, "--quota", "4", "--min-runtime", "1s")
+        made(
+            "submit", "borrowed", "--project", "borrower", "-g", "1", "--completions", "8", "--parallelism", "8",
+            "--grace", f"{GRACE_S:g}s", "--", "sh", "-c", TRAINING,
+        )  # fmt: skip
+        assert eventually(lambda: running(made, "borrowed") == 8)
+        yield made
+
+
+def replicas(pool: RealPool, name: str) -> list[dict[str, Any]]:
+    listed = pool.json("describe", name)["replicas"]
+    assert isinstance(listed, list)
+    return listed
+
+
+def running(pool: RealPool, name: str) -> int:
+    return sum(row["state"] == "running" for row in replicas(pool, name))
+
+
+def test_an_owner_gets_the_quota_back_and_every_victim_knows_why(lab: RealPool) -> None:
+    asked = time.monotonic()
+    lab("submit", "owned", "--project", "owner", "-n", "4", "--interactive", "--", "sleep", "1000")
+    assert lab.becomes("owned", "running")
+    took_s = time.monotonic() - asked
+    assert took_s < GRACE_S + 10, "the programs end on TERM at once; ten seconds are for a slow machine"
+    assert eventually(lambda: running(lab, "borrowed") == 4)  # within its own quota nobody is touched
+
+    victims = [row for row in replicas(lab, "borrowed") if row["state"] != "running"]
+    assert len(victims) == 4, "no more than are needed"
+    events = [e for e in lab.json("events", "borrowed")["events"] if e["reason"] == "PREEMPTED"]
+    assert {event["index"] for event in events} == {row["index"] for row in victims}
+    for event in events:
+        assert "owner" in event["message"], "who"
+        assert "quota" in event["message"] or "share" in event["message"], "why"
+        assert event["at"] > 0
+    assert all(row["state"] == "pending" and row["interruptions"] == 1 and row["failures"] == 0 for row in victims)
+    why = lab.json("why", "borrowed")
+    assert why["sentence"], "what it waits for now"
+
+    lab("stop", "owned")
+    assert eventually(lambda: running(lab, "borrowed") == 8), "training resumes by itself"
+    again = lab.text("logs", f"borrowed/{victims[0]['index']}")
+    assert "attempt 2" in again
