@@ -12,6 +12,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import Gpu, NodeReport
@@ -64,6 +65,7 @@ class FakeAgent:
     ends: dict[str, ExitReport] = field(default_factory=dict)  # every end there ever was
     epochs: dict[str, tuple[int, int]] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
+    notices: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # the last of each program
     signals: list[tuple[str, int]] = field(default_factory=list)
     deleted_logs: list[str] = field(default_factory=list)
     listener: FakeFabric | None = None
@@ -169,14 +171,18 @@ class FakeAgent:
         self.tell(status)
         return status
 
-    def stop(self, key: str, grace_s: float) -> None:
+    def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
         program = self.programs.get(key)
         if program is None or not program.running:
             return
+        self.notify(key, notice)
         until = self.now() + grace_s
         program.kill_at = until if program.kill_at is None else min(until, program.kill_at)
         if self.polite or grace_s == 0:
             self.end(key, None, signal.SIGTERM)
+
+    def notify(self, key: str, notice: dict[str, Any] | None) -> None:
+        self.notices[key] = notice
 
     def forget(self, key: str, *, delete_logs: bool) -> None:
         if delete_logs:
@@ -211,8 +217,11 @@ class FakeLink(NodeLink):
         spec = ProcessSpec.from_dict(spec.to_dict())
         return await self._agent.answer(lambda: self._agent.start(spec))  # type: ignore[return-value]
 
-    async def stop(self, key: str, grace_s: float) -> None:
-        await self._agent.answer(lambda: self._agent.stop(key, grace_s))
+    async def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
+        await self._agent.answer(lambda: self._agent.stop(key, grace_s, notice))
+
+    async def notify(self, key: str, notice: dict[str, Any] | None) -> None:
+        await self._agent.answer(lambda: self._agent.notify(key, notice))
 
     async def signal(self, key: str, signum: int) -> None:
         await self._agent.answer(lambda: self._agent.signals.append((key, signum)))

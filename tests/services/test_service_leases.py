@@ -142,7 +142,8 @@ def test_a_program_on_the_lease_keeps_it_and_idleness_counts_from_its_end(world:
         await world.end(program)
         await world.pass_time(50)
         assert await world.state(lease.id) is RUNNING, "it was used 50 s ago"
-        await world.pass_time(60)
+        await world.pass_time(35)
+        await world.pass_time(25)
         assert await world.state(lease.id) is STOPPED
 
     world.do(story())

@@ -27,6 +27,7 @@ PASSED_ON = (
     "cpus",
     "memory",
     "grace",
+    "notice_signal",
     "preemptible",
     "wait",
 )

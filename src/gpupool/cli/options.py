@@ -90,6 +90,7 @@ PROGRAM_OPTIONS = (
         "DIR",
     ),
     Option("grace", "--grace", Kind.TEXT, "Time between TERM and KILL when stopped (10s).", PROGRAM, "TIME"),
+    Option("notice_signal", "--notice-signal", Kind.TEXT, "Told so that it has to go: USR1 (TERM).", PROGRAM, "SIGNAL"),
 )
 TERMINAL = Option("tty", "-t --tty / --no-tty", Kind.FLAG, "Give it a terminal; by default when you have one.", PROGRAM)
 QUIET = Option("quiet", "-q --quiet", Kind.FLAG, "Say nothing about waiting or starting.", OUTPUT)

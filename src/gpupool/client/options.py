@@ -42,6 +42,7 @@ class SubmitOptions(TypedDict, total=False):
     max_time: Quantity
     idle_timeout: Quantity
     grace: Quantity
+    notice_signal: str
     lifetime: Quantity
     restart: str
     backoff_limit: int

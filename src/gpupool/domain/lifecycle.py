@@ -9,6 +9,7 @@ unchanged, so that a message that arrives twice, or after the end, does nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpupool.domain.ids import Epoch
 from gpupool.domain.supervision import ExitReason, ExitReport, ProcessStatus
@@ -32,6 +33,7 @@ MOST_INTERRUPTIONS = 100  # a replica that the pool keeps losing is given up rat
 # A stop with one of these reasons ends in the queue again instead of in the end.
 _EVICTED = frozenset({Reason.PREEMPTED, Reason.WINDOW_CLOSED})
 _RETURNS_TO_QUEUE = _EVICTED | {Reason.SUSPENDED_BY_USER}
+_WITH_NOTICE = _RETURNS_TO_QUEUE | {Reason.IDLE_LIMIT}
 _ENDS_AS_FAILURE = frozenset({Reason.TIME_LIMIT, Reason.WAIT_EXPIRED, Reason.DEPENDENCY_FAILED})
 
 _REASON_OF_EXIT = {
@@ -68,7 +70,15 @@ class ForgetProgram:
     replica: Replica
 
 
-Effect = StartProgram | StopProgram | ForgetProgram
+@dataclass(frozen=True, slots=True)
+class NotifyProgram:
+    """Put a notice before the replica's present attempt, which runs on; None: take it away."""
+
+    replica: Replica
+    notice: dict[str, Any] | None
+
+
+Effect = StartProgram | StopProgram | ForgetProgram | NotifyProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +146,14 @@ def ended(workload: Workload, replica: Replica, report: ExitReport, now: float) 
         reason = asked
     seen = replace(replica, exit_status=report.status, finished_at=report.finished_at or now, pid=None)
     forget = ForgetProgram(replica)
+    sentence = (replica.message if reason is asked else "") or _sentence(reason, report)
     if reason in _RETURNS_TO_QUEUE:
-        return _again(workload, seen, reason, _sentence(reason, report), now, forget)
+        return _again(workload, seen, reason, sentence, now, forget)
     if reason in _POOLS_FAULT and _may_run_again(workload, seen):
-        return _again(workload, seen, reason, _sentence(reason, report), now, forget)
+        return _again(workload, seen, reason, sentence, now, forget)
     if reason is Reason.EXITED:
         return _exited(workload, seen, report, now, forget)
-    return _finish(seen, _final_state(workload, reason), reason, _sentence(reason, report), now, forget)
+    return _finish(seen, _final_state(workload, reason), reason, sentence, now, forget)
 
 
 def stop(
@@ -159,12 +170,19 @@ def stop(
     if replica.state is ReplicaState.STOPPING:
         # Asked again: a final reason outranks a return to the queue, and a shorter grace counts.
         final = replica.next_reason in _RETURNS_TO_QUEUE and reason not in _RETURNS_TO_QUEUE
-        after = replace(replica, next_reason=reason) if final else replica
+        after = replace(replica, next_reason=reason, message=sentence) if final else replica
         return Step(after, (), (StopProgram(after, grace),))
-    after = replace(replica, state=ReplicaState.STOPPING, next_reason=reason)
+    after = replace(replica, state=ReplicaState.STOPPING, next_reason=reason, message=sentence)
     because = f"{sentence}; " if sentence else ""
     event = _event(after, now, reason, f"{because}asked to stop with {grace:g} s of grace")
     return Step(after, (event,), (StopProgram(after, grace),))
+
+
+def notice_of(replica: Replica) -> dict[str, str] | None:
+    """What a program that is told to end may read of it: why, in a code and a sentence; None: only that it has to."""
+    if replica.next_reason not in _WITH_NOTICE or replica.state is not ReplicaState.STOPPING:
+        return None
+    return {"reason": replica.next_reason.value, "message": replica.message}
 
 
 def released(workload: Workload, replica: Replica, now: float) -> Step:

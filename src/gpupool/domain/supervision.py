@@ -48,6 +48,7 @@ class ProcessSpec:
     ``gpus``, ``compute`` and ``sharing`` (the mode asked for; empty: the node's default) say what of which GPUs it may
     use. ``lease`` is the epoch of the lease that they come from (0: none): programs with the same one share one
     allocation. ``uid``/``gid`` None means the agent's own.
+    ``notice_signal`` (``USR1``, ...) is how the program wants to be told that it has to go: TERM comes later then.
     ``client_bound``: the program starts when a client attaches and is stopped when that client goes away.
     ``memory_mib`` and ``cpus`` limit host memory and processors. Sizes of logs are MiB over all kept segments.
     """
@@ -65,6 +66,7 @@ class ProcessSpec:
     gid: int | None = None
     umask: int = 0o022
     grace_s: float = 10.0
+    notice_signal: str = "TERM"
     max_time_s: float | None = None
     cpus: float | None = None
     memory_mib: int | None = None

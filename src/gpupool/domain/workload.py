@@ -127,12 +127,16 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds in time and host resources; None means none. Times are seconds, ``memory_mib`` is host memory."""
+    """Bounds in time and host resources; None means none. Times are seconds, ``memory_mib`` is host memory.
+
+    ``notice_signal``: see ``supervision.ProcessSpec``.
+    """
 
     wait_s: float | None = None  # longest time in the queue; 0: start now or fail
     max_time_s: float | None = None
     idle_timeout_s: float | None = None
     grace_s: float = 10.0
+    notice_signal: str = "TERM"
     cpus: float | None = None
     memory_mib: int | None = None
     log_limit_mib: int = 64

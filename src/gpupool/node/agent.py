@@ -22,9 +22,19 @@ from gpupool.node.entry import Entry, first_status
 from gpupool.node.epochs import Epochs
 from gpupool.node.journal import say
 from gpupool.node.keeper import Keeper
+from gpupool.node.notice import Notice, write_notice
 from gpupool.node.paths import ReplicaFolder, RunFolder, StateFolder, boot_id, checked_key, socket_name
 from gpupool.node.ports import Inventory, Runner, Running, SharingHost
-from gpupool.node.record import Order, ShepherdRecord, read_exit, read_notes, read_stop, write_notes, write_stop
+from gpupool.node.record import (
+    Order,
+    ShepherdRecord,
+    read_exit,
+    read_notes,
+    read_noticed,
+    read_stop,
+    write_notes,
+    write_stop,
+)
 from gpupool.node.sharing.choose import DEFAULT_SLICES, SharingModes
 
 DRIVER_WAIT_S = 20.0  # a driver may hang; nobody waits longer for it
@@ -201,16 +211,37 @@ class Agent:
                 f"Make room in {self.state.path} on the node.",
             ) from error
 
-    def stop(self, key: str, grace_s: float) -> None:
-        """TERM, then KILL after the grace, to the whole tree; returns at once. Unknown keys are ignored."""
+    def stop(self, key: str, grace_s: float, notice: Notice | None = None) -> None:
+        """TERM, then KILL after the grace, to the whole tree; returns at once. Unknown keys are ignored.
+
+        With a ``notice`` (written first) the program's own notice signal comes before the TERM.
+        """
         entry = self.entries.get(key)
         if entry is None or entry.exited:
             return
-        asked = read_stop(entry.folder)
-        if asked is None or grace_s < asked:
-            write_stop(entry.folder, max(0.0, grace_s))
+        asked, grace_s = read_stop(entry.folder), max(0.0, grace_s)
+        if asked is None or grace_s < asked or (notice is None and read_noticed(entry.folder)):
+            if notice is not None:
+                self._write_notice(entry, notice, grace_s)
+            write_stop(entry.folder, grace_s if asked is None else min(grace_s, asked), noticed=notice is not None)
         self.keeper.examine(entry)
         self.keeper.press_stop(entry)
+
+    def notify(self, key: str, notice: Notice | None) -> None:
+        """Tell a program something that it may have to act on; None: it is no longer true. Unknown keys are ignored."""
+        entry = self.entries.get(key)
+        if entry is None or entry.exited or read_stop(entry.folder) is not None:
+            return
+        if notice is None:
+            self.run.notice(key).unlink(missing_ok=True)
+        else:
+            self._write_notice(entry, notice, None)
+
+    def _write_notice(self, entry: Entry, notice: Notice, grace_s: float | None) -> None:
+        try:
+            write_notice(self.run, entry.key, notice, grace_s, entry.order.spec.uid)
+        except OSError as error:
+            say("notice not written", key=entry.key, error=str(error))
 
     async def signal(self, key: str, signum: int) -> None:
         """Send a signal to the program's foreground process group; a program that has ended hears nothing."""

@@ -63,8 +63,12 @@ class Methods:
         return (await self._agent.start(ProcessSpec.from_dict(params["spec"]))).to_dict()
 
     async def do_stop(self, params: Params) -> Any:
-        """``key``, ``grace_s``."""
-        self._agent.stop(params["key"], float(params["grace_s"]))
+        """``key``, ``grace_s``, ``notice``."""
+        self._agent.stop(params["key"], float(params["grace_s"]), params.get("notice"))
+
+    async def do_notify(self, params: Params) -> Any:
+        """``key``, ``notice``."""
+        self._agent.notify(params["key"], params.get("notice"))
 
     async def do_signal(self, params: Params) -> Any:
         """``key``, ``signum``."""

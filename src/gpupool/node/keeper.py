@@ -232,8 +232,9 @@ class Keeper:
             entry.learn(record)
         entry.finish(report)
         self._runner.drop(entry.folder.path)
-        with contextlib.suppress(OSError):
-            self._run.attach(entry.key).unlink()
+        for left in (self._run.attach(entry.key), self._run.notice(entry.key)):
+            with contextlib.suppress(OSError):
+                left.unlink()
         self._listener.changed(entry.status)
         self._spawn(self._listener.ended(entry))
 

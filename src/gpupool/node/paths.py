@@ -127,7 +127,7 @@ class StateFolder:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Sockets. Users may pass through ``attach`` to their own socket but not list it."""
+    """Sockets and notices. Users may pass through ``attach`` and ``notices`` to their own but not list them."""
 
     path: Path
 
@@ -145,13 +145,18 @@ class RunFolder:
         """The socket of one program's shepherd."""
         return self.path / "attach" / f"{key}.sock"
 
+    def notice(self, key: str) -> Path:
+        """Where a program reads why it has to go."""
+        return self.path / "notices" / f"{key}.json"
+
     def make(self, *, shared: bool) -> None:
-        """Create what is missing; ``shared`` (a pool of several users) lets them pass to their attach sockets."""
+        """Create what is missing; ``shared`` (a pool of several users) lets them pass to what is theirs."""
         mode = 0o711 if shared else 0o700
         self.path.mkdir(mode=mode, parents=True, exist_ok=True)
-        attach = self.path / "attach"
-        attach.mkdir(mode=mode, exist_ok=True)
-        attach.chmod(mode)
+        for name in ("attach", "notices"):
+            folder = self.path / name
+            folder.mkdir(mode=mode, exist_ok=True)
+            folder.chmod(mode)
 
 
 def write_json(path: Path, value: Any, *, durable: bool) -> None:

@@ -96,6 +96,27 @@ def alive(pids: Iterable[int], table: dict[int, Proc]) -> set[int]:
     return {pid for pid in pids if pid in table and table[pid].state not in "ZX"}
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - called for every process of a tree
+            lines = file.read().split(b"\n")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith(b"SigCgt:")), b"0")
+    return bool(int(caught, 16) >> (signum - 1) & 1)
+
+
+def send_below(root: int, signals: Iterable[int], *, catching: bool) -> None:
+    """Signal all descendants of a process; ``catching``: only those with a handler of their own for it."""
+    table = scan()
+    tree = descendants([root], children_of(table))
+    for signum in signals:
+        for pid in tree:
+            if not catching or catches(pid, signum):
+                send(table[pid], signum)
+
+
 def send(proc: Proc, signum: int) -> None:
     """Signal exactly this process, never another that got its number; gone or forbidden is silently nothing."""
     with contextlib.suppress(OSError):

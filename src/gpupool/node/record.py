@@ -136,6 +136,11 @@ def read_stop(folder: ReplicaFolder) -> float | None:
     return None if data is None else float(data.get("grace_s", 10.0))
 
 
-def write_stop(folder: ReplicaFolder, grace_s: float) -> None:
+def read_noticed(folder: ReplicaFolder) -> bool:
+    """Whether the stop that was asked for comes with a notice: the program may be given time to save its state."""
+    return bool((read_json(folder.stop) or {}).get("noticed"))
+
+
+def write_stop(folder: ReplicaFolder, grace_s: float, *, noticed: bool = False) -> None:
     """Ask for a stop, for good. Raises OSError."""
-    write_json(folder.stop, {"grace_s": grace_s}, durable=False)
+    write_json(folder.stop, {"grace_s": grace_s, "noticed": noticed}, durable=False)

@@ -14,17 +14,19 @@ import signal
 import socket
 import time
 from dataclasses import replace
+from math import inf
 
 from gpupool.domain import frames
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
 from gpupool.domain.supervision import ExitReason, ExitReport, Stdio
 from gpupool.node import cgroups, logs, proctree, terminal, verdict
 from gpupool.node.child import Child
-from gpupool.node.ending import SWEEP_GRACE_S, Ending, gentle_signals
+from gpupool.node.ending import SWEEP_GRACE_S, Ending, ask_at, gentle_signals
 from gpupool.node.forking import fork_into
+from gpupool.node.notice import FILE_VARIABLE
 from gpupool.node.paths import ReplicaFolder, RunFolder, socket_name
 from gpupool.node.plumbing import Plumbing
-from gpupool.node.record import Order, ShepherdRecord, exit_to_dict, read_stop, write_exit
+from gpupool.node.record import Order, ShepherdRecord, exit_to_dict, read_noticed, read_stop, write_exit
 from gpupool.node.viewers import Hello, Viewer, Viewers, unlink_quietly
 
 MOST_EARLY_SIGNALS = 32
@@ -54,6 +56,7 @@ class Shepherd:
         self.client_deadline: float | None = None
         self.time_limit_at: float | None = None
         self.wake_fd = -1
+        self.notice_signal = int(getattr(signal, f"SIG{self.spec.notice_signal}", signal.SIGTERM))
         self.early_signals: list[int] = []  # for a program that is not there yet
 
     # -- the course of a program -------------------------------------------------------------------------------------
@@ -65,7 +68,7 @@ class Shepherd:
         self.record = replace(self.record, cgroups=self.groups.paths)
         self.record.write(self.folder)
         if (grace_s := read_stop(self.folder)) is not None:
-            self.end(ExitReason.STOPPED, grace_s)
+            self.end(ExitReason.STOPPED, grace_s)  # there is nothing yet that could be given notice
         elif self.spec.client_bound:
             self.client_deadline = time.monotonic() + CLIENT_WAIT_S
         else:
@@ -121,6 +124,7 @@ class Shepherd:
     def _environment(self) -> dict[str, str]:
         workload, index, _attempt = self.key.split(".")
         marks = {"GPUPOOL_WORKLOAD_ID": workload, "GPUPOOL_REPLICA_INDEX": index, proctree.KEY_VARIABLE: self.key}
+        marks[FILE_VARIABLE] = str(RunFolder(self.order.run_folder).notice(self.key))
         return {**self.spec.env, **self.order.added_env, **marks}
 
     def _started(self) -> None:
@@ -146,27 +150,37 @@ class Shepherd:
             self._signal_foreground(signum)
         self.early_signals.clear()
         if self.ending is not None and not self.ending.killing:
-            self._signal_tree(gentle_signals(tty=self.spec.stdio is Stdio.TTY))
+            self.ending.ask_at = None
+            self._ask()
 
-    def end(self, reason: ExitReason, grace_s: float) -> None:
-        """Ask the whole tree to end, for the first reason given; a later call can only shorten the grace."""
-        kill_at = time.monotonic() + max(0.0, grace_s)
+    def end(self, reason: ExitReason, grace_s: float, *, noticed: bool = False) -> None:
+        """Ask the whole tree to end, for the first reason given; a later call can only shorten the grace.
+
+        ``noticed``: those who handle the program's notice signal get that first, all are asked towards the end.
+        """
+        now, grace_s = time.monotonic(), max(0.0, grace_s)
+        noticed = noticed and self.notice_signal != signal.SIGTERM
         if self.ending is not None:
-            self.ending.hasten(kill_at)
+            self.ending.hasten(now + grace_s)
+            if not noticed and self.ending.must_ask(inf):
+                self._ask()
             return
-        self.ending = Ending(reason, kill_at)
+        self.ending = Ending(reason, now + grace_s, ask_at=ask_at(now, grace_s) if noticed else None)
+        if noticed:
+            self._signal_tree((self.notice_signal,), catching=True)
+        else:
+            self._ask()
+
+    def _ask(self) -> None:
         self._signal_tree(gentle_signals(tty=self.spec.stdio is Stdio.TTY))
 
-    def _signal_tree(self, signals: tuple[int, ...]) -> None:
+    def _signal_tree(self, signals: tuple[int, ...], *, catching: bool = False) -> None:
+        """To every process of the program, or to those with a handler of their own for it."""
         if self.program is None:
             return
-        table = proctree.scan()
-        tree = proctree.descendants([os.getpid()], proctree.children_of(table))
         if signal.SIGKILL in signals:
             cgroups.kill(self.groups.paths)
-        for signum in signals:
-            for pid in tree:
-                proctree.send(table[pid], signum)
+        proctree.send_below(os.getpid(), signals, catching=catching)
 
     # -- one turn of the loop ----------------------------------------------------------------------------------------
 
@@ -185,7 +199,7 @@ class Shepherd:
     def _timeout_ms(self) -> int | None:
         times = [t for t in (self.client_deadline, self.time_limit_at) if t is not None]
         if self.ending is not None:
-            times.append(self.ending.kill_at)
+            times.append(self.ending.next_at())
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _on_time(self, now: float) -> None:
@@ -195,6 +209,8 @@ class Shepherd:
         if self.time_limit_at is not None and now >= self.time_limit_at:
             self.time_limit_at = None
             self.end(ExitReason.TIME_LIMIT, self.spec.grace_s)
+        if self.ending is not None and self.ending.must_ask(now):
+            self._ask()
         if self.ending is not None and self.ending.due(now):
             self._signal_tree((signal.SIGKILL,))
 
@@ -235,7 +251,8 @@ class Shepherd:
             numbers = os.read(self.wake_fd, 4096)
             if signal.SIGTERM in numbers:
                 grace_s = read_stop(self.folder)
-                self.end(ExitReason.STOPPED, self.spec.grace_s if grace_s is None else grace_s)
+                noticed = read_noticed(self.folder)
+                self.end(ExitReason.STOPPED, self.spec.grace_s if grace_s is None else grace_s, noticed=noticed)
             if signal.SIGCHLD in numbers:
                 self._reap()
 

@@ -16,7 +16,7 @@ import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.lifecycle import Effect, ForgetProgram, StartProgram, StopProgram
+from gpupool.domain.lifecycle import Effect, ForgetProgram, NotifyProgram, StartProgram, StopProgram, notice_of
 from gpupool.domain.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.workload import Replica, ReplicaState
 from gpupool.services.demand import Demand
@@ -187,7 +187,9 @@ class Engine:
             case StartProgram():
                 await self._start(link, replica)
             case StopProgram(grace_s=grace_s):
-                await link.stop(replica.key, grace_s)
+                await link.stop(replica.key, grace_s, notice_of(replica))
+            case NotifyProgram(notice=notice):
+                await link.notify(replica.key, notice)
             case ForgetProgram():
                 await link.forget(replica.key)
 
@@ -205,7 +207,7 @@ class Engine:
             status = self._failed_start(now, error)
         self._on_status(status)
         if now.state is ReplicaState.STOPPING:
-            await link.stop(now.key, workload.limits.grace_s)
+            await link.stop(now.key, workload.limits.grace_s, notice_of(now))
 
     def _failed_start(self, replica: Replica, error: GpupoolError) -> ProcessStatus:
         report = ExitReport(ExitReason.START_FAILED, None, None, error.message, self.ports.clock.now())

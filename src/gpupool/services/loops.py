@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import structlog
 
+from gpupool.domain import lifecycle
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.lifecycle import POOL, granted
@@ -136,6 +137,7 @@ class Ticker:
         self._nodes = nodes
         self._bound = bound
         self._ticks = 0
+        self._warned_at: dict[str, float] = {}  # of idleness, by attempt
 
     async def run(self) -> None:
         """For ever."""
@@ -193,15 +195,33 @@ class Ticker:
             if replica.state is not ReplicaState.RUNNING:
                 continue
             idle_s = draft.now - self._last_active(workload, replica, draft.now)
-            if idle_s > limit_s and replica.idle_warned:
+            if idle_s <= limit_s * IDLE_WARNING_AT:
+                if replica.idle_warned:
+                    self._take_back_warning(draft, replica)
+            elif not replica.idle_warned:
+                self._warn(draft, replica, idle_s, limit_s)
+            elif idle_s > limit_s and self._warned_for_s(replica, draft.now) >= limit_s * (1 - IDLE_WARNING_AT):
                 sentence = f"idle for {format_duration(idle_s)}; the limit is {format_duration(limit_s)}"
                 transitions.stop(draft, workload, replica, Reason.IDLE_LIMIT, sentence=sentence)
-            elif idle_s > limit_s * IDLE_WARNING_AT and not replica.idle_warned:
-                sentence = f"idle for {format_duration(idle_s)}; GPUs are taken back after {format_duration(limit_s)}"
-                draft.note(Event(draft.now, POOL, Reason.IDLE_WARNING, sentence, workload.id, replica.index))
-                draft.put_replica(replace(replica, idle_warned=True))
-            elif idle_s <= limit_s * IDLE_WARNING_AT and replica.idle_warned:
-                draft.put_replica(replace(replica, idle_warned=False))
+                self._warned_at.pop(replica.key, None)
+
+    def _warned_for_s(self, replica: Replica, now: float) -> float:
+        """How long its holder has had since the warning: less than it has been idle, after a silence of ours."""
+        return now - self._warned_at.setdefault(replica.key, now)
+
+    def _warn(self, draft: Draft, replica: Replica, idle_s: float, limit_s: float) -> None:
+        sentence = f"idle for {format_duration(idle_s)}; GPUs are taken back after {format_duration(limit_s)}"
+        draft.note(Event(draft.now, POOL, Reason.IDLE_WARNING, sentence, replica.workload, replica.index))
+        draft.put_replica(replace(replica, idle_warned=True))
+        self._warned_at[replica.key] = draft.now
+        until = draft.now + limit_s - min(idle_s, limit_s * IDLE_WARNING_AT)
+        told = {"reason": Reason.IDLE_WARNING.value, "message": sentence, "deadline": until}
+        draft.effects.append(lifecycle.NotifyProgram(replica, told))
+
+    def _take_back_warning(self, draft: Draft, replica: Replica) -> None:
+        draft.put_replica(replace(replica, idle_warned=False))
+        self._warned_at.pop(replica.key, None)
+        draft.effects.append(lifecycle.NotifyProgram(replica, None))
 
     def _last_active(self, workload: Workload, replica: Replica, now: float) -> float:
         if workload.kind is WorkloadKind.LEASE and replica.lease in self._engine.mirror.execs:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from gpupool.domain.access import Project, Token, User
+from gpupool.domain.access import Department, Project, Token, User
 from gpupool.domain.gpu import Gpu, Node, NodeReport
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.supervision import LogChunk, ProcessSpec, ProcessStatus
@@ -52,6 +52,7 @@ class LiveState:
     nodes: tuple[Node, ...]
     last_epoch: Epoch
     last_event_id: int
+    departments: tuple[Department, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,17 @@ class UsageRow:
     leases: int
 
 
+@dataclass(frozen=True, slots=True)
+class PastLease:
+    """What a lease that is over held, for whom, and when."""
+
+    project: str
+    user: str
+    permille: int
+    granted_at: float
+    released_at: float
+
+
 class Store(Protocol):
     """The truth. Every method is one transaction; errors are ``GpupoolError`` (STALE_WRITE, DATABASE_*)."""
 
@@ -130,6 +142,15 @@ class Store(Protocol):
 
     async def usage(self, since: float, until: float) -> Sequence[UsageRow]:
         """GPU seconds held between two times, exactly, from the leases."""
+
+    async def past_leases(self, since: float) -> Sequence[PastLease]:
+        """Leases released since a time, in order of their release."""
+
+    async def save_department(self, department: Department, event: Event) -> None:
+        """Insert or replace."""
+
+    async def delete_department(self, name: str, event: Event) -> None:
+        """Remove a department; raises UNKNOWN_DEPARTMENT."""
 
     async def save_project(self, project: Project, event: Event) -> None:
         """Insert or replace."""
@@ -192,8 +213,14 @@ class NodeLink(Protocol):
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
         """Start a program, or return its status if this key was started before."""
 
-    async def stop(self, key: str, grace_s: float) -> None:
-        """TERM, then KILL after the grace, to the whole tree; returns at once. Unknown keys are ignored."""
+    async def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
+        """TERM, then KILL after the grace, to the whole tree; returns at once. Unknown keys are ignored.
+
+        ``notice`` is put before the program first, and its notice signal then comes before the TERM.
+        """
+
+    async def notify(self, key: str, notice: dict[str, Any] | None) -> None:
+        """Put a notice before a program that runs on, or take it away (None). Unknown keys are ignored."""
 
     async def signal(self, key: str, signum: int) -> None:
         """Send a signal to the program's foreground process group."""

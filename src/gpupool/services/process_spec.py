@@ -23,7 +23,7 @@ class ProcessSpecs:
             key=replica.key,
             epoch=replica.lease or 0,
             argv=argv,
-            env=env,
+            env=env | _course(replica),
             cwd=workload.program.cwd,
             stdio=workload.program.stdio,
             rows=workload.program.rows,
@@ -32,6 +32,7 @@ class ProcessSpecs:
             uid=workload.uid if self._as_user else None,
             umask=workload.program.umask,
             grace_s=limits.grace_s,
+            notice_signal=limits.notice_signal,
             max_time_s=limits.max_time_s,
             cpus=limits.cpus,
             memory_mib=limits.memory_mib,
@@ -42,3 +43,9 @@ class ProcessSpecs:
             compute=lease.compute if lease is not None else workload.compute,
             sharing=lease.sharing if lease is not None else "",
         )
+
+
+def _course(replica: Replica) -> dict[str, str]:
+    """What a program may want to know of its attempts before this one."""
+    env = {"GPUPOOL_ATTEMPT": str(replica.attempt), "GPUPOOL_INTERRUPTIONS": str(replica.interruptions)}
+    return env | ({"GPUPOOL_RESUME": "1"} if replica.attempt > 1 else {})

@@ -172,6 +172,7 @@ def _limits(request: WorkloadRequest) -> Limits:
         max_time_s=request.lifetime if request.lifetime is not None else request.max_time,
         idle_timeout_s=request.idle_timeout,
         grace_s=DEFAULT_GRACE_S if request.grace is None else request.grace,
+        notice_signal=request.notice_signal,
         cpus=request.cpus,
         memory_mib=request.memory,
         log_limit_mib=request.log_limit or DEFAULT_LOG_LIMIT_MIB,

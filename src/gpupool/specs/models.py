@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -236,6 +236,8 @@ class WorkloadRequest(_Strict):
     """Longest time without using its GPUs."""
     grace: quantities.DurationOrZero = None
     """Time between TERM and KILL when it is stopped; 10 s when absent."""
+    notice_signal: Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"] = "TERM"
+    """The signal that tells the program that it has to go and will be run again; TERM comes later then."""
     lifetime: quantities.Duration = None
     """How long a lease is held, from when it is granted."""
     tty: bool = False

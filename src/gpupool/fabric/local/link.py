@@ -148,9 +148,13 @@ class LocalLink:
         """Start a program, or return its status if this key was started before."""
         return ProcessStatus.from_dict(await self._ask("start", spec=spec.to_dict()))
 
-    async def stop(self, key: str, grace_s: float) -> None:
+    async def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
         """TERM, then KILL after the grace, to the whole tree; returns at once."""
-        await self._ask("stop", key=key, grace_s=grace_s)
+        await self._ask("stop", key=key, grace_s=grace_s, notice=notice)
+
+    async def notify(self, key: str, notice: dict[str, Any] | None) -> None:
+        """Put a notice before a program, or take it away."""
+        await self._ask("notify", key=key, notice=notice)
 
     async def signal(self, key: str, signum: int) -> None:
         """Send a signal to the program's foreground process group."""

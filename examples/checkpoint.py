@@ -1,0 +1,69 @@
+"""A long computation that loses nothing when the pool takes its GPU back: it saves, ends, and goes on when run again.
+
+    gpupool submit sum -g 1 --notice-signal USR1 --grace 2m -- python3 examples/checkpoint.py --steps 100000
+
+It adds up the squares of 1, 2, 3, ... where a training would take its steps. Told by the signal that it has to go, it
+finishes its step, saves, and ends by itself. The pool runs it again (``GPUPOOL_RESUME`` is set then), and the file says
+where to go on. Nothing here needs gpupool: run by hand it does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def notice() -> str:
+    """Why the pool wants its GPU back, and how long there is, as its notice says; empty without one."""
+    path = os.environ.get("GPUPOOL_NOTICE_FILE", "")
+    if not path or not Path(path).exists():
+        return ""
+    told = json.loads(Path(path).read_text(encoding="utf-8"))
+    left = told.get("deadline", time.time()) - time.time()
+    return f"{told['reason']}: {told['message']} ({left:.0f} s left)"
+
+
+def save(checkpoint: Path, state: dict[str, int]) -> None:
+    """Whole or not at all: a kill in the middle must leave the old one."""
+    new = checkpoint.with_suffix(".new")
+    new.write_text(json.dumps(state), encoding="utf-8")
+    new.replace(checkpoint)
+
+
+def main() -> int:
+    """Take the steps that are left; the exit status is 0 when all are done, and 3 when it had to go before."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--step-time", type=float, default=0.01, metavar="SECONDS")
+    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.json"), metavar="FILE")
+    options = parser.parse_args()
+
+    asked: list[int] = []
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, lambda signum, _frame: asked.append(signum))
+
+    state = {"step": 0, "total": 0}
+    if options.checkpoint.exists():
+        state = json.loads(options.checkpoint.read_text(encoding="utf-8"))
+        attempt = os.environ.get("GPUPOOL_ATTEMPT", "by hand")
+        print(f"going on after step {state['step']} (attempt {attempt})", flush=True)
+    while state["step"] < options.steps:
+        step = state["step"] + 1
+        state = {"step": step, "total": state["total"] + step * step}
+        time.sleep(options.step_time)
+        if asked:
+            save(options.checkpoint, state)
+            print(f"saved after step {step}; {notice() or 'told to end'}", flush=True)
+            return 3
+    save(options.checkpoint, state)
+    print(f"total: {state['total']}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Training that is preempted on a real pool saves, goes on by itself, and comes to the right result."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from e2e_pool import RealPool, eventually
+
+PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "checkpoint.py"
+STEPS = 400
+
+
+def output(pool: RealPool, name: str, attempt: int) -> str:
+    with pool.client as client:
+        return b"".join(chunk.data for chunk in client.logs(name, attempt=attempt)).decode()
+
+
+def test_preempted_saved_resumed_and_right(pool: RealPool) -> None:
+    pool("project", "create", "notices", "--min-runtime", "1s")
+    what = [sys.executable, str(PROGRAM), "--steps", str(STEPS), "--step-time", "0.01"]
+    where = ["--project", "notices", "-n", "2"]
+    pool("submit", "long", *where, "--notice-signal", "USR1", "--grace", "1m", "--", *what)
+    assert pool.becomes("long", "running")
+    pool("submit", "urgent", *where, "--priority", "high", "--", "sleep", "1")
+    assert pool.becomes("urgent", "running")
+    [row] = pool.json("describe", "long")["replicas"]
+    assert row["interruptions"] == 1
+    assert "priority 100" in row["message"], "who, and why"
+    told = pool.json("why", "long")
+    assert told["position"] == 1, "when it resumes"
+    assert pool.becomes("long", "succeeded")
+    first, second = output(pool, "long", 1), output(pool, "long", 2)
+    assert "saved after step" in first
+    assert "PREEMPTED: " in first, "the notice was there when the signal came"
+    saved = first.partition("saved after step ")[2].partition(";")[0]
+    assert f"going on after step {saved} (attempt 2)" in second
+    assert f"total: {STEPS * (STEPS + 1) * (2 * STEPS + 1) // 6}" in second
+    assert "PREEMPTED" in {event["reason"] for event in pool.json("events", "long")["events"]}
+
+
+def test_an_idle_job_reads_the_warning_and_is_ended(pool: RealPool) -> None:
+    script = "while sleep 0.05; do test -e $GPUPOOL_NOTICE_FILE && cat $GPUPOOL_NOTICE_FILE && exec sleep 60; done"
+    pool("submit", "idler", "-g", "0.1", "--idle-timeout", "4s", "--", "sh", "-c", script)
+    assert pool.becomes("idler", "stopped")
+    assert eventually(lambda: "IDLE_WARNING" in output(pool, "idler", 1))
+    assert pool.json("describe", "idler")["replicas"][0]["message"].startswith("idle for")

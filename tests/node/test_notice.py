@@ -1,0 +1,122 @@
+"""A program that has to go is given notice first: a file, and a signal of its choice where it has a handler for it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_harness import AS_ROOT, Node, eventually, spec
+
+from gpupool.node.ending import Ending, ask_at
+from gpupool.node.paths import RunFolder
+
+NOTICE = {"reason": "PREEMPTED", "message": "blue is owed them."}
+CATCHER = (
+    "import json, os, signal, sys, time\n"
+    "def told(signum, frame):\n"
+    "    notice = json.load(open(os.environ['GPUPOOL_NOTICE_FILE']))\n"
+    "    print(signum, notice['reason'], notice['message'], notice['deadline'] > time.time(), flush=True)\n"
+    "    sys.exit(0)\n"
+    "signal.signal(signal.SIGUSR1, told)\n"
+    "print('ready', flush=True)\n"
+    "time.sleep(60)\n"
+)
+
+
+def python(text: str, **changes: Any) -> Any:
+    import sys
+
+    return spec(sys.executable, "-c", text, **changes)
+
+
+def ready(node: Node, key: str) -> None:
+    eventually(lambda: b"ready" in node.log(key), "the program to be ready")
+
+
+def test_the_signal_finds_the_notice_written(node: Node) -> None:
+    wanted = python(CATCHER, notice_signal="USR1", grace_s=30.0)
+    node.start(wanted)
+    ready(node, wanted.key)
+    node.ask("stop", key=wanted.key, grace_s=30.0, notice=NOTICE)
+    report = node.ended(wanted.key)
+    assert (report.exit_code, report.reason) == (0, "stopped")
+    assert b"10 PREEMPTED blue is owed them. True" in node.log(wanted.key)
+    assert not RunFolder(node.run).notice(wanted.key).exists()
+
+
+def test_a_wrapper_without_a_handler_lives_until_the_term(node: Node) -> None:
+    """The shell has no handler for USR1, which would kill it; its child saves, and the shell goes on."""
+    import sys
+
+    line = f'{sys.executable} -c "$PROGRAM"; echo after $?'
+    wanted = spec(
+        "sh", "-c", line, notice_signal="USR1", grace_s=30.0, env={"PROGRAM": CATCHER, "PATH": "/usr/bin:/bin"}
+    )
+    node.start(wanted)
+    ready(node, wanted.key)
+    node.ask("stop", key=wanted.key, grace_s=30.0, notice=NOTICE)
+    assert node.ended(wanted.key).exit_code == 0
+    assert b"after 0" in node.log(wanted.key)
+
+
+def test_term_comes_before_the_kill_and_a_stop_by_a_user_at_once(node: Node) -> None:
+    polite = (
+        "import signal,sys,time; signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(60)"
+    )
+    late, soon = (python(polite, notice_signal="USR1", grace_s=30.0) for _ in range(2))
+    for one in (late, soon):
+        node.start(one)
+        ready(node, one.key)
+    node.ask("stop", key=late.key, grace_s=2.0, notice=NOTICE)
+    node.ask("stop", key=soon.key, grace_s=60.0, notice=NOTICE)
+    assert node.ended(late.key).exit_code == 7
+    assert soon.key in {status["key"] for status in node.ask("list") if status["phase"] == "running"}
+    node.ask("stop", key=soon.key, grace_s=60.0)
+    assert node.ended(soon.key).exit_code == 7
+
+
+def test_a_notice_to_a_program_that_runs_on(node: Node) -> None:
+    wanted = spec("sleep 60")
+    node.start(wanted)
+    pid = node.running(wanted.key).pid
+    path = RunFolder(node.run).notice(wanted.key)
+    node.ask("notify", key=wanted.key, notice={"reason": "IDLE_WARNING", "message": "idle", "deadline": 5.0})
+    assert json.loads(path.read_text()) | {"at": 0} == {
+        "reason": "IDLE_WARNING",
+        "message": "idle",
+        "deadline": 5.0,
+        "at": 0,
+    }
+    env = Path(f"/proc/{pid}/environ").read_bytes()
+    assert f"GPUPOOL_NOTICE_FILE={path}".encode() in env
+    node.ask("notify", key=wanted.key, notice=None)
+    assert not path.exists()
+    node.ask("notify", key="w00000000000.0.1", notice=NOTICE)
+    node.ask("stop", key=wanted.key, grace_s=0.0)
+    node.ended(wanted.key)
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root runs programs as others")
+def test_the_notice_is_its_owners_alone(node: Node) -> None:
+    wanted = spec("sleep 60", uid=65534)
+    node.start(wanted)
+    node.running(wanted.key)
+    node.ask("notify", key=wanted.key, notice=NOTICE)
+    found = RunFolder(node.run).notice(wanted.key).stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (65534, 0o600)
+    node.ask("stop", key=wanted.key, grace_s=0.0)
+    node.ended(wanted.key)
+
+
+def test_when_a_program_is_asked_that_was_given_notice() -> None:
+    assert ask_at(100.0, 120.0) == 215.0
+    assert ask_at(100.0, 4.0) == 103.0
+    ending = Ending("stopped", 110.0, ask_at=105.0)  # type: ignore[arg-type]
+    assert ending.next_at() == 105.0
+    assert not ending.must_ask(104.0)
+    assert ending.must_ask(105.0)
+    assert not ending.must_ask(106.0)
+    assert ending.next_at() == 110.0
