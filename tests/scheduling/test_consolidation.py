@@ -93,7 +93,7 @@ CASES = [
         "r1 red 0.5 on a:0 train; r2 red 0.2 on a:1 train; r3 red 0.2 on a:2 train",
         "p1 red 1 wait=99; p2 red 1 wait=98",
         "p1@a p2@a r1@a r2@a r3@a",
-        "r2 r3",
+        "r1 r2",  # the half that is left free beside r1 is what others can use
     ),
     Case(
         "a model has to fit the moved too",

@@ -43,6 +43,13 @@ class Sharing(StrEnum):
     ADVISORY = "advisory"  # the program is told its part; nothing enforces it
 
 
+class Placement(StrEnum):
+    """What is wanted of a place where several would do."""
+
+    PACK = "pack"  # leave what is free in pieces that the usual work can use
+    SPREAD = "spread"  # the node and the GPU with the least load
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignProcess:
     """A process on a GPU that the pool did not start."""

@@ -86,3 +86,9 @@ def serves_users(defaults: Ints) -> bool:
 def hosts_only(guests: Ints, marks: Ints | int) -> Bools:
     """Where every guest has one of these marks."""
     return np.asarray(guests == (guests & _COUNT) * marks)
+
+
+def hosts_own(guests: Ints, defaults: Ints) -> Bools:
+    """Where nobody, or guests in the GPU's default mode only; under MPS whoever they are."""
+    own = marks_by_code("")[defaults]
+    return np.asarray((guests == 0) | (defaults == _MPS) | hosts_only(guests, own))

@@ -1,9 +1,7 @@
-"""Where one replica goes: the node and the GPUs on which it leaves the least behind.
+"""Where one replica goes: which nodes would do, and the one among them that costs least (see ``scoring``).
 
-A part of a GPU goes where it leaves the least of a GPU that is shared already; only when none has room is a free GPU
-opened, on the fullest node. Whole GPUs go to the node with the fewest free GPUs left, there to those that are linked
-best. Equals are told apart by what the nodes have (how full, GPU memory, CPU, a digest of all of it), never by name,
-and only equals in all of that by their row.
+Whole GPUs are then those of the node that are linked best. Equals are told apart by what the nodes have (how full, GPU
+memory, CPU, a digest of all of it), never by name, and only equals in all of that by their row.
 """
 
 from __future__ import annotations
@@ -19,13 +17,12 @@ from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
 from gpupool.scheduling.links import best_subset
 from gpupool.scheduling.modes import NO_MARK, REFUSED, hosts_only, mark_of, marks_by_code
+from gpupool.scheduling.scoring import Floats, Scorer
 from gpupool.scheduling.shape import Shape
 
 NO_FIT = np.iinfo(np.int64).max
-_OPENED = 1 << 14  # opening a free GPU costs more than any leftover on 16 shared ones
-_COST_LIMIT = (1 << 19) - 1
+_STEPS = 1 << 10  # of a score in a thousandth of a GPU: coarser than what rounding does to equals
 _FREE_LIMIT = (1 << 15) - 1
-_LARGE = 1 << 40
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 
 
@@ -51,12 +48,12 @@ EMPTY = Relax(use=True, state=True, health=True, foreign=True)  # could it ever 
 class _Cache:
     """Scores of one shape for all rows, as of a tick of the cluster."""
 
-    __slots__ = ("accept", "generation", "least", "scores", "tick")
+    __slots__ = ("accept", "generation", "least", "scores", "tick", "version")
 
     def __init__(self) -> None:
         self.scores = np.zeros(0, np.int64)
         self.accept = np.zeros(0, np.bool_)
-        self.tick = self.generation = -1
+        self.tick = self.generation = self.version = -1
         self.least = 0
 
 
@@ -65,6 +62,7 @@ class Placer:
 
     def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
+        self.scorer = Scorer(cluster)
         self._caches: WeakKeyDictionary[Shape, _Cache] = WeakKeyDictionary()
 
     def accepted(self, shape: Shape) -> Bools:
@@ -90,8 +88,8 @@ class Placer:
             return None
         if budget is not None and shape.fixed_permille is None:
             return self._find_within(shape, budget)
-        row = int(scores.argmin())
-        return None if scores[row] == NO_FIT else self._claim(shape, row, None)
+        row = self._first(scores, None)
+        return None if row is None else self._claim(shape, row, None)
 
     def fits_anywhere(self, shape: Shape) -> bool:
         """Whether there is a place now."""
@@ -119,12 +117,15 @@ class Placer:
 
     def scores(self, shape: Shape) -> Ints:
         """One number per row, the least is the best place, ``NO_FIT`` is none."""
-        cluster = self.cluster
+        cluster, version = self.cluster, self.scorer.refresh()
         cache = self._cache(shape)
-        rows = np.flatnonzero(cluster.touched > cache.tick)
-        if len(cache.scores) != len(cluster.present):
+        if len(cache.scores) != len(cluster.present) or cache.version != version:
             rows = np.arange(len(cluster.present))
-            cache.scores = np.full(len(rows), NO_FIT)
+            cache.scores, cache.version = np.full(len(rows), NO_FIT), version
+        elif cache.tick == cluster.tick:
+            return cache.scores
+        else:
+            rows = np.flatnonzero(cluster.touched > cache.tick)
         if len(rows):
             cache.scores[rows] = self._score(shape, rows, cache.accept, None)
         cache.tick = cluster.tick
@@ -143,40 +144,46 @@ class Placer:
         if not len(rows):
             return None
         scores = self._score(shape, rows, self.accepted(shape), budget)
-        best = int(scores.argmin())
-        return None if scores[best] == NO_FIT else self._claim(shape, int(rows[best]), budget)
+        row = self._first(scores, rows)
+        return None if row is None else self._claim(shape, row, budget)
+
+    def _first(self, scores: Ints, rows: Ints | None) -> int | None:
+        """The row of the least score (of ``rows``: None is all), equals told apart; None when nothing fits."""
+        least = scores.min()
+        if least == NO_FIT:
+            return None
+        best = np.flatnonzero(scores == least)
+        best = best if rows is None else rows[best]
+        if len(best) == 1:
+            return int(best[0])
+        room = np.minimum(np.clip(self.cluster.gpu_free[best], 0, None).sum(axis=1), _FREE_LIMIT)
+        return int(best[(room << 28 | self.late_keys(best)).argmin()])
 
     def _usable(self, shape: Shape, rows: Ints, budget: int | None) -> Bools:
         ok, _ = usable_slots(self.cluster, shape, rows, self.accepted(shape), budget)
         return usable_rows(self.cluster, shape, rows, ok)
 
     def _score(self, shape: Shape, rows: Ints, accept: Bools, budget: int | None) -> Ints:
-        c, count = self.cluster, shape.request.count
+        c = self.cluster
         ok, left = usable_slots(c, shape, rows, accept, budget)
         fits = usable_rows(c, shape, rows, ok)
-        if not fits.any():
-            return np.full(len(rows), NO_FIT)
-        if shape.whole:
-            cost = (ok.sum(axis=1) - count) * 1024 + self._link_cost(rows, ok, fits, count)
-        else:
-            cost = _part_cost(c.gpu_free[rows], ok, left, count)
-        room = np.minimum(np.clip(c.gpu_free[rows], 0, None).sum(axis=1), _FREE_LIMIT)
-        score = np.minimum(cost, _COST_LIMIT) << 15 | room
-        score = score << 28 | self.late_keys(rows)
-        return np.where(fits, score, NO_FIT)
+        scores = np.full(len(rows), NO_FIT)
+        if fits.any():
+            rows, ok, left = rows[fits], ok[fits], left[fits]
+            cost = self.scorer.scores(shape, rows, ok, c.gpu_free[rows] - left, self._links(shape, rows, ok))
+            scores[fits] = np.rint(cost * _STEPS).astype(np.int64)
+        return scores
 
-    def _link_cost(self, rows: Ints, ok: Bools, fits: Bools, count: int) -> Ints:
-        cost = np.zeros(len(rows), np.int64)
-        if count < 2:
-            return cost
-        for at in np.flatnonzero(fits).tolist():
-            matrix = self.cluster.links[int(rows[at])]
-            if matrix:
-                free = tuple(np.flatnonzero(ok[at]).tolist())
-                cost[at] = 255 - best_subset(matrix, free, count)[1]
-            else:
-                cost[at] = 255
-        return cost
+    def _links(self, shape: Shape, rows: Ints, ok: Bools) -> Floats | None:
+        """How well the GPUs are linked that a shape would get on each row (0 to 255); None where it does not matter."""
+        links, count = self.cluster.links, shape.request.count
+        if not shape.whole or count < 2 or not any(links):
+            return None
+        found = np.zeros(len(rows))
+        for at, row in enumerate(rows.tolist()):
+            if links[row]:
+                found[at] = best_subset(links[row], tuple(np.flatnonzero(ok[at]).tolist()), count)[1]
+        return found
 
     def late_keys(self, rows: Ints) -> Ints:
         """28 bits that tell equals apart: smaller GPUs first, then fuller CPUs, then a digest of the node's state."""
@@ -199,10 +206,10 @@ class Placer:
         ok, left = usable_slots(c, shape, rows, self.accepted(shape), budget)
         free = np.flatnonzero(ok[0])
         if shape.whole:
-            chosen = np.array(best_subset(c.links[row], tuple(free.tolist()), count)[0])
+            chosen = np.array(best_subset(c.links[row], tuple(free.tolist()), count)[0], dtype=np.int64)
         else:
-            cost = _slot_cost(c.gpu_free[row][free], left[0][free])
-            chosen = free[np.argsort(cost, kind="stable")[:count]]
+            self.scorer.refresh()
+            chosen = np.flatnonzero(self.scorer.chosen(shape, rows, ok, c.gpu_free[rows] - left)[0])
         need, mem = shape.needs(c.gmem_total[row])
         gpu, gmem = np.zeros(c.slots, np.int64), np.zeros(c.slots, np.int64)
         gpu[chosen], gmem[chosen] = need[chosen], mem[chosen]
@@ -264,18 +271,6 @@ def _can(node: Node, mode: Sharing) -> bool:
 def _accepted(cluster: ClusterState, shape: Shape) -> Bools:
     accepts = shape.request.accepts_model
     return np.array([False] + [accepts(model) for model in cluster.models[1:]], dtype=np.bool_)
-
-
-def _slot_cost(free: Ints, left: Ints) -> Ints:
-    return np.where(free < WHOLE_GPU, left, left + _OPENED)
-
-
-def _part_cost(free: Ints, ok: Bools, left: Ints, count: int) -> Ints:
-    cost = np.where(ok, _slot_cost(free, left), _LARGE)
-    if count == 1:
-        return np.asarray(cost.min(axis=1))
-    least = np.partition(cost, min(count, cost.shape[1]) - 1, axis=1)[:, :count]
-    return np.asarray(least.sum(axis=1))
 
 
 def usable_slots(

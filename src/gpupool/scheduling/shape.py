@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.gpu import GpuRequest, Placement
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.cluster import MILLI, Ints
 from gpupool.scheduling.modes import code_of
@@ -27,6 +27,7 @@ class Shape:
     mem_mib: int
     user: str = ""
     pools: tuple[str, ...] = ()
+    placement: Placement = Placement.PACK
 
     @property
     def picky(self) -> bool:
@@ -64,7 +65,7 @@ class Shape:
         return need, np.full_like(gmem_total, request.memory_mib)
 
 
-ShapeKey = tuple[GpuRequest, int, int, str, tuple[str, ...]]
+ShapeKey = tuple[GpuRequest, int, int, str, tuple[str, ...], Placement]
 
 
 @dataclass(slots=True)
@@ -74,14 +75,20 @@ class Shapes:
     _known: dict[ShapeKey, Shape] = field(default_factory=dict)
 
     def get(
-        self, request: GpuRequest, cpus: float, memory_mib: int, user: str = "", pools: tuple[str, ...] = ()
+        self,
+        request: GpuRequest,
+        cpus: float,
+        memory_mib: int,
+        user: str = "",
+        pools: tuple[str, ...] = (),
+        placement: Placement = Placement.PACK,
     ) -> Shape:
         """The shape of a request."""
-        key = (request, round(cpus * MILLI), memory_mib, user, pools)
+        key = (request, round(cpus * MILLI), memory_mib, user, pools, placement)
         if key not in self._known:
             self._known[key] = Shape(*key)
         return self._known[key]
 
     def forget(self, shape: Shape) -> None:
         """Nobody asks for it any more."""
-        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib, shape.user, shape.pools), None)
+        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib, shape.user, shape.pools, shape.placement), None)

@@ -1,0 +1,192 @@
+"""What a place costs: the score of every node for a shape, by what the pool's usual work will want next.
+
+Packing adds up, all in thousandths of a GPU: how much more of what is free is of no use to typical work (see
+``fragmentation``), how much more of the GPU's rest will stay unused for good (``residue``), how sought after its model
+is, how loosely its GPUs are linked, and how much the node has left (the tightest node that will do). Spreading takes
+the node and the GPUs with the least load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gpupool.domain.gpu import Placement
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.cluster import ClusterState
+from gpupool.scheduling.fragmentation import UNMET, Fragmentation, GpuClass, need_on
+from gpupool.scheduling.modes import hosts_own
+from gpupool.scheduling.residue import wasted
+from gpupool.scheduling.shape import Shape
+from gpupool.scheduling.typical import Kind, TypicalWork, usual
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+# Chosen with benchmarks/scheduler/packing.py, which says on which traces. In thousandths of a GPU.
+WASTE_WEIGHT = 20.0  # a thousandth that will stay unused for good, against one that is of no use to the next
+SCARCITY_WEIGHT = 200.0  # a whole GPU of a model that is asked for as much as there is of it
+TIGHTNESS_WEIGHT = 60.0  # all the CPUs and GPUs that the largest node can have left, half for either
+LINK_WEIGHT = 1000.0  # each GPU of several that is not linked to the others at all
+BEST_LINK = 255
+NEVER = np.inf
+
+
+class Scorer:
+    """Scores on one cluster, with what is known of its usual work.
+
+    ``version`` grows whenever scores given before are no longer comparable to those given now.
+    """
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self.cluster = cluster
+        self.work = TypicalWork()
+        self.version = 0
+        self._learnt = self._generation = -1
+        self._classes: tuple[GpuClass, ...] = ()
+        self._sizes: tuple[int, ...] = ()
+        self._asked: dict[int, float] | None = None
+        self._class_of: Ints = np.zeros((0, 1), np.int64)
+        self._uniform: Bools = np.zeros(0, np.bool_)
+        self._most_cpu = self._most_gpu = 1
+
+    def refresh(self) -> int:
+        """Take over what was learnt and how the cluster changed; returns ``version``."""
+        learnt, generation = self.work.learn(), self.cluster.generation
+        changed = generation != self._generation and self._survey()
+        self._generation = generation
+        if changed or learnt != self._learnt:
+            self._learnt = learnt
+            self._prepare()
+            self.version += 1
+        return self.version
+
+    def _survey(self) -> bool:
+        """Which classes of GPUs there are and how many of each; whether that is not what it was."""
+        c = self.cluster
+        codes = (c.model << 32) | c.gmem_total
+        codes[c.model == 0] = 0
+        found, self._class_of = np.unique(np.append(0, codes), return_inverse=True)
+        sizes = np.bincount(self._class_of[1:], minlength=len(found))
+        self._class_of = self._class_of[1:].reshape(codes.shape)
+        one = (self._class_of == self._class_of[:, :1]) | (self._class_of == 0)  # nothing is free where no GPU is
+        self._uniform = one.all(axis=1)
+        classes = tuple((c.models[code >> 32], code & 0xFFFFFFFF) for code in found.tolist())
+        most = (max(1, int(c.cpu_total.max(initial=1))), max(1, int((c.model > 0).sum(axis=1).max(initial=1))))
+        before = (self._classes, self._sizes, self._most_cpu, self._most_gpu)
+        self._classes, self._sizes = classes, tuple(sizes.tolist())
+        self._most_cpu, self._most_gpu = most
+        return before != (classes, self._sizes, *most)
+
+    def _prepare(self) -> None:
+        known = self.work.known()
+        self._measure = Fragmentation(usual(known), self._classes)
+        self._price = prices(known, self._classes, self._sizes)
+        asked = sizes_asked(known, self._classes, self._sizes)
+        if asked != self._asked:
+            self._asked, self._waste = asked, wasted(asked)
+
+    # --- scores
+
+    def scores(self, shape: Shape, rows: Ints, ok: Bools, need: Ints, links: Floats | None) -> Floats:
+        """What each of ``rows`` would cost, given which GPUs would do and what each needs: [R]; needs ``refresh``."""
+        if shape.placement is Placement.SPREAD:
+            return self._loads(shape, rows, ok, need)
+        c, count = self.cluster, shape.request.count
+        cpu, free, classes = c.cpu_free[rows], self._free(rows, ok), self._classes_of(rows)
+        cpu_left = cpu - shape.cpu_milli
+        if count == 1 and not shape.whole:
+            by_gpu = np.where(ok, self._by_gpu(classes, cpu, cpu_left, free, need), NEVER)
+            taken = by_gpu.argmin(axis=1)
+            at = np.arange(len(rows))
+            cost, amount, one = by_gpu[at, taken], need[at, taken], taken[:, None]
+        else:
+            chosen = self.chosen(shape, rows, ok, need)
+            left = free - np.where(chosen, need, 0)
+            cost = self._measure.growth(classes, cpu, cpu_left, free, left)
+            cost += WASTE_WEIGHT * (self._waste[left] - self._waste[free]).sum(axis=1)
+            amount, one = np.where(chosen, need, 0).sum(axis=1), chosen.argmax(axis=1)[:, None]
+        price = self._price[np.take_along_axis(np.broadcast_to(classes, ok.shape), one, axis=1)[:, 0]]
+        cost = cost + SCARCITY_WEIGHT * price * amount / WHOLE_GPU
+        cost += self._tightness(cpu_left, free.sum(axis=1) - amount)
+        return np.asarray(cost if links is None else cost + LINK_WEIGHT * count * (1 - links / BEST_LINK))
+
+    def by_gpu(self, shape: Shape, rows: Ints, ok: Bools, need: Ints) -> Floats:
+        """What each GPU that would do costs if a part of it is taken: [R, G]."""
+        c = self.cluster
+        if shape.placement is Placement.SPREAD:
+            return np.where(ok, need - c.gpu_free[rows], NEVER)
+        cpu, free = c.cpu_free[rows], self._free(rows, ok)
+        found = self._by_gpu(self._classes_of(rows), cpu, cpu - shape.cpu_milli, free, need)
+        return np.where(ok, found, NEVER)
+
+    def chosen(self, shape: Shape, rows: Ints, ok: Bools, need: Ints) -> Bools:
+        """The GPUs to take on each row, the cheapest one by one: [R, G]."""
+        if shape.whole:
+            return np.asarray(ok & (ok.cumsum(axis=1) <= shape.request.count))
+        order = self.by_gpu(shape, rows, ok, need).argsort(axis=1, kind="stable")
+        chosen = np.zeros_like(ok)
+        np.put_along_axis(chosen, order[:, : shape.request.count], values=True, axis=1)
+        return chosen & ok
+
+    def _by_gpu(self, classes: Ints, cpu: Ints, cpu_left: Ints, free: Ints, need: Ints) -> Floats:
+        left = np.maximum(free - need, 0)
+        growth = self._measure.growth_by_gpu(classes, cpu, cpu_left, free, np.minimum(need, UNMET))
+        return np.asarray(growth + WASTE_WEIGHT * (self._waste[left] - self._waste[free]))
+
+    def _tightness(self, cpu_left: Ints, gpu_left: Ints) -> Floats:
+        part = cpu_left / self._most_cpu + gpu_left / (self._most_gpu * WHOLE_GPU)
+        return np.asarray(TIGHTNESS_WEIGHT / 2 * part)
+
+    def _loads(self, shape: Shape, rows: Ints, ok: Bools, need: Ints) -> Floats:
+        """The load that each node would have: of its GPUs, then of the GPU that is taken."""
+        c = self.cluster
+        gpus = np.maximum((c.model[rows] > 0).sum(axis=1), 1)
+        taken = np.where(self.chosen(shape, rows, ok, need), need, 0)
+        free = np.clip(c.gpu_free[rows], 0, WHOLE_GPU)
+        load = (gpus * WHOLE_GPU - free.sum(axis=1) + taken.sum(axis=1)) / gpus
+        fullest = np.where(taken > 0, WHOLE_GPU - free + taken, 0).max(axis=1)
+        return np.asarray(load * WHOLE_GPU + fullest)
+
+    def _classes_of(self, rows: Ints) -> Ints:
+        found = self._class_of[rows]
+        return found[:, :1] if self._uniform[rows].all() else found
+
+    def _free(self, rows: Ints, ok: Bools) -> Ints:
+        """Thousandths free of each GPU to typical work, and to whoever is placed now."""
+        c = self.cluster
+        open_ = ok | (c.available[rows] & hosts_own(c.guests[rows], c.mode_default[rows]))
+        return np.where(open_, np.clip(c.gpu_free[rows], 0, WHOLE_GPU), 0)
+
+
+def prices(known: Sequence[Kind], classes: Sequence[GpuClass], sizes: Sequence[int]) -> Floats:
+    """How sought after a GPU of each class is: the GPUs asked for to each one there is, [C].
+
+    Every kind asks of all GPUs that would do for it alike, and all kinds together for as many GPUs as there are.
+    """
+    size = np.array(sizes, dtype=np.float64)
+    found, asked = np.zeros(len(classes)), 0.0
+    for kind in known:
+        need = np.array([need_on(kind, gpu) for gpu in classes])
+        fits = need < UNMET
+        among = size[fits].sum()
+        if among:
+            gpus = kind.part * kind.request.count * float(need[fits] @ size[fits]) / among / WHOLE_GPU
+            found[fits] += gpus / among
+            asked += gpus
+    return found * size[1:].sum() / asked if asked else found
+
+
+def sizes_asked(known: Sequence[Kind], classes: Sequence[GpuClass], sizes: Sequence[int]) -> dict[int, float]:
+    """How often each part of a GPU is asked for; of a request by memory, on the most usual class that would do."""
+    found: dict[int, float] = {}
+    ranked = sorted(range(len(classes)), key=lambda number: (-sizes[number], classes[number]))
+    for kind in known:
+        needs = (need_on(kind, classes[number]) for number in ranked)
+        need = next((need for need in needs if need < UNMET), None)
+        if need is not None:
+            found[need] = found.get(need, 0.0) + kind.part * kind.request.count
+    return found
