@@ -77,7 +77,9 @@ class Usage:
         return max(held + float(balance) * self._weight(now), 0.0)
 
     def _weight(self, now: float) -> float:
-        return 1.0 if self._reference is None else 2.0 ** ((self._reference - now) / self.decay.half_life_s)
+        if self._reference is None:
+            return 1.0
+        return float(2.0 ** min((self._reference - now) / self.decay.half_life_s, 0.0))  # 0: nobody has looked yet
 
     def _padded(self, count: int) -> Floats:
         if count > len(self._balance):
