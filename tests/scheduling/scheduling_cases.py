@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduling_world import World, as_pending, lines, node, pendings, project, running, user, words, world
+from scheduling_world import World, as_pending, department, lines, node, pendings, project, running, user, words, world
 
 from gpupool.domain.gpu import GpuHealth, NodeState
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.scheduler import (
+    DepartmentChanged,
     GpusChanged,
     LeaseReleased,
     LeaseTaken,
@@ -52,6 +53,8 @@ class Case:
     running: str = ""
     projects: str = ""
     users: str = ""
+    departments: str = ""
+    past: str = ""
     evicted: str = ""  # everybody who was told to go, as often as that happened, over the whole case
     then: tuple[tuple[str, str], ...] = ()
     slots: str = ""  # "p1:23": the GPUs it holds at the end
@@ -101,8 +104,8 @@ class _Run:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        options: dict[str, Any] = {**case.extra, **case.settings}
-        self.world = Watched.around(world(case.nodes, case.pending, case.running, case.projects, case.users, **options))
+        parts: dict[str, Any] = {"departments": case.departments, "past": case.past, **case.extra, **case.settings}
+        self.world = Watched.around(world(case.nodes, case.pending, case.running, case.projects, case.users, **parts))
         self.world.settle()
         self._places = [self.world.places()]
         for event, _ in case.then:
@@ -240,6 +243,7 @@ _EVENTS: dict[str, Callable[[World, str], None]] = {
     "node": lambda w, line: w.scheduler.apply(NodeChanged(node(line))),
     "fail": _health(GpuHealth.FAILED),
     "heal": _health(GpuHealth.OK),
+    "department": lambda w, line: w.scheduler.apply(DepartmentChanged(department(line))),
     "project": lambda w, line: w.scheduler.apply(ProjectChanged(project(line))),
     "user": lambda w, line: w.scheduler.apply(UserChanged(user(line))),
     "wait": _wait,

@@ -4,7 +4,9 @@ nodes     "a 4xT4 cpus=8 mem=32000 rack=x cordoned|down failed=0 foreign=1 nvlin
           what is no known word is a label; mig: instances, with indices from 100
 projects  "red quota=2 limit=3 user=1 strict weight=2 dep=ml min=600 quota.a100=1"
           in GPUs; strict: training may not exceed the quota; min: runs that long before it may be evicted
+departments "ml quota=4 limit=6 weight=2"
 users     "ann limit=1"
+past      "red/ann 2 for=3600 ago=60"   (GPUs held by leases that are over)
 running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600 pool=x"
           on node:gpus, the whole request on each; indices of two digits have commas: a:100,101
 pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50 pool=x,y sharing=mps"
@@ -20,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from gpupool.domain.access import Project, ProjectRules, User
+from gpupool.domain.access import Department, Project, ProjectRules, User
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import (
     ForeignProcess,
@@ -36,14 +38,17 @@ from gpupool.domain.gpu import (
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.workload import Lease
 from gpupool.scheduling.scheduler import (
+    DepartmentChanged,
     LeaseReleased,
     LeaseTaken,
     NodeChanged,
+    PastUse,
     PendingAdded,
     ProjectChanged,
     Scheduler,
     UserChanged,
 )
+from gpupool.scheduling.usage import Decay
 from gpupool.scheduling.values import Decisions, Held, PendingReplica, ReplicaKey, RunningReplica, Settings
 
 NOW = 100_000.0
@@ -142,6 +147,19 @@ def project(line: str) -> Project:
         model_quotas=models,
         rules=ProjectRules(min_runtime_s=float(options["min"]) if "min" in options else None),
     )
+
+
+def department(line: str) -> Department:
+    plain, options = words(line)
+    quota, limit = (permille(options[name]) if name in options else None for name in ("quota", "limit"))
+    return Department(plain[0], quota, float(options.get("weight", 1)), limit)
+
+
+def past_use(line: str) -> PastUse:
+    plain, options = words(line)
+    name, person = owner(plain[0])
+    end = NOW - float(options.get("ago", 0))
+    return PastUse(name, person, Decay().lease_use(permille(plain[1]), end - float(options["for"]), end, NOW), NOW)
 
 
 def user(line: str) -> User:
@@ -319,15 +337,25 @@ class World:
         return self.scheduler.demand.running[WorkloadId(name), 0].lease.permille
 
 
-def world(
-    nodes: str, pending_: str = "", running_: str = "", projects: str = "", users: str = "", **settings: float
+def world(  # noqa: PLR0913 - the parts of a world
+    nodes: str,
+    pending_: str = "",
+    running_: str = "",
+    projects: str = "",
+    users: str = "",
+    *,
+    departments: str = "",
+    past: str = "",
+    **settings: float,
 ) -> World:
     """Build a world from words; see the module."""
     scheduler = Scheduler(Settings(**settings))  # type: ignore[arg-type]
     made = {n.name: n for n in map(node, lines(nodes))}
     scheduler.apply_all(NodeChanged(n) for n in made.values())
+    scheduler.apply_all(DepartmentChanged(department(line)) for line in lines(departments))
     scheduler.apply_all(ProjectChanged(project(line)) for line in lines(projects))
     scheduler.apply_all(UserChanged(user(line)) for line in lines(users))
+    scheduler.apply_all(past_use(line) for line in lines(past))
     active = [running(line, made) for line in lines(running_)]
     scheduler.apply_all(LeaseTaken(r) for r in active)
     waiting = [replica for number, line in enumerate(lines(pending_)) for replica in pendings(line, number)]
