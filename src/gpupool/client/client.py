@@ -38,6 +38,7 @@ from gpupool.api.schemas import (
     WorkloadList,
     WorkloadView,
 )
+from gpupool.api.schemas.policy import PolicyView
 from gpupool.client.attach import Attachment, attach
 from gpupool.client.connection import RETRY_S, Call, Connection
 from gpupool.client.endpoint import UnixEndpoint, resolve
@@ -329,6 +330,14 @@ class Client:
                 yield EventView.model_validate_json(message.data)
 
     # People
+
+    def policy(self) -> PolicyView:
+        """The scheduling policy in force."""
+        return self._get("/v1/policy", PolicyView)
+
+    def change_policy(self, **changes: Any) -> PolicyView:
+        """Change the policy (fields of ``PolicyView``); what is not named stays. For administrators."""
+        return self._connection.ask(Call("PATCH", "/v1/policy", json=changes, again=True), PolicyView)
 
     def projects(self) -> Sequence[ProjectView]:
         """All projects with what they hold and wait for."""

@@ -16,6 +16,7 @@ from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.scheduling.scheduler import (
+from gpupool.scheduling.policy import Policy
     LeaseReleased,
     LeaseTaken,
     NodeChanged,
@@ -62,6 +63,11 @@ class Demand:
         return self._scheduler
 
     def invalidate(self) -> None:
+    def set_policy(self, policy: Policy) -> None:
+        """Decide under another policy from now on."""
+        self._scheduler = Scheduler(policy.settings(self._scheduler.settings))
+        self._stale = True
+
         """The picture may be wrong (a write failed): build it anew before it is used again."""
         self._stale = True
 

@@ -27,6 +27,7 @@ from gpupool.services.observer import Observer
 from gpupool.services.permissions import Permissions
 from gpupool.services.planning import PlanService
 from gpupool.services.ports import Ports
+from gpupool.services.policy import PolicyService
 from gpupool.services.process_spec import ProcessSpecs
 from gpupool.services.register import Register
 from gpupool.services.submission import SubmissionService
@@ -63,6 +64,7 @@ class PoolServices:
     nodes: NodeService
     history: HistoryService
     plans: PlanService
+    policy: PolicyService
 
 
 class Pool:
@@ -93,6 +95,7 @@ class Pool:
             nodes=NodeService(self.engine, self._book, permissions),
             history=HistoryService(self.engine),
             plans=PlanService(self.engine, self._register, submission, workloads.waiting),
+            policy=PolicyService(self.engine, permissions),
         )
 
     async def start(self) -> None:
@@ -105,6 +108,7 @@ class Pool:
         await self._ensure_default_project()
         self._demand.load(self._register.projects.values(), self._register.users.values())
         await self._remember_dependencies()
+        await self.services.policy.load()
         await self._ports.fabric.start()
         for name, work in self._background().items():
             self._tasks.append(asyncio.create_task(work, name=name))

@@ -137,8 +137,20 @@ class Store(Protocol):
     async def list_events(self, wanted: EventFilter) -> Sequence[Event]:
         """Events oldest first."""
 
-    async def runtime_history(self, project: str, user: str, limit: int = 200) -> RuntimeHistory | None:
-        """Of the latest finished replicas; None when there is none."""
+    async def runtime_history(self, project: str | None, user: str | None, limit: int = 200) -> RuntimeHistory | None:
+        """Of the latest finished replicas of a user in a project (None: of all); None when there is none."""
+
+    async def save_estimates(self, estimates: Sequence[StartEstimate]) -> None:
+        """Insert or replace, by workload."""
+
+    async def drop_estimates(self, workloads: Sequence[WorkloadId]) -> None:
+        """Forget those that nothing can come of any more."""
+
+    async def newest_estimates(self, limit: int, *, settled: bool) -> Sequence[StartEstimate]:
+        """The newest first: those of which it is known what came of them, or those of which it is not."""
+
+    async def forget_estimates(self, before: float, most: int) -> int:
+        """Drop what was made before a time, and all but the newest ``most``; how many those were."""
 
     async def usage(self, since: float, until: float) -> Sequence[UsageRow]:
         """GPU seconds held between two times, exactly, from the leases."""
@@ -165,6 +177,12 @@ class Store(Protocol):
         """Insert or replace a node and its last report."""
 
     async def save_token(self, token: Token, event: Event) -> None:
+    async def load_policy(self) -> str | None:
+        """The scheduling policy as it was saved; None when none was."""
+
+    async def save_policy(self, document: str, event: Event) -> None:
+        """Insert or replace."""
+
         """Insert or replace."""
 
     async def list_tokens(self, user: str | None = None) -> Sequence[Token]:

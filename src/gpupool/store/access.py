@@ -75,8 +75,13 @@ def save_token(conn: Connection, token: Token) -> None:
 def touch_token(conn: Connection, token_id: str, at: float) -> None:
     """Note a use; nothing happens when the token is gone."""
     conn.execute(update(t.tokens).where(t.tokens.c.id == token_id).values(last_used_at=at))
+def save_meta(conn: Connection, name: str, value: str) -> None:
+    """Insert or replace."""
+    upsert(conn, t.meta, {"name": name, "value": value})
+
+
 
 
 def meta(conn: Connection) -> dict[str, str]:
-    """What the pool knows of itself: ``pool_id`` and ``created_at``."""
+    """What the pool knows of itself: ``pool_id``, ``created_at``, and the scheduling policy once it was changed."""
     return {row.name: row.value for row in conn.execute(select(t.meta))}

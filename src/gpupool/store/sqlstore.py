@@ -57,6 +57,9 @@ class SqlStore:
     async def load_live(self) -> LiveState:
         """Workloads that have not ended (or still hold a lease) with all their replicas, and what is leased."""
         return await self._database.read(queries.live_state)
+POLICY = "policy"  # its name in the table ``meta``
+
+
 
     async def commit(self, changes: ChangeSet) -> int:
         """Write all of it or nothing; returns the id of the last event written (0 when none was).
@@ -104,10 +107,46 @@ class SqlStore:
 
     async def delete_project(self, name: str, event: Event) -> None:
         """Remove a project; its history stays. Raises UNKNOWN_PROJECT."""
+    async def save_estimates(self, estimates: Sequence[StartEstimate]) -> None:
+        """Insert or replace, by workload."""
+        await self._database.write(lambda conn: start_estimates.save(conn, estimates))
+
+    async def drop_estimates(self, workloads: Sequence[WorkloadId]) -> None:
+        """Forget those that nothing can come of any more."""
+        await self._database.write(lambda conn: start_estimates.drop(conn, workloads))
+
+    async def newest_estimates(self, limit: int, *, settled: bool) -> Sequence[StartEstimate]:
+        """The newest first: those of which it is known what came of them, or those of which it is not."""
+        return await self._database.read(lambda conn: start_estimates.newest(conn, limit, settled=settled))
+
+    async def forget_estimates(self, before: float, most: int) -> int:
+        """Drop what was made before a time, and all but the newest ``most``; how many those were."""
+        return await self._database.write(lambda conn: start_estimates.forget(conn, before, most))
+
         await self._with_event(partial(access.delete_project, name=name), event)
 
     async def save_user(self, user: User, event: Event) -> None:
         """Insert or replace."""
+    async def past_leases(self, since: float) -> Sequence[PastLease]:
+        """Leases released since a time, in order of their release."""
+        return await self._database.read(lambda conn: departments.past_leases(conn, since))
+
+    async def save_department(self, department: Department, event: Event) -> None:
+        """Insert or replace."""
+        await self._with_event(partial(departments.save_department, department=department), event)
+
+    async def delete_department(self, name: str, event: Event) -> None:
+        """Remove a department. Raises UNKNOWN_DEPARTMENT."""
+        await self._with_event(partial(departments.delete_department, name=name), event)
+
+    async def load_policy(self) -> str | None:
+        """The scheduling policy as it was saved; None when none was."""
+        return (await self._database.read(access.meta)).get(POLICY)
+
+    async def save_policy(self, document: str, event: Event) -> None:
+        """Insert or replace."""
+        await self._with_event(partial(access.save_meta, name=POLICY, value=document), event)
+
         await self._with_event(partial(access.save_user, user=user), event)
 
     async def save_node(self, node: Node, event: Event | None = None) -> None:
