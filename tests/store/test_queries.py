@@ -161,14 +161,14 @@ def test_history_is_of_the_latest_that_ended(tmp_path: Path) -> None:
         pairs += [ran(20, 1e6, user="bob"), ran(21, 1e6, project="x"), ran(22, 1e6, kind=WorkloadKind.EXEC)]
         waiting = workload(wid(30)), Replica(wid(30), 0)
         await store.commit(ChangeSet(*zip(*pairs, waiting, strict=True)))
-        assert await store.runtime_history("default", "ada") == RuntimeHistory(10, 5.5, 9.0)
-        assert await store.runtime_history("default", "ada", limit=3) == RuntimeHistory(3, 9.0, 10.0)
+        assert await store.runtime_history("default", "ada") == RuntimeHistory(10, 5.5, 9.0, 3.0, 8.0)
+        assert await store.runtime_history("default", "ada", limit=3) == RuntimeHistory(3, 9.0, 10.0, 8.0, 10.0)
         sweep = ran(40, 7.0, state=RUNNING, finished_at=None)
         await store.commit(ChangeSet((sweep[0],), (sweep[1], Replica(wid(40), 1))))
-        assert await store.runtime_history("default", "ada", limit=1) == RuntimeHistory(1, 7.0, 7.0)
+        assert await store.runtime_history("default", "ada", limit=1) == RuntimeHistory(1, 7.0, 7.0, 7.0, 7.0)
         backwards = ran(41, -50.0)  # the clock jumped
         await store.commit(ChangeSet((backwards[0],), (backwards[1],)))
-        assert await store.runtime_history("default", "ada", limit=1) == RuntimeHistory(1, 0.0, 0.0)
+        assert await store.runtime_history("default", "ada", limit=1) == RuntimeHistory(1, 0.0, 0.0, 0.0, 0.0)
 
     with_store(tmp_path, scenario)
 

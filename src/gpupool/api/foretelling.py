@@ -23,6 +23,8 @@ def why_view(state: WorkloadState, why: Explanation) -> view.WhyView:
         would_help=list(why.would_help),
         estimate_s=why.estimate_s,
         estimate_basis=why.estimate_basis,
+        estimate_low_s=why.estimate_low_s,
+        estimate_high_s=why.estimate_high_s,
     )
 
 

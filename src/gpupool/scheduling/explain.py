@@ -28,7 +28,8 @@ class Explanation:
     ``position`` counts from 1 within the project (0: not in the queue). ``ahead_total`` adds those of other projects
     who queued earlier. ``numbers`` are those of the sentence. ``estimate_s`` is seconds from now, None when nothing
     is known, most likely between ``estimate_low_s`` and ``estimate_high_s``; ``estimate_basis`` says what it rests
-    on, or why there is none. ``foretold_s`` is the estimate before past errors were counted in.
+    on, or why there is none. ``foretold_s`` is the estimate before past errors were
+    counted in, None where it cannot be off.
     """
 
     code: WaitCode
@@ -105,7 +106,7 @@ def _told(case: Case, finding: Finding, helps: tuple[str, ...], guess: Estimate,
         estimate_basis=guess.basis,
         estimate_low_s=guess.low_s,
         estimate_high_s=guess.high_s,
-        foretold_s=guess.start_in_s,
+        foretold_s=None if finding.code in _EXACT else guess.start_in_s,
     )
     return _corrected(told, background, case.replica.project)
 

@@ -48,7 +48,7 @@ class PlanService:
                 "Ask for GPUs, to hear when there are some.",
             )
         await self._submission.note_dependencies(workload)
-        background = await self._waiting.background(workload)
+        background = await self._waiting.foresight.background(workload)
         demand, now = self._engine.demand, self._engine.ports.clock.now()
         replicas = self._replicas(prepared, demand.held(workload))
         demand.unmet.discard(workload.id)

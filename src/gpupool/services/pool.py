@@ -17,6 +17,7 @@ from gpupool.services.access import AccessService
 from gpupool.services.bound import BoundClients
 from gpupool.services.demand import Demand
 from gpupool.services.engine import Engine
+from gpupool.services.foresight import MOST_KEPT
 from gpupool.services.history import HistoryService
 from gpupool.services.lookup import Lookup
 from gpupool.services.loops import SchedulingLoop, Ticker
@@ -26,8 +27,8 @@ from gpupool.services.nodes import NodeService
 from gpupool.services.observer import Observer
 from gpupool.services.permissions import Permissions
 from gpupool.services.planning import PlanService
-from gpupool.services.ports import Ports
 from gpupool.services.policy import PolicyService
+from gpupool.services.ports import Ports
 from gpupool.services.process_spec import ProcessSpecs
 from gpupool.services.register import Register
 from gpupool.services.submission import SubmissionService
@@ -63,8 +64,8 @@ class PoolServices:
     access: AccessService
     nodes: NodeService
     history: HistoryService
-    plans: PlanService
     policy: PolicyService
+    plans: PlanService
 
 
 class Pool:
@@ -94,8 +95,8 @@ class Pool:
             access=AccessService(self.engine, self._register, permissions, info.owner_uid),
             nodes=NodeService(self.engine, self._book, permissions),
             history=HistoryService(self.engine),
-            plans=PlanService(self.engine, self._register, submission, workloads.waiting),
             policy=PolicyService(self.engine, permissions),
+            plans=PlanService(self.engine, self._register, submission, workloads.waiting),
         )
 
     async def start(self) -> None:
@@ -107,8 +108,8 @@ class Pool:
             self._book.put(node)
         await self._ensure_default_project()
         self._demand.load(self._register.projects.values(), self._register.users.values())
-        await self._remember_dependencies()
         await self.services.policy.load()
+        await self._remember_dependencies()
         await self._ports.fabric.start()
         for name, work in self._background().items():
             self._tasks.append(asyncio.create_task(work, name=name))
@@ -116,11 +117,13 @@ class Pool:
         log.info("started", workloads=len(state.workloads), leases=len(state.leases), nodes=len(state.nodes))
 
     def _background(self) -> dict[str, Coroutine[Any, Any, None]]:
+        waiting = self.services.workloads.waiting
         return {
             "listen": self._observer.listen(),
             "observe": self._observer.work(),
             "schedule": SchedulingLoop(self.engine).run(),
             "tick": Ticker(self.engine, self._book, self._bound).run(),
+            "foresee": waiting.foresight.run(waiting.why),
             "forget": self._forget_old(),
         }
 
@@ -147,6 +150,7 @@ class Pool:
                 before = self._ports.clock.now() - self._info.retention_days * DAY_S
                 while await self._ports.store.delete_finished_before(before):
                     await self._ports.sleep(0.1)
+                await self._ports.store.forget_estimates(before, MOST_KEPT)
             except GpupoolError as error:
                 log.warning("could not forget old history", code=error.code)
             await self._ports.sleep(FORGET_EVERY_S)

@@ -87,6 +87,19 @@ class RuntimeHistory:
     samples: int
     median_s: float
     p90_s: float
+    p25_s: float
+    p75_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartEstimate:
+    """What was foretold of a workload's first start, and what came of it: seconds from ``made_at``; None: not yet."""
+
+    workload: WorkloadId
+    project: str
+    made_at: float
+    predicted_s: float
+    actual_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +177,12 @@ class Store(Protocol):
     async def delete_department(self, name: str, event: Event) -> None:
         """Remove a department; raises UNKNOWN_DEPARTMENT."""
 
+    async def load_policy(self) -> str | None:
+        """The scheduling policy as it was saved; None when none was."""
+
+    async def save_policy(self, document: str, event: Event) -> None:
+        """Insert or replace."""
+
     async def save_project(self, project: Project, event: Event) -> None:
         """Insert or replace."""
 
@@ -177,12 +196,6 @@ class Store(Protocol):
         """Insert or replace a node and its last report."""
 
     async def save_token(self, token: Token, event: Event) -> None:
-    async def load_policy(self) -> str | None:
-        """The scheduling policy as it was saved; None when none was."""
-
-    async def save_policy(self, document: str, event: Event) -> None:
-        """Insert or replace."""
-
         """Insert or replace."""
 
     async def list_tokens(self, user: str | None = None) -> Sequence[Token]:

@@ -6,15 +6,12 @@ from math import inf
 
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import format_duration
-from gpupool.domain.workload import Reason, ReplicaState, Workload, WorkloadKind, WorkloadState
-from gpupool.scheduling.background import Background, plain_name
+from gpupool.domain.workload import Reason, ReplicaState, Workload, WorkloadState
 from gpupool.scheduling.explain import Explanation, WaitCode
-from gpupool.scheduling.runtimes import RunTimes
-from gpupool.scheduling.values import Held, ReplicaKey
+from gpupool.scheduling.values import Held
 from gpupool.services.engine import Engine
+from gpupool.services.foresight import Foresight
 from gpupool.services.lookup import Lookup
-
-MOST_HISTORIES = 32  # users whose past run times an estimate looks up
 
 
 class WhyService:
@@ -23,6 +20,7 @@ class WhyService:
     def __init__(self, engine: Engine, lookup: Lookup) -> None:
         self._engine = engine
         self._lookup = lookup
+        self.foresight = Foresight(engine)
 
     async def why(self, workload: Workload) -> Explanation:
         """The first rule that stands in the way of the workload's next replica, or how it stands."""
@@ -41,9 +39,12 @@ class WhyService:
             placed = sum(n for state, n in counts.items() if state.placed)
             sentence = f"{placed} of its replicas run; its parallelism is {workload.parallelism}."
             return Explanation(WaitCode.PARALLELISM, sentence, numbers={"parallelism": workload.parallelism})
-        now = self._engine.ports.clock.now()
-        found = scheduler.explain(key, now, background=await self.background())
-        return found or Explanation(WaitCode.STARTING_SOON, f"{workload.name} is about to start.")
+        background = await self.foresight.background(workload)
+        found = scheduler.explain(key, self._engine.ports.clock.now(), background=background)
+        if found is None:
+            return Explanation(WaitCode.STARTING_SOON, f"{workload.name} is about to start.")
+        await self.foresight.note(workload, found)
+        return found
 
     def _held(self, workload: Workload, held: Held) -> Explanation:
         if held is Held.DEPENDENCY:
@@ -86,24 +87,3 @@ class WhyService:
             sentence += f" after {format_duration(workload.finished_at - workload.started_at)}"
         helps = ("gpupool logs " + workload.name,) if last is not None and last.reason is Reason.EXITED else ()
         return Explanation(WaitCode.NOT_WAITING, sentence + ".", would_help=helps)
-
-    async def background(self, *others: Workload) -> Background:
-        """What an answer may rest on beside the state of the scheduler; ``others`` are not in the queue yet."""
-        return Background(await self._history(*others), name=self._replica_name)
-
-    def _replica_name(self, key: ReplicaKey) -> str:
-        workload = self._engine.mirror.workloads.get(key[0])
-        if workload is None:
-            return plain_name(key)
-        return workload.name if workload.completions == 1 else f"{workload.name}/{key[1]}"
-
-    async def _history(self, *others: Workload) -> dict[tuple[str, str], RunTimes]:
-        """Past run times of those who run or wait now, and of ``others``: what an estimate rests on."""
-        live = (w for w in self._engine.mirror.workloads.values() if w.kind is not WorkloadKind.EXEC)
-        wanted = [*dict.fromkeys((w.project, w.user) for w in others), *sorted({(w.project, w.user) for w in live})]
-        found: dict[tuple[str, str], RunTimes] = {}
-        for project, user in dict.fromkeys(wanted[:MOST_HISTORIES]):
-            past = await self._engine.ports.store.runtime_history(project, user)
-            if past is not None:
-                found[project, user] = RunTimes(past.samples, past.median_s)
-        return found

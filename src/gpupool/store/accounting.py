@@ -20,12 +20,14 @@ _r = t.replicas.c
 _l = t.leases.c
 
 
-def runtime_history(conn: Connection, project: str, user: str, limit: int) -> RuntimeHistory | None:
-    """Of the latest finished replicas of the newest finished workloads, and of those of live ones.
+def runtime_history(conn: Connection, project: str | None, user: str | None, limit: int) -> RuntimeHistory | None:
+    """Of the latest finished replicas of the newest finished workloads, and of those of live ones; None: of all.
 
     Programs on other workloads' GPUs (EXEC) are left out: they free nothing when they end.
     """
-    own = (_w.project == project, _w.user_name == user, _w.kind != WorkloadKind.EXEC.value)
+    own = [_w.kind != WorkloadKind.EXEC.value]
+    own += [_w.project == project] if project is not None else []
+    own += [_w.user_name == user] if user is not None else []
     ended = select(_w.id).where(*own, _w.finished_at.is_not(None)).order_by(_w.finished_at.desc()).limit(limit)
     live = select(_w.id).where(*own, t.NOT_ENDED)
     ran = (
@@ -38,7 +40,8 @@ def runtime_history(conn: Connection, project: str, user: str, limit: int) -> Ru
     seconds = sorted(max(0.0, s) for s in conn.execute(ran).scalars())
     if not seconds:
         return None
-    return RuntimeHistory(len(seconds), median(seconds), seconds[math.ceil(0.9 * len(seconds)) - 1])
+    p90, p25, p75 = (seconds[math.ceil(part * len(seconds)) - 1] for part in (0.9, 0.25, 0.75))
+    return RuntimeHistory(len(seconds), median(seconds), p90, p25, p75)
 
 
 def usage(conn: Connection, since: float, until: float) -> list[UsageRow]:

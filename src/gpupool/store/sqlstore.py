@@ -9,13 +9,23 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from gpupool.domain.access import Project, Token, User
+from gpupool.domain.access import Department, Project, Token, User
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Event, Lease, Replica, Workload
-from gpupool.services.ports import ChangeSet, EventFilter, LiveState, RuntimeHistory, UsageRow, WorkloadFilter
-from gpupool.store import access, accounting, queries, writes
+from gpupool.services.ports import (
+    ChangeSet,
+    EventFilter,
+    LiveState,
+    PastLease,
+    RuntimeHistory,
+    StartEstimate,
+    UsageRow,
+    WorkloadFilter,
+)
+from gpupool.store import access, accounting, departments, queries, writes
+from gpupool.store import estimates as start_estimates
 from gpupool.store.database import Database
 from gpupool.store.migrate import prepare
 from gpupool.store.sqlite import SqliteDatabase
@@ -47,6 +57,9 @@ def _path_of(target: str | Path) -> Path:
     return Path(text).expanduser().absolute()
 
 
+POLICY = "policy"  # its name in the table ``meta``
+
+
 class SqlStore:
     """The truth, in a SQL database. Methods are those of ``Store``; errors are ``GpupoolError``."""
 
@@ -57,9 +70,6 @@ class SqlStore:
     async def load_live(self) -> LiveState:
         """Workloads that have not ended (or still hold a lease) with all their replicas, and what is leased."""
         return await self._database.read(queries.live_state)
-POLICY = "policy"  # its name in the table ``meta``
-
-
 
     async def commit(self, changes: ChangeSet) -> int:
         """Write all of it or nothing; returns the id of the last event written (0 when none was).
@@ -93,20 +103,10 @@ POLICY = "policy"  # its name in the table ``meta``
         """Events oldest first, at most ``limit`` (and never more than ``queries.LISTING_LIMIT``)."""
         return await self._database.read(lambda conn: queries.events(conn, wanted))
 
-    async def runtime_history(self, project: str, user: str, limit: int = 200) -> RuntimeHistory | None:
-        """Of the latest finished replicas; None when there is none."""
+    async def runtime_history(self, project: str | None, user: str | None, limit: int = 200) -> RuntimeHistory | None:
+        """Of the latest finished replicas of a user in a project (None: of all); None when there is none."""
         return await self._database.read(lambda conn: accounting.runtime_history(conn, project, user, limit))
 
-    async def usage(self, since: float, until: float) -> Sequence[UsageRow]:
-        """GPU seconds held between two times, exactly, from the leases; by project, then user."""
-        return await self._database.read(lambda conn: accounting.usage(conn, since, until))
-
-    async def save_project(self, project: Project, event: Event) -> None:
-        """Insert or replace."""
-        await self._with_event(partial(access.save_project, project=project), event)
-
-    async def delete_project(self, name: str, event: Event) -> None:
-        """Remove a project; its history stays. Raises UNKNOWN_PROJECT."""
     async def save_estimates(self, estimates: Sequence[StartEstimate]) -> None:
         """Insert or replace, by workload."""
         await self._database.write(lambda conn: start_estimates.save(conn, estimates))
@@ -123,10 +123,10 @@ POLICY = "policy"  # its name in the table ``meta``
         """Drop what was made before a time, and all but the newest ``most``; how many those were."""
         return await self._database.write(lambda conn: start_estimates.forget(conn, before, most))
 
-        await self._with_event(partial(access.delete_project, name=name), event)
+    async def usage(self, since: float, until: float) -> Sequence[UsageRow]:
+        """GPU seconds held between two times, exactly, from the leases; by project, then user."""
+        return await self._database.read(lambda conn: accounting.usage(conn, since, until))
 
-    async def save_user(self, user: User, event: Event) -> None:
-        """Insert or replace."""
     async def past_leases(self, since: float) -> Sequence[PastLease]:
         """Leases released since a time, in order of their release."""
         return await self._database.read(lambda conn: departments.past_leases(conn, since))
@@ -147,6 +147,16 @@ POLICY = "policy"  # its name in the table ``meta``
         """Insert or replace."""
         await self._with_event(partial(access.save_meta, name=POLICY, value=document), event)
 
+    async def save_project(self, project: Project, event: Event) -> None:
+        """Insert or replace."""
+        await self._with_event(partial(access.save_project, project=project), event)
+
+    async def delete_project(self, name: str, event: Event) -> None:
+        """Remove a project; its history stays. Raises UNKNOWN_PROJECT."""
+        await self._with_event(partial(access.delete_project, name=name), event)
+
+    async def save_user(self, user: User, event: Event) -> None:
+        """Insert or replace."""
         await self._with_event(partial(access.save_user, user=user), event)
 
     async def save_node(self, node: Node, event: Event | None = None) -> None:

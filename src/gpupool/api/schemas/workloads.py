@@ -83,6 +83,16 @@ class WorkloadView(View):
     idle_timeout_s: float | None
     wait_s: float | None
     sharing: str = ""
+    gang: GangView | None = None
+
+
+class GangView(View):
+    """How replicas start together: with ``min`` of ``workers``; ``within`` names the node label that they share."""
+
+    workers: int
+    min: int
+    within: str
+    strict: bool
 
 
 class WorkloadList(View):
@@ -192,7 +202,10 @@ class WorkloadDetail(WorkloadView):
 
 
 class WhyView(View):
-    """Why a workload stands where it stands, with numbers, what would help, and an estimate with its basis."""
+    """Why a workload stands where it stands, with numbers, what would help, and an estimate with its basis.
+
+    It starts most likely between ``estimate_low_s`` and ``estimate_high_s`` from now; either may be null.
+    """
 
     state: WorkloadState
     code: str
@@ -204,6 +217,8 @@ class WhyView(View):
     would_help: list[str]
     estimate_s: float | None
     estimate_basis: str
+    estimate_low_s: float | None = None
+    estimate_high_s: float | None = None
 
 
 class LogChunkView(View):

@@ -102,6 +102,7 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("Project", w["project"]),
         ("User", w["user"]),
         ("Priority", w["priority"]),
+        ("Gang", _gang_text(w.get("gang"))),
         ("GPUs", gpus_text(w["gpus"]) if w["on"] is None else f"those of {w['on']}"),
         ("Sharing", f"{w['sharing']}: {w['guarantees']}"),
         ("Replicas", replicas_text(w) if w["completions"] > 1 else ""),
@@ -117,6 +118,18 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("After", ", ".join(a["workload"] + ("" if a["success_only"] else ":any") for a in w["after"])),
         ("Labels", ", ".join(f"{key}={value}" for key, value in w["labels"].items())),
     ]
+
+
+def _gang_text(gang: Json | None) -> str:
+    if gang is None:
+        return ""
+    size = (
+        f"{gang['workers']} workers"
+        if gang["min"] == gang["workers"]
+        else f"{gang['min']} to {gang['workers']} workers"
+    )
+    within = f", {'only' if gang['strict'] else 'preferably'} within one {gang['within']}" if gang["within"] else ""
+    return f"{size} that start together{within}"
 
 
 def _limits_text(limits: Json) -> str:
@@ -161,10 +174,21 @@ def why_lines(why: Json, style: Style) -> list[str]:
         ahead = f"{why['ahead_total']} ahead in the pool, {why['ahead_in_project']} of them in its project"
         lines.append(f"Position {why['position']} in the queue ({ahead}).")
     if why["estimate_s"] is not None:
-        lines.append(f"It should start in about {format_duration(why['estimate_s'])}: {clean(why['estimate_basis'])}.")
+        lines.append(f"It should start in about {estimate_text(why)}: {clean(why['estimate_basis'])}.")
     elif why["estimate_basis"]:
         lines.append(f"No estimate: {clean(why['estimate_basis'])}.")
     return lines + [style.dim(f"would help: {clean(hint)}") for hint in why["would_help"]]
+
+
+def estimate_text(why: Json) -> str:
+    """``40m00s (25m00s to 1h10m)``; without the range where there is none, or it says no more."""
+    likely, low, high = why["estimate_s"], why.get("estimate_low_s"), why.get("estimate_high_s")
+    text = format_duration(likely)
+    if low is None or (high is not None and high - low <= likely / 10):
+        return text
+    if high is None:
+        return f"{text} ({format_duration(low)} or more)"
+    return f"{text} ({format_duration(low)} to {format_duration(high)})"
 
 
 def event_lines(events: Sequence[Json], style: Style) -> list[str]:
