@@ -13,6 +13,7 @@ from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.reclaim import make_room
 from gpupool.scheduling.reserve import refresh_reservations
 from gpupool.scheduling.session import Session
+from gpupool.scheduling.turns import take_turns
 from gpupool.scheduling.values import Decisions, Hold, Settings
 
 _DEFAULTS = Settings()
@@ -37,6 +38,7 @@ def decide(
         more = allocate(session)
         if not more:
             make_room(session)
+            take_turns(session)
             consolidate(session)
         evict_stale(session)
         evict_whole_gangs(session)

@@ -24,7 +24,8 @@ class Holders:
     ``row`` is where it runs (-1: spare, or on no node that is known), ``gpu``, ``gmem``, ``cpu`` and ``mem`` what it
     takes there as in ``cluster.Claim``, ``marks`` what it adds to ``ClusterState.guests``; ``permille`` is what the
     ledger counts for it. ``evictable`` are the preemptible ones that have not been told to end. ``min_runtime_s`` is
-    NaN where the scheduler's setting holds, ``ends`` infinite where nobody knows. ``born`` grows with every start.
+    NaN where the scheduler's setting holds, ``ends`` infinite where nobody knows. ``born`` grows with every start,
+    ``served_s`` is how long it had run before.
     ``gang`` numbers the gangs whose members run: ``gang_least`` and ``gang_size`` (members that stay) are by number.
     """
 
@@ -43,6 +44,7 @@ class Holders:
         self.project, self.user = np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.priority, self.born = np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.started_at, self.ends, self.min_runtime_s = np.zeros(m), np.zeros(m), np.zeros(m)
+        self.served_s = np.zeros(m)
         self.evictable, self.releasing = np.zeros(m, np.bool_), np.zeros(m, np.bool_)
         self.gpu, self.gmem = np.zeros((m, 1), np.int64), np.zeros((m, 1), np.int64)
         self.marks = np.zeros((m, 1), np.int64)
@@ -56,6 +58,7 @@ class Holders:
         self.project[at], self.user[at] = project, user
         self.priority[at], self.born[at] = replica.priority, self._births
         self.started_at[at], self.permille[at] = replica.started_at, replica.lease.permille
+        self.served_s[at] = replica.served_s
         self.ends[at] = inf if replica.expected_end is None else replica.expected_end
         self.min_runtime_s[at] = nan if replica.min_runtime_s is None else replica.min_runtime_s
         self.releasing[at] = replica.releasing

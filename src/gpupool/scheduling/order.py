@@ -13,7 +13,7 @@ from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.pastruns import PastRuns
 
 MOST_LATE_S = 7 * 86400.0  # nobody's place is later behind the submission for being expected to be long
-TURN_LATE_S = 3 * 86400.0  # at least so much later is the place of who has had a turn, and evicts nobody before then
+TURN_LATE_S = 86400.0  # at least so much later is the place of who has had a turn, and evicts nobody before then
 
 
 class Order(StrEnum):
@@ -43,7 +43,7 @@ class Ordering:
         """How much later than it did a replica counts as submitted.
 
         With SHORTEST by the GPU time, in seconds of one GPU, that such work took so far; ``permille`` is what it asks
-        for, with its gang. Who has had a turn: by as long as it ran, and at least three days.
+        for, with its gang. Who has had a turn: by as long as it ran, and at least a day.
         """
         late = 0.0
         if self.order is Order.SHORTEST:

@@ -150,6 +150,7 @@ class EvictionKind(StrEnum):
     CONSOLIDATE = "consolidate"  # it is moved: it starts again elsewhere at once
     STALE_GANG = "stale gang"  # too few of its gang are left
     BOOKING = "booking"  # its node is booked for others
+    TURN = "turn"  # it has had its turn, others have not
     BACKFILL = "backfill"  # it was let into reserved space, and runs longer than such work did
 
 
