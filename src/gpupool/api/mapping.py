@@ -185,7 +185,15 @@ def _workload_fields(
         "max_time_s": limits.max_time_s,
         "idle_timeout_s": limits.idle_timeout_s,
         "wait_s": limits.wait_s,
+        "gang": _gang_view(workload),
     }
+
+
+def _gang_view(workload: Workload) -> view.GangView | None:
+    gang = workload.gang
+    if gang is None:
+        return None
+    return view.GangView(workers=gang.most, min=gang.least, within=gang.within, strict=gang.strict)
 
 
 def _reason_view(workload: Workload, replicas: Sequence[Replica]) -> view.ReasonView | None:

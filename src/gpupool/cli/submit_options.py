@@ -35,6 +35,10 @@ SUBMIT = (
     *CONTAINER_OPTIONS,
     Option("parallelism", "--parallelism", Kind.COUNT, "Replicas at a time.", REPLICAS, "P"),
     Option("completions", "--completions", Kind.COUNT, "Replicas in all; {index} is their number.", REPLICAS, "C"),
+    Option("workers", "--workers", Kind.COUNT, "A gang: so many replicas that start together.", REPLICAS, "N"),
+    Option("min_workers", "--min-workers", Kind.COUNT, "The gang may start with so many.", REPLICAS, "M"),
+    Option("within", "--within", Kind.TEXT, "The gang's nodes share this label, if possible.", REPLICAS, "LABEL"),
+    Option("within_strictly", "--within-strictly", Kind.TEXT, "Likewise, or it waits.", REPLICAS, "LABEL"),
     Option("sweep", "--sweep", Kind.MANY, "A parameter's values; every combination runs.", REPLICAS, "NAME=A,B"),
     Option("sweep_list", "--sweep-list", Kind.TEXT, "Parameter sets: CSV, JSON lines, YAML.", REPLICAS, "FILE"),
     Option(

@@ -51,6 +51,9 @@ def _body(values: Values, command: list[str]) -> Values:
     if values.get("interactive"):
         body["kind"] = "interactive"
         body.setdefault("tty", True)
+    gang = _gang(values)
+    if gang:
+        body["gang"] = gang
     if values.get("after"):
         body["after"] = parse_after(values["after"])
     if values.get("window"):
@@ -63,6 +66,22 @@ def _body(values: Values, command: list[str]) -> Values:
         seed=values.get("seed"),
     ).to_spec()
     return body if sweep is None else body | {"sweep": sweep}
+
+
+def _gang(values: Values) -> Values:
+    """The gang that the options describe; parts of it change that of a job file."""
+    if values.get("within") is not None and values.get("within_strictly") is not None:
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, "--within and --within-strictly exclude each other.", "Give one of them."
+        )
+    strictly = values.get("within_strictly")
+    given = {
+        "workers": values.get("workers"),
+        "min": values.get("min_workers"),
+        "within": strictly if strictly is not None else values.get("within"),
+        "strict": True if strictly is not None else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _read(path: str) -> list[WorkloadRequest]:
@@ -82,4 +101,6 @@ def _merged(from_file: Values, from_options: Values) -> WorkloadRequest:
     merged = {"umask": umask} | from_file | from_options | {"env": env, "request_id": request_id}
     if AMOUNTS.isdisjoint(from_options.get("gpus", {})):  # the file's amount stays
         merged |= {"gpus": from_file.get("gpus", {}) | from_options.get("gpus", {})}
+    if "gang" in from_options:
+        merged |= {"gang": from_file.get("gang", {}) | from_options["gang"]}
     return parse_request(merged)

@@ -49,6 +49,7 @@ class SubmitOptions(TypedDict, total=False):
     preemptible: bool
     completions: int
     parallelism: int
+    gang: Mapping[str, Any]
     sweep: Mapping[str, Any]
     after: Sequence[str | Mapping[str, Any]]
     windows: Sequence[str]

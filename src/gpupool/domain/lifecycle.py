@@ -34,7 +34,7 @@ MOST_INTERRUPTIONS = 100  # a replica that the pool keeps losing is given up rat
 _EVICTED = frozenset({Reason.PREEMPTED, Reason.WINDOW_CLOSED})
 _RETURNS_TO_QUEUE = _EVICTED | {Reason.SUSPENDED_BY_USER}
 _WITH_NOTICE = _RETURNS_TO_QUEUE | {Reason.IDLE_LIMIT}
-_ENDS_AS_FAILURE = frozenset({Reason.TIME_LIMIT, Reason.WAIT_EXPIRED, Reason.DEPENDENCY_FAILED})
+_ENDS_AS_FAILURE = frozenset({Reason.TIME_LIMIT, Reason.WAIT_EXPIRED, Reason.DEPENDENCY_FAILED, Reason.GANG_INCOMPLETE})
 
 _REASON_OF_EXIT = {
     ExitReason.EXITED: Reason.EXITED,

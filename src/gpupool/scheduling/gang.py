@@ -12,16 +12,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gang import Gang
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.cluster import Bools, Claim, Ints
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
 from gpupool.scheduling.ledger import UNBOUNDED, Account
-from gpupool.scheduling.placement import Placer, usable_rows, usable_slots
+from gpupool.scheduling.placement import EMPTY, STRICT, Placer, Relax, usable_rows, usable_slots
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.topology import ALONE, domains
 from gpupool.scheduling.values import Eviction, EvictionKind, PendingReplica, ReplicaKey
+from gpupool.scheduling.words import what
 
 Placed = list[tuple[PendingReplica, Claim]]
 
@@ -155,24 +158,26 @@ def affordable(session: Session, shape: Shape, account: Account) -> int:
     return max(0, session.ledger.room(account) // max(session.placer.least_permille(shape), 1))
 
 
-def capacity(placer: Placer, shape: Shape, rows: Ints, most: int) -> Ints:
+def capacity(placer: Placer, shape: Shape, rows: Ints, most: int, relax: Relax = STRICT) -> Ints:
     """How many replicas of a shape fit on each of ``rows`` at once, counted up to ``most``."""
     c, count = placer.cluster, shape.request.count
-    ok, _ = usable_slots(c, shape, rows, placer.accepted(shape))
-    fits = usable_rows(c, shape, rows, ok)
-    number = ok.sum(axis=1) // count if shape.whole else _parts(placer, shape, rows, ok)
+    ok, _ = usable_slots(c, shape, rows, placer.accepted(shape), None, relax)
+    fits = usable_rows(c, shape, rows, ok, relax)
+    number = ok.sum(axis=1) // count if shape.whole else _parts(c, shape, rows, ok, relax)
+    cpu, mem = (c.cpu_total, c.mem_total) if relax.use else (c.cpu_free, c.mem_free)
     if shape.cpu_milli:
-        number = np.minimum(number, c.cpu_free[rows] // shape.cpu_milli)
+        number = np.minimum(number, cpu[rows] // shape.cpu_milli)
     if shape.mem_mib:
-        number = np.minimum(number, c.mem_free[rows] // shape.mem_mib)
+        number = np.minimum(number, mem[rows] // shape.mem_mib)
     return np.where(fits, np.clip(number, 0, most), 0)
 
 
-def _parts(placer: Placer, shape: Shape, rows: Ints, ok: Bools) -> Ints:
+def _parts(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Relax) -> Ints:
     """How many replicas that take parts of GPUs: each needs ``count`` GPUs that differ."""
-    c, count = placer.cluster, shape.request.count
+    count = shape.request.count
     need, mem = shape.needs(c.gmem_total[rows])
-    per_slot = np.minimum(c.gpu_free[rows] // np.maximum(need, 1), c.gmem_free[rows] // np.maximum(mem, 1))
+    free, gmem = (WHOLE_GPU, c.gmem_total[rows]) if relax.use else (c.gpu_free[rows], c.gmem_free[rows])
+    per_slot = np.minimum(free // np.maximum(need, 1), gmem // np.maximum(mem, 1))
     per_slot = np.where(ok, per_slot, 0)
     number = per_slot.sum(axis=1) // count
     while count > 1:  # k replicas fit if the slots, each used k times at most, serve k x count
@@ -181,6 +186,26 @@ def _parts(placer: Placer, shape: Shape, rows: Ints, ok: Bools) -> Ints:
             break
         number = fewer
     return np.asarray(number)
+
+
+def check_gang_possible(placer: Placer, shape: Shape, gang: Gang) -> None:
+    """Return if the nodes, empty and well, could hold the fewest members of a gang, in one domain if it insists.
+
+    Raises ``GpupoolError(IMPOSSIBLE_REQUEST)`` with the most there could be.
+    """
+    rows = np.flatnonzero(placer.cluster.present)
+    fit = capacity(placer, shape, rows, gang.least, EMPTY)
+    most, where = int(fit.sum()), "The pool has"
+    if gang.strict:
+        domain = domains(placer.cluster, gang.within)[rows]
+        fit, domain = fit[domain != ALONE], domain[domain != ALONE]
+        most, where = int(np.bincount(domain, fit).max(initial=0)), f"Nodes of one {gang.within} have"
+    if most < gang.least:
+        raise GpupoolError(
+            ErrorCode.IMPOSSIBLE_REQUEST,
+            f"The gang needs {gang.least} x {what(shape)} at once.",
+            f"{where} room for {most} of them at most, when empty.",
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -192,6 +217,7 @@ class _Site:
     gang: Gang
     workload: WorkloadId
     near: Sequence[Claim]
+    anchored: bool = False  # some members have their places already
 
     def tiers(self, wanted: int) -> Iterator[tuple[Ints, Ints, Ints]]:
         """(rows, how many fit on each, domain of each), the tier nearest to the members that run first."""
@@ -209,7 +235,8 @@ class _Site:
 
     def _nearness(self, rows: Ints, domain: Ints) -> Iterator[Bools]:
         used = self._used_rows()
-        if not len(used):
+        self.anchored = bool(len(used))
+        if not self.anchored:
             yield np.ones(len(rows), np.bool_)
             return
         same_node = np.isin(rows, used)
@@ -239,11 +266,12 @@ def _order(site: _Site, wanted: int, least: int) -> Iterator[tuple[int, int]]:
             best = int(np.lexsort((scores, room, fit, fit < wanted))[0])
             yield int(rows[best]), wanted
         left = wanted
-        for members in _domains_in_order(fit, domain, room, wanted, least if site.gang.strict else 0):
+        enough = least if site.gang.strict and not site.anchored else 0
+        for members in _domains_in_order(fit, domain, room, wanted, enough):
             for at in _nodes_in_order(fit[members], scores[members], left):
                 yield int(rows[members[at]]), int(fit[members[at]])
                 left = max(0, left - int(fit[members[at]]))
-            if site.gang.strict:
+            if site.gang.strict and not site.anchored:
                 return
 
 

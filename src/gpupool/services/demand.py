@@ -9,14 +9,15 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, tzinfo
 
 from gpupool.domain.access import Project, ProjectRules, User
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
-from gpupool.scheduling.scheduler import (
 from gpupool.scheduling.policy import Policy
+from gpupool.scheduling.scheduler import (
     LeaseReleased,
     LeaseTaken,
     NodeChanged,
@@ -62,12 +63,12 @@ class Demand:
         self._refresh()
         return self._scheduler
 
-    def invalidate(self) -> None:
     def set_policy(self, policy: Policy) -> None:
         """Decide under another policy from now on."""
         self._scheduler = Scheduler(policy.settings(self._scheduler.settings))
         self._stale = True
 
+    def invalidate(self) -> None:
         """The picture may be wrong (a write failed): build it anew before it is used again."""
         self._stale = True
 
@@ -218,6 +219,7 @@ class Demand:
         releasing = replica is None or replica.state is ReplicaState.STOPPING or replica.lease != lease.epoch
         if workload is None:
             return RunningReplica(lease, since, releasing=True)
+        workload = self._with_gang(workload)
         limit = workload.limits.max_time_s
         end = workload.expires_at if workload.kind is WorkloadKind.LEASE else limit and since + limit
         rules = self._rules(workload.project)
@@ -234,6 +236,22 @@ class Demand:
             node_pools=rules.node_pools,
         )
 
+    def _with_gang(self, workload: Workload) -> Workload:
+        """Members of a gang that have succeeded are not missing."""
+        done = self._mirror.counts.get(workload.id, Counter())[ReplicaState.SUCCEEDED]
+        gang = workload.gang
+        if gang is None or not done:
+            return workload
+        least = max(1, gang.least - done)
+        return replace(workload, gang=replace(gang, least=least, most=max(least, gang.most - done)))
+
+    def _gang_shrank(self, workload: Workload) -> None:
+        """Tell the scheduler: the latest word about one member counts for all."""
+        leases = self._mirror.leases_by_workload.get(workload.id)
+        if leases:
+            self._scheduler.apply(LeaseTaken(self._running(self._mirror.leases[min(leases)])))
+        self._call_back(workload.id)
+
     def _rules(self, project: str) -> ProjectRules:
         found = self._projects.get(project)
         return ProjectRules() if found is None else found.rules
@@ -242,6 +260,8 @@ class Demand:
         workload = self._mirror.workloads.get(row.workload)
         if row.state is not ReplicaState.PENDING or workload is None:
             self._withdraw(row.workload, row.index)
+            if workload is not None and workload.gang is not None and row.state is ReplicaState.SUCCEEDED:
+                self._gang_shrank(workload)
             if row.state is ReplicaState.STOPPING and row.lease in self._mirror.leases:
                 lease = self._mirror.leases[row.lease]
                 if lease.workload == row.workload:
@@ -284,7 +304,8 @@ class Demand:
                 continue
             offered.add(index)
             room -= 1
-            self._scheduler.apply(PendingAdded(pending(workload, row, self._rules(workload.project)), self._now()))
+            waiting = pending(self._with_gang(workload), row, self._rules(workload.project))
+            self._scheduler.apply(PendingAdded(waiting, self._now()))
         for index in blocked:
             heapq.heappush(outside, index)
 

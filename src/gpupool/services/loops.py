@@ -68,12 +68,14 @@ class SchedulingLoop:
         if decisions.more:
             self._engine.work.set()
         epoch = self._engine.mirror.last_epoch
+        unknown = {grant.workload for grant in decisions.grants if not _waits(draft, grant)}
+        if unknown:
+            self._engine.demand.invalidate()  # the scheduler and the mirror disagree: build it anew
         for grant in decisions.grants:
             workload = draft.workload(grant.workload)
             replica = draft.replica(grant.workload, grant.index)
-            if workload is None or replica is None or replica.state is not ReplicaState.PENDING:
-                self._engine.demand.invalidate()  # the scheduler and the mirror disagree: build it anew
-                continue
+            if workload is None or replica is None or grant.workload in unknown:
+                continue  # all of it, for its members may belong together
             epoch = Epoch(epoch + 1)
             draft.put_lease(_lease(epoch, workload, replica, grant, draft.now))
             draft.take(granted(workload, replica, epoch, grant.node, draft.now))
@@ -101,6 +103,11 @@ class SchedulingLoop:
             workload = draft.workload(workload_id)
             if workload is not None:
                 transitions.stop_all(draft, workload, Reason.DEPENDENCY_FAILED)
+
+
+def _waits(draft: Draft, grant: Grant) -> bool:
+    replica = draft.replica(grant.workload, grant.index)
+    return draft.workload(grant.workload) is not None and replica is not None and replica.state is ReplicaState.PENDING
 
 
 def _lease(epoch: Epoch, workload: Workload, replica: Replica, grant: Grant, now: float) -> Lease:

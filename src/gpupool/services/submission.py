@@ -14,6 +14,7 @@ from gpupool.domain.sharing import settled_compute, settled_request
 from gpupool.domain.units import format_permille
 from gpupool.domain.workload import Event, Reason, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.scheduling.feasible import check_possible
+from gpupool.scheduling.gang import check_gang_possible
 from gpupool.scheduling.shape import Shapes
 from gpupool.services.engine import Engine
 from gpupool.services.lookup import Lookup
@@ -116,14 +117,18 @@ class SubmissionService:
         project = self._register.project(workload.project)
         pools = project.rules.node_pools
         check_possible(placer, workload.gpus, limits.cpus or 0.0, limits.memory_mib or 0, pools)
+        if workload.gang is not None:
+            shape = Shapes().get(workload.gpus, limits.cpus or 0.0, limits.memory_mib or 0, "", pools)
+            check_gang_possible(placer, shape, workload.gang)
         check_gpus(placer.least_permille(Shapes().get(workload.gpus, 0, 0)), project)
         self._check_bounds(workload)
 
     def _check_bounds(self, workload: Workload) -> None:
-        """A single replica above a bound of its project or user would wait for ever."""
+        """A single replica, or the least of a gang, above a bound of its project or user would wait for ever."""
         project = self._register.project(workload.project)
         user = self._register.users.get(workload.user)
         need = workload.gpus.count * (workload.gpus.permille if workload.gpus.memory_mib is None else 1)
+        need *= workload.gang.least if workload.gang is not None else 1
         protected_bound = project.quota_permille if not workload.preemptible or not project.over_quota else None
         for bound, whose in (
             (protected_bound, f"the quota of {project.name}"),

@@ -9,6 +9,8 @@ from gpupool.domain.supervision import ExitReport
 from gpupool.domain.workload import Reason, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.mirror import Draft
 
+_LOST = frozenset({ReplicaState.FAILED, ReplicaState.STOPPED})
+
 
 def end(draft: Draft, workload: Workload, replica: Replica, report: ExitReport) -> Replica:
     """No process of the replica's attempt is left; programs on its lease are stopped too."""
@@ -20,6 +22,7 @@ def end(draft: Draft, workload: Workload, replica: Replica, report: ExitReport) 
         _release_emptied_lease(draft, workload)
     else:
         _stop_programs_on(draft, replica)
+    _end_broken_gang(draft, workload, after)
     return after
 
 
@@ -34,6 +37,7 @@ def stop(
     """Ask one replica to end; a bare lease ends at once when no program is on it."""
     after = draft.take(lifecycle.stop(workload, replica, reason, draft.now, grace_s, sentence))
     if workload.kind is not WorkloadKind.LEASE or after.state is not ReplicaState.STOPPING:
+        _end_broken_gang(draft, workload, after)
         return after
     # Nothing runs under a bare lease itself: there is nothing to tell the node.
     draft.effects[:] = [e for e in draft.effects if e.replica != after]
@@ -48,6 +52,21 @@ def stop_all(draft: Draft, workload: Workload, reason: Reason, grace_s: float | 
     for replica in list(draft.replicas(workload.id)):
         stop(draft, marked, replica, reason, grace_s)
     return marked
+
+
+def _end_broken_gang(draft: Draft, workload: Workload, lost: Replica) -> None:
+    """A gang of which too many members have failed or were stopped for good can never be complete again: it ends."""
+    gang = workload.gang
+    if gang is None or workload.stop_reason is not None or lost.state not in _LOST:
+        return
+    left = sum(replica.state not in _LOST for replica in draft.replicas(workload.id))
+    if left >= gang.least:
+        return
+    sentence = f"only {left} of at least {gang.least} members of its gang are left"
+    marked = replace(workload, stop_reason=Reason.GANG_INCOMPLETE)
+    draft.put_workload(marked)
+    for replica in list(draft.replicas(workload.id)):
+        stop(draft, marked, replica, Reason.GANG_INCOMPLETE, sentence=sentence)
 
 
 def _stop_programs_on(draft: Draft, holder: Replica, grace_s: float | None = None) -> None:

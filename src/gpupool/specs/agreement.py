@@ -23,6 +23,7 @@ def check_agreement(request: WorkloadRequest) -> None:
     _check_exec(request)
     _check_lease(request)
     _check_replicas(request)
+    _check_gang(request)
     if request.sweep is not None:
         _check_template(request.command, request.sweep)
 
@@ -70,6 +71,16 @@ def _check_replicas(request: WorkloadRequest) -> None:
             "Leave completions out; parallelism bounds how many run.",
             ("completions",),
         )
+
+
+def _check_gang(request: WorkloadRequest) -> None:
+    if request.gang is None:
+        return
+    _refuse_if(request.kind in SINGLE, f"must be left out: the kind {request.kind.value} has one replica.", ("gang",))
+    _refuse_if(request.client_bound, "must be false for a gang.", ("client_bound",))
+    for field in ("sweep", "completions", "parallelism"):
+        given = getattr(request, field) is not None
+        _refuse_if(given, "must be left out where gang says how many start together.", (field,))
 
 
 def _check_template(command: list[str], sweep: SweepSpec) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from gpupool.domain.errors import ErrorCode
+from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.supervision import Stdio
@@ -67,7 +68,8 @@ def to_workload(
     """
     find = resolve.__getitem__ if isinstance(resolve, Mapping) else resolve
     parameters = expand(request.sweep, seed=id) if request.sweep is not None else ()
-    completions = len(parameters) or request.completions or request.parallelism or 1
+    gang = _gang(request)
+    completions = len(parameters) or request.completions or request.parallelism or (gang.most if gang else 1)
     workload = Workload(
         id=id,
         name=request.name or automatic_name(request, id),
@@ -78,6 +80,7 @@ def to_workload(
         program=_program(request),
         gpus=_gpu_request(request.gpus),
         created_at=submitter.now,
+        gang=gang,
         priority=request.priority,
         preemptible=_preemptible(request),
         limits=_limits(request),
@@ -164,6 +167,13 @@ def _gpu_request(gpus: GpuSpec) -> GpuRequest:
         labels=tuple(sorted(gpus.labels.items())),
         sharing=gpus.sharing,
     )
+
+
+def _gang(request: WorkloadRequest) -> Gang | None:
+    spec = request.gang
+    if spec is None:
+        return None
+    return Gang(spec.min or spec.workers, spec.workers, spec.within or "", spec.strict)
 
 
 def _limits(request: WorkloadRequest) -> Limits:

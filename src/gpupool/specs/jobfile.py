@@ -18,7 +18,7 @@ _TEXT_FIELDS = TextFields(
         tuple(path.split("."))
         for path in (
             "name", "project", "workdir", "on", "request_id", "command.*", "env.*", "labels.*",
-            "gpus.models.*", "gpus.labels.*", "after.*", "after.*.workload",
+            "gpus.models.*", "gpus.labels.*", "gang.within", "after.*", "after.*.workload",
         )
     )
 )  # fmt: skip

@@ -198,6 +198,28 @@ class AfterSpec(_Strict):
     """Whether it must have succeeded (success) or only ended (any)."""
 
 
+class GangSpec(_Strict):
+    """Replicas that start together or not at all."""
+
+    workers: quantities.ReplicaCount
+    """How many replicas, 1 to 10000."""
+    min: quantities.OptionalReplicaCount = None
+    """With how many it can start already; the others join as GPUs come free. All of them when absent."""
+    within: quantities.LabelKey | None = None
+    """The node label whose value their nodes should share: rack, zone, ...; node for one node."""
+    strict: bool = False
+    """Wait rather than start on nodes that do not share it."""
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        if self.min is not None and self.min > self.workers:
+            sentence = f"is {self.min}, more than the {self.workers} workers there are."
+            raise refusal(ErrorCode.INVALID_COUNT, sentence, "Give at most as many.", ("min",))
+        if self.strict and self.within is None:
+            raise refusal(ErrorCode.INVALID_REQUEST, "needs a label: say within what.", "Add within.", ("strict",))
+        return self
+
+
 def _after(value: object) -> object:
     return {"workload": value} if isinstance(value, str) else value
 
@@ -262,6 +284,8 @@ class WorkloadRequest(_Strict):
     """How many replicas must end; the size of the sweep, else parallelism, else 1."""
     parallelism: quantities.OptionalReplicaCount = None
     """How many replicas run at a time; all when absent."""
+    gang: GangSpec | None = None
+    """Replicas that start together, in place of completions and parallelism."""
     sweep: SweepSpec | None = None
     """Parameters, one set per replica."""
     after: Annotated[list[After], Field(max_length=limits.MAX_DEPENDENCIES)] = Field(default_factory=list)

@@ -5,13 +5,23 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from gpupool.specs.build import Submitter, expand, program_for, references, to_workload
-from gpupool.specs.models import AfterSpec, Condition, GpuSpec, RandomRange, RandomSweep, SweepSpec, WorkloadRequest
+from gpupool.specs.models import (
+    AfterSpec,
+    Condition,
+    GangSpec,
+    GpuSpec,
+    RandomRange,
+    RandomSweep,
+    SweepSpec,
+    WorkloadRequest,
+)
 from gpupool.specs.plain import check_plain, read_json
 from gpupool.specs.problems import RequestError, translate
 
 __all__ = [
     "AfterSpec",
     "Condition",
+    "GangSpec",
     "GpuSpec",
     "RandomRange",
     "RandomSweep",

@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
         "gpupool submit train-1 -g 1 -- python3 train.py",
         "gpupool submit dev -g 0.5 --interactive -- bash",
         "gpupool submit hpo1 -g 0.25 --sweep lr=0.1,0.01 --parallelism 2 -- python3 train.py --lr {lr}",
+        "gpupool submit ddp -g 4 --workers 8 --min-workers 6 --within rack -- python3 train.py",
         "gpupool submit eval -g 0.1 --after train-1 -- python3 evaluate.py",
         "gpupool submit -f job.yml --dry-run",
     )(submit)
@@ -36,7 +37,7 @@ def submit(context: typer.Context, words: Words = None, **values: Any) -> int:
 
     Training may use idle GPUs beyond the quota and is run again when it was interrupted; an interactive session is
     protected within the quota. Each run of a sweep finds its parameters as {name} in its command, and in its
-    environment.
+    environment. The workers of a gang start together or not at all.
     """
     requests = requests_of(values, words or [], (context.obj or {}).get("program", []))
     if values.get("dry_run"):
