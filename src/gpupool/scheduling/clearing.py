@@ -90,6 +90,7 @@ class Search:
         return room_with(self.cluster, self.need, rows, freed)
 
     def _best_set(self, at: Ints) -> Clearing | None:
+        """The cheapest of the first fitting prefixes of the most promising nodes, each thinned out."""
         p = self.pool.pieces
         rows = p.row[at]
         first = np.searchsorted(rows, rows)
@@ -97,26 +98,45 @@ class Search:
         ends = fitting[runs(rows[fitting])]  # the first fitting prefix of each node
         sizes = p.size[at].cumsum()
         cost = sizes[ends] - sizes[first[ends]] + p.size[at[first[ends]]]
-        order = np.lexsort((p.priority[at[ends]], -p.over[at[ends]], cost))[: self.most_nodes]
+        ends = ends[np.lexsort((p.priority[at[ends]], -p.over[at[ends]], cost))][: self.most_nodes]
         best: tuple[tuple[int, float, int, int, float], Clearing] | None = None
-        for end in ends[order].tolist():
-            row = int(rows[end])
-            found = self._thinned(row, at[first[end] : np.searchsorted(rows, row, side="right")].tolist())
+        for end, slack in zip(ends.tolist(), self._with_slack(at, first[ends], ends), strict=True):
+            row, found = int(rows[end]), at[first[end] : end + 1].tolist()
+            if self.refused(self.pool.slots_of(found)):
+                every = at[first[end] : np.searchsorted(rows, row, side="right")].tolist()
+                found = self._thinned(row, self._agreed(row, every))
+            elif slack:
+                found = self._thinned(row, found)
             if found and (best is None or self._cost(found) < best[0]):
                 slots = tuple(slot for group in self.pool.slots_of(found) for slot in group)
                 best = (self._cost(found), Clearing(slots, row))
         return None if best is None else best[1]
 
-    def _thinned(self, row: int, candidates: list[int]) -> list[int]:
+    def _with_slack(self, at: Ints, starts: Ints, ends: Ints) -> list[bool]:
+        """Whether some piece of each prefix, from start to end among ``at``, may be unnecessary."""
+        p, lengths = self.pool.pieces, ends - starts + 1
+        if not len(ends):
+            return []
+        begins = lengths.cumsum() - lengths
+        prefix = np.repeat(np.arange(len(ends)), lengths)
+        pieces = at[np.arange(len(prefix)) - begins[prefix] + starts[prefix]]
+        freed = p.freed.at(pieces)
+        spare = self.room(p.row[pieces], freed.by(begins).at(prefix).minus(freed)) > 0
+        return [bool(any_) for any_ in np.logical_or.reduceat(spare, begins)]
+
+    def _agreed(self, row: int, candidates: list[int]) -> list[int]:
+        """A fitting choice of those that are not refused; none if they do not suffice."""
         chosen: list[int] = []
         for piece in candidates:
             if not self.refused(self.pool.slots_of([*chosen, piece])):
                 chosen.append(piece)
                 if self._enough(row, chosen):
-                    break
-        else:
-            return []
-        for piece in reversed(chosen.copy()):  # the most important are given back first
+                    return chosen
+        return []
+
+    def _thinned(self, row: int, chosen: list[int]) -> list[int]:
+        """Without those that are not needed, the most important given back first."""
+        for piece in reversed(chosen.copy()):
             rest = [other for other in chosen if other != piece]
             if self._enough(row, rest):
                 chosen = rest
