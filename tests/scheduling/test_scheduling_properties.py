@@ -15,6 +15,7 @@ from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeReport
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.cluster import ClusterState
 from gpupool.scheduling.cycle import decide
+from gpupool.scheduling.fairshare import Shares
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.scheduler import (
     LeaseReleased,
@@ -128,7 +129,7 @@ class Watched:
         return bool(decisions.grants or decisions.evictions or leaving)
 
     def _check_eviction(self, victim: PendingReplica, evictor: PendingReplica) -> None:
-        """Within a project only for higher priority; between projects only from above a quota to within one."""
+        """Within a project only for higher priority; else from above a quota to within a quota or a fair share."""
         assert victim.preemptible
         if victim.project == evictor.project:
             assert victim.priority < evictor.priority
@@ -137,12 +138,13 @@ class Watched:
         running, holds = self.scheduler.demand.running.values(), self.scheduler.holds
         held = {name: sum(r.lease.permille for r in running if r.lease.project == name) for name in rules}
         quota = rules[victim.project]
-        assert quota is not None
-        assert held[victim.project] > quota
-        quota = rules[evictor.project]
+        assert quota is None or held[victim.project] > quota
+        ledger, capacity = self.scheduler.demand.ledger, self.scheduler.cluster.capacity_permille()
+        fair = dict(zip((p.name for p in ledger.projects), Shares(ledger, capacity, self.now).fair, strict=True))
         staying = sum(r.lease.permille for r in running if r.lease.project == evictor.project and not r.releasing)
         promised = sum(s.permille for h in holds if self.specs[h.key].project == evictor.project for s in h.shares)
-        assert quota is None or staying + promised <= quota
+        entry = 50  # thousandths: starts count as use at once
+        assert staying + promised <= max(rules[evictor.project] or 0, fair[evictor.project] + entry)
 
     def _check(self) -> None:
         cluster, ledger = self.scheduler.cluster, self.scheduler.demand.ledger

@@ -63,7 +63,8 @@ def _running(values: Floats, begins: Ints) -> Floats:
 class Level:
     """Those who share at one level, one row each, and what there is to share: ``amount`` of each pot.
 
-    ``pot[i]`` is the pot of ``i``; ``owed`` what ``i`` gets before anything goes by weight; ``recent`` what was held lately on average; ``k`` how much that weighs.
+    ``pot[i]`` is the pot of ``i``; ``owed`` what ``i`` gets before anything goes by weight; ``recent`` what was held
+    lately on average; ``k`` how much that weighs.
     """
 
     amount: Floats
@@ -150,6 +151,7 @@ class Shares:
         self.due = replace(inside, amount=self.dept_due).dues()
         self.quota = np.where(bounded, guaranteed, self.fair)
         self.dept_quota = np.where(own < UNBOUNDED, own, sums(self.quota))
+        self._bounded = own < UNBOUNDED  # departments with a quota of their own
         columns = (self.dept, self.fair, self.quota, self.due)
         self._of_project = list(zip(*(column.tolist() for column in columns), strict=True))
         dept_columns = (self.dept_fair, self.dept_quota, self.dept_due)
@@ -189,14 +191,20 @@ class Shares:
         _, fair, quota, _ = self._of_project[project]
         return max(int(max(fair, quota) + EPSILON) - int(self._ledger.used[project]), 0)
 
+    def reclaimable(self) -> Bools:
+        """Which projects hold more than their quota (or are in a department that does): nobody takes from others."""
+        held, dept_held = self._held()
+        return np.asarray(_above(held, self.quota) | (self._bounded & _above(dept_held, self.dept_quota))[self.dept])
+
     def victims(self, project: int, extra: int) -> Bools:
         """From which projects a project may take so that it holds ``extra`` thousandths more.
 
         The two are compared one level below what they have in common: in one department the projects, else the
         departments. Whoever takes stays within its fair share and the victim is above its own; or whoever takes stays
-        within its quota and the victim is above its own. And never from a project within its quota for one beyond.
+        within its quota and the victim is above its own. Never from a project within its quota, but for one whose
+        department is beyond a quota of its own, and then not for a project beyond its quota.
         """
-        held, dept_held = self._held(_NOBODY)
+        held, dept_held = self._held()
         fair, dept = self.fair, self.dept
         by_share = _above(held, fair), _above(dept_held, self.dept_fair)
         by_quota = _above(held, self.quota), _above(dept_held, self.dept_quota)
@@ -206,7 +214,8 @@ class Shares:
         outside = (by_share[1] & self._dept_within(project, extra, self.dept_fair))[dept]
         outside |= (by_quota[1] & self._dept_within(project, extra, self.dept_quota))[dept]
         outside &= (by_share[0] | by_quota[0]) & (in_share or in_quota)
-        allowed = np.where(own, inside, outside) & (by_quota[0] | in_quota)
+        outranked = (self._bounded & by_quota[1])[dept] & in_quota
+        allowed = np.where(own, inside, outside) & (by_quota[0] | outranked)
         allowed[project] = False
         return np.asarray(allowed)
 
@@ -217,20 +226,21 @@ class Shares:
         held = self._ledger.used[victim] - self._promised.get(victim, 0) - freed.get(victim, 0)
         above_share, above_quota = held > fair + EPSILON, held > quota + EPSILON
         in_share, in_quota = self.within_share(project, extra), self.within_quota(project, extra)
-        if victim == project or not (above_quota or in_quota):
+        away = sum(n for p, n in [*self._promised.items(), *freed.items()] if self._of_project[p][0] == dept)
+        held = self._ledger.dept_used[dept] - away
+        outranked = in_quota and self._bounded[dept] and held > dept_quota + EPSILON
+        if victim == project or not (above_quota or outranked):
             return False
         if dept == self._of_project[project][0]:
             return bool((in_share and above_share) or (in_quota and above_quota))
-        away = sum(n for p, n in [*self._promised.items(), *freed.items()] if self._of_project[p][0] == dept)
-        held = self._ledger.dept_used[dept] - away
         by_share = held > dept_fair + EPSILON and self._dept_within(project, extra, self.dept_fair)
         by_quota = held > dept_quota + EPSILON and self._dept_within(project, extra, self.dept_quota)
         return bool((by_share or by_quota) and (above_share or above_quota) and (in_share or in_quota))
 
-    def _held(self, freed: Mapping[int, int]) -> tuple[Ints, Ints]:
+    def _held(self) -> tuple[Ints, Ints]:
         held = self._ledger.used[: len(self.fair)].copy()
         depts = self._ledger.dept_used[: len(self.dept_fair)].copy()
-        for project, permille in [*self._promised.items(), *freed.items()]:
+        for project, permille in self._promised.items():
             held[project] -= permille
             depts[self.dept[project]] -= permille
         return held, depts

@@ -219,24 +219,6 @@ class Ledger:
 
     # --- what is left
 
-    def over_quota(self, project: int, extra: int = 0) -> bool:
-        """Whether a project would hold more than its quota with ``extra`` thousandths more."""
-        return bool(self.used[project] + extra > self.quota[project])
-
-    def deprivation(self, project: int, extra: int, even_share: float) -> tuple[bool, float]:
-        """Less is served first: within quota before over it, then the smaller part of its quota.
-
-        A project without a quota is measured against ``even_share``, one without any (quota 0) against a GPU.
-        """
-        quota = int(self.quota[project])
-        base = even_share if quota >= UNBOUNDED else quota
-        return self.over_quota(project, extra), float(self.used[project]) / max(base, 1000.0)
-
-    def even_share(self, capacity: int) -> float:
-        """The pool divided evenly among projects without a quota."""
-        unbounded = int(np.count_nonzero(self.quota[: len(self.projects)] >= UNBOUNDED))
-        return capacity / max(unbounded, 1)
-
     def rooms(self, account: Account) -> tuple[tuple[Bound, int, int], ...]:
         """Every bound that applies: (which, its value, thousandths left under it)."""
         p, project = account.project, self.projects[account.project]

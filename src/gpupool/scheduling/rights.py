@@ -1,4 +1,4 @@
-"""Who may take GPUs from whom, as one cycle sees it."""
+"""Who may take GPUs from whom, as one cycle sees it: the rules of ``fairshare``, asked about victims."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from gpupool.scheduling.victims import VictimPool
 
 
 class Rights:
-    """A project may take back as far as its quota, from those that hold more than theirs.
+    """A project may take back as far as its quota or its fair share, from those that hold more than theirs.
 
-    ``over`` says of each project how many times its quota it holds.
+    ``over`` says of each project how many times its fair share it holds.
     """
 
     def __init__(self, session: Session) -> None:
-        self._session, self._ledger = session, session.ledger
-        count = len(self._ledger.projects)
-        quota = np.maximum(self._ledger.quota[:count], 1000)
-        self.over: Floats = self._ledger.used[:count] / quota
+        self._shares = session.shares
+        held = session.ledger.used[: len(self._shares.fair)]
+        self.over: Floats = held / np.maximum(self._shares.fair, 1.0)
 
-    def above(self, project: int, freed: int = 0) -> bool:
-        """Whether a project holds more than it is due, promises to it left out, once ``freed`` is gone."""
-        held = self._ledger.used[project] - self._session.promised[project] - freed
-        return bool(held > self._ledger.quota[project])
+    def above(self, project: int) -> bool:
+        """Whether a project holds more than it is due, promises to it left out."""
+        return bool(self.reclaimable()[project])
 
     def may_reclaim(self, project: int, extra: int) -> bool:
         """Whether a project may take ``extra`` thousandths from anybody."""
-        return not self._ledger.over_quota(project, extra)
+        return self._shares.may_reclaim(project, extra)
 
     def budget(self, project: int) -> int:
         """The most thousandths that a project may take now."""
-        return int(self._ledger.quota[project] - self._ledger.used[project])
+        return self._shares.budget(project)
 
     def reclaimable(self) -> Bools:
         """The projects from which anybody may take."""
-        return np.array([self.above(project) for project in range(len(self._ledger.projects))], np.bool_)
+        return self._shares.reclaimable()
 
-    def victims(self, project: int, extra: int) -> Bools:  # noqa: ARG002 - asked of everybody alike
+    def victims(self, project: int, extra: int) -> Bools:
         """The projects from which a project may take so that it holds ``extra`` thousandths more."""
-        above = self.reclaimable()
-        above[project] = False
-        return above
+        return self._shares.victims(project, extra)
 
     def refuses(self, pool: VictimPool, project: int, extra: int) -> _Refused:
         """Judges lists of victims: which of them may not go when those before are gone."""
         return _Refused(self, pool, project, extra)
+
+    def may_take(self, project: int, extra: int, victim: int, freed: Counter[int]) -> bool:
+        """Whether the next piece of work of ``victim`` may be taken when ``freed`` (by project) is gone already."""
+        return self._shares.may_take(project, extra, victim, freed)
 
 
 class _Refused:
@@ -62,7 +62,7 @@ class _Refused:
         refused = []
         for at, slots in enumerate(units):
             project = int(self._holders.project[slots[0]])
-            if self._rights.above(project, freed[project]):
+            if self._rights.may_take(self._project, self._extra, project, freed):
                 freed[project] += int(self._holders.permille[slots].sum())
             else:
                 refused.append(at)
