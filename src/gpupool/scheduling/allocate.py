@@ -114,6 +114,8 @@ def _take(session: Session, group: Group, ghosts: list[Ghost]) -> bool:
     for ghost in ghosts:
         if ghost.claim.permille > session.ledger.room(ghost.account) or not session.placer.holds(ghost.claim):
             return False
+        if not session.placer.may_enter(group.shape, ghost.claim.row):
+            return False
         session.charge(ghost.claim, ghost.account)
     return len(ghosts) >= group.size
 
@@ -125,6 +127,8 @@ def _still_promising(session: Session, group: Group, ghosts: list[Ghost]) -> boo
     for ghost in ghosts:
         row = ghost.claim.row
         if not cluster.up[row] or not cluster.available[row][ghost.claim.gpu > 0].all():
+            return False
+        if not session.placer.may_enter(group.shape, row):
             return False
     if ghosts[0].hold.kind is HoldKind.RESERVED:
         return sum(ghost.claim.permille for ghost in ghosts) <= session.ledger.room(group.account)

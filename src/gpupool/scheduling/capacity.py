@@ -87,6 +87,8 @@ def room_with(c: ClusterState, wanted: Need, rows: Ints, freed: Freed) -> Ints:
     if shape.mem_mib:
         number = np.minimum(number, (c.mem_free[rows] + freed.mem) // shape.mem_mib)
     number = np.where(c.up[rows], np.clip(number, 0, wanted.count), 0)
+    if shape.guest is not None:
+        number = np.where(c.open_to(shape.guest, rows), number, 0)
     if shape.picky:
         number[~_labelled(c, shape, rows, number > 0)] = 0
     return np.asarray(number)

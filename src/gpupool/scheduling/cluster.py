@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gpupool.domain.gpu import Gpu, GpuHealth, GpuShare, Node, NodeState
 from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.bookings import Bookings, Guest
 from gpupool.scheduling.links import link_matrix
 from gpupool.scheduling.modes import NO_MARK, common_modes, default_modes, mark_of, open_modes
 from gpupool.scheduling.undo import UndoLog, grown
@@ -69,8 +70,8 @@ class ClusterState:
     ``mode_default`` is the mode that a part of a GPU gets which insists on none, ``mode_open`` those it may insist on,
     ``mode_common`` the node's most frequent default, and ``guests`` tells whose parts are on a GPU in which mode:
     all as ``scheduling.modes`` codes them.
-    ``touched[row]`` grows whenever a row changes, so that caches know what to look at again; ``generation`` grows
-    whenever a node comes, goes or reports anew.
+    ``booked`` marks the rows that ``bookings`` speak of. ``touched[row]`` grows whenever a row changes, so that caches
+    know what to look at again; ``generation`` grows whenever a node comes, goes or reports anew.
     """
 
     def __init__(self) -> None:
@@ -87,6 +88,7 @@ class ClusterState:
         self.claims_changed: set[ReplicaKey] = set()  # since ``Holders.catch_up``
         self._model_ids: dict[str, int] = {}
         self._on_node: dict[str, set[ReplicaKey]] = {}
+        self.bookings = Bookings()
         self._allocate_arrays(0, 1)
 
     def _allocate_arrays(self, n: int, g: int) -> None:
@@ -99,6 +101,7 @@ class ClusterState:
         self.healthy, self.foreign = np.zeros((n, g), np.bool_), np.zeros((n, g), np.bool_)
         self.available = np.zeros((n, g), np.bool_)
         self.mode_default, self.mode_open = np.zeros((n, g), np.int64), np.zeros((n, g), np.int64)
+        self.booked = np.zeros(n, np.bool_)
         self.mode_common, self.guests = np.zeros(n, np.int64), np.zeros((n, g), np.int64)
 
     @property
@@ -193,6 +196,7 @@ class ClusterState:
                 self._resize(max(8, 2 * row), self.slots)
         self.rows[name] = row
         self.present[row] = True
+        self.booked[row] = name in self.bookings.by_node
         return row
 
     def _widen(self, gpus: int) -> None:
@@ -250,6 +254,36 @@ class ClusterState:
             self.guests[row] += claim.marks()
             self.cpu_free[row] -= claim.cpu_milli
             self.mem_free[row] -= claim.mem_mib
+
+    # --- what is booked
+
+    def mark_booked(self) -> None:
+        """``bookings`` has changed: see to it that its nodes are looked at again, and those that it had before."""
+        for name, row in self.rows.items():
+            booked = name in self.bookings.by_node
+            if booked or self.booked[row]:
+                self.booked[row] = booked
+                self.touch(row)
+
+    def pass_time(self, now: float) -> None:
+        """It is ``now``: bookings begin and end."""
+        for name in self.bookings.pass_time(now) if self.bookings.all else ():
+            if name in self.rows:
+                self.touch(self.rows[name])
+
+    def open_to(self, guest: Guest, rows: Ints) -> Bools:
+        """On which of ``rows`` bookings let somebody be placed now."""
+        ok = np.ones(len(rows), np.bool_)
+        for at in np.flatnonzero(self.booked[rows]).tolist():
+            ok[at] = self.bookings.in_the_way(guest, self.name_of(int(rows[at]))) is None
+        return ok
+
+    def kept_for(self, guest: Guest, rows: Ints) -> Bools:
+        """Which of ``rows`` are kept for somebody now."""
+        kept = np.zeros(len(rows), np.bool_)
+        for at in np.flatnonzero(self.booked[rows]).tolist() if guest.admitted else ():
+            kept[at] = self.bookings.kept_for(guest, self.name_of(int(rows[at])))
+        return kept
 
     # --- what is held
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpupool.scheduling.allocate import allocate, settle_holds
 from gpupool.scheduling.backfill import end_overruns
+from gpupool.scheduling.booked import evict_booked
 from gpupool.scheduling.consolidate import consolidate
 from gpupool.scheduling.gang import evict_stale, evict_whole_gangs
 from gpupool.scheduling.placement import Placer
@@ -32,6 +33,7 @@ def decide(
     session = Session(placer, demand, now, settings)
     try:
         session.haunt(holds)
+        evict_booked(session)
         refresh_reservations(session)
         settle_holds(session)
         end_overruns(session)

@@ -22,6 +22,7 @@ from gpupool.scheduling.shape import Shape
 
 NO_FIT = np.iinfo(np.int64).max
 _STEPS = 1 << 10  # of a score in a thousandth of a GPU: coarser than what rounding does to equals
+_KEPT = 1 << 60  # a node that is booked for a replica goes before all others
 _FREE_LIMIT = (1 << 15) - 1
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 
@@ -39,10 +40,11 @@ class Relax:
     labels: bool = False
     pools: bool = False  # the nodes that the project's rules name
     mode: bool = False  # how parts of GPUs are shared
+    bookings: bool = False  # what is kept for others
 
 
 STRICT = Relax()
-EMPTY = Relax(use=True, state=True, health=True, foreign=True)  # could it ever fit?
+EMPTY = Relax(use=True, state=True, health=True, foreign=True, bookings=True)  # could it ever fit?
 
 
 class _Cache:
@@ -115,6 +117,10 @@ class Placer:
             and c.mem_free[row] >= claim.mem_mib * (claim.mem_mib > 0)
         )
 
+    def may_enter(self, shape: Shape, row: int) -> bool:
+        """Whether bookings let a shape be placed on a node now."""
+        return shape.guest is None or bool(self.cluster.open_to(shape.guest, np.array([row])).all())
+
     def scores(self, shape: Shape) -> Ints:
         """One number per row, the least is the best place, ``NO_FIT`` is none."""
         cluster, version = self.cluster, self.scorer.refresh()
@@ -172,6 +178,8 @@ class Placer:
             rows, ok, left = rows[fits], ok[fits], left[fits]
             cost = self.scorer.scores(shape, rows, ok, c.gpu_free[rows] - left, self._links(shape, rows, ok))
             scores[fits] = np.rint(cost * _STEPS).astype(np.int64)
+            if shape.guest is not None:
+                scores[fits] -= _KEPT * c.kept_for(shape.guest, rows)
         return scores
 
     def _links(self, shape: Shape, rows: Ints, ok: Bools) -> Floats | None:
@@ -304,6 +312,8 @@ def usable_rows(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Rel
             fits &= cpu[rows] >= shape.cpu_milli
         if shape.mem_mib:
             fits &= mem[rows] >= shape.mem_mib
+    if shape.guest is not None and not relax.bookings:
+        fits &= c.open_to(shape.guest, rows)
     if shape.picky:
         fits &= np.array([labelled(c, row, shape, relax) for row in rows.tolist()], dtype=np.bool_)
     return np.asarray(fits)

@@ -12,6 +12,7 @@ from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import Sharing
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.bookings import Bookings
 from gpupool.scheduling.holders import Holders
 from gpupool.scheduling.ledger import Account, Ledger
 from gpupool.scheduling.members import GangEntry, Gangs, Members
@@ -89,6 +90,7 @@ class Demand:
         self._entries: dict[ReplicaKey, tuple[Group, float, int]] = {}
         self._arrivals = 0
         self._users_apart = False
+        self.bookings = Bookings()
         self._log = UndoLog()
 
     # --- who waits
@@ -188,13 +190,18 @@ class Demand:
         mode = wanted.sharing
         served = not wanted.whole and (mode is Sharing.MPS or (mode is None and self._users_apart))
         user = replica.user if served else ""
-        return self.shapes.get(wanted, replica.cpus, replica.memory_mib, user, replica.node_pools)
+        guest = self.bookings.guest(replica)
+        cpus, memory_mib = replica.cpus, replica.memory_mib
+        return self.shapes.get(wanted, cpus, memory_mib, user, replica.node_pools, guest=guest)
 
     def tell_users_apart(self, *, apart: bool) -> None:
         """Whether some GPU serves one user at a time, so that it matters who asks for a part without saying how."""
-        if apart is self._users_apart:
-            return
-        self._users_apart = apart
+        if apart is not self._users_apart:
+            self._users_apart = apart
+            self.list_anew()
+
+    def list_anew(self) -> None:
+        """What makes up a shape has changed: sort all that is ready into the queue again."""
         for key in list(self._entries):
             replica, arrival = self.pending[key], self._entries[key][2]
             self._unlist(replica)

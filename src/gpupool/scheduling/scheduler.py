@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpupool.domain.access import Department, Project, User
+from gpupool.domain.booking import Booking
 from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeState
 from gpupool.domain.ids import Epoch
 from gpupool.domain.workload import Lease
@@ -78,6 +79,20 @@ class UserChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class BookingChanged:
+    """Nodes were booked, or a booking changed."""
+
+    booking: Booking
+
+
+@dataclass(frozen=True, slots=True)
+class BookingRemoved:
+    """A booking is over, or was cancelled."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class PendingAdded:
     """A replica waits (again), or something about its waiting changed."""
 
@@ -132,6 +147,8 @@ Event = (
     | ProjectChanged
     | DepartmentChanged
     | UserChanged
+    | BookingChanged
+    | BookingRemoved
     | PendingAdded
     | PendingRemoved
     | LeaseTaken
@@ -155,6 +172,7 @@ class Scheduler:
         self.demand = Demand()
         self.demand.ledger.tune(self.settings.decay, self.settings.usage_weight)
         self.demand.ordering = Ordering(self.settings.order, self.settings.turn_s, past or PastRuns())
+        self.demand.bookings = self.cluster.bookings
         self.placer = Placer(self.cluster)
         self.holds: tuple[Hold, ...] = ()
 
@@ -163,7 +181,7 @@ class Scheduler:
         for event in events:
             self.apply(event)
 
-    def apply(self, event: Event) -> None:  # noqa: C901 - one line per kind of event
+    def apply(self, event: Event) -> None:  # noqa: C901, PLR0912 - one line per kind of event
         """Take over what happened. Events about things not known are ignored; the latest word counts."""
         match event:
             case NodeChanged(node):
@@ -181,6 +199,12 @@ class Scheduler:
                 self.demand.ledger.set_department(department)
             case UserChanged(user):
                 self.demand.ledger.set_user(user)
+            case BookingChanged(booking):
+                self.cluster.bookings.put(booking)
+                self._rebook()
+            case BookingRemoved(id_):
+                self.cluster.bookings.remove(id_)
+                self._rebook()
             case PendingAdded(replica, now):
                 self.demand.add(replica, now)
             case PendingRemoved(key):
@@ -197,6 +221,7 @@ class Scheduler:
 
     def decide(self, now: float) -> Decisions:
         """One cycle at ``now`` (seconds since the epoch), its decisions applied."""
+        self.cluster.pass_time(now)
         decisions = decide(self.placer, self.demand, now, self.holds, self.settings)
         for grant in decisions.grants:
             self._start(self._granted(grant, now))
@@ -231,6 +256,10 @@ class Scheduler:
         if self.cluster.holdings.get(running.key) != held:
             self.cluster.take(running.key, held)
 
+    def _rebook(self) -> None:
+        self.cluster.mark_booked()
+        self.demand.list_anew()
+
     def _note_run(self, key: ReplicaKey, ran_s: float | None) -> None:
         running = self.demand.running.get(key)
         if running is not None and ran_s is not None:
@@ -264,4 +293,5 @@ class Scheduler:
             request=waited.request,
             node_pools=waited.node_pools,
             served_s=waited.served_s,
+            grace_s=waited.grace_s,
         )

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpupool.domain.gpu import GpuRequest, Placement
 from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.bookings import Guest
 from gpupool.scheduling.cluster import MILLI, Ints
 from gpupool.scheduling.modes import code_of
 
@@ -20,6 +21,7 @@ class Shape:
 
     ``user`` is empty where it does not matter who asks: it does for parts of GPUs that serve one user at a time.
     ``pools``: it may be only on nodes whose label ``pool`` is one of these; empty: on any.
+    ``guest``: what matters of it where nodes are booked; None while none is.
     """
 
     request: GpuRequest
@@ -28,6 +30,7 @@ class Shape:
     user: str = ""
     pools: tuple[str, ...] = ()
     placement: Placement = Placement.PACK
+    guest: Guest | None = None
 
     @property
     def picky(self) -> bool:
@@ -65,7 +68,7 @@ class Shape:
         return need, np.full_like(gmem_total, request.memory_mib)
 
 
-ShapeKey = tuple[GpuRequest, int, int, str, tuple[str, ...], Placement]
+ShapeKey = tuple[GpuRequest, int, int, str, tuple[str, ...], Placement, Guest | None]
 
 
 @dataclass(slots=True)
@@ -74,7 +77,7 @@ class Shapes:
 
     _known: dict[ShapeKey, Shape] = field(default_factory=dict)
 
-    def get(
+    def get(  # noqa: PLR0913, PLR0917 - what makes up a shape
         self,
         request: GpuRequest,
         cpus: float,
@@ -82,13 +85,15 @@ class Shapes:
         user: str = "",
         pools: tuple[str, ...] = (),
         placement: Placement = Placement.PACK,
+        guest: Guest | None = None,
     ) -> Shape:
         """The shape of a request."""
-        key = (request, round(cpus * MILLI), memory_mib, user, pools, placement)
+        key = (request, round(cpus * MILLI), memory_mib, user, pools, placement, guest)
         if key not in self._known:
             self._known[key] = Shape(*key)
         return self._known[key]
 
     def forget(self, shape: Shape) -> None:
         """Nobody asks for it any more."""
-        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib, shape.user, shape.pools, shape.placement), None)
+        whose = (shape.user, shape.pools, shape.placement, shape.guest)
+        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib, *whose), None)

@@ -32,7 +32,7 @@ class PendingReplica:
     ``not_before`` is the end of a back-off, ``held`` keeps it out of the queue altogether with ``held_note`` saying
     what for. ``max_time_s`` bounds its run time when known. ``gang``: it starts with other replicas of its workload.
     ``node_pools``: it may run only on nodes whose label ``pool`` is one of these; empty: on any. ``served_s``: how
-    long it has run already, all its starts together.
+    long it has run already, all its starts together. ``grace_s``: how long it takes to end when it is told to.
     """
 
     workload: WorkloadId
@@ -52,6 +52,7 @@ class PendingReplica:
     gang: Gang | None = None
     node_pools: tuple[str, ...] = ()
     served_s: float = 0.0
+    grace_s: float = 0.0
 
     @property
     def key(self) -> ReplicaKey:
@@ -71,7 +72,7 @@ class RunningReplica:
     ``releasing``: it has been told to end, so its GPUs will be free soon. ``expected_end`` is from its time limit.
     ``min_runtime_s``: not evicted sooner after its start; None: the setting of the scheduler. ``request`` is what it
     asked for, and with ``node_pools`` says where else it could run; None: it is never moved. ``served_s``: how long it
-    had run before this start.
+    had run before this start. ``grace_s`` is the time it has to end once it is told to.
     """
 
     lease: Lease
@@ -85,6 +86,7 @@ class RunningReplica:
     request: GpuRequest | None = None
     node_pools: tuple[str, ...] = ()
     served_s: float = 0.0
+    grace_s: float = 0.0
 
     @property
     def key(self) -> ReplicaKey:

@@ -45,6 +45,7 @@ class WaitCode(StrEnum):
     GPU_UNHEALTHY = "GPU_UNHEALTHY"
     OTHER_SHARING_MODE = "OTHER_SHARING_MODE"
     OTHER_NODE_POOL = "OTHER_NODE_POOL"
+    BOOKED = "BOOKED"
     GANG = "GANG"
     WAITING_FOR_GPU = "WAITING_FOR_GPU"
     NOT_WAITING = "NOT_WAITING"  # it runs, or has ended
@@ -252,6 +253,23 @@ def _host(case: Case) -> Finding | None:
     return Finding(WaitCode.CPU_OR_MEMORY, sentence, numbers, ("ask for fewer CPUs or less memory",))
 
 
+def _booked(case: Case) -> Finding | None:
+    guest, rows = case.shape.guest, fitting_rows(case.cluster, case.shape, Relax(bookings=True))
+    if guest is None or not len(rows):
+        return None
+    bookings, node = case.cluster.bookings, case.cluster.name_of(int(rows[0]))
+    found = bookings.in_the_way(guest, node)
+    if found is None:
+        return None
+    until = f"for another {format_duration(found.ends_at - case.session.now)}"
+    if (left := found.starts_at - case.session.now) > 0:
+        until = f"in {format_duration(left)} for {format_duration(found.ends_at - found.starts_at)}"
+    numbers: Numbers = {"starts_at": found.starts_at, "ends_at": found.ends_at, "booking": found.id, "nodes": len(rows)}
+    helps = (f"give it a time limit below {format_duration(left)}",) if left > 0 else ()
+    sentence = f"needs {case.wants}; {node} is free, but booked for others ({found.name}) {until}"
+    return Finding(WaitCode.BOOKED, sentence, numbers, helps)
+
+
 def _pool(case: Case) -> Finding | None:
     pools = case.shape.pools
     nodes = case.fits_if(Relax(pools=True)) if pools else 0
@@ -354,6 +372,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     _reserved,
     _gang,
     _host,
+    _booked,
     _pool,
     _relaxed(
         WaitCode.NODE_CORDONED, Relax(state=True), "it is free on a node that takes no work now", "uncordon the node"

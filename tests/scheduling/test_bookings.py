@@ -1,0 +1,157 @@
+"""Nodes that are booked: who may be placed there before and while, who has to go, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scheduling_world import NOW, World, node, pending, world
+
+from gpupool.domain.booking import Booking
+from gpupool.domain.ids import WorkloadId
+from gpupool.scheduling.explain import Explanation, WaitCode
+from gpupool.scheduling.scheduler import BookingChanged, BookingRemoved, LeaseTaken, NodeChanged, PendingAdded
+from gpupool.scheduling.values import EvictionKind
+
+HOUR = 3600.0
+
+
+def booked(
+    w: World, nodes: str = "a", begin: float = 0.0, end: float = HOUR, lead: float = 600.0, **who: str
+) -> Booking:
+    made = Booking(
+        id="b1",
+        name="class",
+        nodes=tuple(nodes.split(",")),
+        starts_at=NOW + begin,
+        ends_at=NOW + end,
+        projects=tuple(who.get("project", "").split()),
+        users=tuple(who.get("user", "").split()),
+        lead_s=600.0,
+    )
+    w.scheduler.apply(BookingChanged(made))
+    return made
+
+
+def why(w: World, name: str) -> Explanation:
+    found = w.scheduler.explain((WorkloadId(name), 0), w.now)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("begin", "who", "waiting", "places"),
+    [
+        (0, {"project": "red"}, "p1 red 1", "p1@a"),
+        (0, {"project": "red"}, "p1 blue 1", ""),
+        (0, {"user": "bob"}, "p1 blue/bob 1; p2 red/ann 1", "p1@a"),
+        (0, {}, "p1 red 1 train", ""),
+        (0, {"project": "red"}, "p1 blue 1 max=1", ""),
+        (900, {"project": "red"}, "p1 blue 1", "p1@a"),  # longer ahead than the lead
+        (500, {"project": "red"}, "p1 blue 1", ""),
+        (500, {"project": "red"}, "p1 blue 1 max=400", "p1@a"),
+        (500, {"project": "red"}, "p1 blue 1 max=600", ""),
+        (500, {"project": "red"}, "p1 red 1", "p1@a"),
+        (500, {"project": "red"}, "p1 blue 1 train", "p1@a"),
+        (200, {"project": "red"}, "p1 blue 1 train", ""),  # not worth beginning
+        (-2 * HOUR, {"project": "red"}, "p1 blue 1", "p1@a"),  # it is over
+    ],
+)
+def test_who_may_be_placed(begin: float, who: dict[str, str], waiting: str, places: str) -> None:
+    w = world("a 1xT4", waiting)
+    booked(w, begin=begin, end=begin + HOUR, **who)
+    w.settle()
+    assert w.places() == places
+
+
+def test_it_opens_when_the_booking_ends_and_closes_before_it_begins() -> None:
+    w = world("a 1xT4", "p1 blue 1")
+    booked(w, begin=0, end=100, project="red")
+    w.settle()
+    assert w.places() == ""
+    assert w.last.wake_at is not None
+    assert w.last.wake_at <= NOW + 100
+    w.now = NOW + 100
+    w.settle()
+    assert w.places() == "p1@a"
+    v = world("a 1xT4", "p1 blue 1 later=50")
+    booked(v, begin=640, end=HOUR, project="red")
+    v.now = NOW + 50
+    v.settle()
+    assert v.places() == "", "the lead of ten minutes has begun"
+
+
+def test_a_cancelled_booking_keeps_nobody_off() -> None:
+    w = world("a 1xT4", "p1 blue 1")
+    made = booked(w)
+    w.settle()
+    w.scheduler.apply(BookingRemoved(made.id))
+    w.settle()
+    assert w.places() == "p1@a"
+
+
+def test_its_own_work_goes_to_the_booked_node_first() -> None:
+    w = world("a 4xT4; b 1xT4", "p1 red 1; p2 blue 1")
+    booked(w, "a", project="red")
+    w.settle()
+    assert w.places() == "p1@a p2@b"
+
+
+def test_training_is_sent_away_in_time_and_goes_on_elsewhere() -> None:
+    w = world("a 1xT4; b 1xT4", running_="r1 blue 1 on a:0 train; r2 red 1 on b:0 train end=2000")
+    w.scheduler.apply(LeaseTaken(replace(w.running[WorkloadId("r1"), 0], grace_s=60.0)))
+    booked(w, "a,b", begin=1000, end=2 * HOUR, project="red")
+    assert not w.step()
+    assert w.last.wake_at == NOW + 400, "the lead begins"
+    w.now = NOW + 939
+    assert w.step()
+    assert w.evicted == ["r1"]
+    [eviction] = w.last.evictions
+    assert eviction.kind is EvictionKind.BOOKING
+    assert "class" in eviction.reason
+    w.settle()
+    assert w.places() == "r2@b"
+    w.scheduler.apply(NodeChanged(node("c 1xT4")))
+    w.settle()
+    assert w.places() == "r1@c r2@b"
+
+
+def test_protected_work_and_what_ends_before_is_left_alone() -> None:
+    w = world("a 2xT4", running_="r1 blue 1 on a:0; r2 blue 1 on a:1 train end=900")
+    booked(w, begin=1000, end=HOUR, project="red")
+    w.now = NOW + 999
+    assert not w.step()
+    w.now = NOW + 1001
+    assert not w.step()
+
+
+def test_nobody_is_evicted_for_space_that_is_booked_for_others() -> None:
+    w = world("a 1xT4", "p1 red 1", "r1 blue 1 on a:0 train", "red quota=1; blue quota=0")
+    booked(w, project="blue")
+    w.settle()
+    assert w.places() == "r1@a"
+
+
+def test_it_says_for_how_long_it_is_booked() -> None:
+    w = world("a 1xT4", "p1 blue 1")
+    booked(w, begin=-600, end=3000, project="red")
+    w.settle()
+    told = why(w, "p1")
+    assert told.code is WaitCode.BOOKED
+    assert "booked for others (class) for another 49m" in told.sentence
+    assert told.numbers["ends_at"] == NOW + 3000
+    v = world("a 1xT4", "p1 blue 1")
+    booked(v, begin=300, end=HOUR)
+    v.settle()
+    told = why(v, "p1")
+    assert told.code is WaitCode.BOOKED
+    assert any("time limit" in text for text in told.would_help)
+
+
+def test_a_node_that_comes_later_is_booked_too() -> None:
+    w = world("b 1xT4", "")
+    booked(w, "a")
+    w.scheduler.apply(NodeChanged(node("a 1xT4")))
+    w.scheduler.apply_all(PendingAdded(pending(f"p{i} blue 1"), NOW) for i in (1, 2))
+    w.settle()
+    assert w.places() == "p1@b"
