@@ -16,6 +16,7 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.scheduler import LeaseReleased, NodeChanged, PendingAdded, ProjectChanged, Scheduler
 from gpupool.scheduling.values import Eviction, Grant, PendingReplica, ReplicaKey, Settings
 from gpupool.simulate.load import capacity_of, permille_of, split
+from gpupool.simulate.rows import MOST_SECONDS
 from gpupool.simulate.stranded import stranded_permille, usual_kinds
 from gpupool.simulate.values import Fate, Job, Record, Rules, Sample
 
@@ -176,6 +177,9 @@ class Simulation:
         fate.replicas = len(parts)
         gang = Gang(len(parts), len(parts)) if len(set(parts)) == 1 < len(parts) else None
         waiting = [_replica(fate.job, number, index, part, gang) for index, part in enumerate(parts)]
+        if self.rules.told:
+            place = self._first - MOST_SECONDS + fate.job.duration_s
+            waiting = [replace(replica, queued_at=place) for replica in waiting]
         fate.impossible = next(filter(None, map(self._why_impossible, waiting)), "")
         if fate.impossible:
             return False

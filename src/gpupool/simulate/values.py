@@ -37,13 +37,15 @@ class Rules:
 
     ``checkpoint_s``: evicted work has saved what it had done after each so many seconds of running (0: it loses
     nothing), and goes on from there, ``restart_s`` after it starts again; None: it begins anew. ``samples`` is how
-    often, evenly between the first submission and the last, the cluster is looked at.
+    often, evenly between the first submission and the last, the cluster is looked at. ``told``: the queue is in the
+    order of the run times to come, which no pool knows; for comparison.
     """
 
     grace_s: float = 10.0
     samples: int = 100
     checkpoint_s: float | None = None
     restart_s: float = 0.0
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
