@@ -131,7 +131,15 @@ _ENDLESS = {
 }
 _EXACT = frozenset({*_ENDLESS, WaitCode.BACK_OFF, WaitCode.STARTING_SOON})
 _NEED_NOTHING = frozenset({*_EXACT} - {WaitCode.NO_SUCH_MODEL, WaitCode.TOO_LARGE})
-_BY_BOUND = frozenset({WaitCode.PROJECT_QUOTA, WaitCode.PROJECT_LIMIT, WaitCode.USER_LIMIT})
+_BY_BOUND = frozenset(
+    {
+        WaitCode.PROJECT_QUOTA,
+        WaitCode.PROJECT_LIMIT,
+        WaitCode.DEPARTMENT_QUOTA,
+        WaitCode.DEPARTMENT_LIMIT,
+        WaitCode.USER_LIMIT,
+    }
+)
 _GENERAL = frozenset({WaitCode.WAITING_FOR_GPU, WaitCode.RESERVED_FOR_OTHERS, WaitCode.CPU_OR_MEMORY})
 
 

@@ -14,6 +14,7 @@ from math import inf
 
 import numpy as np
 
+from gpupool.scheduling.ledger import Account, Bound, Ledger
 from gpupool.scheduling.placement import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.runtimes import Foreseen, History, Spread, run_spread
@@ -26,6 +27,8 @@ PIECES = 8  # into which the work of each is cut, to be served in turns
 MOST_PROJECTS = 128  # others; of more, some stand for all
 HALVINGS = 7
 MOST_FLOWS = 256  # what comes free is told apart so far
+_FIRM = frozenset({Bound.PROJECT_QUOTA, Bound.DEPARTMENT_QUOTA})
+_OF_DEPARTMENT = frozenset({Bound.DEPARTMENT_QUOTA, Bound.DEPARTMENT_LIMIT})
 MOST_LOOKS = 4_000  # at what comes free
 
 
@@ -43,12 +46,16 @@ def turnover(session: Session, key: ReplicaKey, history: History, foreseen: Fore
     if group is None:
         return None
     site = _Site(session, group.shape, foreseen)
-    streams = _ahead(session, key, group, history)
+    own, others = _ahead(session, key, group, history)
     need = session.placer.least_permille(group.shape) * group.size
+    bounds = list(_bounds(session, group, foreseen, need + sum(stream.permille for stream in own)))
     found = []
     for which in range(3):
-        at = _flow(session.now, site.free, site.flows(which), [*_in_turns(streams, which), (need, inf)])
-        found.append(max(at, site.one_node(which)) - session.now)
+        wanted = [*_in_turns(own + others, which), (need, inf)]
+        at = [_flow(session.now, site.free, site.flows(which), wanted), site.one_node(which)]
+        wanted = [*_in_turns(own, which), (need, inf)]
+        at += [_flow(session.now, left, flows[which], wanted) for left, flows in bounds]
+        found.append(max(at) - session.now)
     low, mid, high = found
     return None if mid == inf else (min(low, mid), mid, max(high, mid))
 
@@ -121,7 +128,38 @@ def _in_turns(streams: Sequence[_Stream], which: int) -> Iterator[tuple[float, f
             yield stream.permille / PIECES, stream.run_s[which]
 
 
-def _ahead(session: Session, key: ReplicaKey, group: Group, history: History) -> list[_Stream]:
+def _bounds(
+    session: Session, group: Group, foreseen: Foreseen, need: float
+) -> Iterator[tuple[float, list[list[tuple[float, float]]]]]:
+    """What is left under each bound that is too tight for ``need``, and when how much of it is given back."""
+    demand, ledger, own = session.demand, session.ledger, group.account
+    for bound, _, left in ledger.rooms(own):
+        if left >= need:
+            continue
+        firm_only = bound in _FIRM and not own.preemptible and ledger.projects[own.project].over_quota
+        counts = [
+            i
+            for i, key in enumerate(foreseen.keys)
+            if _under(bound, ledger, demand.accounts[key], own) and not (firm_only and demand.running[key].preemptible)
+        ]
+        held = [demand.running[foreseen.keys[i]].lease.permille for i in counts]
+        ends = foreseen.ends[counts]
+        flows = [sorted(zip(ends[:, which].tolist(), held, strict=True)) for which in range(3)]
+        yield max(left, 0), [[flow for flow in each if flow[0] < inf] for each in flows]
+
+
+def _under(bound: Bound, ledger: Ledger, one: Account, own: Account) -> bool:
+    """Whether what ``one`` holds counts under a bound of ``own``."""
+    if bound is Bound.USER:
+        return one.user == own.user
+    if bound is Bound.USER_IN_PROJECT:
+        return one.pair == own.pair
+    if bound in _OF_DEPARTMENT:
+        return bool(ledger.dept[one.project] == ledger.dept[own.project])
+    return one.project == own.project
+
+
+def _ahead(session: Session, key: ReplicaKey, group: Group, history: History) -> tuple[list[_Stream], list[_Stream]]:
     """What is served before it: of its project whoever is ahead, of the others what their standing gives them."""
     streams = list(_own(session, key, group, history))
     own = group.account.project
@@ -137,7 +175,7 @@ def _ahead(session: Session, key: ReplicaKey, group: Group, history: History) ->
         served = _served_before(session, first, int(waiting), mine)
         if served and waiting:
             others += [_Stream(s.permille * served / waiting * step, s.run_s) for s in kinds]
-    return _fewer(streams) + _fewer(others)
+    return _fewer(streams), _fewer(others)
 
 
 def _standing(session: Session, group: Group, held: int) -> tuple[float, ...]:

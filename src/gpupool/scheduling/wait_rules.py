@@ -36,6 +36,8 @@ class WaitCode(StrEnum):
     BACK_OFF = "BACK_OFF"
     PROJECT_QUOTA = "PROJECT_QUOTA"
     PROJECT_LIMIT = "PROJECT_LIMIT"
+    DEPARTMENT_QUOTA = "DEPARTMENT_QUOTA"
+    DEPARTMENT_LIMIT = "DEPARTMENT_LIMIT"
     USER_LIMIT = "USER_LIMIT"
     STARTING_SOON = "STARTING_SOON"
     RESERVED_FOR_OTHERS = "RESERVED_FOR_OTHERS"
@@ -193,18 +195,29 @@ def _back_off(case: Case) -> Finding | None:
 _BOUND_CODES: Mapping[Bound, WaitCode] = {
     Bound.PROJECT_QUOTA: WaitCode.PROJECT_QUOTA,
     Bound.PROJECT_LIMIT: WaitCode.PROJECT_LIMIT,
+    Bound.DEPARTMENT_QUOTA: WaitCode.DEPARTMENT_QUOTA,
+    Bound.DEPARTMENT_LIMIT: WaitCode.DEPARTMENT_LIMIT,
     Bound.USER_IN_PROJECT: WaitCode.USER_LIMIT,
     Bound.USER: WaitCode.USER_LIMIT,
 }
 
 
+_QUOTAS = frozenset({Bound.PROJECT_QUOTA, Bound.DEPARTMENT_QUOTA})
+
+
+def _whose(case: Case, bound: Bound) -> str:
+    if bound in {Bound.USER, Bound.USER_IN_PROJECT}:
+        return case.replica.user
+    department = case.session.ledger.projects[case.account.project].department
+    return department if bound in {Bound.DEPARTMENT_QUOTA, Bound.DEPARTMENT_LIMIT} else case.replica.project
+
+
 def _bounds(case: Case) -> Finding | None:
     if case.ghost is not None:
         return None  # its own hold is counted already
-    replica = case.replica
     for bound, value, left in case.session.ledger.rooms(case.account):
         if case.need > left:
-            whose = replica.project if bound in {Bound.PROJECT_QUOTA, Bound.PROJECT_LIMIT} else replica.user
+            whose = _whose(case, bound)
             used = value - left
             sentence = (
                 f"needs {case.wants}; the {bound} {whose} is {format_permille(value)} GPU, "
@@ -212,7 +225,7 @@ def _bounds(case: Case) -> Finding | None:
             )
             numbers: Numbers = {"need_permille": case.need, "bound_permille": value, "used_permille": used}
             helps = [f"wait until {whose} frees {format_permille(case.need - left)} GPU"]
-            if bound is Bound.PROJECT_QUOTA:
+            if bound in _QUOTAS:
                 helps.append("submit it as preemptible training, which may exceed the quota")
             return Finding(_BOUND_CODES[bound], sentence, numbers, tuple(helps))
     return None

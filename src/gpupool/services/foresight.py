@@ -119,7 +119,8 @@ class Foresight:
     async def _opened(self) -> dict[WorkloadId, StartEstimate]:
         if self._open is None:
             read = await self._engine.ports.store.newest_estimates(MOST_OPEN, settled=False)
-            self._open = {made.workload: made for made in read}
+            if self._open is None:  # nobody else has read them meanwhile
+                self._open = {made.workload: made for made in read}
         return self._open
 
     async def run(self, ask: Callable[[Workload], Awaitable[Explanation]]) -> None:

@@ -1,0 +1,167 @@
+"""What would help whoever waits: each sentence is tried, and true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling_world import NOW, World, pending, world
+
+from gpupool.domain.ids import WorkloadId
+from gpupool.scheduling.explain import Explanation, WaitCode
+from gpupool.scheduling.scheduler import PendingAdded, PendingRemoved
+
+
+@dataclass(frozen=True)
+class Case:
+    says: str
+    nodes: str
+    pending: str
+    running: str = ""
+    projects: str = ""
+    who: str = "p1"
+
+
+def why(w: World, name: str = "p1") -> Explanation:
+    w.scheduler.decide(w.now)
+    found = w.scheduler.explain((WorkloadId(name), 0), w.now)
+    assert found is not None
+    return found
+
+
+CASES = [
+    Case(
+        "ask for 0.3 instead of 0.5: fits now on a",
+        "a 1xT4; b 1xT4",
+        "p1 red 0.5",
+        "r1 red 0.7 on a:0; r2 red 1 on b:0",
+    ),
+    Case("ask for 0.4 instead of 1: fits now on a", "a 1xT4", "p1 red 1", "r1 red 0.6 on a:0"),
+    Case("ask for 0.25 instead of 0.5 each: fits now on a", "a 2xT4", "p1 red 2x0.5", "r1 red 2x0.75 on a:01"),
+    Case(
+        "ask for 2 GPUs instead of 4: fits now on b",
+        "a 4xT4; b 4xT4",
+        "p1 red 4",
+        "r1 red 3 on a:012; r2 red 2 on b:01",
+    ),
+    Case("ask for 7.8 GiB instead of 11.7 GiB: fits now on a", "a 1xT4", "p1 red 12000M", "r1 red 0.5 on a:0"),
+    Case("accept the model A100 too: fits now on b", "a 1xT4; b 1xA100", "p1 red 1 model=t4", "r1 red 1 on a:0"),
+    Case("without the label zone=x it fits now on b", "a 1xT4 zone=x; b 1xT4", "p1 red 1 zone=x", "r1 red 1 on a:0"),
+    Case(
+        "ask for 4 CPUs instead of 6 and 400 MiB of memory instead of 500 MiB: fits now on a",
+        "a 4xT4 cpus=8 mem=1000",
+        "p1 red 1 cpus=6 mem=500",
+        "r1 red 1 on a:0 cpus=4 mem=600",
+    ),
+    Case(
+        "as preemptible training, which may exceed the quota, it could start now on a",
+        "a 4xT4",
+        "p1 red 1",
+        "r1 red 1 on a:0",
+        "red quota=1",
+    ),
+    Case(
+        "a time limit under 40m00s would let it run now in reserved space on a",
+        "a 4xT4",
+        "p1 red 4 wait=900; p2 blue 1 wait=5",
+        "r1 blue 2 on a:01 end=2400",
+        who="p2",
+    ),
+    Case(
+        "2 more GPUs on one node: r7 and r9 on node b end first, in about 5m00s",
+        "a 4xT4; b 4xT4",
+        "p1 red 4",
+        "r1 red 1 on a:0 end=900; r7 red 1 on b:0 end=100; r9 red 1 on b:1 end=300",
+    ),
+    Case("0.20 more GPU: r1 on node a ends first, in about 5m00s", "a 1xT4", "p1 red 0.5", "r1 red 0.7 on a:0 end=300"),
+    Case(
+        "r1, r2, r3 and 1 more on node a end first",
+        "a 4xT4",
+        "p1 red 4",
+        "r1 red 1 on a:0 end=9; r2 red 1 on a:1 end=9; r3 red 1 on a:2 end=9; r4 red 1 on a:3 end=9",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.says)
+def test_what_would_help(case: Case) -> None:
+    w = world(case.nodes, case.pending, case.running, case.projects)
+    helps = why(w, case.who).would_help
+    assert any(case.says in said for said in helps), helps
+
+
+def test_nothing_is_promised_that_a_bound_forbids() -> None:
+    w = world("a 4xT4", "p1 red 2 train", "r1 red 1 on a:0 train", "red limit=1")
+    found = why(w)
+    assert found.code is WaitCode.PROJECT_LIMIT
+    assert found.would_help == ("wait until red frees 2.00 GPU",)
+
+
+def test_a_gang_is_told_how_many_of_it_would_fit() -> None:
+    w = world("a 2xT4; b 2xT4", "p1 red 1 gang=4", "r1 red 1 on a:0 end=60")
+    found = why(w)
+    assert (found.code, found.numbers["would_fit"]) == (WaitCode.GANG, 3)
+    assert "3 of 4 would fit" in found.sentence
+    assert found.would_help == ("let 3 members be enough to start with",)
+    assert found.estimate_s == 60
+
+
+def test_a_gang_that_insists_on_one_rack_is_told_so() -> None:
+    nodes = "a 2xT4 rack=r1; b 2xT4 rack=r2"
+    found = why(world(nodes, "p1 red 1 gang=3 within=rack!"))
+    assert "2 of 3 would fit in one rack" in found.sentence
+    assert "prefer one rack without insisting on it" in found.would_help
+
+
+def test_who_is_first_in_its_project_hears_which_project_is_served_before_it() -> None:
+    w = world(
+        "a 3xT4",
+        "p1 red 1 train; p2 blue 2 train",
+        "r1 red 1 on a:0 train end=50; r2 red 2 on a:12 train end=100",
+        "red quota=1; blue quota=2",
+        min_runtime_s=5000,
+    )
+    assert "0 ahead of you in red, but blue, which is below its fair share" in why(w).sentence
+
+
+# --- a part or a number that it says fits does fit
+
+USED = st.lists(st.sampled_from([0, 300, 500, 700, 900, 1000]), min_size=4, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(USED, st.sampled_from(["0.5", "1", "0.25", "2", "3", "4", "8000M", "16000M"]))
+def test_what_is_said_to_fit_now_starts_when_asked_for(used: list[int], asked: str) -> None:
+    taken = "; ".join(f"r{slot} red {part / 1000:g} on a:{slot}" for slot, part in enumerate(used) if part)
+    w = world("a 4xT4", f"p1 red {asked}", taken)
+    if w.scheduler.decide(w.now).grants:
+        return
+    offers = [said for said in why(w).would_help if said.startswith("ask for") and "fits now" in said]
+    w.scheduler.apply(PendingRemoved((WorkloadId("p1"), 0)))
+    for number, said in enumerate(offers):
+        amount = said.removeprefix("ask for ").split(" instead")[0]
+        request = pending(f"x red {asked}").request
+        if "GPU" in amount:
+            smaller = replace(request, count=int(amount.split()[0]))
+        elif "iB" in amount:
+            continue  # rounded for people
+        else:
+            smaller = replace(request, permille=round(float(amount) * 1000))
+        offered = replace(pending(f"x{number} red {asked}"), request=smaller)
+        w.scheduler.apply(PendingAdded(offered, NOW))
+        assert [str(grant.workload) for grant in w.scheduler.decide(w.now).grants] == [f"x{number}"]
+
+
+def test_the_bounds_of_a_department_are_named() -> None:
+    w = world(
+        "a 4xT4",
+        "p1 red 1; p2 blue 3 train",
+        "r1 red 1 on a:0",
+        "red dep=lab; blue dep=lab",
+        departments="lab quota=1 limit=3",
+    )
+    assert why(w).code is WaitCode.DEPARTMENT_QUOTA
+    assert "the quota of the department lab is 1.00 GPU, 1.00 in use" in why(w).sentence
+    assert "the limit of the department lab is 3.00 GPU" in why(w, "p2").sentence
