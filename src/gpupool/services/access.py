@@ -17,6 +17,7 @@ from gpupool.domain.rules import check_rules
 from gpupool.domain.sharing import check_project
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.workload import Event, Reason, ReplicaState
+from gpupool.services.departments import check_shares
 from gpupool.services.engine import Engine
 from gpupool.services.permissions import Permissions, forbidden
 from gpupool.services.register import Register
@@ -156,6 +157,7 @@ class AccessService:
         for bound in (project.quota_permille, project.limit_permille, project.user_limit_permille):
             _check_permille(bound)
         check_project(project)
+        check_shares(project, self._register)
         check_rules(project.rules)
         for member in project.members:
             self._register.user(member)

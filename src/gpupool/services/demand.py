@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, tzinfo
 
-from gpupool.domain.access import Project, ProjectRules, User
+from gpupool.domain.access import Department, Project, ProjectRules, User
+from gpupool.domain.booking import Booking
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.scheduling.policy import Policy
 from gpupool.scheduling.scheduler import (
+    BookingChanged,
+    BookingRemoved,
+    DepartmentChanged,
     LeaseReleased,
     LeaseTaken,
     NodeChanged,
@@ -31,7 +35,8 @@ from gpupool.scheduling.values import Decisions, Held, PendingReplica, ReplicaKe
 from gpupool.services.mirror import Mirror
 from gpupool.services.nodebook import NodeBook
 from gpupool.services.opening import Openings
-from gpupool.services.ports import ChangeSet
+from gpupool.services.pastuse import HALF_LIVES, UseBook
+from gpupool.services.ports import ChangeSet, PastLease
 
 
 class Demand:
@@ -46,12 +51,16 @@ class Demand:
         self._now = now
         self._projects: dict[str, Project] = {}
         self._users: dict[str, User] = {}
+        self._departments: dict[str, Department] = {}
         self._stale = True
         self._scheduler = Scheduler()
+        self._past = UseBook(self._scheduler.settings.decay)
         self._offered: dict[WorkloadId, set[int]] = {}
         self._outside: dict[WorkloadId, list[int]] = {}  # heaps of pending indices that are not offered
         self._dependents: dict[WorkloadId, set[WorkloadId]] = {}
         self._openings = Openings(zone)
+        self.bookings: dict[str, Booking] = {}
+        self._wake_at: float | None = None  # when the scheduler wants to be asked again
         self._impatient: set[WorkloadId] = set()
         self._awaited: set[WorkloadId] = set()  # workloads that others wait for
         self.finished_states: dict[WorkloadId, WorkloadState] = {}
@@ -73,8 +82,9 @@ class Demand:
         self._stale = True
 
     def has_pending(self) -> bool:
-        """Whether anybody waits."""
-        return any(self._offered.values()) or self._stale or self._openings.due(self._now())
+        """Whether anybody waits, or time alone has changed something."""
+        due = self._wake_at is not None and self._wake_at <= self._now()
+        return due or any(self._offered.values()) or self._stale or self._openings.due(self._now())
 
     def impatient(self) -> tuple[WorkloadId, ...]:
         """Workloads that the last cycle did not start although they would not wait."""
@@ -82,12 +92,23 @@ class Demand:
         self._impatient.clear()
         return waiting
 
-    def load(self, projects: Iterable[Project], users: Iterable[User]) -> None:
-        """Begin with these projects and users; the rest comes from the mirror."""
+    def load(self, projects: Iterable[Project], users: Iterable[User], departments: Iterable[Department] = ()) -> None:
+        """Begin with these projects, users and departments; the rest comes from the mirror."""
         self._projects = {project.name: project for project in projects}
         self._users = {user.name: user for user in users}
+        self._departments = {department.name: department for department in departments}
         for workload in self._mirror.workloads.values():
             self._awaited.update(dependency.workload for dependency in workload.after)
+
+    @property
+    def remembers_since(self) -> float:
+        """Leases released before then no longer count as use."""
+        return self._now() - HALF_LIVES * self._scheduler.settings.decay.half_life_s
+
+    def remember(self, leases: Iterable[PastLease]) -> None:
+        """Begin anew with the use of these leases, all that were released and count."""
+        self._past = UseBook(self._scheduler.settings.decay, leases)
+        self._stale = True
 
     def project_removed(self, name: str) -> None:
         """A project is gone."""
@@ -125,11 +146,31 @@ class Demand:
             self._withdraw(workload, index)
             heapq.heappush(self._outside.setdefault(workload, []), index)
 
+    def department_changed(self, department: Department) -> None:
+        """A department came or its bounds changed."""
+        self._departments[department.name] = department
+        if not self._stale:
+            self._scheduler.apply(DepartmentChanged(department))
+
     def user_changed(self, user: User) -> None:
         """A user came or a bound changed."""
         self._users[user.name] = user
         if not self._stale:
             self._scheduler.apply(UserChanged(user))
+
+    def booking_changed(self, booking: Booking) -> None:
+        """Nodes were booked."""
+        self.bookings[booking.id] = booking
+        self._wake_at = 0.0
+        if not self._stale:
+            self._scheduler.apply(BookingChanged(booking))
+
+    def booking_removed(self, booking_id: str) -> None:
+        """A booking is over or was cancelled."""
+        self.bookings.pop(booking_id, None)
+        self._wake_at = 0.0
+        if not self._stale:
+            self._scheduler.apply(BookingRemoved(booking_id))
 
     def update(self, changes: ChangeSet) -> None:
         """Take over what was just committed and is in the mirror by now."""
@@ -137,6 +178,8 @@ class Demand:
             self._awaited.update(dependency.workload for dependency in workload.after)
             self._note_end(workload)
             self._note_impatience(workload)
+        for lease in changes.leases:
+            self._past.add(lease)
         if self._stale:
             return
         for lease in changes.leases:
@@ -159,7 +202,9 @@ class Demand:
         self._refresh()
         for workload in self._openings.take_due(now):
             self._offer(workload)
-        return self._scheduler.decide(now)
+        decisions = self._scheduler.decide(now)
+        self._wake_at = decisions.wake_at
+        return decisions
 
     def opens_at(self, workload: Workload) -> float:
         """When its time windows let it start: now, later, or never (infinite)."""
@@ -185,8 +230,11 @@ class Demand:
         self._scheduler = Scheduler(self._scheduler.settings)
         self._offered, self._outside, self._dependents = {}, {}, {}
         self._scheduler.apply_all(NodeChanged(node) for node in self._nodes.all())
+        self._scheduler.apply_all(DepartmentChanged(department) for department in self._departments.values())
         self._scheduler.apply_all(ProjectChanged(project) for project in self._projects.values())
         self._scheduler.apply_all(UserChanged(user) for user in self._users.values())
+        self._scheduler.apply_all(map(BookingChanged, self.bookings.values()))
+        self._scheduler.apply_all(self._past.events(self._now()))
         self._stale = False
         for lease in self._mirror.leases.values():
             self._lease_changed(lease)
@@ -208,7 +256,7 @@ class Demand:
     def _lease_changed(self, lease: Lease) -> None:
         key = (lease.workload, lease.index)
         if lease.released_at is not None:
-            self._scheduler.apply(LeaseReleased(key))
+            self._scheduler.apply(LeaseReleased(key, at=lease.released_at))
             return
         self._scheduler.apply(LeaseTaken(self._running(lease)))
 
@@ -234,6 +282,7 @@ class Demand:
             min_runtime_s=rules.min_runtime_s,
             request=workload.gpus,
             node_pools=rules.node_pools,
+            grace_s=workload.limits.grace_s,
         )
 
     def _with_gang(self, workload: Workload) -> Workload:
@@ -363,4 +412,5 @@ def pending(workload: Workload, row: Replica, rules: ProjectRules) -> PendingRep
         max_time_s=limits.max_time_s,
         gang=workload.gang,
         node_pools=rules.node_pools,
+        grace_s=limits.grace_s,
     )

@@ -39,7 +39,7 @@ class PolicyService:
                 self._policy = Policy.from_dict(json.loads(text))
             except (ValueError, TypeError, AttributeError, GpupoolError):
                 log.exception("the scheduling policy cannot be read; the default one is in force")
-        self._engine.demand.set_policy(self._policy)
+        await self._put_in_force()
 
     async def change(self, actor: Actor, changes: dict[str, Any]) -> Policy:
         """Change some of it, in force from the next decision on. Raises FORBIDDEN, INVALID_REQUEST."""
@@ -51,8 +51,14 @@ class PolicyService:
         async def write() -> None:
             await self._engine.ports.store.save_policy(json.dumps(policy.to_dict()), event)
             self._policy = policy
-            self._engine.demand.set_policy(policy)
+            await self._put_in_force()
 
         await self._engine.alone(write)
         self._engine.work.set()
         return policy
+
+    async def _put_in_force(self) -> None:
+        """How use is forgotten is a part of it: what was used is read again."""
+        demand = self._engine.demand
+        demand.set_policy(self._policy)
+        demand.remember(await self._engine.ports.store.past_leases(demand.remembers_since))

@@ -14,8 +14,10 @@ from gpupool.domain.errors import GpupoolError
 from gpupool.domain.windows import read_zone
 from gpupool.domain.workload import Event, Reason
 from gpupool.services.access import AccessService
+from gpupool.services.bookings import BookingService
 from gpupool.services.bound import BoundClients
 from gpupool.services.demand import Demand
+from gpupool.services.departments import DepartmentService
 from gpupool.services.engine import Engine
 from gpupool.services.foresight import MOST_KEPT
 from gpupool.services.history import HistoryService
@@ -66,6 +68,8 @@ class PoolServices:
     history: HistoryService
     policy: PolicyService
     plans: PlanService
+    bookings: BookingService
+    departments: DepartmentService
 
 
 class Pool:
@@ -95,7 +99,9 @@ class Pool:
             access=AccessService(self.engine, self._register, permissions, info.owner_uid),
             nodes=NodeService(self.engine, self._book, permissions),
             history=HistoryService(self.engine),
+            departments=DepartmentService(self.engine, self._register, permissions),
             policy=PolicyService(self.engine, permissions),
+            bookings=BookingService(self.engine, self._book, self._register, permissions),
             plans=PlanService(self.engine, self._register, submission, workloads.waiting),
         )
 
@@ -103,12 +109,13 @@ class Pool:
         """Read the truth, connect to the nodes, begin to work."""
         state = await self._ports.store.load_live()
         self._mirror.load(state)
-        self._register.load(state.projects, state.users)
+        self._register.load(state.projects, state.users, state.departments)
         for node in state.nodes:
             self._book.put(node)
         await self._ensure_default_project()
-        self._demand.load(self._register.projects.values(), self._register.users.values())
+        self._demand.load(self._register.projects.values(), self._register.users.values(), state.departments)
         await self.services.policy.load()
+        self.services.bookings.load(state.bookings)
         await self._remember_dependencies()
         await self._ports.fabric.start()
         for name, work in self._background().items():
@@ -125,6 +132,7 @@ class Pool:
             "tick": Ticker(self.engine, self._book, self._bound).run(),
             "foresee": waiting.foresight.run(waiting.why),
             "forget": self._forget_old(),
+            "bookings": self.services.bookings.run(),
         }
 
     async def _ensure_default_project(self) -> None:

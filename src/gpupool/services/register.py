@@ -1,24 +1,26 @@
-"""Projects and users as the control plane keeps them in memory; the store has the truth."""
+"""Projects, departments and users as the control plane keeps them in memory; the store has the truth."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpupool.domain.access import Project, User
+from gpupool.domain.access import Department, Project, User
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 
 class Register:
-    """Projects and users by name."""
+    """Projects, departments and users by name."""
 
     def __init__(self) -> None:
         self.projects: dict[str, Project] = {}
+        self.departments: dict[str, Department] = {}
         self.users: dict[str, User] = {}
 
-    def load(self, projects: Iterable[Project], users: Iterable[User]) -> None:
+    def load(self, projects: Iterable[Project], users: Iterable[User], departments: Iterable[Department] = ()) -> None:
         """Take over what the store holds."""
         self.projects = {project.name: project for project in projects}
         self.users = {user.name: user for user in users}
+        self.departments = {department.name: department for department in departments}
 
     def find_project(self, name: str) -> Project | None:
         """One project or None."""
@@ -31,6 +33,18 @@ class Register:
             known = ", ".join(sorted(self.projects)[:8])
             raise GpupoolError(
                 ErrorCode.UNKNOWN_PROJECT, f"There is no project '{name[:80]}'.", f"Projects: {known or 'none'}."
+            )
+        return found
+
+    def department(self, name: str) -> Department:
+        """One department; raises ``GpupoolError(UNKNOWN_DEPARTMENT)``."""
+        found = self.departments.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.departments)[:8])
+            raise GpupoolError(
+                ErrorCode.UNKNOWN_DEPARTMENT,
+                f"There is no department '{name[:80]}'.",
+                f"Departments: {known or 'none; make one with `gpupool department create`'}.",
             )
         return found
 

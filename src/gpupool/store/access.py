@@ -52,9 +52,7 @@ def save_project(conn: Connection, project: Project) -> None:
 def delete_project(conn: Connection, name: str) -> None:
     """Remove; raises ``GpupoolError(UNKNOWN_PROJECT)``."""
     if not conn.execute(delete(t.projects).where(t.projects.c.name == name)).rowcount:
-        raise GpupoolError(
-            ErrorCode.UNKNOWN_PROJECT, f"There is no project '{name}'.", "See `gpupool config project list`."
-        )
+        raise GpupoolError(ErrorCode.UNKNOWN_PROJECT, f"There is no project '{name}'.", "See `gpupool project list`.")
 
 
 def save_user(conn: Connection, user: User) -> None:
@@ -75,11 +73,11 @@ def save_token(conn: Connection, token: Token) -> None:
 def touch_token(conn: Connection, token_id: str, at: float) -> None:
     """Note a use; nothing happens when the token is gone."""
     conn.execute(update(t.tokens).where(t.tokens.c.id == token_id).values(last_used_at=at))
+
+
 def save_meta(conn: Connection, name: str, value: str) -> None:
     """Insert or replace."""
     upsert(conn, t.meta, {"name": name, "value": value})
-
-
 
 
 def meta(conn: Connection) -> dict[str, str]:

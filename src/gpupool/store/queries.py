@@ -11,7 +11,7 @@ from gpupool.domain.gpu import GpuShare
 from gpupool.domain.ids import WorkloadId, is_workload_id
 from gpupool.domain.workload import Event, Lease, Replica, Workload, WorkloadState
 from gpupool.services.ports import EventFilter, LiveState, WorkloadFilter
-from gpupool.store import access, mapping
+from gpupool.store import access, bookings, departments, mapping
 from gpupool.store import tables as t
 
 LISTING_LIMIT = 10_000  # rows one call may ask for
@@ -33,7 +33,9 @@ def live_state(conn: Connection) -> LiveState:
         replicas=tuple(map(mapping.replica_of, conn.execute(replicas).mappings().all())),
         leases=tuple(_leases(conn, _unreleased)),
         projects=tuple(access.projects(conn)),
+        departments=tuple(departments.departments(conn)),
         users=tuple(access.users(conn)),
+        bookings=tuple(bookings.bookings(conn)),
         nodes=tuple(access.nodes(conn)),
         last_epoch=mapping.epoch_of(conn.execute(select(func.max(t.leases.c.epoch))).scalar()),
         last_event_id=conn.execute(select(func.max(t.events.c.id))).scalar() or 0,
