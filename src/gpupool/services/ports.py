@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpupool.domain.access import Department, Project, Token, User
+from gpupool.domain.booking import Booking
 from gpupool.domain.gpu import Gpu, Node, NodeReport
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.supervision import LogChunk, ProcessSpec, ProcessStatus
@@ -53,6 +54,7 @@ class LiveState:
     last_epoch: Epoch
     last_event_id: int
     departments: tuple[Department, ...] = ()
+    bookings: tuple[Booking, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,12 @@ class Store(Protocol):
 
     async def save_node(self, node: Node, event: Event | None = None) -> None:
         """Insert or replace a node and its last report."""
+
+    async def save_booking(self, booking: Booking, event: Event) -> None:
+        """Insert or replace."""
+
+    async def delete_booking(self, booking_id: str, event: Event) -> None:
+        """Remove a booking; raises UNKNOWN_BOOKING."""
 
     async def save_token(self, token: Token, event: Event) -> None:
         """Insert or replace."""

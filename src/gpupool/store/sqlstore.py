@@ -10,6 +10,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from gpupool.domain.access import Department, Project, Token, User
+from gpupool.domain.booking import Booking
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
@@ -24,7 +25,7 @@ from gpupool.services.ports import (
     UsageRow,
     WorkloadFilter,
 )
-from gpupool.store import access, accounting, departments, queries, writes
+from gpupool.store import access, accounting, bookings, departments, queries, writes
 from gpupool.store import estimates as start_estimates
 from gpupool.store.database import Database
 from gpupool.store.migrate import prepare
@@ -162,6 +163,14 @@ class SqlStore:
     async def save_node(self, node: Node, event: Event | None = None) -> None:
         """Insert or replace a node and its last report."""
         await self._with_event(partial(access.save_node, node=node), event)
+
+    async def save_booking(self, booking: Booking, event: Event) -> None:
+        """Insert or replace."""
+        await self._with_event(partial(bookings.save_booking, booking=booking), event)
+
+    async def delete_booking(self, booking_id: str, event: Event) -> None:
+        """Remove a booking. Raises UNKNOWN_BOOKING."""
+        await self._with_event(partial(bookings.delete_booking, booking_id=booking_id), event)
 
     async def save_token(self, token: Token, event: Event) -> None:
         """Insert or replace."""
