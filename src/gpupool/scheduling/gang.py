@@ -7,8 +7,9 @@ member by member, so that each gets the GPUs that suit it best.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
 from gpupool.scheduling.ledger import UNBOUNDED, Account
-from gpupool.scheduling.placement import EMPTY, STRICT, Placer, Relax, usable_rows, usable_slots
+from gpupool.scheduling.placement import EMPTY, STRICT, Placer, Relax, mode_on, usable_rows, usable_slots
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
@@ -174,11 +175,7 @@ def capacity(placer: Placer, shape: Shape, rows: Ints, most: int, relax: Relax =
 
 def _parts(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Relax) -> Ints:
     """How many replicas that take parts of GPUs: each needs ``count`` GPUs that differ."""
-    count = shape.request.count
-    need, mem = shape.needs(c.gmem_total[rows])
-    free, gmem = (WHOLE_GPU, c.gmem_total[rows]) if relax.use else (c.gpu_free[rows], c.gmem_free[rows])
-    per_slot = np.minimum(free // np.maximum(need, 1), gmem // np.maximum(mem, 1))
-    per_slot = np.where(ok, per_slot, 0)
+    count, per_slot = shape.request.count, _per_slot(c, shape, rows, ok, relax)
     number = per_slot.sum(axis=1) // count
     while count > 1:  # k replicas fit if the slots, each used k times at most, serve k x count
         fewer = np.minimum(per_slot, number[:, None]).sum(axis=1) // count
@@ -206,6 +203,12 @@ def check_gang_possible(placer: Placer, shape: Shape, gang: Gang) -> None:
             f"The gang needs {gang.least} x {what(shape)} at once.",
             f"{where} room for {most} of them at most, when empty.",
         )
+
+
+def _per_slot(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Relax = STRICT) -> Ints:
+    need, mem = shape.needs(c.gmem_total[rows])
+    free, gmem = (WHOLE_GPU, c.gmem_total[rows]) if relax.use else (c.gpu_free[rows], c.gmem_free[rows])
+    return np.where(ok, np.minimum(free // np.maximum(need, 1), gmem // np.maximum(mem, 1)), 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -304,12 +307,40 @@ def _nodes_in_order(fit: Ints, scores: Ints, wanted: int) -> Iterator[int]:
 
 def _fill(session: Session, shape: Shape, account: Account, row: int, count: int) -> list[Claim]:
     """Put up to so many members on one node."""
+    mark = session.log.checkpoint()
+    claims = _filled(session, shape, account, count, partial(session.placer.on_row, shape, row))
+    if len(claims) == count or shape.whole or shape.request.count == 1:
+        return claims
+    session.log.rollback(mark)
+    evenly = _filled(session, shape, account, count, partial(_on_emptiest, session, shape, row))
+    if len(evenly) > len(claims):
+        return evenly
+    session.log.rollback(mark)
+    return _filled(session, shape, account, count, partial(session.placer.on_row, shape, row))
+
+
+def _filled(
+    session: Session, shape: Shape, account: Account, count: int, find: Callable[[int | None], Claim | None]
+) -> list[Claim]:
     claims: list[Claim] = []
     while len(claims) < count:
         room = session.ledger.room(account)
-        claim = session.placer.on_row(shape, row, None if shape.fixed_permille is not None else room)
+        claim = find(None if shape.fixed_permille is not None else room)
         if claim is None or claim.permille > room:
             break
         session.charge(claim, account)
         claims.append(claim)
     return claims
+
+
+def _on_emptiest(session: Session, shape: Shape, row: int, budget: int | None) -> Claim | None:
+    """A place on the GPUs with most room, so that enough that differ are left for other members of several parts."""
+    c, rows = session.cluster, np.array([row])
+    ok, _ = usable_slots(c, shape, rows, session.placer.accepted(shape), budget)
+    if not usable_rows(c, shape, rows, ok)[0]:
+        return None
+    chosen = np.argsort(-_per_slot(c, shape, rows, ok)[0], kind="stable")[: shape.request.count]
+    need, mem = shape.needs(c.gmem_total[row])
+    gpu, gmem = np.zeros(c.slots, np.int64), np.zeros(c.slots, np.int64)
+    gpu[chosen], gmem[chosen] = need[chosen], mem[chosen]
+    return Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(c, shape, row, gpu), shape.user)
