@@ -17,7 +17,6 @@ from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.typical import Kind
 
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 GpuClass = tuple[str, int]  # model ("" is no GPU) and memory in MiB
 
@@ -36,23 +35,34 @@ class Fragmentation:
     """The fragmentation of nodes for given kinds of work on given classes of GPUs.
 
     ``classes`` of the calls are numbers of the classes, [R, 1] where each node has GPUs of one class, else [R, G];
-    ``free`` is in thousandths, 0 for what nobody may use.
+    ``free`` is in thousandths, 0 for what nobody may use. Only how many CPUs and thousandths a kind needs matters, so
+    the parts of the kinds are added up beforehand: for all that need no more than this many of either.
     """
 
     def __init__(self, kinds: Sequence[Kind], classes: Sequence[GpuClass]) -> None:
         single = [kind for kind in kinds if kind.request.count == 1]
-        need = _needs(single, classes)
-        order = need.argsort(axis=1, kind="stable")
-        self._cpu = np.array([kind.cpu_milli for kind in single], dtype=np.int64)[order]
-        self._part = np.array([kind.part for kind in single])[order]
-        levels = np.arange(WHOLE_GPU + 1)
-        sorted_need = np.take_along_axis(need, order, axis=1)
-        self._rank = np.array([row.searchsorted(levels, side="right") for row in sorted_need], dtype=np.int64)
         several = [kind for kind in kinds if kind.request.count > 1]
-        self._several_need = _needs(several, classes)
-        self._several_cpu = np.array([kind.cpu_milli for kind in several], dtype=np.int64)
-        self._several_count = np.array([kind.request.count for kind in several], dtype=np.int64)
-        self._several_part = np.array([kind.part for kind in several])
+        self._cpus = np.unique([kind.cpu_milli for kind in kinds]).astype(np.int64)
+        need = _needs(single, classes)
+        levels = np.unique(need)
+        self._rank = levels.searchsorted(np.arange(WHOLE_GPU + 1), side="right")
+        self._parts = np.zeros((len(classes), len(self._cpus) + 1, len(levels) + 1))
+        for at, kind in enumerate(single):
+            cpu = 1 + int(self._cpus.searchsorted(kind.cpu_milli))
+            for number, least in enumerate((1 + levels.searchsorted(need[:, at])).tolist()):
+                self._parts[number, cpu:, least:] += kind.part
+        self._prepare_several(several, _needs(several, classes))
+
+    def _prepare_several(self, kinds: Sequence[Kind], need: Ints) -> None:
+        """Kinds of as many GPUs with the same needs go together: [C, K], [K] and [CPU, K] for K of those."""
+        groups = {(kind.request.count, *need[:, at].tolist()): at for at, kind in enumerate(kinds)}
+        order = {key: at for at, key in enumerate(sorted(groups))}
+        self._several_need = need[:, [groups[key] for key in order]]
+        self._several_count = np.array([key[0] for key in order], dtype=np.int64)
+        self._several_parts = np.zeros((len(self._cpus) + 1, len(order)))
+        for at, kind in enumerate(kinds):
+            cpu = 1 + int(self._cpus.searchsorted(kind.cpu_milli))
+            self._several_parts[cpu:, order[kind.request.count, *need[:, at].tolist()]] += kind.part
 
     def of(self, classes: Ints, cpu: Ints, free: Ints) -> Floats:
         """The fragmentation of each node, in thousandths: [R]."""
@@ -60,11 +70,13 @@ class Fragmentation:
 
     def usable(self, classes: Ints, cpu: Ints, free: Ints) -> Floats:
         """What is free and of use, the mean over the kinds: [R]."""
-        found = (free * self._reach(classes, cpu, free)[0]).sum(axis=1)
-        if len(self._several_part):
-            fits, parts = self._several(classes, cpu, free)
-            room = (free[:, :, None] * fits).sum(axis=1)
-            found += (parts * room * (fits.sum(axis=1) >= self._several_count)).sum(axis=1)
+        cpus = self._cpus.searchsorted(cpu, side="right")
+        found = np.einsum("rg,rg->r", free, self._reach(classes, cpus, free))
+        if len(self._several_count):
+            fits = self._several_need[classes] <= free[:, :, None]
+            room = np.einsum("rg,rgk->rk", free, fits)
+            enough = np.add.reduce(fits, axis=1, dtype=np.int64) >= self._several_count
+            found += np.einsum("rk,rk,rk->r", self._several_parts[cpus], room, enough)
         return np.asarray(found)
 
     def growth(self, classes: Ints, cpu: Ints, cpu_left: Ints, free: Ints, left: Ints) -> Floats:
@@ -74,33 +86,26 @@ class Fragmentation:
     def growth_by_gpu(self, classes: Ints, cpu: Ints, cpu_left: Ints, free: Ints, need: Ints) -> Floats:
         """The same for each GPU that ``need`` could be taken of: [R, G]; of no meaning where it has less free."""
         left = np.maximum(free - need, 0)
-        before, after = self._reach(classes, cpu_left, free, left)
-        used = free * before
-        usable = used.sum(axis=1)[:, None] - used + left * after
-        if len(self._several_part):
-            usable += self._several_by_gpu(classes, cpu_left, free, left)
+        cpus = self._cpus.searchsorted(cpu_left, side="right")
+        used = free * self._reach(classes, cpus, free)
+        usable = left * self._reach(classes, cpus, left) - used + used.sum(axis=1)[:, None]
+        if len(self._several_count):
+            usable += self._several_by_gpu(classes, cpus, free, left)
         return np.asarray(self.usable(classes, cpu, free)[:, None] - usable - need)
 
-    def _reach(self, classes: Ints, cpu: Ints, *free: Ints) -> list[Floats]:
+    def _reach(self, classes: Ints, cpus: Ints, free: Ints) -> Floats:
         """The part of the work for one GPU that a GPU with so much free can take, given its node's CPUs: [R, G]."""
-        parts = self._part[classes] * (self._cpu[classes] <= cpu[:, None, None])
-        total = np.zeros((*parts.shape[:2], parts.shape[2] + 1))
-        parts.cumsum(axis=2, out=total[:, :, 1:])
-        rows, gpus = np.arange(len(cpu))[:, None], np.arange(classes.shape[1])
-        return [total[rows, gpus, self._rank[classes, left]] for left in free]
+        return np.asarray(self._parts[classes, cpus[:, None], self._rank[free]])
 
-    def _several(self, classes: Ints, cpu: Ints, free: Ints) -> tuple[Bools, Floats]:
-        """Which GPUs do for kinds of several GPUs [R, G, K], and the parts of the kinds that have their CPUs [R, K]."""
-        fits = self._several_need[classes] <= free[:, :, None]
-        return fits, self._several_part * (self._several_cpu <= cpu[:, None])
-
-    def _several_by_gpu(self, classes: Ints, cpu: Ints, free: Ints, left: Ints) -> Floats:
-        before, parts = self._several(classes, cpu, free)
-        after, _ = self._several(classes, cpu, left)
-        count = before.sum(axis=1)[:, None, :] - before + after
+    def _several_by_gpu(self, classes: Ints, cpus: Ints, free: Ints, left: Ints) -> Floats:
+        """What is of use to work for several GPUs once a part of one of the GPUs is taken: [R, G]."""
+        need = self._several_need[classes]
+        before, after = need <= free[:, :, None], need <= left[:, :, None]
+        count = np.add.reduce(before, axis=1, dtype=np.int64)[:, None, :] - before + after
         room = free[:, :, None] * before
         room = room.sum(axis=1)[:, None, :] - room + left[:, :, None] * after
-        return np.asarray((parts[:, None, :] * room * (count >= self._several_count)).sum(axis=2))
+        enough = count >= self._several_count
+        return np.asarray(np.einsum("rk,rgk,rgk->rg", self._several_parts[cpus], room, enough))
 
 
 def _needs(kinds: Sequence[Kind], classes: Sequence[GpuClass]) -> Ints:

@@ -170,16 +170,17 @@ class Placer:
         return usable_rows(self.cluster, shape, rows, ok)
 
     def _score(self, shape: Shape, rows: Ints, accept: Bools, budget: int | None) -> Ints:
-        c = self.cluster
-        ok, left = usable_slots(c, shape, rows, accept, budget)
-        fits = usable_rows(c, shape, rows, ok)
-        scores = np.full(len(rows), NO_FIT)
-        if fits.any():
-            rows, ok, left = rows[fits], ok[fits], left[fits]
+        c, scores = self.cluster, np.full(len(rows), NO_FIT)
+        at = np.flatnonzero(c.up[rows] & ((c.cpu_free[rows] >= shape.cpu_milli) | (shape.cpu_milli == 0)))
+        ok, left = usable_slots(c, shape, rows[at], accept, budget)
+        fits = np.flatnonzero(usable_rows(c, shape, rows[at], ok))
+        if len(fits):
+            at, ok, left = at[fits], ok[fits], left[fits]
+            rows = rows[at]
             cost = self.scorer.scores(shape, rows, ok, c.gpu_free[rows] - left, self._links(shape, rows, ok))
-            scores[fits] = np.rint(cost * _STEPS).astype(np.int64)
+            scores[at] = np.rint(cost * _STEPS).astype(np.int64)
             if shape.guest is not None:
-                scores[fits] -= _KEPT * c.kept_for(shape.guest, rows)
+                scores[at] -= _KEPT * c.kept_for(shape.guest, rows)
         return scores
 
     def _links(self, shape: Shape, rows: Ints, ok: Bools) -> Floats | None:
@@ -289,10 +290,13 @@ def usable_slots(
     need, mem = shape.needs(total)
     free, gmem = (np.full_like(total, WHOLE_GPU), total) if relax.use else (c.gpu_free[rows], c.gmem_free[rows])
     ok = (c.model[rows] > 0) if relax.model else accept[c.model[rows]]
-    ok = ok & (free >= need) & (gmem >= mem)
-    if not relax.health:
+    ok &= free >= need
+    ok &= gmem >= mem
+    if not relax.health and not relax.foreign:
+        ok &= c.available[rows]
+    elif not relax.health:
         ok &= c.healthy[rows]
-    if not relax.foreign:
+    elif not relax.foreign:
         ok &= ~c.foreign[rows]
     if not relax.mode and (shape.mode is not None or not shape.whole):
         ok &= mode_fits(c, shape, rows, None if relax.use else c.guests[rows])

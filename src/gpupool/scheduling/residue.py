@@ -56,8 +56,8 @@ def _supply(demand: Mapping[int, float]) -> tuple[Ints, Floats]:
         if 0 < level <= LEVELS and often > 0:
             by_level[level] = by_level.get(level, 0.0) + often
     sizes = np.array(sorted(by_level), dtype=np.int64)
-    often = np.array([by_level[level] for level in sorted(by_level)])
-    return sizes, often * LEVELS / (often @ sizes) if len(sizes) else often
+    counts = np.array([by_level[level] for level in sorted(by_level)], dtype=np.float64)
+    return sizes, counts * (LEVELS / float(counts @ sizes)) if len(sizes) else counts
 
 
 class _Filling:

@@ -109,7 +109,7 @@ class Scorer:
             cost = self._measure.growth(classes, cpu, cpu_left, free, left)
             cost += WASTE_WEIGHT * (self._waste[left] - self._waste[free]).sum(axis=1)
             amount, one = np.where(chosen, need, 0).sum(axis=1), chosen.argmax(axis=1)[:, None]
-        price = self._price[np.take_along_axis(np.broadcast_to(classes, ok.shape), one, axis=1)[:, 0]]
+        price = self._price[classes if classes.shape[1] == 1 else np.take_along_axis(classes, one, axis=1)][:, 0]
         cost = cost + SCARCITY_WEIGHT * price * amount / WHOLE_GPU
         cost += self._tightness(cpu_left, free.sum(axis=1) - amount)
         return np.asarray(cost if links is None else cost + LINK_WEIGHT * count * (1 - links / BEST_LINK))
@@ -158,8 +158,10 @@ class Scorer:
     def _free(self, rows: Ints, ok: Bools) -> Ints:
         """Thousandths free of each GPU to typical work, and to whoever is placed now."""
         c = self.cluster
-        open_ = ok | (c.available[rows] & hosts_own(c.guests[rows], c.mode_default[rows]))
-        return np.where(open_, np.clip(c.gpu_free[rows], 0, WHOLE_GPU), 0)
+        guests, open_ = c.guests[rows], ok | c.available[rows]
+        if guests.any():
+            open_ &= ok | hosts_own(guests, c.mode_default[rows])
+        return np.asarray(np.minimum(np.maximum(c.gpu_free[rows], 0), WHOLE_GPU) * open_)
 
 
 def prices(known: Sequence[Kind], classes: Sequence[GpuClass], sizes: Sequence[int]) -> Floats:

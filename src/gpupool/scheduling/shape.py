@@ -61,8 +61,8 @@ class Shape:
         """Thousandths and MiB needed of GPUs with that much memory; the same as ``GpuRequest`` says for one GPU."""
         request = self.request
         if request.memory_mib is None:
-            need = np.full_like(gmem_total, request.permille)
-            return need, gmem_total * request.permille // WHOLE_GPU
+            need = np.full(gmem_total.shape, request.permille)
+            return need, gmem_total if request.whole else gmem_total * request.permille // WHOLE_GPU
         known = np.maximum(gmem_total, 1)
         need = np.where(gmem_total > 0, -(-request.memory_mib * WHOLE_GPU // known), UNMET)
         return need, np.full_like(gmem_total, request.memory_mib)

@@ -13,8 +13,8 @@ from gpupool.domain.gpu import GpuRequest
 COVER = 0.95  # of what was submitted is of a typical kind
 MOST_KINDS = 64
 HALF_LIFE = 3_500  # submissions after which one counts half
-LEARN_FIRST, LEARN_LAST = 8, 1_000  # look again after a quarter more submissions than are known, within these
-_LEARN_PART = 0.25
+LEARN_FIRST, LEARN_LAST = 8, 1_000  # look again after half as many as are known, within these
+_LEARN_PART = 0.5
 _MOST_KNOWN = 4_096
 _GROWTH = 2.0 ** (1 / HALF_LIFE)
 _OVERFLOW = 1e100
