@@ -84,7 +84,7 @@ class _Play:
             reserve_after_s=inf,  # the queue must not note who has waited long by a time that has not come
             max_grants=MAX_STARTS,
         )
-        self._seen = self._number = 0
+        self._seen = self._number = self._ends_seen = 0
         self._started: list[_End] = []  # of those who start on the way
         kinds = sum(map(len, session.demand.lanes.values()))
         self._steps = min(MAX_STEPS, MAX_WORK // (STEP_COST + kinds))
@@ -108,7 +108,7 @@ class _Play:
 
     def _found(self) -> Estimate:
         began, mid = self._began, self._session.now - self._began
-        basis = basis_words(self._limits, self._past) or "it fits now"
+        basis = basis_words(self._limits, self._past) if self._ends_seen else "it fits now"
         high = max(self._high - began, mid)
         return Estimate(mid, basis, min(self._low - began, mid), None if high == inf else high)
 
@@ -157,15 +157,18 @@ class _Play:
         when = self._next()
         if self._started and self._started[0][0] == when:
             _, _, low, high, past, release = heappop(self._started)
+            leaving = False
         else:
             at = self._known[self._at]
             self._at += 1
             low, _, high = self._foreseen.ends[at].tolist()
+            leaving = at in self._foreseen.leaving
             past, release = self._foreseen.past[at], partial(self._session.lift_running, self._foreseen.keys[at])
         self._session.now = max(self._session.now, when)
         self._low, self._high = max(self._low, low), max(self._high, high)
         release()
+        self._ends_seen += 1
         if past is None:
-            self._limits += 1
+            self._limits += not leaving
         else:
             self._past.add(past)

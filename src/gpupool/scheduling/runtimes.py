@@ -83,9 +83,9 @@ class Foreseen:
         self.ends: Floats = np.minimum(likely, np.maximum(limits, now))
         by_limit = self.ends[:, 1] >= limits[:, 0]
         self.past = [None if at else known[a.pair] for at, a in zip(by_limit.tolist(), accounts, strict=True)]
-        for at, key in enumerate(self.keys):
-            if key in session.leaving:
-                self.ends[at], self.past[at] = (now, now, now + GRACE_S), None
+        self.leaving = {at for at, key in enumerate(self.keys) if key in session.leaving}
+        for at in self.leaving:
+            self.ends[at], self.past[at] = (now, now, now + GRACE_S), None
 
     @property
     def known(self) -> Ints:
@@ -106,13 +106,16 @@ class Foreseen:
 
     def words(self, which: Iterable[int]) -> str:
         """What the ends of some of them rest on."""
-        found = [self.past[i] for i in which]
-        return basis_words(sum(past is None for past in found), {past for past in found if past is not None})
+        found = [self.past[i] for i in which if i not in self.leaving]
+        past = {id(past): past for past in found if past is not None}
+        return basis_words(sum(past is None for past in found), set(past.values()))
 
 
 def basis_words(limits: int, past: set[RunTimes]) -> str:
-    """``2 time limits of jobs before it and the median of 14 past jobs``; empty for nothing."""
+    """``2 time limits of jobs before it and the median of 14 past jobs``."""
     parts = []
+    if not limits and not past:
+        return "jobs that have been told to end"
     if limits:
         parts.append(f"{_many(limits, 'time limit')} of jobs before it")
     if past:

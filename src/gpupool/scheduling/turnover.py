@@ -29,7 +29,7 @@ HALVINGS = 7
 MOST_FLOWS = 256  # what comes free is told apart so far
 _FIRM = frozenset({Bound.PROJECT_QUOTA, Bound.DEPARTMENT_QUOTA})
 _OF_DEPARTMENT = frozenset({Bound.DEPARTMENT_QUOTA, Bound.DEPARTMENT_LIMIT})
-MOST_LOOKS = 4_000  # at what comes free
+MOST_LOOKS = 2_000  # at what comes free
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ def _standing(session: Session, group: Group, held: int) -> tuple[float, ...]:
 
 def _of_kind(session: Session, groups: list[Group], history: History) -> _Stream:
     """All that waits of one shape in a project; it is taken to run for as long as the first of it."""
-    count = sum(len(group.entries) * group.size for group in groups)
+    count = sum(len(g.entries) if g.gang is None else len(g.entries) * g.size for g in groups)
     permille = count * session.placer.least_permille(groups[0].shape)
     return _Stream(permille, run_spread(history, groups[0].entries[0][2])[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -126,20 +127,15 @@ def _ahead(demand: Demand, replica: PendingReplica) -> tuple[int, int]:
     own = demand.group_of(replica.key)
     if own is None:
         return 0, 0
-    queued_at, arrival = demand.arrival_of(replica.key)
+    place, project, priority = demand.arrival_of(replica.key), own.account.project, own.priority
     in_project = elsewhere = 0
-    for group in demand.groups():
-        if group.entries[0][0] > queued_at:
-            older = 0
-        elif group.entries[-1][0] < queued_at:
-            older = len(group.entries)
-        else:
-            older = group.count_before(queued_at, arrival)
-        if group.account.project != own.account.project:
+    for group in demand.groups():  # there may be tens of thousands
+        older = bisect_left(group.entries, place)  # no two arrivals are the same
+        if group.account.project != project:
             elsewhere += older
-        elif group.priority > own.priority:
+        elif group.priority > priority:
             in_project += len(group.entries)
-        elif group.priority == own.priority:
+        elif group.priority == priority:
             in_project += older
     return in_project, in_project + elsewhere
 
