@@ -10,7 +10,20 @@ from gpupool import __version__
 from gpupool.api import errors, openapi
 from gpupool.api.attempts import FailedAttempts
 from gpupool.api.middleware import BodyLimit, InternalErrors
-from gpupool.api.routes import access, attach, bookings, events, logs, nodes, plans, policy, pool, usage, workloads
+from gpupool.api.routes import (
+    access,
+    attach,
+    bookings,
+    events,
+    fairness,
+    logs,
+    nodes,
+    plans,
+    policy,
+    pool,
+    usage,
+    workloads,
+)
 from gpupool.services.pool import PoolServices
 
 
@@ -28,7 +41,7 @@ def create_app(services: PoolServices) -> FastAPI:
     app.state.closing = asyncio.Event()
     app.state.attempts = FailedAttempts()
     errors.install(app)
-    for module in (pool, nodes, bookings, workloads, plans, logs, events, access, usage, policy):
+    for module in (pool, nodes, bookings, workloads, plans, logs, events, access, usage, policy, fairness):
         app.include_router(module.router, responses=openapi.ERROR_RESPONSES)
     app.include_router(pool.open_router, responses=openapi.ERROR_RESPONSES)
     app.include_router(attach.router)

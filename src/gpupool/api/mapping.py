@@ -308,6 +308,9 @@ def project_view(project: Project, allocated_permille: int, queued: int) -> view
         sharing_default=project.sharing_default,
         sharing_allowed=list(project.sharing_allowed),
         rules=_rules_view(project.rules),
+        department=project.department,
+        weight=project.weight,
+        model_quotas=dict(project.model_quotas),
         allocated_permille=allocated_permille,
         queued=queued,
     )

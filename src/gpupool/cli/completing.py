@@ -17,6 +17,11 @@ def projects(incomplete: str) -> list[str]:
     return [n for n in _names("/v1/projects", "projects") if n.startswith(incomplete)]
 
 
+def departments(incomplete: str) -> list[str]:
+    """Names of departments."""
+    return [n for n in _names("/v1/departments", "departments") if n.startswith(incomplete)]
+
+
 def nodes(incomplete: str) -> list[str]:
     """Names of nodes."""
     return [n for n in _names("/v1/nodes", "nodes") if n.startswith(incomplete)]
@@ -45,6 +50,7 @@ def modes(incomplete: str) -> list[str]:
 
 BY_OPTION = {
     "project": projects,
+    "department": departments,
     "model": models,
     "lease": workloads,
     "after": workloads,

@@ -32,6 +32,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "smi": ("machines", "What every GPU does now"),
         "nodes": ("machines", "The machines"),
         "usage": ("people", "GPU hours by project and user"),
+        "fairshare": ("fairness", "Who is due what, and whose turn is next"),
     },
     "Control work": {
         "attach": ("entering", "Connect your terminal to a running program"),
@@ -57,6 +58,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Administer": {
         "project": ("projects", "Projects and quotas"),
+        "department": ("fairness", "Departments: projects that share a quota"),
         "user": ("people", "Users and roles"),
         "token": ("people", "Tokens for use over a network"),
         "cordon": ("machines", "Let a node take nothing new"),

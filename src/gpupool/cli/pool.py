@@ -23,6 +23,7 @@ PAGE = 1000
 SUGGESTIONS = {
     ErrorCode.UNKNOWN_WORKLOAD: ("workloads", {"all": True, "limit": PAGE}),
     ErrorCode.UNKNOWN_PROJECT: ("projects", {}),
+    ErrorCode.UNKNOWN_DEPARTMENT: ("departments", {}),
     ErrorCode.UNKNOWN_NODE: ("nodes", {}),
     ErrorCode.UNKNOWN_USER: ("users", {}),
 }

@@ -14,8 +14,11 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from gpupool.api.schemas import (
+    DepartmentList,
+    DepartmentView,
     EventList,
     EventView,
+    FairShareView,
     GpuList,
     GpuView,
     LogChunkView,
@@ -366,6 +369,27 @@ class Client:
 
     def tokens(self) -> Sequence[TokenView]:
         """All tokens for an administrator, one's own for others."""
+    def departments(self) -> Sequence[DepartmentView]:
+        """All departments with their projects."""
+        return self._get("/v1/departments", DepartmentList).departments
+
+    def create_department(self, name: str, **bounds: Any) -> DepartmentView:
+        """Make a department; ``bounds`` are ``quota_permille``, ``weight``, ``limit_permille`` and ``note``."""
+        return self._connection.ask(Call("POST", "/v1/departments", json={"name": name, **bounds}), DepartmentView)
+
+    def change_department(self, name: str, **changes: Any) -> DepartmentView:
+        """Change a department; what is not named stays."""
+        call = Call("PATCH", f"/v1/departments/{_in_path(name)}", json=changes, again=True)
+        return self._connection.ask(call, DepartmentView)
+
+    def delete_department(self, name: str) -> None:
+        """Remove a department without projects."""
+        self._connection.send(Call("DELETE", f"/v1/departments/{_in_path(name)}"))
+
+    def fair_share(self) -> FairShareView:
+        """What each department and project is due, holds, waits for and used lately, in order of turns."""
+        return self._get("/v1/fairshare", FairShareView)
+
         return self._get("/v1/tokens", TokenList).tokens
 
     def create_token(self, **wanted: Any) -> NewTokenView:

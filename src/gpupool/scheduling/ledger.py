@@ -217,6 +217,14 @@ class Ledger:
         """What a user holds now and held lately in a project: who has less is served first."""
         return int(self.pair_used[account.pair] + self.recent[account.pair])
 
+    def pairs(self, now: float) -> list[tuple[str, str, int, float]]:
+        """Of each user in each project: project, user, thousandths held, and held lately on average."""
+        average = self.pair_usage.average(self.pair_used[: len(self._pair_ids)], now)
+        return [
+            (self.projects[p].name, self.users[u].name, int(self.pair_used[at]), float(average[at]))
+            for (p, u), at in self._pair_ids.items()
+        ]
+
     # --- what is left
 
     def rooms(self, account: Account) -> tuple[tuple[Bound, int, int], ...]:

@@ -22,6 +22,8 @@ from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.plan import Plan, plan
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.runtimes import History
+from gpupool.scheduling.session import Session
+from gpupool.scheduling.standing import Standings, standings
 from gpupool.scheduling.values import Decisions, Grant, Hold, PendingReplica, ReplicaKey, RunningReplica, Settings
 
 GRANTED = Epoch(0)  # the epoch of a lease that was granted but not written yet
@@ -244,6 +246,15 @@ class Scheduler:
 
     def check_possible(
         self, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0, pools: tuple[str, ...] = ()
+    def standings(self, now: float) -> Standings:
+        """How everybody stands at ``now``: shares, use lately, and the order of turns. Nothing changes."""
+        self.demand.wake(now)
+        session = Session(self.placer, self.demand, now, self.settings)
+        try:
+            return standings(session)
+        finally:
+            session.close()
+
     ) -> None:
         """Raise ``GpupoolError`` (``UNKNOWN_MODEL``, ``IMPOSSIBLE_REQUEST``) if no node could ever serve it."""
         check_possible(self.placer, request, cpus, memory_mib, pools)

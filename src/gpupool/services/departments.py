@@ -10,6 +10,7 @@ from gpupool.domain.access import Actor, Department, Project, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import check_name
 from gpupool.domain.workload import Event, Reason
+from gpupool.scheduling.standing import Standings
 from gpupool.services.engine import Engine
 from gpupool.services.permissions import Permissions
 from gpupool.services.register import Register
@@ -33,6 +34,11 @@ class DepartmentService:
     def projects_of(self, name: str) -> Sequence[str]:
         """The names of a department's projects, in order."""
         return sorted(p.name for p in self._register.projects.values() if p.department == name)
+
+    async def standings(self) -> Standings:
+        """How departments, projects and users stand now."""
+        engine = self._engine
+        return engine.demand.scheduler.standings(engine.ports.clock.now())
 
     async def create(self, actor: Actor, department: Department) -> Department:
         """Make a department; raises NAME_TAKEN."""

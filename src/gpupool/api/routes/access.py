@@ -57,7 +57,8 @@ async def delete_project(services: Services, caller: Caller, name: NameInPath) -
 
 
 def _lists_as_tuples(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: _as_tuples(value) for name, value in body.items()}
+    models = {"model_quotas": tuple(sorted(body["model_quotas"].items()))} if "model_quotas" in body else {}
+    return {name: _as_tuples(value) for name, value in body.items()} | models
 
 
 def _as_tuples(value: Any) -> Any:

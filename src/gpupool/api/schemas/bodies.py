@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -26,6 +26,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,
 Note = Annotated[str, StringConstraints(max_length=500), AfterValidator(_without_nul)]
 Permille = Annotated[int, Field(ge=0, le=MAX_PERMILLE)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9 ._+-]{0,61}[A-Za-z0-9])?$")]
 ReplicaIndex = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
@@ -108,6 +110,9 @@ class _ProjectBounds(Body):
     sharing_default: Sharing | None = None
     sharing_allowed: Annotated[list[Sharing], Field(max_length=len(Sharing), default_factory=list)]
     rules: Annotated[RulesBody, Field(default_factory=RulesBody)]
+    department: Name | Literal[""] = ""
+    weight: Weight = 1.0
+    model_quotas: Annotated[dict[ModelName, Permille], Field(max_length=64, default_factory=dict)]
 
 
 class ProjectBody(_ProjectBounds):
@@ -118,6 +123,23 @@ class ProjectBody(_ProjectBounds):
 
 class ProjectChange(_ProjectBounds):
     """What to change of a project; fields left out stay."""
+
+
+class _DepartmentBounds(Body):
+    quota_permille: Permille | None = None
+    weight: Weight = 1.0
+    limit_permille: Permille | None = None
+    note: Note = ""
+
+
+class DepartmentBody(_DepartmentBounds):
+    """A new department: projects that share a quota above their own (null: the sum of theirs)."""
+
+    name: Name
+
+
+class DepartmentChange(_DepartmentBounds):
+    """What to change of a department; fields left out stay."""
 
 
 class UserChange(Body):

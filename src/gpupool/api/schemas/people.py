@@ -33,7 +33,8 @@ class ProjectView(View):
     """A project, its bounds, and what it holds and waits for now.
 
     ``*_allowed`` are the compute policies and sharing modes that its work may have (empty: any), ``*_default`` what it
-    has when it asks for none.
+    has when it asks for none. ``weight`` is its part of what is left when quotas are served; ``model_quotas`` are
+    parts of the quota by GPU model.
     """
 
     name: str
@@ -52,6 +53,9 @@ class ProjectView(View):
     sharing_default: Sharing | None = None
     sharing_allowed: list[Sharing] = Field(default_factory=list)
     rules: RulesView = Field(default_factory=RulesView)
+    department: str = ""
+    weight: float = 1.0
+    model_quotas: dict[str, int] = Field(default_factory=dict)
 
 
 class ProjectList(View):

@@ -11,6 +11,7 @@ from gpupool.cli.commands.common import AsJson, command, help_text, takes
 from gpupool.cli.output import out_style, show, show_json, tell
 from gpupool.cli.pool import open_pool, segment
 from gpupool.cli.project_rules import RULES, rules_body
+from gpupool.cli.project_shares import SHARES, shares_body
 from gpupool.cli.render.people import project_lines
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.units import parse_duration_s
@@ -56,6 +57,7 @@ def register(app: typer.Typer) -> None:
     command(
         group,
         "gpupool project set team-a --quota 4 --no-over-quota",
+        "gpupool project set team-a --department research --weight 2 --quota-model a100=2",
         "gpupool project set team-a --compute-default cap --compute-allowed guarantee,cap",
         "gpupool project set team-a --windows 'nights; weekends' --pools a100 --max-time-limit 12h",
         name="set",
@@ -78,7 +80,7 @@ def list_projects(json: AsJson = False) -> None:
         show(project_lines(found["projects"], settings.default_project(), out_style()))
 
 
-@takes(RULES)
+@takes((*SHARES, *RULES))
 def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     name: Name,
     quota: Quota = None,
@@ -93,11 +95,11 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     compute_allowed: ComputeAllowed = None,
     sharing_default: SharingDefault = None,
     sharing_allowed: SharingAllowed = None,
-    **rules: Any,
+    **more: Any,
 ) -> None:
     """Make a project."""
     changes = _changes(quota, limit, user_limit, max_time, idle_timeout)
-    body = changes | _plain(over_quota=over_quota, members=member, note=note) | rules_body(rules)
+    body = changes | _plain(over_quota=over_quota, members=member, note=note) | rules_body(more) | shares_body(more)
     body |= _choices("compute", compute_default, compute_allowed) | _choices(
         "sharing", sharing_default, sharing_allowed
     )
@@ -105,7 +107,7 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     tell(f"project {made['name']} is made")
 
 
-@takes(RULES)
+@takes((*SHARES, *RULES))
 def change(  # noqa: PLR0913, PLR0917 - one parameter per option
     name: Name,
     quota: Quota = None,
@@ -120,11 +122,11 @@ def change(  # noqa: PLR0913, PLR0917 - one parameter per option
     compute_allowed: ComputeAllowed = None,
     sharing_default: SharingDefault = None,
     sharing_allowed: SharingAllowed = None,
-    **rules: Any,
+    **more: Any,
 ) -> None:
     """Change a project; what is not named stays."""
     body = _changes(quota, limit, user_limit, max_time, idle_timeout)
-    body |= _plain(over_quota=over_quota, members=member, note=note) | rules_body(rules)
+    body |= _plain(over_quota=over_quota, members=member, note=note) | rules_body(more) | shares_body(more)
     body |= _choices("compute", compute_default, compute_allowed) | _choices(
         "sharing", sharing_default, sharing_allowed
     )
