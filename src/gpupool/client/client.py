@@ -355,20 +355,6 @@ class Client:
         call = Call("PATCH", f"/v1/projects/{_in_path(name)}", json=changes, again=True)
         return self._connection.ask(call, ProjectView)
 
-    def delete_project(self, name: str) -> None:
-        """Remove a project without live work."""
-        self._connection.send(Call("DELETE", f"/v1/projects/{_in_path(name)}"))
-
-    def users(self) -> Sequence[UserView]:
-        """All users for an administrator, oneself for others."""
-        return self._get("/v1/users", UserList).users
-
-    def put_user(self, name: str, **changes: Any) -> UserView:
-        """Make or change a user (``role``, ``uid``, ``gpu_limit_permille``, ``disabled``)."""
-        return self._connection.ask(Call("PUT", f"/v1/users/{_in_path(name)}", json=changes, again=True), UserView)
-
-    def tokens(self) -> Sequence[TokenView]:
-        """All tokens for an administrator, one's own for others."""
     def departments(self) -> Sequence[DepartmentView]:
         """All departments with their projects."""
         return self._get("/v1/departments", DepartmentList).departments
@@ -390,6 +376,20 @@ class Client:
         """What each department and project is due, holds, waits for and used lately, in order of turns."""
         return self._get("/v1/fairshare", FairShareView)
 
+    def delete_project(self, name: str) -> None:
+        """Remove a project without live work."""
+        self._connection.send(Call("DELETE", f"/v1/projects/{_in_path(name)}"))
+
+    def users(self) -> Sequence[UserView]:
+        """All users for an administrator, oneself for others."""
+        return self._get("/v1/users", UserList).users
+
+    def put_user(self, name: str, **changes: Any) -> UserView:
+        """Make or change a user (``role``, ``uid``, ``gpu_limit_permille``, ``disabled``)."""
+        return self._connection.ask(Call("PUT", f"/v1/users/{_in_path(name)}", json=changes, again=True), UserView)
+
+    def tokens(self) -> Sequence[TokenView]:
+        """All tokens for an administrator, one's own for others."""
         return self._get("/v1/tokens", TokenList).tokens
 
     def create_token(self, **wanted: Any) -> NewTokenView:

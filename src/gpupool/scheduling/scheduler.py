@@ -244,8 +244,6 @@ class Scheduler:
         known = background or Background()
         return plan(self.placer, self.demand, self.holds, replicas, now, known, self.settings)
 
-    def check_possible(
-        self, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0, pools: tuple[str, ...] = ()
     def standings(self, now: float) -> Standings:
         """How everybody stands at ``now``: shares, use lately, and the order of turns. Nothing changes."""
         self.demand.wake(now)
@@ -255,6 +253,8 @@ class Scheduler:
         finally:
             session.close()
 
+    def check_possible(
+        self, request: GpuRequest, cpus: float = 0.0, memory_mib: int = 0, pools: tuple[str, ...] = ()
     ) -> None:
         """Raise ``GpupoolError`` (``UNKNOWN_MODEL``, ``IMPOSSIBLE_REQUEST``) if no node could ever serve it."""
         check_possible(self.placer, request, cpus, memory_mib, pools)
