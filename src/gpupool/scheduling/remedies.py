@@ -204,7 +204,7 @@ def _soonest_node(case: Case, foreseen: Foreseen) -> tuple[int, list[int], float
         return None
     ok, _ = usable_slots(c, shape, rows, case.placer.accepted(shape), None, Relax(use=True))
     need, _ = shape.needs(c.gmem_total[rows])
-    until = foreseen.busy_until(case.session)[rows]
+    until = foreseen.busy_until(now)[rows]
     whens = np.where(ok, np.where(c.gpu_free[rows] >= need, now, until), inf)
     order = np.argsort(whens, axis=1, kind="stable")[:, : shape.request.count]
     last = np.take_along_axis(whens, order, axis=1)[:, -1]

@@ -61,7 +61,8 @@ class Foreseen:
 
     The three columns of ``ends`` are the earliest, the likely and the latest moment, infinite where nothing is known.
     A run ends at its time limit, or when it has run for as long as such runs did before: for half as long from now if
-    it has run longer. ``past[i]`` is what that rests on; None is a time limit, or being told to end.
+    it has run longer. ``past[i]`` is what that rests on; None is a time limit, or being told to end. ``placed`` numbers
+    those on nodes that are known: ``row`` and ``gpu`` (thousandths) say where.
     """
 
     def __init__(self, session: Session, history: History) -> None:
@@ -87,21 +88,25 @@ class Foreseen:
         for at in self.leaving:
             self.ends[at], self.past[at] = (now, now, now + GRACE_S), None
 
+        c = session.cluster
+        claims = [c.claims.get(key) for key in self.keys]
+        held = [(i, claim) for i, claim in enumerate(claims) if claim is not None and claim.row >= 0]
+        self._grid = c.gpu_free.shape
+        self.placed = np.array([i for i, _ in held], np.int64)
+        self.row = np.array([claim.row for _, claim in held], np.int64)
+        self.gpu = np.array([claim.gpu for _, claim in held], np.int64).reshape(-1, c.slots)
+
     @property
     def known(self) -> Ints:
         """Those whose end can be foreseen, the first to end first."""
         order = np.argsort(self.ends[:, 1], kind="stable")
         return np.asarray(order[self.ends[order, 1] < inf])
 
-    def busy_until(self, session: Session) -> Floats:
-        """The likely moment at which the last one on each GPU has ended, [N, G]; now where nobody is."""
-        c = session.cluster
-        until = np.full((len(c.present), c.slots), session.now)
-        at = [i for i, key in enumerate(self.keys) if key in c.claims and c.claims[key].row >= 0]
-        if at:
-            claims = [c.claims[self.keys[i]] for i in at]
-            held = np.where(np.array([claim.gpu for claim in claims]) > 0, self.ends[at, 1][:, None], session.now)
-            np.maximum.at(until, np.array([claim.row for claim in claims]), held)
+    def busy_until(self, now: float, which: int = 1) -> Floats:
+        """The moment at which the last one on each GPU has ended, [N, G]: ``now`` where nobody is."""
+        until = np.full(self._grid, now)
+        held = np.where(self.gpu > 0, self.ends[self.placed, which][:, None], now)
+        np.maximum.at(until, self.row, held)
         return until
 
     def words(self, which: Iterable[int]) -> str:

@@ -72,12 +72,9 @@ class _Site:
         self.free = float(np.clip(c.gpu_free, 0, None)[self._usable].sum())
         need, _ = shape.needs(c.gmem_total[self._rows])
         self._ready = c.gpu_free[self._rows] >= need
-        at = [i for i, key in enumerate(foreseen.keys) if key in c.claims and c.claims[key].row >= 0]
-        claims = [c.claims[foreseen.keys[i]] for i in at]
-        self._ends = foreseen.ends[at]
-        self._row = np.array([claim.row for claim in claims], np.int64)
-        self._gpu = np.array([claim.gpu for claim in claims], np.int64).reshape(-1, c.slots)
-        self._freed = (self._gpu * self._usable[self._row]).sum(axis=1)
+        self._foreseen = foreseen
+        self._ends = foreseen.ends[foreseen.placed]
+        self._freed = (foreseen.gpu * self._usable[foreseen.row]).sum(axis=1)
 
     def flows(self, which: int) -> list[tuple[float, float]]:
         """When how many thousandths come free, in order."""
@@ -91,9 +88,7 @@ class _Site:
 
     def one_node(self, which: int) -> float:
         """The first moment at which as many GPUs as are needed are free on one node, should nobody else take them."""
-        until = np.full(self._usable.shape, self._now)
-        held = np.where(self._gpu > 0, self._ends[:, which][:, None], self._now)
-        np.maximum.at(until, self._row, held)
+        until = self._foreseen.busy_until(self._now, which)
         slots = np.where(self._usable[self._rows], np.where(self._ready, self._now, until[self._rows]), inf)
         return float(np.sort(slots, axis=1)[:, self._count - 1].min(initial=inf))
 
