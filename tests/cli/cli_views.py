@@ -109,6 +109,9 @@ def project_view(**changes: Any) -> Json:
         "compute_allowed": [],
         "sharing_default": None,
         "sharing_allowed": [],
+        "department": "",
+        "weight": 1.0,
+        "model_quotas": {},
         "rules": {
             "min_runtime_s": None,
             "max_time_limit_s": 43_200.0,

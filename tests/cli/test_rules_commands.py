@@ -40,3 +40,45 @@ def test_a_pool_is_a_label_of_the_node(pool: FakePool, gpupool: Any) -> None:
     asked = gpupool("submit", "x", "--pool", "a100", "--filter", "rack=r1", "--dry-run", "--", "true").stdout
     assert b"pool: a100" in asked
     assert b"rack: r1" in asked
+
+
+BOOKING = {
+    "id": "b0000000001",
+    "name": "CS101 Monday",
+    "nodes": ["gpu1", "gpu2"],
+    "starts_at": 1795420800.0,
+    "ends_at": 1795428000.0,
+    "projects": ["cs101"],
+    "users": [],
+    "lead_s": 43200.0,
+    "created_by": "root",
+    "note": "",
+    "holds": False,
+}
+
+
+def test_nodes_are_reserved_listed_and_given_back(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["GET /v1/pool"] = pool_view(time_zone="Europe/Berlin")
+    pool.answers["POST /v1/bookings"] = BOOKING | {"evictions": 3, "warnings": ["protected work may still run: x"]}
+    pool.answers["GET /v1/bookings"] = {"bookings": [BOOKING, BOOKING | {"projects": [], "holds": True}]}
+    pool.answers["DELETE /v1/bookings/b0000000001"] = {}
+    when = ("--from", "2026-11-23 09:00", "--for", "2h")
+    made = gpupool("reserve", "CS101 Monday", "--gpus", "8", "--model", "t4", *when, "--project", "cs101")
+    assert made.stdout == b"b0000000001\n"
+    assert b"gpu1, gpu2 booked from Mon 2026-11-23 09:00 to Mon 2026-11-23 11:00 (Europe/Berlin)" in made.stderr
+    assert b"3 replicas of training" in made.stderr
+    assert b"warning: protected work" in made.stderr
+    sent = pool.requests[-1][2]
+    assert (sent["starts_at"], sent["ends_at"]) == (BOOKING["starts_at"], BOOKING["ends_at"])
+    assert (sent["gpus"], sent["models"], sent["nodes"]) == (8, ["t4"], [])
+    assert (
+        gpupool("reserve", "x", "--nodes", "gpu1, gpu2", "--for", "1h", "--maintenance", "--lead", "1d").returncode == 0
+    )
+    sent = pool.requests[-1][2]
+    assert (sent["nodes"], sent["maintenance"], sent["lead_s"]) == (["gpu1", "gpu2"], True, 86400.0)
+    listed = gpupool("reserve", "list").stdout.decode()
+    assert "Mon 2026-11-23 09:00" in listed
+    assert "nobody: maintenance" in listed
+    assert gpupool("reserve", "cancel", "b0000000001").returncode == 0
+    for wrong in (("x",), ("x", "y", "--for", "1h"), ("x", "--for", "1h", "--from", "soon")):
+        assert gpupool("reserve", *wrong).returncode != 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from e2e_pool import RealPool
+from e2e_pool import RealPool, eventually
 
 
 def test_a_project_is_bound_to_a_pool_of_nodes(pool: RealPool) -> None:
@@ -40,3 +40,27 @@ def test_a_job_waits_for_its_time_window(pool: RealPool) -> None:
     assert pool.becomes("now", "succeeded")
     pool("project", "create", "nightly", "--windows", "nights; weekends")
     assert "nights; weekends" in pool.text("describe", "project", "nightly")
+
+
+def test_a_class_finds_the_node_free_and_training_goes_on_afterwards(own_pool: RealPool) -> None:
+    pool = own_pool
+    node = pool.json("nodes")["nodes"][0]["name"]
+    pool("project", "create", "cs101")
+    pool("submit", "training", "-g", "1", "--grace", "1s", "--", "sleep", "1000")
+    assert pool.becomes("training", "running")
+    made = pool("reserve", "CS101", "--gpus", "1", "--from", "+6s", "--for", "14s", "--project", "cs101")
+    assert b"1 replicas of training run there now" in made.stderr
+    overlap = pool("reserve", "other", "--nodes", node, "--for", "1h", "--maintenance", ok=False)
+    assert b"ALREADY_BOOKED" in overlap.stderr
+    assert pool.becomes("training", "queued"), "evicted in time"
+    [row] = pool.json("describe", "training")["replicas"]
+    assert "is booked (CS101)" in row["message"]
+    assert pool.json("why", "training")["code"] == "BOOKED"
+    assert eventually(lambda: pool.json("reserve", "list")["bookings"][0]["holds"])
+    assert pool("run", "--project", "cs101", "-g", "0.5", "--", "true").returncode == 0, "a student starts at once"
+    assert pool.state_of("training") == "queued"
+    assert pool.becomes("training", "running"), "it is over, and training goes on by itself"
+    assert pool.json("reserve", "list") == {"bookings": []}
+    made = pool("reserve", "driver", "--nodes", node, "--from", "+1h", "--for", "1h", "--maintenance")
+    pool("reserve", "cancel", made.stdout.decode().strip())
+    assert pool.json("reserve", "list") == {"bookings": []}

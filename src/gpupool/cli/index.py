@@ -65,6 +65,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "uncordon": ("machines", "Let it take work again"),
         "sharing": ("machines", "How parts of a node's GPUs are kept apart"),
         "policy": ("policies", "How the pool is shared over time"),
+        "reserve": ("reserving", "Keep nodes for a class, or for maintenance"),
         "node": ("labels", "Labels of nodes, for pools and constraints"),
         "simulate": ("simulating", "The scheduler over a trace of work, in fast time"),
     },

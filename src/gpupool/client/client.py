@@ -41,6 +41,7 @@ from gpupool.api.schemas import (
     WorkloadList,
     WorkloadView,
 )
+from gpupool.api.schemas.bookings import BookingList, BookingView, NewBookingView
 from gpupool.api.schemas.policy import PolicyView
 from gpupool.client.attach import Attachment, attach
 from gpupool.client.connection import RETRY_S, Call, Connection
@@ -302,6 +303,19 @@ class Client:
         """Put labels on a machine, over those that it reports, or take such away."""
         body = {"put": dict(put or {}), "remove": list(remove)}
         return self._connection.ask(Call("POST", f"/v1/nodes/{_in_path(name)}/labels", json=body, again=True), NodeView)
+
+    def bookings(self) -> Sequence[BookingView]:
+        """Reservations of nodes that hold or are to come."""
+        return self._get("/v1/bookings", BookingList).bookings
+
+    def reserve(self, name: str, starts_at: float, ends_at: float, **wanted: Any) -> NewBookingView:
+        """Keep nodes for somebody; ``wanted`` are further fields of the API: ``nodes`` or ``gpus``, ``projects``, ..."""
+        body = {"name": name, "starts_at": starts_at, "ends_at": ends_at, **wanted}
+        return self._connection.ask(Call("POST", "/v1/bookings", json=body), NewBookingView)
+
+    def cancel_reservation(self, booking_id: str) -> None:
+        """Take a reservation back."""
+        self._connection.send(Call("DELETE", f"/v1/bookings/{_in_path(booking_id)}"))
 
     def gpus(self) -> Sequence[GpuView]:
         """All GPUs and who holds them."""
