@@ -76,7 +76,7 @@ def gpu_request(values: Values) -> Values:
         labels["pool"] = values["pool"]
     if labels:
         gpus["labels"] = labels
-    return gpus | {name: values[name] for name in ("compute", "sharing") if values.get(name)}
+    return gpus | {name: values[name] for name in ("compute", "sharing", "placement") if values.get(name)}
 
 
 def _amount(values: Values) -> Values:

@@ -58,6 +58,9 @@ GPU_OPTIONS = (
     Option("model", "--model", Kind.MANY, "A GPU model that will do (t4, a100); repeat for others.", GPUS, "NAME"),
     Option("compute", "--compute", Kind.TEXT, "What a part means for time: guarantee, cap or none.", GPUS, "POLICY"),
     Option("sharing", "--sharing", Kind.TEXT, "How it is kept apart: share, mps, mig, whole, advisory.", GPUS, "MODE"),
+    Option(
+        "placement", "--placement", Kind.TEXT, "Of several places: pack (tightest) or spread (emptiest).", GPUS, "HOW"
+    ),
     Option("pool", "--pool", Kind.TEXT, "Only nodes of this pool (their label pool).", GPUS, "NAME"),
     Option("filter", "--filter", Kind.MANY, "A label the node must have, or device.name=MODEL.", GPUS, "KEY=VALUE"),
 )

@@ -21,7 +21,8 @@ class SubmitOptions(TypedDict, total=False):
 
     ``gpus`` is a number of GPUs, or the whole mapping of a job file; ``fraction`` or ``memory_mib`` is the part of
     each, ``models`` those that will do, ``compute`` (guarantee, cap, none) what the part means for time, ``sharing``
-    the mode in which it is kept apart. ``env`` is added to what the pool sets.
+    the mode in which it is kept apart, ``placement`` (pack, spread) where it goes of several places. ``env`` is added
+    to what the pool sets.
     """
 
     name: str
@@ -32,6 +33,7 @@ class SubmitOptions(TypedDict, total=False):
     models: Sequence[str]
     compute: str
     sharing: str
+    placement: str
     env: Mapping[str, str]
     workdir: str
     project: str
@@ -60,7 +62,7 @@ class SubmitOptions(TypedDict, total=False):
     request_id: str
 
 
-_GPU_FIELDS = ("fraction", "memory_mib", "models", "compute", "sharing")
+_GPU_FIELDS = ("fraction", "memory_mib", "models", "compute", "sharing", "placement")
 _PASSED_ON = (
     "PATH",
     "HOME",

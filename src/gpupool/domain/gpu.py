@@ -170,7 +170,7 @@ class GpuRequest:
     The part is ``permille`` (exact) or, when ``memory_mib`` is set, as many thousandths as that memory needs on
     whichever model is chosen. ``models`` empty means any (``t4`` names ``Tesla T4``) but a MIG instance: those must be
     asked for, by their profile (``3g.40gb``) or by the word ``mig``. ``sharing`` is the mode that it insists on; None:
-    the GPU's own.
+    the GPU's own. ``placement`` says which place is the best of several; None: what the pool does.
     """
 
     count: int = 1
@@ -179,6 +179,7 @@ class GpuRequest:
     models: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     sharing: Sharing | None = None
+    placement: Placement | None = None
 
     @property
     def whole(self) -> bool:

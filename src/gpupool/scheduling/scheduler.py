@@ -176,6 +176,7 @@ class Scheduler:
         self.demand.ordering = Ordering(self.settings.order, self.settings.turn_s, past or PastRuns())
         self.demand.bookings = self.cluster.bookings
         self.placer = Placer(self.cluster)
+        self.placer.scorer.placement = self.settings.placement
         self.holds: tuple[Hold, ...] = ()
 
     def apply_all(self, events: Iterable[Event]) -> None:
@@ -208,6 +209,7 @@ class Scheduler:
                 self.cluster.bookings.remove(id_)
                 self._rebook()
             case PendingAdded(replica, now):
+                self._learn(replica.key, replica.request, replica.cpus)
                 self.demand.add(replica, now)
             case PendingRemoved(key):
                 self.demand.remove(key)
@@ -261,11 +263,18 @@ class Scheduler:
 
     def _start(self, running: RunningReplica) -> None:
         lease = running.lease
+        if running.request is not None:
+            self._learn(running.key, running.request, lease.cpus)
         self.demand.start(running)
         cpu_milli = round(lease.cpus * MILLI)
         held = Holding(lease.node, lease.shares, cpu_milli, lease.memory_mib, lease.sharing, lease.user)
         if self.cluster.holdings.get(running.key) != held:
             self.cluster.take(running.key, held)
+
+    def _learn(self, key: ReplicaKey, request: GpuRequest, cpus: float) -> None:
+        """Note what usual work asks for, once for each replica that comes."""
+        if key not in self.demand.pending and key not in self.demand.running:
+            self.placer.scorer.work.submitted(request, round(cpus * MILLI))
 
     def _rebook(self) -> None:
         self.cluster.mark_booked()

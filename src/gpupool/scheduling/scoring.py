@@ -44,6 +44,7 @@ class Scorer:
     def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
         self.work = TypicalWork()
+        self.placement = Placement.PACK  # of those who do not say
         self.version = 0
         self._learnt = self._generation = -1
         self._classes: tuple[GpuClass, ...] = ()
@@ -93,7 +94,7 @@ class Scorer:
 
     def scores(self, shape: Shape, rows: Ints, ok: Bools, need: Ints, links: Floats | None) -> Floats:
         """What each of ``rows`` would cost, given which GPUs would do and what each needs: [R]; needs ``refresh``."""
-        if shape.placement is Placement.SPREAD:
+        if self._spreads(shape):
             return self._loads(shape, rows, ok, need)
         c, count = self.cluster, shape.request.count
         cpu, free, classes = c.cpu_free[rows], self._free(rows, ok), self._classes_of(rows)
@@ -117,7 +118,7 @@ class Scorer:
     def by_gpu(self, shape: Shape, rows: Ints, ok: Bools, need: Ints) -> Floats:
         """What each GPU that would do costs if a part of it is taken: [R, G]."""
         c = self.cluster
-        if shape.placement is Placement.SPREAD:
+        if self._spreads(shape):
             return np.where(ok, need - c.gpu_free[rows], NEVER)
         cpu, free = c.cpu_free[rows], self._free(rows, ok)
         found = self._by_gpu(self._classes_of(rows), cpu, cpu - shape.cpu_milli, free, need)
@@ -131,6 +132,9 @@ class Scorer:
         chosen = np.zeros_like(ok)
         np.put_along_axis(chosen, order[:, : shape.request.count], values=True, axis=1)
         return chosen & ok
+
+    def _spreads(self, shape: Shape) -> bool:
+        return (shape.request.placement or self.placement) is Placement.SPREAD
 
     def _by_gpu(self, classes: Ints, cpu: Ints, cpu_left: Ints, free: Ints, need: Ints) -> Floats:
         left = np.maximum(free - need, 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpupool.domain.gpu import GpuRequest, Placement
+from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.bookings import Guest
 from gpupool.scheduling.cluster import MILLI, Ints
@@ -29,7 +29,6 @@ class Shape:
     mem_mib: int
     user: str = ""
     pools: tuple[str, ...] = ()
-    placement: Placement = Placement.PACK
     guest: Guest | None = None
 
     @property
@@ -68,7 +67,7 @@ class Shape:
         return need, np.full_like(gmem_total, request.memory_mib)
 
 
-ShapeKey = tuple[GpuRequest, int, int, str, tuple[str, ...], Placement, Guest | None]
+ShapeKey = tuple[GpuRequest, int, int, str, tuple[str, ...], Guest | None]
 
 
 @dataclass(slots=True)
@@ -77,23 +76,22 @@ class Shapes:
 
     _known: dict[ShapeKey, Shape] = field(default_factory=dict)
 
-    def get(  # noqa: PLR0913, PLR0917 - what makes up a shape
+    def get(
         self,
         request: GpuRequest,
         cpus: float,
         memory_mib: int,
         user: str = "",
         pools: tuple[str, ...] = (),
-        placement: Placement = Placement.PACK,
         guest: Guest | None = None,
     ) -> Shape:
         """The shape of a request."""
-        key = (request, round(cpus * MILLI), memory_mib, user, pools, placement, guest)
+        key = (request, round(cpus * MILLI), memory_mib, user, pools, guest)
         if key not in self._known:
             self._known[key] = Shape(*key)
         return self._known[key]
 
     def forget(self, shape: Shape) -> None:
         """Nobody asks for it any more."""
-        whose = (shape.user, shape.pools, shape.placement, shape.guest)
+        whose = (shape.user, shape.pools, shape.guest)
         self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib, *whose), None)

@@ -32,7 +32,7 @@ BEFOREHAND: tuple[tuple[GpuRequest, int], ...] = (  # request, and how many subm
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Work of one kind: its request without labels and mode, CPU in thousandths, and its part of all work."""
+    """Work of one kind: its request without labels, mode or placement, CPU in thousandths, its part of all work."""
 
     request: GpuRequest
     cpu_milli: int
@@ -50,7 +50,9 @@ class TypicalWork:
 
     def submitted(self, request: GpuRequest, cpu_milli: int) -> None:
         """One more replica asked for this."""
-        plain = request if request.sharing is None and not request.labels else replace(request, sharing=None, labels=())
+        plain = request
+        if request.sharing is not None or request.labels or request.placement is not None:
+            plain = replace(request, sharing=None, labels=(), placement=None)
         key = (plain, cpu_milli)
         self._one *= _GROWTH
         self._weights[key] = self._weights.get(key, 0.0) + self._one

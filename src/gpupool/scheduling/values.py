@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import GpuRequest, GpuShare
+from gpupool.domain.gpu import GpuRequest, GpuShare, Placement
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Lease
 from gpupool.scheduling.order import Order
@@ -205,6 +205,7 @@ class Settings:
     max_looks: int = 400  # looks for victims per cycle, each at a thousand pieces of work at most
     max_nodes_searched: int = 32  # nodes looked at closely in one such search
     max_backfills: int = 64  # tries per cycle to slip a short replica under a reservation
+    placement: Placement = Placement.PACK  # of work that does not say how it wants to be placed
     stale_gang_s: float = 60.0  # a gang with too few members left for longer goes back to the queue
     consolidate_after_s: float = 60.0  # who waits longer for space that is free in pieces has others moved together
     max_consolidations: int = 4  # replicas per cycle for which others are moved; 0: nobody is ever moved

@@ -166,6 +166,7 @@ def _gpu_request(gpus: GpuSpec) -> GpuRequest:
         models=tuple(gpus.models),
         labels=tuple(sorted(gpus.labels.items())),
         sharing=gpus.sharing,
+        placement=gpus.placement,
     )
 
 

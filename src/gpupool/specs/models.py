@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import ComputePolicy, Sharing
+from gpupool.domain.gpu import ComputePolicy, Placement, Sharing
 from gpupool.domain.workload import RestartPolicy, WorkloadKind
 from gpupool.specs import limits, quantities
 from gpupool.specs.problems import refusal, reworded
@@ -66,6 +66,8 @@ class GpuSpec(_Strict):
     """What the part means for compute time: guarantee, cap or none; the project's default when absent."""
     sharing: Annotated[Sharing, Field(strict=False)] | None = None
     """How the part is kept apart from others: whole, share, mps, mig or advisory; the GPU's own when absent."""
+    placement: Annotated[Placement, Field(strict=False)] | None = None
+    """Which place is taken of several: pack (what is left stays of use to others) or spread (the emptiest)."""
 
     @model_validator(mode="after")
     def _one_part(self) -> Self:

@@ -24,6 +24,7 @@ from gpupool.domain.gpu import (
     Node,
     NodeReport,
     NodeState,
+    Placement,
     Sharing,
 )
 from gpupool.domain.ids import Epoch, WorkloadId
@@ -156,7 +157,9 @@ def _program(document: Columns) -> Program:
 def _gpu_request(document: Columns) -> GpuRequest:
     models = tuple(document.get("models", ()))
     labels = tuple((label, value) for label, value in document.get("labels", ()))
-    return _build(GpuRequest, document, models=models, labels=labels, sharing=_sharing(document.get("sharing")))
+    sharing, placement = _sharing(document.get("sharing")), document.get("placement")
+    placed = None if placement is None else Placement(placement)
+    return _build(GpuRequest, document, models=models, labels=labels, sharing=sharing, placement=placed)
 
 
 def _sharing(text: str | None) -> Sharing | None:
