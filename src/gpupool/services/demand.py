@@ -16,7 +16,8 @@ from gpupool.domain.access import Department, Project, ProjectRules, User
 from gpupool.domain.booking import Booking
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
+from gpupool.domain.workload import Lease, Reason, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
+from gpupool.scheduling.pastruns import PastRuns
 from gpupool.scheduling.policy import Policy
 from gpupool.scheduling.scheduler import (
     BookingChanged,
@@ -38,6 +39,8 @@ from gpupool.services.opening import Openings
 from gpupool.services.pastuse import HALF_LIVES, UseBook
 from gpupool.services.ports import ChangeSet, PastLease
 
+MOST_RUNS = 5_000  # past runs that tell what to expect of those to come
+
 
 class Demand:
     """What waits and what runs, as the scheduler sees it.
@@ -53,7 +56,8 @@ class Demand:
         self._users: dict[str, User] = {}
         self._departments: dict[str, Department] = {}
         self._stale = True
-        self._scheduler = Scheduler()
+        self._runs = PastRuns()
+        self._scheduler = Scheduler(past=self._runs)
         self._past = UseBook(self._scheduler.settings.decay)
         self._offered: dict[WorkloadId, set[int]] = {}
         self._outside: dict[WorkloadId, list[int]] = {}  # heaps of pending indices that are not offered
@@ -74,7 +78,7 @@ class Demand:
 
     def set_policy(self, policy: Policy) -> None:
         """Decide under another policy from now on."""
-        self._scheduler = Scheduler(policy.settings(self._scheduler.settings))
+        self._scheduler = Scheduler(policy.settings(self._scheduler.settings), self._runs)
         self._stale = True
 
     def invalidate(self) -> None:
@@ -105,9 +109,12 @@ class Demand:
         """Leases released before then no longer count as use."""
         return self._now() - HALF_LIVES * self._scheduler.settings.decay.half_life_s
 
-    def remember(self, leases: Iterable[PastLease]) -> None:
-        """Begin anew with the use of these leases, all that were released and count."""
+    def remember(self, leases: Iterable[PastLease], runs: Iterable[PastLease] = ()) -> None:
+        """Begin anew with the use of these leases, all that were released and count, and with these run times."""
         self._past = UseBook(self._scheduler.settings.decay, leases)
+        self._runs = PastRuns()
+        for run in runs:
+            self._runs.add(run.project, run.user, run.permille, run.released_at - run.granted_at)
         self._stale = True
 
     def project_removed(self, name: str) -> None:
@@ -182,8 +189,9 @@ class Demand:
             self._past.add(lease)
         if self._stale:
             return
+        rows = {(row.workload, row.index): row for row in changes.replicas}
         for lease in changes.leases:
-            self._lease_changed(lease)
+            self._lease_changed(lease, rows.get((lease.workload, lease.index)))
         touched = dict.fromkeys(
             [row.workload for row in changes.replicas]
             + [w.id for w in changes.workloads]
@@ -227,7 +235,7 @@ class Demand:
     def _refresh(self) -> None:
         if not self._stale:
             return
-        self._scheduler = Scheduler(self._scheduler.settings)
+        self._scheduler = Scheduler(self._scheduler.settings, self._runs)
         self._offered, self._outside, self._dependents = {}, {}, {}
         self._scheduler.apply_all(NodeChanged(node) for node in self._nodes.all())
         self._scheduler.apply_all(DepartmentChanged(department) for department in self._departments.values())
@@ -253,10 +261,12 @@ class Demand:
         if workload.limits.wait_s == 0 and workload.state is WorkloadState.QUEUED:
             self._impatient.add(workload.id)
 
-    def _lease_changed(self, lease: Lease) -> None:
+    def _lease_changed(self, lease: Lease, row: Replica | None = None) -> None:
         key = (lease.workload, lease.index)
         if lease.released_at is not None:
-            self._scheduler.apply(LeaseReleased(key, at=lease.released_at))
+            own_end = row is not None and (row.state is ReplicaState.SUCCEEDED or row.reason is Reason.TIME_LIMIT)
+            ran_s = lease.released_at - lease.granted_at if own_end else None
+            self._scheduler.apply(LeaseReleased(key, ran_s, at=lease.released_at))
             return
         self._scheduler.apply(LeaseTaken(self._running(lease)))
 

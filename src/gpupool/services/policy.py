@@ -12,6 +12,7 @@ from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.workload import Event, Reason
 from gpupool.scheduling.policy import Policy
+from gpupool.services.demand import MOST_RUNS
 from gpupool.services.engine import Engine
 from gpupool.services.permissions import Permissions
 
@@ -61,4 +62,5 @@ class PolicyService:
         """How use is forgotten is a part of it: what was used is read again."""
         demand = self._engine.demand
         demand.set_policy(self._policy)
-        demand.remember(await self._engine.ports.store.past_leases(demand.remembers_since))
+        store = self._engine.ports.store
+        demand.remember(await store.past_leases(demand.remembers_since), await store.past_runs(MOST_RUNS))

@@ -173,6 +173,9 @@ class Store(Protocol):
     async def past_leases(self, since: float) -> Sequence[PastLease]:
         """Leases released since a time, in order of their release."""
 
+    async def past_runs(self, limit: int) -> Sequence[PastLease]:
+        """The latest leases under which replicas came to their own end, in order of their release."""
+
     async def save_department(self, department: Department, event: Event) -> None:
         """Insert or replace."""
 

@@ -9,8 +9,8 @@ from sqlalchemy import ColumnElement, Connection, case, delete, exists, func, or
 
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.workload import WorkloadKind
-from gpupool.services.ports import RuntimeHistory, UsageRow
+from gpupool.domain.workload import Reason, ReplicaState, WorkloadKind
+from gpupool.services.ports import PastLease, RuntimeHistory, UsageRow
 from gpupool.store import tables as t
 
 ROWS_PER_DELETE = 500
@@ -42,6 +42,20 @@ def runtime_history(conn: Connection, project: str | None, user: str | None, lim
         return None
     p90, p25, p75 = (seconds[math.ceil(part * len(seconds)) - 1] for part in (0.9, 0.25, 0.75))
     return RuntimeHistory(len(seconds), median(seconds), p90, p25, p75)
+
+
+def past_runs(conn: Connection, limit: int) -> list[PastLease]:
+    """The latest leases under which replicas succeeded or ran for as long as they may, the oldest first."""
+    same = (_r.workload == _l.workload) & (_r.replica_index == _l.replica_index) & (_r.attempt == _l.attempt)
+    own_end = or_(_r.state == ReplicaState.SUCCEEDED.value, _r.reason == Reason.TIME_LIMIT.value)
+    statement = (
+        select(_l.project, _l.user_name, _l.permille, _l.granted_at, _l.released_at)
+        .join_from(t.leases, t.replicas, same)
+        .where(_l.released_at.is_not(None), own_end)
+        .order_by(_l.released_at.desc())
+        .limit(limit)
+    )
+    return [PastLease(*row) for row in conn.execute(statement)][::-1]
 
 
 def usage(conn: Connection, since: float, until: float) -> list[UsageRow]:

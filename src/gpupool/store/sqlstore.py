@@ -132,6 +132,10 @@ class SqlStore:
         """Leases released since a time, in order of their release."""
         return await self._database.read(lambda conn: departments.past_leases(conn, since))
 
+    async def past_runs(self, limit: int) -> Sequence[PastLease]:
+        """The latest leases under which replicas came to their own end, in order of their release."""
+        return await self._database.read(lambda conn: accounting.past_runs(conn, limit))
+
     async def save_department(self, department: Department, event: Event) -> None:
         """Insert or replace."""
         await self._with_event(partial(departments.save_department, department=department), event)
