@@ -9,40 +9,28 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
-from urllib.parse import quote
 
 from pydantic import BaseModel
 
 from gpupool.api.schemas import (
-    DepartmentList,
-    DepartmentView,
     EventList,
     EventView,
-    FairShareView,
     GpuList,
     GpuView,
     LogChunkView,
     LogPage,
-    NewTokenView,
     NodeList,
     NodeView,
     PlanView,
     PoolView,
-    ProjectList,
-    ProjectView,
-    TokenList,
-    TokenView,
     UsageView,
-    UserList,
-    UserView,
     WhoamiView,
     WhyView,
     WorkloadDetail,
     WorkloadList,
     WorkloadView,
 )
-from gpupool.api.schemas.bookings import BookingList, BookingView, NewBookingView
-from gpupool.api.schemas.policy import PolicyView
+from gpupool.client.administering import Administration, given, in_path
 from gpupool.client.attach import Attachment, attach
 from gpupool.client.connection import RETRY_S, Call, Connection
 from gpupool.client.endpoint import UnixEndpoint, resolve
@@ -60,7 +48,7 @@ _LOG_PAGE_KIB = 1024
 M = TypeVar("M", bound=BaseModel)
 
 
-class Client:
+class Client(Administration):
     """A pool. Without arguments: the one that this process's environment or machine has.
 
     ``socket_path`` names the API socket of a pool on this machine; ``url`` (https) with ``token`` a pool over the
@@ -127,7 +115,7 @@ class Client:
 
     def detail(self, ref: str, replicas_from: int = 0) -> WorkloadDetail:
         """Everything about a workload, with at most 1000 replicas from an index on."""
-        return self._get(f"/v1/workloads/{_in_path(ref)}", WorkloadDetail, replicas_from=replicas_from)
+        return self._get(f"/v1/workloads/{in_path(ref)}", WorkloadDetail, replicas_from=replicas_from)
 
     def list(  # noqa: PLR0913 - each narrows the list
         self,
@@ -175,7 +163,7 @@ class Client:
         while True:
             left = _POLL_S if deadline is None else max(0.0, min(_POLL_S, deadline - time.monotonic()))
             query = {"for": what, "timeout_s": left}
-            view = self._get(f"/v1/workloads/{_in_path(ref)}/wait", WorkloadDetail, **query)
+            view = self._get(f"/v1/workloads/{in_path(ref)}/wait", WorkloadDetail, **query)
             if view.state.final or (what == "started" and _has_started(view)):
                 return view
             if deadline is not None and time.monotonic() >= deadline:
@@ -207,11 +195,11 @@ class Client:
 
     def delete(self, ref: str) -> None:
         """Take a workload that has ended off the lists."""
-        self._connection.send(Call("DELETE", f"/v1/workloads/{_in_path(ref)}"))
+        self._connection.send(Call("DELETE", f"/v1/workloads/{in_path(ref)}"))
 
     def why(self, ref: str) -> WhyView:
         """Why a workload stands where it stands, with numbers and an estimate."""
-        return self._get(f"/v1/workloads/{_in_path(ref)}/why", WhyView)
+        return self._get(f"/v1/workloads/{in_path(ref)}/why", WhyView)
 
     def logs(
         self,
@@ -224,8 +212,8 @@ class Client:
         since: float | None = None,
     ) -> Iterator[LogChunk]:
         """What a replica wrote, piece by piece; with ``follow`` until its attempt ends, each piece once."""
-        path = f"/v1/workloads/{_in_path(ref)}/logs"
-        query = _given({"index": index, "attempt": attempt, "tail": tail, "since": since})
+        path = f"/v1/workloads/{in_path(ref)}/logs"
+        query = given({"index": index, "attempt": attempt, "tail": tail, "since": since})
         if follow:
             return self._followed(path, query)
         return self._written(path, query)
@@ -281,41 +269,7 @@ class Client:
 
     def node(self, name: str) -> NodeView:
         """One machine, its GPUs looked at anew."""
-        return self._get(f"/v1/nodes/{_in_path(name)}", NodeView)
-
-    def cordon(self, name: str, reason: str = "") -> NodeView:
-        """Let a machine take nothing new."""
-        call = Call("POST", f"/v1/nodes/{_in_path(name)}/cordon", json={"reason": reason}, again=True)
-        return self._connection.ask(call, NodeView)
-
-    def uncordon(self, name: str) -> NodeView:
-        """Let a machine take work again."""
-        return self._connection.ask(Call("POST", f"/v1/nodes/{_in_path(name)}/uncordon", again=True), NodeView)
-
-    def set_sharing(self, name: str, mode: str | None, gpu: int | None = None) -> NodeView:
-        """Choose how parts of a machine's GPUs are shared, or of one of them; None: as the machine has it."""
-        body = {"mode": mode, "gpu": gpu}
-        return self._connection.ask(
-            Call("POST", f"/v1/nodes/{_in_path(name)}/sharing", json=body, again=True), NodeView
-        )
-
-    def set_labels(self, name: str, put: Mapping[str, str] | None = None, remove: Sequence[str] = ()) -> NodeView:
-        """Put labels on a machine, over those that it reports, or take such away."""
-        body = {"put": dict(put or {}), "remove": list(remove)}
-        return self._connection.ask(Call("POST", f"/v1/nodes/{_in_path(name)}/labels", json=body, again=True), NodeView)
-
-    def bookings(self) -> Sequence[BookingView]:
-        """Reservations of nodes that hold or are to come."""
-        return self._get("/v1/bookings", BookingList).bookings
-
-    def reserve(self, name: str, starts_at: float, ends_at: float, **wanted: Any) -> NewBookingView:
-        """Keep nodes for somebody; ``wanted`` are further fields of the API: ``nodes`` or ``gpus``, ``projects``, ..."""
-        body = {"name": name, "starts_at": starts_at, "ends_at": ends_at, **wanted}
-        return self._connection.ask(Call("POST", "/v1/bookings", json=body), NewBookingView)
-
-    def cancel_reservation(self, booking_id: str) -> None:
-        """Take a reservation back."""
-        self._connection.send(Call("DELETE", f"/v1/bookings/{_in_path(booking_id)}"))
+        return self._get(f"/v1/nodes/{in_path(name)}", NodeView)
 
     def gpus(self) -> Sequence[GpuView]:
         """All GPUs and who holds them."""
@@ -329,7 +283,7 @@ class Client:
         self, *, follow: bool = False, after_id: int = 0, workload: str | None = None, newest: int | None = None
     ) -> Iterator[EventView]:
         """What has happened, oldest first; with ``follow`` without end, each event once."""
-        query = _given({"after_id": after_id, "workload": workload})
+        query = given({"after_id": after_id, "workload": workload})
         if follow:
             return self._live_events(query)
         if newest is not None:
@@ -346,93 +300,14 @@ class Client:
             if message.event == "event":
                 yield EventView.model_validate_json(message.data)
 
-    # People
-
-    def policy(self) -> PolicyView:
-        """The scheduling policy in force."""
-        return self._get("/v1/policy", PolicyView)
-
-    def change_policy(self, **changes: Any) -> PolicyView:
-        """Change the policy (fields of ``PolicyView``); what is not named stays. For administrators."""
-        return self._connection.ask(Call("PATCH", "/v1/policy", json=changes, again=True), PolicyView)
-
-    def projects(self) -> Sequence[ProjectView]:
-        """All projects with what they hold and wait for."""
-        return self._get("/v1/projects", ProjectList).projects
-
-    def create_project(self, name: str, **bounds: Any) -> ProjectView:
-        """Make a project; ``bounds`` are the fields of ``ProjectView``."""
-        return self._connection.ask(Call("POST", "/v1/projects", json={"name": name, **bounds}), ProjectView)
-
-    def change_project(self, name: str, **changes: Any) -> ProjectView:
-        """Change a project; what is not named stays."""
-        call = Call("PATCH", f"/v1/projects/{_in_path(name)}", json=changes, again=True)
-        return self._connection.ask(call, ProjectView)
-
-    def departments(self) -> Sequence[DepartmentView]:
-        """All departments with their projects."""
-        return self._get("/v1/departments", DepartmentList).departments
-
-    def create_department(self, name: str, **bounds: Any) -> DepartmentView:
-        """Make a department; ``bounds`` are ``quota_permille``, ``weight``, ``limit_permille`` and ``note``."""
-        return self._connection.ask(Call("POST", "/v1/departments", json={"name": name, **bounds}), DepartmentView)
-
-    def change_department(self, name: str, **changes: Any) -> DepartmentView:
-        """Change a department; what is not named stays."""
-        call = Call("PATCH", f"/v1/departments/{_in_path(name)}", json=changes, again=True)
-        return self._connection.ask(call, DepartmentView)
-
-    def delete_department(self, name: str) -> None:
-        """Remove a department without projects."""
-        self._connection.send(Call("DELETE", f"/v1/departments/{_in_path(name)}"))
-
-    def fair_share(self) -> FairShareView:
-        """What each department and project is due, holds, waits for and used lately, in order of turns."""
-        return self._get("/v1/fairshare", FairShareView)
-
-    def delete_project(self, name: str) -> None:
-        """Remove a project without live work."""
-        self._connection.send(Call("DELETE", f"/v1/projects/{_in_path(name)}"))
-
-    def users(self) -> Sequence[UserView]:
-        """All users for an administrator, oneself for others."""
-        return self._get("/v1/users", UserList).users
-
-    def put_user(self, name: str, **changes: Any) -> UserView:
-        """Make or change a user (``role``, ``uid``, ``gpu_limit_permille``, ``disabled``)."""
-        return self._connection.ask(Call("PUT", f"/v1/users/{_in_path(name)}", json=changes, again=True), UserView)
-
-    def tokens(self) -> Sequence[TokenView]:
-        """All tokens for an administrator, one's own for others."""
-        return self._get("/v1/tokens", TokenList).tokens
-
-    def create_token(self, **wanted: Any) -> NewTokenView:
-        """Make a token (``user``, ``role``, ``expires_in_s``, ``note``); its ``secret`` is never shown again."""
-        return self._connection.ask(Call("POST", "/v1/tokens", json=wanted), NewTokenView)
-
-    def revoke_token(self, token_id: str) -> None:
-        """Make a token useless at once."""
-        self._connection.send(Call("DELETE", f"/v1/tokens/{_in_path(token_id)}", again=True))
-
     # Inside
 
     def _job(self, view: WorkloadView) -> Job:
         return (Lease if view.kind is WorkloadKind.LEASE else Job)(self, view)
 
     def _change(self, ref: str, verb: str, body: Mapping[str, Any] | None = None, *, again: bool = False) -> Job:
-        call = Call("POST", f"/v1/workloads/{_in_path(ref)}/{verb}", json=body, again=again)
+        call = Call("POST", f"/v1/workloads/{in_path(ref)}/{verb}", json=body, again=again)
         return self._job(self._connection.ask(call, WorkloadView))
-
-    def _get(self, path: str, model: type[M], **query: Any) -> M:
-        return self._connection.ask(Call("GET", path, params=_given(query), again=True), model)
-
-
-def _given(query: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in query.items() if value is not None}
-
-
-def _in_path(name: str) -> str:
-    return quote(name, safe="") or "-"
 
 
 def _identified(request: WorkloadRequest) -> WorkloadRequest:
