@@ -63,6 +63,36 @@ def test_a_quota_and_the_number_of_jobs_are_taken_over(simulate: Program, trace:
     assert (shown["preemptions"], shown["projects"]["speech"]["wait_s"]["mean"]) == (1, 55)
 
 
+def test_a_change_is_shown_beside_what_there_is(simulate: Program, trace: Path, tmp_path: Path) -> None:
+    args = [trace, "--cluster", "1x1xA100", "--add-nodes", "1x1xA100", "--weight", "vision=2"]
+    page, table = tmp_path / "figures.html", tmp_path / "jobs.csv"
+    _, out, err = simulate(*args, "--html", page, "--csv", table)
+    assert err == ""
+    rows = {line.split("  ")[0]: line.split()[-2:] for line in out.splitlines()}
+    assert rows["GPUs"] == ["1", "2"]
+    assert rows["Waited, longest"] == ["2m10s", "40s"]
+    assert page.read_text().count("<polyline") == 10
+    assert len(table.read_text().splitlines()) == 4
+    shown = json.loads(simulate(*args, "--json")[1])
+    assert (shown["base"]["gpus"], shown["changed"]["gpus"]) == (1, 2)
+
+
+def test_quotas_are_shown_beside_only_where_that_is_asked_for(simulate: Program, trace: Path) -> None:
+    args = [trace, "--cluster", "1x1xA100", "--quota", "vision=0", "--json"]
+    assert "base" not in json.loads(simulate(*args)[1])
+    assert "base" in json.loads(simulate(*args, "--compare")[1])
+
+
+def test_turns_are_tried_out(simulate: Program, tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("submitted_s,duration_s,gpus\n0,36000,1\n10000,60,1\n")
+    wait = [
+        json.loads(simulate(path, "--cluster", "1x1xT4", "--json", *more)[1])["wait_s"]["max"]
+        for more in ([], ["--turn", "1h", "--checkpoint", "10m", "--order", "shortest"])
+    ]
+    assert wait == [26_000, 10]
+
+
 def test_a_long_run_says_how_far_it_is(simulate: Program, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulating, "PROGRESS_EVERY_S", 0.0)
     assert "3 of 3 jobs are submitted" in simulate(trace, "--cluster", "1x1xA100")[2]
@@ -80,6 +110,10 @@ def test_a_long_run_says_how_far_it_is(simulate: Program, trace: Path, monkeypat
         (["--cluster", "1x1xA", "--load", "0"], "load cannot be set"),
         (["--cluster", "1x1xA", "--format", "philly"], "no column timestamp"),
         (["--cluster", "1x1xA", "--grace", "soon"], "soon"),
+        (["--cluster", "1x1xA", "--weight", "vision=much"], "is not a weight"),
+        (["--cluster", "1x1xA", "--without", "n7"], "There is no node n7"),
+        (["--cluster", "1x1xA", "--html", "/none/there.html"], "cannot be written"),
+        (["--from-pool"], "brings its own jobs"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(simulate: Program, trace: Path, args: list[str], said: str) -> None:

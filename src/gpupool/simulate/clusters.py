@@ -31,7 +31,7 @@ GPU_MIB = {
     "H800": 81_559,
     "H200": 143_771,
 }
-_WORD = re.compile(r"(\d{1,6})x(\d{1,2})x([A-Za-z0-9][A-Za-z0-9 ._-]{0,60})")
+_WORD = re.compile(r"(\d{1,6})\s?x\s?(\d{1,2})\s?x\s?([A-Za-z0-9][A-Za-z0-9 ._-]{0,60})")
 
 
 def parse_cluster(text: str) -> tuple[Node, ...]:

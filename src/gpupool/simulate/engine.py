@@ -20,7 +20,7 @@ from gpupool.simulate.rows import MOST_SECONDS
 from gpupool.simulate.stranded import stranded_permille, usual_kinds
 from gpupool.simulate.values import Fate, Job, Record, Rules, Sample
 
-_Kind = tuple[str, str, bool, GpuRequest, float, int, bool]
+_Kind = tuple[str, str, int, bool, GpuRequest, float, int, bool]
 Progress = Callable[[int, int], None]  # how many jobs have been submitted, of how many
 
 
@@ -173,7 +173,7 @@ class Simulation:
     def _submit(self, number: int) -> bool:
         """Returns whether it could start: not behind one just like it that waits already."""
         fate = self.fates[number]
-        parts = split(fate.job.request, self._most)
+        parts = split(fate.job.request, self._most) * fate.job.members
         fate.replicas = len(parts)
         gang = Gang(len(parts), len(parts)) if len(set(parts)) == 1 < len(parts) else None
         waiting = [_replica(fate.job, number, index, part, gang) for index, part in enumerate(parts)]
@@ -263,7 +263,7 @@ def _kind(replica: PendingReplica) -> _Kind:
     """What two that wait have in common when neither could start before the other, were it not for their age."""
     turned = replica.served_s > 0
     asked = (replica.request, replica.cpus, replica.memory_mib)
-    return (replica.project, replica.user, replica.preemptible, *asked, turned)
+    return (replica.project, replica.user, replica.priority, replica.preemptible, *asked, turned)
 
 
 def _number(key: ReplicaKey) -> int:
@@ -281,6 +281,7 @@ def _replica(job: Job, number: int, index: int, part: GpuRequest, gang: Gang | N
         request=part,
         queued_at=job.submitted_s,
         preemptible=job.preemptible,
+        priority=job.priority,
         cpus=job.cpus * part.count / job.request.count,
         memory_mib=job.memory_mib * part.count // job.request.count,
         gang=gang,

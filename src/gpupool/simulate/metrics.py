@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.simulate.fairness import share_errors
 from gpupool.simulate.values import Fate, Record
 
 _HOUR_PERMILLE_S = 3600.0 * 1000
@@ -16,9 +17,9 @@ def summary(record: Record) -> dict[str, Any]:
     """All figures of a run: shares are of all GPUs from 0 to 1, waiting times seconds, amounts GPU hours.
 
     Waiting times are those of the jobs that started; ``left_waiting`` never did. ``allocated`` is averaged between the
-    first submission and the last, ``stranded`` is the mean of the samples.
+    first submission and the last; ``stranded`` and ``share_error`` (see ``fairness``) are means of the samples.
     """
-    capacity, fates = record.capacity_permille, record.fates
+    capacity, fates, errors = record.capacity_permille, record.fates, share_errors(record)
     room = capacity * record.window_s
     return {
         "gpus": capacity // 1000,
@@ -30,10 +31,13 @@ def summary(record: Record) -> dict[str, Any]:
         "all_ended_after_s": round(record.ended_s - fates[0].job.submitted_s, 3) if fates else 0.0,
         "decisions": record.decisions,
         "starts": record.starts,
+        "preemptions_per_hour": _per_hour(sum(fate.preemptions for fate in fates), record),
+        "share_error": round(float(np.mean(errors)), 6) if errors else 0.0,
         **_group(fates),
         "projects": {name: _group(found) for name, found in sorted(_by_project(fates).items())},
         "reasons": sorted({fate.impossible for fate in fates if fate.impossible})[:20],
-        "over_time": _series(record),
+        "wait_quantiles_s": _quantiles(fates),
+        "over_time": _series(record, errors),
     }
 
 
@@ -74,15 +78,26 @@ def _by_project(fates: Sequence[Fate]) -> dict[str, list[Fate]]:
     return found
 
 
-def _series(record: Record) -> list[dict[str, float]]:
+def _per_hour(count: int, record: Record) -> float:
+    span_s = record.ended_s - record.fates[0].job.submitted_s if record.fates else 0.0
+    return round(count * 3600 / span_s, 3) if span_s else 0.0
+
+
+def _quantiles(fates: Sequence[Fate]) -> list[float]:
+    times = [fate.wait_s for fate in fates if fate.wait_s is not None] or [0.0]
+    return [round(float(value), 3) for value in np.percentile(times, range(101))]
+
+
+def _series(record: Record, errors: Sequence[float]) -> list[dict[str, float]]:
     return [
         {
             "at_s": round(sample.at_s, 3),
             "allocated": _ratio(sample.allocated_permille, record.capacity_permille),
             "stranded": _ratio(sample.stranded_permille, record.capacity_permille),
             "waiting": sample.waiting,
+            "share_error": round(error, 6),
         }
-        for sample in record.samples
+        for sample, error in zip(record.samples, errors, strict=True)
     ]
 
 

@@ -11,7 +11,11 @@ from gpupool.domain.gpu import GpuRequest
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of a trace: ``cpus`` and ``memory_mib`` (of the host) are for all its GPUs together."""
+    """A job of a trace: ``cpus`` and ``memory_mib`` (of the host) are for all GPUs of ``request`` together.
+
+    ``members``: so many replicas of ``request`` each, which start together; one that asks for more GPUs than a node has
+    is split into such.
+    """
 
     submitted_s: float
     duration_s: float
@@ -21,6 +25,8 @@ class Job:
     preemptible: bool = True
     cpus: float = 0.0
     memory_mib: int = 0
+    members: int = 1
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

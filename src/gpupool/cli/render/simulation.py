@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpupool.cli.render.text import Style, pairs, table
@@ -19,6 +20,68 @@ def simulation_lines(shown: Json, style: Style) -> list[str]:
     return lines + ([""] + [f"Impossible: {reason}" for reason in shown["reasons"]] if shown["reasons"] else [])
 
 
+def comparison_lines(now: Json, changed: Json, style: Style) -> list[str]:
+    """The figures of two runs of the same work side by side, then their projects."""
+    rows = [(what, tell(now), tell(changed)) for what, tell in _COMPARED]
+    lines = table(("", "AS IT IS", "CHANGED"), rows, style)
+    headers = (
+        "PROJECT",
+        "JOBS",
+        "GPU HOURS",
+        "CHANGED",
+        "WAIT MEAN",
+        "CHANGED",
+        "P90",
+        "CHANGED",
+        "EVICTED",
+        "CHANGED",
+    )
+    names = sorted({*now["projects"], *changed["projects"]})
+    lines += ["", *table(headers, [_both(name, now["projects"], changed["projects"]) for name in names], style)]
+    reasons = [f"Impossible: {reason}" for reason in changed["reasons"]]
+    return lines + (["", *reasons] if reasons else [])
+
+
+def _waited(which: str) -> Callable[[Json], str]:
+    return lambda shown: format_duration(shown["wait_s"][which])
+
+
+_COMPARED: tuple[tuple[str, Callable[[Json], object]], ...] = (
+    ("GPUs", lambda shown: f"{shown['gpus']:,}"),
+    ("Jobs finished", lambda shown: f"{shown['finished']:,} of {shown['jobs']:,}"),
+    ("Impossible", lambda shown: shown["impossible"]),
+    ("Left waiting", lambda shown: shown["left_waiting"]),
+    ("Allocated", lambda shown: _percent(shown["allocated"])),
+    ("Stranded", lambda shown: _percent(shown["stranded"])),
+    ("Not where it is due", lambda shown: _percent(shown["share_error"])),
+    ("Waited, mean", _waited("mean")),
+    ("Waited, p50", _waited("p50")),
+    ("Waited, p90", _waited("p90")),
+    ("Waited, p99", _waited("p99")),
+    ("Waited, longest", _waited("max")),
+    ("Preempted", lambda shown: f"{shown['preemptions']:,} times"),
+    ("GPU hours wasted", lambda shown: f"{shown['wasted_gpu_hours']:,.1f}"),
+    ("Ended after", lambda shown: format_duration(shown["all_ended_after_s"])),
+)
+
+
+def _both(name: str, now: dict[str, Json], changed: dict[str, Json]) -> tuple[object, ...]:
+    old, new = now.get(name), changed.get(name)
+    known = new or old or {}
+    cells: list[object] = [name, known.get("submitted", 0)]
+    for tell in _BY_PROJECT:
+        cells += [tell(old) if old else "", tell(new) if new else ""]
+    return tuple(cells)
+
+
+_BY_PROJECT: tuple[Callable[[Json], object], ...] = (
+    lambda found: f"{found['gpu_hours']:,.1f}",
+    _waited("mean"),
+    _waited("p90"),
+    lambda found: found["preemptions"],
+)
+
+
 def _figures(shown: Json) -> list[tuple[str, object]]:
     waited = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in shown["wait_s"].items())
     return [
@@ -29,9 +92,11 @@ def _figures(shown: Json) -> list[tuple[str, object]]:
             f"{_percent(shown['allocated'])} of the GPUs, while work came ({format_duration(shown['span_s'])})",
         ),
         ("Stranded", f"{_percent(shown['stranded'])} of the GPUs: free, but of no use to the usual job"),
+        ("Not where it is due", f"{_percent(shown['share_error'])} of the GPUs: held beyond fair shares"),
         ("Waited", waited),
         ("Left waiting", shown["left_waiting"]),
-        ("Preempted", f"{shown['preemptions']:,} times, {shown['wasted_gpu_hours']:,.1f} GPU hours wasted"),
+        ("Preempted", f"{shown['preemptions']:,} times, {shown['preemptions_per_hour']:g} an hour"),
+        ("Wasted", f"{shown['wasted_gpu_hours']:,.1f} GPU hours"),
         ("Ended after", format_duration(shown["all_ended_after_s"])),
         ("Pace", f"{shown['starts_per_s']:,.0f} starts and {_decisions(shown):,.0f} decisions a second"),
     ]
