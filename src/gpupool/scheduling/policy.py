@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import Placement
 from gpupool.domain.units import MAX_DURATION_S
 from gpupool.scheduling.order import Order
 from gpupool.scheduling.usage import Decay
@@ -13,6 +14,7 @@ from gpupool.scheduling.values import Settings
 
 SHORTEST_HALF_LIFE_S = 60.0
 MOST_USAGE_WEIGHT = 100.0
+_CHOICES: dict[str, type[Order] | type[Placement]] = {"order": Order, "placement": Placement}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Policy:
     others are moved together; None: nobody is moved. ``stale_gang_s``: a gang with too few members left for longer
     goes back to the queue. ``half_life_s`` and ``usage_weight``: how use is forgotten, and how much it weighs in fair
     shares (0: not at all). ``order``: who is first among equals in a project. ``turn_s``: training that has run for so
-    long makes way for work that has not had a turn; None: it does not.
+    long makes way for work that has not had a turn; None: it does not. ``placement``: of work that does not say.
     """
 
     min_runtime_s: float = 60.0
@@ -35,6 +37,7 @@ class Policy:
     usage_weight: float = 1.0
     order: Order = Order.FAIR
     turn_s: float | None = None
+    placement: Placement = Placement.PACK
 
     def __post_init__(self) -> None:
         for name in ("min_runtime_s", "reserve_after_s", "consolidate_after_s", "stale_gang_s", "turn_s"):
@@ -62,6 +65,7 @@ class Policy:
             usage_weight=self.usage_weight,
             order=self.order,
             turn_s=self.turn_s,
+            placement=self.placement,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +76,8 @@ class Policy:
     def from_dict(cls, document: dict[str, Any]) -> Policy:
         """The inverse of ``to_dict``; unknown keys (of a newer version) are dropped."""
         known = {field.name: document[field.name] for field in fields(cls) if field.name in document}
-        return cls(**{**known, "order": Order(known.get("order", Order.FAIR))})
+        chosen = {name: kind(known[name]) for name, kind in _CHOICES.items() if name in known}
+        return cls(**{**known, **chosen})
 
 
 def _impossible(name: str, value: float, hint: str) -> GpupoolError:

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gpupool.api.schemas.base import Body, View
+from gpupool.domain.gpu import Placement
 from gpupool.scheduling.order import Order
 
 Seconds = Annotated[float, Field(ge=0, le=31_622_400, allow_inf_nan=False)]
@@ -23,6 +24,7 @@ class PolicyView(View):
     usage_weight: float
     order: Order
     turn_s: float | None
+    placement: Placement
 
 
 class PolicyChange(Body):
@@ -36,3 +38,4 @@ class PolicyChange(Body):
     usage_weight: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0
     order: Order = Order.FAIR
     turn_s: Seconds | None = None
+    placement: Placement = Placement.PACK

@@ -29,6 +29,7 @@ OPTIONS = (
     *(Option(n, f"--{n.replace('_', '-')}", Kind.TEXT, text, _PANEL, "TIME") for n, text in _TIMES.items()),
     Option("usage_weight", "--usage-weight", Kind.TEXT, "How much use lately weighs; 0: not at all.", _PANEL, "NUMBER"),
     Option("order", "--order", Kind.TEXT, "Among equals: fair, or shortest expected first.", _PANEL, "ORDER"),
+    Option("placement", "--placement", Kind.TEXT, "Of work that does not say: pack, or spread.", _PANEL, "HOW"),
 )
 
 
