@@ -14,7 +14,7 @@ from gpupool.scheduling.values import Settings
 
 SHORTEST_HALF_LIFE_S = 60.0
 MOST_USAGE_WEIGHT = 100.0
-_CHOICES: dict[str, type[Order] | type[Placement]] = {"order": Order, "placement": Placement}
+_CHOICES: dict[str, type[Order | Placement]] = {"order": Order, "placement": Placement}
 
 
 @dataclass(frozen=True, slots=True)
