@@ -112,6 +112,7 @@ def gpu_request_view(request: GpuRequest, compute: ComputePolicy) -> view.GpuReq
         labels=dict(request.labels),
         compute=compute,
         sharing=request.sharing,
+        placement=request.placement,
     )
 
 

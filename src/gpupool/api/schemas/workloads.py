@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from gpupool.api.schemas.base import View
-from gpupool.domain.gpu import ComputePolicy, Sharing
+from gpupool.domain.gpu import ComputePolicy, Placement, Sharing
 from gpupool.domain.workload import ReplicaState, RestartPolicy, WorkloadKind, WorkloadState
 
 
@@ -19,7 +19,7 @@ class ReasonView(View):
 class GpuRequestView(View):
     """What each replica asks for: ``count`` GPUs, the same part of each (thousandths, or MiB when that is set).
 
-    ``sharing`` is null where the GPU decides.
+    ``sharing`` is null where the GPU decides, ``placement`` where the pool does.
     """
 
     count: int
@@ -29,6 +29,7 @@ class GpuRequestView(View):
     labels: dict[str, str]
     compute: ComputePolicy = ComputePolicy.GUARANTEE
     sharing: Sharing | None = None
+    placement: Placement | None = None
 
 
 class ReplicaCounts(View):
