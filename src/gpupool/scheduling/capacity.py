@@ -78,7 +78,7 @@ def room_with(c: ClusterState, wanted: Need, rows: Ints, freed: Freed) -> Ints:
     ok &= need * shape.request.count <= wanted.budget
     if shape.mode is not None or not shape.whole:
         ok &= mode_fits(c, shape, rows, c.guests[rows] - freed.marks)
-    number = ok.sum(axis=1) // shape.request.count
+    number = ok.sum(axis=1) // max(shape.request.count, 1)
     if wanted.count > 1 and not shape.whole:
         per_slot = np.minimum(free // np.maximum(need, 1), mem // np.maximum(need_mem, 1))
         number = spread_over(np.where(ok, per_slot, 0), shape.request.count)

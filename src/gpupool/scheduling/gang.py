@@ -164,7 +164,7 @@ def capacity(placer: Placer, shape: Shape, rows: Ints, most: int, relax: Relax =
     c, count = placer.cluster, shape.request.count
     ok, _ = usable_slots(c, shape, rows, placer.accepted(shape), None, relax)
     fits = usable_rows(c, shape, rows, ok, relax)
-    number = ok.sum(axis=1) // count if shape.whole else _parts(c, shape, rows, ok, relax)
+    number = ok.sum(axis=1) // max(count, 1) if shape.whole else _parts(c, shape, rows, ok, relax)
     cpu, mem = (c.cpu_total, c.mem_total) if relax.use else (c.cpu_free, c.mem_free)
     if shape.cpu_milli:
         number = np.minimum(number, cpu[rows] // shape.cpu_milli)

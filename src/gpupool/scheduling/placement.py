@@ -307,7 +307,7 @@ def usable_slots(
 
 def usable_rows(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Relax = STRICT) -> Bools:
     """Which of ``rows`` would do, given their usable slots."""
-    fits = c.present[rows] & (ok.sum(axis=1) >= shape.request.count)
+    fits = c.present[rows] & (ok.sum(axis=1) >= shape.request.count) & (shape.request.count > 0)
     if not relax.state:
         fits &= c.up[rows]
     if not relax.host:

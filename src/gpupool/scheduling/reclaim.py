@@ -73,8 +73,8 @@ class _RoomMaker:
 
     def owed_projects(self) -> list[int]:
         """Those that may take more, if anybody evictable holds more than he is due."""
-        demand = self.session.demand
-        if not any(kinds and self.rights.above(project) for project, kinds in demand.evictable.items()):
+        demand, above = self.session.demand, self.rights.reclaimable()
+        if not any(kinds and above[project] for project, kinds in demand.evictable.items()):
             return []
         return [project for project in demand.lanes if self.rights.may_reclaim(project, 1)]
 
@@ -272,7 +272,8 @@ class _RoomMaker:
     ) -> bool:
         session, mark = self.session, self.session.log.checkpoint()
         keys = pool.keys(clearing.slots)
-        reasons = [reason_of(session, key, replica, kind) for key in keys]
+        bonds = pool.bonds(clearing.slots)
+        reasons = [reason_of(session, key, replica, kind) + bond for key, bond in zip(keys, bonds, strict=True)]
         for key in keys:
             session.lift_running(key)
         if not self._nominate(group, replica, clearing.row):

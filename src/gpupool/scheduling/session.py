@@ -35,13 +35,13 @@ class Session:
     """
 
     def __init__(self, placer: Placer, demand: Demand, now: float, settings: Settings) -> None:
-        self.placer, self.demand, self.now, self.settings = placer, demand, now, settings
+        self.placer, self.demand, self.now, self.settings = placer, demand, float(now), settings
         self.cluster, self.ledger = placer.cluster, demand.ledger
         self.log = self.cluster.log
         self._start = self.log.checkpoint()
         self.ghosts: dict[ReplicaKey, Ghost] = {}
         self.promised: Counter[int] = Counter()  # project -> thousandths counted for ghosts: not held yet
-        self.shares = Shares(self.ledger, self.cluster.capacity_permille(), now, self.promised)
+        self.shares = Shares(self.ledger, self.cluster.capacity_permille(), self.now, self.promised)
         self.gone: set[ReplicaKey] = set()
         self.leaving: set[ReplicaKey] = set(demand.releasing)
         self.grants: list[Grant] = []

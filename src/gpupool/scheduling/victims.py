@@ -7,7 +7,8 @@ one per node for the rest, which costs the whole gang.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, NamedTuple
@@ -207,6 +208,17 @@ class VictimPool:
     def keys(self, slots: Iterable[int]) -> list[ReplicaKey]:
         """Who is in some slots."""
         return [key for slot in slots if (key := self.holders.keys[slot]) is not None]
+
+    def bonds(self, slots: Sequence[int]) -> list[str]:
+        """For each of some victims a sentence more, empty but for members of gangs that go as a whole."""
+        gangs = self.holders.gang[list(slots)].tolist()
+        counts = Counter(gangs)
+        return [
+            f" Its gang cannot run with fewer than {self.holders.gang_least[gang]} members."
+            if gang != NO_GANG and counts[gang] > self.spare(gang)
+            else ""
+            for gang in gangs
+        ]
 
     def taken(self, slots: Iterable[int]) -> None:
         """These have been told to end."""

@@ -112,7 +112,7 @@ class Case:
     def most_free_parts(self) -> int:
         """The largest part that is free of as many GPUs of one node as it asks for."""
         free = self._free()
-        return int(free[:, -1].max(initial=0)) if free.shape[1] == self.shape.request.count else 0
+        return int(free[:, -1].max(initial=0)) if 0 < free.shape[1] == self.shape.request.count else 0
 
     def _free(self) -> Ints:
         """What is free of the GPUs of each node that would do, of as many as it asks for, the most first."""
