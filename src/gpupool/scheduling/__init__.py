@@ -1,8 +1,19 @@
 """The scheduler: arrays in, decisions out, and a reason for every wait.
 
-Nothing here touches a clock, the network, a disk, a database or a thread. `cluster` holds the nodes as arrays, `undo`
-lets an action try a move and take it back, `placement` finds a node for one replica, `ledger` counts what projects and
-users hold, `queue` orders what waits, `session` with `allocate`, `reclaim` and `reserve` are the actions of one cycle
-(`cycle`), and `scheduler` keeps all of it up to date from one event to the next. `explain`, `estimate` and `feasible`
-answer people.
+Nothing here touches a clock, the network, a disk, a database or a thread. `scheduler` takes events and keeps the state
+from one to the next; `cycle` is one round over it: every step is tried in a `session` and taken back by `undo`. By
+what one looks for:
+
+- **State.** `cluster` (nodes and GPUs), `holders` (who runs), `queue` (who waits, by `shape`), `members` (gangs),
+  `ledger` (what projects and users hold), `usage` (and held lately), `bookings`, `modes`, `links`, `topology`.
+- **Who is next.** `fairshare` (what everybody is due), `order` (inside a project), `allocate` (the round itself).
+- **Where.** `placement` (which nodes would do) and `scoring` (the best of them) by `fragmentation` and `residue`
+  against the `typical` work; `gang` for several at once; `capacity`, how many would fit.
+- **Waiting for space.** `reserve` keeps it for who starves, `backfill` lets others use it meanwhile, by `runtimes` and
+  `pastruns`.
+- **Making room.** `reclaim` asks `rights` who may take from whom and `clearing` (`clearing_gangs`) whom to evict among
+  the `victims`; `turns`, `booked` and `consolidate` evict on other grounds; `evict` says it to the owner.
+- **Answers.** `explain` by `wait_rules` and `remedies`; `estimate`, `turnover`, `calibration`: when; `plan`, `suppose`:
+  what if; `feasible`: whether ever; `standing`: who is where and why; `words`.
+- `values` are what goes in and comes out, `policy` what an administrator decides.
 """
