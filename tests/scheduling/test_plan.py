@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_world import World, pending, world
+from scheduling_world import World, pending, pendings, world
 
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.explain import WaitCode
@@ -54,6 +54,16 @@ def test_it_says_whom_it_would_cost_their_gpus() -> None:
     assert found.waiting == 1
 
 
+def test_a_gang_is_planned_as_one() -> None:
+    w = world("a 2xT4; b 2xT4", "", "r1 red 1 on a:0 end=60")
+    three, four = (pendings(f"p1 red 1 gang={n} wait=0") for n in (3, 4))
+    assert (len(w.scheduler.plan(three, w.now).starts), w.scheduler.plan(three, w.now).waiting) == (3, 0)
+    found = w.scheduler.plan(four, w.now)
+    assert (found.starts, found.waiting) == ((), 4)
+    assert found.why is not None
+    assert (found.why.code, found.why.estimate_s) == (WaitCode.GANG, 60)
+
+
 def test_what_waits_already_is_not_supposed() -> None:
     w = world("a 1xT4", "p1 red 1")
     with pytest.raises(ValueError, match="waits"):
@@ -64,7 +74,9 @@ def test_what_waits_already_is_not_supposed() -> None:
 
 NAMES = st.sampled_from(["red", "blue", "green"])
 REQUESTS = st.sampled_from(["1", "2", "4", "0.5", "0.25", "2x0.5", "8000M", "1 model=t4"])
-EXTRAS = st.sampled_from(["", "train", "train prio=3", "max=60", "train max=500", "prio=2", "cpus=4", "wait=900"])
+EXTRAS = st.sampled_from(
+    ["", "train", "train prio=3", "max=60", "train max=500", "prio=2", "cpus=4", "wait=900", "gang=2", "train gang=2-3"]
+)
 PENDING = st.lists(st.tuples(NAMES, REQUESTS, EXTRAS), max_size=8)
 RUNNING = st.lists(
     st.tuples(
@@ -127,7 +139,7 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PENDING, RUNNING, st.tuples(NAMES, REQUESTS, EXTRAS), st.booleans())
 def test_a_plan_leaves_no_trace_and_tells_the_truth(
     waiting: list[tuple[str, str, str]],
@@ -138,14 +150,15 @@ def test_a_plan_leaves_no_trace_and_tells_the_truth(
     w = made_of(waiting, active)
     if rested:
         w.scheduler.decide(w.now)
+    w.scheduler.demand.wake(w.now)
     w.scheduler.demand.mature(w.now - w.scheduler.settings.reserve_after_s)  # what time alone does
-    new = pending(f"new {' '.join(asked)}")
+    new = pendings(f"new {' '.join(asked)}")
     before = everything(w.scheduler)
-    said = w.scheduler.plan([new], w.now)
+    said = w.scheduler.plan(new, w.now)
     assert everything(w.scheduler) == before
-    assert w.scheduler.plan([new], w.now) == said
-    w.scheduler.apply(PendingAdded(new, w.now))
+    assert w.scheduler.plan(new, w.now) == said
+    w.scheduler.apply_all(PendingAdded(one, w.now) for one in new)
     decided = w.scheduler.decide(w.now)
-    assert [g for g in decided.grants if g.workload == WorkloadId("new")] == list(said.starts)
+    assert {g for g in decided.grants if g.workload == WorkloadId("new")} == set(said.starts)
     evicted = [e for e in decided.evictions if e.for_workload == WorkloadId("new")]
     assert len(evicted) == sum(d.replicas for d in said.displaced)

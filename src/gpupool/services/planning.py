@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpupool.domain.access import Actor
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.workload import Workload, WorkloadKind
+from gpupool.scheduling.explain import Explanation, WaitCode
 from gpupool.scheduling.plan import Plan
 from gpupool.scheduling.values import Held, PendingReplica
-from gpupool.services.demand import pending
 from gpupool.services.engine import Engine
+from gpupool.services.offers import pending
 from gpupool.services.register import Register
 from gpupool.services.submission import Prepared, SubmissionService
 from gpupool.services.waiting import WhyService
@@ -50,13 +51,22 @@ class PlanService:
         await self._submission.note_dependencies(workload)
         background = await self._waiting.foresight.background(workload)
         demand, now = self._engine.demand, self._engine.ports.clock.now()
-        replicas = self._replicas(prepared, demand.held(workload))
-        demand.unmet.discard(workload.id)
+        replicas, held = self._replicas(prepared), demand.held(workload)
+        if held is not None:
+            return Foretold(workload, len(replicas), Plan((), len(replicas), self._held(workload, held)))
         return Foretold(workload, len(replicas), demand.scheduler.plan(replicas, now, background))
 
-    def _replicas(self, prepared: Prepared, held: Held | None) -> list[PendingReplica]:
+    def _held(self, workload: Workload, held: Held) -> Explanation:
+        unmet = self._engine.demand.unmet
+        if workload.id not in unmet:
+            return self._waiting.held(workload, held)
+        unmet.discard(workload.id)
+        sentence = "what it has to wait for did not succeed: it would never start."
+        return Explanation(WaitCode.DEPENDENCY, sentence, estimate_basis="it would never start")
+
+    def _replicas(self, prepared: Prepared) -> list[PendingReplica]:
         """Those that would be in the queue at once."""
         workload = prepared.workload
         rules = self._register.project(workload.project).rules
-        rows = prepared.replicas[: min(workload.parallelism, MOST_PLANNED)]
-        return [replace(pending(workload, row, rules), held=held) for row in rows]
+        most = MOST_PLANNED if workload.gang is None else workload.gang.most
+        return [pending(workload, row, rules) for row in prepared.replicas[: min(workload.parallelism, most)]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 
 from gpupool.domain.ids import WorkloadId
@@ -26,27 +27,27 @@ class WhyService:
         """The first rule that stands in the way of the workload's next replica, or how it stands."""
         if workload.state.final:
             return await self._ended(workload)
+        background = await self.foresight.background(workload)  # what follows is about one moment
         demand = self._engine.demand
-        scheduler = demand.scheduler
         held = demand.held(workload)
-        counts = self._engine.mirror.counts[workload.id]
+        counts = self._engine.mirror.counts.get(workload.id, Counter())
         if not counts[ReplicaState.PENDING]:
             return Explanation(WaitCode.NOT_WAITING, f"{workload.name} is {workload.state}.")
         if held is not None:
-            return self._held(workload, held)
+            return self.held(workload, held)
         key = demand.first_offered(workload.id)
         if key is None:
             placed = sum(n for state, n in counts.items() if state.placed)
             sentence = f"{placed} of its replicas run; its parallelism is {workload.parallelism}."
             return Explanation(WaitCode.PARALLELISM, sentence, numbers={"parallelism": workload.parallelism})
-        background = await self.foresight.background(workload)
-        found = scheduler.explain(key, self._engine.ports.clock.now(), background=background)
+        found = demand.scheduler.explain(key, self._engine.ports.clock.now(), background=background)
         if found is None:
             return Explanation(WaitCode.STARTING_SOON, f"{workload.name} is about to start.")
         await self.foresight.note(workload, found)
         return found
 
-    def _held(self, workload: Workload, held: Held) -> Explanation:
+    def held(self, workload: Workload, held: Held) -> Explanation:
+        """What keeps a workload out of the queue."""
         if held is Held.DEPENDENCY:
             waits_for = [self._name(d.workload) for d in workload.after if d.workload in self._engine.mirror.workloads]
             sentence = f"waits for {', '.join(waits_for[:5]) or 'other workloads'} to end."
