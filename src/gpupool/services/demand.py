@@ -16,7 +16,7 @@ from gpupool.domain.access import Department, Project, ProjectRules, User
 from gpupool.domain.booking import Booking
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Lease, Reason, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
+from gpupool.domain.workload import Lease, Reason, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.scheduling.pastruns import PastRuns
 from gpupool.scheduling.policy import Policy
 from gpupool.scheduling.scheduler import (
@@ -32,9 +32,10 @@ from gpupool.scheduling.scheduler import (
     Scheduler,
     UserChanged,
 )
-from gpupool.scheduling.values import Decisions, Held, PendingReplica, ReplicaKey, RunningReplica
+from gpupool.scheduling.values import Decisions, Held, ReplicaKey, RunningReplica
 from gpupool.services.mirror import Mirror
 from gpupool.services.nodebook import NodeBook
+from gpupool.services.offers import pending, running
 from gpupool.services.opening import Openings
 from gpupool.services.pastuse import HALF_LIVES, UseBook
 from gpupool.services.ports import ChangeSet, PastLease
@@ -273,27 +274,11 @@ class Demand:
     def _running(self, lease: Lease) -> RunningReplica:
         workload = self._mirror.workloads.get(lease.workload)
         replica = self._mirror.replica(lease.workload, lease.index)
-        since = lease.granted_at
         releasing = replica is None or replica.state is ReplicaState.STOPPING or replica.lease != lease.epoch
         if workload is None:
-            return RunningReplica(lease, since, releasing=True)
-        workload = self._with_gang(workload)
-        limit = workload.limits.max_time_s
-        end = workload.expires_at if workload.kind is WorkloadKind.LEASE else limit and since + limit
-        rules = self._rules(workload.project)
-        return RunningReplica(
-            lease=lease,
-            started_at=since,
-            priority=workload.priority,
-            preemptible=workload.preemptible,
-            expected_end=end,
-            releasing=releasing,
-            gang=workload.gang,
-            min_runtime_s=rules.min_runtime_s,
-            request=workload.gpus,
-            node_pools=rules.node_pools,
-            grace_s=workload.limits.grace_s,
-        )
+            return RunningReplica(lease, lease.granted_at, releasing=True)
+        told = running(self._with_gang(workload), lease, self._rules(workload.project))
+        return replace(told, releasing=releasing)
 
     def _with_gang(self, workload: Workload) -> Workload:
         """Members of a gang that have succeeded are not missing."""
@@ -402,25 +387,3 @@ class Demand:
         """The replica of a workload that is next in the queue."""
         offered = self._offered.get(workload)
         return (workload, min(offered)) if offered else None
-
-
-def pending(workload: Workload, row: Replica, rules: ProjectRules) -> PendingReplica:
-    """A waiting replica as the scheduler wants it."""
-    limits = workload.limits
-    return PendingReplica(
-        workload=workload.id,
-        index=row.index,
-        project=workload.project,
-        user=workload.user,
-        request=workload.gpus,
-        queued_at=row.queued_at,
-        priority=workload.priority,
-        preemptible=workload.preemptible,
-        cpus=limits.cpus or 0.0,
-        memory_mib=limits.memory_mib or 0,
-        not_before=row.not_before,
-        max_time_s=limits.max_time_s,
-        gang=workload.gang,
-        node_pools=rules.node_pools,
-        grace_s=limits.grace_s,
-    )

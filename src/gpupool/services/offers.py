@@ -1,0 +1,47 @@
+"""Replicas as the scheduler wants to be told of them."""
+
+from __future__ import annotations
+
+from gpupool.domain.access import ProjectRules
+from gpupool.domain.workload import Lease, Replica, Workload, WorkloadKind
+from gpupool.scheduling.values import PendingReplica, RunningReplica
+
+
+def pending(workload: Workload, row: Replica, rules: ProjectRules) -> PendingReplica:
+    """A waiting replica as the scheduler wants it."""
+    limits = workload.limits
+    return PendingReplica(
+        workload=workload.id,
+        index=row.index,
+        project=workload.project,
+        user=workload.user,
+        request=workload.gpus,
+        queued_at=row.queued_at,
+        priority=workload.priority,
+        preemptible=workload.preemptible,
+        cpus=limits.cpus or 0.0,
+        memory_mib=limits.memory_mib or 0,
+        not_before=row.not_before,
+        max_time_s=limits.max_time_s,
+        gang=workload.gang,
+        node_pools=rules.node_pools,
+        grace_s=limits.grace_s,
+    )
+
+
+def running(workload: Workload, lease: Lease, rules: ProjectRules) -> RunningReplica:
+    """One that holds a lease, as the scheduler wants it."""
+    limits, since = workload.limits, lease.granted_at
+    timed = None if limits.max_time_s is None else since + limits.max_time_s
+    return RunningReplica(
+        lease=lease,
+        started_at=since,
+        priority=workload.priority,
+        preemptible=workload.preemptible,
+        expected_end=workload.expires_at if workload.kind is WorkloadKind.LEASE else timed,
+        gang=workload.gang,
+        min_runtime_s=rules.min_runtime_s,
+        request=workload.gpus,
+        node_pools=rules.node_pools,
+        grace_s=limits.grace_s,
+    )
