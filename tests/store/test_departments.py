@@ -1,0 +1,77 @@
+"""Departments and the shares of projects come back as they were; leases that are over are told since a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_values import COUNTS, LEASES, NAMES, PROJECTS, SENTENCES, event, run_async
+from test_round_trip import with_database
+
+from gpupool.domain.access import Department, Project
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.ids import Epoch
+from gpupool.domain.workload import Lease
+from gpupool.services.ports import PastLease
+from gpupool.store import access, departments, mapping, open_store
+from gpupool.store import tables as t
+
+WEIGHTS = st.floats(0, 1e6)
+DEPARTMENTS = st.builds(Department, NAMES, st.none() | COUNTS, WEIGHTS, st.none() | COUNTS, SENTENCES)
+SHARED = st.builds(
+    replace,
+    PROJECTS,
+    department=NAMES,
+    weight=WEIGHTS,
+    model_quotas=st.lists(st.tuples(NAMES, COUNTS), max_size=3).map(tuple),
+)
+few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@few
+@given(DEPARTMENTS, SHARED)
+def test_departments_and_shares_of_projects(department: Department, project: Project) -> None:
+    def check(conn: object) -> None:
+        departments.save_department(conn, department)  # type: ignore[arg-type]
+        departments.save_department(conn, department)  # type: ignore[arg-type]
+        access.save_project(conn, project)  # type: ignore[arg-type]
+        assert departments.departments(conn) == [department]  # type: ignore[arg-type]
+        assert access.projects(conn) == [project]  # type: ignore[arg-type]
+
+    with_database(check)
+
+
+@few
+@given(st.lists(LEASES, max_size=4, unique_by=lambda lease: lease.epoch), st.floats(0, 100))
+def test_past_leases_are_those_released_since(leases: list[Lease], since: float) -> None:
+    numbered = [replace(lease, epoch=Epoch(i + 1), attempt=i) for i, lease in enumerate(leases)]
+    ended = [replace(lease, released_at=30.0 * i) for i, lease in enumerate(numbered)]
+
+    def check(conn: object) -> None:
+        for lease in ended:
+            conn.execute(t.leases.insert(), mapping.lease_row(lease))  # type: ignore[attr-defined]
+        assert departments.past_leases(conn, since) == [  # type: ignore[arg-type]
+            PastLease(lease.project, lease.user, lease.permille, lease.granted_at, lease.released_at or 0.0)
+            for lease in ended
+            if (lease.released_at or 0.0) > since
+        ]
+
+    with_database(check)
+
+
+def test_a_department_lives_until_it_is_deleted(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = await open_store(tmp_path / "pool.db")
+        await store.save_department(Department("research", 6000, 2.0, 8000), event())
+        assert (await store.load_live()).departments == (Department("research", 6000, 2.0, 8000),)
+        await store.delete_department("research", event())
+        assert (await store.load_live()).departments == ()
+        with pytest.raises(GpupoolError) as caught:
+            await store.delete_department("research", event())
+        assert caught.value.code is ErrorCode.UNKNOWN_DEPARTMENT
+        await store.close()
+
+    run_async(main())
