@@ -18,7 +18,7 @@ def lab() -> Iterator[RealPool]:
     """Eight GPUs, two projects with a quota of four each, no minimum runtime; the second has borrowed the first's."""
     with fresh_pool("8xT4") as made:
         for name in ("owner", "borrower"):
-            made("project", "create", name, "--quota", "4", "--min-runtime", "1s")
+            made("project", "create", name, "--quota", "4", "--min-runtime", "0s")
         made(
             "submit", "borrowed", "--project", "borrower", "-g", "1", "--completions", "8", "--parallelism", "8",
             "--grace", f"{GRACE_S:g}s", "--", "sh", "-c", TRAINING,

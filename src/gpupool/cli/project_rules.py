@@ -22,9 +22,11 @@ RULES = (
 def rules_body(values: dict[str, Any]) -> dict[str, Any]:
     """The field ``rules`` of what was given, if anything was. Raises ``GpupoolError``."""
     rules: dict[str, Any] = {}
-    for option, field in (("max_time_limit", "max_time_limit_s"), ("min_runtime", "min_runtime_s")):
-        if option in values:
-            rules[field] = None if values[option] == NONE else parse_duration_s(values[option])
+    if "max_time_limit" in values:
+        text = values["max_time_limit"]
+        rules["max_time_limit_s"] = None if text == NONE else parse_duration_s(text)
+    if "min_runtime" in values:
+        rules["min_runtime_s"] = _least_s(values["min_runtime"])
     if "max_gpus" in values:
         rules["max_gpus_permille"] = _permille(values["max_gpus"])
     for option, field, separator in (("windows", "windows", ";"), ("pools", "node_pools", ",")):
@@ -32,6 +34,13 @@ def rules_body(values: dict[str, Any]) -> dict[str, Any]:
             parts = [part.strip() for part in values[option].split(separator)]
             rules[field] = [] if values[option] == NONE else [part for part in parts if part]
     return {"rules": rules} if rules else {}
+
+
+def _least_s(text: str) -> float | None:
+    """A time that may be none at all, which is not the same as no rule."""
+    if text == NONE:
+        return None
+    return 0.0 if text in {"0", "0s"} else parse_duration_s(text)
 
 
 def _permille(text: str) -> int | None:
