@@ -1,0 +1,53 @@
+"""Plans over HTTP and by the Python client, against a whole pool: true, private, and nothing is stored."""
+
+from __future__ import annotations
+
+import httpx2
+from live_pool import LivePool, shell
+
+from gpupool.client import Client
+
+
+def test_a_plan_that_starts_now_is_where_it_starts(http: httpx2.Client) -> None:
+    body = shell("sleep 60", gpus={"fraction": 0.4})
+    answer = http.post("/v1/plan", json=body)
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()
+    assert (plan["starts_now"], plan["asked"], plan["why"], plan["displaced"]) == (True, 1, None, [])
+    assert http.get("/v1/workloads").json()["workloads"] == []
+    made = http.post("/v1/workloads", json=body, params={"wait": "started"}).json()
+    [start] = plan["starts"]
+    assert made["node"] == start["node"]
+    assert made["gpu_uuids"] == [gpu["uuid"] for gpu in start["gpus"]]
+    assert [gpu["permille"] for gpu in start["gpus"]] == [400]
+
+
+def test_a_plan_that_waits_says_what_why_says(http: httpx2.Client) -> None:
+    held = shell("sleep 60", gpus={"fraction": 0.7}, max_time="30m", preemptible=False, name="holder")
+    http.post("/v1/workloads", json=held, params={"wait": "started"})
+    body = shell("true", gpus={"fraction": 0.5})
+    plan = http.post("/v1/plan", json=body).json()
+    assert plan["starts_now"] is False
+    waits = http.post("/v1/workloads", json=body).json()
+    why = http.get(f"/v1/workloads/{waits['id']}/why").json()
+    for said in (plan["why"], why):
+        assert (said["code"], said["position"]) == ("WAITING_FOR_GPU", 1)
+        assert any("ask for 0.3 instead of 0.5: fits now on n1" in hint for hint in said["would_help"])
+        assert any("holder on node n1 ends first" in hint for hint in said["would_help"])
+        assert 1700 < said["estimate_low_s"] <= said["estimate_s"] <= said["estimate_high_s"] <= 1800
+
+
+def test_a_plan_is_refused_as_the_submission_would_be(pool: LivePool, http: httpx2.Client) -> None:
+    refused = http.post("/v1/plan", json=shell("true", gpus={"count": 64}))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "IMPOSSIBLE_REQUEST")
+    assert http.post("/v1/plan", json={"command": "not a list", "bogus": 1}).status_code == 400
+    assert pool.remote().post("/v1/plan", json=shell("true")).status_code == 401
+    with pool.person("viewer-of-plans", "viewer") as viewer:
+        assert viewer.post("/v1/plan", json=shell("true")).status_code == 403
+
+
+def test_the_client_plans(pool: LivePool) -> None:
+    with Client(pool.socket) as client:
+        found = client.plan(fraction=0.25, max_time="10m")
+        assert (found.starts_now, found.max_time_s, found.gpus.permille) == (True, 600, 250)
+        assert client.list() == []
