@@ -78,6 +78,7 @@ class Simulation:
         self._samples: list[Sample] = []
         self._done: dict[ReplicaKey, float] = {}  # seconds of the work of those evicted that need not be done again
         self._alike: Counter[_Kind] = Counter()  # those who wait
+        self._evictions: Counter[str] = Counter()  # by kind
         self._held: Counter[str] = Counter()  # project -> thousandths
         self._queued: Counter[str] = Counter()
 
@@ -237,6 +238,7 @@ class Simulation:
     def _evict(self, eviction: Eviction, now: float) -> None:
         run = self._running[eviction.key]
         if not run.leaving:
+            self._evictions[eviction.kind] += 1
             self._running[eviction.key] = replace(run, leaving=True)
             self._at(now + self.rules.grace_s, _What.EVICTED, eviction.key, run.number)
 
@@ -256,6 +258,7 @@ class Simulation:
             decisions=self._decisions,
             starts=self._starts,
             projects=self._projects,
+            evictions=dict(self._evictions),
         )
 
 

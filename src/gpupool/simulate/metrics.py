@@ -32,6 +32,7 @@ def summary(record: Record) -> dict[str, Any]:
         "decisions": record.decisions,
         "starts": record.starts,
         "preemptions_per_hour": _per_hour(sum(fate.preemptions for fate in fates), record),
+        "evictions": dict(sorted(record.evictions.items())),
         "share_error": round(float(np.mean(errors)), 6) if errors else 0.0,
         **_group(fates),
         "projects": {name: _group(found) for name, found in sorted(_by_project(fates).items())},
@@ -95,6 +96,7 @@ def _series(record: Record, errors: Sequence[float]) -> list[dict[str, float]]:
             "allocated": _ratio(sample.allocated_permille, record.capacity_permille),
             "stranded": _ratio(sample.stranded_permille, record.capacity_permille),
             "waiting": sample.waiting,
+            "evictions": dict(sorted(record.evictions.items())),
             "share_error": round(error, 6),
         }
         for sample, error in zip(record.samples, errors, strict=True)

@@ -109,7 +109,8 @@ class Fate:
 class Record:
     """A finished simulation: every job's fate, in the order of the trace, and the cluster over time.
 
-    ``busy_permille_s`` is what was allocated between the first submission and the last, summed over that time.
+    ``busy_permille_s`` is what was allocated between the first submission and the last, summed over that time;
+    ``evictions`` are counted by their kind.
     """
 
     fates: tuple[Fate, ...]
@@ -121,3 +122,4 @@ class Record:
     decisions: int
     starts: int
     projects: tuple[Project, ...] = ()
+    evictions: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,115 @@
+"""Work that comes and goes, with parts of GPUs: `python benchmarks/scheduler/churn.py [DATA] [--trace NAME]`.
+
+The pods of an openb trace, created and deleted when they were (those before the bulk of them, one in a hundred, are
+left out), on so many of the openb nodes, drawn at random, that they offer the load (0.9). What waits, how much of what
+is free is of no use to the usual pod (the fragmentation of the FGD paper), and how often work is moved together:
+without and with consolidation, where only the pods of the class BE may be moved, as in the trace, and where all may;
+whoever is moved begins anew. Prints a table and writes JSON into benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from decide import RESULTS, machine
+
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.gpu import Node
+from gpupool.scheduling.values import Settings
+from gpupool.simulate.engine import Simulation
+from gpupool.simulate.files import read_nodes, read_trace
+from gpupool.simulate.load import capacity_of, offered_load
+from gpupool.simulate.metrics import summary
+from gpupool.simulate.traces import TraceFormat
+from gpupool.simulate.values import Job, Rules
+
+EARLY = 0.01
+ROOMY = 8  # GPUs of the largest node, without which some pods could never start
+
+
+def bulk(jobs: Sequence[Job], most: int | None) -> tuple[Job, ...]:
+    """The pods without the first few, which were created long before the others."""
+    return tuple(jobs[int(EARLY * len(jobs)) :][:most])
+
+
+def shrunk(nodes: Sequence[Node], jobs: Sequence[Job], load: float, seed: int) -> tuple[Node, ...]:
+    """Nodes in random order, one with eight GPUs first, as many as are offered at least ``load``."""
+    found = list(nodes)
+    random.Random(seed).shuffle(found)
+    found.sort(key=lambda node: len(node.report.gpus) < ROOMY)
+    roomy = sum(len(node.report.gpus) >= ROOMY for node in found)
+    rest = found[1:]
+    random.Random(seed).shuffle(rest)
+    chosen = found[: min(1, roomy)]
+    for node in rest:
+        if offered_load(jobs, capacity_of([*chosen, node])) < load:
+            break
+        chosen.append(node)
+    return tuple(chosen)
+
+
+def churn(jobs: Sequence[Job], nodes: Sequence[Node], *, consolidate: bool, all_restart: bool) -> dict[str, object]:
+    """One run."""
+    settings = Settings() if consolidate else Settings(max_consolidations=0)
+    work = tuple(replace(job, preemptible=True) for job in jobs) if all_restart else tuple(jobs)
+    began = perf_counter()
+    shown = summary(Simulation(work, nodes, (), Rules(samples=60), settings).run())
+    names = ("gpus", "jobs", "finished", "left_waiting", "impossible", "allocated", "stranded", "evictions")
+    kept = {name: shown[name] for name in (*names, "preemptions", "wasted_gpu_hours", "wait_s")}
+    over_time = [{key: row[key] for key in ("at_s", "allocated", "stranded", "waiting")} for row in shown["over_time"]]
+    moves = shown["evictions"].get("consolidate", 0)
+    return {**kept, "moves": moves, "seconds": round(perf_counter() - began, 1), "over_time": over_time}
+
+
+def line(name: str, row: dict[str, object]) -> str:
+    """A line of the table."""
+    wait = row["wait_s"]
+    assert isinstance(wait, dict)
+    hours = " ".join(f"{which} {wait[which] / 3600:.2f}" for which in ("mean", "p50", "p99", "max"))
+    told = "  ".join(f"{key} {row[key]}" for key in ("allocated", "stranded", "moves", "preemptions", "seconds"))
+    return f"{name:<34} wait_h {hours}  {told}"
+
+
+def main() -> None:
+    """Run the four cases, print them, keep them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", default=Path("../shared/data"), help="folder that has openb/")
+    parser.add_argument("--trace", default="default", help="openb_pod_list_NAME.csv")
+    parser.add_argument("--load", type=float, default=0.9)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, help="only the first so many")
+    parser.add_argument("--out", type=Path, default=RESULTS / "scheduler-churn.json")
+    args = parser.parse_args()
+    folder = args.data / "openb"
+    try:
+        trace = read_trace(folder / f"openb_pod_list_{args.trace}.csv", TraceFormat.OPENB)
+        jobs = bulk(trace.jobs, args.jobs)
+        nodes = shrunk(read_nodes(folder / "openb_node_list_gpu_node.csv"), jobs, args.load, args.seed)
+    except GpupoolError as error:
+        raise SystemExit(str(error)) from error
+    command = " ".join(["python", f"benchmarks/scheduler/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    offered = round(offered_load(jobs, capacity_of(nodes)), 4)
+    table: dict[str, object] = {}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    print(
+        f"{len(jobs):,} pods on {len(nodes)} nodes with {capacity_of(nodes) // 1000} GPUs, load {offered}", flush=True
+    )
+    for who, all_restart in (("BE may be moved", False), ("all may be moved", True)):
+        for what, consolidate in (("no consolidation", False), ("consolidation", True)):
+            name = f"{who}, {what}"
+            table[name] = row = churn(jobs, nodes, consolidate=consolidate, all_restart=all_restart)
+            print(line(name, row), flush=True)
+            about = {"trace": args.trace, "nodes": len(nodes), "load": offered, "seed": args.seed}
+            kept = {"machine": machine(), "command": command, **about, "results": table}
+            args.out.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
