@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 LEVELS = 120
 _UNIT = WHOLE_GPU / LEVELS
+_LOAD = 1.02  # of what comes to what there is: just above 1, so that GPUs are what is short and not the work
 _ROUNDS = 400  # columns at most: about three for each size are enough
 _SMALL = 1e-7
 _AT = np.arange(LEVELS + 1)
@@ -36,7 +37,8 @@ def level_of(permille: float) -> int:
 def wasted(demand: Mapping[int, float]) -> Floats:
     """For 0 to 1000 thousandths free on a GPU, how many of them will stay unused in the long run.
 
-    ``demand``: how often each size (thousandths) comes, in any measure; all of it together fills the GPUs once.
+    ``demand``: how often each size (thousandths) comes, in any measure; all of it together asks for a little more than
+    there is.
     """
     sizes, supply = _supply(demand)
     if not len(sizes):
@@ -57,7 +59,7 @@ def _supply(demand: Mapping[int, float]) -> tuple[Ints, Floats]:
             by_level[level] = by_level.get(level, 0.0) + often
     sizes = np.array(sorted(by_level), dtype=np.int64)
     counts = np.array([by_level[level] for level in sorted(by_level)], dtype=np.float64)
-    return sizes, counts * (LEVELS / float(counts @ sizes)) if len(sizes) else counts
+    return sizes, counts * (_LOAD * LEVELS / float(counts @ sizes)) if len(sizes) else counts
 
 
 class _Filling:

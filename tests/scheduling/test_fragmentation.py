@@ -1,0 +1,203 @@
+"""The fragmentation gradient against the definition of it in plain Python, and what is learnt of the usual work."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpupool.domain.gpu import GpuRequest, Placement, Sharing
+from gpupool.scheduling.fragmentation import UNMET, Fragmentation, GpuClass, need_on
+from gpupool.scheduling.scoring import prices
+from gpupool.scheduling.typical import BEFOREHAND, COVER, LEARN_LAST, Kind, TypicalWork, usual
+
+CLASSES: tuple[GpuClass, ...] = (("", 0), ("T4", 16_000), ("A100", 80_000), ("A100 MIG 3g.40gb", 40_000))
+REQUESTS = (
+    GpuRequest(1),
+    GpuRequest(2),
+    GpuRequest(4),
+    GpuRequest(2, 500),
+    GpuRequest(1, 300),
+    GpuRequest(1, 1000, 8_000),
+    GpuRequest(1, 1000, 60_000),
+    GpuRequest(1, 500, None, ("t4",)),
+    GpuRequest(2, 1000, None, ("a100",)),
+    GpuRequest(1, 1000, None, ("3g.40gb",)),
+)
+
+
+@st.composite
+def kinds(draw: st.DrawFn) -> list[Kind]:
+    chosen = draw(st.lists(st.tuples(st.sampled_from(REQUESTS), st.integers(0, 5), st.integers(1, 9)), min_size=1))
+    total = sum(weight for _, _, weight in chosen)
+    return [Kind(request, cpu * 1000, weight / total) for request, cpu, weight in chosen]
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
+    """The classes of a node's GPUs, what is free of each, and its free CPU."""
+    gpus = draw(st.lists(st.integers(0, len(CLASSES) - 1), min_size=4, max_size=4))
+    if draw(st.booleans()):
+        gpus = gpus[:1] * 4
+    free = [draw(st.sampled_from([0, 1, 200, 300, 500, 750, 999, 1000])) if number else 0 for number in gpus]
+    return gpus, free, draw(st.integers(0, 6)) * 1000
+
+
+def fragmentation(kinds_: list[Kind], gpus: list[int], free: list[int], cpu: int) -> float:
+    """As it is defined, one kind after the other."""
+    found = 0.0
+    for kind in kinds_:
+        fits = [f for f, number in zip(free, gpus, strict=True) if need_on(kind, CLASSES[number]) <= f]
+        usable = sum(fits) if len(fits) >= kind.request.count and cpu >= kind.cpu_milli else 0
+        found += kind.part * (sum(free) - usable)
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(kinds(), st.lists(nodes(), min_size=1, max_size=3), st.sampled_from([100, 300, 1000]), st.integers(0, 3))
+def test_the_gradient_is_what_the_definition_says(
+    kinds_: list[Kind], some: list[tuple[list[int], list[int], int]], need: int, cpus: int
+) -> None:
+    measure = Fragmentation(kinds_, CLASSES)
+    classes, free = np.array([n[0] for n in some]), np.array([n[1] for n in some])
+    cpu = np.array([n[2] for n in some])
+    left = cpu - cpus * 1000
+    before = [fragmentation(kinds_, *n) for n in some]
+    assert measure.of(classes, cpu, free) == pytest.approx(before)
+    by_gpu = measure.growth_by_gpu(classes, cpu, left, free, np.full_like(free, need))
+    for row, (gpus, there, _) in enumerate(some):
+        for slot in [slot for slot in range(4) if there[slot] >= need]:
+            after = [f - need * (slot == at) for at, f in enumerate(there)]
+            expected = fragmentation(kinds_, gpus, after, int(left[row])) - before[row]
+            assert by_gpu[row, slot] == pytest.approx(expected, abs=1e-6)
+    emptied = np.where(free >= need, free - need, free)
+    expected_rows = [fragmentation(kinds_, n[0], emptied[row].tolist(), int(left[row])) for row, n in enumerate(some)]
+    growth = measure.growth(classes, cpu, left, free, emptied)
+    assert growth == pytest.approx([after - b for after, b in zip(expected_rows, before, strict=True)], abs=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(kinds(), st.integers(0, len(CLASSES) - 1), st.lists(st.sampled_from([0, 300, 1000]), min_size=4, max_size=4))
+def test_one_class_for_a_node_says_the_same_as_one_for_each_gpu(
+    kinds_: list[Kind], number: int, free: list[int]
+) -> None:
+    measure, cpu, there = Fragmentation(kinds_, CLASSES), np.array([3000]), np.array([free]) * (number > 0)
+    short, long = np.array([[number]]), np.full((1, 4), number)
+    assert measure.of(short, cpu, there) == pytest.approx(measure.of(long, cpu, there))
+    need = np.full((1, 4), 300)
+    assert measure.growth_by_gpu(short, cpu, cpu, there, need) == pytest.approx(
+        measure.growth_by_gpu(long, cpu, cpu, there, need)
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpu", "need"),
+    [
+        (GpuRequest(1), ("T4", 16_000), 1000),
+        (GpuRequest(1, 300), ("T4", 16_000), 300),
+        (GpuRequest(1, 1000, 8_000), ("T4", 16_000), 500),
+        (GpuRequest(1, 1000, 8_000), ("A100", 80_000), 100),
+        (GpuRequest(1, 1000, 20_000), ("T4", 16_000), UNMET),
+        (GpuRequest(1, 1000, None, ("a100",)), ("T4", 16_000), UNMET),
+        (GpuRequest(1), ("A100 MIG 3g.40gb", 40_000), UNMET),
+        (GpuRequest(1, 1000, None, ("mig",)), ("A100 MIG 3g.40gb", 40_000), 1000),
+        (GpuRequest(1), ("", 0), UNMET),
+    ],
+)
+def test_what_a_kind_needs_of_a_gpu(request_: GpuRequest, gpu: GpuClass, need: int) -> None:
+    assert need_on(Kind(request_, 0, 1.0), gpu) == need
+
+
+# --- what is learnt
+
+
+def test_before_anything_came_a_few_plain_kinds_stand_in() -> None:
+    known = TypicalWork().known()
+    assert {kind.request for kind in known} == {request for request, _ in BEFOREHAND}
+    assert sum(kind.part for kind in known) == pytest.approx(1)
+    assert known[0].request == GpuRequest(1)
+
+
+def test_what_comes_often_is_first_and_the_past_fades() -> None:
+    work = TypicalWork()
+    for request, times in ((GpuRequest(2), 5_000), (GpuRequest(1, 300), 20_000)):
+        for _ in range(times):
+            work.submitted(request, 4000)
+    known = {(kind.request, kind.cpu_milli): kind.part for kind in work.known()}
+    assert work.known()[0] == Kind(GpuRequest(1, 300), 4000, known[GpuRequest(1, 300), 4000])
+    assert known[GpuRequest(2), 4000] < 0.03  # a fifth of all that came, and long ago
+
+
+def test_labels_mode_and_placement_do_not_make_a_kind() -> None:
+    work = TypicalWork()
+    for request in (
+        GpuRequest(1, 300),
+        GpuRequest(1, 300, sharing=Sharing.MPS),
+        GpuRequest(1, 300, labels=(("rack", "x"),)),
+        GpuRequest(1, 300, placement=Placement.SPREAD),
+    ):
+        work.submitted(request, 0)
+    assert sum(kind.request.permille == 300 for kind in work.known()) == 1
+
+
+def test_the_same_submissions_teach_the_same_in_any_order_of_equals() -> None:
+    lists = [TypicalWork(), TypicalWork()]
+    for work, order in zip(lists, (REQUESTS, REQUESTS), strict=True):
+        for request in order:
+            work.submitted(request, 1000)
+    assert lists[0].known() == lists[1].known()
+
+
+def test_a_look_is_taken_rarely() -> None:
+    work = TypicalWork()
+    versions = set()
+    for _ in range(10_000):
+        work.submitted(GpuRequest(1), 0)
+        versions.add(work.learn())
+    assert 10 <= len(versions) <= 30
+    quiet = work.learn()
+    for _ in range(LEARN_LAST - 1):
+        work.submitted(GpuRequest(1), 0)
+    assert work.learn() == quiet or work.learn() == quiet + 1
+
+
+def test_the_usual_kinds_cover_most_of_the_work_and_add_up_to_one() -> None:
+    rng, work = random.Random(1), TypicalWork()
+    for _ in range(3_000):
+        work.submitted(GpuRequest(1, 10 * (1 + int(rng.expovariate(0.2)) % 100)), 0)
+    known = work.known()
+    chosen = usual(known)
+    assert sum(kind.part for kind in chosen) == pytest.approx(1)
+    assert sum(kind.part for kind in known[: len(chosen)]) >= COVER or len(chosen) == len(known)
+
+
+def test_no_number_of_different_kinds_takes_more_than_so_much_memory() -> None:
+    work = TypicalWork()
+    for number in range(30_000):
+        work.submitted(GpuRequest(1), number)
+    assert len(work.known()) <= 4_096
+    assert work.known()[0].cpu_milli > 0
+
+
+# --- how sought after a model is
+
+
+def test_a_model_that_others_insist_on_is_dearer() -> None:
+    known = (Kind(GpuRequest(1), 0, 0.8), Kind(GpuRequest(1, 1000, None, ("a100",)), 0, 0.2))
+    found = prices(known, CLASSES[:3], (0, 80, 20))
+    assert found[2] > found[1] > 0 == found[0]
+
+
+def test_all_models_are_alike_to_work_that_takes_any() -> None:
+    found = prices((Kind(GpuRequest(1), 0, 1.0),), CLASSES[:3], (0, 80, 20))
+    assert found[1] == found[2] == pytest.approx(1)
+
+
+def test_prices_do_not_depend_on_how_much_came_in_all() -> None:
+    kinds_ = [Kind(GpuRequest(1), 0, 0.5), Kind(GpuRequest(1, 1000, None, ("t4",)), 0, 0.5)]
+    half = [replace(kind, part=kind.part / 2) for kind in kinds_]
+    assert prices(kinds_, CLASSES[:3], (0, 8, 2)) == pytest.approx(prices(half, CLASSES[:3], (0, 8, 2)))
