@@ -17,6 +17,7 @@ _REF = "#/components/schemas/{model}"
 _TAGS = [
     {"name": "pool", "description": "The pool as a whole, and who the caller is."},
     {"name": "nodes", "description": "Machines and their GPUs."},
+    {"name": "bookings", "description": "Reservations of nodes, for a class or for maintenance."},
     {"name": "workloads", "description": "Submit, list, wait, ask why, and change the course of workloads."},
     {"name": "logs", "description": "Output of replicas."},
     {"name": "attach", "description": "Terminals and pipes of running programs, over WebSocket."},
