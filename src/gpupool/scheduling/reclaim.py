@@ -40,7 +40,7 @@ def make_room(session: Session) -> None:
     """
     room = _RoomMaker(session)
     owed, important = room.owed_projects(), room.important_projects()
-    if not owed and not important:
+    if not (owed or important or room.someone_reserved()):
         session.demand.searched.clear()
         return
     for key in session.leaving:
@@ -83,6 +83,11 @@ class _RoomMaker:
         demand = self.session.demand
         return [p for p in demand.lanes if max(demand.importance[p]) > self._lowest(p)]
 
+    def someone_reserved(self) -> bool:
+        """Whether somebody has a reservation: it counts as held, so that nothing more seems to be owed."""
+        demand, ghosts = self.session.demand, self.session.ghosts.values()
+        return any(demand.evictable.values()) and any(ghost.hold.kind is HoldKind.RESERVED for ghost in ghosts)
+
     def _lowest(self, project: int) -> float:
         return min(self.session.demand.evictable.get(project, ()), default=inf)
 
@@ -102,10 +107,14 @@ class _RoomMaker:
             group = session.demand.group_of(leader)
             if group is None:
                 continue
+            names = {(k, group.account.project, group.shape) for k in (EvictionKind.RECLAIM, EvictionKind.PREEMPT)}
+            if names & session.demand.searched:
+                continue
             ghosts = [session.drop_ghost(key) for key in keys]
             replica, served = session.demand.pending[leader], False
             try:
                 served = self.reclaim(group, replica) or self.preempt(group, replica)
+                self.in_vain |= set() if served else names
             finally:
                 for ghost in () if served else ghosts:
                     session.add_ghost(ghost)
@@ -149,6 +158,7 @@ class _RoomMaker:
         known = (group.shape, group.size, group.gang, group.joins, victims.tobytes())
         if known in self._hopeless:
             return False
+        self.work.begin()
         pool = self._pool(_OTHERS)
         among = victims[pool.pieces.project]
         budget = min(room, self.rights.budget(project)) // group.size
@@ -189,6 +199,7 @@ class _RoomMaker:
         known = (group.shape, group.size, group.gang, group.joins, project, replica.priority, group.account.user)
         if known in self._hopeless:
             return False
+        self.work.begin()
         pool = self._pool(project)
         among = (pool.pieces.priority < replica.priority) & pool.alive
         room = session.ledger.room(group.account)
