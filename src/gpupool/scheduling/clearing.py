@@ -17,25 +17,32 @@ from gpupool.scheduling.victims import VictimPool, freed_by
 
 # Victims as lists of slots that go together, in order: which of the lists may not be evicted, those before being gone?
 Refused = Callable[[Sequence[Sequence[int]]], list[int]]
+_Cost = tuple[int, float, int, int, float]  # replicas, beyond their due, priority, thousandths, newness
 _LOOK = 1_000  # trials looked at in one unit of work
 
 
 class OutOfWorkError(Exception):
-    """The search has done as much as it may."""
+    """The cycle has searched as much as it may."""
 
 
 class Work:
-    """How much searching is left to a cycle, in looks: some array operations over a thousand trials at most."""
+    """How much searching is left to a cycle, in looks: some array operations over a thousand trials at most.
+
+    A search that has begun comes to its end, so that each cycle finishes one at least.
+    """
 
     __slots__ = ("left",)
 
     def __init__(self, looks: int) -> None:
         self.left = looks
 
-    def look(self, trials: int = 1) -> None:
-        """Count a look at so many trials; raises ``OutOfWorkError`` when there was nothing left."""
+    def begin(self) -> None:
+        """Another search begins; raises ``OutOfWorkError`` when there is nothing left for it."""
         if self.left <= 0:
             raise OutOfWorkError
+
+    def look(self, trials: int = 1) -> None:
+        """Count a look at so many trials."""
         self.left -= 1 + trials // _LOOK
 
 
@@ -67,12 +74,11 @@ class Search:
         p = self.pool.pieces
         alone = at[self.room(p.row[at], p.whole.at(at)) > 0]
         order = np.lexsort((-p.newness[alone], p.weight[alone], p.priority[alone], -p.over[alone], p.size[alone]))
-        tops = alone[order][: self.most_nodes].tolist()
-        for piece in tops:
-            groups = self.pool.slots_of([piece])
-            if not self.refused(groups):
-                return Clearing(tuple(groups[0]), int(p.row[piece]))
-        return self._best_set(at)
+        for piece in alone[order][: self.most_nodes].tolist():
+            if not self.refused(self.pool.slots_of([piece])):
+                best = self._cost([piece]), self._clearing(int(p.row[piece]), [piece])
+                return best[1] if p.size[piece] == 1 else self._best_set(at, best)
+        return self._best_set(at, None)
 
     def _hopeful(self, at: Ints) -> Ints:
         """Those on nodes where it fits if all of them go."""
@@ -89,8 +95,11 @@ class Search:
         self.work.look(len(rows))
         return room_with(self.cluster, self.need, rows, freed)
 
-    def _best_set(self, at: Ints) -> Clearing | None:
-        """The cheapest of the first fitting prefixes of the most promising nodes, each thinned out."""
+    def _clearing(self, row: int, pieces: list[int]) -> Clearing:
+        return Clearing(tuple(slot for group in self.pool.slots_of(pieces) for slot in group), row)
+
+    def _best_set(self, at: Ints, best: tuple[_Cost, Clearing] | None) -> Clearing | None:
+        """The cheapest of the first fitting prefixes of the most promising nodes, each thinned out, and of ``best``."""
         p = self.pool.pieces
         rows = p.row[at]
         first = np.searchsorted(rows, rows)
@@ -99,7 +108,6 @@ class Search:
         sizes = p.size[at].cumsum()
         cost = sizes[ends] - sizes[first[ends]] + p.size[at[first[ends]]]
         ends = ends[np.lexsort((p.priority[at[ends]], -p.over[at[ends]], cost))][: self.most_nodes]
-        best: tuple[tuple[int, float, int, int, float], Clearing] | None = None
         for end, slack in zip(ends.tolist(), self._with_slack(at, first[ends], ends), strict=True):
             row, found = int(rows[end]), at[first[end] : end + 1].tolist()
             if self.refused(self.pool.slots_of(found)):
@@ -108,8 +116,7 @@ class Search:
             elif slack:
                 found = self._thinned(row, found)
             if found and (best is None or self._cost(found) < best[0]):
-                slots = tuple(slot for group in self.pool.slots_of(found) for slot in group)
-                best = (self._cost(found), Clearing(slots, row))
+                best = self._cost(found), self._clearing(row, found)
         return None if best is None else best[1]
 
     def _with_slack(self, at: Ints, starts: Ints, ends: Ints) -> list[bool]:
@@ -147,7 +154,7 @@ class Search:
         slots = [slot for slot in slots if self.pool.holders.row[slot] == row]
         return bool(slots) and bool(self.room(np.array([row]), freed_by(self.pool.holders, slots).total())[0])
 
-    def _cost(self, chosen: list[int]) -> tuple[int, float, int, int, float]:
+    def _cost(self, chosen: list[int]) -> _Cost:
         p, groups = self.pool.pieces, self.pool.slots_of(chosen)
         slots = [slot for group in groups for slot in group]
         weight = int(self.pool.holders.permille[slots].sum())
