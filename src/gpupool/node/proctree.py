@@ -127,3 +127,12 @@ def send(proc: Proc, signum: int) -> None:
                 signal.pidfd_send_signal(fd, signum)
         finally:
             os.close(fd)
+
+
+def have_children() -> bool:
+    """Whether any descendant is left: as their subreaper it would be a child of this process, or its ancestor."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -85,7 +85,7 @@ class Shepherd:
         """Whether no process is left, or none was ever wanted."""
         if self.program is None:
             return self.ending is not None or self.failure is not None
-        return self.status is not None and not _have_children()
+        return self.status is not None and not proctree.have_children()
 
     def start_program(self, rows: int, columns: int) -> None:
         """Fork it; that it runs, or why not, is heard from ``failure_fd``."""
@@ -267,7 +267,7 @@ class Shepherd:
             self._on_exec()
         self.status = status
         self.time_limit_at = None
-        if _have_children():
+        if proctree.have_children():
             self._sweep()
 
     def _sweep(self) -> None:
@@ -393,12 +393,3 @@ class Shepherd:
             sock.settimeout(0)
             with socket_name(RunFolder(self.order.run_folder).notify) as name:
                 sock.sendto(self.key.encode(), name)
-
-
-def _have_children() -> bool:
-    """Whether any descendant is left: as their subreaper we would have it as a child, or its ancestor."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True

@@ -29,6 +29,7 @@ def decide(
     the caller applies the decisions by the same events as any other change (``Scheduler`` does). Whoever has waited
     for ``not_before`` joins the queue.
     """
+    placer.cluster.pass_time(now)
     demand.wake(now)
     session = Session(placer, demand, now, settings)
     try:

@@ -11,6 +11,7 @@ from gpupool.scheduling.estimate import Estimate, estimate
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.remedies import remedies
+from gpupool.scheduling.ripening import evicts_at
 from gpupool.scheduling.runtimes import GRACE_S, Foreseen
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.values import Decisions, Hold, ReplicaKey, Settings
@@ -60,6 +61,7 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
 
     ``decided`` is what a cycle has decided on that state: the answer is about what is left after it.
     """
+    placer.cluster.pass_time(now)
     demand.wake(now)
     replica = demand.pending.get(key)
     if replica is None:
@@ -75,7 +77,18 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
         guess = _estimate(session, case, finding, foreseen, background)
     finally:
         session.close()
+    if finding.code in _MAY_RECLAIM and decided is None:
+        guess = _sooner(guess, evicts_at(placer, demand, holds, key, now, session.settings), now)
     return _told(case, finding, helps, guess, background)
+
+
+def _sooner(guess: Estimate, evicts: float | None, now: float) -> Estimate:
+    """An estimate, or the moment at which others are told to make room, if that comes first."""
+    wait = None if evicts is None else evicts - now + GRACE_S / 2
+    if wait is None or (guess.start_in_s is not None and guess.start_in_s <= wait):
+        return guess
+    basis = "it is owed space by others, who make room once they have run for as long as nobody is evicted"
+    return Estimate(wait, basis, wait - GRACE_S / 2, wait + GRACE_S / 2)
 
 
 def _after(session: Session, holds: Sequence[Hold], decided: Decisions | None) -> None:
@@ -130,6 +143,9 @@ _ENDLESS = {
     WaitCode.WINDOW: "it starts after its time window has opened",
 }
 _EXACT = frozenset({*_ENDLESS, WaitCode.BACK_OFF, WaitCode.STARTING_SOON})
+_MAY_RECLAIM = frozenset(
+    {WaitCode.WAITING_FOR_GPU, WaitCode.GANG, WaitCode.RESERVED_FOR_OTHERS, WaitCode.CPU_OR_MEMORY}
+)
 _NEED_NOTHING = frozenset({*_EXACT} - {WaitCode.NO_SUCH_MODEL, WaitCode.TOO_LARGE})
 _BY_BOUND = frozenset(
     {

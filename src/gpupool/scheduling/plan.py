@@ -49,6 +49,7 @@ def plan(  # noqa: PLR0913, PLR0917 - as ``explain``
     settings: Settings,
 ) -> Plan:
     """What the next cycle would do with ``replicas`` if they queued at ``now``. The state is left as it was."""
+    placer.cluster.pass_time(now)
     demand.wake(now)
     keys = dict.fromkeys(replica.key for replica in replicas)
     with supposing(demand, replicas, now):

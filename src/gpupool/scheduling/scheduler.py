@@ -225,7 +225,6 @@ class Scheduler:
 
     def decide(self, now: float) -> Decisions:
         """One cycle at ``now`` (seconds since the epoch), its decisions applied."""
-        self.cluster.pass_time(now)
         decisions = decide(self.placer, self.demand, now, self.holds, self.settings)
         for grant in decisions.grants:
             self._start(self._granted(grant, now))

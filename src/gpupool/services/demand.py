@@ -223,11 +223,13 @@ class Demand:
         """Its time windows, and when they let it start next, in words."""
         return self._openings.sentence(workload, self._rules(workload.project), self._now())
 
+    def may_leave_window(self, workload: Workload) -> bool:
+        """Whether it is training that is bound to time windows."""
+        return workload.preemptible and bool(workload.windows or self._rules(workload.project).windows)
+
     def out_of_window(self, workload: Workload, started_at: float, now: float) -> bool:
         """Whether training was started in its time windows, and they have closed."""
         rules = self._rules(workload.project)
-        if not workload.preemptible or not (workload.windows or rules.windows):
-            return False
         opened, now_open = (self._openings.closes_at(workload, rules, t) is not None for t in (started_at, now))
         return opened and not now_open
 

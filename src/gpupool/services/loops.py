@@ -189,7 +189,9 @@ class Ticker:
             transitions.stop_all(draft, workload, Reason.EXPIRED)
 
     def _check_window(self, draft: Draft, workload: Workload) -> None:
-        for replica in list(draft.replicas(workload.id)) if workload.preemptible else []:
+        if not self._engine.demand.may_leave_window(workload):
+            return
+        for replica in list(draft.replicas(workload.id)):
             if replica.state not in {ReplicaState.RUNNING, ReplicaState.STARTING}:
                 continue
             lease = self._engine.mirror.leases.get(replica.lease or Epoch(0))
