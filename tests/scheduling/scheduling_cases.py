@@ -9,7 +9,7 @@ A step of ``then`` is a pair of an event and who runs where afterwards:
 "end r1" (it is done)   "stop p1" (waiting or running, it is gone)   "add p9 blue 1 train"   "run r9 red 1 on a:0"
 "requeue p1.0" (that member failed and waits again)
 "down a", "up a", "cordon a", "lose a" (for good)   "node c 2xT4" (comes, or reports anew)   "fail a:0", "heal a:0"
-"project red quota=2", "department ml quota=4", "user ann limit=1"   "wait 400" (seconds)
+"project red quota=2", "department ml quota=4", "user ann limit=1"   "unbook m1"   "wait 400" (seconds)
 """
 
 from __future__ import annotations
@@ -20,11 +20,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduling_world import World, as_pending, department, lines, node, pendings, project, running, user, words, world
+from scheduling_world import (
+    World,
+    as_pending,
+    booking,
+    department,
+    lines,
+    node,
+    pendings,
+    project,
+    running,
+    user,
+    words,
+    world,
+)
 
 from gpupool.domain.gpu import GpuHealth, NodeState
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.scheduler import (
+    BookingChanged,
+    BookingRemoved,
     DepartmentChanged,
     GpusChanged,
     LeaseReleased,
@@ -54,13 +69,13 @@ class Case:
     projects: str = ""
     users: str = ""
     departments: str = ""
+    bookings: str = ""
     past: str = ""
     evicted: str = ""  # everybody who was told to go, as often as that happened, over the whole case
     then: tuple[tuple[str, str], ...] = ()
     slots: str = ""  # "p1:23": the GPUs it holds at the end
     reserved: str | None = None  # "p1@a": for whom space is reserved at the end; None: not looked at
     settings: dict[str, Any] = field(default_factory=dict)
-    extra: dict[str, str] = field(default_factory=dict)  # other parts of the world: departments, bookings, ...
 
     def check(self) -> None:
         """Run it under its own names, under others, and declared in another order."""
@@ -104,7 +119,12 @@ class _Run:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        parts: dict[str, Any] = {"departments": case.departments, "past": case.past, **case.extra, **case.settings}
+        parts: dict[str, Any] = {
+            "departments": case.departments,
+            "bookings": case.bookings,
+            "past": case.past,
+            **case.settings,
+        }
         self.world = Watched.around(world(case.nodes, case.pending, case.running, case.projects, case.users, **parts))
         self.world.settle()
         self._places = [self.world.places()]
@@ -243,6 +263,8 @@ _EVENTS: dict[str, Callable[[World, str], None]] = {
     "node": lambda w, line: w.scheduler.apply(NodeChanged(node(line))),
     "fail": _health(GpuHealth.FAILED),
     "heal": _health(GpuHealth.OK),
+    "book": lambda w, line: w.scheduler.apply(BookingChanged(booking(line))),
+    "unbook": lambda w, name: w.scheduler.apply(BookingRemoved(name)),
     "department": lambda w, line: w.scheduler.apply(DepartmentChanged(department(line))),
     "project": lambda w, line: w.scheduler.apply(ProjectChanged(project(line))),
     "user": lambda w, line: w.scheduler.apply(UserChanged(user(line))),
@@ -297,20 +319,15 @@ def _renamed(case: Case, new: Names) -> Case:
         expect=placed(case.expect),
         reserved=None if case.reserved is None else placed(case.reserved),
         then=tuple((told(event), placed(expect)) for event, expect in case.then),
-        extra={part: _renamed_part(part, text, new) for part, text in case.extra.items()},
+        bookings="; ".join(_rebooked(line, new) for line in lines(case.bookings)),
     )
 
 
-def _renamed_part(part: str, text: str, new: Names) -> str:
-    if part != "bookings":
-        return text
-    changed = []
-    for line in lines(text):
-        parts = [
-            "on=" + ",".join(map(new, word[3:].split(","))) if word.startswith("on=") else word for word in line.split()
-        ]
-        changed.append(" ".join(parts))
-    return "; ".join(changed)
+def _rebooked(line: str, new: Names) -> str:
+    named = (
+        "on=" + ",".join(map(new, word[3:].split(","))) if word.startswith("on=") else word for word in line.split()
+    )
+    return " ".join(named)
 
 
 class _Anonymous:

@@ -6,8 +6,9 @@ projects  "red quota=2 limit=3 user=1 strict weight=2 dep=ml min=600 quota.a100=
           in GPUs; strict: training may not exceed the quota; min: runs that long before it may be evicted
 departments "ml quota=4 limit=6 weight=2"
 users     "ann limit=1"
+bookings  "m1 on=a,b from=100 for=3600 lead=600 projects=red users=ann"   (seconds from now; for nobody: maintenance)
 past      "red/ann 2 for=3600 ago=60"   (GPUs held by leases that are over)
-running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600 pool=x"
+running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600 pool=x grace=30"
           on node:gpus, the whole request on each; indices of two digits have commas: a:100,101
 pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50 pool=x,y sharing=mps"
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from gpupool.domain.access import Department, Project, ProjectRules, User
+from gpupool.domain.booking import Booking
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import (
     ForeignProcess,
@@ -38,6 +40,7 @@ from gpupool.domain.gpu import (
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.workload import Lease
 from gpupool.scheduling.scheduler import (
+    BookingChanged,
     DepartmentChanged,
     LeaseReleased,
     LeaseTaken,
@@ -155,6 +158,16 @@ def department(line: str) -> Department:
     return Department(plain[0], quota, float(options.get("weight", 1)), limit)
 
 
+def booking(line: str) -> Booking:
+    plain, options = words(line)
+    start = NOW + float(options["from"])
+    nodes, projects, users = (
+        tuple(options[name].split(",")) if name in options else () for name in ("on", "projects", "users")
+    )
+    lead = float(options.get("lead", 43_200))
+    return Booking(plain[0], plain[0], nodes, start, start + float(options["for"]), projects, users, lead)
+
+
 def past_use(line: str) -> PastUse:
     plain, options = words(line)
     name, person = owner(plain[0])
@@ -189,6 +202,7 @@ def pending(line: str, number: int = 0) -> PendingReplica:
         memory_mib=int(options.get("mem", 0)),
         not_before=NOW + float(options["later"]) if "later" in options else 0.0,
         max_time_s=float(options["max"]) if "max" in options else None,
+        grace_s=float(options.get("grace", 0)),
         held=held,
         gang=gang(options),
         node_pools=pools(options),
@@ -246,6 +260,7 @@ def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
         float(options["min"]) if "min" in options else None,
         wanted,
         pools(options),
+        grace_s=float(options.get("grace", 0)),
     )
 
 
@@ -265,6 +280,7 @@ def as_pending(ended: RunningReplica, now: float = NOW) -> PendingReplica:
         memory_mib=lease.memory_mib,
         gang=ended.gang,
         node_pools=ended.node_pools,
+        grace_s=ended.grace_s,
     )
 
 
@@ -345,6 +361,7 @@ def world(  # noqa: PLR0913 - the parts of a world
     users: str = "",
     *,
     departments: str = "",
+    bookings: str = "",
     past: str = "",
     **settings: float,
 ) -> World:
@@ -353,6 +370,7 @@ def world(  # noqa: PLR0913 - the parts of a world
     made = {n.name: n for n in map(node, lines(nodes))}
     scheduler.apply_all(NodeChanged(n) for n in made.values())
     scheduler.apply_all(DepartmentChanged(department(line)) for line in lines(departments))
+    scheduler.apply_all(BookingChanged(booking(line)) for line in lines(bookings))
     scheduler.apply_all(ProjectChanged(project(line)) for line in lines(projects))
     scheduler.apply_all(UserChanged(user(line)) for line in lines(users))
     scheduler.apply_all(past_use(line) for line in lines(past))

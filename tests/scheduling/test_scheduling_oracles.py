@@ -26,9 +26,9 @@ class Held:
     priority: int
     age: int
 
-    def line(self, name: str) -> str:
+    def line(self, name: str, *, stays: bool = False) -> str:
         part = f"{len(self.slots)}x{self.each / 1000}" if self.each < 1000 else str(len(self.slots))
-        options = f"prio={self.priority} age={self.age}{' train' if self.training else ''}"
+        options = f"prio={self.priority} age={self.age}{' train' if self.training and not stays else ''}"
         return f"{name} red {part} on n{self.node}:{''.join(map(str, self.slots))} {options}"
 
 
@@ -145,7 +145,7 @@ def most_jobs(node: tuple[int, ...], want: Wanted) -> int:
 @given(crowded(), several)
 def test_of_equal_jobs_as_many_start_as_there_is_room_for(crowd: tuple[list[int], list[Held]], want: Wanted) -> None:
     nodes, held = crowd
-    running = "; ".join(one.line(f"r{at}") for at, one in enumerate(held))
+    running = "; ".join(one.line(f"r{at}", stays=True) for at, one in enumerate(held))
     w = world(nodes_line(nodes), "; ".join(f"p{at} blue {request_word(want)}" for at in range(30)), running)
     settle(w)
     possible = sum(most_jobs(tuple(sorted(node)), want) for node in left(nodes, held))
@@ -173,7 +173,7 @@ def test_a_gang_starts_exactly_if_it_can_and_as_large_as_it_can(
     nodes, held = crowd
     racks = racks[: len(nodes)]
     lines = "; ".join(f"n{at} {gpus}xT4 rack={racks[at]}" for at, gpus in enumerate(nodes))
-    running = "; ".join(one.line(f"r{at}") for at, one in enumerate(held))
+    running = "; ".join(one.line(f"r{at}", stays=True) for at, one in enumerate(held))
     within = f"within=rack{'!' if strict else ''}"
     w = world(lines, f"p1 blue {request_word(want)} gang={least}-{least + more} {within}", running)
     settle(w)
