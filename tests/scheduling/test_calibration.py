@@ -130,3 +130,21 @@ def test_far_down_a_queue_the_bound_of_the_project_sets_the_pace() -> None:
     found = w.scheduler.explain((WorkloadId("p1"), 0), w.now, {})
     assert found is not None
     assert (found.code, found.estimate_s) == (WaitCode.PROJECT_LIMIT, 60_100)
+
+
+def test_who_is_owed_space_starts_when_its_holders_have_run_for_long_enough() -> None:
+    w = world(
+        "a 2xT4",
+        "p1 blue 2",
+        "r1 red 1 on a:0 train age=20 end=9000; r2 red 1 on a:1 train age=30 end=9000",
+        "red quota=0; blue quota=2",
+        min_runtime_s=60,
+    )
+    assert not w.scheduler.decide(w.now).evictions
+    before = set(w.scheduler.demand.searched)
+    found = w.scheduler.explain((WorkloadId("p1"), 0), w.now)
+    assert found is not None
+    assert (found.estimate_low_s, found.estimate_high_s) == (40, 50)
+    assert "owed space" in found.estimate_basis
+    assert w.scheduler.demand.searched == before
+    assert [str(e.workload) for e in w.scheduler.decide(w.now + 40).evictions] == ["r1", "r2"]

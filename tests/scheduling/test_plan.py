@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -140,14 +141,16 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(PENDING, RUNNING, st.tuples(NAMES, REQUESTS, EXTRAS), st.booleans())
+@given(PENDING, RUNNING, st.tuples(NAMES, REQUESTS, EXTRAS), st.booleans(), st.sampled_from([2, 10_000]))
 def test_a_plan_leaves_no_trace_and_tells_the_truth(
     waiting: list[tuple[str, str, str]],
     active: list[tuple[str, str, int, str]],
     asked: tuple[str, str, str],
     rested: bool,
+    looks: int,
 ) -> None:
     w = made_of(waiting, active)
+    w.scheduler.settings = replace(w.scheduler.settings, max_looks=looks)
     if rested:
         w.scheduler.decide(w.now)
     w.scheduler.demand.wake(w.now)

@@ -12,6 +12,9 @@ from scheduling_world import NOW, World, pending, world
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.explain import Explanation, WaitCode
 from gpupool.scheduling.scheduler import PendingAdded, PendingRemoved
+from gpupool.scheduling.values import EvictionKind
+
+KEY = (WorkloadId("p2"), 0)
 
 
 @dataclass(frozen=True)
@@ -165,3 +168,14 @@ def test_the_bounds_of_a_department_are_named() -> None:
     assert why(w).code is WaitCode.DEPARTMENT_QUOTA
     assert "the quota of the department lab is 1.00 GPU, 1.00 in use" in why(w).sentence
     assert "the limit of the department lab is 3.00 GPU" in why(w, "p2").sentence
+
+
+def test_a_search_for_room_that_was_cut_short_is_said_to_go_on() -> None:
+    borrowed = "; ".join(f"r{n} red 1 on {'ab'[n // 4]}:{n % 4} train age=900" for n in range(8))
+    w = world("a 4xT4; b 4xT4", "p1 blue 4; p2 blue 4", borrowed, "red quota=0; blue quota=8", max_looks=1)
+    assert w.scheduler.decide(w.now).exhausted
+    w.scheduler.demand.searched.add((EvictionKind.RECLAIM, 0, w.scheduler.demand.shape_of(w.waiting[KEY])))
+    found = w.scheduler.explain(KEY, w.now)
+    assert found is not None
+    assert (found.code, found.numbers["search"]) == (WaitCode.WAITING_FOR_GPU, "unfinished")
+    assert "still being looked for" in found.sentence

@@ -71,15 +71,26 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
     try:
         _after(session, holds, decided)
         case = Case(session, replica)
-        finding = next(found for rule in RULES if (found := rule(case)) is not None)
+        finding = _searched(case, next(found for rule in RULES if (found := rule(case)) is not None))
         foreseen = Foreseen(session, background.history)
         helps = _helps(case, finding, foreseen, background)
         guess = _estimate(session, case, finding, foreseen, background)
     finally:
         session.close()
-    if finding.code in _MAY_RECLAIM and decided is None:
-        guess = _sooner(guess, evicts_at(placer, demand, holds, key, now, session.settings), now)
+    if finding.code in _MAY_RECLAIM:
+        kept = holds if decided is None else decided.holds
+        guess = _sooner(guess, evicts_at(placer, demand, kept, key, now, session.settings), now)
     return _told(case, finding, helps, guess, background)
+
+
+def _searched(case: Case, finding: Finding) -> Finding:
+    """Adds that it is owed space and that the search for who could make room was cut short, if so."""
+    session = case.session
+    owed = session.shares.may_reclaim(case.account.project, case.need)
+    if finding.code not in _MAY_RECLAIM or not session.demand.searched or not owed:
+        return finding
+    sentence = f"{finding.sentence}; it is owed space, and who could make room is still being looked for"
+    return replace(finding, sentence=sentence, numbers={**finding.numbers, "search": "unfinished"})
 
 
 def _sooner(guess: Estimate, evicts: float | None, now: float) -> Estimate:

@@ -23,6 +23,7 @@ def supposing(demand: Demand, replicas: Sequence[PendingReplica], now: float) ->
     for replica in replicas:
         demand.account_of(replica)
     noted = {name: value for name, value in vars(demand).items() if isinstance(value, int | float)}
+    sets = {name: (value, value.copy()) for name, value in vars(demand).items() if isinstance(value, set)}
     known = set(demand.importance)
     try:
         for replica in replicas:
@@ -32,8 +33,13 @@ def supposing(demand: Demand, replicas: Sequence[PendingReplica], now: float) ->
         _forget(demand, {replica.key: replica for replica in replicas})
         for project in set(demand.importance) - known:
             del demand.importance[project]
-        for name, value in noted.items():
-            setattr(demand, name, value)
+        for name, number in noted.items():
+            setattr(demand, name, number)
+        for name, (value, before) in sets.items():
+            if value != before or getattr(demand, name) is not value:
+                value.clear()
+                value.update(before)
+                setattr(demand, name, value)
 
 
 def _forget(demand: Demand, replicas: dict[ReplicaKey, PendingReplica]) -> None:
