@@ -87,7 +87,7 @@ def _let_in(session: Session, ghosts: list[Ghost]) -> list[ReplicaKey]:
 def _overran(session: Session, key: ReplicaKey) -> bool:
     due = foreseen_end(session, session.demand.running[key])
     if due is not None and due > session.now:
-        session.later.append(due)
+        session.alarms.append(due)
     return due is not None and due <= session.now
 
 

@@ -63,9 +63,9 @@ def evict_whole_gangs(session: Session) -> None:
         members = session.demand.gangs.get(workload)
         if members is None:
             continue
-        rest = {key for key in members.running - session.leaving if session.demand.running[key].preemptible}
-        if len(members.running - session.leaving) < members.gang.least:
-            _evict_all(session, rest, first)
+        rest = members.running - session.leaving
+        if len(rest | _starting(session, workload)) < members.gang.least:
+            _evict_all(session, {key for key in rest if session.demand.running[key].preemptible}, first)
 
 
 def evict_stale(session: Session) -> None:
@@ -78,8 +78,7 @@ def evict_stale(session: Session) -> None:
         if members is None:
             continue
         rest = members.running - session.leaving
-        coming = {key for key in session.ghosts if key[0] == workload}
-        coming |= {replica.key for replica, _, _ in session.placed if replica.workload == workload}
+        coming = {key for key in session.ghosts if key[0] == workload} | _starting(session, workload)
         if not rest or len(rest) + len(coming) >= members.gang.least:
             continue
         if not all(session.demand.running[key].preemptible for key in rest):
@@ -94,7 +93,13 @@ def evict_stale(session: Session) -> None:
         _evict_all(session, rest, Eviction(*first, *first, EvictionKind.STALE_GANG, reason))
 
 
+def _starting(session: Session, workload: WorkloadId) -> set[ReplicaKey]:
+    return {replica.key for replica, _, _ in session.placed if replica.workload == workload}
+
+
 def _evict_all(session: Session, members: set[ReplicaKey], like: Eviction) -> None:
+    """End the members of one gang; those who would have joined it in this cycle do not."""
+    session.revoke(like.workload)
     for key in sorted(members):
         session.leaving.add(key)
         session.evictions.append(replace(like, workload=key[0], index=key[1]))

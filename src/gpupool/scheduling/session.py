@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.cluster import MILLI, Claim, Holding
 from gpupool.scheduling.fairshare import Shares
 from gpupool.scheduling.ledger import Account
@@ -103,6 +104,13 @@ class Session:
         shares = self.cluster.shares_of(claim)
         node = self.cluster.name_of(claim.row)
         self.grants.append(Grant(replica.workload, replica.index, node, shares, claim.mode))
+
+    def revoke(self, workload: WorkloadId) -> None:
+        """Take back the grants of this cycle to a workload."""
+        for replica, claim, account in [placed for placed in self.placed if placed[0].workload == workload]:
+            self.discharge(claim, account)
+            self.placed.remove((replica, claim, account))
+        self.grants = [grant for grant in self.grants if grant.workload != workload]
 
     # --- holds
 
