@@ -92,14 +92,17 @@ def test_shares_sum_to_the_smaller_of_capacity_and_demand_at_each_level(
     for i, project in enumerate(projects):  # what was held lately changes who gets what, and not how much in all
         ledger.remember(ledger.account(project.name, "ann", preemptible=True), 1e8 * i, NOW)
     found = shares_of(ledger, capacity)
-    demands = [sum(found.demand[found.dept == d]) for d in range(len(found.dept_fair))]
+    demands = [sum(found.division.demand[found.division.dept == d]) for d in range(len(found.division.dept_fair))]
     bounded = [min(demand, ledger.dept_limit[d]) for d, demand in enumerate(demands)]
-    assert sum(found.dept_fair) == pytest.approx(min(capacity, sum(bounded)), abs=0.01)
-    for d, fair in enumerate(found.dept_fair):
-        assert sum(found.fair[found.dept == d]) == pytest.approx(fair, abs=0.01)
-    assert (found.fair <= found.demand + 1e-9).all()
+    assert sum(found.division.dept_fair) == pytest.approx(min(capacity, sum(bounded)), abs=0.01)
+    for d, fair in enumerate(found.division.dept_fair):
+        assert sum(found.fair[found.division.dept == d]) == pytest.approx(fair, abs=0.01)
+    assert (found.fair <= found.division.demand + 1e-9).all()
     assert (found.fair >= 0).all()
-    owed = [min(project.quota_permille or 0, demand) for project, demand in zip(projects, found.demand, strict=True)]
+    owed = [
+        min(project.quota_permille or 0, demand)
+        for project, demand in zip(projects, found.division.demand, strict=True)
+    ]
     alone = [i for i, project in enumerate(projects) if project.department != "x"]
     if sum(owed) <= capacity:  # quotas are met outside the department that has a quota of its own
         assert all(found.fair[i] >= owed[i] - 0.01 for i in alone if sum(owed) <= capacity - (quota or 0))
@@ -141,7 +144,7 @@ def test_who_used_more_lately_is_due_less_of_what_is_left() -> None:
     weight_s = ledger.usage.decay.weight_s
     ledger.remember(ledger.account("a", "ann", preemptible=True), 4000 * weight_s, NOW)  # 4 GPUs for days, all of it
     found = shares_of(ledger, 8000)
-    assert found.recent.tolist() == pytest.approx([4000, 0])
+    assert found.division.recent.tolist() == pytest.approx([4000, 0])
     # W = 1/2 each, U = 1/2 and 0: the weights are 1/2 and 1, and the quotas stay
     assert found.fair.tolist() == pytest.approx([2000 + 4000 / 3, 2000 + 8000 / 3])
 
@@ -180,7 +183,7 @@ def test_departments_are_compared_one_level_below_what_is_common() -> None:
     projects = [Project("x1", department="x"), Project("x2", department="x"), Project("y1", department="y")]
     departments = [Department("x", weight=3.0), Department("y")]
     found = shares_of(ledger_of(projects, [5000, 1000, 2000], [0, 5000, 5000], *departments), 8000)
-    assert found.dept_fair.tolist() == pytest.approx([6000, 2000])
+    assert found.division.dept_fair.tolist() == pytest.approx([6000, 2000])
     assert not found.victims(2, 500).any()
     assert found.victims(1, 1000).tolist() == [True, False, False]  # inside x the projects are compared
 
@@ -212,7 +215,7 @@ class Market:
         self.free -= permille
 
     def wants(self, project: int, extra: int) -> bool:
-        return bool(self.ledger.used[project] + extra <= self.shares.demand[project])
+        return bool(self.ledger.used[project] + extra <= self.shares.division.demand[project])
 
     def fill(self) -> None:
         while self.free > 0 and (hungry := [p for p in range(self.count) if self.wants(p, 1000)]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -14,19 +15,20 @@ from gpupool.scheduling.victims import VictimPool
 
 
 class Rights:
-    """A project may take back as far as its quota or its fair share, from those that hold more than theirs.
-
-    ``over`` says of each project how many times its fair share it holds.
-    """
+    """A project may take back as far as its quota or its fair share, from those that hold more than theirs."""
 
     def __init__(self, session: Session) -> None:
-        self._shares = session.shares
-        held = session.ledger.used[: len(self._shares.fair)]
-        self.over: Floats = held / np.maximum(self._shares.fair, 1.0)
+        self._shares, self._ledger = session.shares, session.ledger
+
+    @cached_property
+    def over(self) -> Floats:
+        """How many times its fair share each project holds when somebody first asks."""
+        fair = self._shares.fair
+        return np.asarray(self._ledger.used[: len(fair)] / np.maximum(fair, 1.0))
 
     def above(self, project: int) -> bool:
         """Whether a project holds more than it is due, promises to it left out."""
-        return bool(self.reclaimable()[project])
+        return self._shares.above(project)
 
     def may_reclaim(self, project: int, extra: int) -> bool:
         """Whether a project may take ``extra`` thousandths from anybody."""

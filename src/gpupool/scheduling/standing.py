@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from gpupool.domain.units import format_permille
-from gpupool.scheduling.fairshare import EPSILON
+from gpupool.scheduling.division import EPSILON
 from gpupool.scheduling.ledger import UNBOUNDED
 from gpupool.scheduling.session import Session
 
@@ -112,7 +112,7 @@ def _hours(session: Session, recent: float) -> float:
 
 def _project(session: Session, p: int, position: int, need: int) -> ProjectStanding:
     ledger, shares, project = session.ledger, session.shares, session.ledger.projects[p]
-    recent = float(shares.recent[p])
+    recent = float(shares.division.recent[p])
     return ProjectStanding(
         project=project.name,
         department=project.department,
@@ -122,7 +122,7 @@ def _project(session: Session, p: int, position: int, need: int) -> ProjectStand
         held_permille=int(ledger.used[p]),
         protected_permille=int(ledger.firm[p]),
         waiting_permille=int(ledger.waiting[p]),
-        fair_permille=float(shares.fair[p]),
+        fair_permille=float(shares.division.fair[p]),
         recent_permille=recent,
         used_gpu_hours=_hours(session, recent),
         position=position,
@@ -131,7 +131,7 @@ def _project(session: Session, p: int, position: int, need: int) -> ProjectStand
 
 
 def _at_rest(session: Session, p: int) -> str:
-    over = float(session.ledger.used[p] - session.shares.fair[p])
+    over = float(session.ledger.used[p] - session.shares.division.fair[p])
     if session.ledger.used[p] == 0:
         return "wants nothing"
     return f"over its fair share by {_gpus(over)}" if over > EPSILON else "has all it wants"
@@ -139,9 +139,9 @@ def _at_rest(session: Session, p: int) -> str:
 
 def _reason(session: Session, p: int, need: int) -> str:
     ledger, shares = session.ledger, session.shares
-    used, quota, fair = int(ledger.used[p]), int(ledger.quota[p]), float(shares.fair[p])
+    used, quota, fair = int(ledger.used[p]), int(ledger.quota[p]), float(shares.division.fair[p])
     dept = int(ledger.dept[p])
-    over_department = float(ledger.dept_used[dept] - shares.dept_fair[dept])
+    over_department = float(ledger.dept_used[dept] - shares.division.dept_fair[dept])
     department = ledger.departments[dept]
     if used + EPSILON > fair:
         return f"over its fair share by {_gpus(used - fair)}" if used > fair + EPSILON else "at its fair share"
@@ -161,8 +161,8 @@ def _department(session: Session, d: int) -> DepartmentStanding:
     ledger, shares = session.ledger, session.shares
     department = ledger.departments[d]
     assert department is not None  # noqa: S101 - ``_departments`` leaves the others out
-    inside = shares.dept == d
-    recent = float(shares.recent[inside].sum())
+    inside = shares.division.dept == d
+    recent = float(shares.division.recent[inside].sum())
     return DepartmentStanding(
         department=department.name,
         quota_permille=department.quota_permille,
@@ -170,7 +170,7 @@ def _department(session: Session, d: int) -> DepartmentStanding:
         weight=department.weight,
         held_permille=int(ledger.dept_used[d]),
         waiting_permille=int(ledger.waiting[: len(inside)][inside].sum()),
-        fair_permille=float(shares.dept_fair[d]),
+        fair_permille=float(shares.division.dept_fair[d]),
         recent_permille=recent,
         used_gpu_hours=_hours(session, recent),
     )
