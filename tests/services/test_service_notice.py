@@ -30,6 +30,10 @@ def test_who_is_preempted_hears_why_and_its_record_keeps_it(world: World) -> Non
         found = await world.services.history.events(ADMIN, EventFilter(workload=victim.id, reasons=(Reason.PREEMPTED,)))
         assert [notice["message"] in event.message for event in found] == [True, True]
         assert (await world.services.workloads.why(ADMIN, victim.id)).position == 1
+        await world.pass_time(2)
+        again = EventFilter(workload=victim.id, reasons=(Reason.QUEUED_AGAIN,))
+        [goes_on] = await world.services.history.events(ADMIN, again)
+        assert goes_on.message.startswith("goes on by itself: at position 1 in its project, ")
         await world.end(urgent)
         env = world.agent.programs[world.program(victim)].spec.env
         assert (env["GPUPOOL_RESUME"], env["GPUPOOL_ATTEMPT"], env["GPUPOOL_INTERRUPTIONS"]) == ("1", "2", "1")

@@ -30,9 +30,9 @@ FIRST_RETRY_S = 2.0
 LONGEST_RETRY_S = 300.0
 MOST_INTERRUPTIONS = 100  # a replica that the pool keeps losing is given up rather than run for ever
 
-# A stop with one of these reasons ends in the queue again instead of in the end.
-_EVICTED = frozenset({Reason.PREEMPTED, Reason.WINDOW_CLOSED})
-_RETURNS_TO_QUEUE = _EVICTED | {Reason.SUSPENDED_BY_USER}
+# A stop with one of these reasons ends in the queue again instead of in the end: those of the pool, and all.
+EVICTED = frozenset({Reason.PREEMPTED, Reason.WINDOW_CLOSED})
+_RETURNS_TO_QUEUE = EVICTED | {Reason.SUSPENDED_BY_USER}
 _WITH_NOTICE = _RETURNS_TO_QUEUE | {Reason.IDLE_LIMIT}
 _ENDS_AS_FAILURE = frozenset({Reason.TIME_LIMIT, Reason.WAIT_EXPIRED, Reason.DEPENDENCY_FAILED, Reason.GANG_INCOMPLETE})
 
@@ -233,7 +233,7 @@ def _again(
             replica, _final_state(workload, workload.stop_reason), workload.stop_reason, sentence, now, forget
         )
     delay = retry_delay_s(max(1, replica.failures)) if reason is Reason.RETRY else 0.0
-    counted = 1 if reason in _POOLS_FAULT or reason in _EVICTED else 0
+    counted = 1 if reason in _POOLS_FAULT or reason in EVICTED else 0
     after = replace(
         replica,
         state=ReplicaState.PENDING,

@@ -16,6 +16,7 @@ from gpupool.domain.access import Department, Project, ProjectRules, User
 from gpupool.domain.booking import Booking
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
+from gpupool.domain.lifecycle import EVICTED
 from gpupool.domain.workload import Lease, Reason, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.scheduling.pastruns import PastRuns
 from gpupool.scheduling.policy import Policy
@@ -40,6 +41,7 @@ from gpupool.services.opening import Openings
 from gpupool.services.pastuse import HALF_LIVES, UseBook
 from gpupool.services.ports import ChangeSet, PastLease
 
+MOST_SENT_BACK = 1_000  # of those who were evicted are remembered until it is said when they go on
 MOST_RUNS = 5_000  # past runs that tell what to expect of those to come
 
 
@@ -64,6 +66,7 @@ class Demand:
         self._outside: dict[WorkloadId, list[int]] = {}  # heaps of pending indices that are not offered
         self._dependents: dict[WorkloadId, set[WorkloadId]] = {}
         self._openings = Openings(zone)
+        self._sent_back: list[Replica] = []
         self.bookings: dict[str, Booking] = {}
         self._wake_at: float | None = None  # when the scheduler wants to be asked again
         self._impatient: set[WorkloadId] = set()
@@ -200,6 +203,8 @@ class Demand:
         )
         for row in changes.replicas:
             self._replica_changed(row)
+            if row.state is ReplicaState.PENDING and row.reason in EVICTED and len(self._sent_back) < MOST_SENT_BACK:
+                self._sent_back.append(row)
         for workload in changes.workloads:
             for dependent in self._dependents.get(workload.id, ()) if workload.state.final else ():
                 touched[dependent] = None
@@ -302,6 +307,11 @@ class Demand:
         found = self._projects.get(project)
         return ProjectRules() if found is None else found.rules
 
+    def take_sent_back(self) -> list[Replica]:
+        """Who was evicted and put back into the queue since the last call."""
+        found, self._sent_back = self._sent_back, []
+        return found
+
     def _replica_changed(self, row: Replica) -> None:
         workload = self._mirror.workloads.get(row.workload)
         if row.state is not ReplicaState.PENDING or workload is None:
@@ -332,7 +342,7 @@ class Demand:
             self._drop(workload_id)
             return
         offered = self._offered.setdefault(workload_id, set())
-        held = self._held(workload)
+        held = self.held(workload)
         if held is not None:
             self._call_back(workload_id)
             return
@@ -361,7 +371,8 @@ class Demand:
         self._outside.pop(workload_id, None)
         self._dependents.pop(workload_id, None)
 
-    def _held(self, workload: Workload) -> Held | None:
+    def held(self, workload: Workload) -> Held | None:
+        """Why none of a workload's pending replicas is in the queue, if so."""
         if workload.suspended:
             return Held.SUSPENDED
         if workload.stop_reason is not None:
@@ -380,10 +391,6 @@ class Demand:
             return None
         state = self.finished_states.get(dependency, WorkloadState.SUCCEEDED)
         return not success_only or state is WorkloadState.SUCCEEDED
-
-    def held(self, workload: Workload) -> Held | None:
-        """Why none of a workload's pending replicas is in the queue, if so."""
-        return self._held(workload)
 
     def first_offered(self, workload: WorkloadId) -> ReplicaKey | None:
         """The replica of a workload that is next in the queue."""

@@ -33,6 +33,7 @@ from gpupool.services.policy import PolicyService
 from gpupool.services.ports import Ports
 from gpupool.services.process_spec import ProcessSpecs
 from gpupool.services.register import Register
+from gpupool.services.resuming import Resuming
 from gpupool.services.submission import SubmissionService
 from gpupool.services.workloads import WorkloadService
 
@@ -133,6 +134,7 @@ class Pool:
             "foresee": waiting.foresight.run(waiting.why),
             "forget": self._forget_old(),
             "bookings": self.services.bookings.run(),
+            "resume": Resuming(self.engine, self.services.workloads.waiting).run(),
         }
 
     async def _ensure_default_project(self) -> None:
