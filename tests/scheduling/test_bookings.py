@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scheduling_world import NOW, World, node, pending, world
 
 from gpupool.domain.booking import Booking
@@ -155,3 +157,41 @@ def test_a_node_that_comes_later_is_booked_too() -> None:
     w.scheduler.apply_all(PendingAdded(pending(f"p{i} blue 1"), NOW) for i in (1, 2))
     w.settle()
     assert w.places() == "p1@b"
+
+
+WORK = st.lists(
+    st.builds(
+        "{0}/{1} {2} {3} {4} {5}".format,
+        st.sampled_from(["red", "blue"]),
+        st.sampled_from(["ann", "bob"]),
+        st.sampled_from(["0.5", "1", "2"]),
+        st.sampled_from(["", "train"]),
+        st.sampled_from(["", "max=50", "max=2000"]),
+        st.sampled_from(["", "prio=5", "later=450"]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(WORK)
+def test_whatever_waits_and_runs_only_the_admitted_start_while_it_is_booked(work: list[str]) -> None:
+    w = world(
+        "a 2xT4; b 2xT4", ";".join(f"p{i} {line}" for i, line in enumerate(work)), "", "red quota=2; blue quota=2"
+    )
+    booking = booked(w, "a", begin=400, end=900, project="red", user="bob")
+    for t in (0, 100, 390, 399, 400, 401, 500, 899, 900, 901):
+        w.now = NOW + t
+        before = set(w.scheduler.demand.running)
+        for _ in range(8):
+            if not w.step():
+                break
+        for key, replica in w.scheduler.demand.running.items():
+            lease, ends = replica.lease, replica.expected_end
+            if lease.node != "a" or booking.admits(lease.project, lease.user) or not 400 <= t < 900:
+                continue
+            assert key in before, "nobody else starts there"
+            assert not replica.preemptible or (ends is not None and ends <= booking.starts_at), "training has gone"
+    ready = [r for r in w.scheduler.demand.pending.values() if r.request.permille == 1000]
+    assert not (ready and len(w.scheduler.demand.running) == 0), "when it is over all is as without it"
