@@ -63,7 +63,7 @@ class RulesBody(Body):
     ``node_pools`` are values of the node label ``pool``.
     """
 
-    min_runtime_s: Seconds | None = None
+    min_runtime_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None = None
     max_time_limit_s: Seconds | None = None
     windows: Annotated[
         list[Annotated[str, StringConstraints(max_length=80)]], Field(max_length=16, default_factory=list)
