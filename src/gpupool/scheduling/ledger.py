@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -19,6 +20,7 @@ class Bound(StrEnum):
     """Which rule leaves the least room."""
 
     PROJECT_QUOTA = "quota of the project"
+    MODEL_QUOTA = "quota by model of the project"
     PROJECT_LIMIT = "limit of the project"
     DEPARTMENT_QUOTA = "quota of the department"
     DEPARTMENT_LIMIT = "limit of the department"
@@ -27,12 +29,16 @@ class Bound(StrEnum):
 
 
 class Account:
-    """Where one kind of holder's use is counted: numbers of its project, user and of the user in the project."""
+    """Where one kind of holder's use is counted: numbers of its project, user, and of the user in the project.
 
-    __slots__ = ("pair", "preemptible", "project", "user")
+    ``model`` is that of the one GPU model that it asks for by name in the project; -1: none.
+    """
 
-    def __init__(self, project: int, user: int, pair: int, *, preemptible: bool) -> None:
-        self.project, self.user, self.pair, self.preemptible = project, user, pair, preemptible
+    __slots__ = ("model", "pair", "preemptible", "project", "user")
+
+    def __init__(self, project: int, user: int, pair: int, model: int, *, preemptible: bool) -> None:
+        self.project, self.user, self.pair, self.model = project, user, pair, model
+        self.preemptible = preemptible
 
 
 _PROJECT_COLUMNS = ("used", "firm", "waiting", "waiting_firm", "quota", "limit", "weight", "dept")
@@ -63,6 +69,9 @@ class Ledger:
         self._project_ids: dict[str, int] = {}
         self._user_ids: dict[str, int] = {}
         self._pair_ids: dict[tuple[int, int], int] = {}
+        self._model_ids: dict[tuple[int, str], int] = {}
+        self.model_firm = np.zeros(8, np.int64)
+        self._model_quotas: dict[int, int] = {}
         self._dept_ids: dict[tuple[str, str], int] = {}
         self._described: dict[str, Department] = {}
         self.tune(Decay(), 1.0)
@@ -88,9 +97,23 @@ class Ledger:
         self.quota[number] = _bound(project.quota_permille)
         self.limit[number] = _bound(project.limit_permille)
         self.weight[number] = project.weight
+        self._set_model_quotas(number, project)
         if not project.over_quota:
             self.limit[number] = min(self.limit[number], self.quota[number])
         self._join(number, self._dept_number(project))
+        return number
+
+    def _set_model_quotas(self, number: int, project: Project) -> None:
+        for (owner, _), model in self._model_ids.items():
+            if owner == number:
+                self._model_quotas.pop(model, None)
+        for name, permille in project.model_quotas:
+            self._model_quotas[self._model_number(number, name)] = permille
+
+    def _model_number(self, project: int, name: str) -> int:
+        number = self._model_ids.setdefault((project, name.lower()), len(self._model_ids))
+        if number >= len(self.model_firm):
+            self._grow(("model_firm",), 2 * number)
         return number
 
     def set_user(self, user: User) -> int:
@@ -143,8 +166,8 @@ class Ledger:
         for name in columns:
             setattr(self, name, grown(getattr(self, name), (size,)))
 
-    def account(self, project: str, user: str, *, preemptible: bool) -> Account:
-        """Where to count work of a user in a project."""
+    def account(self, project: str, user: str, *, preemptible: bool, models: Sequence[str] = ()) -> Account:
+        """Where to count work of a user in a project that asks for GPUs of these models (none: of any)."""
         p = self._project_ids.get(project)
         p = self.set_project(Project(project)) if p is None else p
         u = self._user_ids.get(user)
@@ -152,7 +175,8 @@ class Ledger:
         pair = self._pair_ids.setdefault((p, u), len(self._pair_ids))
         if pair >= len(self.pair_used):
             self._grow(("pair_used", "recent"), 2 * pair)
-        return Account(p, u, pair, preemptible=preemptible)
+        model = self._model_number(p, models[0]) if len(models) == 1 else -1
+        return Account(p, u, pair, model, preemptible=preemptible)
 
     # --- what is held
 
@@ -164,6 +188,8 @@ class Ledger:
         if not account.preemptible:
             log.add(self.firm, account.project, permille)
             log.add(self.dept_firm, dept, permille)
+            if account.model >= 0:
+                log.add(self.model_firm, account.model, permille)
         log.add(self.user_used, account.user, permille)
         log.add(self.pair_used, account.pair, permille)
 
@@ -236,6 +262,9 @@ class Ledger:
         if project.quota_permille is not None and not account.preemptible:
             held = int(self.firm[p]) if project.over_quota else int(self.used[p])
             rooms.append((Bound.PROJECT_QUOTA, project.quota_permille, project.quota_permille - held))
+        of_model = None if account.preemptible else self._model_quotas.get(account.model)
+        if of_model is not None:
+            rooms.append((Bound.MODEL_QUOTA, of_model, of_model - int(self.model_firm[account.model])))
         if project.limit_permille is not None:
             rooms.append((Bound.PROJECT_LIMIT, project.limit_permille, project.limit_permille - int(self.used[p])))
         rooms += self._department_rooms(account)

@@ -211,7 +211,8 @@ class Demand:
 
     def account_of(self, replica: PendingReplica) -> Account:
         """Where a pending replica would be counted."""
-        return self.ledger.account(replica.project, replica.user, preemptible=replica.preemptible)
+        models = replica.request.models
+        return self.ledger.account(replica.project, replica.user, preemptible=replica.preemptible, models=models)
 
     def _enqueue(self, replica: PendingReplica, arrival: int) -> None:
         self._ask(replica)
@@ -307,7 +308,8 @@ class Demand:
         if before is not None:
             self.ledger.started(before[1], -before[0].lease.permille, before[0].lease.granted_at)
         lease = replica.lease
-        account = self.ledger.account(lease.project, lease.user, preemptible=replica.preemptible)
+        models = () if replica.request is None else replica.request.models
+        account = self.ledger.account(lease.project, lease.user, preemptible=replica.preemptible, models=models)
         self.running[replica.key], self.accounts[replica.key] = replica, account
         self.holders.start(replica, account.project, account.user)
         self.ledger.add(self._log, account, lease.permille)

@@ -27,7 +27,7 @@ PIECES = 8  # into which the work of each is cut, to be served in turns
 MOST_PROJECTS = 128  # others; of more, some stand for all
 HALVINGS = 7
 MOST_FLOWS = 256  # what comes free is told apart so far
-_FIRM = frozenset({Bound.PROJECT_QUOTA, Bound.DEPARTMENT_QUOTA})
+_FIRM = frozenset({Bound.PROJECT_QUOTA, Bound.MODEL_QUOTA, Bound.DEPARTMENT_QUOTA})
 _OF_DEPARTMENT = frozenset({Bound.DEPARTMENT_QUOTA, Bound.DEPARTMENT_LIMIT})
 MOST_LOOKS = 2_000  # at what comes free
 
@@ -149,6 +149,8 @@ def _under(bound: Bound, ledger: Ledger, one: Account, own: Account) -> bool:
         return one.user == own.user
     if bound is Bound.USER_IN_PROJECT:
         return one.pair == own.pair
+    if bound is Bound.MODEL_QUOTA:
+        return one.model == own.model
     if bound in _OF_DEPARTMENT:
         return bool(ledger.dept[one.project] == ledger.dept[own.project])
     return one.project == own.project

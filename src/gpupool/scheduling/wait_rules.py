@@ -190,6 +190,7 @@ def _back_off(case: Case) -> Finding | None:
 
 _BOUND_CODES: Mapping[Bound, WaitCode] = {
     Bound.PROJECT_QUOTA: WaitCode.PROJECT_QUOTA,
+    Bound.MODEL_QUOTA: WaitCode.PROJECT_QUOTA,
     Bound.PROJECT_LIMIT: WaitCode.PROJECT_LIMIT,
     Bound.DEPARTMENT_QUOTA: WaitCode.DEPARTMENT_QUOTA,
     Bound.DEPARTMENT_LIMIT: WaitCode.DEPARTMENT_LIMIT,
@@ -198,7 +199,7 @@ _BOUND_CODES: Mapping[Bound, WaitCode] = {
 }
 
 
-_QUOTAS = frozenset({Bound.PROJECT_QUOTA, Bound.DEPARTMENT_QUOTA})
+_QUOTAS = frozenset({Bound.PROJECT_QUOTA, Bound.MODEL_QUOTA, Bound.DEPARTMENT_QUOTA})
 
 
 def _whose(case: Case, bound: Bound) -> str:
