@@ -48,7 +48,7 @@ def make_room(session: Session) -> None:
     try:
         room.retry_reserved()
         for again in (False, True) if session.demand.searched else (False,):
-            room.serve_all(owed, room.reclaim, again=again)
+            room.serve_all(room.hopeful(owed), room.reclaim, again=again)
             room.serve_all(important, room.preempt, again=again)
             session.demand.searched.clear()
     except OutOfWorkError:
@@ -69,6 +69,7 @@ class _RoomMaker:
         self.rights = Rights(session)
         self.in_vain: set[tuple[EvictionKind, int, Shape]] = set()
         self._hopeless: set[tuple[object, ...]] = set()
+        self._dead: set[Shape] = set()  # shapes that nobody could reclaim space for
         self._pools: dict[int, VictimPool] = {}  # by project; _OTHERS: of all that hold more than they are due
 
     def owed_projects(self) -> list[int]:
@@ -77,6 +78,21 @@ class _RoomMaker:
         if not any(kinds and above[project] for project, kinds in demand.evictable.items()):
             return []
         return [project for project in demand.lanes if self.rights.may_reclaim(project, 1)]
+
+    def hopeful(self, owed: list[int]) -> list[int]:
+        """Those of the projects with work that might fit if all who hold more than they are due were gone."""
+        session, placer = self.session, self.session.placer
+        if not owed:
+            return []
+        shapes = list(session.demand.shape_users)
+        least = {shape: placer.least_permille(shape) for shape in shapes}
+        wants = [(shape.request.count, least[shape] // max(shape.request.count, 1)) for shape in shapes]
+        needs = [(*want, shape.cpu_milli, shape.mem_mib) for want, shape in zip(wants, shapes, strict=True)]
+        may_fit = self._pool(_OTHERS).may_fit(needs).tolist()
+        hopeful = {shape for shape, fits in zip(shapes, may_fit, strict=True) if fits or placer.fits_anywhere(shape)}
+        self._dead = set(shapes) - hopeful
+        lanes, budget = session.demand.lanes, self.rights.budget
+        return [p for p in owed if any(least[shape] <= budget(p) for shape in hopeful & lanes[p].keys())]
 
     def important_projects(self) -> list[int]:
         """Those where somebody waits who is more important than somebody evictable."""
@@ -125,9 +141,11 @@ class _RoomMaker:
         session, searched = self.session, self.session.demand.searched.copy()
 
         def wanted(project: int, shape: Shape) -> bool:
-            return ((kind, project, shape) in searched) is again and (
-                kind is EvictionKind.PREEMPT or self.rights.may_reclaim(project, session.placer.least_permille(shape))
-            )
+            if ((kind, project, shape) in searched) is not again:
+                return False
+            if kind is EvictionKind.PREEMPT:
+                return True
+            return shape not in self._dead and self.rights.may_reclaim(project, session.placer.least_permille(shape))
 
         turns = Turns(session, projects, set(), wanted)
         while (first := turns.next()) is not None:

@@ -177,6 +177,25 @@ class VictimPool:
         slots = np.flatnonzero(self._stays & (h.gang != NO_GANG))
         return np.bincount(h.gang[slots], h.permille[slots], len(h.gang_size)).astype(np.int64)
 
+    def may_fit(self, needs: Sequence[tuple[int, int, int, int]]) -> Bools:
+        """Whether some node of the pieces, all of them gone, has so much: a quick look at many kinds of work at once.
+
+        Of each kind: GPUs, thousandths of each, thousandths of CPUs, MiB of memory. Models, labels and modes are left
+        out, so that some for whom it may fit find no place.
+        """
+        c, p = self._session.cluster, self.pieces
+        if not len(p) or not needs:
+            return np.zeros(len(needs), np.bool_)
+        begins = runs(p.row)
+        rows, freed = p.row[begins], p.freed.by(begins)
+        slots = np.sort(np.where(c.available[rows], c.gpu_free[rows] + freed.gpu, -1), axis=1)[:, ::-1]
+        count, permille, cpu, mem = np.array(needs).T
+        enough = slots[:, np.clip(count, 1, slots.shape[1]) - 1] >= permille
+        enough &= (count >= 1) & (count <= slots.shape[1])
+        enough &= ((c.cpu_free[rows] + freed.cpu)[:, None] >= cpu) | (cpu == 0)
+        enough &= ((c.mem_free[rows] + freed.mem)[:, None] >= mem) | (mem == 0)
+        return np.asarray(enough.any(axis=0))
+
     # --- what a choice of pieces comes to
 
     def spare(self, gang: int) -> int:
