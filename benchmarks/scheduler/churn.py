@@ -40,18 +40,15 @@ def bulk(jobs: Sequence[Job], most: int | None) -> tuple[Job, ...]:
 
 
 def shrunk(nodes: Sequence[Node], jobs: Sequence[Job], load: float, seed: int) -> tuple[Node, ...]:
-    """Nodes in random order, one with eight GPUs first, as many as are offered at least ``load``."""
+    """Nodes in random order, one with eight GPUs first, as many as are still offered the load."""
     found = list(nodes)
     random.Random(seed).shuffle(found)
     found.sort(key=lambda node: len(node.report.gpus) < ROOMY)
-    roomy = sum(len(node.report.gpus) >= ROOMY for node in found)
-    rest = found[1:]
+    chosen, rest = found[:1], found[1:]
     random.Random(seed).shuffle(rest)
-    chosen = found[: min(1, roomy)]
     for node in rest:
-        if offered_load(jobs, capacity_of([*chosen, node])) < load:
-            break
-        chosen.append(node)
+        if offered_load(jobs, capacity_of([*chosen, node])) >= load:
+            chosen.append(node)
     return tuple(chosen)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpupool.domain.access import Project
-from gpupool.scheduling.fairshare import fill
+from gpupool.scheduling.division import fill
 from gpupool.simulate.values import Record
 
 
