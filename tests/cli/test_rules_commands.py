@@ -82,3 +82,11 @@ def test_nodes_are_reserved_listed_and_given_back(pool: FakePool, gpupool: Any) 
     assert gpupool("reserve", "cancel", "b0000000001").returncode == 0
     for wrong in (("x",), ("x", "y", "--for", "1h"), ("x", "--for", "1h", "--from", "soon")):
         assert gpupool("reserve", *wrong).returncode != 0
+
+
+def test_a_node_is_drained(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/nodes/gpu1/cordon"] = node_view(state="cordoned")
+    told = gpupool("drain", "gpu1", "--reason", "new fans").stderr
+    assert b"gpu1 is cordoned; training goes elsewhere" in told
+    assert b"there now: " in told
+    assert pool.requests[-1][2] == {"reason": "new fans", "drain": True}

@@ -95,3 +95,20 @@ def test_rules_that_cannot_be_meant(world: World, rules: dict[str, Any]) -> None
             await project(world, **rules)
 
     world.do(story())
+
+
+def test_a_drained_node_sends_training_back_and_leaves_the_rest(world: World) -> None:
+    async def story() -> None:
+        training = await world.submit(gpus={"count": 1})
+        session = await world.submit(kind="interactive", gpus={"count": 1})
+        await refused(lambda: world.services.nodes.cordon(ANN, "here", "", drain=True), ErrorCode.FORBIDDEN)
+        await world.services.nodes.cordon(ADMIN, "here", "new fans", drain=True)
+        await world.settle()
+        [row] = await world.replicas(training.id)
+        assert row.message == "here is drained (new fans)"
+        assert (await world.state(training.id), await world.state(session.id)) == (QUEUED, RUNNING)
+        await world.services.nodes.uncordon(ADMIN, "here")
+        await world.settle()
+        assert await world.state(training.id) is RUNNING
+
+    world.do(story())

@@ -62,6 +62,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "user": ("people", "Users and roles"),
         "token": ("people", "Tokens for use over a network"),
         "cordon": ("machines", "Let a node take nothing new"),
+        "drain": ("machines", "The same, and send its training elsewhere"),
         "uncordon": ("machines", "Let it take work again"),
         "sharing": ("machines", "How parts of a node's GPUs are kept apart"),
         "policy": ("policies", "How the pool is shared over time"),

@@ -35,9 +35,10 @@ class Administration:
 
     # Machines
 
-    def cordon(self, name: str, reason: str = "") -> NodeView:
-        """Let a machine take nothing new."""
-        call = Call("POST", f"/v1/nodes/{in_path(name)}/cordon", json={"reason": reason}, again=True)
+    def cordon(self, name: str, reason: str = "", *, drain: bool = False) -> NodeView:
+        """Let a machine take nothing new; ``drain`` sends its training back to the queue as well."""
+        body = {"reason": reason} | ({"drain": True} if drain else {})
+        call = Call("POST", f"/v1/nodes/{in_path(name)}/cordon", json=body, again=True)
         return self._connection.ask(call, NodeView)
 
     def uncordon(self, name: str) -> NodeView:

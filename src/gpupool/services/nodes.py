@@ -10,7 +10,9 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import NODE_POLICY, GpuShare, Node, NodeState, Sharing
 from gpupool.domain.sharing import POLICIES
 from gpupool.domain.workload import Event, Lease, Reason
+from gpupool.services import transitions
 from gpupool.services.engine import Engine
+from gpupool.services.mirror import Draft
 from gpupool.services.nodebook import NodeBook
 from gpupool.services.permissions import Permissions
 
@@ -48,9 +50,22 @@ class NodeService:
             self._engine.demand.node_changed(self._book.get(name))
         return self._book.get(name)
 
-    async def cordon(self, actor: Actor, name: str, reason: str) -> Node:
-        """Let a machine take nothing new; what runs there runs on. For administrators."""
-        return await self._change(actor, name, NodeState.CORDONED, reason or "cordoned", Reason.CORDONED)
+    async def cordon(self, actor: Actor, name: str, reason: str, *, drain: bool = False) -> Node:
+        """Let a machine take nothing new. For administrators.
+
+        What runs there runs on, but ``drain`` sends its training back to the queue, with its notice and grace.
+        """
+        node = await self._change(actor, name, NodeState.CORDONED, reason or "cordoned", Reason.CORDONED)
+        if drain:
+            because = f"{name} is drained" + (f" ({reason})" if reason else "")
+            await self._engine.transact(lambda draft: self._send_away(draft, name, because))
+        return node
+
+    def _send_away(self, draft: Draft, name: str, because: str) -> None:
+        for workload_id, index in sorted(self._engine.mirror.placed.get(name, ())):
+            workload, replica = draft.workload(workload_id), draft.replica(workload_id, index)
+            if workload is not None and replica is not None and workload.preemptible:
+                transitions.stop(draft, workload, replica, Reason.PREEMPTED, sentence=because)
 
     async def uncordon(self, actor: Actor, name: str) -> Node:
         """Let a machine take work again. For administrators."""

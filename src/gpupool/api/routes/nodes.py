@@ -30,8 +30,8 @@ async def get_node(services: Services, caller: Caller, name: NodeName) -> Respon
 
 @router.post("/nodes/{name}/cordon", response_model=NodeView)
 async def cordon(services: Services, caller: Caller, name: NodeName, body: CordonBody) -> Response:
-    """Let a machine take nothing new; what runs there runs on. For administrators."""
-    node = await services.nodes.cordon(caller, name, body.reason)
+    """Let a machine take nothing new, and if it is drained send its training away. For administrators."""
+    node = await services.nodes.cordon(caller, name, body.reason, drain=body.drain)
     return answer(await assemble.node_view(services, Viewer(caller, local=False), node, {}))
 
 

@@ -32,9 +32,10 @@ ReplicaIndex = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class CordonBody(Body):
-    """Why a node shall take nothing new."""
+    """Why a node shall take nothing new; ``drain``: its training goes back to the queue as well."""
 
     reason: Note = ""
+    drain: bool = False
 
 
 class SharingBody(Body):

@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     command(app, "gpupool smi")(smi)
     command(app, "gpupool nodes", "gpupool nodes --json")(nodes)
     command(app, 'gpupool cordon gpu1 --reason "new driver at noon"')(cordon)
+    command(app, 'gpupool drain gpu1 --reason "new driver at noon"')(drain)
     command(app, "gpupool uncordon gpu1")(uncordon)
     command(app, "gpupool sharing gpu1", "gpupool sharing gpu1 mps --gpu 2", "gpupool sharing gpu1 default")(sharing)
 
@@ -60,6 +61,17 @@ def cordon(
     """Let a node finish what it runs and take nothing new."""
     node = open_pool().post(f"nodes/{segment(name)}/cordon", {"reason": reason})
     tell(f"{node['name']} is {node['state']}")
+
+
+def drain(
+    name: Node, reason: Annotated[str, typer.Option("--reason", help="Why; users see it.", metavar="TEXT")] = ""
+) -> None:
+    """Let a node take nothing new, and send its training back to the queue with its notice; the rest runs on."""
+    node = open_pool().post(f"nodes/{segment(name)}/cordon", {"reason": reason, "drain": True})
+    tell(f"{node['name']} is {node['state']}; training goes elsewhere")
+    left = {f"{holder['name']} of {holder['user']}": None for gpu in node["gpus"] for holder in gpu["holders"]}
+    if left:
+        tell(f"there now: {', '.join(left)}")
 
 
 def uncordon(name: Node) -> None:
