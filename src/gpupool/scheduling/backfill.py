@@ -48,7 +48,7 @@ def _run_s(session: Session, group: Group, replica: PendingReplica) -> float | N
     """How long it will run: at most its time limit; work that may be evicted as long as most of its kind."""
     likely = None
     if replica.preemptible:
-        likely = _likely_s(session, replica.project, replica.user, session.placer.least_permille(group.shape))
+        likely = likely_s(session, replica.project, replica.user, session.placer.least_permille(group.shape))
     return min((s for s in (replica.max_time_s, likely) if s is not None), default=None)
 
 
@@ -95,12 +95,13 @@ def foreseen_end(session: Session, running: RunningReplica) -> float | None:
     """When a run should be over: by its time limit, or when most of the past runs of its kind were."""
     lease, likely = running.lease, None
     if running.preemptible:
-        usual = _likely_s(session, lease.project, lease.user, lease.permille)
+        usual = likely_s(session, lease.project, lease.user, lease.permille)
         likely = None if usual is None else running.started_at + usual
     return min((end for end in (running.expected_end, likely) if end is not None), default=None)
 
 
-def _likely_s(session: Session, project: str, user: str, permille: int) -> float | None:
+def likely_s(session: Session, project: str, user: str, permille: int) -> float | None:
+    """In how long most past runs of a kind had ended; None when too few are known."""
     kind = (project, user, permille)
     if kind not in session.likely_s:
         session.likely_s[kind] = session.demand.ordering.past.likely_s(*kind)

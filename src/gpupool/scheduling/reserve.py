@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from gpupool.scheduling.backfill import foreseen_end
+from gpupool.scheduling.backfill import foreseen_end, likely_s
 from gpupool.scheduling.cluster import Bools, Claim, Ints
 from gpupool.scheduling.placement import Relax, fitting_rows, mode_fits, mode_on, usable_slots
 from gpupool.scheduling.queue import Group
@@ -242,16 +242,38 @@ def _claim(session: Session, shape: Shape, outlook: _Outlook, at: int, nth: int)
 def slot_ends(session: Session) -> Floats:
     """When the last one on each GPU ends, [N, G]: now for those told to, infinite when nobody knows."""
     if session.slot_ends is None:
-        claims, running = session.cluster.claims, session.demand.running
-        held = [(claims[key], _end(session, key)) for key in running if key in claims and claims[key].row >= 0]
-        ends = np.full(session.cluster.gpu_free.shape, session.now)
-        if held:
-            until = np.where(
-                np.array([claim.gpu for claim, _ in held]) > 0, np.array([[e] for _, e in held]), session.now
-            )
-            np.maximum.at(ends, np.array([claim.row for claim, _ in held]), until)
-        session.slot_ends = ends
+        holders = session.demand.holders
+        holders.catch_up(session.cluster)
+        at = np.flatnonzero(holders.occupied())
+        until = np.where(holders.gpu[at] > 0, _ends(session, at)[:, None], session.now)
+        session.slot_ends = np.full(session.cluster.gpu_free.shape, session.now)
+        np.maximum.at(session.slot_ends, holders.row[at], until)
     return session.slot_ends
+
+
+def _ends(session: Session, at: Ints) -> Floats:
+    """As ``_end``, for many of the running."""
+    holders, now = session.demand.holders, session.now
+    known = np.maximum(holders.ends[at], now)
+    foreseen = known
+    if session.demand.ordering.past.known:
+        started = holders.started_at[at]
+        likely = np.where(holders.evictable[at], started + _usual_s(session, at), inf)
+        foreseen = np.where((likely > now) & (known > now), np.minimum(known, likely), known)
+    slots = [holders.slots[key] for key in session.leaving if key in holders.slots]
+    return np.where(np.isin(at, slots), now, foreseen)
+
+
+def _usual_s(session: Session, at: Ints) -> Floats:
+    """How long most runs of the kind of each of the running took; infinite when not known."""
+    holders, ledger = session.demand.holders, session.ledger
+    kinds = np.stack([holders.project[at], holders.user[at], holders.permille[at]], axis=1)
+    unique, which = np.unique(kinds, axis=0, return_inverse=True)
+    usual = [
+        likely_s(session, ledger.projects[project].name, ledger.users[user].name, permille)
+        for project, user, permille in unique.tolist()
+    ]
+    return np.array([inf if s is None else s for s in usual], np.float64)[which.reshape(-1)]
 
 
 def _end(session: Session, key: ReplicaKey) -> float:

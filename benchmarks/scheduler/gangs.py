@@ -1,0 +1,120 @@
+"""How long decisions about gangs take: `python benchmarks/scheduler/gangs.py [--runs 5]`.
+
+In process, one thread, no store, no network. On nodes of eight GPUs in racks of 25: the place of 100 members of eight
+GPUs on 1,250 nodes; one decision that starts a gang of 512 members of one GPU that prefer one rack, on 500 nodes
+(KAI-Scheduler's example results give 48.7 s for that, with a simulated Kubernetes around it); one decision in which a
+starving gang of ten members of eight GPUs gets a reservation on a cluster full of work with time limits; the next ones,
+with four such reservations and 1,000 gangs of four that wait. Times by the wall and of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from decide import GPUS_PER_NODE, NOW, RESULTS, Size, Times, empty_cluster, node, replica, spread, timed, write_result
+
+from gpupool.domain.gang import Gang
+from gpupool.domain.gpu import GpuRequest, Node
+from gpupool.scheduling.gang import place
+from gpupool.scheduling.scheduler import PendingAdded, Scheduler
+from gpupool.scheduling.session import Session
+from gpupool.scheduling.values import PendingReplica
+
+PER_RACK = 25
+
+
+def in_racks(nodes: int) -> list[Node]:
+    """So many nodes, each with the label of its rack."""
+    return [replace(node(n), labels={"rack": f"rack{n // PER_RACK:03}"}) for n in range(nodes)]
+
+
+def cluster(nodes: int) -> Scheduler:
+    """Free nodes and ten projects without bounds."""
+    return empty_cluster(Size(in_racks(nodes), [], 0, 10, 0), None)
+
+
+def members(number: int, request: GpuRequest, gang: Gang, **more: float) -> list[PendingReplica]:
+    """All replicas of a gang."""
+    made = [replica(number, request, f"project{number % 10}", gang=gang, index=index) for index in range(gang.most)]
+    return [replace(one, **more) for one in made]  # type: ignore[arg-type]
+
+
+def one_place(scheduler: Scheduler) -> Times:
+    """Where 100 members of eight GPUs would go."""
+    gang = members(1, GpuRequest(8), Gang(100, 100))
+    demand = scheduler.demand
+    shape, account = demand.shape_of(gang[0]), demand.account_of(gang[0])
+    session = Session(scheduler.placer, demand, NOW, scheduler.settings)
+    found: list[object] = []
+    took = timed(lambda: found.append(place(session, gang, shape, account, 100)))
+    session.close()
+    if found[0] is None:
+        raise SystemExit("no place was found")
+    return took
+
+
+def one_start() -> Times:
+    """A gang of 512 members that prefer a rack, which has room for 200 of them."""
+    scheduler = cluster(500)
+    scheduler.apply_all(PendingAdded(m, NOW) for m in members(1, GpuRequest(1), Gang(512, 512, "rack")))
+    found = []
+    took = timed(lambda: found.append(scheduler.decide(NOW + 1)))
+    if len(found[0].grants) != 512:
+        raise SystemExit(f"{len(found[0].grants)} of 512 members started")
+    return took
+
+
+def full(nodes: int) -> Scheduler:
+    """A cluster full of single GPUs that run for different times."""
+    scheduler, rng = cluster(nodes), random.Random(1)
+    for number in range(nodes * GPUS_PER_NODE):
+        one = replica(number, GpuRequest(1), f"project{number % 10}")
+        scheduler.apply(PendingAdded(replace(one, max_time_s=rng.uniform(1000, 100_000)), NOW))
+    while scheduler.decide(NOW + 1).more:
+        pass
+    return scheduler
+
+
+def reservations(nodes: int, runs: int) -> dict[str, dict[str, float]]:
+    """The decisions that reserve, and those after them with many gangs in the queue."""
+    scheduler, reserving = full(nodes), []
+    for number in range(4):
+        gang = members(1_000_000 + number, GpuRequest(8), Gang(10, 10), queued_at=NOW - 1000 - number)
+        scheduler.apply_all(PendingAdded(m, NOW) for m in gang)
+        reserving.append(timed(lambda: scheduler.decide(NOW + 2)))
+    if len(scheduler.holds) != 40:
+        raise SystemExit(f"{len(scheduler.holds)} places are reserved, not 40")
+    for number in range(1000):
+        shape = GpuRequest(1 + number % 8)
+        scheduler.apply_all(PendingAdded(m, NOW) for m in members(2_000_000 + number, shape, Gang(4, 4)))
+    queued = timed(lambda: scheduler.decide(NOW + 3))
+    after = [timed(lambda: scheduler.decide(NOW + 4)) for _ in range(runs)]
+    return {
+        "reserve for 10 x 8 GPUs": spread(reserving),
+        "1,000 gangs of 4 come": spread([queued]),
+        "nothing free, decide": spread(after),
+    }
+
+
+def main() -> None:
+    """Run everything, print it, keep it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS / "scheduler-gangs.json")
+    args = parser.parse_args()
+    free = cluster(1250)
+    table = {
+        "place 100 x 8 GPUs": spread([one_place(free) for _ in range(args.runs + 1)][1:]),
+        "start 512, one rack": spread([one_start() for _ in range(args.runs)]),
+        **reservations(1250, args.runs),
+    }
+    for name, row in table.items():
+        print(f"{name:24}" + "  ".join(f"{key} {value:>10,}" for key, value in row.items()))
+    write_result(args.out, {"runs": args.runs, "results": table})
+
+
+if __name__ == "__main__":
+    main()
