@@ -76,7 +76,7 @@ class _Play:
         self._session, self._history = session, history
         self._foreseen, self._known, self._at = foreseen, known, 0  # of ``known``, those before ``_at`` have ended
         self._began = self._low = self._high = session.now
-        self._limits, self._past = 0, set[RunTimes]()
+        self._limits, self._past = 0, list[RunTimes]()
         self._real = session.settings
         self._bounded = replace(
             session.settings,
@@ -171,4 +171,4 @@ class _Play:
         if past is None:
             self._limits += not leaving
         else:
-            self._past.add(past)
+            self._past.append(past)

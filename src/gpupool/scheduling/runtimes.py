@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -112,11 +112,10 @@ class Foreseen:
     def words(self, which: Iterable[int]) -> str:
         """What the ends of some of them rest on."""
         found = [self.past[i] for i in which if i not in self.leaving]
-        past = {id(past): past for past in found if past is not None}
-        return basis_words(sum(past is None for past in found), set(past.values()))
+        return basis_words(sum(past is None for past in found), [past for past in found if past is not None])
 
 
-def basis_words(limits: int, past: set[RunTimes]) -> str:
+def basis_words(limits: int, past: Sequence[RunTimes]) -> str:
     """``2 time limits of jobs before it and the median of 14 past jobs``."""
     parts = []
     if not limits and not past:
@@ -124,7 +123,8 @@ def basis_words(limits: int, past: set[RunTimes]) -> str:
     if limits:
         parts.append(f"{_many(limits, 'time limit')} of jobs before it")
     if past:
-        parts.append(f"the median of {_many(sum(p.samples for p in past), 'past job')}")
+        samples = sum({id(p): p.samples for p in past}.values())
+        parts.append(f"the median of {_many(samples, 'past job')}")
     return " and ".join(parts)
 
 

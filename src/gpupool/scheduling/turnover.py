@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from gpupool.scheduling.ledger import Account, Bound, Ledger
 from gpupool.scheduling.placement import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.queue import Group
-from gpupool.scheduling.runtimes import Foreseen, History, Spread, run_spread
+from gpupool.scheduling.runtimes import UNKNOWN, Foreseen, History, Spread, run_spread
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import ReplicaKey
@@ -26,6 +27,7 @@ MOST_STREAMS = 64  # those ahead, by project, are told apart so far
 PIECES = 8  # into which the work of each is cut, to be served in turns
 MOST_PROJECTS = 128  # others; of more, some stand for all
 HALVINGS = 7
+MOST_KINDS = 8  # of the work of one project are looked at
 MOST_FLOWS = 256  # what comes free is told apart so far
 _FIRM = frozenset({Bound.PROJECT_QUOTA, Bound.MODEL_QUOTA, Bound.DEPARTMENT_QUOTA})
 _OF_DEPARTMENT = frozenset({Bound.DEPARTMENT_QUOTA, Bound.DEPARTMENT_LIMIT})
@@ -165,13 +167,10 @@ def _ahead(session: Session, key: ReplicaKey, group: Group, history: History) ->
     step = -(-len(projects) // MOST_PROJECTS) or 1
     others = []
     for project in projects[::step]:
-        shapes = session.demand.lanes[project]
-        first = next(iter(next(iter(shapes.values())).values()))
-        kinds = [_of_kind(session, list(groups.values()), history) for groups in shapes.values()]
-        waiting = sum(s.permille for s in kinds)
-        served = _served_before(session, first, int(waiting), mine)
-        if served and waiting:
-            others += [_Stream(s.permille * served / waiting * step, s.run_s) for s in kinds]
+        first = next(iter(next(iter(session.demand.lanes[project].values())).values()))
+        served = _served_before(session, first, int(session.ledger.waiting[project]), mine)
+        if served:
+            others.append(_Stream(served * step, _usual(session, project, history)))
     return _fewer(streams), _fewer(others)
 
 
@@ -184,11 +183,15 @@ def _standing(session: Session, group: Group, held: int) -> tuple[float, ...]:
     return standing
 
 
-def _of_kind(session: Session, groups: list[Group], history: History) -> _Stream:
-    """All that waits of one shape in a project; it is taken to run for as long as the first of it."""
-    count = sum(len(g.entries) if g.gang is None else len(g.entries) * g.size for g in groups)
-    permille = count * session.placer.least_permille(groups[0].shape)
-    return _Stream(permille, run_spread(history, groups[0].entries[0][2])[0])
+def _usual(session: Session, project: int, history: History) -> Spread:
+    """How long what waits in a project runs: the mean of a few of its kinds."""
+    kinds = islice(session.demand.lanes[project].values(), MOST_KINDS)
+    found = [run_spread(history, next(iter(groups.values())).entries[0][2])[0] for groups in kinds]
+    known = [spread for spread in found if spread[1] < inf]
+    if not known:
+        return UNKNOWN
+    low, mid, high = (sum(spread[i] for spread in known) / len(known) for i in range(3))
+    return low, mid, high
 
 
 def _served_before(session: Session, group: Group, waiting: int, mine: tuple[float, ...]) -> int:
