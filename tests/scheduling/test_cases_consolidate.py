@@ -211,6 +211,14 @@ CASES = [
         "r1@a r1@a",
         running="r1.0 red 0.5 on a:0 train gang=2; r1.1 red 0.5 on a:1 train gang=2",
     ),
+    Case(
+        "who has a reservation is helped as well",
+        "a 2xT4",
+        "p1 red 1 wait=900",
+        "p1@a r1@a r2@a",
+        running="r1 blue 0.5 on a:0 train; r2 blue 0.5 on a:1 train",
+        evicted="r1",
+    ),
 ]
 
 

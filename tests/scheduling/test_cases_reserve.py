@@ -207,6 +207,14 @@ CASES = [
         running="r1 blue 1 on a:0; r2 blue 2 on b:01",
         reserved="p1@a",
     ),
+    Case(
+        "two are reserved for",
+        "a 2xT4; b 2xT4 cpus=32",
+        "p1 red 2 wait=900; p2 red 2 wait=800; p3 red 1 wait=5",
+        "r1@a r2@b",
+        running="r1 blue 1 on a:0 end=100; r2 blue 1 on b:0 end=200",
+        reserved="p1@a p2@b",
+    ),
 ]
 
 

@@ -117,6 +117,13 @@ CASES = [
         "p1@a p1@b p1@b r1@a",
         running="r1 red 1 on a:0",
     ),
+    Case(
+        "the rack that is fuller already",
+        "a 2xT4 rack=x; b 2xT4 rack=x; c 2xT4 rack=y; d 2xT4 rack=y",
+        "p1 red 1 gang=2 within=rack!",
+        "p1@d p1@d r1@c",
+        running="r1 red 2 on c:01",
+    ),
 ]
 
 

@@ -9,7 +9,7 @@ from math import inf
 from gpupool.scheduling.backfill import may_slip, under_reservations
 from gpupool.scheduling.gang import Placed, Refusals, find_all, others_of
 from gpupool.scheduling.queue import Group, Lane
-from gpupool.scheduling.reserve import reserve_if_starving, starving_shapes
+from gpupool.scheduling.reserve import reservations_left, reserve_if_starving, starving_shapes
 from gpupool.scheduling.session import Ghost, Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import HoldKind, PendingReplica, ReplicaKey
@@ -177,6 +177,8 @@ def _try(session: Session, group: Group, replica: PendingReplica, dead: set[Shap
     if placed:
         return True
     reserved = reserve_if_starving(session, group, replica)
+    if reserved and reservations_left(session) > 0:
+        return True  # the next of the same shape may be starving as well
     if not session.placer.fits_anywhere(group.shape):
         session.backfills_left -= 1
         if not may_slip(session, group.shape):

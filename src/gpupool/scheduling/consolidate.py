@@ -49,13 +49,34 @@ def consolidate(session: Session) -> None:
         return
     free = _free_permille(session)
     hopeful = {shape for shape in demand.shape_users if _in_pieces(session, shape, free)}
-    if not hopeful:
+    reserved = _reserved(session)
+    if not hopeful and not reserved:
         return
     if session.now < demand.consolidated_at + EVERY_S:
         session.later.append(demand.consolidated_at + EVERY_S)
         return
     demand.consolidated_at = session.now
-    _serve(session, hopeful)
+    served = sum(_served_instead(session, key) for key in reserved)
+    _serve(session, hopeful, served)
+
+
+def _reserved(session: Session) -> list[ReplicaKey]:
+    """Who has a reservation, if anybody could be moved at all."""
+    if not any(session.demand.evictable.values()):
+        return []
+    return [key for key, ghost in session.ghosts.items() if ghost.hold.kind is HoldKind.RESERVED]
+
+
+def _served_instead(session: Session, key: ReplicaKey) -> bool:
+    """Whether somebody with a reservation starts at once because others move."""
+    group, replica = session.demand.group_of(key), session.demand.pending[key]
+    if group is None or not _patient(session, replica):
+        return False
+    ghost = session.drop_ghost(key)
+    found = _in_pieces(session, group.shape, _free_permille(session)) and _move_for(session, group, replica)
+    if not found:
+        session.add_ghost(ghost)
+    return found
 
 
 def _free_permille(session: Session) -> int:
@@ -70,9 +91,9 @@ def _in_pieces(session: Session, shape: Shape, free: int) -> bool:
     return 0 < need <= free and not session.placer.fits_anywhere(shape)
 
 
-def _serve(session: Session, hopeful: set[Shape]) -> None:
+def _serve(session: Session, hopeful: set[Shape], served: int) -> None:
     turns = Turns(session, list(session.demand.lanes), set(), lambda _project, shape: shape in hopeful)
-    tries, served = MOST_TRIES, 0
+    tries = MOST_TRIES
     while tries and served < session.settings.max_consolidations and (first := turns.next()) is not None:
         group, replica, lane = first
         tries -= 1

@@ -270,8 +270,9 @@ def _order(site: _Site, wanted: int, least: int) -> Iterator[tuple[int, int]]:
             continue
         room = np.asarray(site.session.cluster.gpu_free[rows].clip(0).sum(axis=1))
         scores = site.session.placer.scores(site.shape)[rows]
-        if fit.max() >= wanted:  # one node for all: the fullest
-            best = int(np.lexsort((scores, room, fit, fit < wanted))[0])
+        if fit.max() >= wanted:  # one node for all: the fullest, in the fullest domain
+            _, which = np.unique(domain, return_inverse=True)
+            best = int(np.lexsort((scores, np.bincount(which, room)[which], room, fit, fit < wanted))[0])
             yield int(rows[best]), wanted
         left = wanted
         enough = least if site.gang.strict and not site.anchored else 0
