@@ -22,13 +22,14 @@ def test_preempted_saved_resumed_and_right(pool: RealPool) -> None:
     where = ["--project", "notices", "-n", "2"]
     pool("submit", "long", *where, "--notice-signal", "USR1", "--grace", "1m", "--", *what)
     assert pool.becomes("long", "running")
-    pool("submit", "urgent", *where, "--priority", "high", "--", "sleep", "1")
+    pool("submit", "urgent", *where, "--priority", "high", "--", "sleep", "1000")
     assert pool.becomes("urgent", "running")
     [row] = pool.json("describe", "long")["replicas"]
     assert row["interruptions"] == 1
     assert "priority 100" in row["message"], "who, and why"
     told = pool.json("why", "long")
     assert told["position"] == 1, "when it resumes"
+    pool("stop", "urgent")
     assert pool.becomes("long", "succeeded")
     first, second = output(pool, "long", 1), output(pool, "long", 2)
     assert "saved after step" in first

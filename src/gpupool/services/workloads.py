@@ -189,7 +189,7 @@ class WorkloadService:
             draft.put_workload(replace(now, suspended=True))
             draft.note(_asked(draft, actor, Reason.SUSPENDED_BY_USER, workload))
             for replica in list(draft.replicas(workload.id)):
-                transitions.stop(draft, now, replica, Reason.SUSPENDED_BY_USER)
+                transitions.stop(draft, now, replica, Reason.SUSPENDED_BY_USER, sentence=f"suspended by {actor.user}")
 
         await self._engine.transact(build)
         return await self._lookup.workload(actor, workload.id)
