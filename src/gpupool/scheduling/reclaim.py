@@ -69,7 +69,10 @@ class _RoomMaker:
         self.rights = Rights(session)
         self.in_vain: set[tuple[EvictionKind, int, Shape]] = set()
         self._hopeless: set[tuple[object, ...]] = set()
-        self._dead: set[Shape] = set()  # shapes that nobody could reclaim space for
+        self._hopeful: set[Shape] = set()  # shapes that somebody might reclaim space for
+        self._dead: set[Shape] = set()  # the others, as far as they are known
+        self._least: dict[Shape, int] = {}
+        self._budgets: dict[int, int] = {}  # of projects
         self._pools: dict[int, VictimPool] = {}  # by project; _OTHERS: of all that hold more than they are due
 
     def owed_projects(self) -> list[int]:
@@ -85,14 +88,14 @@ class _RoomMaker:
         if not owed:
             return []
         shapes = list(session.demand.shape_users)
-        least = {shape: placer.least_permille(shape) for shape in shapes}
+        least = self._least = {shape: placer.least_permille(shape) for shape in shapes}
         wants = [(shape.request.count, least[shape] // max(shape.request.count, 1)) for shape in shapes]
         needs = [(*want, shape.cpu_milli, shape.mem_mib) for want, shape in zip(wants, shapes, strict=True)]
         may_fit = self._pool(_OTHERS).may_fit(needs).tolist()
         hopeful = {shape for shape, fits in zip(shapes, may_fit, strict=True) if fits or placer.fits_anywhere(shape)}
-        self._dead = set(shapes) - hopeful
-        lanes, budget = session.demand.lanes, self.rights.budget
-        return [p for p in owed if any(least[shape] <= budget(p) for shape in hopeful & lanes[p].keys())]
+        lanes, budgets = session.demand.lanes, {project: self.rights.budget(project) for project in owed}
+        self._hopeful, self._budgets = hopeful, budgets
+        return [p for p in owed if any(least[shape] <= budgets[p] for shape in hopeful & lanes[p].keys())]
 
     def important_projects(self) -> list[int]:
         """Those where somebody waits who is more important than somebody evictable."""
@@ -145,13 +148,16 @@ class _RoomMaker:
                 return False
             if kind is EvictionKind.PREEMPT:
                 return True
-            return shape not in self._dead and self.rights.may_reclaim(project, session.placer.least_permille(shape))
+            return shape in self._hopeful and self._least[shape] <= self._budgets[project]
 
-        turns = Turns(session, projects, set(), wanted)
-        while (first := turns.next()) is not None:
+        dead = self._dead if kind is EvictionKind.RECLAIM else set[Shape]()
+        turns = Turns(session, projects, dead, wanted)
+        while (kind is EvictionKind.PREEMPT or self._hopeful) and (first := turns.next()) is not None:
             group, replica, lane = first
             project = group.account.project
-            if not serve(group, replica):
+            if serve(group, replica):
+                self._budgets[project] = self.rights.budget(project)
+            else:
                 self.in_vain.add((kind, project, group.shape))
                 lane.drop()
                 if kind is EvictionKind.RECLAIM and not self._owes(group):
@@ -184,6 +190,10 @@ class _RoomMaker:
         if search is not None and self._evict(group, replica, search, EvictionKind.RECLAIM):
             return True
         self._hopeless.add(known)
+        widest = group.size == 1 and group.joins is None and group.shape.fixed_permille is not None
+        if widest and not (self.rights.reclaimable() & ~victims).any():
+            self._hopeful.discard(group.shape)  # nobody may take from more
+            self._dead.add(group.shape)
         return False
 
     def _pool(self, project: int) -> VictimPool:
