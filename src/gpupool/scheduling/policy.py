@@ -13,6 +13,7 @@ from gpupool.scheduling.usage import Decay
 from gpupool.scheduling.values import Settings
 
 SHORTEST_HALF_LIFE_S = 60.0
+SHORTEST_TURN_S = 60.0
 MOST_USAGE_WEIGHT = 100.0
 _CHOICES: dict[str, type[Order | Placement]] = {"order": Order, "placement": Placement}
 
@@ -44,6 +45,8 @@ class Policy:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MAX_DURATION_S:
                 raise _impossible(name, value, "Give a time such as 5m.")
+        if self.turn_s is not None and self.turn_s < SHORTEST_TURN_S:
+            raise _impossible("turn_s", self.turn_s, "Give a minute or more, for example 2h.")
         if not SHORTEST_HALF_LIFE_S <= self.half_life_s <= MAX_DURATION_S:
             raise _impossible("half_life_s", self.half_life_s, "Give a minute or more, for example 1d.")
         if not 0 <= self.usage_weight <= MOST_USAGE_WEIGHT:

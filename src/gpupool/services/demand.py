@@ -60,6 +60,7 @@ class Demand:
         self._departments: dict[str, Department] = {}
         self._stale = True
         self._runs = PastRuns()
+        self._served: dict[WorkloadId, dict[int, float]] = {}  # seconds that replicas of live workloads ran before
         self._scheduler = Scheduler(past=self._runs)
         self._past = UseBook(self._scheduler.settings.decay)
         self._offered: dict[WorkloadId, set[int]] = {}
@@ -274,6 +275,9 @@ class Demand:
         if lease.released_at is not None:
             own_end = row is not None and (row.state is ReplicaState.SUCCEEDED or row.reason is Reason.TIME_LIMIT)
             ran_s = lease.released_at - lease.granted_at if own_end else None
+            if lease.workload in self._mirror.workloads:
+                served = self._served.setdefault(lease.workload, {})
+                served[lease.index] = served.get(lease.index, 0.0) + lease.released_at - lease.granted_at
             self._scheduler.apply(LeaseReleased(key, ran_s, at=lease.released_at))
             return
         self._scheduler.apply(LeaseTaken(self._running(lease)))
@@ -285,7 +289,11 @@ class Demand:
         if workload is None:
             return RunningReplica(lease, lease.granted_at, releasing=True)
         told = running(self._with_gang(workload), lease, self._rules(workload.project))
-        return replace(told, releasing=releasing)
+        return replace(told, releasing=releasing, served_s=self._served_s(*told.key))
+
+    def _served_s(self, workload: WorkloadId, index: int) -> float:
+        """How long a replica ran before, since this control plane came up."""
+        return self._served.get(workload, {}).get(index, 0.0)
 
     def _with_gang(self, workload: Workload) -> Workload:
         """Members of a gang that have succeeded are not missing."""
@@ -361,7 +369,8 @@ class Demand:
             offered.add(index)
             room -= 1
             waiting = pending(self._with_gang(workload), row, self._rules(workload.project))
-            self._scheduler.apply(PendingAdded(waiting, self._now()))
+            served_s = self._served_s(workload_id, index)
+            self._scheduler.apply(PendingAdded(replace(waiting, served_s=served_s), self._now()))
         for index in blocked:
             heapq.heappush(outside, index)
 
@@ -370,6 +379,7 @@ class Demand:
             self._scheduler.apply(PendingRemoved((workload_id, index)))
         self._outside.pop(workload_id, None)
         self._dependents.pop(workload_id, None)
+        self._served.pop(workload_id, None)
 
     def held(self, workload: Workload) -> Held | None:
         """Why none of a workload's pending replicas is in the queue, if so."""
