@@ -1,0 +1,78 @@
+"""Departments, shares of projects and ``fairshare`` on the command line."""
+
+import json
+from typing import Any
+
+from cli_fake_pool import FakePool
+from cli_views import project_view
+
+SHARE = {
+    "quota_permille": 4000,
+    "limit_permille": None,
+    "weight": 2.0,
+    "held_permille": 5500,
+    "waiting_permille": 3000,
+    "fair_permille": 4000.0,
+    "recent_permille": 2000.0,
+    "used_gpu_hours": 69.24,
+}
+FAIR = {
+    "capacity_permille": 8000,
+    "half_life_s": 86400.0,
+    "usage_weight": 1.0,
+    "projects": [
+        {
+            "project": "vision",
+            "department": "research",
+            "protected_permille": 1000,
+            "position": 1,
+            "reason": "over its fair share by 1.50 GPU",
+            **SHARE,
+        }
+    ],
+    "departments": [{"department": "research", **SHARE}],
+    "users": [
+        {"project": "vision", "user": "ann", "held_permille": 5500, "recent_permille": 2000.0, "used_gpu_hours": 69.24}
+    ],
+}
+
+
+def test_departments_are_made_changed_and_deleted(pool: FakePool, gpupool: Any) -> None:
+    made = {"name": "research", "quota_permille": 6000, "weight": 2.0, "limit_permille": 8000, "note": ""}
+    pool.answers["POST /v1/departments"] = made | {"projects": []}
+    pool.answers["PATCH /v1/departments/research"] = made | {"projects": []}
+    gpupool("department", "create", "research", "--quota", "6", "--weight", "2", "--limit", "8")
+    wanted = {"name": "research", "quota_permille": 6000, "weight": 2.0, "limit_permille": 8000}
+    assert pool.requests[-1][2] == wanted
+    gpupool("department", "set", "research", "--quota", "none", "--note", "who pays")
+    assert pool.requests[-1][2] == {"quota_permille": None, "note": "who pays"}
+    assert gpupool("department", "set", "research").returncode == 2
+    assert b"INVALID_COUNT" in gpupool("department", "set", "research", "--weight", "-1").stderr
+    pool.answers["GET /v1/departments"] = {"departments": [made | {"projects": ["vision", "speech"]}]}
+    assert b"vision, speech" in gpupool("department", "list").stdout
+    assert json.loads(gpupool("department", "list", "--json").stdout)["departments"][0]["weight"] == 2.0
+
+
+def test_shares_of_a_project_are_set_and_taken_back(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["PATCH /v1/projects/b"] = project_view(name="b")
+    for words, body in (
+        (("--department", "research", "--weight", "2.5"), {"department": "research", "weight": 2.5}),
+        (("--department", "none"), {"department": ""}),
+        (("--quota-model", "a100=2, t4=1.5"), {"model_quotas": {"a100": 2000, "t4": 1500}}),
+        (("--quota-model", "none"), {"model_quotas": {}}),
+    ):
+        assert gpupool("project", "set", "b", *words).returncode == 0
+        assert pool.requests[-1][2] == body
+    for wrong in ("a100", "a100=much", "=2"):
+        assert gpupool("project", "set", "b", "--quota-model", wrong).returncode != 0
+
+
+def test_fairshare_shows_who_is_due_what_and_why(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["GET /v1/fairshare"] = FAIR
+    shown = gpupool("fairshare").stdout.decode()
+    assert "research/vision" in shown
+    assert "over its fair share by 1.50 GPU" in shown
+    assert "69.24" in shown
+    assert "ann" not in shown
+    assert "ann" in gpupool("fairshare", "--user").stdout.decode()
+    assert json.loads(gpupool("fairshare", "--json").stdout) == FAIR
