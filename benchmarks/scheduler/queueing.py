@@ -16,7 +16,8 @@ Given are the hours from submission to the first start (`wait_h`), and by how mu
 (`delay_h`), which has in it what evictions cost. Beside it, for the whole trace: what a simulation of the same jobs
 that only counts GPUs gave for first come, first served with up to 200 skipped, and for shortest job first. With
 --jobs only the first so many are submitted; the figures beside it do not hold then. All loads and orders of the whole
-trace take more than an hour on two cores: the default is one load. Prints a table and writes JSON into benchmarks/results.
+trace take more than an hour on two cores: the default is one load. Prints a table and writes JSON into
+benchmarks/results.
 """
 
 from __future__ import annotations
