@@ -82,9 +82,7 @@ def test_the_gradient_is_what_the_definition_says(
 
 @settings(max_examples=20, deadline=None)
 @given(kinds(), st.integers(0, len(CLASSES) - 1), st.lists(st.sampled_from([0, 300, 1000]), min_size=4, max_size=4))
-def test_one_class_for_a_node_says_the_same_as_one_for_each_gpu(
-    kinds_: list[Kind], number: int, free: list[int]
-) -> None:
+def test_one_class_for_a_node_is_one_for_each_gpu(kinds_: list[Kind], number: int, free: list[int]) -> None:
     measure, cpu, there = Fragmentation(kinds_, CLASSES), np.array([3000]), np.array([free]) * (number > 0)
     short, long = np.array([[number]]), np.full((1, 4), number)
     assert measure.of(short, cpu, there) == pytest.approx(measure.of(long, cpu, there))

@@ -27,7 +27,7 @@ def test_a_rest_too_small_for_anything_is_wasted() -> None:
     waste = wasted({810: 1.0, 500: 1.0})
     assert waste[190] == 190
     assert waste[480] == 480
-    assert waste[500] < 5
+    assert waste[500] < 100  # half of what a GPU with one for 810 wastes: two of 500 save it
 
 
 def test_a_rest_is_worth_more_where_small_work_is_common() -> None:

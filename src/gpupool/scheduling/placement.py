@@ -65,6 +65,7 @@ class Placer:
     def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
         self.scorer = Scorer(cluster)
+        self._keys, self._keys_tick = np.zeros(0, np.int64), -1
         self._caches: WeakKeyDictionary[Shape, _Cache] = WeakKeyDictionary()
 
     def accepted(self, shape: Shape) -> Bools:
@@ -131,7 +132,7 @@ class Placer:
         elif cache.tick == cluster.tick:
             return cache.scores
         else:
-            rows = np.flatnonzero(cluster.touched > cache.tick)
+            rows = (cluster.touched > cache.tick).nonzero()[0]
         if len(rows):
             cache.scores[rows] = self._score(shape, rows, cache.accept, None)
         cache.tick = cluster.tick
@@ -158,12 +159,21 @@ class Placer:
         least = scores.min()
         if least == NO_FIT:
             return None
-        best = np.flatnonzero(scores == least)
+        best = (scores == least).nonzero()[0]
         best = best if rows is None else rows[best]
-        if len(best) == 1:
-            return int(best[0])
-        room = np.minimum(np.clip(self.cluster.gpu_free[best], 0, None).sum(axis=1), _FREE_LIMIT)
-        return int(best[(room << 28 | self.late_keys(best)).argmin()])
+        return int(best[self._tie_keys()[best].argmin()] if len(best) > 1 else best[0])
+
+    def _tie_keys(self) -> Ints:
+        """What tells equals apart, for every row: fuller nodes first, then ``late_keys``."""
+        c = self.cluster
+        stale = np.arange(len(c.present))
+        if len(self._keys) == len(stale):
+            stale = (c.touched > self._keys_tick).nonzero()[0]
+        else:
+            self._keys = np.zeros(len(stale), np.int64)
+        room = np.minimum(np.maximum(c.gpu_free[stale], 0).sum(axis=1), _FREE_LIMIT)
+        self._keys[stale], self._keys_tick = room << 28 | self.late_keys(stale), c.tick
+        return self._keys
 
     def _usable(self, shape: Shape, rows: Ints, budget: int | None) -> Bools:
         ok, _ = usable_slots(self.cluster, shape, rows, self.accepted(shape), budget)
@@ -171,9 +181,9 @@ class Placer:
 
     def _score(self, shape: Shape, rows: Ints, accept: Bools, budget: int | None) -> Ints:
         c, scores = self.cluster, np.full(len(rows), NO_FIT)
-        at = np.flatnonzero(c.up[rows] & ((c.cpu_free[rows] >= shape.cpu_milli) | (shape.cpu_milli == 0)))
+        at = (c.up[rows] & ((c.cpu_free[rows] >= shape.cpu_milli) | (shape.cpu_milli == 0))).nonzero()[0]
         ok, left = usable_slots(c, shape, rows[at], accept, budget)
-        fits = np.flatnonzero(usable_rows(c, shape, rows[at], ok))
+        fits = usable_rows(c, shape, rows[at], ok).nonzero()[0]
         if len(fits):
             at, ok, left = at[fits], ok[fits], left[fits]
             rows = rows[at]
@@ -210,16 +220,18 @@ class Placer:
         return np.asarray((total * _ODD[3]) >> np.uint64(48)).astype(np.int64)
 
     def _claim(self, shape: Shape, row: int, budget: int | None) -> Claim:
-        c, count = self.cluster, shape.request.count
-        rows = np.array([row])
-        ok, left = usable_slots(c, shape, rows, self.accepted(shape), budget)
-        free = np.flatnonzero(ok[0])
+        c, total = self.cluster, self.cluster.gmem_total[row]
         if shape.whole:
-            chosen = np.array(best_subset(c.links[row], tuple(free.tolist()), count)[0], dtype=np.int64)
+            ok = self.accepted(shape)[c.model[row]] & c.available[row]
+            ok &= (c.gpu_free[row] >= WHOLE_GPU) & (c.gmem_free[row] >= total)
+            free = tuple(ok.nonzero()[0].tolist())
+            chosen = np.array(best_subset(c.links[row], free, shape.request.count)[0], dtype=np.int64)
         else:
+            rows = np.array([row])
+            slots, left = usable_slots(c, shape, rows, self.accepted(shape), budget)
             self.scorer.refresh()
-            chosen = np.flatnonzero(self.scorer.chosen(shape, rows, ok, c.gpu_free[rows] - left)[0])
-        need, mem = shape.needs(c.gmem_total[row])
+            chosen = self.scorer.chosen(shape, rows, slots, c.gpu_free[rows] - left)[0].nonzero()[0]
+        need, mem = shape.needs(total)
         gpu, gmem = np.zeros(c.slots, np.int64), np.zeros(c.slots, np.int64)
         gpu[chosen], gmem[chosen] = need[chosen], mem[chosen]
         return Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(c, shape, row, gpu), shape.user)

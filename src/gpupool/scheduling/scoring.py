@@ -86,6 +86,7 @@ class Scorer:
         known = self.work.known()
         self._measure = Fragmentation(usual(known), self._classes)
         self._price = prices(known, self._classes, self._sizes)
+        self._waste_weight = WASTE_WEIGHT * self.work.trust  # a long run that is hardly known weighs little
         asked = sizes_asked(known, self._classes, self._sizes)
         if asked != self._asked:
             self._asked, self._waste = asked, wasted(asked)
@@ -106,10 +107,12 @@ class Scorer:
             cost, amount, one = by_gpu[at, taken], need[at, taken], taken[:, None]
         else:
             chosen = self.chosen(shape, rows, ok, need)
-            left = free - np.where(chosen, need, 0)
+            taken = need * chosen
+            left = free - taken
             cost = self._measure.growth(classes, cpu, cpu_left, free, left)
-            cost += WASTE_WEIGHT * (self._waste[left] - self._waste[free]).sum(axis=1)
-            amount, one = np.where(chosen, need, 0).sum(axis=1), chosen.argmax(axis=1)[:, None]
+            if not shape.whole:  # the same everywhere for those who take whole GPUs
+                cost += self._waste_weight * (self._waste[left] - self._waste[free]).sum(axis=1)
+            amount, one = taken.sum(axis=1), chosen.argmax(axis=1)[:, None]
         price = self._price[classes if classes.shape[1] == 1 else np.take_along_axis(classes, one, axis=1)][:, 0]
         cost = cost + SCARCITY_WEIGHT * price * amount / WHOLE_GPU
         cost += self._tightness(cpu_left, free.sum(axis=1) - amount)
@@ -139,7 +142,7 @@ class Scorer:
     def _by_gpu(self, classes: Ints, cpu: Ints, cpu_left: Ints, free: Ints, need: Ints) -> Floats:
         left = np.maximum(free - need, 0)
         growth = self._measure.growth_by_gpu(classes, cpu, cpu_left, free, np.minimum(need, UNMET))
-        return np.asarray(growth + WASTE_WEIGHT * (self._waste[left] - self._waste[free]))
+        return np.asarray(growth + self._waste_weight * (self._waste[left] - self._waste[free]))
 
     def _tightness(self, cpu_left: Ints, gpu_left: Ints) -> Floats:
         part = cpu_left / self._most_cpu + gpu_left / (self._most_gpu * WHOLE_GPU)

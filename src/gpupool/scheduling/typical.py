@@ -1,7 +1,7 @@
 """What typical work asks for, learnt from what was submitted: the usual kinds and how large a part of all each is.
 
-The kinds that make up 95 % of the submissions, the most frequent first, as the FGD paper (USENIX ATC 2023) has them
-from a finished trace; here the past fades, and before anything is known a few plain kinds stand in.
+The most frequent kinds first, until they make up nearly all of the submissions: the FGD paper (USENIX ATC 2023) takes
+95 % of a finished trace; here the past fades, and before anything is known a few plain kinds stand in.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from gpupool.domain.gpu import GpuRequest
 
-COVER = 0.95  # of what was submitted is of a typical kind
-MOST_KINDS = 64
+COVER = 0.99  # of what was submitted is of a typical kind
+MOST_KINDS = 256
 HALF_LIFE = 3_500  # submissions after which one counts half
 LEARN_FIRST, LEARN_LAST = 8, 1_000  # look again after half as many as are known, within these
+HALF_TRUSTED = 100  # submissions
 _LEARN_PART = 0.5
 _MOST_KNOWN = 4_096
 _GROWTH = 2.0 ** (1 / HALF_LIFE)
@@ -67,6 +68,11 @@ class TypicalWork:
             self._fresh = 0
             self.version += 1
         return self.version
+
+    @property
+    def trust(self) -> float:
+        """How far what is known can be relied on: 0 before anything came, near 1 after some hundreds."""
+        return self._known / (self._known + HALF_TRUSTED)
 
     def known(self) -> tuple[Kind, ...]:
         """All kinds that are remembered, the most frequent first."""

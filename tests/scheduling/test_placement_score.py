@@ -1,0 +1,253 @@
+"""Which place is the best: names do not matter, scarce models are spared, and how far from the optimum it ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling_world import node, world
+
+from gpupool.domain.gpu import GpuRequest, Node, Placement
+from gpupool.scheduling.cluster import ClusterState
+from gpupool.scheduling.placement import NO_FIT, Placer
+from gpupool.scheduling.shape import Shapes
+from gpupool.scheduling.values import Settings
+
+KINDS = (
+    (GpuRequest(1), 4.0),
+    (GpuRequest(2), 8.0),
+    (GpuRequest(1, 500), 2.0),
+    (GpuRequest(1, 300), 1.0),
+    (GpuRequest(1, 1000, 8_000), 2.0),
+    (GpuRequest(1, 1000, None, ("a100",)), 4.0),
+)
+NODES = ("a 4xT4 cpus=32", "b 2xT4 cpus=8", "c 4xA100 cpus=32", "d 2xA100 cpus=16", "e 8xT4 cpus=48")
+
+
+class Pool:
+    """A placer with nobody round it."""
+
+    def __init__(self, nodes: Sequence[Node], usual: Sequence[tuple[GpuRequest, float]] = ()) -> None:
+        self.cluster, self.shapes = ClusterState(), Shapes()
+        for each in nodes:
+            self.cluster.set_node(each)
+        self.placer = Placer(self.cluster)
+        for request, cpus in usual:
+            self.placer.scorer.work.submitted(request, round(cpus * 1000))
+
+    def place(self, request: GpuRequest, cpus: float = 0.0) -> tuple[str, list[int]] | None:
+        claim = self.placer.find(self.shapes.get(request, cpus, 0))
+        if claim is None:
+            return None
+        self.cluster.charge(claim)
+        self.cluster.log.commit()
+        return self.cluster.name_of(claim.row), np.flatnonzero(claim.gpu).tolist()
+
+    def places(self, *requests: GpuRequest) -> str:
+        found = [self.place(request) for request in requests]
+        return " ".join("-" if place is None else f"{place[0]}:{','.join(map(str, place[1]))}" for place in found)
+
+
+def pool(text: str, usual: Sequence[tuple[GpuRequest, float]] = ()) -> Pool:
+    return Pool([node(line.strip()) for line in text.split(";")], usual)
+
+
+T4, A100, ANY = GpuRequest(1, 1000, None, ("t4",)), GpuRequest(1, 1000, None, ("a100",)), GpuRequest(1)
+HALF, THIRD = GpuRequest(1, 500), GpuRequest(1, 333)
+SPREAD = GpuRequest(1, placement=Placement.SPREAD)
+SPREAD_HALF = replace(SPREAD, permille=500)
+
+
+# --- names and order
+
+
+work = st.lists(st.sampled_from(KINDS), min_size=1, max_size=25)
+
+
+@settings(max_examples=40, deadline=None)
+@given(work, st.permutations(range(len(NODES))), st.permutations("vwxyz"))
+def test_names_and_the_order_of_nodes_do_not_matter(
+    queue: list[tuple[GpuRequest, float]], order: list[int], names: list[str]
+) -> None:
+    first = Pool([node(line) for line in NODES])
+    renamed = [node(names[at] + NODES[at][1:]) for at in order]
+    second, by_name = Pool(renamed), dict(zip("abcde", names, strict=True))
+    for request, cpus in queue:
+        for one in (first, second):
+            one.placer.scorer.work.submitted(request, round(cpus * 1000))
+        here, there = first.place(request, cpus), second.place(request, cpus)
+        assert (here is None) == (there is None)
+        if here is not None and there is not None:
+            assert (by_name[here[0]], here[1]) == there
+
+
+@settings(max_examples=40, deadline=None)
+@given(work, st.integers(0, 2**16))
+def test_remembered_scores_are_those_of_a_fresh_look(queue: list[tuple[GpuRequest, float]], seed: int) -> None:
+    rng, known = random.Random(seed), Pool([node(line) for line in NODES], queue)
+    held = []
+    for request, cpus in queue:
+        claim = known.placer.find(known.shapes.get(request, cpus, 0))
+        if claim is not None:
+            known.cluster.charge(claim)
+            held.append(claim)
+        if held and rng.random() < 0.3:
+            known.cluster.discharge(held.pop(rng.randrange(len(held))))
+        fresh = Placer(known.cluster)
+        fresh.scorer.work = known.placer.scorer.work
+        for each, c in KINDS[::2]:
+            shape = known.shapes.get(each, c, 0)
+            assert known.placer.scores(shape).tolist() == fresh.scores(shape).tolist()
+
+
+# --- scarce models
+
+
+def test_work_that_takes_any_model_leaves_the_one_that_others_insist_on() -> None:
+    usual = [(ANY, 0.0)] * 20 + [(A100, 0.0)] * 10
+    assert pool("a 4xA100; b 4xT4", usual).places(ANY, ANY, ANY, ANY, ANY) == "b:0 b:1 b:2 b:3 a:0"
+    usual = [(ANY, 0.0)] * 20 + [(T4, 0.0)] * 10
+    assert pool("a 4xA100; b 4xT4", usual).places(ANY, ANY, ANY, ANY, ANY) == "a:0 a:1 a:2 a:3 b:0"
+
+
+def test_work_that_needs_much_memory_keeps_the_large_cards() -> None:
+    usual = [(HALF, 0.0)] * 10 + [(GpuRequest(1, 1000, 40_000), 0.0)] * 20
+    assert pool("a 2xA100; b 2xT4", usual).places(HALF, HALF, HALF) == "b:0 b:0 b:1"
+
+
+def test_how_many_there_are_of_a_model_counts() -> None:
+    usual = [(ANY, 0.0)] * 200 + [(A100, 0.0)] * 50 + [(T4, 0.0)] * 50
+    nodes = "a 2xA100; b 8xT4"
+    assert pool(nodes, usual).places(ANY).startswith("b")
+
+
+# --- fragmentation
+
+
+def test_nodes_with_processors_are_left_to_work_that_needs_them() -> None:
+    usual = [(ANY, 8.0)] * 20
+    found = pool("a 4xT4 cpus=32; b 4xT4 cpus=2", usual)
+    assert [found.place(ANY, 0.0) for _ in range(2)] == [("b", [0]), ("b", [1])]
+
+
+def test_parts_go_together_so_that_whole_gpus_stay() -> None:
+    usual = [(ANY, 0.0)] * 10 + [(HALF, 0.0)] * 10
+    assert pool("a 2xT4; b 2xT4", usual).places(HALF, HALF, ANY, ANY, ANY) == "a:0 a:0 a:1 b:0 b:1"
+
+
+def test_a_part_goes_where_the_rest_is_of_use() -> None:
+    usual = [(GpuRequest(1, 700), 0.0)] * 10 + [(GpuRequest(1, 300), 0.0)] * 10
+    found = pool("a 2xT4", usual)
+    assert found.places(GpuRequest(1, 700), GpuRequest(1, 700), GpuRequest(1, 300), GpuRequest(1, 300)) == (
+        "a:0 a:1 a:0 a:1"
+    )
+
+
+def test_instances_are_left_to_those_who_ask_for_them() -> None:
+    one, other = GpuRequest(1, 1000, None, ("1g.10gb",)), GpuRequest(1, 1000, None, ("3g.40gb",))
+    found = pool("a 1xA100 mig=3g.40gb,1g.10gb,1g.10gb; b 2xT4", [(one, 0.0)] * 5 + [(ANY, 0.0)] * 5)
+    assert found.places(one, one, one, other, other, ANY, ANY, ANY, ANY) == "a:2 a:3 - a:1 - a:0 b:0 b:1 -"
+
+
+def test_a_gpu_in_another_mode_is_not_free() -> None:
+    mps = GpuRequest(1, 300, sharing=None)
+    found = pool("a 2xT4 offers=share,mps", [(HALF, 0.0)] * 10)
+    insists = GpuRequest(1, 300, sharing=node("x 1xT4 policy=mps").policy_of("x-0"))
+    assert found.places(insists, mps, insists) == "a:0 a:1 a:0"
+
+
+# --- spread
+
+
+def test_spread_takes_the_emptiest_node_and_gpu() -> None:
+    assert pool("a 2xT4; b 2xT4").places(SPREAD, SPREAD, SPREAD) == "a:0 b:0 a:1"
+    assert pool("a 2xT4").places(SPREAD_HALF, SPREAD_HALF, SPREAD_HALF) == "a:0 a:1 a:0"
+
+
+def test_spread_counts_the_part_of_a_node_that_is_taken() -> None:
+    found = pool("a 8xT4; b 2xT4").places(*[SPREAD] * 6)
+    assert found == "a:0 a:1 a:2 b:0 a:3 a:4"
+
+
+def test_spread_is_still_about_places_that_fit() -> None:
+    assert pool("a 2xA100; b 2xT4").places(replace(SPREAD, models=("t4",)), replace(SPREAD, count=2)) == "b:0 a:0,1"
+
+
+def test_the_pool_may_spread_those_who_do_not_say() -> None:
+    nodes, waiting = "a 2xT4; b 2xT4", "p1 red 1; p2 red 1"
+    packed, spread = world(nodes, waiting), world(nodes, waiting, placement=Placement.SPREAD)  # type: ignore[arg-type]
+    for one in (packed, spread):
+        one.settle()
+    assert Settings().placement is Placement.PACK
+    assert packed.places() == "p1@a p2@a"
+    assert spread.places() == "p1@a p2@b"
+
+
+# --- how good it is in the end
+
+
+def used(found: Pool) -> int:
+    c = found.cluster
+    return int(((c.gmem_total > 0) * 1000 - c.gpu_free).sum())
+
+
+def best_use(sizes: tuple[int, ...], gpus: int) -> int:
+    """The most thousandths that can be in use when those who do not fit are sent away, whoever that is."""
+
+    @cache
+    def most(at: int, free: tuple[int, ...]) -> int:
+        if at == len(sizes):
+            return 0
+        found = most(at + 1, free)
+        for slot, room in enumerate(free):
+            if room >= sizes[at] and room not in free[:slot]:
+                rest = tuple(sorted((*free[:slot], room - sizes[at], *free[slot + 1 :])))
+                found = max(found, sizes[at] + most(at + 1, rest))
+        return found
+
+    return most(0, (1000,) * gpus)
+
+
+def test_close_to_the_best_that_could_be_done_knowing_what_comes() -> None:
+    """Thirty small pools filled in random order; the optimum knows all that comes and may send anybody away."""
+    rng, ours, best, naive = random.Random(3), 0, 0, 0
+    usual = (190, 250, 300, 500, 700, 810, 1000)
+    for _ in range(30):
+        sizes = tuple(rng.choice(usual) for _ in range(9))
+        one = pool("a 2xT4; b 2xT4", [(GpuRequest(1, size), 0.0) for size in usual * 5])
+        for size in sizes:
+            one.place(GpuRequest(1, size))
+        ours, best = ours + used(one), best + best_use(sizes, 4)
+        naive += first_fit(sizes, 4)
+    assert best >= ours >= 0.9 * best
+    assert ours > naive
+
+
+def first_fit(sizes: Sequence[int], gpus: int) -> int:
+    free = [1000] * gpus
+    for size in sizes:
+        slot = next((slot for slot, room in enumerate(free) if room >= size), None)
+        if slot is not None:
+            free[slot] -= size
+    return 1000 * gpus - sum(free)
+
+
+def test_nobody_fits_nowhere() -> None:
+    found = pool("a 1xT4 down; b 1xT4 cordoned")
+    assert found.place(ANY) is None
+    assert (found.placer.scores(found.shapes.get(ANY, 0, 0)) == NO_FIT).all()
+    assert ClusterState().slots == 1
+    assert Placer(ClusterState()).find(Shapes().get(ANY, 0, 0)) is None
+
+
+@pytest.mark.parametrize("request_", [ANY, HALF, THIRD, GpuRequest(2), GpuRequest(2, 500), GpuRequest(1, 1000, 8_000)])
+def test_an_empty_cluster_of_equals_takes_the_first_row(request_: GpuRequest) -> None:
+    found = pool("a 4xT4; b 4xT4; c 4xT4").place(request_)
+    assert found is not None
+    assert found[0] == "a"
