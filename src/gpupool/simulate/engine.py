@@ -150,7 +150,7 @@ class Simulation:
         self._held[fate.job.project] -= run.permille
         fate.used_permille_s += run.permille * lasted
         fate.wasted_permille_s += run.permille * min(lasted, run.overhead_s)
-        self.scheduler.apply(LeaseReleased(key, fate.job.duration_s if finished else None))
+        self.scheduler.apply(LeaseReleased(key, fate.job.duration_s if finished else None, now))
         if finished:
             fate.finished += 1
             fate.ended_s = now
