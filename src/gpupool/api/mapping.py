@@ -144,6 +144,7 @@ def workload_detail(
         limits=_limits_view(workload),
         after=[view.DependencyView(workload=d.workload, success_only=d.success_only) for d in workload.after],
         guarantees=sharing_of(workload, replicas, leases)[1],
+        windows=list(workload.windows),
     )
 
 
@@ -268,6 +269,7 @@ def _limits_view(workload: Workload) -> view.LimitsView:
         cpus=limits.cpus,
         memory_mib=limits.memory_mib,
         log_limit_mib=limits.log_limit_mib,
+        notice_signal=limits.notice_signal,
     )
 
 

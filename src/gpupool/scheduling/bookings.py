@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupool.domain.booking import Booking
+from gpupool.domain.units import format_duration
 from gpupool.scheduling.values import PendingReplica
 
 WORTH_S = 300.0  # training is not placed where it would be sent away sooner
@@ -101,6 +102,15 @@ class Bookings:
         starts = np.array([b.starts_at for b in self.all.values()])
         own = np.array([[b.starts_at - b.lead_s, b.ends_at] for b in self.all.values()]).reshape(-1, 2)
         return np.concatenate([starts[:, None] - np.array(before)[None, :], own], axis=1)
+
+
+def told(booking: Booking, now: float) -> tuple[str, tuple[str, ...]]:
+    """For how long a booking stands in the way, in words, and what would help."""
+    left, length = booking.starts_at - now, booking.ends_at - booking.starts_at
+    if left <= 0:
+        return f"for another {format_duration(booking.ends_at - now)}", ()
+    shorter = f"give it a time limit below {format_duration(left / _STEP)}"
+    return f"in {format_duration(left)} for {format_duration(length)}", (shorter,)
 
 
 def _rounded(seconds: float) -> float:

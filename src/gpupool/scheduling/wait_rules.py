@@ -10,6 +10,7 @@ from enum import StrEnum
 import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU, format_duration, format_permille
+from gpupool.scheduling.bookings import told
 from gpupool.scheduling.cluster import Bools, Ints
 from gpupool.scheduling.feasible import lacking, no_such_model, present_models
 from gpupool.scheduling.gang import capacity, place
@@ -271,12 +272,9 @@ def _booked(case: Case) -> Finding | None:
     found = bookings.in_the_way(guest, node)
     if found is None:
         return None
-    until = f"for another {format_duration(found.ends_at - case.session.now)}"
-    if (left := found.starts_at - case.session.now) > 0:
-        until = f"in {format_duration(left)} for {format_duration(found.ends_at - found.starts_at)}"
+    span, helps = told(found, case.session.now)
     numbers: Numbers = {"starts_at": found.starts_at, "ends_at": found.ends_at, "booking": found.id, "nodes": len(rows)}
-    helps = (f"give it a time limit below {format_duration(left)}",) if left > 0 else ()
-    sentence = f"needs {case.wants}; {node} is free, but booked for others ({found.name}) {until}"
+    sentence = f"needs {case.wants}; {node} is free, but booked for others ({found.name}) {span}"
     return Finding(WaitCode.BOOKED, sentence, numbers, helps)
 
 

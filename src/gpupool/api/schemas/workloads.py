@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from gpupool.api.schemas.base import View
 from gpupool.domain.gpu import ComputePolicy, Placement, Sharing
 from gpupool.domain.workload import ReplicaState, RestartPolicy, WorkloadKind, WorkloadState
@@ -177,6 +179,7 @@ class LimitsView(View):
     cpus: float | None
     memory_mib: int | None
     log_limit_mib: int
+    notice_signal: str = "TERM"
 
 
 class DependencyView(View):
@@ -200,6 +203,7 @@ class WorkloadDetail(WorkloadView):
     limits: LimitsView
     after: list[DependencyView]
     guarantees: str
+    windows: list[str] = Field(default_factory=list)
 
 
 class WhyView(View):

@@ -114,6 +114,7 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("Finished", clock(w["finished_at"]) if w["finished_at"] else ""),
         ("Expires", clock(w["expires_at"]) if w["expires_at"] else ""),
         ("Limits", _limits_text(w["limits"])),
+        ("Starts only", ", ".join(w.get("windows", ()))),
         ("Restart", f"{w['retry']['policy']}, {w['retry']['backoff_limit']} failures forgiven"),
         ("After", ", ".join(a["workload"] + ("" if a["success_only"] else ":any") for a in w["after"])),
         ("Labels", ", ".join(f"{key}={value}" for key, value in w["labels"].items())),
