@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, TypeVar
@@ -22,6 +22,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import Node
 from gpupool.domain.units import parse_duration_s
 from gpupool.scheduling.order import Order
+from gpupool.scheduling.policy import Policy
 from gpupool.scheduling.values import Settings
 from gpupool.simulate import engine
 from gpupool.simulate.clusters import parse_cluster, permuted
@@ -37,6 +38,7 @@ from gpupool.simulate.whatif import Change
 PROGRESS_EVERY_S = 5.0
 MOST_WEIGHT = 1e6
 NOW, CHANGED = "as it is", "changed"
+USUAL = Policy()
 T = TypeVar("T")
 
 TraceFile = Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="A CSV file of jobs.")]
@@ -70,7 +72,9 @@ Without = Annotated[list[str] | None, typer.Option("--without", metavar="NODE", 
 Compare = Annotated[
     bool, typer.Option("--compare", help="Beside a run without --quota, --weight, --add-nodes and --without.")
 ]
-OrderOption = Annotated[Order, typer.Option("--order", help="Among equals of a project: fair, or shortest first.")]
+OrderOption = Annotated[
+    Order | None, typer.Option("--order", help="Among equals of a project: fair, or shortest expected first.")
+]
 Turn = Annotated[
     str | None, typer.Option("--turn", metavar="TIME", help="Training that ran so long makes way; else it does not.")
 ]
@@ -111,7 +115,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter per option
     add_nodes: AddNodes = None,
     without: Without = None,
     compare: Compare = False,
-    order: OrderOption = Order.FAIR,
+    order: OrderOption = None,
     turn: Turn = None,
     checkpoint: Checkpoint = None,
     grace: Grace = "10s",
@@ -126,19 +130,20 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter per option
     user and kind (training, interactive, run or lease; only training is evicted). Lists of the openb and Philly traces
     are known too. No pool is needed, and none is touched.
 
-    With --from-pool the trace is what ran in the pool. What would be different with other nodes, quotas or weights is
-    shown beside a run without them: always with --add-nodes, --without and --from-pool, else with --compare.
+    With --from-pool the trace is what ran in the pool, under its policy. What would be different with other nodes,
+    quotas or weights is shown beside a run without them: always with --add-nodes, --without and --from-pool, else with
+    --compare.
     """
     if from_pool and (trace or nodes or cluster or kind):
         raise typer.BadParameter("--from-pool brings its own jobs and nodes")
     change = _change(quota or [], weight or [], add_nodes, without or [])
     world = _from_pool(since) if from_pool else _from_files(trace, nodes, cluster, kind)
     bench = _Bench(
-        world if seed is None else _World(world.trace, permuted(world.nodes, seed), world.projects),
+        world if seed is None else replace(world, nodes=permuted(world.nodes, seed)),
         load,
         jobs,
         Rules(grace_s=parse_duration_s(grace), checkpoint_s=parse_duration_s(checkpoint) if checkpoint else None),
-        Settings(order=order, turn_s=parse_duration_s(turn) if turn else None),
+        _settings(world.policy, order, turn),
     )
     beside = bool(change) and (compare or from_pool or bool(change.added or change.without))
     runs = {NOW: bench.run(Change())} if beside else {}
@@ -157,6 +162,7 @@ class _World:
     trace: Trace
     nodes: tuple[Node, ...]
     projects: tuple[Project, ...] = ()
+    policy: Policy = USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +212,18 @@ def _from_files(trace: Path | None, nodes: Path | None, cluster: str | None, kin
     return _World(read_trace(trace, kind), machines)
 
 
+def _settings(policy: Policy, order: Order | None, turn: str | None) -> Settings:
+    changes: dict[str, Any] = {} if order is None else {"order": order}
+    if turn is not None:
+        changes["turn_s"] = parse_duration_s(turn)
+    return replace(policy, **changes).settings(Settings())
+
+
 def _from_pool(since: str) -> _World:
     now = time.time()
-    return _World(*history(open_pool(), now - parse_duration_s(since), now))
+    pool = open_pool()
+    found = history(pool, now - parse_duration_s(since), now)
+    return _World(*found, Policy.from_dict(pool.get("policy")))
 
 
 def _change(quotas: list[str], weights: list[str], add_nodes: str | None, without: list[str]) -> Change:
