@@ -148,10 +148,12 @@ class _Play:
         horizon = first + TOGETHER * (first - self._began)
         if self._steps < MAX_STEPS // 4:
             horizon = inf  # few steps are left to a pool of this size: each takes in many ends
-        for _ in range(most):
-            self._next_end()
-            if (following := self._next()) == inf or following > horizon:
+        done = 0
+        while (following := self._next()) <= first or (done < most and following <= horizon):
+            if following == inf:
                 return
+            self._next_end()
+            done += 1
 
     def _next_end(self) -> None:
         when = self._next()

@@ -1,0 +1,58 @@
+"""Where every run is known to end at its limit and nobody is evicted, an estimate is what happens."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling_world import NOW, World, world
+
+from gpupool.domain.ids import WorkloadId
+from gpupool.scheduling.scheduler import LeaseReleased
+
+WAITING = st.lists(
+    st.tuples(
+        st.sampled_from(["red", "blue"]),
+        st.sampled_from(["1", "2", "0.5", "0.25", "4"]),
+        st.integers(5, 500),  # its time limit
+        st.integers(1, 200),  # how long it has waited
+    ),
+    min_size=1,
+    max_size=12,
+)
+RUNNING = st.lists(st.tuples(st.sampled_from(["red", "blue"]), st.integers(1, 400)), min_size=4, max_size=8)
+
+
+def simulated(w: World) -> dict[str, float]:
+    """When each one starts, played with the real scheduler."""
+    demand, starts = w.scheduler.demand, dict[str, float]()
+    now = w.now
+    for _ in range(100):
+        for grant in w.scheduler.decide(now).grants:
+            starts[str(grant.workload)] = now
+        ends = [r.expected_end for r in demand.running.values() if r.expected_end is not None]
+        if not ends:
+            break
+        now = min(ends)
+        for key in [key for key, r in demand.running.items() if r.expected_end == now]:
+            w.scheduler.apply(LeaseReleased(key))
+    return starts
+
+
+@settings(max_examples=25, deadline=None)
+@given(WAITING, RUNNING)
+def test_an_estimate_from_time_limits_comes_true(
+    waiting: list[tuple[str, str, int, int]], active: list[tuple[str, int]]
+) -> None:
+    running = [f"r{n} {project} 1 on {'ab'[n // 4]}:{n % 4} end={end}" for n, (project, end) in enumerate(active)]
+    queue = [f"q{n} {project} {gpus} max={run} wait={wait}" for n, (project, gpus, run, wait) in enumerate(waiting)]
+    w = world("a 4xT4; b 4xT4", "; ".join(queue), "; ".join(running), reserve_after_s=1e9)
+    w.scheduler.decide(w.now)
+    told = {}
+    for number in range(len(waiting)):
+        found = w.scheduler.explain((WorkloadId(f"q{number}"), 0), w.now, {})
+        if found is not None:
+            assert found.estimate_s is not None
+            assert "the pace" not in found.estimate_basis
+            told[f"q{number}"] = NOW + found.estimate_s
+    starts = simulated(w)
+    assert {name: round(at, 3) for name, at in told.items()} == {name: round(starts[name], 3) for name in told}
