@@ -32,7 +32,9 @@ class Turns:
         self._lanes: dict[int, Lane] = {}
         shares, lanes = session.shares, session.demand.lanes
         chosen = [p for p in projects if not dead.issuperset(lanes[p])]
-        self._heap: list[_Turn] = [(*shares.order(p, 1), -inf, p) for p in chosen]
+        least = session.placer.least_permille
+        needs = {p: min(map(least, lanes[p])) for p in chosen}  # a lower bound of what the first of the lane needs
+        self._heap: list[_Turn] = [(*shares.order(p, need), -inf, p) for p, need in needs.items()]
         heapify(self._heap)
 
     def next(self) -> tuple[Group, PendingReplica, Lane] | None:
@@ -60,6 +62,8 @@ class Turns:
         return (*self._session.shares.order(project, need), replica.queued_at, project), first
 
     def _first(self, project: int) -> tuple[Group, PendingReplica] | None:
+        if self._dead.issuperset(self._session.demand.lanes[project]):
+            return None
         if project not in self._lanes:
             first = self._session.first(project, self._alive)
             if first is not None:
