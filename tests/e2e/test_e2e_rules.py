@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
 from e2e_pool import RealPool, eventually
@@ -48,7 +49,7 @@ def test_a_class_finds_the_node_free_and_training_goes_on_afterwards(own_pool: R
     pool("project", "create", "cs101")
     pool("submit", "training", "-g", "1", "--grace", "1s", "--", "sleep", "1000")
     assert pool.becomes("training", "running")
-    made = pool("reserve", "CS101", "--gpus", "1", "--from", "+6s", "--for", "14s", "--project", "cs101")
+    made = pool("reserve", "CS101", "--gpus", "1", "--from", "+4s", "--for", "1h", "--project", "cs101")
     assert b"1 replicas of training run there now" in made.stderr
     overlap = pool("reserve", "other", "--nodes", node, "--for", "1h", "--maintenance", ok=False)
     assert b"ALREADY_BOOKED" in overlap.stderr
@@ -59,8 +60,14 @@ def test_a_class_finds_the_node_free_and_training_goes_on_afterwards(own_pool: R
     assert eventually(lambda: pool.json("reserve", "list")["bookings"][0]["holds"])
     assert pool("run", "--project", "cs101", "-g", "0.5", "--", "true").returncode == 0, "a student starts at once"
     assert pool.state_of("training") == "queued"
-    assert pool.becomes("training", "running"), "it is over, and training goes on by itself"
-    assert pool.json("reserve", "list") == {"bookings": []}
-    made = pool("reserve", "driver", "--nodes", node, "--from", "+1h", "--for", "1h", "--maintenance")
     pool("reserve", "cancel", made.stdout.decode().strip())
+    assert pool.becomes("training", "running"), "training goes on by itself"
     assert pool.json("reserve", "list") == {"bookings": []}
+    with pool.client as client:
+        begin = time.time() + 3600
+        made = client.reserve("driver", begin, begin + 3600, nodes=[node], maintenance=True)
+        assert [(b.id, b.projects, b.holds) for b in client.bookings()] == [(made.id, [], False)]
+        client.cancel_reservation(made.id)
+        assert not client.bookings()
+        assert client.set_labels(node, {"rack": "r1"}).labels == {"rack": "r1"}
+        assert client.set_labels(node, remove=["rack"]).labels == {}
