@@ -173,15 +173,16 @@ class _RoomMaker:
         project, need = group.account.project, self._permille(group)
         if not self._owes(group):
             return False
+        standing = self.rights.standing(project, need)
+        known = (group.shape, group.size, group.gang, group.joins, standing, len(self.session.evictions))
+        if known in self._hopeless:
+            return False
         if self._nominate(group, replica):
             return True
         room = self.session.ledger.room(group.account)
         if need > room:
             return False
         victims = self.rights.victims(project, need)
-        known = (group.shape, group.size, group.gang, group.joins, victims.tobytes())
-        if known in self._hopeless:
-            return False
         self.work.begin()
         pool = self._pool(_OTHERS)
         among = victims[pool.pieces.project]

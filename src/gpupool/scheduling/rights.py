@@ -46,6 +46,13 @@ class Rights:
         """The projects from which a project may take so that it holds ``extra`` thousandths more."""
         return self._shares.victims(project, extra)
 
+    def standing(self, project: int, extra: int) -> tuple[object, ...]:
+        """What decides about ``victims``: equal for projects that may take from the same ones."""
+        shares, own = self._shares, project if self._shares.above(project) else None
+        if len(self._ledger.departments) > 1:
+            return (shares.victims(project, extra).tobytes(),)
+        return shares.within_quota(project, extra), shares.within_share(project, extra), own
+
     def refuses(self, pool: VictimPool, project: int, extra: int) -> _Refused:
         """Judges lists of victims: which of them may not go when those before are gone."""
         return _Refused(self, pool, project, extra)
