@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
-from zoneinfo import available_timezones
+
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.windows import read_zone
 
 _LOCALTIME = Path("/etc/localtime")
 
 
 def machine_zone() -> str:
     """The name of the zone that this machine's clock shows, or UTC where that cannot be told."""
-    known = available_timezones()
-    linked = str(_LOCALTIME.resolve()).partition("zoneinfo/")[2]
-    return next((name for name in (os.environ.get("TZ", ""), linked) if name in known), "UTC")
+    for name in (os.environ.get("TZ", ""), str(_LOCALTIME.resolve()).partition("zoneinfo/")[2]):
+        with contextlib.suppress(GpupoolError):
+            read_zone(name)
+            return name
+    return "UTC"
