@@ -26,8 +26,8 @@ LOOK_EVERY_S = 15.0
 MOST_PER_LOOK = 2  # estimates made for nobody but to learn from
 MOST_OPEN = 1_000  # estimates of which it is not known yet what came of them
 MOST_KEPT = 20_000  # rows of the table
-MOST_HISTORIES = 64  # kinds of past work that are looked up
-FRESH_S = 30.0  # for so long what has been read of the past is good enough
+MOST_HISTORIES = 32  # users, and projects, whose past work is looked up
+FRESH_S = 60.0  # for so long what has been read of the past is good enough
 
 log = structlog.get_logger("gpupool.foresight")
 _Kind = tuple[str, str]
