@@ -8,7 +8,8 @@ from math import inf
 
 from gpupool.scheduling.backfill import may_slip, under_reservations
 from gpupool.scheduling.gang import Placed, Refusals, find_all, others_of
-from gpupool.scheduling.queue import Group, Lane
+from gpupool.scheduling.lanes import Lane
+from gpupool.scheduling.queue import Group
 from gpupool.scheduling.reserve import reservations_left, reserve_if_starving, starving_shapes
 from gpupool.scheduling.session import Ghost, Session
 from gpupool.scheduling.shape import Shape

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.cluster import MILLI, Claim, Holding
 from gpupool.scheduling.fairshare import Shares
+from gpupool.scheduling.lanes import Lane
 from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.placement import Placer
-from gpupool.scheduling.queue import Demand, Group, Lane
+from gpupool.scheduling.queue import Demand, Group
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import Eviction, Grant, Hold, HoldKind, PendingReplica, ReplicaKey, Settings
 
