@@ -136,6 +136,24 @@ CASES = [
         "p1 red 1 cpus=16; p2 red 4 cpus=4",
         "p1@b p2@a",
     ),
+    Case(
+        "whoever takes any model leaves the scarce one",
+        "a 1xT4; b 1xT4; c 1xA100",
+        "p1 red 1; p2 red 1; p3 red 1 model=a100",
+        "p1@a p2@b p3@c",
+    ),
+    Case(
+        "a part for any model leaves the scarce one",
+        "a 1xT4; b 1xT4; c 1xA100",
+        "p1 red 0.5; p2 red 1 model=a100",
+        "p1@a p2@c",
+    ),
+    Case(
+        "several for any model leave the scarce one",
+        "a 2xT4; b 2xT4; c 2xA100",
+        "p1 red 2; p2 red 2; p3 red 2 model=a100",
+        "p1@a p2@b p3@c",
+    ),
 ]
 
 

@@ -463,6 +463,14 @@ CASES = [
         evicted="p2 p3 p4",
         then=(("wait 100", "p1@a p2@a p3@a p4@a"), ("add q1 blue 3", "p1@a q1@a")),
     ),
+    Case(
+        "nobody goes when the second of two would be from within the quota",
+        "a 2xT4",
+        "p1 blue 2",
+        "r1@a r2@a",
+        running="r1 red 1 on a:0 train; r2 red 1 on a:1 train",
+        projects="red quota=1; blue quota=2",
+    ),
 ]
 
 

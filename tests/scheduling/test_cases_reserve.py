@@ -215,6 +215,15 @@ CASES = [
         running="r1 blue 1 on a:0 end=100; r2 blue 1 on b:0 end=200",
         reserved="p1@a p2@b",
     ),
+    Case(
+        "a back-off is no waiting, even beside one of the same shape who waited",
+        "a 2xT4; b 2xT4 cpus=32",
+        "p0 red 2 wait=900; p1 red 2 wait=900 later=50",
+        "r1@a r2@b",
+        running="r1 blue 1 on a:0 end=500; r2 blue 1 on b:0 end=600",
+        reserved="p0@a",
+        then=(("wait 60", "r1@a r2@b"), ("add p3 red 1", "p3@b r1@a r2@b")),
+    ),
 ]
 
 
