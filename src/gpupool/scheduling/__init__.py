@@ -6,7 +6,7 @@ what one looks for:
 
 - **State.** `cluster` (nodes and GPUs), `holders` (who runs), `queue` (who waits, by `shape`), `members` (gangs),
   `ledger` (what projects and users hold), `usage` (and held lately), `bookings`, `modes`, `links`, `topology`.
-- **Who is next.** `fairshare` (what everybody is due), `order` (inside a project), `allocate` (the round itself).
+- **Who is next.** `fairshare` (what everybody is due), `order` and `lanes` (inside a project), `allocate` (the round).
 - **Where.** `placement` (which nodes would do) and `scoring` (the best of them) by `fragmentation` and `residue`
   against the `typical` work; `gang` for several at once; `capacity`, how many would fit.
 - **Waiting for space.** `reserve` keeps it for who starves, `backfill` lets others use it meanwhile, by `runtimes` and
