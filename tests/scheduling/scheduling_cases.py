@@ -76,6 +76,7 @@ class Case:
     slots: str = ""  # "p1:23": the GPUs it holds at the end
     reserved: str | None = None  # "p1@a": for whom space is reserved at the end; None: not looked at
     settings: dict[str, Any] = field(default_factory=dict)
+    slow: int = 0  # rounds that victims take to go
 
     def check(self) -> None:
         """Run it under its own names, under others, and declared in another order."""
@@ -130,6 +131,7 @@ class _Run:
             **case.settings,
         }
         self.world = Watched.around(world(case.nodes, case.pending, case.running, case.projects, case.users, **parts))
+        self.world.slow = case.slow
         self.world.settle(watch=watch)
         self._places = [self.world.places()]
         for event, _ in case.then:

@@ -300,6 +300,8 @@ class World:
     evicted: list[str] = field(default_factory=list)
     granted: list[str] = field(default_factory=list)
     last: Decisions = field(default_factory=Decisions)
+    slow: int = 0  # rounds that victims take to go
+    told: dict[ReplicaKey, int] = field(default_factory=dict)
 
     def step(self) -> bool:
         """One cycle, then all victims (and those releasing before) go; whether anything happened."""
@@ -310,8 +312,12 @@ class World:
             self.running[grant.key] = self.scheduler.demand.running[grant.key]
         for eviction in decisions.evictions:
             self.evicted.append(str(eviction.workload))
+        self.told.update((eviction.key, self.slow) for eviction in decisions.evictions)
         for key in leaving + [eviction.key for eviction in decisions.evictions]:
-            self.leave(key)
+            if self.told.get(key, 0) <= 0:
+                self.leave(key)
+            else:
+                self.told[key] -= 1
         return bool(decisions.grants or decisions.evictions or leaving)
 
     def leave(self, key: ReplicaKey) -> None:
