@@ -18,6 +18,7 @@ from gpupool.scheduling.victims import VictimPool, freed_by
 # Victims as lists of slots that go together, in order: which of the lists may not be evicted, those before being gone?
 Refused = Callable[[Sequence[Sequence[int]]], list[int]]
 _Cost = tuple[int, float, int, int, float]  # replicas, beyond their due, priority, thousandths, newness
+_FEW = 1_000  # pieces that are looked at one by one without asking first whether all of them would do
 _LOOK = 1_000  # trials looked at in one unit of work
 
 
@@ -68,7 +69,9 @@ class Search:
 
     def for_one(self) -> Clearing | None:
         """The cheapest set on one node: fewest, then of those furthest beyond their due, lowest priority, least GPU."""
-        at = self._hopeful(np.flatnonzero(self.among & self.pool.alive))
+        at = np.flatnonzero(self.among & self.pool.alive)
+        if len(at) > _FEW:
+            at = self._hopeful(at)
         if not len(at):
             return None
         p = self.pool.pieces
@@ -78,7 +81,8 @@ class Search:
             if not self.refused(self.pool.slots_of([piece])):
                 best = self._cost([piece]), self._clearing(int(p.row[piece]), [piece])
                 return best[1] if p.size[piece] == 1 else self._best_set(at, best)
-        return self._best_set(at, None)
+        at = self._hopeful(at)
+        return self._best_set(at, None) if len(at) else None
 
     def _hopeful(self, at: Ints) -> Ints:
         """Those on nodes where it fits if all of them go."""

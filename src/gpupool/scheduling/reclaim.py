@@ -294,7 +294,7 @@ class _RoomMaker:
     def _nominate(self, group: Group, replica: PendingReplica, row: int | None = None) -> bool:
         """Hold a place for all who have to start at once, if there is one as things stand in the trial."""
         session, mark = self.session, self.session.log.checkpoint()
-        if not session.placer.fits_anywhere(group.shape):
+        if row is None and not session.placer.fits_anywhere(group.shape):
             return False
         claims = self._claims(group, replica, row)
         session.log.rollback(mark)

@@ -90,6 +90,9 @@ class VictimPool:
         self._stays = stays
         self.pieces = self._pieces(slots)
         self.alive = np.ones(len(self.pieces), np.bool_)
+        single = np.flatnonzero(self.pieces.slot >= 0)
+        self._piece_of = np.full(len(h.row), -1, np.int64)
+        self._piece_of[self.pieces.slot[single]] = single
 
     def _pieces(self, slots: Ints) -> Pieces:
         h, now = self.holders, self._session.now
@@ -247,7 +250,8 @@ class VictimPool:
             self.refresh()
         else:
             self._stays[slots] = False
-            self.alive[np.isin(self.pieces.slot, slots)] = False
+            pieces = self._piece_of[slots]
+            self.alive[pieces[pieces >= 0]] = False
 
 
 def freed_by(h: Holders, slots: Ints | list[int]) -> Freed:
