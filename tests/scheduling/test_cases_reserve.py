@@ -214,6 +214,15 @@ CASES = [
         "r1@a r2@b",
         running="r1 blue 1 on a:0 end=100; r2 blue 1 on b:0 end=200",
         reserved="p1@a p2@b",
+        settings={"reserved_part": 1.0},
+    ),
+    Case(
+        "beside the first, no more than a part of the pool is kept",
+        "a 2xT4; b 2xT4 cpus=32",
+        "p1 red 2 wait=900; p2 red 2 wait=800; p3 red 1 wait=5",
+        "p3@b r1@a r2@b",
+        running="r1 blue 1 on a:0 end=100; r2 blue 1 on b:0 end=200",
+        reserved="p1@a",
     ),
     Case(
         "a back-off is no waiting, even beside one of the same shape who waited",

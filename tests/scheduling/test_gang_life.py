@@ -103,7 +103,7 @@ def test_four_gangs_are_four_reservations_and_a_fifth_has_none() -> None:
     gangs = "; ".join(f"g{n} red 1 gang=2 wait={900 - n}" for n in range(5))
     nodes = "; ".join(f"n{n} 2xT4" for n in range(5))
     held = "; ".join(f"r{n} blue 2 on n{n}:01 end={100 + n}" for n in range(5))
-    w = world(nodes, gangs, held)
+    w = world(nodes, gangs, held, reserved_part=1.0)
     for _ in range(6):  # one for each kind of work in a cycle
         w.step()
     assert len(reserved(w)) == 8

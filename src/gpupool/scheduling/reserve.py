@@ -80,6 +80,8 @@ def _reserve_for(session: Session, group: Group, replica: PendingReplica) -> boo
     need = group.shape.fixed_permille
     if need is None or need * group.size > session.ledger.room(group.account):
         return False
+    if not _affordable(session, need * group.size):
+        return False
     plan = _plan(session, group)
     if plan is None:
         return False
@@ -88,6 +90,15 @@ def _reserve_for(session: Session, group: Group, replica: PendingReplica) -> boo
     for member, claim in zip(members, claims, strict=False):
         session.hold_for(member, claim, group.account, HoldKind.RESERVED, starts_at)
     return True
+
+
+def _affordable(session: Session, permille: int) -> bool:
+    """Whether so much more may be kept: always for the first, then while little of the pool is.
+
+    What is kept is idle until all of it is free.
+    """
+    kept = sum(g.claim.permille for g in session.ghosts.values() if g.hold.kind is HoldKind.RESERVED)
+    return not kept or kept + permille <= session.settings.reserved_part * session.cluster.capacity_permille()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

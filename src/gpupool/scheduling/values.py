@@ -201,6 +201,7 @@ class Settings:
     min_runtime_s: float = 60.0  # nobody is evicted sooner after its start
     reserve_after_s: float = 300.0  # a replica that needs whole GPUs and waits longer gets a reservation
     max_reservations: int = 4
+    reserved_part: float = 1 / 16  # of the pool that reservations beside the first may keep
     max_grants: int = 2_000  # per cycle; then ``Decisions.more``
     max_looks: int = 400  # looks for victims per cycle, each at a thousand pieces of work at most
     max_nodes_searched: int = 32  # nodes looked at closely in one such search
