@@ -343,6 +343,15 @@ CASES = [
         projects="red quota=0; blue quota=0; green quota=0",
         evicted="r2 r3",
     ),
+    Case(
+        "in one department, nobody goes when the second of two would be from within the quota",
+        "a 2xT4",
+        "b1 blue 2",
+        "r1@a r2@a",
+        running="r1 red 1 on a:0 train; r2 red 1 on a:1 train",
+        departments="ml",
+        projects="red dep=ml quota=1; blue dep=ml quota=2",
+    ),
 ]
 
 

@@ -154,6 +154,19 @@ CASES = [
         "p1 red 2; p2 red 2; p3 red 2 model=a100",
         "p1@a p2@b p3@c",
     ),
+    Case(
+        "the smallest instance that will do",
+        "a mig=3g.40gb,1g.10gb",
+        "p1 red 1 model=mig; p2 red 1 model=3g.40gb",
+        "p1@a p2@a",
+        slots="p1:101 p2:100",
+    ),
+    Case(
+        "the scarce GPU of a node is left", "a 1xA100 3xT4", "p1 red 1; p2 red 1 model=a100", "p1@a p2@a", slots="p2:0"
+    ),
+    Case(
+        "the smaller GPUs of a node for who takes any", "a 1xA100 1xT4 1xA100 1xT4", "p1 red 2", "p1@a", slots="p1:13"
+    ),
 ]
 
 

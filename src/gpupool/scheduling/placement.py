@@ -224,8 +224,9 @@ class Placer:
         if shape.whole:
             ok = self.accepted(shape)[c.model[row]] & c.available[row]
             ok &= (c.gpu_free[row] >= WHOLE_GPU) & (c.gmem_free[row] >= total)
-            free = tuple(ok.nonzero()[0].tolist())
-            chosen = np.array(best_subset(c.links[row], free, shape.request.count)[0], dtype=np.int64)
+            free = ok.nonzero()[0]
+            free = free[total[free].argsort(kind="stable")]  # of several kinds the smaller first
+            chosen = np.array(best_subset(c.links[row], tuple(free.tolist()), shape.request.count)[0], dtype=np.int64)
         else:
             rows = np.array([row])
             slots, left = usable_slots(c, shape, rows, self.accepted(shape), budget)

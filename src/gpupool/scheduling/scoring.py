@@ -129,9 +129,10 @@ class Scorer:
 
     def chosen(self, shape: Shape, rows: Ints, ok: Bools, need: Ints) -> Bools:
         """The GPUs to take on each row, the cheapest one by one: [R, G]."""
-        if shape.whole:
+        if shape.whole and self._uniform[rows].all():
             return np.asarray(ok & (ok.cumsum(axis=1) <= shape.request.count))
-        order = self.by_gpu(shape, rows, ok, need).argsort(axis=1, kind="stable")
+        cost = np.where(ok, self.cluster.gmem_total[rows], NEVER) if shape.whole else self.by_gpu(shape, rows, ok, need)
+        order = cost.argsort(axis=1, kind="stable")
         chosen = np.zeros_like(ok)
         np.put_along_axis(chosen, order[:, : shape.request.count], values=True, axis=1)
         return chosen & ok
