@@ -96,7 +96,6 @@ def _series(record: Record, errors: Sequence[float]) -> list[dict[str, float]]:
             "allocated": _ratio(sample.allocated_permille, record.capacity_permille),
             "stranded": _ratio(sample.stranded_permille, record.capacity_permille),
             "waiting": sample.waiting,
-            "evictions": dict(sorted(record.evictions.items())),
             "share_error": round(error, 6),
         }
         for sample, error in zip(record.samples, errors, strict=True)
