@@ -15,7 +15,7 @@ from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeReport
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.cluster import ClusterState
 from gpupool.scheduling.cycle import decide
-from gpupool.scheduling.fairshare import Shares
+from gpupool.scheduling.fairshare import ROUNDING, Shares
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.scheduler import (
     LeaseReleased,
@@ -26,7 +26,7 @@ from gpupool.scheduling.scheduler import (
     Scheduler,
 )
 from gpupool.scheduling.shape import Shapes
-from gpupool.scheduling.values import EvictionKind, PendingReplica, ReplicaKey
+from gpupool.scheduling.values import EvictionKind, HoldKind, PendingReplica, ReplicaKey
 
 MODELS = {"T4": 16_000, "A100": 80_000}
 
@@ -142,9 +142,10 @@ class Watched:
         ledger, capacity = self.scheduler.demand.ledger, self.scheduler.cluster.capacity_permille()
         fair = dict(zip((p.name for p in ledger.projects), Shares(ledger, capacity, self.now).fair, strict=True))
         staying = sum(r.lease.permille for r in running if r.lease.project == evictor.project and not r.releasing)
-        promised = sum(s.permille for h in holds if self.specs[h.key].project == evictor.project for s in h.shares)
-        entry = 50  # thousandths: starts count as use at once
-        assert staying + promised <= max(rules[evictor.project] or 0, fair[evictor.project] + entry)
+        nominated = [h for h in holds if h.kind is HoldKind.NOMINATED]
+        promised = sum(s.permille for h in nominated if self.specs[h.key].project == evictor.project for s in h.shares)
+        slack = 50 + ROUNDING * 1000 * evictor.request.count  # starts count as use at once; work comes in pieces
+        assert staying + promised <= max(rules[evictor.project] or 0, fair[evictor.project] + slack)
 
     def _check(self) -> None:
         cluster, ledger = self.scheduler.cluster, self.scheduler.demand.ledger

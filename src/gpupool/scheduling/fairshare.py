@@ -16,6 +16,7 @@ from gpupool.scheduling.ledger import Ledger
 
 Order = tuple[int, float, float]
 
+ROUNDING = 0.25  # work comes in pieces: so much of one may lie beyond a share, if the victim is twice as far beyond
 _NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
@@ -24,11 +25,19 @@ class Shares:
 
     Made from the ledger as it stands; the shares stay as they are while the cycle tries things out, and are compared
     with what the ledger says is held at that moment. ``promised`` (project -> thousandths) is counted
-    in the ledger but held by nobody yet: nobody is asked to give it back.
+    in the ledger but held by nobody yet: nobody is asked to give it back. ``reserved`` is the part of it that may never
+    come: it keeps nobody from taking.
     """
 
-    def __init__(self, ledger: Ledger, capacity: int, now: float, promised: Mapping[int, int] = _NOBODY) -> None:
-        self._ledger, self._promised = ledger, promised
+    def __init__(
+        self,
+        ledger: Ledger,
+        capacity: int,
+        now: float,
+        promised: Mapping[int, int] = _NOBODY,
+        reserved: Mapping[int, int] = _NOBODY,
+    ) -> None:
+        self._ledger, self._promised, self._reserved = ledger, promised, reserved
         self._snapshot = Snapshot(ledger, capacity, now)
 
     @cached_property
@@ -64,12 +73,13 @@ class Shares:
     # --- who may take from whom
 
     def within_share(self, project: int, extra: int) -> bool:
-        """Whether a project would stay within its fair share with ``extra`` thousandths more."""
-        return bool(self._ledger.used[project] + extra <= self.division.project_rows[project][1] + EPSILON)
+        """Whether a project would stay within its fair share with ``extra`` thousandths more, but for ROUNDING."""
+        most = self.division.project_rows[project][1] + ROUNDING * extra
+        return bool(self._claimed(project) + extra <= most + EPSILON)
 
     def within_quota(self, project: int, extra: int) -> bool:
         """Whether a project would stay within its quota; without one, its fair share is its quota."""
-        return bool(self._ledger.used[project] + extra <= self.division.project_rows[project][2] + EPSILON)
+        return bool(self._claimed(project) + extra <= self.division.project_rows[project][2] + EPSILON)
 
     def may_reclaim(self, project: int, extra: int) -> bool:
         """Whether a project may take ``extra`` thousandths from anybody: it stays within its quota or fair share."""
@@ -78,7 +88,8 @@ class Shares:
     def budget(self, project: int) -> int:
         """The most thousandths that a project may take from others now."""
         _, fair, quota, _ = self.division.project_rows[project]
-        return max(int(max(fair, quota) + EPSILON) - int(self._ledger.used[project]), 0)
+        used = self._claimed(project)
+        return max(int((fair - used) / (1 - ROUNDING) + EPSILON), int(quota + EPSILON) - used, 0)
 
     def above(self, project: int) -> bool:
         """``reclaimable`` of one project, promises to its department left in."""
@@ -106,12 +117,13 @@ class Shares:
         """
         held, dept_held = self._held()
         fair, dept = self.fair, self.division.dept
-        by_share = _above(held, fair), _above(dept_held, self.division.dept_fair)
+        margin, dept_margin = self._margins(project, extra)
+        by_share = _above(held, fair + margin), _above(dept_held, self.division.dept_fair + dept_margin)
         by_quota = _above(held, self.quota), _above(dept_held, self.division.dept_quota)
         in_share, in_quota = self.within_share(project, extra), self.within_quota(project, extra)
         own = dept == dept[project]
         inside = (by_share[0] & in_share) | (by_quota[0] & in_quota)
-        outside = (by_share[1] & self._dept_within(project, extra, self.division.dept_fair))[dept]
+        outside = (by_share[1] & self._dept_within(project, extra, self.division.dept_fair, ROUNDING))[dept]
         outside |= (by_quota[1] & self._dept_within(project, extra, self.division.dept_quota))[dept]
         outside &= (by_share[0] | by_quota[0]) & (in_share or in_quota)
         outranked = (self.division.bounded & by_quota[1])[dept] & in_quota
@@ -124,7 +136,8 @@ class Shares:
         dept, fair, quota, _ = self.division.project_rows[victim]
         dept_fair, dept_quota, _ = self.division.dept_rows[dept]
         held = self._ledger.used[victim] - self._promised.get(victim, 0) - freed.get(victim, 0)
-        above_share, above_quota = held > fair + EPSILON, held > quota + EPSILON
+        margin, dept_margin = self._margins(project, extra)
+        above_share, above_quota = held > fair + margin + EPSILON, held > quota + EPSILON
         in_share, in_quota = self.within_share(project, extra), self.within_quota(project, extra)
         away = sum(n for p, n in [*self._promised.items(), *freed.items()] if self.division.project_rows[p][0] == dept)
         held = self._ledger.dept_used[dept] - away
@@ -133,7 +146,8 @@ class Shares:
             return False
         if dept == self.division.project_rows[project][0]:
             return bool((in_share and above_share) or (in_quota and above_quota))
-        by_share = held > dept_fair + EPSILON and self._dept_within(project, extra, self.division.dept_fair)
+        within = self._dept_within(project, extra, self.division.dept_fair, ROUNDING)
+        by_share = within and held > dept_fair + dept_margin + EPSILON
         by_quota = held > dept_quota + EPSILON and self._dept_within(project, extra, self.division.dept_quota)
         return bool((by_share or by_quota) and (above_share or above_quota) and (in_share or in_quota))
 
@@ -145,9 +159,25 @@ class Shares:
             depts[self.division.dept[project]] -= permille
         return held, depts
 
-    def _dept_within(self, project: int, extra: int, bounds: Floats) -> bool:
+    def _margins(self, project: int, extra: int) -> tuple[float, float]:
+        """By how much a victim, and its department, must be beyond their fair shares for who makes use of ROUNDING."""
+        dept, fair, _, _ = self.division.project_rows[project]
+        dept_fair = self.division.dept_rows[dept][0]
+        beyond = self._claimed(project) + extra > fair + EPSILON
+        dept_beyond = self._dept_claimed(dept) + extra > dept_fair + EPSILON
+        margin = 2 * ROUNDING * extra
+        return margin * bool(beyond), margin * bool(dept_beyond)
+
+    def _dept_within(self, project: int, extra: int, bounds: Floats, rounding: float = 0.0) -> bool:
         dept = self.division.dept[project]
-        return bool(self._ledger.dept_used[dept] + extra <= bounds[dept] + EPSILON)
+        return bool(self._dept_claimed(dept) + extra <= bounds[dept] + rounding * extra + EPSILON)
+
+    def _claimed(self, project: int) -> int:
+        return int(self._ledger.used[project]) - self._reserved.get(project, 0)
+
+    def _dept_claimed(self, dept: int) -> int:
+        away = sum(n for p, n in self._reserved.items() if n and self.division.project_rows[p][0] == dept)
+        return int(self._ledger.dept_used[dept]) - away
 
 
 def _above(held: Ints, bounds: Floats) -> Bools:

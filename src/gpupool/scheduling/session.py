@@ -43,7 +43,9 @@ class Session:
         self._start = self.log.checkpoint()
         self.ghosts: dict[ReplicaKey, Ghost] = {}
         self.promised: Counter[int] = Counter()  # project -> thousandths counted for ghosts: not held yet
-        self.shares = Shares(self.ledger, self.cluster.capacity_permille(), self.now, self.promised)
+        self.reserved: Counter[int] = Counter()  # the part of it for which nobody is on the way out
+        capacity = self.cluster.capacity_permille()
+        self.shares = Shares(self.ledger, capacity, self.now, self.promised, self.reserved)
         self.gone: set[ReplicaKey] = set()
         self.leaving: set[ReplicaKey] = set(demand.releasing)
         self.grants: list[Grant] = []
@@ -156,15 +158,20 @@ class Session:
     def add_ghost(self, ghost: Ghost) -> None:
         """Keep space for a replica from now on."""
         self.charge(ghost.claim, ghost.account)
-        self.promised[ghost.account.project] += ghost.claim.permille
+        self._promise(ghost, ghost.claim.permille)
         self.ghosts[ghost.hold.key] = ghost
         self.gone.add(ghost.hold.key)
+
+    def _promise(self, ghost: Ghost, permille: int) -> None:
+        self.promised[ghost.account.project] += permille
+        if ghost.hold.kind is HoldKind.RESERVED:
+            self.reserved[ghost.account.project] += permille
 
     def drop_ghost(self, key: ReplicaKey) -> Ghost:
         """Keep it no longer; its replica is like any other again."""
         ghost = self.ghosts.pop(key)
         self.discharge(ghost.claim, ghost.account)
-        self.promised[ghost.account.project] -= ghost.claim.permille
+        self._promise(ghost, -ghost.claim.permille)
         self.gone.discard(key)
         return ghost
 
