@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_world import NOW, node, pending, running
+from scheduling_world import NOW, node, pending, running, world
 
 from gpupool.domain.access import Project
 from gpupool.scheduling.scheduler import (
@@ -158,3 +158,16 @@ def test_standings_say_whose_turn_it_is_and_why() -> None:
         (2, "blue", "at its fair share"),
         (0, "green", "wants nothing"),
     ]
+
+
+def test_an_odd_gpu_changes_hands_as_use_tells() -> None:
+    """Endless work of two equals on three GPUs: who had one for long has had two as often, at few evictions."""
+    w = world("a 3xT4", "; ".join(f"{p[0]}{i} {p} 1 train" for p in ("red", "blue") for i in range(3)))
+    held = {"red": 0, "blue": 0}
+    for _ in range(4 * 24):
+        w.step()
+        w.now += 3600
+        for running_ in w.scheduler.demand.running.values():
+            held[running_.lease.project] += 1
+    assert abs(held["red"] - held["blue"]) < 4 * 24 / 3
+    assert 1 <= len(w.evicted) <= 4
