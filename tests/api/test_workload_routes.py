@@ -49,6 +49,7 @@ def test_a_program_runs_and_its_end_is_told(http: httpx2.Client) -> None:
         "labels": {},
         "compute": "guarantee",
         "sharing": None,
+        "placement": None,
     }
     assert [lease["compute"] for lease in view["leases"]] == ["guarantee"]
     assert [r["exit_status"] for r in view["replicas"]] == [3]

@@ -127,8 +127,22 @@ def test_an_estimate_from_time_limits() -> None:
 def test_an_estimate_from_past_jobs() -> None:
     past = {("red", "ann"): RunTimes(14, 1500.0)}
     found = why(world("a 1xT4", "p1 red 1", "r1 red 1 on a:0 age=1000"), "p1", past)
-    assert found.estimate_s == 750  # it has run for 1,000 s: half the median is the least that is assumed
+    assert found.estimate_s == 500
     assert found.estimate_basis == "the median of 14 past jobs"
+
+
+def test_a_run_that_outlasts_what_is_usual_goes_on_as_long_again_or_to_its_limit() -> None:
+    past = {("red", "ann"): RunTimes(14, 300.0)}
+    assert why(world("a 1xT4", "p1 red 1", "r1 red 1 on a:0 age=1000"), "p1", past).estimate_s == 1000
+    limited = why(world("a 1xT4", "p1 red 1", "r1 red 1 on a:0 age=1000 end=5000"), "p1", past)
+    assert limited.estimate_s == 5000
+    assert limited.estimate_basis == "1 time limit of jobs before it"
+
+
+def test_a_few_past_jobs_say_less_than_a_time_limit() -> None:
+    w = world("a 1xT4", "p1 red 1", "r1 red 1 on a:0 age=1 end=7200")
+    assert why(w, "p1", {("red", "ann"): RunTimes(3, 2.0)}).estimate_s == 7200
+    assert why(w, "p1", {("red", "ann"): RunTimes(30, 60.0)}).estimate_s == 59
 
 
 def test_an_estimate_from_both() -> None:

@@ -126,7 +126,7 @@ def test_a_misspelt_field_is_answered_with_the_right_one(fields: dict[str, Any],
 def test_a_field_like_no_other_is_answered_with_those_there_are() -> None:
     with pytest.raises(GpupoolError) as caught:
         parse_request({"command": ["a"], "gpus": {"zzz": 1}})
-    assert caught.value.hint == "Known here: count, fraction, memory_mib, models, labels, compute, sharing."
+    assert caught.value.hint == "Known here: count, fraction, memory_mib, models, labels, compute, sharing, placement."
 
 
 @pytest.mark.parametrize("data", [None, 3, "text", [], {1: 2}, {"command": {"a"}}, b"bytes"])
@@ -216,7 +216,7 @@ def test_every_limit_arrives_in_its_unit() -> None:
     workload, _ = build(
         command=["true"], wait="30m", max_time="2h", idle_timeout=90, grace=0, cpus=1.5, memory="2G", log_limit="1G"
     )
-    assert workload.limits == Limits(1800.0, 7200.0, 90.0, 0.0, 1.5, 2048, 1024)
+    assert workload.limits == Limits(1800.0, 7200.0, 90.0, 0.0, "TERM", 1.5, 2048, 1024)
 
 
 @pytest.mark.parametrize("wait", [0, 0.0, "none", "0"])

@@ -13,6 +13,7 @@ from gpupool.scheduling.session import Session
 from gpupool.scheduling.values import PendingReplica, ReplicaKey
 
 GRACE_S = 10.0  # how long whoever has been told to end may take
+SURE_SAMPLES = 8  # so many past runs say more than a time limit does
 LIKELIHOODS = ("low", "mid", "high")
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -48,7 +49,7 @@ def past_of(history: History, project: str, user: str) -> RunTimes | None:
 def run_spread(history: History, replica: PendingReplica) -> tuple[Spread, RunTimes | None]:
     """How long a waiting replica will run once it has started, and what that rests on: None is its time limit."""
     past, limit = past_of(history, replica.project, replica.user), replica.max_time_s
-    if past is None:
+    if past is None or (limit is not None and past.samples < SURE_SAMPLES):
         return (UNKNOWN if limit is None else (limit, limit, limit)), None
     low, mid, high = past.spread
     if limit is None:
@@ -60,9 +61,11 @@ class Foreseen:
     """When each of those who run will have ended, as far as that can be foreseen: ``ends[i]`` is about ``keys[i]``.
 
     The three columns of ``ends`` are the earliest, the likely and the latest moment, infinite where nothing is known.
-    A run ends at its time limit, or when it has run for as long as such runs did before: for half as long from now if
-    it has run longer. ``past[i]`` is what that rests on; None is a time limit, or being told to end. ``placed`` numbers
-    those on nodes that are known: ``row`` and ``gpu`` (thousandths) say where.
+    A run ends when it has run for as long as such runs did before, and at its time limit at the latest. Of one that has
+    run longer than they did the past says little: it ends at its time limit, or without one when it has run for as
+    long again. Neither do a few past runs say more than a time limit does. ``past[i]`` is what that rests on; None is a
+    time limit, or being told to end. ``placed`` numbers those on nodes that are known: ``row`` and ``gpu`` (thousandths)
+    say where.
     """
 
     def __init__(self, session: Session, history: History) -> None:
@@ -80,8 +83,11 @@ class Foreseen:
         }
         spreads = {pair: UNKNOWN if past is None else past.spread for pair, past in known.items()}
         took = np.array([spreads[a.pair] for a in accounts], np.float64).reshape(-1, 3)
-        likely = np.maximum(started + took, now + took / 2)
-        self.ends: Floats = np.minimum(likely, np.maximum(limits, now))
+        samples = np.array([past.samples if (past := known[a.pair]) else 0 for a in accounts], np.int64)[:, None]
+        age = np.maximum(now - started, 0.0)
+        likely = np.where(age < took, started + took, now + age)
+        vague = (limits < inf) & ((samples < SURE_SAMPLES) | (age >= took[:, 2:]))
+        self.ends: Floats = np.where(vague, np.maximum(limits, now), np.minimum(likely, np.maximum(limits, now)))
         by_limit = self.ends[:, 1] >= limits[:, 0]
         self.past = [None if at else known[a.pair] for at, a in zip(by_limit.tolist(), accounts, strict=True)]
         self.leaving = {at for at, key in enumerate(self.keys) if key in session.leaving}
