@@ -64,8 +64,8 @@ class Foreseen:
     A run ends when it has run for as long as such runs did before, and at its time limit at the latest. Of one that has
     run longer than they did the past says little: it ends at its time limit, or without one when it has run for as
     long again. Neither do a few past runs say more than a time limit does. ``past[i]`` is what that rests on; None is a
-    time limit, or being told to end. ``placed`` numbers those on nodes that are known: ``row`` and ``gpu`` (thousandths)
-    say where.
+    time limit, or being told to end. ``placed`` numbers those on nodes that are known: ``row`` and ``gpu``
+    (thousandths) say where.
     """
 
     def __init__(self, session: Session, history: History) -> None:
