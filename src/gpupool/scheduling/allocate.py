@@ -32,10 +32,11 @@ class Turns:
         self._session, self._dead, self._wanted = session, dead, wanted
         self._lanes: dict[int, Lane] = {}
         shares, lanes = session.shares, session.demand.lanes
-        chosen = [p for p in projects if not dead.issuperset(lanes[p])]
-        least = session.placer.least_permille
-        needs = {p: min(map(least, lanes[p])) for p in chosen}  # a lower bound of what the first of the lane needs
-        self._heap: list[_Turn] = [(*shares.order(p, need), -inf, p) for p, need in needs.items()]
+        self._live = session.demand.shape_users.keys() - dead
+        self._least = {shape: session.placer.least_permille(shape) for shape in self._live}
+        least = self._least.__getitem__  # of all that live: a lower bound of what the first of a lane needs
+        chosen = [(p, live) for p in projects if (live := lanes[p].keys() & self._live)]
+        self._heap: list[_Turn] = [(*shares.order(p, min(map(least, live))), -inf, p) for p, live in chosen]
         heapify(self._heap)
 
     def next(self) -> tuple[Group, PendingReplica, Lane] | None:
@@ -59,14 +60,14 @@ class Turns:
         if first is None:
             return None, None
         group, replica = first
-        need = self._session.placer.least_permille(group.shape) * group.size
+        need = self._least[group.shape] * group.size
         return (*self._session.shares.order(project, need), replica.queued_at, project), first
 
     def _first(self, project: int) -> tuple[Group, PendingReplica] | None:
         if self._dead.issuperset(self._session.demand.lanes[project]):
             return None
         if project not in self._lanes:
-            first = self._session.first(project, self._alive)
+            first = self._session.first(project, self._live, self._alive)
             if first is not None:
                 return first
         lane = self._lane(project)
@@ -76,7 +77,7 @@ class Turns:
 
     def _lane(self, project: int) -> Lane:
         if project not in self._lanes:
-            self._lanes[project] = self._session.lane(project, self._alive)
+            self._lanes[project] = self._session.lane(project, self._live, self._alive)
         return self._lanes[project]
 
     def _alive(self, project: int, shape: Shape) -> bool:

@@ -30,7 +30,8 @@ from gpupool.scheduling.values import (
 )
 
 EVERY_S = 10.0  # a look costs more than a cycle does, and what it finds is not urgent
-MOST_TRIES = 8  # waiting replicas looked at in one go
+MOST_TRIES = 4  # waiting replicas looked at in one go
+MOST_NODES = 8  # nodes looked at closely for each
 _FAR = 1 << 40
 
 
@@ -92,7 +93,8 @@ def _in_pieces(session: Session, shape: Shape, free: int) -> bool:
 
 
 def _serve(session: Session, hopeful: set[Shape], served: int) -> None:
-    turns = Turns(session, list(session.demand.lanes), set(), lambda _project, shape: shape in hopeful)
+    dead = session.demand.shape_users.keys() - hopeful
+    turns = Turns(session, list(session.demand.lanes), dead, lambda _project, _shape: True)
     tries = MOST_TRIES
     while tries and served < session.settings.max_consolidations and (first := turns.next()) is not None:
         group, replica, lane = first
@@ -138,7 +140,7 @@ def _candidates(session: Session, shape: Shape, need: int) -> Iterator[int]:
     del left
     least = np.sort(missing, axis=1)[:, :count].sum(axis=1)
     near = np.flatnonzero(least <= need)
-    for at in near[np.argsort(least[near], kind="stable")][: session.settings.max_nodes_searched].tolist():
+    for at in near[np.argsort(least[near], kind="stable")][:MOST_NODES].tolist():
         yield int(rows[at])
 
 

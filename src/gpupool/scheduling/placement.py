@@ -181,7 +181,9 @@ class Placer:
 
     def _score(self, shape: Shape, rows: Ints, accept: Bools, budget: int | None) -> Ints:
         c, scores = self.cluster, np.full(len(rows), NO_FIT)
-        at = (c.up[rows] & ((c.cpu_free[rows] >= shape.cpu_milli) | (shape.cpu_milli == 0))).nonzero()[0]
+        at = self._roomy(shape, rows).nonzero()[0]
+        if not len(at):
+            return scores
         ok, left = usable_slots(c, shape, rows[at], accept, budget)
         fits = usable_rows(c, shape, rows[at], ok).nonzero()[0]
         if len(fits):
@@ -192,6 +194,19 @@ class Placer:
             if shape.guest is not None:
                 scores[at] -= _KEPT * c.kept_for(shape.guest, rows)
         return scores
+
+    def _roomy(self, shape: Shape, rows: Ints) -> Bools:
+        """Which of ``rows`` may do at all: a look that costs little, as most nodes of a full pool have no room."""
+        c, request = self.cluster, shape.request
+        if request.memory_mib is None:
+            free = c.gpu_free[rows] >= request.permille
+        else:
+            free = c.gmem_free[rows] >= request.memory_mib
+        roomy = np.count_nonzero(free, axis=1) >= request.count
+        roomy &= c.up[rows]
+        if shape.cpu_milli:
+            roomy &= c.cpu_free[rows] >= shape.cpu_milli
+        return np.asarray(roomy)
 
     def _links(self, shape: Shape, rows: Ints, ok: Bools) -> Floats | None:
         """How well the GPUs are linked that a shape would get on each row (0 to 255); None where it does not matter."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -185,22 +187,25 @@ class Session:
             return None
         return self.placer.find(shape, None if fixed is not None else room)
 
-    def first(self, project: int, wanted: Callable[[int, Shape], bool]) -> tuple[Group, PendingReplica] | None:
+    def first(
+        self, project: int, among: AbstractSet[Shape], wanted: Callable[[int, Shape], bool]
+    ) -> tuple[Group, PendingReplica] | None:
         """Who is first in the lane of a project that nothing has happened to; None when that is not known."""
         if project in self._stirred:
             return None
-        heads = [head for shape, head in self.demand.heads(project).items() if wanted(project, shape)]
+        known = self.demand.heads(project)
+        heads = [known[shape] for shape in known.keys() & among if wanted(project, shape)]
         if not heads:
             return None
-        _, group = min(heads, key=lambda head: head[0])
+        _, group = min(heads, key=itemgetter(0))
         replica = group.entries[0][2]
         return None if replica.key in self.gone else (group, replica)
 
-    def lane(self, project: int, wanted: Callable[[int, Shape], bool]) -> Lane:
+    def lane(self, project: int, among: AbstractSet[Shape], wanted: Callable[[int, Shape], bool]) -> Lane:
         """The waiting groups of a project, in order, of the shapes that are wanted."""
         shapes = self.demand.lanes.get(project, {})
         groups: list[Group] = []
-        for shape, members in shapes.items():
+        for shape in shapes.keys() & among:
             if wanted(project, shape):
-                groups.extend(members.values())
+                groups.extend(shapes[shape].values())
         return Lane(self.demand, groups, self.gone)
