@@ -200,7 +200,9 @@ class Checks:
             yield f"socket {path}"
         for path in (self._pool.run_dir / "leases").glob("*"):
             yield f"pages of a lease {path}"
-        known = {"api.sock", "agent.sock", "notify.sock", "state.json", "attach", "leases", "fake-gpus"}
+        for path in (self._pool.run_dir / "notices").glob("*"):
+            yield f"notice {path}"
+        known = {"api.sock", "agent.sock", "notify.sock", "state.json", "attach", "leases", "notices", "fake-gpus"}
         for path in self._pool.run_dir.iterdir():
             if path.name not in known:
                 yield f"{path}"
