@@ -24,3 +24,10 @@ def own_pool() -> Iterator[RealPool]:
     """A pool that a test may harm."""
     with fresh_pool("1xT4") as made:
         yield made
+
+
+@pytest.fixture
+def new_pool() -> Iterator[RealPool]:
+    """Two free emulated GPUs and no past: for what is foretold or played again from it."""
+    with fresh_pool("2xT4") as made:
+        yield made

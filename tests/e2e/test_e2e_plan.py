@@ -19,17 +19,17 @@ def test_a_plan_says_now_and_so_it_is(pool: RealPool) -> None:
     assert sorted(held) == sorted(gpu["uuid"] for gpu in told["starts"][0]["gpus"])
 
 
-def test_a_plan_says_why_not_what_would_help_and_for_how_long(pool: RealPool) -> None:
-    pool("submit", "first", "-n", "2", "--max-time", "1h", "--no-preemptible", "--", "sleep", "1000")
-    assert pool.becomes("first", "running")
-    told = pool("plan", "-n", "1", "--as", "interactive", ok=False)
+def test_a_plan_says_why_not_what_would_help_and_for_how_long(new_pool: RealPool) -> None:
+    new_pool("submit", "first", "-n", "2", "--max-time", "1h", "--no-preemptible", "--", "sleep", "1000")
+    assert new_pool.becomes("first", "running")
+    told = new_pool("plan", "-n", "1", "--as", "interactive", ok=False)
     text = told.stdout.decode()
     assert told.returncode == 75
     assert "It would wait: needs 1 GPU; 0.00 free" in text
     assert "It should start in about 59m" in text
     assert "first on node" in text
-    assert pool("plan", "-n", "64", ok=False).returncode == 125
-    assert len(pool.json("ps")["workloads"]) == 1
+    assert new_pool("plan", "-n", "64", ok=False).returncode == 125
+    assert len(new_pool.json("ps")["workloads"]) == 1
 
 
 def test_a_plan_counts_whom_it_would_evict_and_names_only_their_project(pool: RealPool) -> None:
