@@ -1,4 +1,4 @@
-"""Work that comes and goes, with parts of GPUs: `python benchmarks/scheduler/churn.py [DATA] [--trace NAME]`.
+"""Work that comes and goes, with parts of GPUs: `python benchmarks/scheduler/churn.py DATA [--trace NAME]`.
 
 The pods of an openb trace, created and deleted when they were (those before the bulk of them, one in a hundred, are
 left out), on so many of the openb nodes, drawn at random, that they offer the load (0.9). What waits, how much of what
@@ -77,7 +77,7 @@ def line(name: str, row: dict[str, object]) -> str:
 def main() -> None:
     """Run the four cases, print them, keep them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", default=Path("../shared/data"), help="folder that has openb/")
+    parser.add_argument("data", type=Path, help="folder that has openb/")
     parser.add_argument("--trace", default="default", help="openb_pod_list_NAME.csv")
     parser.add_argument("--load", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=1)

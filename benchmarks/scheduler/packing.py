@@ -1,4 +1,4 @@
-"""How full the GPUs get: `python benchmarks/scheduler/packing.py [DATA] [--traces all] [--seeds 42 43] [--scheduler]`.
+"""How full the GPUs get: `python benchmarks/scheduler/packing.py DATA [--traces all] [--seeds 42 43] [--scheduler]`.
 
 The protocol of the FGD paper (USENIX ATC 2023): the 1,213 GPU nodes of the openb trace, its pods shuffled and drawn
 again until they ask for 130 % of all GPUs, one after the other, and nobody leaves; who does not fit at once is sent
@@ -238,7 +238,7 @@ LIKENESSES: dict[str, Callable[[Path], list[Job]]] = {
 def main() -> None:
     """Run the traces that were asked for, print them, keep them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", default=Path("../shared/data"), help="folder that has openb/")
+    parser.add_argument("data", type=Path, help="folder that has openb/")
     parser.add_argument("--traces", nargs="+", default=["default"], help="names, all, or look:NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[42])
     parser.add_argument("--scheduler", action="store_true", help="whole cycles of the scheduler, not the placer alone")

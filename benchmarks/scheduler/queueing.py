@@ -1,4 +1,4 @@
-"""How long work waits: `python benchmarks/scheduler/queueing.py [DATA] [--loads 0.95] [--orders ...] [--jobs N]`.
+"""How long work waits: `python benchmarks/scheduler/queueing.py DATA [--loads 0.95] [--orders ...] [--jobs N]`.
 
 The 68,510 jobs of at most 64 GPUs that the Philly subset has in October and November 2017, on one pool of nodes of
 eight GPUs which is just so large that they offer it the load: 592, 496 and 448 GPUs at 0.80, 0.95 and 1.05. Work for
@@ -138,7 +138,7 @@ def told(load: float, name: str, row: dict[str, object]) -> str:
 def main() -> None:
     """Run the loads and orders that were asked for, print them, keep them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", default=Path("../shared/data"), help="folder that has philly/")
+    parser.add_argument("data", type=Path, help="folder that has philly/")
     parser.add_argument("--loads", nargs="+", type=float, choices=list(GPUS_AT), default=[0.95])
     parser.add_argument("--orders", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--jobs", type=int, help="only the first so many")
