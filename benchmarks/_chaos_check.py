@@ -71,7 +71,7 @@ class Checks:
         """Every submission is there exactly once, with all its replicas, and has ended."""
         count = Counter(name for name, _state in self._workloads.values())
         for planned in self._mix.planned.values():
-            never_sent = planned.client is not None and (planned.client_killed or planned.no_pool_there)
+            never_sent = planned.client is not None and (planned.gone or planned.no_pool_there)
             if count[planned.name] != 1 and not (never_sent and count[planned.name] == 0):
                 yield f"{planned.name} is there {count[planned.name]} times"
         for workload, (name, state) in self._workloads.items():
@@ -104,7 +104,7 @@ class Checks:
             return whole and run.exit_status == planned.status and run.state == wanted
         if run.reason == LOST:
             return killed and not planned.restarts
-        return planned.client_killed and run.reason in {"CLIENT_GONE", "LEASE_ENDED", "STOPPED_BY_USER"}
+        return planned.gone and run.reason in {"CLIENT_GONE", "LEASE_ENDED", "STOPPED_BY_USER"}
 
     def doubled(self) -> Iterator[str]:
         """No attempt ran twice, none that went to its end was counted again, and each replica ended once."""
@@ -131,7 +131,7 @@ class Checks:
         """Whoever was not killed saw the status of the program, unless its shepherd was killed."""
         by_name = {run.planned.name: run for run in self.runs}
         for planned in self._mix.planned.values():
-            if planned.client is None or planned.client_killed:
+            if planned.client is None or planned.gone:
                 continue
             run = by_name.get(planned.name)
             if run is None and planned.no_pool_there:
@@ -184,7 +184,7 @@ class Checks:
         for (epoch,) in rows(
             self._pool,
             "SELECT s.epoch FROM lease_shares s JOIN leases l ON l.epoch = s.epoch"
-            " WHERE s.released_at IS NOT l.released_at",
+            " WHERE s.released_at IS DISTINCT FROM l.released_at",
         ):
             yield f"lease {epoch} and its shares disagree about their release"
 
@@ -203,6 +203,7 @@ class Checks:
         for path in (self._pool.run_dir / "notices").glob("*"):
             yield f"notice {path}"
         known = {"api.sock", "agent.sock", "notify.sock", "state.json", "attach", "leases", "notices", "fake-gpus"}
+        known.add("heard")  # when the node was last in contact
         for path in self._pool.run_dir.iterdir():
             if path.name not in known:
                 yield f"{path}"
@@ -217,7 +218,8 @@ class Checks:
         """The plan's name and the state of each workload by id."""
         found = {}
         for workload, name, state, spec in rows(self._pool, "SELECT id, name, state, spec FROM workloads"):
-            env: dict[str, str] = json.loads(spec).get("program", {}).get("env", {})
+            document = json.loads(spec) if isinstance(spec, str) else spec
+            env: dict[str, str] = document.get("program", {}).get("env", {})
             found[workload] = (env.get("CHAOS_NAME", name), state)
         return found
 

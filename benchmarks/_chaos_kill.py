@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import threading
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from _chaos_mix import Mix
-from _common import Pool, processes, rows, runs, start_ticks
+from _common import UNREADABLE, Pool, processes, rows, runs, start_ticks
 
 # How often each kind is drawn; those that take seconds to come back are drawn more seldom.
 WEIGHTS = {
@@ -47,6 +46,8 @@ class Kills:
 class Killer:
     """Draws a victim that lives, and kills it."""
 
+    weights = WEIGHTS
+
     def __init__(self, pool: Pool, mix: Mix, seed: int) -> None:
         self.kills = Kills()
         self._pool = pool
@@ -55,7 +56,12 @@ class Killer:
 
     def strike(self) -> bool:
         """One blow; False when nothing of the kind that was drawn lived."""
-        kind = self._random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        return self._blow(self._random.choices(list(self.weights), list(self.weights.values()))[0])
+
+    def rest(self) -> None:
+        """No more blows: what was to come back does."""
+
+    def _blow(self, kind: str) -> bool:
         if kind == "everything":
             return self._kill_everything()
         if kind == "shepherd":
@@ -119,8 +125,11 @@ class Killer:
     def _raise_again(self) -> None:
         begun = time.monotonic()
         time.sleep(self._random.uniform(0, 0.5))
-        self._pool.up()
+        self._up_again()
         self.kills.outages_s.append(time.monotonic() - begun)
+
+    def _up_again(self) -> None:
+        self._pool.up()
 
 
 class Watcher(threading.Thread):
@@ -138,7 +147,7 @@ class Watcher(threading.Thread):
         while not self._done.wait(0.5):
             try:
                 self._look()
-            except sqlite3.Error:
+            except UNREADABLE:
                 continue
 
     def finish(self) -> None:

@@ -48,6 +48,16 @@ class Planned:
         """Whether its client came while the supervisor was dead; `client` says so and leaves, as it starts none."""
         return self.client_status == 125 and self.kind == "client" and "No pool is running here" in self.client_said
 
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits for its end any more."""
+        return self.client_killed or self.left_behind
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether another control plane than the one its client speaks to leads by now, and the client was told so."""
+        return self.client_status == 125 and "leads this pool" in self.client_said
+
 
 class Mix:
     """Keeps about ``target`` workloads alive from several threads until ``stop``; ``planned`` tells what was begun."""
@@ -171,7 +181,7 @@ class Mix:
         )
         planned.client = subprocess.Popen(
             command,
-            env=self.pool.env,
+            env=self.pool.client_env(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -81,6 +81,7 @@ class Pool:
         self.env["GPUPOOL_STATE_DIR"] = str(self.state)
         self.env["XDG_CONFIG_HOME"] = str(self.folder / "config")
         self.env["CHAOS_POOL"] = str(self.folder)  # marks whatever descends from this pool
+        self.database_url = ""  # of PostgreSQL, if that is what it has
 
     def __enter__(self) -> Self:
         self.up()
@@ -89,7 +90,7 @@ class Pool:
     def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
         self.down()
         if kind is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.remove()
         else:
             print(f"kept for a look: {self.folder}", file=sys.stderr)
 
@@ -114,6 +115,10 @@ class Pool:
         if done.returncode != 0:
             raise RuntimeError(f"gpupool down: {done.stderr.strip()}")
 
+    def remove(self) -> None:
+        """Everything that was kept."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def api(self, timeout_s: float = 60.0) -> Api:
         """A connection of one's own, for one thread."""
         return Api(self.run_dir / "api.sock", timeout_s)
@@ -129,6 +134,10 @@ class Pool:
         for pid in children_of(found["agent"]) if "agent" in found else []:
             found.setdefault("arbiter" if is_arbiter(pid) else "spawner", pid)
         return found
+
+    def client_env(self) -> dict[str, str]:
+        """The environment of a command of this pool."""
+        return self.env
 
     @property
     def database(self) -> Path:
@@ -203,8 +212,13 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+UNREADABLE = (sqlite3.Error, ConnectionError)
+
+
 def rows(pool: Pool, query: str) -> list[tuple[Any, ...]]:
-    """Rows of a pool's database, read only. Raises ``sqlite3.Error``."""
+    """Rows of a pool's database, read only. Raises ``UNREADABLE``."""
+    if pool.database_url:
+        return server_rows(pool.database_url, query)
     connection = sqlite3.connect(f"file:{pool.database}?mode=ro", uri=True, timeout=10)
     try:
         return connection.execute(query).fetchall()
@@ -212,11 +226,22 @@ def rows(pool: Pool, query: str) -> list[tuple[Any, ...]]:
         connection.close()
 
 
+def server_rows(url: str, query: str) -> list[tuple[Any, ...]]:
+    """Rows of a database of PostgreSQL. Raises ``ConnectionError``."""
+    import psycopg
+
+    try:
+        with psycopg.connect(url, connect_timeout=10) as connection:
+            return connection.execute(query.encode()).fetchall()
+    except psycopg.Error as error:
+        raise ConnectionError(repr(error)) from error
+
+
 def live(pool: Pool) -> int:
     """How many workloads have not ended, by the database itself."""
     try:
         return int(rows(pool, f"SELECT count(*) FROM workloads WHERE state NOT IN {FINAL}")[0][0])
-    except sqlite3.Error:
+    except UNREADABLE:
         return 1 << 30  # just now nobody can tell
 
 

@@ -1,17 +1,17 @@
 """Kill the pool's processes at random moments under a running mix, then check that nothing was lost or doubled.
 
-`python benchmarks/chaos.py --kills 1000 --seed 1 [--minutes 30]`: a private pool of four emulated GPUs; batch jobs,
-sweeps, leases with client commands and attached clients; kill -9 of the control plane, the agent, the spawner, the
-arbiter, a shepherd, a client, the supervisor, or all of them. Exit status 1 when anything was violated; the pool's
-folder is then kept for a look. Prints a table and writes results/chaos.json.
+`python benchmarks/chaos.py --kills 1000 --seed 1 [--minutes 30] [--database postgres]`: a private pool of four emulated
+GPUs; batch jobs, sweeps, leases with client commands and attached clients; kill -9 of the control plane, the agent, the
+spawner, the arbiter, a shepherd, a client, the supervisor, or all of them. Over PostgreSQL there are two control planes
+of which one leads; the server and the leader are killed and frozen, too, and sessions are ended by the server. Exit
+status 1 when anything was violated; the pool's folder is then kept for a look. Prints a table and writes
+results/chaos.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import shutil
-import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -22,23 +22,36 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _chaos_check import Checks, at_rest, holders
 from _chaos_kill import Killer, Watcher
 from _chaos_mix import Mix
-from _common import Pool, machine, percentile, table, until, write_result
+from _common import UNREADABLE, Pool, machine, percentile, table, until, write_result
 
 EMULATED = "4xT4"
 TARGET = 14  # workloads alive at a time
 REST_S = 240.0
 
 
-def torment(kills: int, seed: int, minutes: float, pause_s: float) -> dict[str, Any]:
-    """One run of the chaos test; ``pause_s`` is the mean time between two blows."""
-    pool = Pool(EMULATED)
+def made(database: str, seed: int) -> tuple[Pool, Mix, Killer]:
+    """A pool that is not up yet, what is to run on it, and who kills its processes."""
+    if database == "sqlite":
+        pool = Pool(EMULATED)
+        mix = Mix(pool, seed, TARGET)
+        return pool, mix, Killer(pool, mix, seed)
+    from _chaos_database import DatabaseKiller, PairPool
+
+    pair = PairPool(EMULATED)
+    mix = Mix(pair, seed, TARGET)
+    return pair, mix, DatabaseKiller(pair, mix, seed)
+
+
+def torment(options: argparse.Namespace) -> dict[str, Any]:
+    """One run of the chaos test."""
+    pool, mix, killer = made(options.database, options.seed)
     pool.up()
-    mix, begun = Mix(pool, seed, TARGET), time.monotonic()
-    killer, watcher = Killer(pool, mix, seed), Watcher(pool)
+    watcher, begun = Watcher(pool), time.monotonic()
     mix.start()
     watcher.start()
     try:
-        strike_often(killer, kills, begun + minutes * 60, pause_s, seed)
+        strike_often(killer, options.kills, begun + options.minutes * 60, options.pause, options.seed)
+        killer.rest()
         under_fire_s = time.monotonic() - begun
         pool.up()  # a supervisor that died last is raised again
     finally:
@@ -50,12 +63,17 @@ def torment(kills: int, seed: int, minutes: float, pause_s: float) -> dict[str, 
     violations["programs outlived their end"] = watcher.violations
     violations["errors of the mix"] = mix.errors
     violations["did not come to rest"] = [] if rested else [f"after {REST_S:.0f} s"]
+    result = report(mix, killer, checks)
     pool.down()
     violations["left on the machine"] += holders(pool.folder)
-    return report(pool, mix, killer, checks, violations) | {
-        "seconds_under_fire": round(under_fire_s, 1),
-        "looks_at_proc": watcher.looks,
-    }
+    return (
+        result
+        | judged(pool, violations)
+        | {
+            "seconds_under_fire": round(under_fire_s, 1),
+            "looks_at_proc": watcher.looks,
+        }
+    )
 
 
 def strike_often(killer: Killer, kills: int, deadline: float, pause_s: float, seed: int) -> None:
@@ -73,28 +91,35 @@ def rests(pool: Pool) -> bool:
     """Whether nothing is alive any more, as far as the database can be read."""
     try:
         return at_rest(pool)
-    except sqlite3.Error:
+    except UNREADABLE:
         return False
 
 
-def report(pool: Pool, mix: Mix, killer: Killer, checks: Checks, violations: dict[str, list[str]]) -> dict[str, Any]:
-    """The result as JSON has it; a folder without violations is removed."""
+def judged(pool: Pool, violations: dict[str, list[str]]) -> dict[str, Any]:
+    """What was wrong, as JSON has it; a folder without violations is removed."""
+    if not any(violations.values()):
+        pool.remove()
+    else:
+        print(f"kept for a look: {pool.folder}", file=sys.stderr)
+    return {
+        "violations": {name: len(found) for name, found in violations.items()},
+        "violation_details": {name: found[:50] for name, found in violations.items() if found},
+    }
+
+
+def report(mix: Mix, killer: Killer, checks: Checks) -> dict[str, Any]:
+    """What was done, as JSON has it."""
     kinds: dict[str, int] = {}
     for planned in mix.planned.values():
         kinds[planned.kind] = kinds.get(planned.kind, 0) + 1
     outages = killer.kills.outages_s
-    if not any(violations.values()):
-        shutil.rmtree(pool.folder, ignore_errors=True)
-    else:
-        print(f"kept for a look: {pool.folder}", file=sys.stderr)
     return {
         "kills": killer.kills.total,
         "kills_by_kind": dict(killer.kills.by_kind.most_common()),
         "workloads": kinds,
         "replicas": len(checks.runs),
         "attempts": sum(run.attempt for run in checks.runs),
-        "violations": {name: len(found) for name, found in violations.items()},
-        "violation_details": {name: found[:50] for name, found in violations.items() if found},
+        "clients_left_behind": sum(planned.left_behind for planned in mix.planned.values()),
         "seconds_from_a_supervisors_death_to_a_pool_that_answers_p50": round(percentile(outages, 50), 2)
         if outages
         else None,
@@ -103,7 +128,12 @@ def report(pool: Pool, mix: Mix, killer: Killer, checks: Checks, violations: dic
 
 def show(result: dict[str, Any]) -> None:
     """The tables."""
-    print(table(("killed with -9", "times"), [*result["kills_by_kind"].items(), ("together", result["kills"])]))
+    print(
+        table(
+            ("killed with -9, or as it says", "times"),
+            [*result["kills_by_kind"].items(), ("together", result["kills"])],
+        )
+    )
     print()
     ran = [*result["workloads"].items(), ("replicas", result["replicas"]), ("attempts", result["attempts"])]
     print(table(("mix", "number"), ran))
@@ -120,10 +150,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=30.0, help="kill no longer than this")
     parser.add_argument("--pause", type=float, default=0.7, metavar="S", help="mean time between two blows")
+    parser.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--name", default="chaos", help="of the result's file; empty: none is written")
     options = parser.parse_args()
     result = {"what": "chaos", **machine(), "seed": options.seed}
-    result |= torment(options.kills, options.seed, options.minutes, options.pause)
+    result |= torment(options)
     show(result)
     if options.name:
         write_result(options.name, result)

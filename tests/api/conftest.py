@@ -20,6 +20,13 @@ def pool() -> Iterator[LivePool]:
 
 
 @pytest.fixture
+def new_http() -> Iterator[httpx2.Client]:
+    """The owner of a pool without a past: for what is foretold from it."""
+    with live_pool() as made, made.http() as client:
+        yield client
+
+
+@pytest.fixture
 def http(pool: LivePool) -> Iterator[httpx2.Client]:
     """The owner on the unix socket."""
     with pool.http() as client:

@@ -20,7 +20,7 @@ from node_harness import PATIENCE_S, Node, eventually, fresh_node
 from gpupool.api.app import create_app
 from gpupool.api.server import Bound, ListenConfig, serve
 from gpupool.api.tls import CertificateFiles, ensure_self_signed
-from gpupool.fabric.local import LocalFabric
+from gpupool.fabric.machines import MachinesFabric, WrittenDirectory
 from gpupool.services.clock import SteadyClock
 from gpupool.services.pool import Pool, PoolInfo
 from gpupool.services.ports import Ports
@@ -79,7 +79,7 @@ class LivePool:
     async def _run(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         store = await open_store(self.root / "pool.db")
-        fabric = LocalFabric(self.node.run / "agent.sock", "n1")
+        fabric = MachinesFabric(WrittenDirectory({"n1": self.node.run / "agent.sock"}))
         ports = Ports(store, fabric, SteadyClock(), secrets.randbits, asyncio.sleep)
         info = PoolInfo("0", store.pool_id, "user", SteadyClock().now(), str(self.root), None, os.geteuid())
         pool = Pool(ports, info)

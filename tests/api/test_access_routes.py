@@ -25,10 +25,22 @@ def test_health_asks_for_nothing_and_the_rest_for_a_token(pool: LivePool) -> Non
     with pool.remote() as nobody:
         health = nobody.get("/v1/health")
         assert (health.status_code, health.json()["status"]) == (200, "ok")
-        for path in ("/v1/pool", "/v1/whoami", "/v1/workloads", "/v1/events", "/v1/events/stream", "/v1/tokens"):
+        for path in (
+            "/v1/pool",
+            "/v1/heads",
+            "/v1/whoami",
+            "/v1/workloads",
+            "/v1/events",
+            "/v1/events/stream",
+            "/v1/tokens",
+        ):
             answer = nobody.get(path)
             assert code_of(answer) == (401, "UNAUTHENTICATED")
             assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_pool_that_one_machine_alone_can_lead_lists_no_heads(http: httpx2.Client) -> None:
+    assert http.get("/v1/heads").json() == {"heads": []}
 
 
 def test_the_owner_on_the_socket_is_admin(http: httpx2.Client) -> None:
@@ -137,6 +149,8 @@ def test_users_are_changed_and_disabled(pool: LivePool, http: httpx2.Client) -> 
         changed = http.put("/v1/users/leaver", json={"disabled": True, "gpu_limit_permille": 250}).json()
         assert (changed["disabled"], changed["gpu_limit_permille"], changed["role"]) == (True, 250, "member")
         assert code_of(leaver.get("/v1/whoami")) == (403, "FORBIDDEN")
+    assert http.put("/v1/users/leaver", json={"email": "leaver@example.org"}).json()["email"] == "leaver@example.org"
+    assert code_of(http.put("/v1/users/leaver", json={"email": "nowhere"})) == (400, "INVALID_REQUEST")
     assert code_of(http.put("/v1/users/leaver", json={"role": "king"})) == (400, "INVALID_REQUEST")
     assert code_of(http.put("/v1/users/leaver", json={"role": None})) == (400, "INVALID_REQUEST")
     assert code_of(http.put("/v1/users/leaver", json={"uid": -1})) == (400, "INVALID_REQUEST")

@@ -14,8 +14,9 @@ from starlette.types import Message
 from gpupool import __version__
 from gpupool.api.app import create_app
 from gpupool.api.deps import PEER_UID, decode_page, encode_page
+from gpupool.api.waiting import create_waiting_app
 from gpupool.domain.access import Actor, Role
-from gpupool.domain.errors import GpupoolError
+from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Program, Replica, Workload, WorkloadKind
@@ -30,7 +31,8 @@ class Patient:
     """Services with one workload that never starts."""
 
     def __init__(self) -> None:
-        self.workloads = self.access = self
+        self.workloads = self.access = self.nodes = self
+        self.info = SimpleNamespace(own_node="")
         self.waiting = asyncio.Event()
         self.let_go = asyncio.Event()
 
@@ -56,6 +58,9 @@ class Patient:
 
     def can_see(self, actor: Actor, workload: Workload) -> bool:
         return True
+
+    def with_silence(self, replica: Replica) -> Replica:
+        return replica
 
     can_manage = can_see
 
@@ -156,3 +161,24 @@ def test_page_cursors_come_back_exactly(created_at: float) -> None:
 def test_other_texts_are_no_cursors(cursor: str) -> None:
     with pytest.raises(GpupoolError):
         decode_page(cursor)
+
+
+def test_whoever_waits_marks_its_refusals_as_nothing_done() -> None:
+    """By the header: one that led until now refuses with the same code, and may have done a part."""
+
+    async def run(path: str) -> Message:
+        app = create_waiting_app(lambda: GpupoolError(ErrorCode.NOT_LEADING, "Another leads.", "There."))
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await app(scope(path), receive, send)
+        return sent[0]
+
+    refused = asyncio.run(run("/v1/whoami"))
+    assert (refused["status"], b"retry-after" in dict(refused["headers"])) == (503, True)
+    assert asyncio.run(run("/v1/health"))["status"] == 200

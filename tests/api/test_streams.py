@@ -12,6 +12,8 @@ import httpx2
 import pytest
 from live_pool import LivePool, shell
 
+from gpupool.domain.logrecords import Decoder, Stretch
+
 Json = dict[str, Any]
 
 
@@ -47,6 +49,47 @@ def test_a_log_page_by_page(http: httpx2.Client, counted: str) -> None:
     assert since["chunks"]
     later = http.get(f"/v1/workloads/{counted}/logs", params={"since": last + 1000}).json()
     assert (later["chunks"], later["end"]) == ([], True)
+
+
+def octets(http: httpx2.Client, ref: str, **params: Any) -> list[Stretch]:
+    answer = http.get(f"/v1/workloads/{ref}/logs", params=params, headers={"accept": "application/octet-stream"})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/octet-stream")
+    decoder = Decoder()
+    found = decoder.feed(answer.content)
+    assert decoder.whole
+    return found
+
+
+def test_a_whole_log_in_one_answer_is_what_the_pages_have(http: httpx2.Client) -> None:
+    script = "echo bad >&2; head -c 3000000 /dev/urandom | base64; echo last"
+    made = http.post("/v1/workloads", json=shell(script)).json()
+    http.get(f"/v1/workloads/{made['id']}/wait")
+    path, pages, cursor = f"/v1/workloads/{made['id']}/logs", list[Json](), ""
+    while (page := http.get(path, params={"cursor": cursor} if cursor else {}).json())["chunks"]:
+        pages += page["chunks"]
+        cursor = page["cursor"]
+    whole = octets(http, made["id"])
+    chunks = [chunk for part in whole for chunk in part.chunks()]
+    assert [(c.at, c.stream, base64.b64encode(c.data).decode(), c.cursor) for c in chunks] == [
+        (c["at"], c["stream"], c["data"], c["cursor"]) for c in pages
+    ]
+    assert {c.stream for c in chunks} == {"out", "err"}
+    assert whole[-1].cursor == cursor
+    assert octets(http, made["id"], cursor=cursor) == []
+    again = [chunk for part in octets(http, made["id"], cursor=chunks[9].cursor) for chunk in part.chunks()]
+    assert again == chunks[10:]
+    assert octets(http, made["id"], tail=1)[0].output().endswith(b"last\n")
+    recent = [chunk for part in octets(http, made["id"], since=chunks[20].at) for chunk in part.chunks()]
+    assert recent == [chunk for chunk in chunks if chunk.at >= chunks[20].at]
+    assert octets(http, made["id"], since=chunks[-1].at + 1000) == []
+
+
+def test_a_whole_log_of_a_program_that_writes_ends(http: httpx2.Client) -> None:
+    made = http.post("/v1/workloads", json=shell("while :; do echo line; done")).json()
+    while not (found := octets(http, made["id"])):
+        http.get(f"/v1/workloads/{made['id']}/wait", params={"timeout_s": 0.1})
+    assert set(b"".join(part.output() for part in found).splitlines()[:-1]) <= {b"line"}
+    http.post(f"/v1/workloads/{made['id']}/stop", json={"force": True})
 
 
 def test_a_log_as_it_comes_resumes_where_it_was(http: httpx2.Client, counted: str) -> None:

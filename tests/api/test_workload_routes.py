@@ -171,6 +171,24 @@ def test_suspend_resume_signal_and_why(http: httpx2.Client) -> None:
     ended(http, made["id"])
 
 
+def test_the_record_is_read_by_filters_and_pages(http: httpx2.Client) -> None:
+    made = [submit(http, shell("true")) for _ in range(3)]
+    for one in made:
+        ended(http, one["id"])
+    query: Json = {"reason": "SUBMITTED", "since": made[0]["created_at"] - 1, "limit": 2}
+    page = http.get("/v1/audit", params=query).json()
+    rest = http.get("/v1/audit", params=query | {"before": page["next"]}).json()
+    seen = [event["workload"] for event in page["events"] + rest["events"]]
+    assert seen[:3] == [one["id"] for one in reversed(made)]
+    assert len(set(seen)) == len(seen)
+    about = http.get("/v1/audit", params={"workload": made[0]["id"], "reason": ["SUBMITTED", "EXITED"]}).json()
+    assert {event["workload"] for event in about["events"]} == {made[0]["id"]}
+    assert http.get("/v1/audit", params={"actor": "nobody"}).json() == {"events": [], "next": None}
+    assert http.get("/v1/audit", params={"until": made[0]["created_at"] - 1e6}).json()["events"] == []
+    for bad in ({"before": "yesterday"}, {"before": "nan-1"}, {"reason": "BOREDOM"}, {"since": "monday"}):
+        assert error_of(http.get("/v1/audit", params=bad), 400) == "INVALID_REQUEST"
+
+
 def test_what_waits_says_why_and_a_wait_gives_up(http: httpx2.Client) -> None:
     holder = submit(http, shell("sleep 60", gpus={"count": 1}), wait="started")
     waits = submit(http, shell("true"), wait="started", timeout_s=0.1)
@@ -228,6 +246,8 @@ def test_others_see_that_it_runs_but_not_what(pool: LivePool, http: httpx2.Clien
         assert shown["replicas"][0]["parameters"] is None
         assert shown["replicas"][0]["attach_path"] == ""
         assert error_of(other.get(f"/v1/workloads/{made['id']}/logs"), 403) == "FORBIDDEN"
+        whole = {"accept": "application/octet-stream"}
+        assert error_of(other.get(f"/v1/workloads/{made['id']}/logs", headers=whole), 403) == "FORBIDDEN"
         assert error_of(other.get(f"/v1/workloads/{made['id']}/logs", params={"follow": True}), 403) == "FORBIDDEN"
         for verb, body in (
             ("stop", {}),

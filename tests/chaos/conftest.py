@@ -1,7 +1,8 @@
-"""The chaos test's modules lie beside the benchmarks."""
+"""The chaos test's modules lie beside the benchmarks, those of PostgreSQL's server beside the store's tests."""
 
 import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))

@@ -1,4 +1,4 @@
-"""A short round of `benchmarks/chaos.py`: kill -9 of the pool's processes under a running mix."""
+"""Short rounds of `benchmarks/chaos.py`: kill -9 of the pool's processes under a running mix."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ import sys
 from pathlib import Path
 
 import pytest
+from databases import REQUIRED, find_program
 
 CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
+
+
+def torment(*options: str) -> None:
+    words = (sys.executable, str(CHAOS), *options, "--name", "")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_nothing_is_lost_doubled_or_leaked_however_the_pool_is_killed() -> None:
-    options = ("--kills", "25", "--seed", "7", "--minutes", "1", "--pause", "0.3", "--name", "")
-    done = subprocess.run((sys.executable, str(CHAOS), *options), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    torment("--kills", "25", "--seed", "7", "--minutes", "1", "--pause", "0.3")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(find_program("initdb") is None and not REQUIRED, reason="PostgreSQL is not installed")
+def test_nor_over_postgresql_when_its_server_and_the_leader_are_killed_too() -> None:
+    torment("--database", "postgres", "--kills", "4", "--seed", "1466", "--minutes", "0.1", "--pause", "0.5")

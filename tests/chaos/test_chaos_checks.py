@@ -56,6 +56,7 @@ class Folder:
     """As much of a pool as the checks look at."""
 
     folder: Path
+    database_url: str = ""
 
     @property
     def state(self) -> Path:

@@ -344,10 +344,10 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         raw = self.rfile.read(length)
         status, body = self.server.pool.answer(self.command, self.path, json.loads(raw) if raw else None)
-        events = isinstance(body, bytes)
-        payload = body if events else json.dumps(body).encode() if body is not None else b""
+        known = isinstance(body, bytes)
+        payload = body if known else json.dumps(body).encode() if body is not None else b""
         self.send_response(status)
-        self.send_header("Content-Type", "text/event-stream" if events else "application/json")
+        self.send_header("Content-Type", self.headers.get("Accept", "") if known else "application/json")
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
         self.wfile.write(payload)

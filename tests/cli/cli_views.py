@@ -85,6 +85,10 @@ def node_view(**changes: Any) -> Json:
         "labels": {"rack": "3"},
         "warnings": [],
         "gpus": [gpu_view(), busy_gpu()],
+        "address": "10.0.0.1",
+        "capacity": {"gpus": 2, "cpus": 8.0, "memory_mib": 65536},
+        "allocatable": {"gpus": 2, "cpus": 8.0, "memory_mib": 65536},
+        "silent_s": None,
         "cpus_allocated": 2.0,
         "memory_allocated_mib": 4096,
         "sharing": ["share", "advisory"],
@@ -153,7 +157,14 @@ def queued_view() -> Json:
     return workload_view("w0000000002", name="wait-1", state="queued", started_at=None, node=None, reason=reason)
 
 
-USER = {"name": "ann", "role": "admin", "uid": 1000, "gpu_limit_permille": 2000, "disabled": False}
+USER = {
+    "name": "ann",
+    "role": "admin",
+    "uid": 1000,
+    "gpu_limit_permille": 2000,
+    "disabled": False,
+    "email": "ann@example.org",
+}
 USAGE = {
     "since": NOW,
     "until": NOW + 3600,
@@ -162,7 +173,26 @@ USAGE = {
         {"project": "team-a", "user": "ann", "gpu_seconds": 7200.0, "leases": 1},
     ],
 }
+TOP = {
+    "at": NOW,
+    "nodes": [
+        {
+            "name": "gpu1",
+            "state": "up",
+            "cordon_reason": "",
+            "cpus": 8,
+            "cpus_used": 1.5,
+            "memory_mib": 65536,
+            "memory_used_mib": 4096,
+            "gpus": [],
+        }
+    ],
+    "workloads": [],
+    "workloads_left_out": 0,
+    "users": [],
+}
 ANSWERS: Json = {
+    "GET /v1/top": TOP,
     "GET /v1/health": {"status": "ok", "version": "0.1.0", "pool_id": "p1", "pid": 1},
     "GET /v1/pool": pool_view(),
     "GET /v1/gpus": {"gpus": [gpu_view(), busy_gpu()]},

@@ -12,6 +12,8 @@ import pytest
 from cli_fake_pool import COMMAND, NOW, FakePool, detail_view, replica_view, why_view, workload_view
 from cli_views import ANSWERS, event_view, node_view, plan_view, pool_view, project_view, token_view
 
+from gpupool.domain.logrecords import ERR, OUT, RECORD, WHOLE, Stretch
+
 
 @pytest.fixture
 def pool(pool: FakePool) -> FakePool:
@@ -70,7 +72,7 @@ def test_all_pages_are_fetched(pool: FakePool, gpupool: Any) -> None:
     assert len(json.loads(gpupool("ps", "--json").stdout)["workloads"]) == 2
 
 
-@pytest.mark.parametrize("words", [("ps",), ("list", "nodes"), ("list_gpus",), ("smi",), ("top", "--once"), ("nodes",)])
+@pytest.mark.parametrize("words", [("ps",), ("list", "nodes"), ("list_gpus",), ("smi",), ("nodes",)])
 def test_emulated_pools_say_so(pool: FakePool, gpupool: Any, words: tuple[str, ...]) -> None:
     pool.answers["GET /v1/pool"] = pool_view(emulated=True)
     done = gpupool(*words)
@@ -116,7 +118,9 @@ def test_names_cannot_leave_their_place_in_the_path(pool: FakePool, gpupool: Any
 
 
 def test_describe_shows_why_a_queued_one_waits(pool: FakePool, gpupool: Any) -> None:
-    pool.answers["GET /v1/workloads/a"] = shown(detail_view("w0000000009"))
+    for ref in ("a", "w0000000009"):
+        pool.answers[f"GET /v1/workloads/{ref}"] = shown(detail_view("w0000000009"))
+    pool.answers["GET /v1/workloads"] = {"workloads": [workload_view("w0000000009")], "next_cursor": None}
     pool.answers["GET /v1/workloads/w0000000009/why"] = why_view()
     for words in (("describe", "a"), ("describe", "job", "a")):
         assert b"Position 3" in gpupool(*words).stdout
@@ -221,10 +225,9 @@ def test_how_to_share_is_added_to_a_files_amount_of_gpu(
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("-i", "ubuntu", "--", "x"), "UNSUPPORTED"),
         (("-f", "/no/such/job.yml"), "INVALID_FILE"),
         (("-g", "1.5", "--", "x"), "INVALID_FRACTION"),
-        (("-g", "0", "--", "x"), "INVALID_COUNT"),
+        (("-g", "-1", "--", "x"), "INVALID_COUNT"),
         (("--sweep", "lr", "--", "x"), "INVALID_REQUEST"),
         (("name",), "INVALID_REQUEST"),
     ],
@@ -305,20 +308,42 @@ def chunk(data: bytes, stream: str = "out", at: float = NOW) -> dict[str, Any]:
     return {"at": at, "stream": stream, "data": base64.b64encode(data).decode(), "cursor": "c1"}
 
 
+def records(*pieces: tuple[int, bytes], end: bytes = WHOLE) -> bytes:
+    """A whole log as the API sends it."""
+    data = b"".join(RECORD.pack(int(NOW * 1e9), stream, len(text)) + text for stream, text in pieces)
+    return Stretch(1, len(data), data).encode() + end
+
+
 def test_logs_are_byte_for_byte(pool: FakePool, gpupool: Any) -> None:
-    page = {"chunks": [chunk(b"\xff\x00out"), chunk(b"err\n", "err")], "cursor": "c1", "end": True}
-    pool.answers["GET /v1/workloads/a/logs"] = page
+    pool.answers["GET /v1/workloads/a/logs"] = records((OUT, b"\xff\x00out"), (ERR, b"err\n"))
     done = gpupool("logs", "a/2", "--tail", "5")
     assert (done.stdout, done.stderr) == (b"\xff\x00out", b"err\n")
     assert "index=2" in str(pool.targets[-1])
+    page = {"chunks": [chunk(b"\xff\x00out"), chunk(b"err\n", "err")], "cursor": "c1", "end": True}
+    pool.answers["GET /v1/workloads/a/logs"] = page
     assert json.loads(gpupool("logs", "a", "--json").stdout) == {"chunks": page["chunks"]}
 
 
 def test_logs_with_timestamps_mark_lines_not_pieces(pool: FakePool, gpupool: Any) -> None:
-    page = {"chunks": [chunk(b"one\ntw"), chunk(b"o\n")], "cursor": "c1", "end": True}
-    pool.answers["GET /v1/workloads/a/logs"] = page
+    pool.answers["GET /v1/workloads/a/logs"] = records((OUT, b"one\ntw"), (OUT, b"o\n"))
     stamp = b"2023-11-14T22:13:20.000+00:00 "
     assert gpupool("logs", "--timestamps", "a").stdout == stamp + b"one\n" + stamp + b"two\n"
+
+
+def test_a_log_that_broke_off_is_taken_up_where_it_was(pool: FakePool, gpupool: Any) -> None:
+    first = records((OUT, b"one\n"), end=b"")
+    pool.answers["GET /v1/workloads/a/logs?index=0&tail=9"] = first + RECORD.pack(0, OUT, 99) + b"torn"
+    cursor = f"1%3A{len(first) - len(Stretch(1, len(first), b'').encode())}"
+    pool.answers[f"GET /v1/workloads/a/logs?index=0&cursor={cursor}"] = records((OUT, b"two\n"))
+    assert gpupool("logs", "a/0", "--tail", "9").stdout == b"one\ntwo\n"
+
+
+def test_a_pool_that_sends_something_else_is_not_taken_for_a_log(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["GET /v1/workloads/a/logs"] = b"\0" * 200
+    done = gpupool("logs", "a")
+    assert (done.stdout, done.returncode) == (b"", 125)
+    pool.answers["GET /v1/workloads/a/logs"] = {"chunks": [], "cursor": "", "end": True}
+    assert b"[UNSUPPORTED]" in gpupool("logs", "a").stderr
 
 
 def stream(*messages: tuple[str, str, Any]) -> bytes:
@@ -407,6 +432,8 @@ def test_users_and_nodes_are_changed(pool: FakePool, gpupool: Any) -> None:
     pool.answers["PUT /v1/users/ann"] = {"name": "ann", "role": "manager", "uid": 1, "disabled": True}
     assert gpupool("user", "set", "ann", "--role", "manager", "--gpu-limit", "2", "--disable").returncode == 0
     assert pool.requests[-1][2] == {"role": "manager", "disabled": True, "gpu_limit_permille": 2000}
+    assert gpupool("user", "set", "ann", "--email", "none").returncode == 0
+    assert pool.requests[-1][2] == {"email": ""}
     pool.answers["POST /v1/nodes/gpu1/cordon"] = {"name": "gpu1", "state": "cordoned"}
     assert b"gpu1 is cordoned" in gpupool("cordon", "gpu1", "--reason", "new driver").stderr
     assert pool.requests[-1][2] == {"reason": "new driver"}

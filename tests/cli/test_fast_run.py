@@ -160,6 +160,17 @@ def test_a_control_plane_that_restarts_while_queued_is_not_noticed(pool: FakePoo
     assert len(pool.workloads) == 1
 
 
+@pytest.mark.parametrize("code", ["DATABASE_UNREACHABLE", "NOT_LEADING"])
+def test_a_pool_that_cannot_answer_just_now_is_asked_again(pool: FakePool, code: str) -> None:
+    pool.refuse = {"status": 503, "code": code, "message": "The database does not answer.", "hint": ""}
+    client = start(pool, "run", "--", "echo", "still")
+    wait_until(lambda: len(pool.requests) >= 2)
+    pool.refuse = None
+    out, _ = client.communicate(timeout=30)
+    assert (out, client.returncode) == (b"still\n", 0)
+    assert len(pool.workloads) == 1
+
+
 def test_a_shepherd_that_vanishes_is_reported_honestly(pool: FakePool) -> None:
     client = start(pool, "run", "--", "sleep", "60")
     shepherd = shepherd_of(pool)

@@ -278,10 +278,11 @@ def test_a_folder_used_for_something_else_keeps_its_mode(pool: StandInPool, tmp_
     assert stat.S_IMODE(home.stat().st_mode) == 0o755
 
 
-def test_only_the_run_folder_of_a_system_pool_is_open_to_others(pool: StandInPool) -> None:
+def test_of_a_system_pool_only_the_run_folder_can_be_listed_by_others(pool: StandInPool) -> None:
     config = replace(pool.config, kind=PoolKind.SYSTEM, run_dir=str(Path(pool.config.state_dir).parent / "run"))
     folders.prepare_folders(config)
-    assert stat.S_IMODE(Path(config.state_dir).stat().st_mode) == 0o700
+    assert stat.S_IMODE(Path(config.state_dir).stat().st_mode) == 0o711  # to pass to the folders of one's own work
+    assert all(stat.S_IMODE(inside.stat().st_mode) & 0o077 == 0 for inside in Path(config.state_dir).iterdir())
     assert stat.S_IMODE(Path(config.run_dir).stat().st_mode) == 0o755
 
 

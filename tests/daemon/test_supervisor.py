@@ -55,7 +55,10 @@ def test_each_killed_child_is_started_again_alone(pool: StandInPool) -> None:
 
 
 def test_a_crash_loop_is_shown_while_the_rest_runs_on(pool: StandInPool) -> None:
-    launch.start(pool.with_command("agent", sys.executable, "-S", "-c", "raise SystemExit(3)"))
+    flag = pool.marks.with_name("break")
+    lives = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.02)\nraise SystemExit(3)"
+    launch.start(pool.with_command("agent", sys.executable, "-S", "-c", lives))
+    flag.touch()
 
     def agent() -> dict[str, object]:
         status = launch.pool_status(pool.config.location)

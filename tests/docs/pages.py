@@ -6,13 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_KINDS = {"console", "python"}  # of fenced blocks
-SHOWN_KINDS = {"sh", "text", "json", "yaml", "mermaid"}  # for an administrator's machine, or to look at
+SHOWN_KINDS = {"sh", "text", "json", "yaml", "mermaid", "toml"}  # for an administrator's machine, or to look at
 TIMEOUT_S = 100
 
 # What differs from run to run is made the same on both sides, in this order.
@@ -104,7 +105,23 @@ def missing_line(expected: tuple[str, ...], said: str) -> str | None:
 
 
 def perform(step: Step, env: dict[str, str]) -> None:
-    """Run a step in the checkout and compare; a step that fails fails the test."""
+    """Run a step in the checkout and compare; a step that fails fails the test.
+
+    What a log does not have yet is looked for again, as a reader of the page would do.
+    """
+    deadline = time.monotonic() + TIMEOUT_S
+    looks = step.argv[-1].startswith("gpupool logs ")
+    said = _said(step, env)
+    while absent := missing_line(step.expected, said):
+        told = f"no line as '{absent}' in the output of {step.where}: {step.argv[-1]}\n{said}"
+        assert looks, told
+        assert time.monotonic() < deadline, told
+        time.sleep(0.5)
+        said = _said(step, env)
+
+
+def _said(step: Step, env: dict[str, str]) -> str:
+    """What a step printed. Its failure fails the test."""
     done = subprocess.run(
         step.argv,
         cwd=ROOT,
@@ -117,7 +134,5 @@ def perform(step: Step, env: dict[str, str]) -> None:
         timeout=TIMEOUT_S,
         check=False,
     )
-    told = f"{step.where}: {step.argv[-1]}\n{done.stdout}"
-    assert done.returncode == 0, f"exit status {done.returncode} of {told}"
-    absent = missing_line(step.expected, done.stdout)
-    assert absent is None, f"no line as '{absent}' in the output of {told}"
+    assert done.returncode == 0, f"exit status {done.returncode} of {step.where}: {step.argv[-1]}\n{done.stdout}"
+    return done.stdout

@@ -20,6 +20,7 @@ def bounded(step: Step) -> Step:
     return replace(step, argv=("bash", "-c", A_FEW_TESTS)) if step.argv[-1] == "scripts/test" else step
 
 
+@pytest.mark.timeout(400)  # the README alone is forty commands, some of which train
 @pytest.mark.parametrize("page", TUTORIALS, ids=name)
 def test_every_command_of_a_page_does_what_the_page_says(page: Path, reader: dict[str, str]) -> None:
     for step in steps(page):

@@ -61,11 +61,12 @@ def test_only_sockets_that_nobody_serves_are_stale(context: DoctorContext) -> No
     assert "plain" not in found.sentence
 
 
-def test_sockets_of_jobs_are_never_connected_to(context: DoctorContext) -> None:
+def test_sockets_of_jobs_are_never_connected_to(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     attach = context.run_dir / "attach"
     attach.mkdir()
     with socket.socket(socket.AF_UNIX) as job:
-        job.bind(str(attach / "w0000000001.0.0.sock"))
+        monkeypatch.chdir(attach)  # the whole path may be longer than a socket's may be
+        job.bind("w0000000001.0.0.sock")
         job.listen()
         job.settimeout(0.05)
         assert levels(sockets(context)) == {"stale-sockets": Level.OK}

@@ -170,3 +170,13 @@ MIG_1C = "NVIDIA A100-SXM4-80GB MIG 1c.3g.40gb"
 def test_a_mig_instance_is_given_only_to_those_who_ask_for_one(wanted: tuple[str, ...], accepted: set[str]) -> None:
     request = GpuRequest(models=wanted)
     assert {model for model in (A100, MIG_3G, MIG_ME, MIG_1C) if request.accepts_model(model)} == accepted
+
+
+@given(st.integers(0, 1_000_000_000))
+def test_numbers_of_gpus_are_exact(permille: int) -> None:
+    assert units.parse_gpus(f"{permille / 1000:.3f}") == permille
+
+
+@pytest.mark.parametrize("text", ["", "-1", "two", "nan", "inf", "1e99", "0.0001"])
+def test_what_is_no_number_of_gpus_is_refused(text: str) -> None:
+    assert code_of(units.parse_gpus, text) is ErrorCode.INVALID_COUNT

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.windows import Windows, parse_window, parse_windows, read_zone
+from gpupool.domain.windows import Windows, parse_moment, parse_window, parse_windows, read_zone
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -125,3 +125,24 @@ def test_openings_and_closings_agree_with_being_open(t: float, texts: list[str])
         assert not fresh().open_at(closes)
         assert fresh().open_at(closes - 1)
     assert opens - t <= timedelta(days=8).total_seconds()
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("now", 1_000.0),
+        ("+2h", 8_200.0),
+        ("2026-11-23 09:00", 1_795_420_800.0),  # 08:00 UTC
+        ("2026-11-23T09:00", 1_795_420_800.0),
+        ("2026-07-01 09:00", 1_782_889_200.0),  # summer: 07:00 UTC
+        ("2026-11-23T08:00:00+00:00", 1_795_420_800.0),
+    ],
+)
+def test_a_moment_is_meant_by_the_clocks_of_the_zone(text: str, moment: float) -> None:
+    assert parse_moment(text, read_zone("Europe/Berlin"), 1_000.0) == moment
+
+
+@pytest.mark.parametrize("text", ["", "tomorrow", "+", "+soon", "2026-13-01 09:00", "9" * 50])
+def test_what_is_no_moment_is_refused(text: str) -> None:
+    with pytest.raises(GpupoolError):
+        parse_moment(text, read_zone("UTC"), 0.0)

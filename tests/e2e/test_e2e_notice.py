@@ -8,7 +8,7 @@ from pathlib import Path
 from e2e_pool import RealPool, eventually
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "checkpoint.py"
-STEPS = 400
+STEPS = 800
 
 
 def output(pool: RealPool, name: str, attempt: int) -> str:

@@ -31,6 +31,23 @@ def test_it_waits_in_order_and_says_where_and_why(pool: RealPool) -> None:
     assert starts == sorted(starts)
 
 
+def test_a_priority_changes_the_order_and_the_record_says_so(pool: RealPool) -> None:
+    fill(pool)
+    for name in ("early", "late"):
+        pool("submit", name, "-n", "2", "--", "sleep", "1000")
+    pool("priority", "high", "late")
+    assert pool.json("why", "late")["position"] == 1
+    assert pool("priority", "high", "blocker", ok=False).returncode == 125, "it waits for nothing"
+    (event,) = pool.json("audit", "--reason", "CHANGED", "--workload", "late", "--since", "1h")["events"]
+    assert event["message"] == "priority 0 -> 100"
+    lines = pool.text("audit", "--reason", "SUBMITTED", "--all", "--csv").splitlines()
+    assert lines[0] == "at,actor,reason,workload,index,target,message,id"
+    assert len(lines) > 3
+    assert pool.json("audit", "--actor", "nobody-of-this-name")["events"] == []
+    pool("stop", "blocker")
+    assert pool.becomes("late", "running")
+
+
 def test_no_wait_and_a_wait_limit(pool: RealPool) -> None:
     fill(pool)
     refused = pool("run", "--no-wait", "--", "true", ok=False)

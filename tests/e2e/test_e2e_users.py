@@ -153,6 +153,7 @@ def test_nobody_changes_the_course_of_anothers_work(shared: RealPool) -> None:
         ("signal", {"signal": 9}),
         ("signal", {"signal": "KILL"}),
         ("resume", {}),
+        ("priority", {"priority": 9}),
     ):
         status, _ = ask(shared, BOB, "POST", f"{path}/{verb}", body)
         assert status in {403, 400, 422}, verb

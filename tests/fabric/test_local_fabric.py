@@ -15,7 +15,8 @@ from node_harness import PATIENCE_S, PIPES, Node, new_key, spec
 from gpupool.domain import frames
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.supervision import ExitReport, ProcessPhase
-from gpupool.fabric.local import LocalFabric
+from gpupool.fabric.local import link
+from gpupool.fabric.machines import MachinesFabric, Together, WrittenDirectory
 from gpupool.services.ports import Fabric, FabricEvent, NodeLink
 
 
@@ -46,7 +47,7 @@ class Hearing:
 
 @contextlib.asynccontextmanager
 async def hearing(node: Node) -> AsyncIterator[Hearing]:
-    fabric = LocalFabric(node.run / "agent.sock", "n1")
+    fabric = MachinesFabric(WrittenDirectory({"n1": node.run / "agent.sock"}))
     await fabric.start()
     try:
         yield Hearing(fabric)
@@ -72,10 +73,11 @@ def test_everything_a_link_can_do(own_node: Node) -> None:
         assert (await link.start(wanted)).key == wanted.key
         assert (await heard.end_of(wanted.key)).exit_code == 3
         assert [s.key for s in await link.list()] == [wanted.key]
-        chunks = await link.read_log(wanted.key, "", 1000)
-        assert b"".join(chunk.data for chunk in chunks) == b"one\ntwo\n"
+        found = await link.read_log(wanted.key, "", 1000)
+        assert b"".join(part.output() for part in found) == b"one\ntwo\n"
+        assert await link.read_log(wanted.key, found[-1].cursor, 1000) == []
         last = await link.read_log(wanted.key, await link.tail_log(wanted.key, 1), 1000)
-        assert [chunk.data for chunk in last] == [b"two\n"]
+        assert [part.output() for part in last] == [b"two\n"]
         await link.forget(wanted.key, delete_logs=True)
         assert await link.list() == []
         long = spec("trap 'exit 7' USR1; echo ready; while :; do sleep 0.05; done")
@@ -184,12 +186,80 @@ def test_attach_is_a_raw_stream(own_node: Node) -> None:
 
 def test_no_agent_is_waited_for(tmp_path: Path) -> None:
     async def run() -> None:
-        fabric = LocalFabric(tmp_path / "agent.sock", "n1")
+        fabric = MachinesFabric(WrittenDirectory({"n1": tmp_path / "agent.sock"}))
         await fabric.start()
         await asyncio.sleep(0.1)
         with pytest.raises(GpupoolError) as caught:
             fabric.link("n1")
         assert caught.value.code == "NODE_UNREACHABLE"
+        await fabric.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("nonsense", [b"[]\n", b"{}x\n", b'{"event":"status","status":7}\n', b"x" * (17 << 20)])
+def test_an_agent_that_talks_nonsense_is_hung_up_on_and_asked_again(tmp_path: Path, nonsense: bytes) -> None:
+    async def run() -> None:
+        asked = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            asked += 1
+            await reader.readline()
+            with contextlib.suppress(OSError):
+                writer.write(b'{"id":0,"result":null}\n' + nonsense)
+                await writer.drain()
+
+        server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
+        fabric = MachinesFabric(WrittenDirectory({"n1": tmp_path / "s"}))
+        await fabric.start()
+        events = fabric.events()
+        async with asyncio.timeout(PATIENCE_S):
+            assert [(await anext(events)).up for _ in range(4)] == [True, False, True, False]
+        assert asked >= 2
+        await fabric.close()
+        server.close()
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_falls_silent_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            writer.write(b'{"id":0,"result":null}\n')
+            while await reader.readline():
+                pass
+
+        server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
+        fabric = MachinesFabric(WrittenDirectory({"n1": tmp_path / "s"}))
+        await fabric.start()
+        events = fabric.events()
+        async with asyncio.timeout(PATIENCE_S):
+            assert [(await anext(events)).up for _ in range(2)] == [True, False]
+        await fabric.close()
+        server.close()
+
+    monkeypatch.setattr(link, "PING_EVERY_S", 0.05)
+    monkeypatch.setattr(link, "SILENT_S", 0.2)
+    asyncio.run(run())
+
+
+def test_nodes_come_and_go_with_their_directory(own_node: Node) -> None:
+    async def run() -> None:
+        directory = WrittenDirectory({})
+        fabric = MachinesFabric(Together(directory, WrittenDirectory({"n2": own_node.root / "nowhere"})))
+        await fabric.start()
+        directory.put("n1", own_node.run / "agent.sock")
+        heard = Hearing(fabric)
+        assert (await heard.up()).name == "n1"
+        directory.put("n1", own_node.run / "agent.sock")  # said twice
+        directory.remove("n1")
+        await heard.until(lambda event: event.up is False)
+        with pytest.raises(GpupoolError, match="not known"):
+            fabric.link("n1")
+        directory.put("n1", own_node.run / "agent.sock")
+        assert (await (await heard.up()).report()).name == "n1"
         await fabric.close()
 
     asyncio.run(run())

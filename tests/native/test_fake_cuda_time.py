@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from fake_cuda_harness import Pool, counters
 
+pytestmark = pytest.mark.alone  # it looks at what happens within milliseconds
+
 pytest.importorskip("cuda.bindings")
 
 

@@ -10,6 +10,8 @@ import pytest
 from gate_bench import Arbiter, Tenant, build, until
 from native_harness import FakeGpu
 
+pytestmark = pytest.mark.alone  # it looks at what happens within milliseconds
+
 LONG_MS = 120
 
 

@@ -52,6 +52,7 @@ def is_fair(of: Measured) -> bool:
     return all(abs(got - due) <= POINTS for got, due in zip(of.shares, of.scenario.due, strict=True))
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("scenarios", [PAIRS, MANY], ids=["pairs", "many"])
 def test_shares_are_kept(
@@ -63,6 +64,7 @@ def test_shares_are_kept(
         assert one.utilisation > 80
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_caps_idleness_and_answers(native_out: Path, tmp_path: Path) -> None:
     capped, alone, beside = measure(native_out, tmp_path, ALONE, WINDOW_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpupool.domain import frames, ids
+from gpupool.domain.logrecords import Stretch
 from gpupool.domain.supervision import ExitReport, ProcessPhase, ProcessSpec, ProcessStatus, Stdio
 from gpupool.node import proctree
 from gpupool.node.paths import StateFolder
@@ -82,7 +82,8 @@ class Caller:
             if message.get("id") == number:
                 if "error" in message:
                     raise RefusedError(message["error"])
-                return message["result"]
+                raw = message.get("raw")
+                return message["result"] if raw is None else (message["result"], self.file.read(raw))
 
     def next_message(self) -> dict[str, Any]:
         line = self.file.readline()
@@ -110,6 +111,7 @@ class Attached:
         self.err = bytearray()
         self.notes: list[str] = []
         self.pid: int | None = None
+        self.input_heard: int | None = None
         self.exit: dict[str, Any] | None = None
         self._buffer = bytearray()
         if hello.pop("say_hello", True):
@@ -130,7 +132,7 @@ class Attached:
             elif kind == frames.NOTE:
                 self.notes.append(payload.decode())
             elif kind == frames.STARTED:
-                self.pid = json.loads(payload)["pid"]
+                self.pid, self.input_heard = json.loads(payload)["pid"], json.loads(payload).get("stdin")
             elif kind == frames.EXIT:
                 self.exit = json.loads(payload)
         return bool(data)
@@ -236,9 +238,12 @@ class Node:
     def log(self, key: str, stream: str | None = None) -> bytes:
         """All of a log, page by page."""
         found, cursor = b"", ""
-        while chunks := self.ask("read_log", key=key, cursor=cursor, limit=1 << 20):
-            cursor = chunks[-1]["cursor"]
-            found += b"".join(base64.b64decode(c["data"]) for c in chunks if stream in {None, c["stream"]})
+        while (answer := self.ask("read_records", key=key, cursor=cursor, limit=1 << 20))[0]:
+            for segment, after, length in answer[0]:
+                stretch = Stretch(segment, after, answer[1][:length])
+                answer = answer[0], answer[1][length:]
+                cursor = stretch.cursor
+                found += b"".join(data for name, data in stretch.runs() if stream in {None, name})
         return found
 
     def attach(self, key: str, **hello: Any) -> Attached:

@@ -14,7 +14,7 @@ from node_harness import AS_ROOT, PIPES, TTY, Node, RefusedError, eventually, sp
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.supervision import ExitReason
 from gpupool.node import cgroups, proctree
-from gpupool.node.agent import _check_spec
+from gpupool.node.orders import check_spec
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(not AS_ROOT, reason="changing users needs root")]
 
@@ -133,9 +133,9 @@ def test_a_lost_shepherd_takes_a_users_program_with_it(node: Node) -> None:
 def test_an_agent_of_a_user_runs_programs_as_that_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused in a sentence, not found out at the exec."""
     monkeypatch.setattr("os.geteuid", lambda: STRANGER)
-    _check_spec(spec("true", uid=STRANGER))
+    check_spec(spec("true", uid=STRANGER))
     with pytest.raises(GpupoolError, match="runs programs as user 54321 only") as caught:
-        _check_spec(spec("true", uid=NOBODY))
+        check_spec(spec("true", uid=NOBODY))
     assert caught.value.code == "FORBIDDEN"
 
 

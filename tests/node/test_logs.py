@@ -15,18 +15,20 @@ from hypothesis import strategies as st
 from node_harness import AS_ROOT, Node, fresh_node, spec
 
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.logrecords import ERR, OUT, RECORD, STREAMS
 from gpupool.domain.supervision import LogChunk
 from gpupool.node import logs
 
-pieces = st.lists(st.tuples(st.sampled_from([logs.OUT, logs.ERR]), st.binary(min_size=1, max_size=200)), max_size=30)
+pieces = st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.binary(min_size=1, max_size=200)), max_size=30)
 big_pieces = st.lists(st.binary(min_size=1, max_size=50_000), min_size=1, max_size=60)
 
 
 def everything(folder: Path, cursor: str = "", limit: int = 1 << 16) -> list[LogChunk]:
     found: list[LogChunk] = []
-    while chunks := logs.read(folder, cursor, limit):
-        found += chunks
-        cursor = chunks[-1].cursor
+    while stretches := logs.read(folder, cursor, limit):
+        found += [chunk for stretch in stretches for chunk in stretch.chunks()]
+        cursor = stretches[-1].cursor
+        assert found[-1].cursor == cursor
     return found
 
 
@@ -39,7 +41,19 @@ def test_what_is_written_is_read_whatever_the_pages(written: list[tuple[int, byt
             writer.write(stream, data)
         writer.close()
         read = everything(folder, limit=limit)
-        assert [(c.stream, c.data) for c in read] == [(logs.STREAMS[s], d) for s, d in written]
+        assert [(c.stream, c.data) for c in read] == [(STREAMS[s], d) for s, d in written]
+
+
+@pytest.mark.parametrize("limit", [1, 1500, 4096, 100_000, 1 << 20])
+def test_pages_leave_nothing_of_a_segment_behind(tmp_path: Path, limit: int) -> None:
+    folder = tmp_path / "log"
+    writer = logs.LogWriter(folder, 1)
+    written = [f"{number:04}".encode() * 250 for number in range(600)]
+    for piece in written:
+        writer.write(OUT, piece)
+    writer.close()
+    assert len(logs.segments(folder)) > 2
+    assert [chunk.data for chunk in everything(folder, limit=limit)] == written
 
 
 @settings(max_examples=30)
@@ -49,7 +63,7 @@ def test_rotation_keeps_the_newest_within_the_limit(written: list[bytes], data: 
         folder = Path(name, "log")
         writer = logs.LogWriter(folder, 1)
         for piece in written * 3:
-            writer.write(logs.OUT, piece)
+            writer.write(OUT, piece)
         writer.close()
         whole = b"".join(written * 3)
         kept = everything(folder)
@@ -65,7 +79,7 @@ def test_rotation_keeps_the_newest_within_the_limit(written: list[bytes], data: 
 def test_a_later_writer_goes_on_in_a_new_segment(tmp_path: Path) -> None:
     for text in (b"one", b"two"):
         writer = logs.LogWriter(tmp_path / "log", 1)
-        writer.write(logs.OUT, text)
+        writer.write(OUT, text)
         writer.close()
     assert [c.data for c in everything(tmp_path / "log")] == [b"one", b"two"]
     assert logs.segments(tmp_path / "log") == [1, 2]
@@ -75,33 +89,33 @@ def test_a_later_writer_goes_on_in_a_new_segment(tmp_path: Path) -> None:
 def test_a_torn_record_is_left_out_and_what_follows_is_read(rest: bytes, cut: int) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
-        first = logs.RECORD.pack(1, logs.OUT, 5) + b"first"
-        torn = (logs.RECORD.pack(2, logs.ERR, 50) + rest)[:cut]
+        first = RECORD.pack(1, OUT, 5) + b"first"
+        torn = (RECORD.pack(2, ERR, 50) + rest)[:cut]
         (folder / "000001.log").write_bytes(first + torn)
-        (folder / "000002.log").write_bytes(logs.RECORD.pack(3, logs.OUT, 4) + b"next")
+        (folder / "000002.log").write_bytes(RECORD.pack(3, OUT, 4) + b"next")
         assert [c.data for c in everything(folder)] == [b"first", b"next"]
 
 
 def test_reading_waits_at_the_end_of_a_record_in_the_making(tmp_path: Path) -> None:
-    record = logs.RECORD.pack(1, logs.OUT, 5) + b"whole"
+    record = RECORD.pack(1, OUT, 5) + b"whole"
     path = tmp_path / "000001.log"
     path.write_bytes(record + record[:9])
-    chunks = logs.read(tmp_path, "", 100)
-    assert logs.read(tmp_path, chunks[-1].cursor, 100) == []
+    (found,) = logs.read(tmp_path, "", 100)
+    assert logs.read(tmp_path, found.cursor, 100) == []
     path.write_bytes(record + record)
-    assert [c.data for c in logs.read(tmp_path, chunks[-1].cursor, 100)] == [b"whole"]
+    assert [part.output() for part in logs.read(tmp_path, found.cursor, 100)] == [b"whole"]
 
 
 @given(st.text(max_size=20) | st.from_regex(r"\d{0,30}:\d{0,30}(:\d{0,30})?", fullmatch=True))
 def test_any_cursor_is_read_or_refused(text: str) -> None:
     with TemporaryDirectory() as name:
-        Path(name, "000001.log").write_bytes(logs.RECORD.pack(1, logs.OUT, 5) + b"whole")
+        Path(name, "000001.log").write_bytes(RECORD.pack(1, OUT, 5) + b"whole")
         try:
-            chunks = logs.read(Path(name), text, 100)
+            found = logs.read(Path(name), text, 100)
         except GpupoolError as error:
             assert error.code == "INVALID_REQUEST"  # noqa: PT017 - both outcomes are right
         else:
-            assert all(chunk.data for chunk in chunks)
+            assert all(part.output() for part in found)
 
 
 @given(
@@ -112,7 +126,7 @@ def test_tail_gives_exactly_the_last_lines(written: list[bytes], lines: int) -> 
         folder = Path(name, "log")
         writer = logs.LogWriter(folder, 1)
         for piece in written:
-            writer.write(logs.OUT, piece)
+            writer.write(OUT, piece)
         writer.close()
         whole = b"".join(written)
         read = b"".join(c.data for c in everything(folder, logs.tail(folder, lines)))
@@ -123,7 +137,7 @@ def test_tail_gives_exactly_the_last_lines(written: list[bytes], lines: int) -> 
 def test_tail_across_segments(tmp_path: Path) -> None:
     writer = logs.LogWriter(tmp_path, 1)
     for number in range(60_000):
-        writer.write(logs.OUT, b"line %d\n" % number)
+        writer.write(OUT, b"line %d\n" % number)
     writer.close()
     for lines in (1, 5000, 15_000):
         read = b"".join(c.data for c in everything(tmp_path, logs.tail(tmp_path, lines), 1 << 20))
@@ -132,7 +146,7 @@ def test_tail_across_segments(tmp_path: Path) -> None:
 
 def test_a_failing_disk_is_noted_and_then_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = logs.LogWriter(tmp_path, 1)
-    writer.write(logs.OUT, b"before")
+    writer.write(OUT, b"before")
     real = os.write
 
     def full(fd: int, data: bytes) -> int:
@@ -142,10 +156,10 @@ def test_a_failing_disk_is_noted_and_then_left_behind(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "write", full)
-    writer.write(logs.OUT, b"x" * 500)
-    writer.write(logs.OUT, b"y")
+    writer.write(OUT, b"x" * 500)
+    writer.write(OUT, b"y")
     monkeypatch.setattr(os, "write", real)
-    writer.write(logs.OUT, b"after")
+    writer.write(OUT, b"after")
     assert writer.note == "log truncated: disk full"
     assert [c.data for c in everything(tmp_path)] == [b"before", b"after"]
 

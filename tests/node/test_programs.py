@@ -194,6 +194,14 @@ def test_control_c_and_end_of_input_on_a_terminal(node: Node) -> None:
     assert client.out == b"line\r\nline\r\n"
 
 
+def test_who_lets_go_of_the_terminal_is_not_hung_up_on_before_its_end(node: Node, tmp_path: Path) -> None:
+    line = f"exec 3>{tmp_path}/said <&- >&- 2>&-; sleep 0.5; echo still here >&3; echo again >/dev/tty; exit 4"
+    client = node.start_attached(spec("sh", "-c", line, stdio=TTY, client_bound=True))
+    assert client.finish()["exit_code"] == 4
+    assert (tmp_path / "said").read_text() == "still here\n"
+    assert client.out == b"again\r\n"
+
+
 def test_terminal_output_is_complete_at_the_end(node: Node) -> None:
     client = node.start_attached(spec("stty -opost; seq 1 20000", stdio=TTY, client_bound=True))
     assert client.finish()["exit_code"] == 0

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gpupool.domain import wire
 from gpupool.domain.gpu import ForeignProcess, Gpu, GpuHealth, NodeReport
-from gpupool.domain.supervision import LogChunk
 
 text = st.text(max_size=10)
 number = st.integers(0, 1 << 40)
@@ -46,8 +45,3 @@ def test_reports(report: NodeReport) -> None:
     assert wire.report_from_dict(data) == report
     data["new"] = data["gpus"] and data["gpus"][0].setdefault("newer", 1)
     assert wire.report_from_dict(data) == report
-
-
-@given(st.builds(LogChunk, st.floats(0, 1e10), st.sampled_from(["out", "err"]), st.binary(max_size=50), text))
-def test_chunks(chunk: LogChunk) -> None:
-    assert wire.chunk_from_dict(json.loads(json.dumps(wire.chunk_to_dict(chunk)))) == chunk

@@ -12,8 +12,10 @@ running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600 po
           on node:gpus, the whole request on each; indices of two digits have commas: a:100,101
 pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50 pool=x,y sharing=mps"
 
-A GPU request is "1", "4", "0.5", "2x0.5" or "8000M" (memory of one card). Work is protected unless it says "train".
+A GPU request is "1", "4", "0.5", "2x0.5", "8000M" (memory of one card) or "0" (CPU and memory only). Work
+is protected unless it says "train".
 A gang that waits says "gang=2" (two replicas, both or none) or "gang=2-4", and "within=rack", strictly "within=rack!".
+Members that ask for different things: "0+1+1" in the place of the request, one for each.
 A gang that runs has a line for each member: "r1.0 red 1 on a:0 gang=2", "r1.1 red 1 on b:0 gang=2".
 """
 
@@ -211,6 +213,12 @@ def pending(line: str, number: int = 0) -> PendingReplica:
 
 def pendings(line: str, number: int = 0) -> list[PendingReplica]:
     """All replicas of a workload: as many as its gang may have, else one."""
+    plain, _ = words(line)
+    if "+" in plain[2]:
+        wanted = plain[2].split("+")
+        parts = [pending(line.replace(plain[2], part, 1), number) for part in wanted]
+        mixed = replace(parts[0].gang or Gang(len(wanted), len(wanted)), mixed=True)
+        return [replace(part, index=index, gang=mixed) for index, part in enumerate(parts)]
     first = pending(line, number)
     return [replace(first, index=index) for index in range(first.gang.most if first.gang else 1)]
 

@@ -182,3 +182,15 @@ def test_nobody_is_moved_when_that_is_switched_off() -> None:
     running = "r1 red 0.5 on a:0 train; r2 red 0.5 on a:1 train"
     w = world("a 2xT4", "p1 red 1 wait=99", running, max_consolidations=0)
     assert not w.scheduler.decide(NOW).evictions
+
+
+def test_it_looks_again_ever_later_while_only_time_passes() -> None:
+    running = "r1 red 0.6 on a:0 train; r2 red 0.6 on b:0 train; r3 red 0.6 on c:0 train"
+    w = world("a 1xT4; b 1xT4; c 1xT4", "p1 red 1 wait=99", running)
+    begun, looks = w.now, 0
+    while w.now < begun + 3600 and (wake_at := w.scheduler.decide(w.now).wake_at) is not None:
+        w.now, looks = wake_at, looks + 1
+    assert 3 < looks < 20
+    w.scheduler.apply(PendingAdded(replace(w.scheduler.demand.pending[WorkloadId("p1"), 0], index=1), w.now))
+    w.scheduler.decide(w.now)
+    assert w.scheduler.demand.moves_pause_s <= 20, "somebody came: soon"

@@ -245,6 +245,20 @@ class Market:
         return True
 
 
+def test_what_lies_beyond_a_share_is_not_taken_from_a_department_within_its_quota() -> None:
+    """It would be taken back: x holds less than it is guaranteed, although more than its share."""
+    projects = [
+        Project("small", weight=0.5),
+        *(Project(f"x{quota}", quota, weight=0.5, department="x") for quota in (2500, 2499, None)),
+    ]
+    ledger = ledger_of(projects, [0, 3000, 0, 4000], [1000, 0, 0, 0], Department("x", weight=2.0))
+    found = shares_of(ledger, 7000)
+    assert 750 < found.fair[0] < 1000
+    assert not found.victims(0, 1000).any()
+    assert not any(found.may_take(0, 1000, victim, {}) for victim in (1, 2, 3))
+    assert found.victims(0, 700).any()
+
+
 @settings(max_examples=150, deadline=None)
 @given(pools(), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=40))
 def test_taking_comes_to_an_end_and_keeps_quotas(pool: tuple[Ledger, int], wishes: list[tuple[int, int]]) -> None:
@@ -255,3 +269,27 @@ def test_taking_comes_to_an_end_and_keeps_quotas(pool: tuple[Ledger, int], wishe
         if not any(market.take(wish % market.count, gpus * 1000) for wish, gpus in wishes):
             return
     raise AssertionError("still taking after 20 rounds")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(quotas, st.sampled_from(["", "", "ml", "bio"]), st.integers(0, 8), st.integers(0, 20)),
+        min_size=3,
+        max_size=9,
+    ),
+    quotas,
+    st.sampled_from([4000, 9000]),
+    st.sampled_from([125, 1000, 2000]),
+)
+def test_projects_of_equal_standing_may_take_from_the_same(
+    table: list[tuple[int | None, str, int, int]], quota: int | None, capacity: int, extra: int
+) -> None:
+    projects = [Project(f"p{i}", row[0], department=row[1]) for i, row in enumerate(table)]
+    used, waiting = [row[2] * 500 for row in table], [row[3] * 500 for row in table]
+    ledger = ledger_of(projects, used, waiting, Department("ml", quota), Department("bio"))
+    shares, seen = shares_of(ledger, capacity), dict[object, tuple[int, list[bool]]]()
+    for number in range(len(projects)):
+        allowed = shares.victims(number, extra).tolist()
+        other, known = seen.setdefault(shares.standing(number, extra), (number, allowed))
+        assert allowed == known, f"{number} stands as {other}"

@@ -16,7 +16,8 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import GpuRequest
 from gpupool.scheduling.cluster import Claim
-from gpupool.scheduling.gang import check_gang_possible, place
+from gpupool.scheduling.feasible import check_gang_possible
+from gpupool.scheduling.gang import place
 from gpupool.scheduling.session import Session
 
 CPUS_PER_NODE = 4
@@ -189,9 +190,9 @@ def test_what_could_never_start_is_known_beforehand(gang: Gang, possible: bool) 
     w = world("a 2xT4 zone=x; b 2xT4 zone=x down; c 2xT4 zone=y", running_="r1 blue 2 on a:01")
     shape = w.scheduler.demand.shape_of(pending("g red 1"))
     if possible:
-        check_gang_possible(w.scheduler.placer, shape, gang)
+        check_gang_possible(w.scheduler.placer, {shape: gang.least}, gang)
         return
     with pytest.raises(GpupoolError) as refused:
-        check_gang_possible(w.scheduler.placer, shape, gang)
+        check_gang_possible(w.scheduler.placer, {shape: gang.least}, gang)
     assert refused.value.code is ErrorCode.IMPOSSIBLE_REQUEST
     assert "room for" in refused.value.hint

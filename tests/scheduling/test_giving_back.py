@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scheduling_world import NOW, World, pending, world
+from scheduling_world import NOW, World, world
 
 from gpupool.domain.access import Project
 from gpupool.domain.gang import Gang
@@ -254,6 +254,34 @@ def test_the_arrays_say_what_a_fresh_look_at_who_runs_says(
 
 
 @settings(parent=drawn, max_examples=40)
+@given(demands(), st.data())
+def test_who_is_told_to_end_is_counted_as_if_said_anew(
+    demand: tuple[list[int], list[Project], list[PendingReplica]], data: st.DataObject
+) -> None:
+    nodes, projects, waiting = demand
+    told, anew = Pool(nodes, projects), Pool(nodes, projects)
+    for pool in (told, anew):
+        for waits in waiting:
+            pool.add(waits)
+        pool.step()
+    running = sorted(told.scheduler.demand.running)
+    for key in data.draw(st.lists(st.sampled_from(running), max_size=5)) if running else ():
+        told.scheduler.demand.leaves(key)
+        anew.scheduler.demand.start(replace(anew.scheduler.demand.running[key], releasing=True))
+    one, other = told.scheduler.demand, anew.scheduler.demand
+    for what in ("running", "releasing", "evictable", "priorities_evictable"):
+        assert getattr(one, what) == getattr(other, what), what
+    assert as_seen(one.holders) == as_seen(other.holders)
+    gangs = {key[0] for key in one.running}
+    assert [getattr(one.gangs.get(gang), "running", None) for gang in sorted(gangs)] == [
+        getattr(other.gangs.get(gang), "running", None) for gang in sorted(gangs)
+    ]
+    for pool in (told, anew):
+        pool.rest(80)
+    assert told.scheduler.demand.running == anew.scheduler.demand.running
+
+
+@settings(parent=drawn, max_examples=40)
 @given(demands())
 def test_a_decision_leaves_every_array_as_it_was(
     demand: tuple[list[int], list[Project], list[PendingReplica]],
@@ -382,15 +410,6 @@ def test_a_whole_number_as_the_time_is_as_good() -> None:
         decisions.append(w.scheduler.decide(now))
     assert decisions[0] == decisions[1]
     assert [hold.starts_at for hold in decisions[1].holds] == [NOW + 100.5]
-
-
-def test_a_request_for_no_gpu_is_never_served() -> None:
-    w = world("a 2xT4", "", "r1 red 1 on a:0 train", "red quota=0")
-    for permille in (500, 1000):
-        w.scheduler.apply(PendingAdded(replace(pending("p1 blue 1"), request=GpuRequest(0, permille)), NOW))
-        decisions = w.scheduler.decide(NOW)
-        assert not decisions.grants
-        assert not decisions.evictions
 
 
 def test_the_running_replicas_own_minimum_counts() -> None:

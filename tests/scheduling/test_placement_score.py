@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_world import node, world
 
-from gpupool.domain.gpu import GpuRequest, Node, Placement
-from gpupool.scheduling.cluster import ClusterState
+from gpupool.domain.gpu import ForeignProcess, GpuRequest, Node, NodeState, Placement, Sharing
+from gpupool.scheduling.cluster import Claim, ClusterState
 from gpupool.scheduling.placement import NO_FIT, Placer
 from gpupool.scheduling.shape import Shapes
 from gpupool.scheduling.values import Settings
@@ -91,6 +91,7 @@ def test_names_and_the_order_of_nodes_do_not_matter(
 @given(work, st.integers(0, 2**16))
 def test_remembered_scores_are_those_of_a_fresh_look(queue: list[tuple[GpuRequest, float]], seed: int) -> None:
     rng, known = random.Random(seed), Pool([node(line) for line in NODES], queue)
+    shapes = [known.shapes.get(request, cpus, 0) for request, cpus in KINDS]  # what nobody has is forgotten
     held = []
     for request, cpus in queue:
         claim = known.placer.find(known.shapes.get(request, cpus, 0))
@@ -101,9 +102,65 @@ def test_remembered_scores_are_those_of_a_fresh_look(queue: list[tuple[GpuReques
             known.cluster.discharge(held.pop(rng.randrange(len(held))))
         fresh = Placer(known.cluster)
         fresh.scorer.work = known.placer.scorer.work
-        for each, c in KINDS[::2]:
-            shape = known.shapes.get(each, c, 0)
+        for shape in shapes[::2]:
             assert known.placer.scores(shape).tolist() == fresh.scores(shape).tolist()
+
+
+TWINS = (
+    "a 4xT4 cpus=8 mem=4000",
+    "b 4xT4 cpus=8 mem=4000",
+    "c 4xT4 cpus=8 mem=8000 nvlink",
+    "d 4xT4 cpus=8 mem=4000",
+    "e 4xT4 cpus=8 mem=4000 team=red",
+)
+PARTS = (
+    (GpuRequest(1), 1.0, 1000),
+    (GpuRequest(2), 2.0, 0),
+    (GpuRequest(1, 250), 1.0, 3000),
+    (GpuRequest(1, 250, sharing=Sharing.MPS), 1.0, 0),
+    (GpuRequest(2, 500), 1.0, 0),
+    (GpuRequest(1, 1000, 4_000), 0.0, 500),
+    (GpuRequest(1, 500, labels=(("team", "red"),)), 0.0, 0),
+)
+HAPPENS = ("place", "place", "leave", "leave", "state", "foreign", "new")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_remembered_of_a_node_in_the_same_state_is_what_a_look_at_it_says(seed: int) -> None:
+    rng, known, held = random.Random(seed), Pool([node(line) for line in TWINS]), list[Claim]()
+    cluster = known.cluster
+    shapes = [known.shapes.get(*part, user) for part in PARTS for user in ("ann", "bob")]
+    for _ in range(200):
+        at = node(rng.choice(TWINS))
+        match rng.choice(HAPPENS):
+            case "place":
+                if (claim := known.placer.find(rng.choice(shapes))) is not None:
+                    cluster.charge(claim)
+                    held.append(claim)
+            case "leave" if held:
+                cluster.discharge(held.pop(rng.randrange(len(held))))
+            case "state":
+                cluster.set_state(at.name, rng.choice([NodeState.UP, NodeState.UP, NodeState.CORDONED]))
+            case "foreign":
+                intruders = rng.choice([(), (ForeignProcess(1, "root", "x", 5),)])
+                cluster.set_gpus(at.name, [replace(at.report.gpus[0], foreign=intruders), *at.report.gpus[1:]])
+            case "new" if not held:
+                cluster.set_node(node(" ".join([at.name, *rng.choice(TWINS).split()[1:]])))
+        cluster.log.commit()
+        fresh = Placer(cluster)
+        for shape in shapes:
+            assert known.placer.fits_anywhere(shape) == fresh.fits_anywhere(shape)
+            assert known.placer.scores(shape).tolist() == fresh.scores(shape).tolist()
+
+
+def test_a_node_that_reports_its_links_later_is_preferred_at_once() -> None:
+    known = pool("a 4xT4; b 4xT4; c 4xT4")
+    pair = known.shapes.get(GpuRequest(2), 0, 0)
+    known.placer.scores(pair)
+    known.cluster.set_node(node("c 4xT4 nvlink"))
+    place = known.place(GpuRequest(2))
+    assert place is not None
+    assert place[0] == "c"
 
 
 # --- scarce models

@@ -104,6 +104,13 @@ def test_a_cycle_stops_at_its_bound_and_says_so() -> None:
     assert (len(second.grants), second.more) == (1, False)
 
 
+def test_whoever_got_something_hears_of_it_before_space_is_kept_for_others() -> None:
+    s = world("a 2xT4; b 1xT4", "p1 red 1 wait=950; p2 red 2 wait=900", "r1 red 1 on a:0 end=60").scheduler
+    first, second = s.decide(NOW), s.decide(NOW)
+    assert ([grant.key for grant in first.grants], first.holds, first.more) == ([key("p1")], (), True)
+    assert (second.grants, [hold.key for hold in second.holds], second.more) == ((), [key("p2")], False)
+
+
 def test_it_says_when_to_look_again() -> None:
     assert world("a 1xT4", "p1 red 1 later=90").scheduler.decide(NOW).wake_at == NOW + 90
     young = world("a 1xT4", "p1 blue 0.5", "r1 red 1 on a:0 train age=20", "red quota=0").scheduler

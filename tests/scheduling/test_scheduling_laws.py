@@ -20,20 +20,25 @@ drawn = settings(
     max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
-requests = st.sampled_from([GpuRequest(1), GpuRequest(2), GpuRequest(1, 500), GpuRequest(1, 300)])
+NO_GPU = GpuRequest(0)
+requests = st.sampled_from([GpuRequest(1), GpuRequest(2), GpuRequest(1, 500), GpuRequest(1, 300), NO_GPU])
 racks = st.lists(st.tuples(st.integers(1, 4), st.sampled_from("xy")), min_size=1, max_size=3)
 quotas = st.lists(st.sampled_from([None, 0, 1000, 2000, 3000]), min_size=2, max_size=2)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One replica, or the members of a gang."""
+    """One replica, or the members of a gang; of a mixed one, those of even index ask for ``other``."""
 
     project: str
     request: GpuRequest
     training: bool
     priority: int
     gang: Gang | None
+    other: GpuRequest = NO_GPU
+
+    def asks(self, index: int) -> GpuRequest:
+        return self.other if self.gang is not None and self.gang.mixed and index % 2 == 0 else self.request
 
     def replicas(self, number: int) -> list[PendingReplica]:
         name = WorkloadId(f"w{number:03}")
@@ -43,7 +48,8 @@ class Job:
                 index=index,
                 project=self.project,
                 user="ann",
-                request=self.request,
+                request=self.asks(index),
+                cpus=0.0 if self.asks(index).count else 1.0,
                 queued_at=NOW + number / 1000,
                 priority=self.priority,
                 preemptible=self.training,
@@ -55,17 +61,18 @@ class Job:
 
 def gangs() -> st.SearchStrategy[Gang | None]:
     some = st.builds(
-        lambda least, more, within: Gang(least, least + more, within.strip("!"), within.endswith("!")),
+        lambda least, more, within, mixed: Gang(least, least + more, within.strip("!"), within.endswith("!"), mixed),
         st.integers(2, 3),
         st.integers(0, 2),
         st.sampled_from(["", "rack", "rack!"]),
+        st.booleans(),
     )
     return st.one_of(st.none(), some)
 
 
-jobs = st.builds(Job, st.sampled_from(["red", "blue"]), requests, st.booleans(), st.integers(0, 1), gangs())
-training = jobs.map(lambda job: Job(job.project, job.request, training=True, priority=job.priority, gang=job.gang))
-protected = jobs.map(lambda job: Job(job.project, job.request, training=False, priority=job.priority, gang=job.gang))
+jobs = st.builds(Job, st.sampled_from(["red", "blue"]), requests, st.booleans(), st.integers(0, 1), gangs(), requests)
+training = jobs.map(lambda job: replace(job, training=True))
+protected = jobs.map(lambda job: replace(job, training=False))
 # Training first; then others who are owed or more important, when it may be evicted; in between something ends.
 Step = Job | float | int
 scripts = st.tuples(

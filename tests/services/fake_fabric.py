@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,14 +17,17 @@ from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import Gpu, NodeReport
+from gpupool.domain.jobfiles import FilesSpec
+from gpupool.domain.logrecords import Stretch
 from gpupool.domain.supervision import (
     ExitReason,
     ExitReport,
-    LogChunk,
     ProcessPhase,
     ProcessSpec,
     ProcessStatus,
 )
+from gpupool.domain.telemetry import NodeSample
+from gpupool.services.files.ports import FilesLink, Making
 from gpupool.services.ports import AttachStream, FabricEvent, NodeLink
 
 NODE = "here"
@@ -68,8 +72,10 @@ class FakeAgent:
     notices: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # the last of each program
     signals: list[tuple[str, int]] = field(default_factory=list)
     deleted_logs: list[str] = field(default_factory=list)
+    looks: list[NodeSample] = field(default_factory=list)
     listener: FakeFabric | None = None
     in_flight: int = 0
+    unheard_since: float | None = None
 
     # What the world does
 
@@ -92,6 +98,12 @@ class FakeAgent:
         for key, program in list(self.programs.items()):
             if program.running and program.kill_at is not None and self.now() >= program.kill_at:
                 self.end(key, None, signal.SIGKILL)
+            if program.running and self._fenced(program.spec.fence_after_s):
+                self.end(key, None, signal.SIGTERM, ExitReason.FENCED)
+
+    def _fenced(self, after_s: float | None) -> bool:
+        since = self.unheard_since
+        return after_s is not None and since is not None and self.now() - since >= after_s
 
     def active(self, key: str) -> None:
         program = self.programs[key]
@@ -105,6 +117,7 @@ class FakeAgent:
     def go(self, *, up: bool) -> None:
         """The agent can be reached from now on, or cannot; its programs do not care."""
         self.reachable = up
+        self.unheard_since = None if up else self.now()
         if self.listener is not None:
             self.listener.inbox.put_nowait(FabricEvent(NODE, up=up))
 
@@ -194,7 +207,20 @@ class FakeAgent:
 
     def report(self) -> NodeReport:
         cards = tuple(Gpu(f"GPU-{i}", i, self.model, GPU_MIB, emulated=True) for i in range(self.gpus))
-        return NodeReport(NODE, 16.0, 64_000, cards, emulated=True, boot_id="boot", agent_version="0")
+        return NodeReport(NODE, 16.0, 64_000, cards, emulated=True, boot_id="boot", agent_version="0", fences=True)
+
+
+class HasAllFiles(FilesLink):
+    """A node that has every content and makes every folder at once."""
+
+    async def blob_missing(self, space: str, blobs: Sequence[tuple[str, int]]) -> list[int]:
+        return [size for _, size in blobs]
+
+    async def tree_make(self, files: FilesSpec, uid: int | None, env: dict[str, str]) -> Making:
+        return Making.MADE
+
+    async def close(self) -> None:
+        pass
 
 
 class FakeLink(NodeLink):
@@ -210,8 +236,21 @@ class FakeLink(NodeLink):
     async def gpus(self) -> Sequence[Gpu]:
         return (await self.report()).gpus
 
+    async def samples(self, after: int) -> Sequence[NodeSample]:
+        """Never lost on the way: those losses are for deeds."""
+        if not self._agent.reachable:
+            raise unreachable()
+        looks = self._agent.looks
+        return [look for look in looks if look.number > after] if looks and looks[-1].number >= after else list(looks)
+
     async def list(self) -> Sequence[ProcessStatus]:
         return await self._agent.answer(lambda: [p.status for p in self._agent.programs.values()])  # type: ignore[return-value]
+
+    async def reserve_ports(
+        self, key: str, address: str, count: int, wanted: Sequence[int] = ()
+    ) -> tuple[tuple[int, ...], str]:
+        first = 20_000 + zlib.crc32(key.encode()) % 9_000
+        return tuple(wanted) or tuple(range(first, first + count)), "lo"
 
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
         spec = ProcessSpec.from_dict(spec.to_dict())
@@ -229,11 +268,14 @@ class FakeLink(NodeLink):
     async def forget(self, key: str, *, delete_logs: bool = False) -> None:
         await self._agent.answer(lambda: self._agent.forget(key, delete_logs=delete_logs))
 
-    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[LogChunk]:
+    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[Stretch]:
         raise NotImplementedError
 
     async def tail_log(self, key: str, lines: int) -> str:
         raise NotImplementedError
+
+    async def files(self) -> FilesLink:
+        return HasAllFiles()
 
     async def attach(self, key: str) -> AttachStream:
         raise NotImplementedError

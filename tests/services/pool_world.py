@@ -21,6 +21,7 @@ from fake_fabric import FakeAgent, FakeFabric
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.workload import ReplicaState, Workload, WorkloadKind, WorkloadState
+from gpupool.services.files.ports import BlobStore, OtherHeads
 from gpupool.services.pool import Pool, PoolInfo, PoolServices
 from gpupool.services.ports import ChangeSet, EventFilter, Ports
 from gpupool.specs.request import parse_request
@@ -98,6 +99,8 @@ class World:
         self.database = folder / "pool.db"
         self._bits = itertools.count(1)
         self.request_ids = itertools.count(1)
+        self.blobs: BlobStore | None = None  # of the machine that the control plane is on
+        self.other_heads: OtherHeads | None = None
         self.pool: Pool | None = None
         self.store: FaultyStore | None = None
 
@@ -122,7 +125,13 @@ class World:
         opened = await open_store(self.database)
         self.store = FaultyStore(opened._database, {"pool_id": opened.pool_id}).arm()
         ports = Ports(
-            self.store, FakeFabric(self.agent), self.clock, lambda _bits: next(self._bits) * 7919, asyncio.sleep
+            self.store,
+            FakeFabric(self.agent),
+            self.clock,
+            lambda _bits: next(self._bits) * 7919,
+            asyncio.sleep,
+            blobs=self.blobs,
+            other_heads=self.other_heads,
         )
         info = PoolInfo("0", self.store.pool_id, "user", self.clock.at, "", None, 0)
         self.pool = Pool(ports, info)

@@ -186,6 +186,25 @@ def test_one_account_has_one_user(world: World) -> None:
     world.do(story())
 
 
+def test_an_address_is_checked_and_ones_own_to_change(world: World) -> None:
+    async def story() -> None:
+        access = world.services.access
+        await furnish(world)
+        assert (await access.put_user(ADMIN, "bob", {"email": "bob@example.org"})).email == "bob@example.org"
+        assert (await access.put_user(ANN, "ann", {"email": "ann+gpu@lab.example.org"})).role is Role.MEMBER
+        await refused(lambda: access.put_user(ANN, "bob", {"email": "ann@example.org"}), ErrorCode.FORBIDDEN)
+        await refused(lambda: access.put_user(ANN, "ann", {"email": "", "role": Role.ADMIN}), ErrorCode.FORBIDDEN)
+        for wrong in ("ann", "a b@example.org", "ann@example.org\nBcc: x@y.z", "<a@b.c>", "ann@", f"{'a' * 251}@b.c"):
+            await refused(lambda wrong=wrong: access.put_user(ANN, "ann", {"email": wrong}), ErrorCode.INVALID_REQUEST)
+        said = await world.services.history.events(ADMIN, EventFilter(newest=True, limit=1))
+        assert said[0].message == "role member, e-mail address changed"
+        await world.reboot()
+        users = {user.name: user.email for user in await world.services.access.users()}
+        assert (users["ann"], users["bob"]) == ("ann+gpu@lab.example.org", "bob@example.org")
+
+    world.do(story())
+
+
 def test_the_life_of_a_token(world: World) -> None:
     async def story() -> None:
         access = world.services.access

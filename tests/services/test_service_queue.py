@@ -11,6 +11,7 @@ from gpupool.domain.access import Project
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.supervision import ExitReason
 from gpupool.domain.workload import Reason, ReplicaState, WorkloadState
+from gpupool.scheduling.explain import WaitCode
 
 WHOLE_BOTH = {"gpus": {"count": 2}}
 QUEUED, RUNNING = WorkloadState.QUEUED, WorkloadState.RUNNING
@@ -383,6 +384,19 @@ def test_why_tells_the_place_in_the_queue(world: World) -> None:
     world.do(story())
 
 
+def test_why_tells_of_one_replica(world: World) -> None:
+    async def story() -> None:
+        why = world.services.workloads.why
+        job = await world.submit(completions=3, **WHOLE_BOTH)
+        assert (await why(ANN, job.id, 0)).code is WaitCode.NOT_WAITING
+        first, second = await why(ANN, job.id, 1), await why(ANN, job.id, 2)
+        assert (first.position, second.position) == (1, 2)
+        assert (await why(ANN, job.id)).position == 1
+        await refused(lambda: why(ANN, job.id, 9), ErrorCode.NOT_FOUND)
+
+    world.do(story())
+
+
 def test_one_replica_can_be_stopped_alone(world: World) -> None:
     async def story() -> None:
         job = await world.submit(completions=3, gpus={"fraction": 0.1})
@@ -394,5 +408,19 @@ def test_one_replica_can_be_stopped_alone(world: World) -> None:
             ReplicaState.RUNNING,
         ]
         await refused(lambda: world.services.workloads.stop(ANN, job.id, index=9), ErrorCode.NOT_FOUND)
+
+    world.do(story())
+
+
+def test_work_without_a_gpu_takes_a_processor_and_no_quota(world: World) -> None:
+    async def story() -> None:
+        await world.submit(ANN, name="whole", gpus={"count": 2})
+        plain = await world.submit(ANN, name="plain", gpus={"count": 0})
+        assert await world.state(plain.id) is WorkloadState.RUNNING
+        lease = (await world.services.workloads.leases_of(ADMIN, plain))[0]
+        assert (lease.shares, lease.cpus) == ((), 1.0)
+        await world.end(plain)
+        await world.check_at_rest()
+        world.check_counts()
 
     world.do(story())

@@ -9,7 +9,7 @@ from pool_world import ADMIN, ANN, World, refused
 
 from gpupool.domain.access import Project, ProjectRules
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.workload import WorkloadState
+from gpupool.domain.workload import Reason, WorkloadState
 
 QUEUED, RUNNING = WorkloadState.QUEUED, WorkloadState.RUNNING
 
@@ -97,11 +97,33 @@ def test_rules_that_cannot_be_meant(world: World, rules: dict[str, Any]) -> None
     world.do(story())
 
 
+def test_work_of_a_node_that_leaves_by_force_is_lost_with_it(world: World) -> None:
+    async def story() -> None:
+        training = await world.submit(gpus={"count": 1})
+        session = await world.submit(kind="interactive", gpus={"count": 1})
+        again = await world.submit(kind="interactive", restart="always", gpus={"count": 0})
+        await world.services.nodes.cordon(ADMIN, "here", "", drain=True)
+        await world.services.nodes.end_work("here", "here left the pool")
+        await world.settle()
+        states = [await world.state(work.id) for work in (training, session, again)]
+        assert states == [QUEUED, WorkloadState.FAILED, QUEUED]
+        rows = [(await world.replicas(work.id))[0] for work in (training, session, again)]
+        assert [(row.reason, row.message) for row in rows] == [
+            (Reason.PREEMPTED, "here is drained"),
+            (Reason.NODE_LOST, "here left the pool"),
+            (Reason.NODE_LOST, "here left the pool"),
+        ]
+
+    world.do(story())
+
+
 def test_a_drained_node_sends_training_back_and_leaves_the_rest(world: World) -> None:
     async def story() -> None:
         training = await world.submit(gpus={"count": 1})
         session = await world.submit(kind="interactive", gpus={"count": 1})
         await refused(lambda: world.services.nodes.cordon(ANN, "here", "", drain=True), ErrorCode.FORBIDDEN)
+        foretold = {o.workload.id: o.drained for o in await world.services.nodes.occupants("here")}
+        assert foretold == {training.id: True, session.id: False}
         await world.services.nodes.cordon(ADMIN, "here", "new fans", drain=True)
         await world.settle()
         [row] = await world.replicas(training.id)

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
+from gpupool.domain import workload as workload_domain
 from gpupool.domain.access import Project, Role, Token, User
+from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import (
     ComputePolicy,
     ForeignProcess,
@@ -26,8 +28,10 @@ from gpupool.domain.supervision import Stdio
 from gpupool.domain.workload import (
     Dependency,
     Event,
+    Framework,
     Lease,
     Limits,
+    OnMemberEnd,
     Program,
     Reason,
     Replica,
@@ -139,10 +143,27 @@ REQUESTS = st.builds(
     labels=tuples_of(st.tuples(NAMES, SENTENCES)),
     sharing=st.none() | st.sampled_from(Sharing),
 )
+ROLES = st.builds(
+    workload_domain.Role,
+    name=NAMES,
+    replicas=COUNTS,
+    argv=st.none() | tuples_of(BYTES_OF_A_SHELL),
+    env=STRINGS,
+    gpus=st.none() | REQUESTS,
+    cpus=MAYBE_TIMES,
+    memory_mib=st.none() | COUNTS,
+    restart=st.none() | st.sampled_from(RestartPolicy),
+)
 LIMITS = st.builds(Limits, wait_s=MAYBE_TIMES, max_time_s=MAYBE_TIMES, cpus=MAYBE_TIMES, memory_mib=st.none() | COUNTS)
 RETRIES = st.builds(Retry, policy=st.sampled_from(RestartPolicy), backoff_limit=COUNTS)
+GANGS = st.builds(Gang, least=COUNTS, most=COUNTS, within=NAMES, strict=st.booleans())
 WORKLOADS = st.builds(
     Workload,
+    roles=tuples_of(ROLES),
+    gang=GANGS,
+    framework=st.sampled_from(Framework),
+    on_member_end=st.sampled_from(OnMemberEnd),
+    processes=COUNTS,
     id=IDS,
     name=NAMES,
     kind=st.sampled_from(WorkloadKind),

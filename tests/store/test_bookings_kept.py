@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from store_values import COUNTS, NAMES, NODES, PROJECTS, SENTENCES, TIMES
 from test_round_trip import with_database
 
@@ -21,12 +21,12 @@ MANY = st.lists(NAMES, max_size=3).map(tuple)
 SECONDS = st.none() | st.floats(0, 1e6)
 BOOKINGS = st.builds(Booking, st.just("b1"), NAMES, MANY, TIMES, TIMES, MANY, MANY, st.floats(0, 1e6), NAMES, SENTENCES)
 RULES = st.builds(ProjectRules, SECONDS, SECONDS, MANY, MANY, st.none() | COUNTS)
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @few
 @given(BOOKINGS, BOOKINGS)
-def test_a_booking(first: Booking, second: Booking) -> None:
+def test_a_booking(engine: Engine, first: Booking, second: Booking) -> None:
     def check(conn: Connection) -> None:
         for booking in (first, second):
             bookings.save_booking(conn, booking)
@@ -37,12 +37,14 @@ def test_a_booking(first: Booking, second: Booking) -> None:
             bookings.delete_booking(conn, second.id)
         assert caught.value.code is ErrorCode.UNKNOWN_BOOKING
 
-    with_database(check)
+    with_database(engine, check)
 
 
 @few
 @given(PROJECTS, RULES, NODES, st.dictionaries(NAMES, SENTENCES, max_size=3))
-def test_rules_and_labels(project: Project, rules: ProjectRules, node: Node, labels: dict[str, str]) -> None:
+def test_rules_and_labels(
+    engine: Engine, project: Project, rules: ProjectRules, node: Node, labels: dict[str, str]
+) -> None:
     def check(conn: Connection) -> None:
         ruled, labelled = replace(project, rules=rules), replace(node, labels=labels)
         access.save_project(conn, ruled)
@@ -50,4 +52,4 @@ def test_rules_and_labels(project: Project, rules: ProjectRules, node: Node, lab
         assert ruled in access.projects(conn)
         assert labelled in access.nodes(conn)
 
-    with_database(check)
+    with_database(engine, check)

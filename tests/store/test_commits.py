@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from store_values import event, lease, run_async, share, wid, workload
@@ -19,17 +18,17 @@ A, B, C = wid(1), wid(2), wid(3)
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[SqlStore]:
-    store = await open_store(path / "pool.db")
+async def opened(target: str) -> AsyncIterator[SqlStore]:
+    store = await open_store(target)
     try:
         yield store
     finally:
         await store.close()
 
 
-def with_store(path: Path, scenario: Callable[[SqlStore], Awaitable[None]]) -> None:
+def with_store(target: str, scenario: Callable[[SqlStore], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with opened(path) as store:
+        async with opened(target) as store:
             await scenario(store)
 
     run_async(run())
@@ -50,7 +49,7 @@ async def everything(store: SqlStore) -> tuple[LiveState, object]:
     return await store.load_live(), await store.list_events(EventFilter(limit=1000))
 
 
-def test_all_parts_of_a_change_arrive(tmp_path: Path) -> None:
+def test_all_parts_of_a_change_arrive(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         held = lease(7, A, share("g0", 500), share("g1", 500))
         member = Replica(A, 0, state=ReplicaState.STARTING, lease=held.epoch)
@@ -61,22 +60,22 @@ def test_all_parts_of_a_change_arrive(tmp_path: Path) -> None:
         assert (live.last_epoch, live.last_event_id) == (7, 2)
         assert await store.commit(ChangeSet()) == 0
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
 @pytest.mark.parametrize("version", [0, 1, 3])
-def test_a_stale_workload_takes_the_whole_change_back(tmp_path: Path, version: int) -> None:
+def test_a_stale_workload_takes_the_whole_change_back(target: str, version: int) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet(workloads=(workload(A),)))
         await store.commit(ChangeSet(workloads=(workload(A, version=1),)))
         stale = workload(A, version=version, name="another")
         await refused(store, ChangeSet((workload(B), stale), (Replica(B, 0),), (lease(1, B),), (event(),)))
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_a_stale_replica_takes_the_whole_change_back(tmp_path: Path, version: int) -> None:
+def test_a_stale_replica_takes_the_whole_change_back(target: str, version: int) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet((workload(A),), (Replica(A, 0), Replica(A, 1))))
         await refused(
@@ -84,18 +83,18 @@ def test_a_stale_replica_takes_the_whole_change_back(tmp_path: Path, version: in
             ChangeSet(replicas=(Replica(A, 1, version=1), Replica(A, 0, version=version)), events=(event(),)),
         )
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
-def test_a_replica_of_no_workload_is_refused(tmp_path: Path) -> None:
-    with_store(tmp_path, lambda store: _refuse(store, ChangeSet(replicas=(Replica(A, 0),))))
+def test_a_replica_of_no_workload_is_refused(target: str) -> None:
+    with_store(target, lambda store: _refuse(store, ChangeSet(replicas=(Replica(A, 0),))))
 
 
 async def _refuse(store: SqlStore, changes: ChangeSet) -> None:
     await refused(store, changes)
 
 
-def test_writes_in_a_row_within_one_change_become_one(tmp_path: Path) -> None:
+def test_writes_in_a_row_within_one_change_become_one(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         steps = tuple(replace(workload(A), priority=n, version=n) for n in range(3))
         await store.commit(ChangeSet(workloads=steps))
@@ -105,10 +104,10 @@ def test_writes_in_a_row_within_one_change_become_one(tmp_path: Path) -> None:
         assert (await store.load_live()).workloads == later[-1:]
         await refused(store, ChangeSet(workloads=(workload(A, version=5), workload(A, version=7))))
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
-def test_a_gpu_is_filled_to_the_last_thousandth_and_no_further(tmp_path: Path) -> None:
+def test_a_gpu_is_filled_to_the_last_thousandth_and_no_further(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet(leases=(lease(1, A, share("g0", 600)), lease(2, B, share("g0", 400)))))
         error = await refused(store, ChangeSet(leases=(lease(3, C, share("g1", 1000), share("g0", 1)),)))
@@ -116,10 +115,10 @@ def test_a_gpu_is_filled_to_the_last_thousandth_and_no_further(tmp_path: Path) -
         await store.commit(ChangeSet(leases=(lease(1, A, share("g0", 600), released_at=5.0),)))
         await store.commit(ChangeSet(leases=(lease(3, C, share("g0", 600)),)))
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
-def test_a_gpu_moves_from_one_to_another_in_one_change(tmp_path: Path) -> None:
+def test_a_gpu_moves_from_one_to_another_in_one_change(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         whole = lease(1, A, share("g0", 1000))
         await store.commit(ChangeSet(leases=(whole,)))
@@ -128,23 +127,23 @@ def test_a_gpu_moves_from_one_to_another_in_one_change(tmp_path: Path) -> None:
         assert (await store.load_live()).leases == moved[:1]
         assert list(await store.leases_of(A)) == [moved[1], moved[0]]
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
 @pytest.mark.parametrize("permille", [0, -500, 1001])
-def test_a_share_outside_one_gpu_is_refused(tmp_path: Path, permille: int) -> None:
-    with_store(tmp_path, lambda store: _refuse(store, ChangeSet(leases=(lease(1, A, share("g0", permille)),))))
+def test_a_share_outside_one_gpu_is_refused(target: str, permille: int) -> None:
+    with_store(target, lambda store: _refuse(store, ChangeSet(leases=(lease(1, A, share("g0", permille)),))))
 
 
-def test_a_replica_holds_one_lease_at_most(tmp_path: Path) -> None:
+def test_a_replica_holds_one_lease_at_most(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet(leases=(lease(1, A, share("g0", 1)), lease(2, A, share("g0", 1), index=1))))
         await refused(store, ChangeSet(leases=(lease(3, A, share("g1", 1)),)))
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
-def test_an_epoch_is_granted_once_and_released_once(tmp_path: Path) -> None:
+def test_an_epoch_is_granted_once_and_released_once(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         held = lease(1, A, share("g0", 500))
         ended = replace(held, released_at=5.0)
@@ -157,10 +156,10 @@ def test_an_epoch_is_granted_once_and_released_once(tmp_path: Path) -> None:
         await store.commit(ChangeSet(leases=(fresh,)))  # granted and released before anybody wrote it
         assert list(await store.leases_of(B)) == [fresh]
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
-def test_a_name_is_taken_while_its_workload_lives(tmp_path: Path) -> None:
+def test_a_name_is_taken_while_its_workload_lives(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         first = workload(A, name="train", state=WorkloadState.RUNNING)
         await store.commit(ChangeSet(workloads=(first,)))
@@ -173,10 +172,10 @@ def test_a_name_is_taken_while_its_workload_lives(tmp_path: Path) -> None:
         await store.commit(ChangeSet((workload(C, name="train", deleted_at=5.0, version=1),)))
         await store.commit(ChangeSet((workload(wid(4), name="train"),)))
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
-def test_a_request_is_carried_out_once(tmp_path: Path) -> None:
+def test_a_request_is_carried_out_once(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet((workload(A, request_id="r1"), workload(B), workload(C))))
         await refused(store, ChangeSet((workload(wid(4), request_id="r1"),)), ErrorCode.REQUEST_SEEN)
@@ -185,18 +184,18 @@ def test_a_request_is_carried_out_once(tmp_path: Path) -> None:
         assert found.id == A
         assert await store.by_request_id("r2") is None
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
 @pytest.mark.parametrize("changes", [{"name": "caf\udce9"}, {"priority": 2**70}])
-def test_what_cannot_be_stored_is_refused_as_a_request(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_what_cannot_be_stored_is_refused_as_a_request(target: str, changes: dict[str, object]) -> None:
     async def scenario(store: SqlStore) -> None:
         await refused(store, ChangeSet((workload(A), workload(B, **changes))), ErrorCode.INVALID_REQUEST)
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
-def test_event_ids_are_never_used_again(tmp_path: Path) -> None:
+def test_event_ids_are_never_used_again(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         done = workload(A, state=WorkloadState.SUCCEEDED, finished_at=5.0)
         last = await store.commit(ChangeSet((done,), events=(event(workload=A), event(workload=A))))
@@ -204,10 +203,10 @@ def test_event_ids_are_never_used_again(tmp_path: Path) -> None:
         assert list(await store.list_events(EventFilter())) == []
         assert await store.commit(ChangeSet(events=(event(),))) > last
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)
 
 
-def test_a_thousand_replicas_go_in_and_on_at_once(tmp_path: Path) -> None:
+def test_a_thousand_replicas_go_in_and_on_at_once(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet((workload(A),), tuple(Replica(A, i) for i in range(1000))))
         started = tuple(Replica(A, i, state=ReplicaState.STARTING, version=1) for i in range(1000))
@@ -218,4 +217,4 @@ def test_a_thousand_replicas_go_in_and_on_at_once(tmp_path: Path) -> None:
         assert live.leases == leases
         await refused(store, ChangeSet(leases=(lease(5000, B, *(share(f"g{i}", 1) for i in range(999, -1, -1))),)))
 
-    with_store(tmp_path, scenario)
+    with_store(target, scenario)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import Engine
 from store_values import COUNTS, LEASES, NAMES, PROJECTS, SENTENCES, event, run_async
 from test_round_trip import with_database
 
@@ -28,12 +28,12 @@ SHARED = st.builds(
     weight=WEIGHTS,
     model_quotas=st.lists(st.tuples(NAMES, COUNTS), max_size=3).map(tuple),
 )
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @few
 @given(DEPARTMENTS, SHARED)
-def test_departments_and_shares_of_projects(department: Department, project: Project) -> None:
+def test_departments_and_shares_of_projects(engine: Engine, department: Department, project: Project) -> None:
     def check(conn: object) -> None:
         departments.save_department(conn, department)  # type: ignore[arg-type]
         departments.save_department(conn, department)  # type: ignore[arg-type]
@@ -41,12 +41,12 @@ def test_departments_and_shares_of_projects(department: Department, project: Pro
         assert departments.departments(conn) == [department]  # type: ignore[arg-type]
         assert access.projects(conn) == [project]  # type: ignore[arg-type]
 
-    with_database(check)
+    with_database(engine, check)
 
 
 @few
 @given(st.lists(LEASES, max_size=4, unique_by=lambda lease: lease.epoch), st.floats(0, 100))
-def test_past_leases_are_those_released_since(leases: list[Lease], since: float) -> None:
+def test_past_leases_are_those_released_since(engine: Engine, leases: list[Lease], since: float) -> None:
     numbered = [replace(lease, epoch=Epoch(i + 1), attempt=i) for i, lease in enumerate(leases)]
     ended = [replace(lease, released_at=30.0 * i) for i, lease in enumerate(numbered)]
 
@@ -59,12 +59,12 @@ def test_past_leases_are_those_released_since(leases: list[Lease], since: float)
             if (lease.released_at or 0.0) > since
         ]
 
-    with_database(check)
+    with_database(engine, check)
 
 
-def test_a_department_lives_until_it_is_deleted(tmp_path: Path) -> None:
+def test_a_department_lives_until_it_is_deleted(target: str) -> None:
     async def main() -> None:
-        store = await open_store(tmp_path / "pool.db")
+        store = await open_store(target)
         await store.save_department(Department("research", 6000, 2.0, 8000), event())
         assert (await store.load_live()).departments == (Department("research", 6000, 2.0, 8000),)
         await store.delete_department("research", event())

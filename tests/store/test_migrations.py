@@ -210,7 +210,7 @@ def test_only_an_upgrade_imports_alembic(tmp_path: Path) -> None:
 
 def test_another_kind_of_database_is_not_supported() -> None:
     with pytest.raises(GpupoolError) as caught:
-        run_async(open_store("postgresql://somewhere/pool"))
+        run_async(open_store("mysql://somewhere/pool"))
     assert caught.value.code is ErrorCode.UNSUPPORTED
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from store_values import lease, run_async, share, wid, workload
 
 from gpupool.domain.workload import Reason, Replica, ReplicaState
@@ -11,7 +9,7 @@ from gpupool.services.ports import ChangeSet, PastLease
 from gpupool.store import open_store
 
 
-def test_only_runs_that_came_to_their_own_end_are_told_the_oldest_first(tmp_path: Path) -> None:
+def test_only_runs_that_came_to_their_own_end_are_told_the_oldest_first(target: str) -> None:
     ends = {
         1: (ReplicaState.SUCCEEDED, Reason.EXITED, 1, 50.0),
         2: (ReplicaState.FAILED, Reason.EXITED, 1, 60.0),
@@ -22,7 +20,7 @@ def test_only_runs_that_came_to_their_own_end_are_told_the_oldest_first(tmp_path
     }
 
     async def scenario() -> None:
-        store = await open_store(tmp_path / "pool.db")
+        store = await open_store(target)
         try:
             await store.commit(
                 ChangeSet(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, Engine, delete, select
 from store_values import (
     EVENTS,
     LEASES,
@@ -28,39 +27,32 @@ from gpupool.domain.gpu import Node
 from gpupool.domain.ids import Epoch
 from gpupool.domain.workload import Event, Lease, Replica, Workload
 from gpupool.services.ports import ChangeSet, EventFilter
-from gpupool.store import access, mapping, migrate, open_store, queries, sqlite, writes
+from gpupool.store import access, mapping, open_store, queries, writes
 from gpupool.store import tables as t
 
-ENGINE = None
-thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def with_database(work: object) -> None:
+def with_database(engine: Engine, work: Callable[[Connection], None]) -> None:
     """Run in a transaction on one shared database and take everything back."""
-    global ENGINE  # noqa: PLW0603 - one database for all examples: making one costs more than an example
-    if ENGINE is None:
-        path = Path(tempfile.mkdtemp(prefix="gpupool-test-")) / "pool.db"
-        migrate.prepare(path)
-        ENGINE = sqlite.make_engine(path)
-    assert callable(work)
-    with ENGINE.connect() as conn, conn.begin() as transaction:
+    with engine.connect() as conn, conn.begin() as transaction:
         work(conn)
         transaction.rollback()
 
 
 @thorough
 @given(WORKLOADS)
-def test_workload(value: Workload) -> None:
+def test_workload(engine: Engine, value: Workload) -> None:
     def check(conn: Connection) -> None:
         writes.apply(conn, ChangeSet(workloads=(value,)))
         assert queries.workload_by_ref(conn, value.id, None) == value
 
-    with_database(check)
+    with_database(engine, check)
 
 
 @thorough
 @given(WORKLOADS, WORKLOADS)
-def test_workload_rewritten(first: Workload, second: Workload) -> None:
+def test_workload_rewritten(engine: Engine, first: Workload, second: Workload) -> None:
     second = replace(second, id=first.id, version=1)
 
     def check(conn: Connection) -> None:
@@ -70,12 +62,12 @@ def test_workload_rewritten(first: Workload, second: Workload) -> None:
         labels = {row.label: row.value for row in conn.execute(select(t.workload_labels))}
         assert labels == second.labels
 
-    with_database(check)
+    with_database(engine, check)
 
 
 @thorough
 @given(REPLICAS, REPLICAS)
-def test_replica(value: Replica, later: Replica) -> None:
+def test_replica(engine: Engine, value: Replica, later: Replica) -> None:
     later = replace(later, workload=value.workload, index=value.index, version=1)
 
     def check(conn: Connection) -> None:
@@ -84,12 +76,12 @@ def test_replica(value: Replica, later: Replica) -> None:
         writes.apply(conn, ChangeSet(replicas=(later,)))
         assert queries.replicas_of(conn, value.workload) == [later]
 
-    with_database(check)
+    with_database(engine, check)
 
 
 @thorough
 @given(LEASES)
-def test_lease(value: Lease) -> None:
+def test_lease(engine: Engine, value: Lease) -> None:
     held = replace(value, released_at=None, shares=value.shares[:1])
 
     def check(conn: Connection) -> None:
@@ -100,22 +92,22 @@ def test_lease(value: Lease) -> None:
         writes.apply(conn, ChangeSet(leases=(replace(other, released_at=7.0),)))
         assert queries.leases_of(conn, value.workload)[-1] == replace(other, released_at=7.0)
 
-    with_database(check)
+    with_database(engine, check)
 
 
 @thorough
 @given(EVENTS)
-def test_event(value: Event) -> None:
+def test_event(engine: Engine, value: Event) -> None:
     def check(conn: Connection) -> None:
         key = writes.append_events(conn, (value,))
         assert queries.events(conn, EventFilter(after_id=key - 1)) == [replace(value, id=key)]
 
-    with_database(check)
+    with_database(engine, check)
 
 
 @thorough
 @given(PROJECTS, USERS, TOKENS, NODES)
-def test_small_things(project: Project, user: User, token: Token, node: Node) -> None:
+def test_small_things(engine: Engine, project: Project, user: User, token: Token, node: Node) -> None:
     def check(conn: Connection) -> None:
         access.save_project(conn, project)
         access.save_user(conn, user)
@@ -126,12 +118,12 @@ def test_small_things(project: Project, user: User, token: Token, node: Node) ->
         assert access.nodes(conn) == [node]
         assert access.token_by_secret(conn, token.secret_sha256) == token
 
-    with_database(check)
+    with_database(engine, check)
 
 
 @thorough
 @given(WORKLOADS)
-def test_documents_of_other_releases_are_read(value: Workload) -> None:
+def test_documents_of_other_releases_are_read(engine: Engine, value: Workload) -> None:
     """An older one lacks a key, a newer one has one more."""
     row = mapping.workload_row(value)
     row["spec"]["limits"] = {"from_the_future": 1}
@@ -145,12 +137,12 @@ def test_documents_of_other_releases_are_read(value: Workload) -> None:
         assert found.program == value.program
         conn.execute(delete(t.workloads))
 
-    with_database(check)
+    with_database(engine, check)
 
 
-def test_sentences_that_are_not_unicode_are_stored_readably(tmp_path: Path) -> None:
+def test_sentences_that_are_not_unicode_are_stored_readably(target: str) -> None:
     async def scenario() -> None:
-        store = await open_store(tmp_path / "pool.db")
+        store = await open_store(target)
         await store.commit(ChangeSet(events=(event("no such file: caf\udce9\0 \U0001f600"),)))
         (found,) = await store.list_events(EventFilter())
         assert found.message == "no such file: caf\ufffd\ufffd \U0001f600"

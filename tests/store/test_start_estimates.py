@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from store_values import run_async, wid
 
@@ -15,7 +14,7 @@ def made(n: int, actual_s: float | None = None) -> StartEstimate:
     return StartEstimate(wid(n), "default", 1000.0 + n, 60.0, actual_s)
 
 
-def test_estimates_are_replaced_listed_and_forgotten(tmp_path: Path) -> None:
+def test_estimates_are_replaced_listed_and_forgotten(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.save_estimates([made(1), made(2), made(3)])
         await store.save_estimates([replace(made(2), actual_s=90.0)])
@@ -32,7 +31,7 @@ def test_estimates_are_replaced_listed_and_forgotten(tmp_path: Path) -> None:
         ]
 
     async def opened() -> None:
-        store = await open_store(tmp_path / "pool.db")
+        store = await open_store(target)
         try:
             await scenario(store)
         finally:

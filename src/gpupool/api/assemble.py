@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpupool.api import mapping
 from gpupool.api.mapping import Holding, Shown
-from gpupool.api.schemas import GpuView, NodeView, PoolView, WorkloadDetail, WorkloadView
+from gpupool.api.schemas import GpuView, HeadAddressView, NodeView, PoolHeadView, PoolView, WorkloadDetail, WorkloadView
 from gpupool.domain.access import Actor
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.gpu import Gpu, Node, NodeState
@@ -39,9 +39,12 @@ async def workload_detail(
     """Everything about a workload that the viewer may see."""
     replicas = await services.workloads.replicas_of(viewer.actor, workload)
     leases = await services.workloads.leases_of(viewer.actor, workload)
-    shown = Shown(
-        services.workloads.can_see(viewer.actor, workload), _attach_paths(services, viewer, workload, replicas)
-    )
+    replicas = [services.nodes.with_silence(replica) for replica in replicas]
+    relayed = frozenset(r.index for r in replicas if not _is_here(services, r))
+    paths = _attach_paths(services, viewer, workload, replicas)
+    placed = (r.index for r in replicas if r.state in _ATTACHABLE)
+    attachable = frozenset(index for index in placed if services.workloads.attach_path(workload, index))
+    shown = Shown(services.workloads.can_see(viewer.actor, workload), paths, attachable, relayed)
     return mapping.workload_detail(workload, replicas, leases, shown, replicas_from)
 
 
@@ -57,19 +60,24 @@ def _attach_paths(
 ) -> dict[int, str]:
     if not viewer.local or not services.workloads.can_manage(viewer.actor, workload):
         return {}
-    placed = (r.index for r in replicas if r.state in _ATTACHABLE)
+    placed = (r.index for r in replicas if r.state in _ATTACHABLE and _is_here(services, r))
     return {index: services.workloads.attach_path(workload, index) for index in placed}
+
+
+def _is_here(services: PoolServices, replica: Replica) -> bool:
+    """Whether a replica's sockets are on this machine; where it is not said which node that is, there is only one."""
+    return not services.info.own_node or replica.node in {None, services.info.own_node}
 
 
 async def node_view(services: PoolServices, viewer: Viewer, node: Node, names: dict[str, str]) -> NodeView:
     """A node with its GPUs and their holders; ``names`` remembers the names of workloads between calls."""
     views: list[GpuView] = []
-    leases: dict[int, Lease] = {}
     for gpu in node.report.gpus:
         holdings = await _holdings(services, viewer, gpu, names)
-        leases.update({h.lease.epoch: h.lease for h in holdings})
         views.append(mapping.gpu_view(gpu, node, holdings))
-    return mapping.node_view(node, views, leases.values())
+    seen = mapping.node_view(node, views, services.nodes.leases_on(node.name))
+    head = services.joining.heads.standing(node.name)
+    return seen.model_copy(update={"silent_s": services.nodes.silent_s(node.name), "head": head})
 
 
 async def _holdings(services: PoolServices, viewer: Viewer, gpu: Gpu, names: dict[str, str]) -> list[Holding]:
@@ -110,4 +118,23 @@ async def pool_view(services: PoolServices) -> PoolView:
         running=counts.get(WorkloadState.RUNNING, 0),
         listen=info.listen,
         time_zone=info.time_zone,
+        dashboard=info.dashboard,
+        heads=_heads(services),
     )
+
+
+async def head_addresses(services: PoolServices) -> list[HeadAddressView]:
+    """Where all heads are, as it is written down; none where only this machine can lead."""
+    heads = services.joining.heads
+    found = [(head, heads.standing(head.name)) for head in await heads.refresh()]
+    return [
+        HeadAddressView(name=head.name, standing=standing, url=head.url, certificate=head.certificate)
+        for head, standing in found
+        if standing
+    ]
+
+
+def _heads(services: PoolServices) -> list[PoolHeadView]:
+    heads = services.joining.heads
+    known = [(head, heads.standing(head.name)) for head in heads.known]
+    return [PoolHeadView(name=head.name, standing=standing, url=head.url) for head, standing in known if standing]

@@ -21,6 +21,7 @@ from gpupool.domain.ids import WorkloadId, is_workload_id
 from gpupool.services.pool import PoolServices
 
 PEER_UID = "gpupool.peer_uid"  # key of an ASGI scope's extensions: the uid at the other end of a unix socket
+LOOPBACK_UID = "gpupool.loopback_uid"  # likewise: the account of a peer on the dashboard's loopback address, or None
 _TOKEN_LIMIT = 512
 
 
@@ -28,6 +29,26 @@ def peer_uid(connection: HTTPConnection) -> int | None:
     """The uid at the other end of a unix socket; None over the network."""
     uid: int | None = (connection.scope.get("extensions") or {}).get(PEER_UID)
     return uid
+
+
+def loopback_uid(connection: HTTPConnection) -> int | None:
+    """The account at the other end of a loopback connection; -1 when the kernel did not say, None over TLS or unix.
+
+    It says whose program it is, and is no proof of who is asking.
+    """
+    extensions = connection.scope.get("extensions") or {}
+    if LOOPBACK_UID not in extensions:
+        return None
+    uid: int | None = extensions[LOOPBACK_UID]
+    return -1 if uid is None else uid
+
+
+def peer_name(connection: HTTPConnection) -> str:
+    """Whom failed attempts are counted for: an address, or on this machine an account."""
+    uid = loopback_uid(connection)
+    if uid is not None:
+        return f"uid {uid}"
+    return connection.client.host if connection.client else ""
 
 
 async def get_services(connection: HTTPConnection) -> PoolServices:
@@ -55,7 +76,7 @@ async def authenticate(connection: HTTPConnection) -> Actor:
     if uid is not None:
         return await services.access.actor_for_uid(uid)
     attempts: FailedAttempts = connection.app.state.attempts
-    peer = connection.client.host if connection.client else ""
+    peer = peer_name(connection)
     attempts.check(peer)
     try:
         return await services.access.actor_for_token(_bearer_token(connection))

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from gpupool.api import schemas as view
 from gpupool.api.sharing import sharing_of
+from gpupool.distributed.outcome import exit_status, rank_of
 from gpupool.domain.access import Project, ProjectRules, Token, User
 from gpupool.domain.gpu import NODE_POLICY, ComputePolicy, Gpu, GpuRequest, GpuShare, Node
 from gpupool.domain.supervision import LogChunk
-from gpupool.domain.workload import Event, Lease, Replica, Workload
-from gpupool.services.ports import UsageRow
+from gpupool.domain.workload import Event, Lease, Program, Replica, Role, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,15 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How much of a workload a caller may see: its command and environment, and its attach sockets by replica."""
+    """How much of a workload a caller may see: its command and environment, and its attach sockets by replica.
+
+    ``relayed`` are the replicas on other machines than the control plane's: they have no socket here.
+    """
 
     private: bool
     attach_paths: Mapping[int, str] = field(default_factory=dict)
+    attachable: frozenset[int] = frozenset()
+    relayed: frozenset[int] = frozenset()
 
 
 def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[Holding]) -> view.GpuView:
@@ -99,7 +104,14 @@ def node_view(node: Node, gpus: list[view.GpuView], leases: Iterable[Lease]) -> 
         memory_allocated_mib=sum(lease.memory_mib for lease in held),
         sharing=list(report.sharing),
         sharing_policy=node.sharing.get(NODE_POLICY),
+        address=report.address,
+        capacity=_resources(node, report.gpus),
+        allocatable=_resources(node, [gpu for gpu in report.gpus if gpu.available]),
     )
+
+
+def _resources(node: Node, gpus: Sequence[Gpu]) -> view.ResourcesView:
+    return view.ResourcesView(gpus=len(gpus), cpus=node.report.cpus, memory_mib=node.report.memory_mib)
 
 
 def gpu_request_view(request: GpuRequest, compute: ComputePolicy) -> view.GpuRequestView:
@@ -174,10 +186,12 @@ def _workload_fields(
         "counts": counts_view(replicas),
         "command": list(program.argv) if shown.private else None,
         "workdir": program.cwd if shown.private else None,
+        "image": program.container.image if shown.private and program.container is not None else None,
+        "volumes": _volumes(program) if shown.private else None,
         "labels": workload.labels,
         "on": workload.on,
         "reason": _reason_view(workload, replicas),
-        "exit_status": only.exit_status if only else None,
+        "exit_status": only.exit_status if only else exit_status(workload, replicas),
         "node": only.node if only else None,
         "gpu_uuids": sorted({s.gpu_uuid for lease in leases if lease.released_at is None for s in lease.shares}),
         "suspended": workload.suspended,
@@ -188,14 +202,41 @@ def _workload_fields(
         "idle_timeout_s": limits.idle_timeout_s,
         "wait_s": limits.wait_s,
         "gang": _gang_view(workload),
+        "framework": workload.framework,
     }
+
+
+def _volumes(program: Program) -> list[str]:
+    """As they are written: SRC:DST[:ro], and the kind of those that are of no place on the node."""
+    own = () if program.container is None else program.container.volumes
+    return [f"{v.source or v.kind.value}:{v.target}{':ro' if v.read_only else ''}" for v in own]
 
 
 def _gang_view(workload: Workload) -> view.GangView | None:
     gang = workload.gang
     if gang is None:
         return None
-    return view.GangView(workers=gang.most, min=gang.least, within=gang.within, strict=gang.strict)
+    return view.GangView(
+        workers=gang.most,
+        min=gang.least,
+        within=gang.within,
+        strict=gang.strict,
+        on_member_end=workload.on_member_end,
+        round=0 if workload.wiring is None else workload.wiring.round,
+        roles=[_role_view(workload, role) for role in workload.roles],
+    )
+
+
+def _role_view(workload: Workload, role: Role) -> view.RoleView:
+    first = workload.indices_of(role.name).start
+    return view.RoleView(
+        name=role.name,
+        first=first,
+        replicas=role.replicas,
+        gpus=gpu_request_view(workload.gpus_of(first), workload.compute),
+        cpus=workload.cpus_of(first),
+        memory_mib=workload.memory_of(first),
+    )
 
 
 def _reason_view(workload: Workload, replicas: Sequence[Replica]) -> view.ReasonView | None:
@@ -211,6 +252,9 @@ def _reason_view(workload: Workload, replicas: Sequence[Replica]) -> view.Reason
 def _replica_view(workload: Workload, replica: Replica, lease: Lease | None, shown: Shown) -> view.ReplicaView:
     own = workload.parameters[replica.index] if replica.index < len(workload.parameters) else {}
     return view.ReplicaView.model_construct(
+        member=workload.member_name(replica.index),
+        role=role.name if (role := workload.role_of(replica.index)) is not None else "",
+        rank=rank_of(workload, replica),
         index=replica.index,
         state=replica.state,
         attempt=replica.attempt,
@@ -228,6 +272,8 @@ def _replica_view(workload: Workload, replica: Replica, lease: Lease | None, sho
         parameters=dict(own) if shown.private else None,
         gpus=[share_view(s) for s in lease.shares] if lease else [],
         attach_path=shown.attach_paths.get(replica.index, ""),
+        relayed=replica.index in shown.relayed,
+        attachable=replica.index in shown.attachable,
         pid=replica.pid,
         notes=list(replica.notes),
         sharing=replica.sharing,
@@ -326,6 +372,8 @@ def _rules_view(rules: ProjectRules) -> view.RulesView:
         windows=list(rules.windows),
         node_pools=list(rules.node_pools),
         max_gpus_permille=rules.max_gpus_permille,
+        images=list(rules.images),
+        volumes=list(rules.volumes),
     )
 
 
@@ -337,6 +385,7 @@ def user_view(user: User) -> view.UserView:
         uid=user.uid,
         gpu_limit_permille=user.gpu_limit_permille,
         disabled=user.disabled,
+        email=user.email,
     )
 
 
@@ -353,14 +402,3 @@ def new_token_view(token: Token, secret: str) -> view.NewTokenView:
 def _token_fields(token: Token) -> dict[str, Any]:
     shown = view.TokenView.model_fields
     return {name: getattr(token, name) for name in shown}
-
-
-def usage_view(since: float, until: float, rows: Iterable[UsageRow]) -> view.UsageView:
-    """GPU seconds held between two times."""
-    return view.UsageView(
-        since=since,
-        until=until,
-        rows=[
-            view.UsageRowView(project=r.project, user=r.user, gpu_seconds=r.gpu_seconds, leases=r.leases) for r in rows
-        ],
-    )

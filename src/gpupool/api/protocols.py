@@ -60,7 +60,7 @@ class PeerHttpProtocol(HttpToolsProtocol):
 
 
 class PeerWebSocketProtocol(WebSocketsSansIOProtocol):
-    """WebSocket whose scope carries the peer's uid."""
+    """WebSocket whose scope carries the peer's uid; silence and an end at the other side are told apart."""
 
     def handle_connect(self, event: Any) -> None:
         """The handshake; the application's task is only made here and reads the scope later."""
@@ -69,3 +69,8 @@ class PeerWebSocketProtocol(WebSocketsSansIOProtocol):
         scope = getattr(self, "scope", None)
         if peer is not None and scope is not None:
             cast("dict[str, Any]", scope)["extensions"][PEER_UID] = peer
+
+    def keepalive_timeout(self) -> None:
+        """Nothing came back: the application hears 1006 for it, where 1005 says that the other end closed."""
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006})
+        super().keepalive_timeout()

@@ -1,4 +1,4 @@
-"""Running the application: on the unix socket, and over TLS when asked, in one event loop."""
+"""Running the application in one event loop: on the unix socket, on a loopback address, and over TLS when asked."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from gpupool.api import tls
 from gpupool.api.listeners import listen_tcp, listen_unix
+from gpupool.api.loopback import LoopbackHttpProtocol, LoopbackWebSocketProtocol
 from gpupool.api.protocols import PeerHttpProtocol, PeerWebSocketProtocol
 
 _GRACE_S = 3  # for answers under way when the server stops
@@ -41,17 +42,19 @@ class Bound:
     listen: str | None
 
 
-async def serve(
+async def serve(  # noqa: PLR0913 - each is a way to be reached, or when
     app: FastAPI,
     *,
     socket_path: Path,
     socket_mode: int = 0o600,
     listen: ListenConfig | None = None,
+    dashboard: socket.socket | None = None,
     stop: asyncio.Event | None = None,
     ready: Callable[[Bound], None] | None = None,
 ) -> None:
     """Serve ``app`` until ``stop`` is set or the task is cancelled; then finish what is under way and return.
 
+    ``dashboard`` is a listening socket on a loopback address, for browsers of this machine; it is closed at the end.
     ``ready`` is called once the sockets listen. Signals are left to the caller. Raises ``GpupoolError``
     (PORT_TAKEN, POOL_START_FAILED, INVALID_FILE) before anything is served.
     """
@@ -65,10 +68,15 @@ async def serve(
         raise
     identity = _identity(socket_path)
     servers = [(_Server(_config(app, None, _MOST_CONNECTIONS)), local)]
+    if dashboard is not None:
+        loopback = {"http": LoopbackHttpProtocol, "ws": LoopbackWebSocketProtocol}
+        servers.append((_Server(_config(app, None, _MOST_REMOTE_CONNECTIONS, **loopback)), dashboard))
     if remote is not None:
         servers.append((_Server(_config(app, context, _MOST_REMOTE_CONNECTIONS)), remote))
     try:
-        await _run(app, servers, stop, lambda: ready and ready(Bound(socket_path, _address(remote))))
+        await _run(
+            app, servers, stop, lambda: ready and ready(Bound(socket_path, address_of(remote) if remote else None))
+        )
     finally:
         _remove_own(socket_path, identity)
 
@@ -111,12 +119,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: FastAPI, context: ssl.SSLContext | None, most_connections: int) -> uvicorn.Config:
-    options: dict[str, Any] = {"ssl_context_factory": lambda _config, _default: context} if context else {}
+def _config(
+    app: FastAPI, context: ssl.SSLContext | None, most_connections: int, **protocols: type[asyncio.Protocol]
+) -> uvicorn.Config:
+    options: dict[str, Any] = {"http": PeerHttpProtocol, "ws": PeerWebSocketProtocol, **protocols}
+    if context is not None:
+        options["ssl_context_factory"] = lambda _config, _default: context
     return uvicorn.Config(
         app,
-        http=PeerHttpProtocol,
-        ws=PeerWebSocketProtocol,
         ws_max_size=_WS_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         lifespan="off",
@@ -132,9 +142,8 @@ def _config(app: FastAPI, context: ssl.SSLContext | None, most_connections: int)
     )
 
 
-def _address(sock: socket.socket | None) -> str | None:
-    if sock is None:
-        return None
+def address_of(sock: socket.socket) -> str:
+    """``host:port`` of a listening socket."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""Server-sent events: live logs and live events, with pings, that end when the client or the server goes."""
+"""Answers without a length: live logs and live events as server-sent events, with pings; whole logs as records."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
 from gpupool.api.schemas import EventView, LogPage
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.logrecords import WHOLE, Stretch
 
 PING_S = 15.0
 PING = b": ping\n\n"
@@ -18,7 +20,10 @@ _OPENING = b": ok\n\n"  # sends the headers at once, so that the client knows th
 _LOOK_EVERY_S = 2.0  # for events whose writer rings no bell
 _QUIET_S = 1.0  # longest sleep between two looks at a quiet log
 
+OCTETS = "application/octet-stream"
+
 ReadLog = Callable[[str], Awaitable[LogPage]]
+ReadRecords = Callable[[str], Awaitable[tuple[list[Stretch], str, bool]]]
 ReadEvents = Callable[[int], Awaitable[list[EventView]]]
 
 
@@ -75,6 +80,33 @@ async def follow_log(
             silence.broken()
             yield PING
         page = await read(page.cursor)
+
+
+async def octets(stream: AsyncIterator[bytes]) -> StreamingResponse:
+    """The answer that carries bytes; a refusal comes before it begins."""
+    first = await anext(stream, b"")
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in stream:
+            yield piece
+
+    return StreamingResponse(whole(), headers={"cache-control": "no-store"}, media_type=OCTETS)
+
+
+async def whole_log(cursor: str, read: ReadRecords, closing: asyncio.Event) -> AsyncIterator[bytes]:
+    """All there is now from a cursor on, as ``domain.logrecords`` has it; without its end when it cannot be had."""
+    stretches, cursor, _ = await read(cursor)
+    while stretches:
+        for stretch in stretches:
+            yield stretch.encode()
+        if closing.is_set():
+            return
+        try:
+            stretches, cursor, _ = await read(cursor)
+        except GpupoolError:
+            return  # whoever goes on from here is told why
+    yield WHOLE
 
 
 async def follow_events(

@@ -13,6 +13,7 @@ from gpupool.domain.errors import EXIT_POOL_ERROR
 
 COMPLETE_VARIABLE = "_GPUPOOL_COMPLETE"
 EXIT_USAGE = 2
+KUBECTL = frozenset({"apply", "get", "delete"})
 OWN_STATUS = frozenset({"run", "client", "exec", "shell", "bash"})  # their exit status is the program's
 
 
@@ -37,7 +38,7 @@ def _program() -> None:
 
 def run_app(argv: list[str]) -> int:
     """Run a command (``argv[0]`` is a known name); the exit status. Raises ``GpupoolError``."""
-    own, after = _split(argv)
+    own, after = _split(_as_written(argv))
     try:
         program = typer.main.get_command(build([argv[0]]))
         status = program.main(own, prog_name=PROGRAM, obj={"program": after}, standalone_mode=False)
@@ -75,6 +76,15 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
         return argv, []
     place = argv.index("--")
     return argv[:place], argv[place + 1 :]
+
+
+def _as_written(argv: list[str]) -> list[str]:
+    """Commands of kubectl take its ways of writing options, too."""
+    if argv[0] not in KUBECTL:
+        return argv
+    from gpupool.cli.kubernetes import plain_flags
+
+    return plain_flags(argv)
 
 
 def _usage_mistake(error: Any, command: str) -> int:

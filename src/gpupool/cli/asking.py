@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Never handed to a program: what opens the pool itself.
 SECRETS = frozenset({"GPUPOOL_TOKEN", "GPUPOOL_URL", "GPUPOOL_CA"})
+CONTAINER = ("image", "pull", "container_user", "network", "read_only", "shm")
 PASSED_ON = (
     "name",
     "project",
@@ -46,18 +47,39 @@ def workload(values: Values, command: list[str]) -> Values:
         body["gpus"] = gpus
     if values.get("label"):
         body["labels"] = pairs(values["label"], "--label")
-    for option, field in (("image", "image"), ("volume", "volumes")):
-        if values.get(option):
-            body[field] = values[option]
-    return body | program(values, command) | {"request_id": os.urandom(16).hex()}
+    return body | container(values) | program(values, command) | {"request_id": os.urandom(16).hex()}
+
+
+def container(values: Values) -> Values:
+    """The image, and what is seen and allowed inside; relative folders are those of this shell."""
+    body: Values = {name: values[name] for name in CONTAINER if values.get(name)}
+    if values.get("entrypoint"):
+        import shlex
+
+        body["entrypoint"] = shlex.split(values["entrypoint"])
+    if values.get("volume"):
+        body["volumes"] = [_volume(text) for text in values["volume"]]
+    return body
+
+
+def _volume(text: str) -> str:
+    source, colon, rest = text.partition(":")
+    if not colon or not source.startswith((".", "~")):
+        return text
+    return f"{_workdir(source)}:{rest}"
 
 
 def program(values: Values, command: list[str]) -> Values:
     """The command, its folder, environment and umask."""
-    if not command:
+    inside = bool(values.get("image"))
+    if not command and not inside:
         return {}
     umask = os.umask(0o077)
     os.umask(umask)
+    if inside:
+        chosen = {"workdir": values["workdir"]} if values.get("workdir") else {}
+        words = {"command": command} if command else {}
+        return words | chosen | {"env": added(values.get("env") or []), "umask": f"{umask:03o}"}
     return {
         "command": split_single(command),
         "workdir": _workdir(values.get("workdir")),
@@ -113,6 +135,12 @@ def environment(extra: list[str]) -> dict[str, str]:
     Variables that are not UTF-8 are left out: JSON cannot carry them.
     """
     env = {name: value for name, value in os.environ.items() if name not in SECRETS and _is_text(name + value)}
+    return env | added(extra)
+
+
+def added(extra: list[str]) -> dict[str, str]:
+    """What ``--env`` alone says: all that a container is given of this shell."""
+    env: dict[str, str] = {}
     for text in extra:
         key, equals, value = text.partition("=")
         if not key or not (equals or key in os.environ):

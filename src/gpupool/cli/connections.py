@@ -1,47 +1,19 @@
-"""Connections of the standard library to a pool, for what is not on the fast path: streams, and pools over TLS."""
+"""Connections of the standard library to a pool, for what is not on the fast path."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import socket
-import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-from gpupool.client.locate import Remote, connect_unix
+from gpupool.domain.errors import ErrorCode, GpupoolError
 
 STREAM_SILENCE_S = 60.0  # the pool says something every 15 s, if only a comment
 LINE_LIMIT_BYTES = 4 << 20
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("gpupool", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        """Raises ``OSError`` when nobody listens."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        connect_unix(self.sock, self._path)
-
-
-def tls_context(place: Remote) -> ssl.SSLContext:
-    """Trusts the system's authorities, or only the given file (an authority or a self-signed certificate)."""
-    return ssl.create_default_context(cafile=place.ca_file)
-
-
-def remote_connection(place: Remote, timeout_s: float) -> http.client.HTTPConnection:
-    """HTTP over TLS."""
-    url = urlsplit(place.url)
-    return http.client.HTTPSConnection(
-        url.hostname or "", url.port or 443, timeout=timeout_s, context=tls_context(place)
-    )
+PIECE_BYTES = 1 << 18
+OCTETS = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +23,16 @@ class StreamEvent:
     id: str
     event: str
     data: Any
+
+
+def read_octets(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The body piece by piece. Raises ``GpupoolError(UNSUPPORTED)`` when it is something else."""
+    if response.headers.get_content_type() != OCTETS:
+        raise GpupoolError(
+            ErrorCode.UNSUPPORTED, "The pool is older than this client.", "Bring both to the same version."
+        )
+    while piece := response.read(PIECE_BYTES):
+        yield piece
 
 
 def read_events(response: http.client.HTTPResponse) -> Iterator[StreamEvent]:
@@ -66,3 +48,5 @@ def read_events(response: http.client.HTTPResponse) -> Iterator[StreamEvent]:
         name, _, value = text.partition(":")
         value = value.removeprefix(" ")
         fields[name] = f"{fields[name]}\n{value}" if name == "data" and name in fields else value
+    if response.chunked and getattr(response, "chunk_left", None) is not None:
+        raise ConnectionAbortedError("the stream broke off")  # its end, an empty chunk, never came

@@ -42,7 +42,7 @@ def _fast(command: str, argv: list[str]) -> int | None:
         values, program = options.parse(options.RUN if command == "run" else options.CLIENT, argv)
     except options.Unusual:
         return None
-    if not program:
+    if not program and not values.get("image"):
         return None
     from gpupool.cli.fast import commands
 

@@ -92,14 +92,23 @@ PROGRAM_OPTIONS = (
         PROGRAM,
         "DIR",
     ),
+    Option("files", "--files / --no-files", Kind.FLAG, "Start in a copy of the folder; usual over a network.", PROGRAM),
+    Option("gitignore", "--gitignore", Kind.FLAG, "Of the folder leave out what .gitignore says, too.", PROGRAM),
+    Option("lock", "--lock", Kind.TEXT, "Make an environment of uv.lock or requirements.txt.", PROGRAM, "FILE"),
     Option("grace", "--grace", Kind.TEXT, "Time between TERM and KILL when stopped (10s).", PROGRAM, "TIME"),
     Option("notice_signal", "--notice-signal", Kind.TEXT, "Told so that it has to go: USR1 (TERM).", PROGRAM, "SIGNAL"),
 )
 TERMINAL = Option("tty", "-t --tty / --no-tty", Kind.FLAG, "Give it a terminal; by default when you have one.", PROGRAM)
 QUIET = Option("quiet", "-q --quiet", Kind.FLAG, "Say nothing about waiting or starting.", OUTPUT)
 CONTAINER_OPTIONS = (
-    Option("image", "-i --image", Kind.TEXT, "A container image; not supported by this pool.", PROGRAM, "IMAGE"),
-    Option("volume", "-v --volume", Kind.MANY, "A volume; not supported by this pool.", PROGRAM, "SRC:DST"),
+    Option("image", "-i --image", Kind.TEXT, "The container image it runs in.", PROGRAM, "IMAGE"),
+    Option("volume", "-v --volume", Kind.MANY, "A folder seen inside: /data:/data, ./x:/x:ro.", PROGRAM, "SRC:DST"),
+    Option("pull", "--pull", Kind.TEXT, "When the image is fetched: missing, always, never.", PROGRAM, "WHEN"),
+    Option("entrypoint", "--entrypoint", Kind.TEXT, "In place of the image's own entry point.", PROGRAM, "PROGRAM"),
+    Option("container_user", "--container-user", Kind.TEXT, "The user inside, in a pool of your own.", PROGRAM, "USER"),
+    Option("network", "--network", Kind.TEXT, "The network inside: host or none.", PROGRAM, "WHICH"),
+    Option("read_only", "--read-only", Kind.FLAG, "Nothing can be written inside but to volumes.", PROGRAM),
+    Option("shm", "--shm-size", Kind.TEXT, "Size of /dev/shm inside: 4G.", PROGRAM, "MIB"),
 )
 
 RUN = (

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
 from gpupool.cli.errors import no_answer
 from gpupool.cli.fast.gate import find_gate, refusal
 from gpupool.cli.fast.http import Answer
+from gpupool.client.elsewhere import asked_elsewhere
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 if TYPE_CHECKING:
-    from http.client import HTTPResponse
+    from http.client import HTTPConnection, HTTPResponse
 
     from gpupool.cli.connections import StreamEvent
     from gpupool.cli.fast.gate import Gate
@@ -55,6 +57,14 @@ class Pool:
         """``DELETE /v1/path``."""
         self._ask("DELETE", path)
 
+    def text(self, path: str, query: Query | None = None, timeout_s: float = 30.0) -> bytes:
+        """The body of ``GET /v1/path`` that is no JSON, as it came."""
+        try:
+            with self._opened(path, query, {}, timeout_s) as response:
+                return response.read()
+        except OSError as error:
+            raise no_answer(error) from error
+
     def workloads(self, query: Query, limit: int | None = None) -> list[dict[str, Any]]:
         """All workloads a query finds, page by page, newest first; at most ``limit``."""
         found: list[dict[str, Any]] = []
@@ -70,24 +80,50 @@ class Pool:
 
     def stream(self, path: str, query: Query | None = None, last_id: str = "") -> Iterator[StreamEvent]:
         """The messages of a live stream until it ends. Raises ``OSError`` when it breaks."""
-        import http.client
-
         from gpupool.cli.connections import STREAM_SILENCE_S, read_events
 
-        connection = self.gate.connection(STREAM_SILENCE_S)
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        with self._opened(path, query, headers, STREAM_SILENCE_S) as response:
+            yield from read_events(response)
+
+    def octets(self, path: str, query: Query | None = None) -> Iterator[bytes]:
+        """An answer in bytes, piece by piece. Raises ``OSError`` when it breaks."""
+        from gpupool.cli.connections import OCTETS, STREAM_SILENCE_S, read_octets
+
+        with self._opened(path, query, {"Accept": OCTETS}, STREAM_SILENCE_S) as response:
+            yield from read_octets(response)
+
+    @contextmanager
+    def _opened(
+        self, path: str, query: Query | None, headers: Mapping[str, str], timeout_s: float
+    ) -> Iterator[HTTPResponse]:
+        """A successful answer to ``GET /v1/path``. Raises ``OSError`` when there is none, or it breaks."""
+        import http.client
+
+        connection, response = asked_elsewhere(lambda: self._answered(target(path, query), headers, timeout_s))
         try:
-            headers = self.gate.headers | {"Accept": "text/event-stream"}
-            connection.request(
-                "GET", target(path, query), headers=headers | ({"Last-Event-ID": last_id} if last_id else {})
-            )
-            response = connection.getresponse()
             if response.status != http.client.OK:
                 raise refusal(_answer(response))
-            yield from read_events(response)
+            yield response
         except http.client.HTTPException as error:
             raise ConnectionAbortedError(str(error)) from error
         finally:
             connection.close()
+
+    def _answered(
+        self, where: str, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[HTTPConnection, HTTPResponse]:
+        from http.client import HTTPException
+
+        connection = self.gate.connection(timeout_s)
+        try:
+            connection.request("GET", where, headers=self.gate.headers | dict(headers))
+            return connection, connection.getresponse()
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, HTTPException) and not isinstance(error, OSError):
+                raise ConnectionAbortedError(str(error)) from error
+            raise
 
     def _ask(
         self, method: str, path: str, body: object = None, query: Query | None = None, timeout_s: float = 30.0
@@ -129,6 +165,15 @@ def reference(text: str) -> tuple[str, int | None]:
     """The workload and the replica in ``NAME`` or ``NAME/3``."""
     name, slash, index = text.rpartition("/")
     return (name, int(index)) if slash and index.isdecimal() else (text, None)
+
+
+def meant(name: str) -> tuple[str, int | None]:
+    """The same, and for ``job/pi`` and ``pod/pi-2``: the pool is asked for objects that were applied."""
+    if "/" in name:
+        from gpupool.cli.kubernetes import resolve
+
+        name = resolve(open_pool(), name)
+    return reference(name)
 
 
 def workload_path(ref: str, verb: str = "") -> str:

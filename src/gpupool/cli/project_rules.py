@@ -15,7 +15,17 @@ RULES = (
     Option("max_gpus", "--max-gpus", Kind.TEXT, "Most GPUs of one replica: 2, 0.5; none.", PANEL, "GPUS"),
     Option("min_runtime", "--min-runtime", Kind.TEXT, "Training is not evicted sooner; none.", PANEL, "TIME"),
     Option("windows", "--windows", Kind.TEXT, "When training may start: 'nights; weekends'; none.", PANEL, "TIMES"),
+    Option("images", "--images", Kind.TEXT, "Container images: 'nvcr.io/nvidia/*,localhost/*'; none.", PANEL, "LIST"),
+    Option("volumes", "--volumes", Kind.TEXT, "Folders in which volumes must lie: /data,/home; none.", PANEL, "LIST"),
     Option("pools", "--pools", Kind.TEXT, "Runs only on nodes with these labels pool: a100,t4; none.", PANEL, "LIST"),
+)
+
+
+_LISTS = (
+    ("windows", "windows", ";"),
+    ("pools", "node_pools", ","),
+    ("images", "images", ","),
+    ("volumes", "volumes", ","),
 )
 
 
@@ -29,7 +39,7 @@ def rules_body(values: dict[str, Any]) -> dict[str, Any]:
         rules["min_runtime_s"] = _least_s(values["min_runtime"])
     if "max_gpus" in values:
         rules["max_gpus_permille"] = _permille(values["max_gpus"])
-    for option, field, separator in (("windows", "windows", ";"), ("pools", "node_pools", ",")):
+    for option, field, separator in _LISTS:
         if option in values:
             parts = [part.strip() for part in values[option].split(separator)]
             rules[field] = [] if values[option] == NONE else [part for part in parts if part]

@@ -23,6 +23,9 @@ PASSED_ON = (
     "stdin",
     "kind",
     "lifetime",
+    "framework",
+    "processes",
+    "on_member_end",
 )
 
 
@@ -46,6 +49,7 @@ def requests_of(values: Values, words: list[str], program: list[str]) -> list[Wo
 
 
 def _body(values: Values, command: list[str]) -> Values:
+    values = _with_gpus_per_worker(values)
     body = asking.workload(values, command)
     body |= {name: values[name] for name in PASSED_ON if values.get(name) is not None}
     if values.get("interactive"):
@@ -54,6 +58,7 @@ def _body(values: Values, command: list[str]) -> Values:
     gang = _gang(values)
     if gang:
         body["gang"] = gang
+    _add_roles(values, body)
     if values.get("after"):
         body["after"] = parse_after(values["after"])
     if values.get("window"):
@@ -66,6 +71,41 @@ def _body(values: Values, command: list[str]) -> Values:
         seed=values.get("seed"),
     ).to_spec()
     return body if sweep is None else body | {"sweep": sweep}
+
+
+def _with_gpus_per_worker(values: Values) -> Values:
+    """``--gpus-per-worker`` says what ``-n`` does, in the words of those who have workers."""
+    count = values.get("gpus_per_worker")
+    if count is None:
+        return values
+    if values.get("num_gpus") is not None or values.get("gpu") is not None:
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, "--gpus-per-worker and -n or -g say the same.", "Give one of them."
+        )
+    return values | {"num_gpus": count}
+
+
+def _add_roles(values: Values, body: Values) -> None:
+    """The tasks beside the workers, which then are a role too."""
+    beside: list[Values] = []
+    if values.get("chief"):
+        beside.append({"name": "chief"})
+    if values.get("ps") is not None:
+        beside.append({"name": "ps", "replicas": values["ps"], "gpus": {"count": 0}})
+    after: list[Values] = [{"name": "evaluator"}] if values.get("evaluator") else []
+    if not beside and not after:
+        return
+    if values.get("framework") != "tf":
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST,
+            "--ps, --chief and --evaluator are for TensorFlow.",
+            "Add --framework tf; other roles are written in a job file.",
+        )
+    gang = body.pop("gang", {})
+    workers: list[Values] = [{"name": "worker", "replicas": gang.pop("workers")}] if "workers" in gang else []
+    body["roles"] = [*beside, *workers, *after]
+    if gang:
+        body["gang"] = {"workers": sum(role.get("replicas", 1) for role in body["roles"]), **gang}
 
 
 def _gang(values: Values) -> Values:
@@ -96,6 +136,8 @@ def _read(path: str) -> list[WorkloadRequest]:
 def _merged(from_file: Values, from_options: Values) -> WorkloadRequest:
     """Options win over the file; the environment of this shell lies under both."""
     env = asking.environment([]) | from_file.get("env", {}) | from_options.get("env", {})
+    if "image" in from_file or "image" in from_options:  # where nothing of this shell means anything
+        env = from_file.get("env", {}) | (from_options.get("env", {}) if "image" in from_options else {})
     umask = asking.program({}, ["-"])["umask"]
     request_id = os.urandom(16).hex()  # one per job, also where options are shared
     merged = {"umask": umask} | from_file | from_options | {"env": env, "request_id": request_id}

@@ -30,7 +30,7 @@ def repeat(screen: Callable[[Style], Iterable[str]], interval_s: float = INTERVA
     sys.stdout.write(ENTER)
     try:
         while True:
-            sys.stdout.write(painted(first, _rows()))
+            sys.stdout.write(painted(first, rows_of_terminal()))
             sys.stdout.flush()
             time.sleep(interval_s)
             first = list(screen(style_of(sys.stdout)))
@@ -49,7 +49,8 @@ def painted(lines: list[str], rows: int) -> str:
     return HOME + "".join(f"{line}{REST_OF_LINE}\n" for line in lines) + REST_OF_SCREEN
 
 
-def _rows() -> int:
+def rows_of_terminal() -> int:
+    """Lines of the terminal that standard output is."""
     import os
 
     try:

@@ -13,6 +13,7 @@ from gpupool.api.schemas import (
     DepartmentView,
     FairShareView,
     NewTokenView,
+    NodeLost,
     NodeView,
     ProjectList,
     ProjectView,
@@ -23,6 +24,7 @@ from gpupool.api.schemas import (
 )
 from gpupool.api.schemas.bookings import BookingList, BookingView, NewBookingView
 from gpupool.api.schemas.policy import PolicyView
+from gpupool.api.schemas.warnings import WarningSettingsView
 from gpupool.client.connection import Call, Connection
 
 M = TypeVar("M", bound=BaseModel)
@@ -44,6 +46,15 @@ class Administration:
     def uncordon(self, name: str) -> NodeView:
         """Let a machine take work again."""
         return self._connection.ask(Call("POST", f"/v1/nodes/{in_path(name)}/uncordon", again=True), NodeView)
+
+    def declare_lost(self, name: str, reason: str = "") -> int:
+        """Give up all work of a machine that is known to be off; how many replicas that were."""
+        call = Call("POST", f"/v1/nodes/{in_path(name)}/lost", json={"reason": reason}, again=True)
+        return self._connection.ask(call, NodeLost).replicas
+
+    def remove_node(self, name: str) -> None:
+        """Forget a machine that does not answer and holds nothing."""
+        self._connection.send(Call("DELETE", f"/v1/nodes/{in_path(name)}"))
 
     def set_sharing(self, name: str, mode: str | None, gpu: int | None = None) -> NodeView:
         """Choose how parts of a machine's GPUs are shared, or of one of them; None: as the machine has it."""
@@ -77,6 +88,14 @@ class Administration:
     def change_policy(self, **changes: Any) -> PolicyView:
         """Change the policy (fields of ``PolicyView``); what is not named stays. For administrators."""
         return self._connection.ask(Call("PATCH", "/v1/policy", json=changes, again=True), PolicyView)
+
+    def warnings(self) -> WarningSettingsView:
+        """Where warnings to users go; secrets are not shown. For administrators."""
+        return self._get("/v1/warnings", WarningSettingsView)
+
+    def change_warnings(self, **changes: Any) -> WarningSettingsView:
+        """Change it (fields of ``WarningSettingsView``); what is not named stays. For administrators."""
+        return self._connection.ask(Call("PATCH", "/v1/warnings", json=changes, again=True), WarningSettingsView)
 
     def projects(self) -> Sequence[ProjectView]:
         """All projects with what they hold and wait for."""
@@ -121,7 +140,7 @@ class Administration:
         return self._get("/v1/users", UserList).users
 
     def put_user(self, name: str, **changes: Any) -> UserView:
-        """Make or change a user (``role``, ``uid``, ``gpu_limit_permille``, ``disabled``)."""
+        """Make or change a user (``role``, ``uid``, ``gpu_limit_permille``, ``disabled``, ``email``)."""
         return self._connection.ask(Call("PUT", f"/v1/users/{in_path(name)}", json=changes, again=True), UserView)
 
     def tokens(self) -> Sequence[TokenView]:

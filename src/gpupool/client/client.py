@@ -18,7 +18,6 @@ from gpupool.api.schemas import (
     GpuList,
     GpuView,
     LogChunkView,
-    LogPage,
     NodeList,
     NodeView,
     PlanView,
@@ -30,12 +29,15 @@ from gpupool.api.schemas import (
     WorkloadList,
     WorkloadView,
 )
+from gpupool.api.schemas.manifests import AppliedList
 from gpupool.client.administering import Administration, given, in_path
 from gpupool.client.attach import Attachment, attach
 from gpupool.client.connection import RETRY_S, Call, Connection
 from gpupool.client.endpoint import UnixEndpoint, resolve
+from gpupool.client.fetching import Fetched, Work, fetch
 from gpupool.client.job import Job, JobFailed, Lease
-from gpupool.client.options import Command, SubmitOptions, build_request
+from gpupool.client.options import ApplyOptions, Command, SubmitOptions, build_request
+from gpupool.client.sending import Sent, send_folder
 from gpupool.domain.supervision import LogChunk
 from gpupool.domain.workload import ReplicaState, WorkloadKind, WorkloadState
 from gpupool.specs.request import WorkloadRequest
@@ -43,7 +45,6 @@ from gpupool.specs.request import WorkloadRequest
 _POLL_S = 25.0
 _PAUSE_S = 0.05
 _PAGE = 500
-_LOG_PAGE_KIB = 1024
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -85,8 +86,17 @@ class Client(Administration):
 
     def plan(self, command: Command | WorkloadRequest = ("true",), **options: Unpack[SubmitOptions]) -> PlanView:
         """Where and when a submission with these options would start if it were made now. Nothing is stored."""
+        options.pop("folder", None)  # where it starts does not depend on it
+        options.pop("gitignore", None)
         call = Call("POST", "/v1/plan", json=self._request(command, options).to_body(), again=True)
         return self._connection.ask(call, PlanView)
+
+    def apply(self, text: str, *, name: str = "manifest", **how: Unpack[ApplyOptions]) -> AppliedList:
+        """Make what Kubernetes' manifests describe (YAML or JSON). ``name`` begins messages about them.
+
+        Objects that are there already are unchanged, or made again with ``force``; see docs/kubernetes.md.
+        """
+        return self._connection.ask(Call("POST", "/v1/apply", json={"text": text, "name": name, **how}), AppliedList)
 
     def submit(self, command: Command | WorkloadRequest, **options: Unpack[SubmitOptions]) -> Job:
         """Ask for a program to be run and return at once.
@@ -99,6 +109,9 @@ class Client(Administration):
     def _request(self, command: Command | WorkloadRequest, options: SubmitOptions) -> WorkloadRequest:
         if isinstance(command, WorkloadRequest):
             return _identified(command)
+        if "folder" in options:
+            sent = self.send_folder(options.pop("folder"), gitignore=options.pop("gitignore", False))
+            options["tree"] = sent.tree
         return build_request(command, options, local=isinstance(self._connection.endpoint, UnixEndpoint))
 
     def run(
@@ -108,6 +121,22 @@ class Client(Administration):
         job = self.submit(command, **options)
         job.result(timeout)
         return job
+
+    def send_folder(self, folder: str | os.PathLike[str], *, gitignore: bool = False) -> Sent:
+        """Send what is in a folder, as far as the pool lacks it; ``tree`` names it in as many submissions as you like.
+
+        What .gpupoolignore leaves out stays here, and with ``gitignore`` what .gitignore does.
+        """
+        return send_folder(self._connection, os.fspath(folder), gitignore=gitignore)
+
+    def fetch(
+        self, ref: str, *paths: str, into: str | os.PathLike[str] = ".", index: int = 0, force: bool = False
+    ) -> Fetched:
+        """Bring files and folders (all, or ``paths``) of a workload's folder here, each at the path that it has there.
+
+        What is here and different stays unless ``force``. The result says what came, and what was left, with why.
+        """
+        return fetch(Work(self._connection, ref or "-", index), paths, os.fspath(into), force=force)
 
     def get(self, ref: str) -> Job:
         """A workload by id or name."""
@@ -185,6 +214,10 @@ class Client(Administration):
         """Put a suspended workload back into the queue."""
         return self._change(ref, "resume")
 
+    def set_priority(self, ref: str, priority: int | str) -> Job:
+        """Let a workload that waits come earlier or later in its project: ``low``, ``normal``, ``high``, a number."""
+        return self._change(ref, "priority", {"priority": priority}, again=True)
+
     def signal(self, ref: str, signal: str | int, index: int = 0) -> Job:
         """Send a signal (``INT``, 2) to a replica's foreground processes."""
         return self._change(ref, "signal", {"signal": signal, "index": index})
@@ -197,9 +230,9 @@ class Client(Administration):
         """Take a workload that has ended off the lists."""
         self._connection.send(Call("DELETE", f"/v1/workloads/{in_path(ref)}"))
 
-    def why(self, ref: str) -> WhyView:
+    def why(self, ref: str, index: int | None = None) -> WhyView:
         """Why a workload stands where it stands, with numbers and an estimate."""
-        return self._get(f"/v1/workloads/{in_path(ref)}/why", WhyView)
+        return self._get(f"/v1/workloads/{in_path(ref)}/why", WhyView, index=index)
 
     def logs(
         self,
@@ -219,13 +252,8 @@ class Client(Administration):
         return self._written(path, query)
 
     def _written(self, path: str, query: dict[str, Any]) -> Iterator[LogChunk]:
-        while True:
-            page = self._get(path, LogPage, **query, limit=_LOG_PAGE_KIB)
-            yield from (_chunk(view) for view in page.chunks)
-            if page.end or not page.chunks:
-                return
-            query = {**query, "cursor": page.cursor}
-            query.pop("tail", None)
+        for stretch in self._connection.whole_log(path, query):
+            yield from stretch.chunks()
 
     def _followed(self, path: str, query: dict[str, Any]) -> Iterator[LogChunk]:
         for message in self._connection.resumed(path, {**query, "follow": True}):
@@ -234,7 +262,7 @@ class Client(Administration):
 
     def attach(self, ref: str, index: int = 0) -> Attachment:
         """A stream of frames to a running program's terminal or pipes."""
-        return attach(self._connection.endpoint, ref, index)
+        return self._connection.dialled(lambda endpoint: attach(endpoint, ref, index))
 
     def request_gpus(self, count: int = 1, *, timeout: float | None = None, **options: Unpack[SubmitOptions]) -> Lease:
         """Hold GPUs (``fraction``, ``memory_mib``, ``models``, ``lifetime``); waits until they are granted.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gpupool.client import trust
 from gpupool.client.locate import UNIX_PATH_LIMIT, Remote, find_pool
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
-_CONNECT_S = 10.0
 _DEFAULT_PORT = 443
 
 
@@ -42,13 +40,21 @@ class TlsEndpoint:
     """A pool over the network.
 
     Its certificate is checked against ``ca_file`` (an authority, or the pool's own certificate), or it must have the
-    SHA-256 ``fingerprint``, or else one of the system's authorities must vouch for it.
+    SHA-256 ``fingerprint``, or be ``certificate`` (PEM), or else one of the system's authorities must vouch for it.
+    ``login``: it is one of the user's logins, for which the pool's other heads may be learnt.
     """
 
     url: str
     token: str = field(repr=False)
     ca_file: str | None = None
     fingerprint: str | None = None
+    certificate: str | None = field(default=None, repr=False)
+    login: bool = False
+
+    @classmethod
+    def of(cls, place: Remote, fingerprint: str | None = None) -> TlsEndpoint:
+        """As a pool over the network was found."""
+        return cls(place.url, place.token, place.ca_file, fingerprint, place.certificate, place.login)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -59,7 +65,9 @@ class TlsEndpoint:
     def context(self) -> ssl.SSLContext:
         """How to check the server. Raises ``GpupoolError(INVALID_FILE, POOL_UNREACHABLE, UNAUTHENTICATED)``."""
         if self.fingerprint is not None:
-            return _pinned(_certificate_at(*self.address), self.fingerprint)
+            return _pinned(trust.certificate_at(*self.address), self.fingerprint)
+        if self.certificate is not None:
+            return trust.pinned(self.certificate)
         try:
             return ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ssl.SSLError) as error:
@@ -94,7 +102,7 @@ def resolve(
             ErrorCode.POOL_UNREACHABLE, "No pool has been started here.", "Start one with 'gpupool up --background'."
         )
     if isinstance(found, Remote):
-        return TlsEndpoint(found.url, found.token, found.ca_file, fingerprint)
+        return TlsEndpoint.of(found, fingerprint)
     return UnixEndpoint(found.api_socket)
 
 
@@ -111,36 +119,12 @@ def _named(url: str, token: str | None, ca_file: str | None, fingerprint: str | 
     return TlsEndpoint(url.rstrip("/"), token, ca_file, fingerprint)
 
 
-def _certificate_at(host: str, port: int) -> bytes:
-    """The certificate a server shows (DER), trusted by nobody yet."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent over this connection: its certificate is compared below
-    try:
-        with (
-            socket.create_connection((host, port), timeout=_CONNECT_S) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secure,
-        ):
-            return secure.getpeercert(binary_form=True) or b""
-    except OSError as error:
-        raise GpupoolError(
-            ErrorCode.POOL_UNREACHABLE,
-            f"Nothing answers at {host}:{port}.",
-            "See that the pool is up and the address right.",
-        ) from error
-
-
 def _pinned(certificate: bytes, fingerprint: str) -> ssl.SSLContext:
     """Trust exactly one certificate, whatever name it carries."""
-    wanted = fingerprint.replace(":", "").strip().lower().removeprefix("sha256")
-    if hashlib.sha256(certificate).hexdigest() != wanted:
+    if not trust.same_fingerprint(certificate, fingerprint):
         raise GpupoolError(
             ErrorCode.UNAUTHENTICATED,
             "The server's certificate is not the pool's: its fingerprint differs.",
             "Ask the administrator for the fingerprint; do not go on if nobody changed the certificate.",
         )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(cadata=ssl.DER_cert_to_PEM_cert(certificate))
-    return context
+    return trust.pinned(ssl.DER_cert_to_PEM_cert(certificate))

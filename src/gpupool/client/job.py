@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from gpupool.api.schemas import WhyView, WorkloadDetail, WorkloadView
+from gpupool.client.fetching import Fetched
 from gpupool.client.options import Command, SubmitOptions
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.supervision import LogChunk
@@ -56,6 +58,10 @@ class Job:
         """Look at it again."""
         self.view = self._client.detail(self.id)
         return self
+
+    def fetch(self, *paths: str, into: str | os.PathLike[str] = ".", index: int = 0, force: bool = False) -> Fetched:
+        """Bring files and folders (all, or ``paths``) of its folder here; see ``Client.fetch``."""
+        return self._client.fetch(self.id, *paths, into=into, index=index, force=force)
 
     def done(self) -> bool:
         """Whether it has ended."""

@@ -2,8 +2,9 @@
 
 On the path of every ``gpupool run``: imports ``os`` alone at module level; anything else is imported where it is used.
 
-The order: ``GPUPOOL_URL`` (a pool over the network), ``GPUPOOL_STATE_DIR`` (a pool in that folder), the machine's
-system pool if there is one (people of a shared machine must meet in one queue), the user's own pool.
+The order: ``GPUPOOL_URL`` (a pool over the network), ``GPUPOOL_STATE_DIR`` (a pool in that folder), the pool that the
+user has logged in to (``client.logins``), the machine's system pool if there is one (people of a shared machine must
+meet in one queue), the user's own pool.
 """
 
 # pathlib takes longer to import than everything here takes to run:
@@ -59,14 +60,22 @@ class Location:
 
 
 class Remote:
-    """A pool over the network: its URL, the caller's token and the file of the authority (or certificate) to trust."""
+    """A pool over the network: its URL, the caller's token and the file of the authority (or certificate) to trust.
 
-    __slots__ = ("ca_file", "token", "url")
+    ``certificate`` (PEM) is the only one that is trusted, where a login has remembered one. ``login``: it is one of
+    the user's logins, for which the pool's other heads may be learnt.
+    """
 
-    def __init__(self, url: str, token: str, ca_file: str | None) -> None:
+    __slots__ = ("ca_file", "certificate", "login", "token", "url")
+
+    def __init__(
+        self, url: str, token: str, ca_file: str | None, certificate: str | None = None, *, login: bool = False
+    ) -> None:
         self.url = url
         self.token = token
         self.ca_file = ca_file
+        self.certificate = certificate
+        self.login = login
 
     def __repr__(self) -> str:
         return f"Remote({self.url!r})"  # never the token
@@ -80,6 +89,10 @@ def find_pool() -> Location | Remote | None:
     if os.environ.get("GPUPOOL_URL"):
         return _remote(os.environ["GPUPOOL_URL"])
     if not os.environ.get("GPUPOOL_STATE_DIR"):
+        from gpupool.client.logins import chosen
+
+        if (login := chosen()) is not None:
+            return login
         system = Location(SYSTEM_STATE_DIR, SYSTEM_RUN_DIR, SYSTEM)
         if system.present:
             return system

@@ -16,13 +16,28 @@ Command = str | Sequence[str]
 Quantity = str | float
 
 
+class ApplyOptions(TypedDict, total=False):
+    """What may be said besides manifests: as the options of ``gpupool apply``."""
+
+    project: str | None
+    no_container: bool
+    container: str
+    claims: dict[str, str]
+    env: dict[str, str]
+    workdir: str
+    force: bool
+    dry_run: bool
+
+
 class SubmitOptions(TypedDict, total=False):
     """Fields of a request by their names; durations and sizes are numbers (seconds, MiB) or text (30m, 4G).
 
     ``gpus`` is a number of GPUs, or the whole mapping of a job file; ``fraction`` or ``memory_mib`` is the part of
     each, ``models`` those that will do, ``compute`` (guarantee, cap, none) what the part means for time, ``sharing``
     the mode in which it is kept apart, ``placement`` (pack, spread) where it goes of several places. ``env`` is added
-    to what the pool sets.
+    to what the pool sets. ``folder`` is sent along as it is now, without what its .gpupoolignore (with ``gitignore``
+    its .gitignore, too) leaves out, and the program starts in that copy, or in ``workdir`` of it; ``tree`` names one
+    that was sent before. ``lock`` is the file in it from which an environment is made.
     """
 
     name: str
@@ -36,6 +51,10 @@ class SubmitOptions(TypedDict, total=False):
     placement: str
     env: Mapping[str, str]
     workdir: str
+    folder: str | os.PathLike[str]
+    gitignore: bool
+    tree: str
+    lock: str
     project: str
     priority: int | str
     cpus: float
@@ -59,6 +78,14 @@ class SubmitOptions(TypedDict, total=False):
     on_index: int
     labels: Mapping[str, str]
     log_limit: Quantity
+    image: str
+    volumes: Sequence[str | Mapping[str, Any]]
+    pull: str
+    entrypoint: Sequence[str]
+    container_user: str
+    network: str
+    read_only: bool
+    shm: Quantity
     request_id: str
 
 
@@ -87,8 +114,9 @@ def build_request(command: Command, options: SubmitOptions, *, local: bool) -> W
     gpus = _gpus(fields)
     if gpus:
         fields["gpus"] = gpus
-    if local and fields["command"]:
-        fields.setdefault("workdir", str(Path.cwd()))
+    if local and fields["command"] and "image" not in fields:
+        if "tree" not in fields:
+            fields.setdefault("workdir", str(Path.cwd()))
         own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         fields["env"] = own | dict(fields.get("env") or {})
     fields.setdefault("request_id", uuid.uuid4().hex)

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from typing import Any
 
-from gpupool.client.locate import Location, connect_unix
+from gpupool.client.locate import Location
+from gpupool.client.unixhttp import UnixConnection
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
+WAITING = "waiting"
 _ANSWER_LIMIT_BYTES = 16 << 20
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        connect_unix(self.sock, self._path)
 
 
 def ask(
@@ -31,7 +21,7 @@ def ask(
 
     Raises ``OSError`` or ``http.client.HTTPException`` when nobody answers, ``GpupoolError`` for the API's own errors.
     """
-    connection = _UnixConnection(location.api_socket, timeout_s)
+    connection = UnixConnection(location.api_socket, timeout_s)
     try:
         text = None if body is None else json.dumps(body)
         connection.request(method, path, text, {"Content-Type": "application/json"} if text else {})
@@ -45,11 +35,16 @@ def ask(
 
 
 def healthy(location: Location, timeout_s: float = 2.0) -> bool:
-    """Whether the pool's API answers that it is well."""
+    """Whether the pool's API answers that it is well, or that it waits for its turn to lead."""
+    return health(location, timeout_s).get("status") in {"ok", WAITING}
+
+
+def health(location: Location, timeout_s: float = 2.0) -> dict[str, Any]:
+    """What the pool's API says of its health; empty when it does not answer."""
     try:
-        return ask(location, "GET", "/v1/health", timeout_s=timeout_s).get("status") == "ok"
+        return ask(location, "GET", "/v1/health", timeout_s=timeout_s)
     except (OSError, http.client.HTTPException, GpupoolError):
-        return False
+        return {}
 
 
 def _json(data: bytes) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from enum import StrEnum
 from typing import Any
 
 from gpupool.daemon.backoff import HEALTHY_LIFE_S, Backoff
-from gpupool.daemon.config import PoolConfig, PoolKind
+from gpupool.daemon.cluster import bridge_arguments, ray_arguments
+from gpupool.daemon.config import PoolConfig, PoolKind, Role
 from gpupool.daemon.folders import NODE_DIR, log_path
 from gpupool.daemon.logs import bound_log, open_log
 from gpupool.daemon.processes import ProcessIdentity, die_with_parent
+from gpupool.node.inventory.host import clean_node_name
 
 # Neither the caller's PYTHON* variables nor the current folder may change what the pool's own processes import;
 # -I would do that too, but hides packages installed with `pip install --user`.
@@ -26,7 +28,16 @@ class ChildName(StrEnum):
     """The processes a supervisor keeps running, in the order in which they are started."""
 
     AGENT = "agent"
+    RAY = "ray"  # of a cluster
+    BRIDGE = "bridge"  # on its head
     CONTROL_PLANE = "control-plane"
+
+
+CHILDREN = {
+    Role.ALONE: (ChildName.AGENT, ChildName.CONTROL_PLANE),
+    Role.HEAD: (ChildName.AGENT, ChildName.RAY, ChildName.BRIDGE, ChildName.CONTROL_PLANE),
+    Role.NODE: (ChildName.AGENT, ChildName.RAY),
+}
 
 
 class ChildState(StrEnum):
@@ -49,11 +60,17 @@ def child_command(config: PoolConfig, name: ChildName) -> tuple[str, ...]:
     if name is ChildName.CONTROL_PLANE:
         return python_module("gpupool.daemon.control_plane", "--state-dir", config.state_dir)
     name_of_node = config.node_name or os.uname().nodename
+    if name is ChildName.RAY:
+        return python_module("gpupool.fabric.ray.node_process", *ray_arguments(config, clean_node_name(name_of_node)))
+    if name is ChildName.BRIDGE:
+        return python_module("gpupool.fabric.ray.bridge", *bridge_arguments(config, clean_node_name(name_of_node)))
     options = ["--state", f"{config.state_dir}/{NODE_DIR}", "--run", config.run_dir, "--name", name_of_node]
     if config.emulate is not None:
         options += ["--emulate", config.emulate]
     if config.kind is PoolKind.SYSTEM:
         options.append("--shared")
+    if config.cluster_address is not None:
+        options += ["--address", config.cluster_address]
     return python_module("gpupool.node.agent_main", *options)
 
 

@@ -7,13 +7,20 @@ import os
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpupool.client.locate import SYSTEM, USER, Location
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.windows import read_zone
 
+if TYPE_CHECKING:
+    from gpupool.store.address import PostgresAddress
+
 CONFIG_FILE = "config.json"
+OFF = "off"
+DASHBOARD = "127.0.0.1:8470"
+CLUSTER_PORT = 8650
+CLUSTER_PORTS = 30  # Ray's, from there on
 CONFIG_LIMIT_BYTES = 1 << 20
 
 
@@ -22,6 +29,14 @@ class PoolKind(StrEnum):
 
     USER = USER
     SYSTEM = SYSTEM
+
+
+class Role(StrEnum):
+    """What a machine is to its pool."""
+
+    ALONE = "alone"  # the whole of it
+    HEAD = "head"  # control plane of a cluster, and a node of it
+    NODE = "node"  # joined a cluster: no control plane here
 
 
 class LogLevel(StrEnum):
@@ -39,8 +54,15 @@ class PoolConfig:
 
     ``emulate`` is the emulated inventory's language (``4xT4,2xV100``); None: what the machine has. ``listen`` is
     ``host:port`` for the network and needs ``tls_cert`` and ``tls_key`` or ``tls_self_signed``. Finished work older
-    than ``retention_days`` is forgotten. ``time_zone`` is that of time windows (None: the machine's). ``commands``
-    replaces the program of a child by name (tests use it).
+    than ``retention_days`` is forgotten. ``time_zone`` is that of time windows (None: the machine's). ``dashboard`` is
+    the loopback ``host:port`` for browsers of this machine (``off``: none), ``oidc`` the file that says with which
+    provider people sign in. ``commands`` replaces the program of a child by name (tests use it).
+
+    ``database`` is the URL of a PostgreSQL database (None: a SQLite file in the state folder), and
+    ``database_password_file`` the private file that has its password.
+
+    In a cluster (``role``) a machine has ``cluster_address`` there and uses ports from ``cluster_port`` on; a node also
+    knows where Ray is on the head (``head``, host:port) and the API of its pool (``head_url``).
     """
 
     state_dir: str
@@ -55,6 +77,15 @@ class PoolConfig:
     log_level: LogLevel = LogLevel.INFO
     retention_days: int = 90
     time_zone: str | None = None
+    dashboard: str = DASHBOARD
+    oidc: str | None = None
+    database: str | None = None
+    database_password_file: str | None = None
+    role: Role = Role.ALONE
+    cluster_address: str | None = None
+    cluster_port: int = CLUSTER_PORT
+    head: str | None = None
+    head_url: str | None = None
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,8 +96,12 @@ class PoolConfig:
                 "A pool listens on a network with TLS only.",
                 "Give a certificate and key, or ask for a self-signed one.",
             )
+        self.dashboard_address()
+        self.database_address()
         if self.time_zone is not None:
             read_zone(self.time_zone)
+        if not 1024 <= self.cluster_port <= 65536 - CLUSTER_PORTS:
+            raise _invalid(f"{self.cluster_port} is not a port for a cluster.", f"{CLUSTER_PORTS} from it on are used.")
         if self.retention_days < 1:
             raise _invalid("The retention must be at least one day.", "Leave it out for 90 days.")
 
@@ -74,6 +109,26 @@ class PoolConfig:
     def location(self) -> Location:
         """Where clients of this pool find it."""
         return Location(self.state_dir, self.run_dir, str(self.kind))
+
+    def dashboard_address(self) -> tuple[str, int] | None:
+        """Host and port for browsers of this machine; None when there is none."""
+        if self.dashboard == OFF:
+            return None
+        host, _, port = self.dashboard.rpartition(":")
+        if not port.isdecimal() or int(port) > 65535 or not is_loopback(host.strip("[]")):
+            raise _invalid(
+                f"'{self.dashboard[:80]}' is not an address for the dashboard.",
+                "Give a loopback address such as 127.0.0.1:8470, or off; --listen serves a network.",
+            )
+        return host.strip("[]"), int(port)
+
+    def database_address(self) -> PostgresAddress | None:
+        """Where the PostgreSQL database is; None: the pool keeps its own file."""
+        if self.database is None:
+            return None
+        from gpupool.store.address import PostgresAddress  # imports SQLAlchemy, which most starts can do without
+
+        return PostgresAddress(self.database, self.database_password_file)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -84,6 +139,7 @@ class PoolConfig:
         """The inverse of ``to_dict``; unknown keys (of a newer version) are dropped."""
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         known["kind"] = PoolKind(known.get("kind", PoolKind.USER))
+        known["role"] = Role(known.get("role", Role.ALONE))
         known["log_level"] = LogLevel(known.get("log_level", LogLevel.INFO))
         known["commands"] = {k: tuple(v) for k, v in known.get("commands", {}).items()}
         return cls(**known)
@@ -100,6 +156,16 @@ class PoolConfig:
             return cls.from_dict({**stored, **places})
         except (TypeError, ValueError, AttributeError) as error:
             raise _broken(location.state_dir, str(error)) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, written as a number, is one of this machine alone."""
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def config_path(state_dir: str) -> Path:

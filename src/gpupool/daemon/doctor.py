@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from gpupool.daemon import doctor_checks_disk, doctor_checks_gpu, doctor_checks_host, doctor_checks_state
+from gpupool.daemon import (
+    doctor_checks_database,
+    doctor_checks_disk,
+    doctor_checks_gpu,
+    doctor_checks_host,
+    doctor_checks_sign_in,
+    doctor_checks_state,
+)
 from gpupool.daemon.doctor_checks import DoctorContext, Finding, Level, NamedCheck, warning
 
 __all__ = ["CHECKS", "DoctorContext", "Finding", "Level", "exit_status", "run_checks"]
@@ -12,6 +19,8 @@ CHECKS: list[NamedCheck] = [
     *doctor_checks_disk.CHECKS,
     *doctor_checks_host.CHECKS,
     *doctor_checks_state.CHECKS,
+    *doctor_checks_database.CHECKS,
+    *doctor_checks_sign_in.CHECKS,
 ]
 
 

@@ -135,7 +135,7 @@ def databases(context: DoctorContext) -> Iterator[Finding]:
     """Whether the database is whole and of a version this program knows."""
     found = [path for path in entries(context.state_dir) if path.suffix in _DATABASE_SUFFIXES and path.is_file()]
     if not found:
-        yield fine("database", "There is no database yet.")
+        yield fine("database", "There is no database in the pool's folder.")
     for path in found:
         try:
             with closing(_open_to_read(path)) as database:

@@ -6,14 +6,17 @@ import os
 from pathlib import Path
 
 from gpupool.client.locate import STATE_FILE
-from gpupool.daemon.config import PoolConfig, PoolKind
+from gpupool.daemon.config import CONFIG_FILE, PoolConfig, PoolKind
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
-STATE_MODE = 0o700
+PRIVATE = 0o700
+STATE_MODE = {PoolKind.USER: PRIVATE, PoolKind.SYSTEM: 0o711}  # users pass to the folders of their work
 RUN_MODE = {PoolKind.USER: 0o700, PoolKind.SYSTEM: 0o755}
 LOG_DIR = "log"
 NODE_DIR = "node"
 POOL_LOCK = "pool.lock"
+DATABASE = "pool.db"
+FILES_DIR = "files"  # that were sent with work
 START_LOCK = "start.lock"
 CONTROL_PLANE_LOCK = "control-plane.lock"
 CHILD_LOCKS = (f"{NODE_DIR}/agent.lock", CONTROL_PLANE_LOCK)
@@ -26,9 +29,9 @@ def prepare_folders(config: PoolConfig) -> None:
     Raises ``GpupoolError`` (POOL_START_FAILED) naming the folder and what is wrong with it.
     """
     state, run = Path(config.state_dir), Path(config.run_dir)
-    _own_folder(state, STATE_MODE, POOL_LOCK)
+    _own_folder(state, STATE_MODE[config.kind], POOL_LOCK, DATABASE)
     for folder in (state / LOG_DIR, state / NODE_DIR):
-        _own_folder(folder, STATE_MODE)
+        _own_folder(folder, PRIVATE)
     _own_folder(run, RUN_MODE[config.kind], STATE_FILE)
     _check_space(state)
 
@@ -48,19 +51,30 @@ def folder_error(folder: Path, error: OSError) -> GpupoolError:
     )
 
 
-def _own_folder(folder: Path, mode: int, marker: str | None = None) -> None:
+def _own_folder(folder: Path, mode: int, *markers: str) -> None:
     try:
-        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        _make(folder, mode)
         found = folder.stat()
         if found.st_uid != os.geteuid():
             raise _not_ours(folder, f"belongs to another user (uid {found.st_uid})")
         if found.st_mode & 0o7777 == mode:
             return
-        if marker and not (folder / marker).exists() and any(folder.iterdir()):
+        names = {entry.name for entry in folder.iterdir()} - {CONFIG_FILE}
+        if markers and names and names.isdisjoint(markers):
             raise _not_ours(folder, "is in use for something else")  # never change the mode of a home or of /tmp
         folder.chmod(mode)
     except OSError as error:
         raise folder_error(folder, error) from error
+
+
+def _make(folder: Path, mode: int) -> None:
+    """Make it with exactly this mode from the first moment: somebody else may be starting the same pool."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    before = os.umask(0)
+    try:
+        folder.mkdir(mode=mode, exist_ok=True)
+    finally:
+        os.umask(before)
 
 
 def _check_space(state: Path) -> None:

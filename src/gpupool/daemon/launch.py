@@ -33,6 +33,7 @@ def ensure_pool(announce: Callable[[str], None] | None = None) -> Location:
         raise GpupoolError(ErrorCode.POOL_UNREACHABLE, f"The pool at {location.url} does not answer.", "Ask its admin.")
     if _connects(location):
         return location
+    refuse_node(location)
     if location.kind == SYSTEM and os.geteuid() != 0:
         raise GpupoolError(
             ErrorCode.POOL_UNREACHABLE,
@@ -78,6 +79,7 @@ def stop(location: Location, *, stop_jobs: bool = False, timeout_s: float = STOP
         if record is None or not record.alive:
             return False
         if stop_jobs:
+            refuse_node(location)
             from gpupool.daemon.drain import stop_all_jobs
 
             stop_all_jobs(location, timeout_s)
@@ -136,6 +138,25 @@ def wait_foreground(result: StartResult) -> int:
     return process.wait()
 
 
+def refuse_node(location: Location) -> None:
+    """Raise POOL_UNREACHABLE where this machine is a node of a cluster: the pool is on its head."""
+    import contextlib
+
+    from gpupool.daemon.config import Role, read_config
+    from gpupool.daemon.record import read_state
+
+    known = read_state(location)  # for everybody to read, while the machine is up
+    if not known:
+        with contextlib.suppress(GpupoolError):
+            known = read_config(location.state_dir) or {}
+    if known.get("role") == Role.NODE:
+        raise GpupoolError(
+            ErrorCode.POOL_UNREACHABLE,
+            f"This machine is a node of the pool at {known.get('head_url')}.",
+            "Run this on the head, or use the pool from here over the network: see 'gpupool login --help'.",
+        )
+
+
 def _connects(location: Location) -> bool:
     import socket
 
@@ -170,10 +191,16 @@ def _start_or_join(location: Location, announce: Callable[[str], None] | None) -
 
 
 def _start_locked(config: PoolConfig, *, background: bool, timeout_s: float) -> StartResult:
-    from gpupool.daemon.config import save_config
-    from gpupool.daemon.ready import await_start
+    from gpupool.daemon.config import Role, save_config
+    from gpupool.daemon.ready import await_node_start, await_start
     from gpupool.daemon.spawn import spawn_supervisor
 
+    if config.role is Role.HEAD:
+        from gpupool.daemon.cluster import establish
+        from gpupool.node.inventory.host import clean_node_name
+
+        establish(config, clean_node_name(config.node_name or os.uname().nodename))
     save_config(config)
     started = spawn_supervisor(config, background=background)
-    return await_start(config, started, timeout_s)
+    wait = await_node_start if config.role is Role.NODE else await_start
+    return wait(config, started, timeout_s)

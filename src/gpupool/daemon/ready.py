@@ -9,6 +9,7 @@ import os
 import re
 import select
 import signal
+import socket
 import ssl
 import subprocess
 import time
@@ -17,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpupool.client.locate import Location
-from gpupool.daemon.ask import ask, healthy
+from gpupool.client.locate import Location, connect_unix
+from gpupool.daemon.ask import WAITING, ask, health, healthy
 from gpupool.daemon.children import KILLED, ChildState
+from gpupool.daemon.cluster import AGENT_SOCKET
 from gpupool.daemon.config import PoolConfig
 from gpupool.daemon.folders import log_path
 from gpupool.daemon.logs import tail
@@ -28,6 +30,7 @@ from gpupool.daemon.spawn import Spawned
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 NODE_TIMEOUT_S = 10.0
+TURN_TIMEOUT_S = 3.0  # whoever does not lead by then waits for its turn
 _END_TIMEOUT_S = 25.0
 _POLL_S = 0.02
 _LINE_LIMIT_BYTES = 1 << 16
@@ -40,6 +43,8 @@ _HOPELESS = frozenset(  # trying again does not help
         ErrorCode.PORT_TAKEN,
         ErrorCode.DATABASE_CORRUPT,
         ErrorCode.DATABASE_NEWER,
+        ErrorCode.DATABASE_FOREIGN,
+        ErrorCode.UNSUPPORTED,
         ErrorCode.INVALID_REQUEST,
         ErrorCode.INVALID_FILE,
     }
@@ -82,12 +87,7 @@ def await_start(config: PoolConfig, spawned: Spawned, timeout_s: float) -> Start
     Raises ``GpupoolError``: what the supervisor said, or POOL_START_FAILED with the last lines of the failing log.
     """
     deadline = time.monotonic() + timeout_s
-    try:
-        line = _ready_line(spawned.ready_fd, timeout_s)
-    finally:
-        os.close(spawned.ready_fd)
-    if "error" in line:
-        raise GpupoolError.from_dict(line["error"])
+    line = _first_word(spawned, timeout_s)
     try:
         if "pid" not in line or not await_running(config.location, deadline - time.monotonic()):
             raise _failed("its supervisor ended at once", config.location, "supervisor")
@@ -96,6 +96,32 @@ def await_start(config: PoolConfig, spawned: Spawned, timeout_s: float) -> Start
         _end_supervisor(config.state_dir)
         raise
     return _describe(config, spawned, int(line["pid"]), pool)
+
+
+def await_node_start(config: PoolConfig, spawned: Spawned, timeout_s: float) -> StartResult:
+    """The same for a machine that is a node of a cluster: until its agent listens, whoever asks it then."""
+    deadline = time.monotonic() + timeout_s
+    line = _first_word(spawned, timeout_s)
+    try:
+        while not _agent_listens(config.location):
+            record = read_record(config.state_dir)
+            if record is None or not record.alive or time.monotonic() >= deadline:
+                raise _failed("its agent does not answer", config.location, "agent")
+            _refuse_crash_loop(config.location, record)
+            time.sleep(_POLL_S)
+    except GpupoolError:
+        _end_supervisor(config.state_dir)
+        raise
+    return StartResult(config.location, int(line.get("pid", 0)), process=spawned.process)
+
+
+def _agent_listens(location: Location) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            connect_unix(sock, f"{location.run_dir}/{AGENT_SOCKET}")
+        except OSError:
+            return False
+    return True
 
 
 def await_running(location: Location, timeout_s: float) -> bool:
@@ -153,8 +179,12 @@ def certificate_fingerprint(config: PoolConfig) -> str | None:
 
 def _await_node(location: Location) -> dict[str, Any]:
     """What the pool says of itself once its node has reported, or after a while (a slow driver is no failure)."""
-    deadline = time.monotonic() + NODE_TIMEOUT_S
+    began = time.monotonic()
+    deadline = began + NODE_TIMEOUT_S
     while True:
+        state = health(location)
+        if state.get("status") == WAITING and time.monotonic() >= began + TURN_TIMEOUT_S:
+            return {"version": state.get("version"), "warnings": [f"{state.get('message')} {state.get('hint')}"]}
         pool = _quietly(location, "/v1/pool")
         record = read_record(location.state_dir)
         steady = record is not None and _refuse_crash_loop(location, record)
@@ -181,6 +211,17 @@ def _describe(config: PoolConfig, spawned: Spawned, pid: int, pool: dict[str, An
 def _first_certificate(pem: str) -> str:
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     return begin + pem.partition(begin)[2].partition(end)[0] + end
+
+
+def _first_word(spawned: Spawned, timeout_s: float) -> dict[str, Any]:
+    """What a supervisor says once it runs; raises the error that it says instead."""
+    try:
+        line = _ready_line(spawned.ready_fd, timeout_s)
+    finally:
+        os.close(spawned.ready_fd)
+    if "error" in line:
+        raise GpupoolError.from_dict(line["error"])
+    return line
 
 
 def _ready_line(fd: int, timeout_s: float) -> dict[str, Any]:

@@ -49,10 +49,9 @@ class PoolRecord:
 
 
 def write_record(fd: int, record: PoolRecord) -> None:
-    """Put a record into the lock file that the caller holds. Raises ``OSError``."""
+    """Put a record into the lock file that the caller holds, whole for whoever reads meanwhile. Raises ``OSError``."""
     text = json.dumps(asdict(record)).encode()
-    os.pwrite(fd, text, 0)
-    os.ftruncate(fd, len(text))
+    os.pwrite(fd, text.ljust(os.fstat(fd).st_size), 0)  # a longer one before leaves nothing behind
 
 
 def read_record(state_dir: str) -> PoolRecord | None:

@@ -15,6 +15,8 @@ from gpupool.daemon.logs import bound_log, open_log
 # home folder, and nothing of that person's settings or secrets, which later jobs of other shells must not depend on.
 KEPT_VARIABLES = frozenset(
     {
+        "GPUPOOL_CONTAINER_ENGINE",
+        "GPUPOOL_CONTAINER_STORE",
         "GPUPOOL_RUN_DIR",
         "GPUPOOL_STATE_DIR",
         "HOME",

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.client.locate import API_SOCKET, STATE_FILE
-from gpupool.daemon.children import Child, ChildName
+from gpupool.daemon.children import CHILDREN, Child
+from gpupool.daemon.cluster import lead_path
 from gpupool.daemon.config import PoolConfig, PoolKind, load_config, write_atomically
 from gpupool.daemon.folders import CHILD_LOCKS, POOL_LOCK, folder_error, log_path, prepare_folders
 from gpupool.daemon.logs import bound_log
@@ -44,11 +45,13 @@ class Supervisor:
         self._config = config
         self._lock_fd = lock_fd
         self._started_at = time.time()
-        self._children = [Child(config, name) for name in ChildName]
+        self._children = [Child(config, name) for name in CHILDREN[config.role]]
         self._shown: list[Any] = []
 
     def start(self) -> None:
         """Start all children and tell the world."""
+        with suppress(OSError):
+            lead_path(self._config).unlink(missing_ok=True)  # what an earlier control plane said
         for child in self._children:
             child.start()
             _say(f"started {child.name}")
@@ -97,6 +100,8 @@ class Supervisor:
             "started_at": self._started_at,
             "state_dir": self._config.state_dir,
             "kind": str(self._config.kind),
+            "role": str(self._config.role),
+            "head_url": self._config.head_url,
             "children": children,
         }
         path = Path(self._config.run_dir) / STATE_FILE

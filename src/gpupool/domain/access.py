@@ -30,13 +30,17 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A person or service account; ``uid`` is the operating-system account its jobs run as."""
+    """A person or service account; ``uid`` is the operating-system account its jobs run as.
+
+    ``email`` is where warnings go (empty: nowhere).
+    """
 
     name: str
     role: Role = Role.MEMBER
     uid: int | None = None
     gpu_limit_permille: int | None = None  # most GPU thousandths held at once, over all projects
     disabled: bool = False
+    email: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class ProjectRules:
     ``min_runtime_s``: training is not evicted sooner after its start. ``max_time_limit_s``: the longest time limit
     that may be asked for. ``windows`` are the times at which training may start (``domain.windows``). ``node_pools``
     are the values of the node label ``pool`` where its work may run. ``max_gpus_permille`` bounds one replica.
+    ``images`` are patterns of the container images that may be used (``domain.images``), ``volumes`` the folders in
+    which their volumes must lie.
     """
 
     min_runtime_s: float | None = None
@@ -68,6 +74,8 @@ class ProjectRules:
     windows: tuple[str, ...] = ()
     node_pools: tuple[str, ...] = ()
     max_gpus_permille: int | None = None
+    images: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ class Gang:
 
     At least ``least`` of them start together, or none; the others, up to ``most``, join as space comes free.
     ``within`` names the node label (``rack``, ``zone``, ...; ``node`` for one node) whose value their nodes should
-    share: must share when ``strict``. Less than ``least`` left running for longer than a while is none: the rest goes
-    back to the queue.
+    share: must share when ``strict``. ``mixed``: its members ask for different things; those with the lowest indexes
+    are then the ones that start together. Less than ``least`` left running for longer than a while is none: the rest
+    goes back to the queue.
     """
 
     least: int
     most: int
     within: str = ""
     strict: bool = False
+    mixed: bool = False

@@ -50,6 +50,9 @@ class Placement(StrEnum):
     SPREAD = "spread"  # the node and the GPU with the least load
 
 
+LOOPBACK = "127.0.0.1"  # the address of a machine that no other one has to reach
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignProcess:
     """A process on a GPU that the pool did not start."""
@@ -99,6 +102,8 @@ class NodeReport:
     """What a node's agent says of its machine; ``boot_id`` changes when the machine restarts.
 
     ``sharing`` names the modes that it can use for parts of GPUs, its default first; empty: it does not say.
+    ``address`` is the IP address by which other machines of the pool reach it. ``fences``: it ends programs that are
+    to end when it has been out of contact with the control plane.
     """
 
     name: str
@@ -113,6 +118,8 @@ class NodeReport:
     labels: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     sharing: tuple[str, ...] = ()
+    address: str = LOOPBACK
+    fences: bool = False
 
 
 POOL_LABEL = "pool"  # the label whose value names the pool of nodes that a node is in
@@ -165,7 +172,7 @@ class GpuShare:
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """What GPUs a replica asks for: ``count`` GPUs of one node, the same part of each.
+    """What GPUs a replica asks for: ``count`` GPUs of one node, the same part of each; none when it is 0.
 
     The part is ``permille`` (exact) or, when ``memory_mib`` is set, as many thousandths as that memory needs on
     whichever model is chosen. ``models`` empty means any (``t4`` names ``Tesla T4``) but a MIG instance: those must be

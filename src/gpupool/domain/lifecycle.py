@@ -25,6 +25,8 @@ from gpupool.domain.workload import (
 )
 
 POOL = "pool"  # the actor of events that nobody asked for
+RUN_AGAIN = "will be run again"  # how the event of an end begins a new wait
+OF_GRACE = "s of grace"  # how the event of a stop that has begun ends
 
 FIRST_RETRY_S = 2.0
 LONGEST_RETRY_S = 300.0
@@ -32,9 +34,11 @@ MOST_INTERRUPTIONS = 100  # a replica that the pool keeps losing is given up rat
 
 # A stop with one of these reasons ends in the queue again instead of in the end: those of the pool, and all.
 EVICTED = frozenset({Reason.PREEMPTED, Reason.WINDOW_CLOSED})
-_RETURNS_TO_QUEUE = EVICTED | {Reason.SUSPENDED_BY_USER}
+_RETURNS_TO_QUEUE = EVICTED | {Reason.SUSPENDED_BY_USER, Reason.GANG_RESTART}
 _WITH_NOTICE = _RETURNS_TO_QUEUE | {Reason.IDLE_LIMIT}
-_ENDS_AS_FAILURE = frozenset({Reason.TIME_LIMIT, Reason.WAIT_EXPIRED, Reason.DEPENDENCY_FAILED, Reason.GANG_INCOMPLETE})
+_ENDS_AS_FAILURE = frozenset(
+    {Reason.TIME_LIMIT, Reason.WAIT_EXPIRED, Reason.DEPENDENCY_FAILED, Reason.GANG_INCOMPLETE, Reason.BACKOFF_EXHAUSTED}
+)
 
 _REASON_OF_EXIT = {
     ExitReason.EXITED: Reason.EXITED,
@@ -44,6 +48,8 @@ _REASON_OF_EXIT = {
     ExitReason.START_FAILED: Reason.START_FAILED,
     ExitReason.SHEPHERD_LOST: Reason.SHEPHERD_LOST,
     ExitReason.NODE_RESTARTED: Reason.NODE_RESTARTED,
+    ExitReason.FENCED: Reason.NODE_LOST,
+    ExitReason.NODE_LOST: Reason.NODE_LOST,
 }
 _POOLS_FAULT = frozenset({Reason.SHEPHERD_LOST, Reason.NODE_RESTARTED, Reason.NODE_LOST})
 
@@ -113,7 +119,8 @@ def granted(workload: Workload, replica: Replica, epoch: Epoch, node: str, now: 
         sharing="",
         guarantee="",
     )
-    event = _event(after, now, Reason.GRANTED, f"got GPUs on {node}")
+    got = "GPUs" if workload.gpus_of(replica.index).count else "a place"
+    event = _event(after, now, Reason.GRANTED, f"got {got} on {node}")
     return Step(after, (event,), () if bare else (StartProgram(after),))
 
 
@@ -142,14 +149,15 @@ def ended(workload: Workload, replica: Replica, report: ExitReport, now: float) 
         return Step(replica)
     reason = _REASON_OF_EXIT[report.reason]
     asked = replica.next_reason if replica.state is ReplicaState.STOPPING else None
-    if asked is not None and reason is not Reason.TIME_LIMIT and not _done(workload, report):
+    done = _done(workload, report) and asked is not Reason.GANG_RESTART  # a member must not be missing then
+    if asked is not None and reason is not Reason.TIME_LIMIT and not done:
         reason = asked
     seen = replace(replica, exit_status=report.status, finished_at=report.finished_at or now, pid=None)
     forget = ForgetProgram(replica)
     sentence = (replica.message if reason is asked else "") or _sentence(reason, report)
     if reason in _RETURNS_TO_QUEUE:
         return _again(workload, seen, reason, sentence, now, forget)
-    if reason in _POOLS_FAULT and _may_run_again(workload, seen):
+    if reason in _POOLS_FAULT and _may_run_again(workload, seen, reason):
         return _again(workload, seen, reason, sentence, now, forget)
     if reason is Reason.EXITED:
         return _exited(workload, seen, report, now, forget)
@@ -174,8 +182,24 @@ def stop(
         return Step(after, (), (StopProgram(after, grace),))
     after = replace(replica, state=ReplicaState.STOPPING, next_reason=reason, message=sentence)
     because = f"{sentence}; " if sentence else ""
-    event = _event(after, now, reason, f"{because}asked to stop with {grace:g} s of grace")
+    event = _event(after, now, reason, f"{because}asked to stop with {grace:g} {OF_GRACE}")
     return Step(after, (event,), (StopProgram(after, grace),))
+
+
+def once_more(replica: Replica, sentence: str, now: float) -> Step:
+    """A member that has succeeded is needed again: its gang starts anew."""
+    if replica.state is not ReplicaState.SUCCEEDED:
+        return Step(replica)
+    after = replace(
+        replica,
+        state=ReplicaState.PENDING,
+        reason=Reason.GANG_RESTART,
+        message=sentence,
+        queued_at=now,
+        exit_status=None,
+        finished_at=None,
+    )
+    return Step(after, (_event(after, now, Reason.GANG_RESTART, f"{sentence}; {RUN_AGAIN}"),))
 
 
 def notice_of(replica: Replica) -> dict[str, str] | None:
@@ -245,7 +269,7 @@ def _again(
         not_before=now + delay,
         interruptions=replica.interruptions + counted,
     )
-    return Step(after, (_event(after, now, reason, f"{sentence}; will be run again"),), (forget,))
+    return Step(after, (_event(after, now, reason, f"{sentence}; {RUN_AGAIN}"),), (forget,))
 
 
 def _finish(
@@ -270,16 +294,28 @@ def _done(workload: Workload, report: ExitReport) -> bool:
     return report.reason is ExitReason.EXITED and (succeeded or policy is RestartPolicy.NEVER)
 
 
-def _may_run_again(workload: Workload, replica: Replica) -> bool:
-    return (
-        workload.retry.policy is not RestartPolicy.NEVER
-        and not workload.program.client_bound
-        and workload.kind is not WorkloadKind.EXEC
-        and replica.interruptions < MOST_INTERRUPTIONS
-    )
+def _may_run_again(workload: Workload, replica: Replica, reason: Reason) -> bool:
+    lost = reason is Reason.NODE_LOST and runs_elsewhere(workload)
+    return (lost or _restarts(workload)) and replica.interruptions < MOST_INTERRUPTIONS
+
+
+def _restarts(workload: Workload) -> bool:
+    bound = workload.program.client_bound or workload.kind is WorkloadKind.EXEC
+    return not bound and workload.retry.policy is not RestartPolicy.NEVER
+
+
+def runs_elsewhere(workload: Workload) -> bool:
+    """Whether its replicas are run again on other nodes when theirs are lost.
+
+    That is batch work that is restarted after a failure, or that may be preempted and so has to bear it.
+    """
+    batch = workload.kind in {WorkloadKind.RUN, WorkloadKind.TRAINING}
+    return batch and (_restarts(workload) or (workload.preemptible and not workload.program.client_bound))
 
 
 def _final_state(workload: Workload, reason: Reason) -> ReplicaState:
+    if reason is Reason.GANG_DONE:
+        return ReplicaState.SUCCEEDED
     if workload.kind is WorkloadKind.LEASE and reason is Reason.RELEASED:
         return ReplicaState.SUCCEEDED
     if reason in _ENDS_AS_FAILURE or reason in _POOLS_FAULT or reason is Reason.START_FAILED:
@@ -290,6 +326,8 @@ def _final_state(workload: Workload, reason: Reason) -> ReplicaState:
 def _sentence(reason: Reason, report: ExitReport) -> str:
     if report.message:
         return report.message
+    if report.reason is ExitReason.FENCED:
+        return "its node was out of contact with the pool for too long and ended it"
     if reason is Reason.EXITED and report.signal is not None:
         return f"killed by signal {report.signal}"
     if reason is Reason.EXITED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import replace
 
 from gpupool.domain.access import Project, ProjectRules
@@ -24,6 +25,10 @@ def check_rules(rules: ProjectRules) -> None:
     if len(rules.node_pools) > MOST_POOLS or not all(0 < len(pool) <= MOST_POOL_NAME for pool in rules.node_pools):
         raise GpupoolError(
             ErrorCode.INVALID_REQUEST, f"Node pools are at most {MOST_POOLS} names.", "Give values of the label pool."
+        )
+    if any(not folder.startswith("/") or posixpath.normpath(folder) != folder for folder in rules.volumes):
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, "Volumes lie in folders that are named by their whole paths.", "Give /data."
         )
     parse_windows(rules.windows)
 

@@ -10,7 +10,23 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from gpupool.domain.container import ContainerSpec
 from gpupool.domain.gpu import ComputePolicy, GpuShare
+from gpupool.domain.jobfiles import FilesSpec
+
+__all__ = [
+    "ContainerSpec",
+    "ExitReason",
+    "ExitReport",
+    "LogChunk",
+    "ProcessPhase",
+    "ProcessSpec",
+    "ProcessStatus",
+    "Stdio",
+]
+
+
+FENCE_GRACE_S = 30.0  # at most, for a program that is fenced
 
 
 class Stdio(StrEnum):
@@ -19,6 +35,9 @@ class Stdio(StrEnum):
     TTY = "tty"  # one pseudo-terminal
     PIPES = "pipes"  # stdin, stdout and stderr apart
     BATCH = "batch"  # stdin is /dev/null, output goes to the log
+
+
+NODE_PROGRAM = "@gpupool"  # as the first word of ``argv``: the second names a program of the pool's own on the node
 
 
 class ProcessPhase(StrEnum):
@@ -39,6 +58,8 @@ class ExitReason(StrEnum):
     START_FAILED = "start_failed"  # no such program, folder or permission: see message
     SHEPHERD_LOST = "shepherd_lost"  # the supervising process was killed; the program was killed with it
     NODE_RESTARTED = "node_restarted"  # the machine went down
+    FENCED = "fenced"  # the node had heard no control plane for so long that others may have taken it for lost
+    NODE_LOST = "node_lost"  # said by the control plane: the node is silent, and nothing of the program is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +72,10 @@ class ProcessSpec:
     ``notice_signal`` (``USR1``, ...) is how the program wants to be told that it has to go: TERM comes later then.
     ``client_bound``: the program starts when a client attaches and is stopped when that client goes away.
     ``memory_mib`` and ``cpus`` limit host memory and processors. Sizes of logs are MiB over all kept segments.
+    ``files``: what it finds in the folder that is made for it, and ``cwd`` is then relative to that folder.
+    ``container``: it runs in one, and ``argv`` may be empty; None: a plain process of the machine.
+    ``ports`` of the node are kept free for it.
+    ``fence_after_s``: it is ended when the node has been out of contact with the control plane for so long.
     """
 
     key: str
@@ -76,6 +101,10 @@ class ProcessSpec:
     lease: int = 0
     compute: ComputePolicy = ComputePolicy.GUARANTEE
     sharing: str = ""
+    container: ContainerSpec | None = None
+    files: FilesSpec | None = None
+    fence_after_s: float | None = None
+    ports: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -88,7 +117,11 @@ class ProcessSpec:
         known["argv"] = tuple(known["argv"])
         known["stdio"] = Stdio(known.get("stdio", Stdio.BATCH))
         known["gpus"] = tuple(GpuShare(**g) for g in known.get("gpus", ()))
+        known["ports"] = tuple(known.get("ports", ()))
         known["compute"] = ComputePolicy(known.get("compute", ComputePolicy.GUARANTEE))
+        known["files"] = FilesSpec.from_dict(known["files"]) if known.get("files") else None
+        if known.get("container") is not None:
+            known["container"] = ContainerSpec.from_dict(known["container"])
         return cls(**known)
 
 

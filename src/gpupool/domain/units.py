@@ -12,6 +12,7 @@ from decimal import Decimal
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 WHOLE_GPU = 1000  # permille
+MOST_GPUS_PERMILLE = 1_000_000 * WHOLE_GPU
 MOST_CHARACTERS = 40  # of a quantity that somebody typed
 MAX_DURATION_S = 10 * 366 * 86400
 
@@ -96,6 +97,20 @@ def fraction_to_permille(value: Decimal | float) -> int:
     if not exact.is_finite() or not 0 < exact <= WHOLE_GPU or exact != exact.to_integral_value():
         raise _bad_fraction(str(value))
     return int(exact)
+
+
+def parse_gpus(text: str) -> int:
+    """Thousandths in a number of GPUs: ``2``, ``0.5``, ``12.25``; none or more, in steps of 0.001.
+
+    Raises ``GpupoolError(INVALID_COUNT)``.
+    """
+    try:
+        permille = round(float(text) * WHOLE_GPU, 6)
+    except ValueError:
+        permille = -1.0
+    if not (0 <= permille <= MOST_GPUS_PERMILLE and permille.is_integer()):
+        raise GpupoolError(ErrorCode.INVALID_COUNT, f"'{text[:40]}' is not a number of GPUs.", "Write 2, 0.5, or none.")
+    return int(permille)
 
 
 def _bad_fraction(text: str) -> GpupoolError:

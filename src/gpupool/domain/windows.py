@@ -16,6 +16,7 @@ from math import inf
 from zoneinfo import ZoneInfo
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.units import parse_duration_s
 
 MOST_WINDOWS = 16
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -142,6 +143,24 @@ def read_zone(name: str) -> tzinfo:
         raise GpupoolError(
             ErrorCode.INVALID_REQUEST, f"'{name[:80]}' is not a time zone.", "Write Europe/Berlin or UTC, for example."
         ) from error
+
+
+def parse_moment(text: str, zone: tzinfo, now: float) -> float:
+    """Seconds since the epoch in ``now``, ``+2h`` or ``2026-11-23 09:00`` (by the clocks of a zone).
+
+    Raises ``GpupoolError``: INVALID_REQUEST, INVALID_DURATION.
+    """
+    if text == "now":
+        return now
+    if text.startswith("+"):
+        return now + parse_duration_s(text[1:])
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, f"'{text[:40]}' is not a time.", "Write '2026-11-23 09:00', now, or +2h."
+        ) from error
+    return (found if found.tzinfo else found.replace(tzinfo=zone)).timestamp()
 
 
 def _moment(day: date, minutes: int, zone: tzinfo, *, fold: int) -> float:

@@ -1,14 +1,14 @@
-"""Nodes, GPUs and pieces of log as plain JSON values, for what travels between the control plane and an agent."""
+"""Nodes, GPUs and looks as plain JSON, for what travels between the control plane and an agent."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import Any
 
 from gpupool.domain.gpu import ForeignProcess, Gpu, GpuHealth, NodeReport
-from gpupool.domain.supervision import LogChunk
+from gpupool.domain.telemetry import GpuSample, NodeSample, ReplicaSample
 
 
 def _known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -53,12 +53,21 @@ def report_from_dict(data: dict[str, Any]) -> NodeReport:
     return NodeReport(**known)
 
 
-def chunk_to_dict(chunk: LogChunk) -> dict[str, Any]:
-    """Plain JSON values; the bytes are base64."""
-    text = base64.b64encode(chunk.data).decode()
-    return {"at": chunk.at, "stream": chunk.stream, "data": text, "cursor": chunk.cursor}
+def look_to_list(look: NodeSample) -> list[Any]:
+    """Plain JSON values in the order of the fields, without their names and the node's: looks are many."""
+    gpus, replicas = [_gpu_row(gpu) for gpu in look.gpus], [_replica_row(replica) for replica in look.replicas]
+    return [look.number, look.at, look.cpu_percent, look.memory_used_mib, gpus, replicas]
 
 
-def chunk_from_dict(data: dict[str, Any]) -> LogChunk:
-    """The inverse of ``chunk_to_dict``."""
-    return LogChunk(data["at"], data["stream"], base64.b64decode(data["data"]), data["cursor"])
+def look_from_list(node: str, row: list[Any]) -> NodeSample:
+    """The inverse of ``look_to_list``; what a newer peer has added at the end of a row is dropped."""
+    number, at, cpu_percent, memory_used_mib, gpus, replicas = row[:6]
+    gpu_samples = tuple(GpuSample(*gpu[: len(_GPU_FIELDS)]) for gpu in gpus)
+    replica_samples = tuple(ReplicaSample(*replica[: len(_REPLICA_FIELDS)]) for replica in replicas)
+    return NodeSample(node, number, at, cpu_percent, memory_used_mib, gpu_samples, replica_samples)
+
+
+_GPU_FIELDS = tuple(f.name for f in fields(GpuSample))
+_REPLICA_FIELDS = tuple(f.name for f in fields(ReplicaSample))
+_gpu_row = attrgetter(*_GPU_FIELDS)
+_replica_row = attrgetter(*_REPLICA_FIELDS)

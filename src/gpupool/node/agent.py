@@ -7,23 +7,32 @@ import contextlib
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from gpupool.domain import frames
+from gpupool.blobs.keep import BlobFolder
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import Gpu, NodeReport
-from gpupool.domain.supervision import LogChunk, ProcessSpec, ProcessStatus
+from gpupool.domain.gpu import LOOPBACK, Gpu, NodeReport
+from gpupool.domain.ids import split_attempt_key
+from gpupool.domain.logrecords import Stretch
+from gpupool.domain.supervision import ProcessSpec, ProcessStatus
 from gpupool.node import logs
+from gpupool.node.contact import Contact
+from gpupool.node.containers.box import Box
+from gpupool.node.containers.service import Containers
 from gpupool.node.entry import Entry, first_status
 from gpupool.node.epochs import Epochs
+from gpupool.node.files import ports as files_ports
+from gpupool.node.files.workspaces import Workspaces
 from gpupool.node.journal import say
 from gpupool.node.keeper import Keeper
 from gpupool.node.notice import Notice, write_notice
-from gpupool.node.paths import ReplicaFolder, RunFolder, StateFolder, boot_id, checked_key, socket_name
+from gpupool.node.orders import beside, check_spec, send_signal, write_order
+from gpupool.node.paths import ReplicaFolder, RunFolder, StateFolder, boot_id, checked_key
+from gpupool.node.portbook import PortBook, interface_of
 from gpupool.node.ports import Inventory, Runner, Running, SharingHost
 from gpupool.node.record import (
     Order,
@@ -36,6 +45,7 @@ from gpupool.node.record import (
     write_stop,
 )
 from gpupool.node.sharing.choose import DEFAULT_SLICES, SharingModes
+from gpupool.node.telemetry import Sampler
 
 DRIVER_WAIT_S = 20.0  # a driver may hang; nobody waits longer for it
 READ_LIMIT = 1 << 20  # bytes of log in one answer
@@ -44,11 +54,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """What the composition root found for this machine; ``slices`` names the mode for parts of GPUs."""
+    """What the composition root found for this machine; ``slices`` names the mode for parts of GPUs.
+
+    ``address`` is the IP address by which other machines reach it.
+    """
 
     inventory: Inventory
     runner: Runner
     slices: str = DEFAULT_SLICES
+    address: str = LOOPBACK
 
 
 class Agent:
@@ -60,8 +74,14 @@ class Agent:
         self.backends = backends
         self.entries: dict[str, Entry] = {}
         self.epochs = Epochs(state.epochs)
+        self.contact = Contact(run.heard)
         self.keeper = Keeper(backends.runner, run, self)
+        blobs = BlobFolder(state.path / "files")
+        self.workspaces = Workspaces(state.path.parent / "work", blobs, shared=shared)
         self.sharing = SharingModes(SharingHost(run.path, backends.inventory, shared, self.note), backends.slices)
+        self.sampler = Sampler(backends.inventory, backends.runner)
+        self.containers = Containers(state.path, run)
+        self.portbook = PortBook(lambda: (p for e in self.entries.values() if not e.exited for p in e.order.spec.ports))
         self._listeners: list[Callable[[ProcessStatus], None]] = []
         self._driver = ThreadPoolExecutor(1, "driver")
         self._boot = boot_id()
@@ -79,6 +99,7 @@ class Agent:
         )
         for entry in list(self.entries.values()):
             self.keeper.examine(entry)
+        await self.containers.remove_strangers(self.entries.keys())
 
     def _adopt(self, folder: ReplicaFolder) -> None:
         try:
@@ -99,9 +120,11 @@ class Agent:
     async def close(self) -> None:
         """Let go; programs and their shepherds run on."""
         await self.keeper.close(list(self.entries.values()))
+        await self.containers.close()
         await self.sharing.close()
         await self.backends.runner.close()
         self._driver.shutdown(wait=False, cancel_futures=True)
+        self.sampler.close()
 
     def subscribe(self, listener: Callable[[ProcessStatus], None]) -> Callable[[], None]:
         """Be told of every change of a status from now on; the answer ends that."""
@@ -122,6 +145,7 @@ class Agent:
             await self.sharing.release(entry.order.mode, _running(entry))
         except Exception as error:  # noqa: BLE001 - a mode that fails must not hold up the end
             say("share not released", key=entry.key, mode=entry.order.mode, error=repr(error))
+        await self.containers.clean(entry.folder.path)
 
     def note(self, key: str, sentence: str) -> None:
         """Add a note to a program that runs, for all to see and for the next agent."""
@@ -158,8 +182,19 @@ class Agent:
         self.epochs.check_new(key, spec.epoch)
         if known is not None:
             return known.status
-        _check_spec(spec)
+        spec = self.workspaces.settle(spec)
+        check_spec(spec)
+        self._check_contact(spec)
         return await self._start_new(spec)
+
+    def _check_contact(self, spec: ProcessSpec) -> None:
+        """A start that was held up on the way must not run where its fence has passed: others may run it by now."""
+        if spec.fence_after_s is not None and self.contact.silent_for_s() >= spec.fence_after_s:
+            raise GpupoolError(
+                ErrorCode.NODE_UNREACHABLE,
+                f"The node has not been in contact for {self.contact.silent_for_s():.0f} s; nothing is started.",
+                "The start is sent again once both sides have compared.",
+            )
 
     def _same_epoch(self, known: Entry, spec: ProcessSpec) -> ProcessStatus:
         if spec.epoch < known.status.epoch:
@@ -193,14 +228,28 @@ class Agent:
             del self.entries[spec.key]
             raise
         env, notes = prepared.env, prepared.notes
-        entry.take(replace(order, added_env=env, notes=notes, mode=prepared.mode, guarantee=prepared.guarantee))
-        await self._write_order(entry)
+        mode, guarantee = (prepared.mode, prepared.guarantee) if spec.gpus else ("", "")
+        entry.take(replace(order, added_env=env, notes=notes, mode=mode, guarantee=guarantee))
+        await self._write_order(entry, await self._pack(entry))
         await self.keeper.launch(entry)
         return entry.status
 
-    async def _write_order(self, entry: Entry) -> None:
+    async def _pack(self, entry: Entry) -> Box | None:
         try:
-            await asyncio.to_thread(_write_order, entry.folder, entry.order)
+            files = entry.order.spec.files
+            folder = None if files is None else self.workspaces.folder(files.workload)
+            return await self.containers.pack(entry.order, self._running_keys(), folder)
+        except GpupoolError:
+            del self.entries[entry.key]
+            await self.ended(entry)
+            raise
+
+    def _running_keys(self) -> tuple[str, ...]:
+        return tuple(key for key, entry in self.entries.items() if not entry.exited)
+
+    async def _write_order(self, entry: Entry, box: Box | None) -> None:
+        try:
+            await asyncio.to_thread(write_order, entry.folder, entry.order, box)
         except OSError as error:
             del self.entries[entry.key]
             shutil.rmtree(entry.folder.path, ignore_errors=True)
@@ -249,10 +298,12 @@ class Agent:
         if not 0 < signum < 65:
             raise GpupoolError(ErrorCode.INVALID_REQUEST, f"{signum} is not a signal.", "Use a number from 1 to 64.")
         if not entry.exited:
-            await asyncio.to_thread(_send_signal, entry.status.attach_path, signum)
+            await asyncio.to_thread(send_signal, entry.status.attach_path, signum)
 
     async def forget(self, key: str, *, delete_logs: bool) -> None:
         """The end is written elsewhere: do not report it again. Raises WRONG_STATE while the program lives."""
+        if delete_logs:
+            await asyncio.to_thread(self._drop_files, split_attempt_key(key)[0])
         entry = self.entries.get(key)
         if entry is None:
             if delete_logs:
@@ -263,6 +314,16 @@ class Agent:
             raise GpupoolError(ErrorCode.WRONG_STATE, f"{key} has not ended.", "Stop it first.")
         del self.entries[key]
         await asyncio.to_thread(self._retire, entry, delete_logs=delete_logs)
+
+    def _drop_files(self, workload: str) -> None:
+        """Its work is deleted: so is its folder, unless something still runs there."""
+        if workload not in self.workloads_alive():
+            self.workspaces.remove(workload)
+
+    def workloads_alive(self) -> frozenset[str]:
+        """Workloads in whose folders programs run."""
+        live = (entry.order.spec for entry in self.entries.values() if not entry.exited)
+        return frozenset(spec.files.workload for spec in live if spec.files is not None)
 
     def _retire(self, entry: Entry, *, delete_logs: bool) -> None:
         self.epochs.keep(entry.key, entry.status.epoch)
@@ -280,8 +341,8 @@ class Agent:
 
     # -- output ------------------------------------------------------------------------------------------------------
 
-    async def read_log(self, key: str, cursor: str, limit: int) -> list[LogChunk]:
-        """Chunks of output from a cursor; empty when there is no more now."""
+    async def read_log(self, key: str, cursor: str, limit: int) -> list[Stretch]:
+        """Output from a cursor; empty when there is no more now."""
         folder = self._log_folder(key)
         return await asyncio.to_thread(logs.read, folder, cursor, min(max(1, limit), READ_LIMIT))
 
@@ -301,12 +362,32 @@ class Agent:
             raise GpupoolError(ErrorCode.WRONG_STATE, f"{key} has ended.", "Its output is in the log.")
         return entry.status.attach_path
 
+    async def connect_port(self, key: str, port: int) -> socket.socket:
+        """A connection to a port on which a program listens, or another on its lease. Raises NOT_FOUND, WRONG_STATE."""
+        entry = self._known(key)
+        if entry.exited:
+            raise GpupoolError(ErrorCode.WRONG_STATE, f"{key} has ended.", "Its output is in the log.")
+        return await asyncio.to_thread(self._connect_port, entry, port)
+
+    def _connect_port(self, entry: Entry, port: int) -> socket.socket:
+        spec = entry.order.spec
+        mine = [other for other in list(self.entries.values()) if not other.exited and beside(other.order.spec, spec)]
+        trees = self.backends.runner.survey([other.folder.path for other in mine])
+        return files_ports.connect(frozenset[int]().union(*(tree.pids for tree in trees.values())), port, spec.uid)
+
     # -- the machine -------------------------------------------------------------------------------------------------
 
     async def report(self) -> NodeReport:
         """The machine and its GPUs, from a full scan."""
         found = await self._ask_driver(self.backends.inventory.report)
-        return replace(found, sharing=self.sharing.usable())
+        return replace(found, sharing=self.sharing.usable(), address=self.backends.address, fences=True)
+
+    async def reserve_ports(
+        self, key: str, address: str, count: int, wanted: Sequence[int]
+    ) -> tuple[tuple[int, ...], str]:
+        """Free ports for a program that is about to start, and the network interface that has the address."""
+        checked_key(key)
+        return self.portbook.reserve(key, address, count, wanted), interface_of(address)
 
     async def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs with fresh health, foreign processes and use."""
@@ -331,35 +412,3 @@ class Agent:
 
 def _running(entry: Entry) -> Running:
     return Running(entry.order.spec, entry.order.added_env, entry.folder.path)
-
-
-def _check_spec(spec: ProcessSpec) -> None:
-    texts = (*spec.argv, spec.cwd, *spec.env, *spec.env.values())
-    if not spec.argv or any("\0" in text for text in texts) or any("=" in name or not name for name in spec.env):
-        raise GpupoolError(
-            ErrorCode.INVALID_REQUEST,
-            "The command or its environment cannot be handed to a process.",
-            "Give a program, without zero bytes, and variables with names.",
-        )
-    own = os.geteuid()
-    if own != 0 and spec.uid is not None and spec.uid != own:
-        raise GpupoolError(
-            ErrorCode.FORBIDDEN,
-            f"This node runs programs as user {own} only, not {spec.uid}.",
-            "Run the pool as root to serve several users.",
-        )
-
-
-def _write_order(folder: ReplicaFolder, order: Order) -> None:
-    folder.path.mkdir(mode=0o700, exist_ok=True)
-    order.write(folder)
-
-
-def _send_signal(path: str, signum: int) -> None:
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, socket_name(path) as name:
-            sock.settimeout(5.0)
-            sock.connect(name)
-            sock.sendall(frames.encode(frames.SIGNAL, bytes([signum])))
-    except OSError as error:
-        say("signal not delivered", path=path, signum=signum, error=str(error))

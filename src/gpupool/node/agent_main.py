@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gpu import LOOPBACK
 from gpupool.node import locks
 from gpupool.node.agent import Agent, Backends
 from gpupool.node.agent_server import AgentServer
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runner", default="process", help="how programs are run (entry point gpupool.runners)")
     parser.add_argument("--shared", action="store_true", help="let other users pass to their programs' sockets")
     parser.add_argument("--slices", default=DEFAULT_SLICES, help="how parts of GPUs are shared (gpupool.sharing)")
+    parser.add_argument("--address", default=LOOPBACK, help="the IP address by which other machines reach this one")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--nvml", action="store_true", help="the GPUs that the NVIDIA driver reports, or fail")
     which.add_argument("--emulate", metavar="SPEC", help="emulated GPUs, for example 4xT4,2xV100")
@@ -60,7 +62,8 @@ async def _run(options: argparse.Namespace) -> int:
     # Nobody may ask before everything has been taken over; hints that are missed until then do no harm.
     await agent.open()
     await server.open()
-    chores = [asyncio.create_task(Activity(agent).run()), asyncio.create_task(prune_for_ever(agent))]
+    looks = agent.sampler.run(agent.entries, agent.sharing)
+    chores = [asyncio.create_task(work) for work in (Activity(agent).run(), prune_for_ever(agent), looks)]
     say("agent ready", pid=os.getpid(), name=options.name, programs=len(agent.entries))
     await stopped.wait()
     for chore in chores:
@@ -107,7 +110,7 @@ def _backends(options: argparse.Namespace) -> Backends:
     else:
         inventory = open_inventory(options.emulate, options.name)
     mode_class(options.slices)  # a name that nobody has is refused now, not at the first start
-    return Backends(inventory, open_runner(options.runner), options.slices)
+    return Backends(inventory, open_runner(options.runner), options.slices, options.address)
 
 
 if __name__ == "__main__":

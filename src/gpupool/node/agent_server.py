@@ -1,8 +1,9 @@
 """The agent's socket: one JSON object per line, answered in any order, for the control plane only.
 
 A request is ``{"id": 1, "method": "start", "params": {...}}``; its answer ``{"id": 1, "result": ...}`` or
-``{"id": 1, "error": {"code", "message", "hint"}}``. After ``watch`` lines ``{"event": "status", "status": {...}}`` come
-by themselves. After the answer to ``attach`` the connection is the raw stream to the program's shepherd.
+``{"id": 1, "error": {"code", "message", "hint"}}``; where an answer has ``raw``, so many bytes follow its line. After
+``watch`` lines ``{"event": "status", "status": {...}}`` come by themselves. After the answer to ``attach`` the
+connection is the raw stream to the program's shepherd.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import json
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.supervision import ProcessSpec, ProcessStatus
-from gpupool.domain.wire import chunk_to_dict, gpu_to_dict, report_to_dict
+from gpupool.domain.wire import gpu_to_dict, report_to_dict
 from gpupool.node.agent import Agent
+from gpupool.node.contact import Pings
+from gpupool.node.files.methods import NAMES as FILE_METHODS
+from gpupool.node.files.methods import FileMethods
 from gpupool.node.journal import say
 from gpupool.node.paths import bind_socket, socket_name
 from gpupool.node.viewers import peer_uid
@@ -31,20 +36,37 @@ _BACKLOG = 128
 
 Params = dict[str, Any]
 Method = Callable[[Params], Awaitable[Any]]
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A JSON value, and bytes that follow it as they are."""
+
+    result: Any
+    data: tuple[bytes, ...]
 
 
 class Methods:
-    """What can be asked, by name; each takes JSON values and gives JSON values."""
+    """What can be asked, by name; each takes JSON values and gives JSON values, or ``Raw``."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._pings = Pings(agent.contact)
+        self._files = FileMethods(agent.workspaces)
 
     def find(self, name: str) -> Method:
         """Raises ``GpupoolError(UNSUPPORTED)`` for a method there is not."""
         method: Method | None = getattr(self, f"do_{name}", None)
+        if name in FILE_METHODS:
+            method = getattr(self._files, name)
         if method is None:
             raise GpupoolError(ErrorCode.UNSUPPORTED, f"The agent has no method '{name[:40]}'.", "Update the node.")
         return method
+
+    async def do_ping(self, params: Params) -> Any:
+        """``number`` of this ping, counted on this connection; ``answered``: of the last one answered (0: none)."""
+        self._pings.take(int(params["number"]), int(params["answered"]))
 
     async def do_report(self, _params: Params) -> Any:
         """The machine."""
@@ -53,6 +75,16 @@ class Methods:
     async def do_gpus(self, _params: Params) -> Any:
         """The GPUs, fresh."""
         return [gpu_to_dict(gpu) for gpu in await self._agent.gpus()]
+
+    async def do_reserve_ports(self, params: Params) -> Any:
+        """``key``, ``address``, ``count``, ``wanted`` (ports) -> ``ports`` and ``interface``."""
+        asked = (str(params["key"]), str(params["address"]), int(params["count"]), tuple(params.get("wanted", ())))
+        ports, interface = await self._agent.reserve_ports(*asked)
+        return {"ports": ports, "interface": interface}
+
+    async def do_samples(self, params: Params) -> Any:
+        """``after``, a number of a look -> looks that follow, each the JSON of a ``domain.wire.look_to_list``."""
+        return self._agent.sampler.ring.after(int(params["after"]))
 
     async def do_list(self, _params: Params) -> Any:
         """All statuses."""
@@ -78,10 +110,14 @@ class Methods:
         """``key``, ``delete_logs``."""
         await self._agent.forget(params["key"], delete_logs=bool(params.get("delete_logs")))
 
-    async def do_read_log(self, params: Params) -> Any:
-        """``key``, ``cursor``, ``limit`` -> chunks."""
-        chunks = await self._agent.read_log(params["key"], params.get("cursor", ""), int(params["limit"]))
-        return [chunk_to_dict(chunk) for chunk in chunks]
+    async def do_images(self, params: Params) -> Any:
+        """``what`` and what it needs: see ``node.containers.service.Containers.answer``."""
+        return await self._agent.containers.answer(params)
+
+    async def do_read_records(self, params: Params) -> Any:
+        """``key``, ``cursor``, ``limit`` -> [segment, after, length], ... and the bytes of ``domain.logrecords``."""
+        found = await self._agent.read_log(params["key"], params.get("cursor", ""), int(params["limit"]))
+        return Raw([[part.segment, part.after, len(part.data)] for part in found], tuple(part.data for part in found))
 
     async def do_tail_log(self, params: Params) -> Any:
         """``key``, ``lines`` -> cursor."""
@@ -99,13 +135,14 @@ class Connection:
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsubscribe: Callable[[], None] | None = None
+        self._bulk = asyncio.Lock()
 
     async def serve(self) -> None:
         """Until the other side hangs up or sends what is not a request."""
         try:
             while line := await self._reader.readline():
                 request = json.loads(line)
-                if request.get("method") == "attach":
+                if request.get("method") in {"attach", "connect_port"}:
                     if await self._attach(request):
                         return
                     continue
@@ -142,12 +179,22 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - one request must not end the agent
             say("request failed", method=request.get("method"), error=repr(error))
             answer["error"] = GpupoolError(ErrorCode.INTERNAL, f"The agent failed: {error!r}").to_dict()
-        self._write(answer)
+        if isinstance(raw := answer.get("result"), Raw):
+            await self._write_raw(answer, raw)
+        else:
+            self._write(answer)
 
-    def _write(self, message: Params) -> None:
+    async def _write_raw(self, answer: Params, raw: Raw) -> None:
+        """One at a time, when what was written before is on its way: what is shorter need not wait behind many."""
+        async with self._bulk:
+            with contextlib.suppress(OSError):
+                await self._writer.drain()
+            self._write(answer | {"result": raw.result, "raw": sum(map(len, raw.data))}, raw.data)
+
+    def _write(self, message: Params, raw: tuple[bytes, ...] = ()) -> None:
         if self._writer.is_closing():
             return
-        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        self._writer.write(b"".join((json.dumps(message, separators=(",", ":")).encode(), b"\n", *raw)))
         if self._writer.transport.get_write_buffer_size() > BEHIND_LIMIT:
             self._writer.transport.abort()
 
@@ -159,12 +206,15 @@ class Connection:
         self._write({"event": "status", "status": status.to_dict()})
 
     async def _attach(self, request: Params) -> bool:
-        """Become a pipe between the caller and the shepherd; False when there was nothing to attach to."""
+        """Become a pipe between the caller and the program; False when there was nothing to attach to."""
         answer: Params = {"id": request.get("id"), "result": None}
+        params = request.get("params") or {}
         try:
-            path = self._agent.attach_path(str((request.get("params") or {}).get("key")))
-            with socket_name(path) as name:
-                far_reader, far_writer = await asyncio.open_unix_connection(name)
+            if request["method"] == "attach":
+                far_reader, far_writer = await self._shepherd(str(params.get("key")))
+            else:
+                sock = await self._agent.connect_port(str(params.get("key")), int(params["port"]))
+                far_reader, far_writer = await asyncio.open_connection(sock=sock)
         except (GpupoolError, OSError) as error:
             gone = GpupoolError(ErrorCode.WRONG_STATE, "The program has ended.", "Its output is in the log.")
             said = error if isinstance(error, GpupoolError) else gone
@@ -174,8 +224,9 @@ class Connection:
         await _join((self._reader, self._writer), (far_reader, far_writer))
         return True
 
-
-Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    async def _shepherd(self, key: str) -> Ends:
+        with socket_name(self._agent.attach_path(key)) as name:
+            return await asyncio.open_unix_connection(name)
 
 
 async def _join(near: Ends, far: Ends) -> None:

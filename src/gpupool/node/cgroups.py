@@ -19,6 +19,7 @@ BASE = "gpupool"
 _PERIOD_US = 100_000
 _MIB = 1 << 20
 _MIN_QUOTA_US = 1000
+_MOST_AND_LIMIT = ("memory.max_usage_in_bytes", "memory.limit_in_bytes")
 
 
 @dataclass(slots=True)
@@ -146,6 +147,19 @@ def _oom_kills(folder: Path) -> int:
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     return 0
+
+
+def limit_reached(paths: tuple[str, ...]) -> bool:
+    """Whether one of these groups had all the memory it may have at some time, in a separate hierarchy.
+
+    There a kill is counted in the group that it struck, and a container's group goes with the container.
+    """
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            most, limit = (int((Path(path) / name).read_text(encoding="ascii")) for name in _MOST_AND_LIMIT)
+            if most >= limit - _MIB:
+                return True
+    return False
 
 
 def members(paths: tuple[str, ...]) -> frozenset[int]:

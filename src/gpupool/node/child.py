@@ -12,17 +12,19 @@ import fcntl
 import os
 import pwd
 import signal
+import sys
 import termios
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
-from gpupool.domain.supervision import ProcessSpec
+from gpupool.domain.supervision import NODE_PROGRAM, ProcessSpec
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SHELL = "/bin/sh"
+_PACKAGE = Path(__file__).resolve().parents[1]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -49,7 +51,7 @@ class Child:
         """Turn the calling process into the program; on failure report ``status message`` and exit."""
         try:
             self._prepare()
-            _execute(self.spec.argv, self.environment)
+            _execute(*self.program())
         except StartError as error:
             self._give_up(failure_fd, error.status, str(error))
         except BaseException as error:  # noqa: BLE001 - nothing may escape from a forked child
@@ -69,13 +71,22 @@ class Child:
             os.dup2(fd, target, inheritable=True)
         for entry in self.cgroup_entries:
             Path(entry).write_text("0", encoding="ascii")
-        self._change_user()
+        self.change_user()
         die_with_parent(self.shepherd)
         os.umask(self.spec.umask)
-        _enter_folder(self.spec.cwd)
+        self.enter_folder()
         reset_signals()
 
-    def _change_user(self) -> None:
+    def program(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """What is executed, with which environment. Raises ``StartError``."""
+        return self.spec.argv, self.environment
+
+    def enter_folder(self) -> None:
+        """Go to the working directory. Raises ``StartError``."""
+        _enter_folder(self.spec.cwd)
+
+    def change_user(self) -> None:
+        """Become the job's user. Raises ``StartError``."""
         uid = self.spec.uid
         if uid is None or (uid == os.geteuid() and self.spec.gid in {None, os.getegid()}):
             return
@@ -135,6 +146,8 @@ def _enter_folder(folder: str) -> None:
 
 def _execute(argv: tuple[str, ...], environment: dict[str, str]) -> NoReturn:
     """Replace this process by the program, searched along the PATH of its own environment as a shell does."""
+    if argv[0] == NODE_PROGRAM:
+        argv = _own_program(argv[1:])
     denied = False
     for candidate in _candidates(argv[0], environment):
         try:
@@ -148,6 +161,12 @@ def _execute(argv: tuple[str, ...], environment: dict[str, str]) -> NoReturn:
     if denied:
         raise StartError(EXIT_NOT_EXECUTABLE, f"Permission denied: {argv[0]}")
     raise StartError(EXIT_NOT_FOUND, f"No such program: {argv[0]}")
+
+
+def _own_program(words: tuple[str, ...]) -> tuple[str, ...]:
+    """One of the pool's programs, by this Python, or by another that the user may use where this one is not theirs."""
+    python = sys.executable if os.access(sys.executable, os.X_OK) else "python3"
+    return (python, "-I", str(_PACKAGE / words[0]), *words[1:])
 
 
 def _candidates(program: str, environment: dict[str, str]) -> list[str]:

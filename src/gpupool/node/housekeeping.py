@@ -23,7 +23,10 @@ KEEP_BYTES = 5 << 30
 
 
 class Activity:
-    """Notes when each program was last active: by processor time, and on real GPUs by their utilisation."""
+    """Notes when each program was last active: on its GPUs, as far as that can be seen, or by processor time.
+
+    Of a program on a real GPU of which nobody can tell who computes on it, everything there counts as its own.
+    """
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -45,7 +48,7 @@ class Activity:
             self._told.clear()
             return
         trees = await asyncio.to_thread(self._agent.backends.runner.survey, [e.folder.path for e in live])
-        busy = await self._busy_gpus(live)
+        busy = await self._busy_gpus([e for e in live if e.key not in self._agent.sampler.computed])
         now = time.monotonic()
         for entry in live:
             if not entry.exited and self._active(entry, trees.get(entry.key), busy, now):
@@ -59,10 +62,12 @@ class Activity:
             return frozenset(gpu.uuid for gpu in await self._agent.gpus() if gpu.utilisation_percent > 0)
         return frozenset()
 
-    @staticmethod
-    def _active(entry: Entry, tree: Tree | None, busy: frozenset[str], now: float) -> bool:
-        computed = tree is not None and entry.sample(tree.cpu_s, now)
-        return computed or any(share.gpu_uuid in busy for share in entry.order.spec.gpus)
+    def _active(self, entry: Entry, tree: Tree | None, busy: frozenset[str], now: float) -> bool:
+        worked = tree is not None and entry.sample(tree.cpu_s, now)
+        seen_at = self._agent.sampler.computed.get(entry.key)
+        if seen_at is not None:
+            return worked or seen_at > now - SAMPLE_S - 1
+        return worked or any(share.gpu_uuid in busy for share in entry.order.spec.gpus)
 
     def _note(self, entry: Entry, now: float) -> None:
         entry.touch()
@@ -77,6 +82,7 @@ async def prune_for_ever(agent: Agent) -> None:
         try:
             await asyncio.to_thread(prune, agent.state.ended, KEEP_AGE_S, KEEP_BYTES)
             await asyncio.to_thread(agent.epochs.prune, KEEP_AGE_S)
+            await asyncio.to_thread(agent.workspaces.prune, agent.workloads_alive())
         except OSError as error:
             say("old logs not pruned", error=str(error))
         await asyncio.sleep(PRUNE_S)

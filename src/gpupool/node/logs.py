@@ -1,8 +1,8 @@
 """A program's output on disk: append-only segments of small records, read by cursor.
 
-A folder holds ``000001.log``, ``000002.log``, ... A record is eight bytes of nanoseconds since the epoch, one of
-stream, four of length (big-endian), and the bytes. The newest segment is cut at an eighth of the limit, the oldest are
-deleted beyond it. A cursor is ``segment:offset`` of a record, or ``segment:offset:skip`` to leave out its first bytes.
+A folder holds ``000001.log``, ``000002.log``, ... of ``domain.logrecords``. The newest segment is cut at an eighth of
+the limit, the oldest are deleted beyond it. A cursor is ``segment:offset`` of a record, or ``segment:offset:skip`` to
+leave out its first bytes.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.supervision import LogChunk
+from gpupool.domain.logrecords import PAYLOAD_LIMIT, RECORD, Piece, Stretch, pieces
 
-OUT = 1
-ERR = 2
-STREAMS = {OUT: "out", ERR: "err"}
-RECORD = struct.Struct(">QBI")
-PAYLOAD_LIMIT = 1 << 20  # bytes; a record that announces more is not one
 SEGMENTS = 8
 MIB = 1 << 20
 # Output must not take the room in which the pool writes that a program has ended and its GPUs are free.
@@ -118,7 +113,7 @@ class Cursor:
     def parse(cls, text: str) -> Cursor:
         """Read what ``str`` gives; empty is the beginning. Raises ``GpupoolError(INVALID_REQUEST)``."""
         parts = text.split(":") if text else []
-        if len(text) > 64 or len(parts) > 3 or not all(p.isascii() and p.isdigit() for p in parts):
+        if len(text) > 64 or len(parts) > 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
             raise GpupoolError(
                 ErrorCode.INVALID_REQUEST,
                 f"'{text[:40]}' is not a place in a log.",
@@ -130,52 +125,81 @@ class Cursor:
         return f"{self.segment}:{self.offset}" + (f":{self.skip}" if self.skip else "")
 
 
-def read(folder: Path, cursor: str, limit: int) -> list[LogChunk]:
-    """About ``limit`` bytes of output from a cursor (at least one record if there is one); empty when there is no more.
+def read(folder: Path, cursor: str, limit: int) -> list[Stretch]:
+    """About ``limit`` bytes of records from a cursor (at least one if there is one); empty when there is no more.
 
     A cursor into a deleted segment moves on to the oldest one present; a torn record at the end of a segment is left
     out. Raises ``GpupoolError(INVALID_REQUEST)`` for what is no cursor.
     """
     place = Cursor.parse(cursor)
-    chunks: list[LogChunk] = []
+    found: list[Stretch] = []
     room = max(1, limit)
     for number in segments(folder):
-        if number < place.segment or room <= 0:
+        if number < place.segment:
             continue
-        start = place if number == place.segment else Cursor(number)
-        for chunk in _read_segment(folder, start):
-            chunks.append(chunk)
-            room -= len(chunk.data)
-            if room <= 0:
-                return chunks
-    return chunks
+        at = place if number == place.segment else Cursor(number)
+        while room > 0 and (stretch := _read_segment(folder, at, room)) is not None:
+            found.append(stretch)
+            room -= len(stretch.data)
+            at = Cursor(number, stretch.after)
+    return found
 
 
-def _read_segment(folder: Path, place: Cursor) -> Iterator[LogChunk]:
+def _read_segment(folder: Path, place: Cursor, room: int) -> Stretch | None:
     try:
-        file = open(_segment_path(folder, place.segment), "rb")  # noqa: PTH123, SIM115 - closed below
+        file = open(_segment_path(folder, place.segment), "rb", buffering=0)  # noqa: PTH123, SIM115 - closed below
     except OSError:
-        return
+        return None
+    skip = min(place.skip, PAYLOAD_LIMIT)
     with file:
         file.seek(place.offset)
-        skip, at = place.skip, place.offset
-        while (record := _read_record(file.read(RECORD.size))) is not None:
-            nanoseconds, stream, length = record
-            data = file.read(length)
-            if len(data) < length:
-                return
-            at += RECORD.size + length
-            if skip < length:
-                yield LogChunk(nanoseconds / 1e9, STREAMS[stream], data[skip:], str(Cursor(place.segment, at)))
-            skip = 0
+        data = _whole_records(file, room + skip)
+    after = place.offset + len(data)
+    data = _without(data, skip) if skip and data else data
+    if data or after == place.offset:
+        return Stretch(place.segment, after, data) if data else None
+    return _read_segment(folder, Cursor(place.segment, after), room)
 
 
-def _read_record(header: bytes) -> tuple[int, int, int] | None:
-    """Time, stream and length; None for a torn or senseless header."""
-    if len(header) < RECORD.size:
-        return None
-    nanoseconds, stream, length = RECORD.unpack(header)
-    return None if stream not in STREAMS or length > PAYLOAD_LIMIT else (nanoseconds, stream, length)
+def _whole_records(file: FileIO, room: int) -> bytes:
+    """As many as have room, or the first one alone."""
+    data = _read_up_to(file, room)
+    end = _end(data)
+    if end == 0 and len(data) == room:  # the first one is longer
+        data += _read_up_to(file, PAYLOAD_LIMIT + RECORD.size)
+        end = next((piece.end for piece in pieces(data)), 0)
+    return data[:end]
+
+
+def _read_up_to(file: FileIO, size: int) -> bytes:
+    parts = []
+    while size > 0 and (part := file.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _end(data: bytes) -> int:
+    """Where the whole records at the front of some bytes end."""
+    end = 0
+    for piece in pieces(data):
+        end = piece.end
+    return end
+
+
+def _without(data: bytes, skip: int) -> bytes:
+    """All but the first bytes of the first record."""
+    nanoseconds, stream, begin, end = next(pieces(data))
+    rest = data[begin + skip : end]
+    return (RECORD.pack(nanoseconds, stream, len(rest)) + rest if rest else b"") + data[end:]
+
+
+def backwards(folder: Path) -> Iterator[tuple[bytes, Piece]]:
+    """All records, newest first, each with the bytes in which it lies."""
+    for number in reversed(segments(folder)):
+        data = _whole_segment(folder, number)
+        for piece in reversed(list(pieces(data))):
+            yield data, piece
 
 
 def tail(folder: Path, lines: int) -> str:
@@ -184,31 +208,27 @@ def tail(folder: Path, lines: int) -> str:
     wanted = max(0, lines)
     last = True
     for number in reversed(present):
-        records = _records(folder, number)
+        data = _whole_segment(folder, number)
+        records = list(pieces(data))
         if wanted == 0:
-            return str(Cursor(number, _end(records)))
-        for offset, data in reversed(records):
-            if last and data.endswith(b"\n"):
+            return str(Cursor(number, records[-1].end if records else 0))
+        for _, _, begin, end in reversed(records):
+            if last and data[end - 1 : end] == b"\n":
                 wanted += 1  # the newline at the very end closes a line and begins none
             last = False
-            count = data.count(b"\n")
+            count = data.count(b"\n", begin, end)
             if count >= wanted:
-                return str(Cursor(number, offset, _after_newline(data, count - wanted)))
+                skip = _after_newline(data[begin:end], count - wanted)
+                return str(Cursor(number, begin - RECORD.size, skip))
             wanted -= count
     return str(Cursor(present[0])) if present else ""
 
 
-def _records(folder: Path, number: int) -> list[tuple[int, bytes]]:
-    found = []
-    at = 0
-    for chunk in _read_segment(folder, Cursor(number)):
-        found.append((at, chunk.data))
-        at += RECORD.size + len(chunk.data)
-    return found
-
-
-def _end(records: list[tuple[int, bytes]]) -> int:
-    return records[-1][0] + RECORD.size + len(records[-1][1]) if records else 0
+def _whole_segment(folder: Path, number: int) -> bytes:
+    try:
+        return Path(_segment_path(folder, number)).read_bytes()
+    except OSError:
+        return b""
 
 
 def _after_newline(data: bytes, skipped: int) -> int:

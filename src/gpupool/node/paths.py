@@ -141,6 +141,11 @@ class RunFolder:
         """Where shepherds drop hints that something changed."""
         return self.path / "notify.sock"
 
+    @property
+    def heard(self) -> Path:
+        """When a control plane was heard last: see ``node.contact``."""
+        return self.path / "heard"
+
     def attach(self, key: str) -> Path:
         """The socket of one program's shepherd."""
         return self.path / "attach" / f"{key}.sock"

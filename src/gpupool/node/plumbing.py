@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 
 from gpupool.domain import frames
-from gpupool.node import logs, terminal
+from gpupool.domain.logrecords import ERR, OUT
+from gpupool.node import terminal
 
 STDIN_LIMIT = 256 << 10  # bytes of input held for a program that does not read
 REPLAY_LIMIT = 16 << 10  # bytes of a terminal's output that a new viewer gets first
+LOOK_AGAIN_S = 0.2  # at a terminal that nobody has open
 DRAIN_IDLE_S = 1.0  # how long to wait for the end of output that an escaped process holds open
 DRAIN_LIMIT_S = 10.0  # and how long to listen to one that goes on talking
 _CHUNK = 64 << 10
@@ -30,6 +32,8 @@ class Plumbing:
         self._deliver = deliver
         self._pending = bytearray()
         self._input_ended = False
+        self._over = False
+        self.look_at: float | None = None  # monotonic: when to look again at a terminal that nobody has open
 
     # -- polling -----------------------------------------------------------------------------------------------------
 
@@ -41,7 +45,9 @@ class Plumbing:
     def set_interest(self, poll: select.poll, *, congested: bool) -> None:
         """Tell poll what matters now: output only while it can be passed on, input only while there is some."""
         streams = self._streams
-        reading = 0 if congested else select.POLLIN
+        if self.look_at is not None and time.monotonic() >= self.look_at:
+            self.look_at = None
+        reading = 0 if congested or self.look_at is not None else select.POLLIN
         writing = select.POLLOUT if self._pending else 0
         _watch(poll, streams.output, reading | (writing if streams.tty else 0))
         _watch(poll, streams.errors, reading)
@@ -72,12 +78,16 @@ class Plumbing:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
             return False
-        except OSError:  # EIO: nobody has the terminal open any more
+        except OSError:  # EIO: nobody has the terminal open
             data = b""
+        if not data and streams.tty and not self._over:
+            # Who has closed it may still be on the way to its end, and would be sent a hang-up if we closed it too.
+            self.look_at = time.monotonic() + LOOK_AGAIN_S
+            return False
         if not data:
             self._close(fd)
             return False
-        stream, kind = (logs.ERR, frames.STDERR) if fd == streams.errors else (logs.OUT, frames.STDOUT)
+        stream, kind = (ERR, frames.STDERR) if fd == streams.errors else (OUT, frames.STDOUT)
         if streams.tty:
             self.replay = (self.replay + data)[-REPLAY_LIMIT:]
         self._deliver(stream, kind, data)
@@ -85,6 +95,7 @@ class Plumbing:
 
     def drain(self) -> None:
         """What a dead tree wrote is still in the pipes; an escaped process may hold them open, but not us."""
+        self._over = True
         limit = time.monotonic() + DRAIN_LIMIT_S
         while (outputs := self._outputs()) and time.monotonic() < limit:
             took = [self._take(fd) for fd in outputs]

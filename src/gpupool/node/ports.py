@@ -6,13 +6,14 @@ can add one. Implementations may block: the agent calls inventories from one wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 from gpupool.domain.gpu import Gpu, NodeReport
 from gpupool.domain.supervision import ProcessSpec
+from gpupool.domain.telemetry import GpuSample
 
 
 class Inventory(Protocol):
@@ -35,6 +36,44 @@ class Inventory(Protocol):
 
         ``pool_pids`` are the processes of the pool's own trees: anything else found on a GPU is foreign.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLook:
+    """One look at one GPU: bytes by process, and percent of its time by process (None: nobody can tell)."""
+
+    sample: GpuSample
+    memory: Mapping[int, int]
+    percent: Mapping[int, float] | None
+
+
+@runtime_checkable
+class Meter(Protocol):
+    """An inventory that can also measure; one that cannot is of GPUs whose use nobody knows."""
+
+    def look(self) -> tuple[GpuLook, ...]:
+        """One look at each GPU, once a second, so cheap; may block."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCount:
+    """What a sharing mode counted for a lease on one GPU: seconds that it had it, and bytes.
+
+    ``at`` (monotonic seconds) is when that was. ``sole``: only one program is on the lease.
+    """
+
+    held_s: float
+    used_bytes: int
+    at: float
+    sole: bool
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A sharing mode that counts what its leases use."""
+
+    def counts(self) -> Mapping[str, Mapping[str, SliceCount]]:
+        """By the keys of programs, then by the UUIDs of GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,19 +18,26 @@ from math import inf
 
 from gpupool.domain import frames
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
-from gpupool.domain.supervision import ExitReason, ExitReport, Stdio
+from gpupool.domain.supervision import FENCE_GRACE_S, ExitReason, ExitReport, Stdio
 from gpupool.node import cgroups, logs, proctree, terminal, verdict
 from gpupool.node.child import Child
+from gpupool.node.clients import CLIENT_WAIT_S, Clients
+from gpupool.node.contact import Contact, Fence
+from gpupool.node.containers import inside, leftovers
+from gpupool.node.containers.box import Box
+from gpupool.node.containers.child import ContainerChild
+from gpupool.node.containers.probe import group_paths
 from gpupool.node.ending import SWEEP_GRACE_S, Ending, ask_at, gentle_signals
 from gpupool.node.forking import fork_into
 from gpupool.node.notice import FILE_VARIABLE
 from gpupool.node.paths import ReplicaFolder, RunFolder, socket_name
 from gpupool.node.plumbing import Plumbing
 from gpupool.node.record import Order, ShepherdRecord, exit_to_dict, read_noticed, read_stop, write_exit
-from gpupool.node.viewers import Hello, Viewer, Viewers, unlink_quietly
+from gpupool.node.returning import Returning
+from gpupool.node.viewers import Viewer, Viewers, unlink_quietly
 
 MOST_EARLY_SIGNALS = 32
-CLIENT_WAIT_S = 20.0  # a client-bound program's client has to come within this
+ENGINE_GRACE_S = 15.0  # for a container engine to clean up behind its container
 
 
 class Shepherd:
@@ -41,9 +48,11 @@ class Shepherd:
         self.order = order
         self.spec = order.spec
         self.key = folder.key
+        self.box = Box.read(folder)
         own = os.geteuid()
         self.viewers = Viewers(listener, frozenset({0, own, own if self.spec.uid is None else self.spec.uid}))
         self.log = logs.LogWriter(folder.log, self.spec.log_limit_mib)
+        self.clients = Clients(self, self.viewers, Returning(folder.log))
         self.record = ShepherdRecord(os.getpid(), proctree.start_time(os.getpid()) or 0, order.boot_id)
         self.poll = select.poll()
         self.program: int | None = None
@@ -53,8 +62,8 @@ class Shepherd:
         self.failure_fd: int | None = None
         self.failure: tuple[int, str] | None = None
         self.ending: Ending | None = None
-        self.client_deadline: float | None = None
         self.time_limit_at: float | None = None
+        self.fence = Fence(Contact(RunFolder(order.run_folder).heard), self.spec.fence_after_s)
         self.wake_fd = -1
         self.notice_signal = int(getattr(signal, f"SIG{self.spec.notice_signal}", signal.SIGTERM))
         self.early_signals: list[int] = []  # for a program that is not there yet
@@ -65,12 +74,13 @@ class Shepherd:
         """From the record of our being to the last frame."""
         self._listen_to_signals()
         self.groups = cgroups.make(self.key, self.spec.cpus, self.spec.memory_mib)
-        self.record = replace(self.record, cgroups=self.groups.paths)
+        boxes = () if self.box is None else tuple(group_paths(self.key))
+        self.record = replace(self.record, cgroups=(*self.groups.paths, *boxes))
         self.record.write(self.folder)
         if (grace_s := read_stop(self.folder)) is not None:
             self.end(ExitReason.STOPPED, grace_s)  # there is nothing yet that could be given notice
         elif self.spec.client_bound:
-            self.client_deadline = time.monotonic() + CLIENT_WAIT_S
+            self.clients.await_first()
         else:
             self.start_program(self.spec.rows, self.spec.columns)
         while not self._over():
@@ -89,7 +99,9 @@ class Shepherd:
 
     def start_program(self, rows: int, columns: int) -> None:
         """Fork it; that it runs, or why not, is heard from ``failure_fd``."""
-        self.client_deadline = None
+        if self.spec.container is not None and self.box is None:
+            self.failure = (EXIT_NOT_EXECUTABLE, "Could not start: what was known of its container is gone")
+            return
         try:
             streams = terminal.open_streams(self.spec.stdio, rows, columns)
             failure_read, failure_write = os.pipe()
@@ -109,13 +121,15 @@ class Shepherd:
         """A piece of the program's output, to the log and to whoever is attached."""
         before = self.log.note
         self.log.write(stream, data)
+        self.clients.returning.put_out(stream, len(data))
         if self.log.note and not before:
             self.record = replace(self.record, notes=(*self.record.notes, self.log.note))
             self._save_record()
         self.viewers.send(kind, data)
 
     def _fork(self, streams: terminal.Streams, failure_write: int) -> int:
-        child = Child(self.spec, self._environment(), streams.program, streams.tty, os.getpid(), self.groups.entries)
+        parts = (self.spec, self._environment(), streams.program, streams.tty, os.getpid(), self.groups.entries)
+        child = Child(*parts) if self.box is None else ContainerChild(*parts, self.box, self.folder.path)
         pid = fork_into(None if self.groups.own is None else str(self.groups.own))
         if pid == 0:
             child.become(failure_write)
@@ -147,7 +161,7 @@ class Shepherd:
     def _signal_late(self) -> None:
         """What came between the fork and the exec met the shepherd's own handlers, or nobody: send it again."""
         for signum in self.early_signals:
-            self._signal_foreground(signum)
+            self.signal_foreground(signum)
         self.early_signals.clear()
         if self.ending is not None and not self.ending.killing:
             self.ending.ask_at = None
@@ -179,8 +193,28 @@ class Shepherd:
         if self.program is None:
             return
         if signal.SIGKILL in signals:
-            cgroups.kill(self.groups.paths)
+            cgroups.kill(self.record.cgroups)
+        elif self.box is not None and (self._tell_container(signals, catching=catching) or self.status is not None):
+            return
         proctree.send_below(os.getpid(), signals, catching=catching)
+
+    def _tell_container(self, signals: tuple[int, ...], *, catching: bool) -> bool:
+        """To the program alone: its engine would take the same for itself, and clean up. False: it is not there yet."""
+        return inside.send_to_program(os.getpid(), signals, catching=catching)
+
+    def signal_foreground(self, signum: int) -> None:
+        """As a terminal would, to what runs in its foreground; kept for a program that is not there yet."""
+        if self.status is not None or not 0 < signum < signal.NSIG:
+            return
+        if self.program is None or self.failure_fd is not None:
+            if len(self.early_signals) < MOST_EARLY_SIGNALS:
+                self.early_signals.append(signum)
+            return
+        if self.box is not None and inside.send_to_foreground(os.getpid(), signum):
+            return
+        group = (None if self.plumbing is None else self.plumbing.foreground_group()) or self.program
+        with contextlib.suppress(OSError):
+            os.killpg(group, signum)
 
     # -- one turn of the loop ----------------------------------------------------------------------------------------
 
@@ -191,24 +225,27 @@ class Shepherd:
         newcomers = events.pop(self.viewers.listener.fileno(), 0)
         for fd, happened in events.items():
             self._on_event(fd, happened)
-        self.viewers.sweep(self._viewer_gone)
+        self.viewers.sweep(self._on_gone)
         if newcomers:
             self.viewers.accept()
         self._on_time(time.monotonic())
 
     def _timeout_ms(self) -> int | None:
-        times = [t for t in (self.client_deadline, self.time_limit_at) if t is not None]
+        known = (self.time_limit_at, self.fence.look_at, *self.clients.deadlines())
+        times = [t for t in known if t is not None]
+        if self.plumbing is not None and self.plumbing.look_at is not None:
+            times.append(self.plumbing.look_at)
         if self.ending is not None:
             times.append(self.ending.next_at())
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _on_time(self, now: float) -> None:
-        if self.client_deadline is not None and now >= self.client_deadline:
-            self.client_deadline = None
-            self.end(ExitReason.CLIENT_GONE, 0)
+        self.clients.on_time(now)
         if self.time_limit_at is not None and now >= self.time_limit_at:
             self.time_limit_at = None
             self.end(ExitReason.TIME_LIMIT, self.spec.grace_s)
+        if self.fence.passed(now):
+            self.end(ExitReason.FENCED, min(self.spec.grace_s, FENCE_GRACE_S))
         if self.ending is not None and self.ending.must_ask(now):
             self._ask()
         if self.ending is not None and self.ending.due(now):
@@ -228,9 +265,14 @@ class Shepherd:
         elif fd == self.failure_fd:
             self._on_exec()
         elif (viewer := self.viewers.get(fd)) is not None:
-            self._on_viewer(viewer, events)
+            self.clients.on_event(viewer, events)
         elif self.plumbing is not None:
             self.plumbing.on_event(self.poll, fd, events)
+
+    def _on_gone(self, viewer: Viewer) -> None:
+        with contextlib.suppress(KeyError):
+            self.poll.unregister(viewer.fileno())
+        self.clients.on_gone(viewer)
 
     # -- signals and children ----------------------------------------------------------------------------------------
 
@@ -261,6 +303,9 @@ class Shepherd:
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 if found[0] == self.program:
                     self._program_ended(found[1])
+                elif self.box is not None and self.status is None and inside.processes(os.getpid()):
+                    # The container's monitor: without it the engine would never hear of the end.
+                    self.end(ExitReason.EXITED, min(self.spec.grace_s, SWEEP_GRACE_S))
 
     def _program_ended(self, status: int) -> None:
         if self.failure_fd is not None:
@@ -272,7 +317,7 @@ class Shepherd:
 
     def _sweep(self) -> None:
         """The program is over but left others behind: they go too."""
-        grace_s = min(self.spec.grace_s, SWEEP_GRACE_S)
+        grace_s = min(self.spec.grace_s, SWEEP_GRACE_S) if self.box is None else ENGINE_GRACE_S
         if self.ending is None or not self.ending.killing:
             self.end(ExitReason.EXITED, grace_s)
 
@@ -289,69 +334,6 @@ class Shepherd:
         else:
             self._started()
 
-    # -- clients -----------------------------------------------------------------------------------------------------
-
-    def _on_viewer(self, viewer: Viewer, events: int) -> None:
-        if events & select.POLLOUT:
-            viewer.flush()
-        if events & select.POLLIN:
-            for kind, payload in viewer.receive():
-                with contextlib.suppress(ValueError):
-                    self._on_frame(viewer, kind, payload)
-        elif events & (select.POLLHUP | select.POLLERR):
-            viewer.gone = True
-
-    def _on_frame(self, viewer: Viewer, kind: int, payload: bytes) -> None:
-        if kind == frames.SIGNAL and len(payload) == 1:
-            self._signal_foreground(payload[0])
-        elif kind == frames.HELLO and viewer.hello is None:
-            self._on_hello(viewer, Hello.parse(payload))
-        elif viewer.hello is None:
-            viewer.gone = True
-        elif kind == frames.DETACH:
-            viewer.left = viewer.gone = True
-        elif self.plumbing is not None:
-            self._on_stream_frame(self.plumbing, viewer.hello, kind, payload)
-
-    @staticmethod
-    def _on_stream_frame(plumbing: Plumbing, hello: Hello, kind: int, payload: bytes) -> None:
-        if kind == frames.STDIN and hello.stdin:
-            plumbing.give_input(payload)
-        elif kind == frames.STDIN_EOF and hello.stdin:
-            plumbing.end_input()
-        elif kind == frames.RESIZE:
-            plumbing.resize(*frames.unpack_size(payload))
-
-    def _on_hello(self, viewer: Viewer, hello: Hello) -> None:
-        viewer.hello = hello
-        if self.client_deadline is not None:
-            viewer.bound = True
-            self.start_program(hello.rows or self.spec.rows, hello.columns or self.spec.columns)
-            return
-        if self.record.started_at is not None:
-            viewer.send(frames.STARTED, json.dumps({"pid": self.program}).encode())
-        if self.plumbing is not None:
-            if self.plumbing.replay:
-                viewer.send(frames.STDOUT, bytes(self.plumbing.replay))
-            self.plumbing.resize(hello.rows, hello.columns)
-
-    def _signal_foreground(self, signum: int) -> None:
-        if self.status is not None or not 0 < signum < signal.NSIG:
-            return
-        if self.program is None or self.failure_fd is not None:
-            if len(self.early_signals) < MOST_EARLY_SIGNALS:
-                self.early_signals.append(signum)
-            return
-        group = (None if self.plumbing is None else self.plumbing.foreground_group()) or self.program
-        with contextlib.suppress(OSError):
-            os.killpg(group, signum)
-
-    def _viewer_gone(self, viewer: Viewer) -> None:
-        with contextlib.suppress(KeyError):
-            self.poll.unregister(viewer.fileno())
-        if viewer.bound and not viewer.left:
-            self.end(ExitReason.CLIENT_GONE, self.spec.grace_s)
-
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _report(self) -> ExitReport:
@@ -360,12 +342,15 @@ class Shepherd:
         reason = ExitReason.EXITED if self.ending is None else self.ending.reason
         if self.status is None:
             return verdict.never_began(reason, CLIENT_WAIT_S)
-        starved = cgroups.out_of_memory(self.groups.paths)
+        groups = self.record.cgroups
+        starved = cgroups.out_of_memory(groups) or (self.box is not None and cgroups.limit_reached(groups))
         return verdict.ended(reason, self.status, self.spec.memory_mib if starved else None)
 
     def _write_exit(self, report: ExitReport) -> None:
         """Keep trying: an end that is not written would hold the GPU for ever, and the disk may be full only now."""
-        cgroups.remove(self.groups.paths)
+        if self.box is not None:
+            leftovers.end_foreign(self.box, self.key)
+        cgroups.remove(self.record.cgroups)
         self.log.close()
         if self.log.note:
             self._save_record()

@@ -32,7 +32,7 @@ def ended(reason: ExitReason, status: int, starved_mib: int | None) -> ExitRepor
     signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = None if signum is not None else os.WEXITSTATUS(status)
     message = ""
-    if signum == signal.SIGKILL and starved_mib is not None:
+    if starved_mib is not None and (signum == signal.SIGKILL or code == 128 + signal.SIGKILL):
         message = f"Killed: it needed more than its {starved_mib} MiB of host memory."
     cpu_seconds = round(used.ru_utime + used.ru_stime, 6)
     return ExitReport(reason, code, signum, message, time.time(), cpu_seconds, used.ru_maxrss // 1024)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpupool.domain import frames
@@ -18,6 +19,7 @@ from gpupool.domain import frames
 VIEWER_BEHIND_LIMIT = 8 << 20  # bytes: a mere viewer further behind is dropped
 BOUND_BEHIND_LIMIT = 1 << 20  # bytes: a client-bound program waits, as it would before a full pipe
 VIEWERS_LIMIT = 64
+LONGEST_RETURN_S = 600.0  # how long a lost client may be waited for
 LAST_WORDS_S = 30.0  # how long a client may take nothing of what is left to send
 _READ = 256 << 10
 _CREDENTIALS = struct.Struct("3i")
@@ -32,20 +34,60 @@ def peer_uid(sock: socket.socket) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a client says first; zero rows mean that it has no terminal."""
+    """What a client says first; zero rows mean that it has no terminal.
+
+    ``returns_s`` is for how long a client whose connection is lost may be expected back, ``seen`` what one that is back
+    has had of the program's output and errors; None: it is new.
+    """
 
     rows: int = 0
     columns: int = 0
     stdin: bool = True
+    returns_s: float = 0.0
+    seen: tuple[int, int] | None = None
 
     @classmethod
     def parse(cls, payload: bytes) -> Hello:
         """Raises ``ValueError`` for anything but a JSON object of this version."""
-        data: Any = json.loads(payload)
-        if not isinstance(data, dict) or data.get("version") != frames.VERSION:
+        data = _object_of(payload)
+        if data.get("version") != frames.VERSION:
             raise ValueError("not a HELLO of this version")
-        rows, columns = int(data.get("rows") or 0), int(data.get("columns") or 0)
-        return cls(min(max(rows, 0), 0xFFFF), min(max(columns, 0), 0xFFFF), bool(data.get("stdin", True)))
+        seen = data.get("seen")
+        return cls(
+            int(_number(data, "rows", 0xFFFF)),
+            int(_number(data, "columns", 0xFFFF)),
+            bool(data.get("stdin", True)),
+            _number(data, "returns_s", LONGEST_RETURN_S),
+            None if not isinstance(seen, list) or len(seen) != 2 else (_count(seen[0]), _count(seen[1])),
+        )
+
+    def after(self, farewell: bytes) -> Hello:
+        """What still holds once GONE was said with this payload. Raises ``ValueError`` for anything but its JSON."""
+        data = _object_of(farewell) if farewell else {}
+        return replace(self, returns_s=_number(data, "returns_s", self.returns_s))
+
+
+def _object_of(payload: bytes) -> dict[str, Any]:
+    try:
+        data: Any = json.loads(payload)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if isinstance(data, dict):
+        return data
+    raise ValueError("not a JSON object")
+
+
+def _number(data: dict[str, Any], name: str, most: float) -> float:
+    value = data.get(name) or 0
+    if not isinstance(value, int | float) or (isinstance(value, float) and math.isnan(value)):
+        raise ValueError(f"{name} is not a number")
+    return float(min(max(value, 0), most))
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError("not a count of bytes")
+    return value
 
 
 class Viewer:

@@ -7,13 +7,13 @@ what one looks for:
 - **State.** `cluster` (nodes and GPUs), `holders` (who runs), `queue` (who waits, by `shape`), `members` (gangs),
   `ledger` (what projects and users hold), `usage` (and held lately), `bookings`, `modes`, `links`, `topology`.
 - **Who is next.** `fairshare` (what everybody is due), `order` and `lanes` (inside a project), `allocate` (the round).
-- **Where.** `placement` (which nodes would do) and `scoring` (the best of them) by `fragmentation` and `residue`
-  against the `typical` work; `gang` for several at once; `capacity`, how many would fit.
+- **Where.** `usable` (which nodes would do) and `placement` (the best of them) by `scoring`: `fragmentation` and
+  `residue` against the `typical` work; `gang` for several at once; `capacity`, how many would fit.
 - **Waiting for space.** `reserve` keeps it for who starves, `backfill` lets others use it meanwhile, by `runtimes` and
   `pastruns`.
 - **Making room.** `reclaim` asks `rights` who may take from whom and `clearing` (`clearing_gangs`) whom to evict among
   the `victims`; `turns`, `booked` and `consolidate` evict on other grounds; `evict` says it to the owner.
-- **Answers.** `explain` by `wait_rules` and `remedies`; `estimate`, `turnover`, `calibration`: when; `plan`, `suppose`:
-  what if; `feasible`: whether ever; `standing`: who is where and why; `words`.
+- **Answers.** `explain` by `wait_rules` (about a `wait_case`) and `remedies`; `estimate`, `turnover`,
+  `calibration`: when; `plan`, `suppose`: what if; `feasible`: whether ever; `standing`: who is where and why; `words`.
 - `values` are what goes in and comes out, `policy` what an administrator decides.
 """

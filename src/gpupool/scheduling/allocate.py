@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from heapq import heapify, heappop, heappush
+from collections.abc import Set as AbstractSet
+from heapq import heappop, heappush
 from math import inf
 
+import numpy as np
+
 from gpupool.scheduling.backfill import may_slip, under_reservations
-from gpupool.scheduling.gang import Placed, Refusals, find_all, others_of
+from gpupool.scheduling.gang import Refusals, find_all
 from gpupool.scheduling.lanes import Lane
 from gpupool.scheduling.queue import Group
-from gpupool.scheduling.reserve import reservations_left, reserve_if_starving, starving_shapes
-from gpupool.scheduling.session import Ghost, Session
+from gpupool.scheduling.reserve import affordable, reservations_left, reserve_if_starving, starving_shapes
+from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
-from gpupool.scheduling.values import HoldKind, PendingReplica, ReplicaKey
+from gpupool.scheduling.values import PendingReplica
 
 _Turn = tuple[int, float, float, float, int]  # see ``Shares.order``; queued at, project
+_FOR_SMALLEST = -inf  # in the place of a time: the order is a lower bound
 
 
 class Turns:
     """Whose turn it is among projects: the most deprived, with the first replica of its lane.
 
     A project's key can only grow while work is granted, so an old key is a lower bound: it is checked when it comes
-    up and put back if it was too low.
+    up and put back if it was too low. First it is that of the smallest shape of all, then of the project's smallest.
     """
 
     def __init__(
@@ -31,17 +35,22 @@ class Turns:
         """Of ``projects``, those with shapes ``wanted`` and not (yet) ``dead``; that set may grow on the way."""
         self._session, self._dead, self._wanted = session, dead, wanted
         self._lanes: dict[int, Lane] = {}
-        shares, lanes = session.shares, session.demand.lanes
         self._live = session.demand.shape_users.keys() - dead
+        self._alive, self._dead_when = self._live, len(dead)
         self._least = {shape: session.placer.least_permille(shape) for shape in self._live}
-        least = self._least.__getitem__  # of all that live: a lower bound of what the first of a lane needs
-        chosen = [(p, live) for p in projects if (live := lanes[p].keys() & self._live)]
-        self._heap: list[_Turn] = [(*shares.order(p, min(map(least, live))), -inf, p) for p, live in chosen]
-        heapify(self._heap)
+        who = np.fromiter(projects, np.int64) if self._live else np.zeros(0, np.int64)
+        least = min(self._least.values(), default=0)
+        self._untouched = iter(session.shares.orders(who, least) if len(who) else ())
+        self._upcoming = next(self._untouched, None)
+        self._heap: list[_Turn] = []
 
     def next(self) -> tuple[Group, PendingReplica, Lane] | None:
         """Who is next; the caller grants it or drops its group from the lane, then calls ``again``."""
-        while self._heap:
+        while (self._heap or self._upcoming) and self.alive():
+            if self._upcoming is not None and (not self._heap or self._upcoming[:3] <= self._heap[0][:3]):
+                project, self._upcoming = self._upcoming[-1], next(self._untouched, None)
+                self._bound(project)
+                continue
             turn = heappop(self._heap)
             fresh, first = self._fresh(turn[-1])
             if first is None or fresh is None:
@@ -51,9 +60,21 @@ class Turns:
             heappush(self._heap, fresh)
         return None
 
+    def _bound(self, project: int) -> None:
+        live = self._session.demand.lanes[project].keys() & self.alive()
+        if live:
+            least = min(map(self._least.__getitem__, live))
+            heappush(self._heap, (*self._session.shares.order(project, least), _FOR_SMALLEST, project))
+
     def again(self, project: int) -> None:
         """The project may have more work."""
-        heappush(self._heap, (-1, -inf, -inf, -inf, project))
+        heappush(self._heap, (-1, -inf, -inf, _FOR_SMALLEST, project))
+
+    def alive(self) -> AbstractSet[Shape]:
+        """The shapes that are not (yet) dead."""
+        if len(self._dead) != self._dead_when:
+            self._alive, self._dead_when = self._live - self._dead, len(self._dead)
+        return self._alive
 
     def _fresh(self, project: int) -> tuple[_Turn | None, tuple[Group, PendingReplica] | None]:
         first = self._first(project)
@@ -64,10 +85,10 @@ class Turns:
         return (*self._session.shares.order(project, need), replica.queued_at, project), first
 
     def _first(self, project: int) -> tuple[Group, PendingReplica] | None:
-        if self._dead.issuperset(self._session.demand.lanes[project]):
+        if self.alive().isdisjoint(self._session.demand.lanes[project]):
             return None
         if project not in self._lanes:
-            first = self._session.first(project, self._live, self._alive)
+            first = self._session.first(project, self.alive(), self._wanted)
             if first is not None:
                 return first
         lane = self._lane(project)
@@ -77,96 +98,45 @@ class Turns:
 
     def _lane(self, project: int) -> Lane:
         if project not in self._lanes:
-            self._lanes[project] = self._session.lane(project, self._live, self._alive)
+            self._lanes[project] = self._session.lane(project, self.alive(), self._wanted)
         return self._lanes[project]
-
-    def _alive(self, project: int, shape: Shape) -> bool:
-        return shape not in self._dead and self._wanted(project, shape)
-
-
-def settle_holds(session: Session) -> None:
-    """Start those whose kept space has become free (or who fit elsewhere); forget holds that came to nothing.
-
-    The members of a gang start together, or all holds of it stay, or none.
-    """
-    together: dict[ReplicaKey, list[ReplicaKey]] = {}
-    for key in session.ghosts:
-        if key in session.demand.pending:  # else it is on the way out to be moved here
-            together.setdefault(session.demand.gangs.leader(key), []).append(key)
-    for leader, keys in together.items():
-        ghosts = [session.drop_ghost(key) for key in keys]
-        group = session.demand.group_of(leader)
-        placed = _start_of(session, group, leader, ghosts)
-        for replica, claim in placed:
-            session.note_grant(replica, claim, ghosts[0].account)
-        if not placed and group is not None and _still_promising(session, group, ghosts):
-            for ghost in ghosts:
-                session.add_ghost(ghost)
-
-
-def _start_of(session: Session, group: Group | None, leader: ReplicaKey, ghosts: list[Ghost]) -> Placed:
-    if group is None:
-        return []
-    mark, pending = session.log.checkpoint(), session.demand.pending
-    if _take(session, group, ghosts):
-        placed = [(pending[ghost.hold.key], ghost.claim) for ghost in ghosts]
-        return placed + others_of(session, group, pending[leader], placed)
-    session.log.rollback(mark)
-    return find_all(session, group, pending[leader]) if session.placer.fits_anywhere(group.shape) else []
-
-
-def _take(session: Session, group: Group, ghosts: list[Ghost]) -> bool:
-    """Charge what was kept, if all of it is free and within the bounds; else some of it is charged."""
-    for ghost in ghosts:
-        if ghost.claim.permille > session.ledger.room(ghost.account) or not session.placer.holds(ghost.claim):
-            return False
-        if not session.placer.may_enter(group.shape, ghost.claim.row):
-            return False
-        session.charge(ghost.claim, ghost.account)
-    return len(ghosts) >= group.size
-
-
-def _still_promising(session: Session, group: Group, ghosts: list[Ghost]) -> bool:
-    cluster = session.cluster
-    if len(ghosts) < group.size:
-        return False
-    for ghost in ghosts:
-        row = ghost.claim.row
-        if not cluster.up[row] or not cluster.available[row][ghost.claim.gpu > 0].all():
-            return False
-        if not session.placer.may_enter(group.shape, row):
-            return False
-    if ghosts[0].hold.kind is HoldKind.RESERVED:
-        return sum(ghost.claim.permille for ghost in ghosts) <= session.ledger.room(group.account)
-    mark = session.log.checkpoint()
-    leaving = {key for ghost in ghosts for key in session.leaving_beside(ghost.claim.row, ghost.account)}
-    for key in leaving:
-        session.lift_running(key)
-    promising = _take(session, group, ghosts)
-    session.log.rollback(mark)
-    return promising
 
 
 def allocate(session: Session) -> bool:
-    """Grant what fits, the most deprived project first; returns whether the bound on grants cut it short.
+    """Grant what fits, the most deprived project first; returns whether it was cut short and is to go on.
 
     A replica that does not fit does not block another one, unless it has starved long enough for a reservation.
     """
     starving = starving_shapes(session)
-    fits = session.placer.fits_anywhere
-    dead = {s for s in session.demand.shape_users if not (s in starving or fits(s) or may_slip(session, s))}
+    dead = _without_chance(session, session.demand.shape_users.keys() - starving)
     refused = Refusals()
-    turns = Turns(session, list(session.demand.lanes), dead, lambda p, shape: _within_limit(session, p, shape))
+    limited = session.ledger.limited()
+    turns = Turns(
+        session,
+        list(session.demand.lanes),
+        dead,
+        lambda project, shape: project not in limited or _within_limit(session, project, shape),
+    )
     while (first := turns.next()) is not None:
         if len(session.grants) >= session.settings.max_grants:
             return True
         group, replica, lane = first
-        if not _try(session, group, replica, dead, refused):
+        tried = _try(session, group, replica, dead, refused)
+        if session.cut_short:
+            return True
+        if not tried:
             lane.drop()
+            if group.shape in dead:  # somebody took the place that others hoped for, too
+                dead |= _without_chance(session, turns.alive() - affordable(session, starving))
             if not _within_limit(session, group.account.project, group.shape):
                 lane.bar(group.shape)
         turns.again(group.account.project)
     return False
+
+
+def _without_chance(session: Session, shapes: AbstractSet[Shape]) -> set[Shape]:
+    without = shapes - session.placer.fitting(shapes)
+    return set(without - may_slip(session, without))
 
 
 def _within_limit(session: Session, project: int, shape: Shape) -> bool:
@@ -187,6 +157,6 @@ def _try(session: Session, group: Group, replica: PendingReplica, dead: set[Shap
         return True  # the next of the same shape may be starving as well
     if not session.placer.fits_anywhere(group.shape):
         session.backfills_left -= 1
-        if not may_slip(session, group.shape):
+        if not may_slip(session, [group.shape]):
             dead.add(group.shape)
     return reserved

@@ -7,6 +7,7 @@ it, it is evicted.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 from gpupool.domain.units import format_duration
@@ -17,11 +18,12 @@ from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import Eviction, EvictionKind, HoldKind, PendingReplica, ReplicaKey, RunningReplica
 
 
-def may_slip(session: Session, shape: Shape) -> bool:
-    """Whether somebody of a shape might be let into reserved space."""
-    demand = session.demand
-    bounded = demand.timed[shape] > 0 or (demand.restartable[shape] > 0 and demand.ordering.past.known)
-    return session.backfills_left > 0 and bounded and bool(_reserved_after(session, session.now))
+def may_slip(session: Session, shapes: Iterable[Shape]) -> set[Shape]:
+    """Those of some shapes of which somebody might be let into reserved space."""
+    if session.backfills_left <= 0 or not _reserved_after(session, session.now):
+        return set()
+    demand, known = session.demand, session.demand.ordering.past.known
+    return {shape for shape in shapes if demand.timed[shape] > 0 or (known and demand.restartable[shape] > 0)}
 
 
 def under_reservations(session: Session, group: Group, replica: PendingReplica) -> Placed:

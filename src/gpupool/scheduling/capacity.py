@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupool.scheduling.cluster import Bools, ClusterState, Ints
-from gpupool.scheduling.placement import labelled, mode_fits
 from gpupool.scheduling.shape import Shape
+from gpupool.scheduling.usable import labelled, mode_fits
 
 
 class Freed(NamedTuple):
@@ -86,7 +86,7 @@ def room_with(c: ClusterState, wanted: Need, rows: Ints, freed: Freed) -> Ints:
         number = np.minimum(number, (c.cpu_free[rows] + freed.cpu) // shape.cpu_milli)
     if shape.mem_mib:
         number = np.minimum(number, (c.mem_free[rows] + freed.mem) // shape.mem_mib)
-    number = np.where(c.up[rows], np.clip(number, 0, wanted.count), 0)
+    number = np.minimum(np.maximum(number, 0), wanted.count) * c.up[rows]
     if shape.guest is not None:
         number = np.where(c.open_to(shape.guest, rows), number, 0)
     if shape.picky:

@@ -6,8 +6,9 @@ nodes, and what proves unnecessary is given back, the most important first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from gpupool.scheduling.victims import VictimPool, freed_by
 Refused = Callable[[Sequence[Sequence[int]]], list[int]]
 _Cost = tuple[int, float, int, int, float]  # replicas, beyond their due, priority, thousandths, newness
 _FEW = 1_000  # pieces that are looked at one by one without asking first whether all of them would do
+_FIRST, _MORE = 8, 256  # pieces that are looked at before all others
 _LOOK = 1_000  # trials looked at in one unit of work
 
 
@@ -75,14 +77,19 @@ class Search:
         if not len(at):
             return None
         p = self.pool.pieces
-        alone = at[self.room(p.row[at], p.whole.at(at)) > 0]
-        order = np.lexsort((-p.newness[alone], p.weight[alone], p.priority[alone], -p.over[alone], p.size[alone]))
-        for piece in alone[order][: self.most_nodes].tolist():
+        for piece in islice(self._alone(self.pool.cheapest_first(at)), self.most_nodes):
             if not self.refused(self.pool.slots_of([piece])):
-                best = self._cost([piece]), self._clearing(int(p.row[piece]), [piece])
-                return best[1] if p.size[piece] == 1 else self._best_set(at, best)
+                clearing = self._clearing(int(p.row[piece]), [piece])
+                return clearing if p.size[piece] == 1 else self._best_set(at, (self._cost([piece]), clearing))
         at = self._hopeful(at)
         return self._best_set(at, None) if len(at) else None
+
+    def _alone(self, at: Ints) -> Iterator[int]:
+        """Those after which it fits, in order; most often one of the first is taken."""
+        p = self.pool.pieces
+        for some in (at[:_FIRST], at[_FIRST:_MORE], at[_MORE:]):
+            if len(some):
+                yield from some[self.room(p.row[some], p.whole.at(some)) > 0].tolist()
 
     def _hopeful(self, at: Ints) -> Ints:
         """Those on nodes where it fits if all of them go."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from zlib import crc32
 
 import numpy as np
@@ -20,7 +21,9 @@ from gpupool.scheduling.values import ReplicaKey
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 MILLI = 1000  # thousandths of a CPU
+RowState = tuple[int, int, bytes, bytes, bytes, bytes]
 _NO_NODE = -1
+_LATEST = 24  # rows: more are found faster by a look at all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +31,7 @@ class Claim:
     """What somebody takes of one node: ``gpu`` (thousandths) and ``gmem`` (MiB) per GPU slot, CPU and memory.
 
     ``row`` is -1 when the node is not known (any more): the claim then weighs on nothing. ``mode`` names how its GPUs
-    are shared, ``user`` whose they are.
+    are shared, ``user`` whose they are, ``permille`` the thousandths over all slots.
     """
 
     row: int
@@ -38,11 +41,10 @@ class Claim:
     mem_mib: int
     mode: str = ""
     user: str = ""
+    permille: int = field(init=False)
 
-    @property
-    def permille(self) -> int:
-        """GPU thousandths over all slots."""
-        return int(self.gpu.sum())
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "permille", int(self.gpu.sum()))
 
     def marks(self) -> Ints:
         """What it adds to ``ClusterState.guests``."""
@@ -71,18 +73,21 @@ class ClusterState:
     ``mode_common`` the node's most frequent default, and ``guests`` tells whose parts are on a GPU in which mode:
     all as ``scheduling.modes`` codes them.
     ``booked`` marks the rows that ``bookings`` speak of. ``touched[row]`` grows whenever a row changes, so that caches
-    know what to look at again; ``generation`` grows whenever a node comes, goes or reports anew.
+    know what to look at again (``touched_since``); ``generation`` grows whenever a node comes, goes or reports anew.
+    ``make`` is the same number for nodes that are built and shared alike (see ``state_of``).
     """
 
     def __init__(self) -> None:
         self.log = UndoLog(self.touch)
         self.tick = self.generation = 0
+        self._latest: deque[int] = deque(maxlen=_LATEST)  # rows that were touched
         self.rows: dict[str, int] = {}
         self.nodes: list[Node | None] = []
         self.gpus: list[tuple[Gpu, ...]] = []
         self.links: list[bytes] = []
         self._slots: list[dict[str, int]] = []  # per row, the slot of each GPU by its UUID
         self.models: list[str] = [""]
+        self._makes: dict[object, int] = {}
         self.holdings: dict[ReplicaKey, Holding] = {}
         self.claims: dict[ReplicaKey, Claim] = {}
         self.claims_changed: set[ReplicaKey] = set()  # since ``Holders.catch_up``
@@ -93,7 +98,7 @@ class ClusterState:
 
     def _allocate_arrays(self, n: int, g: int) -> None:
         self.present, self.up = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        self.salt, self.touched = np.zeros(n, np.uint64), np.zeros(n, np.int64)
+        self.salt, self.touched, self.make = np.zeros(n, np.uint64), np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.cpu_total, self.cpu_free = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.mem_total, self.mem_free = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.gpu_free, self.gmem_free = np.zeros((n, g), np.int64), np.zeros((n, g), np.int64)
@@ -113,6 +118,28 @@ class ClusterState:
         """Say that a row is not what it was."""
         self.tick += 1
         self.touched[row] = self.tick
+        self._latest.append(row)
+
+    def touched_since(self, tick: int) -> Ints:
+        """The rows that are not what they were at a tick, in order."""
+        steps = self.tick - tick
+        if steps > len(self._latest):
+            return np.asarray((self.touched > tick).nonzero()[0])
+        return np.array(sorted({self._latest[-1 - at] for at in range(steps)}), np.int64)
+
+    def state_of(self, row: int) -> RowState:
+        """All of a row that decides how well work goes there: equal for nodes that are alike and equally full.
+
+        Not in it: whether it takes work, its memory, labels and bookings.
+        """
+        return (
+            int(self.make[row]),
+            int(self.cpu_free[row]),
+            self.gpu_free[row].tobytes(),
+            self.gmem_free[row].tobytes(),
+            self.available[row].tobytes(),
+            self.guests[row].tobytes(),
+        )
 
     def capacity_permille(self) -> int:
         """GPU thousandths of all GPUs that work may be placed on."""
@@ -177,7 +204,7 @@ class ClusterState:
             grid[row] = 0
         for mask in (self.available, self.healthy, self.foreign):
             mask[row] = False
-        for column in (self.cpu_total, self.cpu_free, self.mem_total, self.mem_free):
+        for column in (self.cpu_total, self.cpu_free, self.mem_total, self.mem_free, self.make):
             column[row] = 0
         for key in self._on_node.get(name, ()):
             self.claims[key] = self.claim_of(self.holdings[key])
@@ -226,6 +253,9 @@ class ClusterState:
         self.mode_default[row, : len(gpus)] = default_modes(policies, report.sharing)
         self.mode_open[row, : len(gpus)] = open_modes(policies, report.sharing)
         self.mode_common[row] = common_modes(self.mode_default[row, : len(gpus)])
+        grids = (self.model, self.gmem_total, self.mode_default, self.mode_open)
+        make = (*(grid[row].tobytes() for grid in grids), int(self.mode_common[row]), self.links[row], report.sharing)
+        self.make[row] = self._makes.setdefault(make, len(self._makes) + 1)
         models = ",".join(gpu.model for gpu in gpus)
         self.salt[row] = crc32(repr((sorted(node.all_labels.items()), models)).encode() + self.links[row])
         self._fill_health(row)

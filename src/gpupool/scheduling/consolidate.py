@@ -16,10 +16,10 @@ import numpy as np
 from gpupool.scheduling.allocate import Turns
 from gpupool.scheduling.cluster import Claim, Ints
 from gpupool.scheduling.ledger import Account
-from gpupool.scheduling.placement import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
+from gpupool.scheduling.usable import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.values import (
     Eviction,
     EvictionKind,
@@ -29,8 +29,10 @@ from gpupool.scheduling.values import (
     RunningReplica,
 )
 
-EVERY_S = 10.0  # a look costs more than a cycle does, and what it finds is not urgent
-MOST_TRIES = 4  # waiting replicas looked at in one go
+EVERY_S = 2.5  # a look costs more than a cycle does, and what it finds is not urgent
+AGAIN_S = 10.0  # for whom nothing was found is not looked again before
+LONGEST_S = 600.0  # nor for so long, while only time has passed
+MOST_TRIALS = 12  # moves played through in one look
 MOST_NODES = 8  # nodes looked at closely for each
 _FAR = 1 << 40
 
@@ -43,41 +45,65 @@ class _Plan:
     moves: tuple[tuple[ReplicaKey, Claim], ...]
 
 
+class _Look:
+    """One look for moves, bounded in work and in how many it serves; for whom it finds nothing is not asked again."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.trials, self.served = session, MOST_TRIALS, session.settings.max_consolidations
+
+    @property
+    def over(self) -> bool:
+        """Whether no more is to be tried."""
+        return self.trials <= 0 or self.served <= 0
+
+    def move_for(self, group: Group, replica: PendingReplica) -> bool:
+        """Let others move for a replica, if that helps; whether it does."""
+        found = _move_for(self, group, replica)
+        self.served -= found
+        if not found:
+            self.session.demand.unmovable.add(group.shape)
+        return found
+
+
 def consolidate(session: Session) -> None:
-    """Decide on moves for those who could neither be placed nor make room; at most every ``EVERY_S`` seconds."""
-    demand, settings = session.demand, session.settings
-    if settings.max_consolidations < 1 or not demand.lanes:
+    """Decide on moves for those who could neither be placed nor make room; at most every ``EVERY_S`` seconds.
+
+    A look goes on where the one before stopped, and begins again ``AGAIN_S`` after the first, or later and later where
+    nobody came, started or ended meanwhile.
+    """
+    demand = session.demand
+    if session.settings.max_consolidations < 1 or not demand.lanes or not any(demand.evictable.values()):
         return
-    free = _free_permille(session)
-    hopeful = {shape for shape in demand.shape_users if _in_pieces(session, shape, free)}
-    reserved = _reserved(session)
-    if not hopeful and not reserved:
+    if session.now < demand.moves_sought_at + EVERY_S:
+        session.later.append(demand.moves_sought_at + EVERY_S)
         return
-    if session.now < demand.consolidated_at + EVERY_S:
-        session.later.append(demand.consolidated_at + EVERY_S)
-        return
-    demand.consolidated_at = session.now
-    served = sum(_served_instead(session, key) for key in reserved)
-    _serve(session, hopeful, served)
+    stands = (demand.changes, session.cluster.generation)
+    if stands != demand.moves_for:
+        demand.moves_for, demand.moves_pause_s = stands, AGAIN_S
+    if session.now >= demand.moves_since + demand.moves_pause_s:
+        demand.unmovable.clear()
+        demand.moves_since = session.now
+        demand.moves_pause_s = min(2 * demand.moves_pause_s, LONGEST_S)
+    look, free = _Look(session), _free_permille(session)
+    hopeful = {shape for shape in demand.shape_users.keys() - demand.unmovable if _in_pieces(session, shape, free)}
+    _serve_reserved(look, free)
+    _serve(look, hopeful)
+    if look.trials < MOST_TRIALS:
+        demand.moves_sought_at = session.now
+    if demand.unmovable:
+        session.later.append(session.now + EVERY_S if look.over else demand.moves_since + demand.moves_pause_s)
 
 
-def _reserved(session: Session) -> list[ReplicaKey]:
-    """Who has a reservation, if anybody could be moved at all."""
-    if not any(session.demand.evictable.values()):
-        return []
-    return [key for key, ghost in session.ghosts.items() if ghost.hold.kind is HoldKind.RESERVED]
-
-
-def _served_instead(session: Session, key: ReplicaKey) -> bool:
-    """Whether somebody with a reservation starts at once because others move."""
-    group, replica = session.demand.group_of(key), session.demand.pending[key]
-    if group is None or not _patient(session, replica):
-        return False
-    ghost = session.drop_ghost(key)
-    found = _in_pieces(session, group.shape, _free_permille(session)) and _move_for(session, group, replica)
-    if not found:
-        session.add_ghost(ghost)
-    return found
+def _serve_reserved(look: _Look, free: int) -> None:
+    """Let those with a reservation start at once because others move."""
+    session = look.session
+    for key in [key for key, ghost in session.ghosts.items() if ghost.hold.kind is HoldKind.RESERVED]:
+        group, replica = session.demand.group_of(key), session.demand.pending[key]
+        if look.over or group is None or group.shape in session.demand.unmovable or not _patient(session, replica):
+            continue
+        ghost = session.drop_ghost(key)
+        if not (_in_pieces(session, group.shape, free + ghost.claim.permille) and look.move_for(group, replica)):
+            session.add_ghost(ghost)
 
 
 def _free_permille(session: Session) -> int:
@@ -92,17 +118,17 @@ def _in_pieces(session: Session, shape: Shape, free: int) -> bool:
     return 0 < need <= free and not session.placer.fits_anywhere(shape)
 
 
-def _serve(session: Session, hopeful: set[Shape], served: int) -> None:
+def _serve(look: _Look, hopeful: set[Shape]) -> None:
+    """Look for moves for those of some shapes, as their turn comes, who have waited."""
+    session, lanes = look.session, list(look.session.demand.lanes)
     dead = session.demand.shape_users.keys() - hopeful
-    turns = Turns(session, list(session.demand.lanes), dead, lambda _project, _shape: True)
-    tries = MOST_TRIES
-    while tries and served < session.settings.max_consolidations and (first := turns.next()) is not None:
+    turns = Turns(session, lanes, dead, lambda _project, _shape: True)
+    while not look.over and (first := turns.next()) is not None:
         group, replica, lane = first
-        tries -= 1
-        if _patient(session, replica) and _move_for(session, group, replica):
-            served += 1
-        else:
-            lane.bar(group.shape)
+        if not _patient(session, replica):
+            lane.drop()
+        elif not look.move_for(group, replica):
+            dead.add(group.shape)
         turns.again(group.account.project)
 
 
@@ -114,17 +140,19 @@ def _patient(session: Session, replica: PendingReplica) -> bool:
     return replica.gang is None and ripe_at <= session.now
 
 
-def _move_for(session: Session, group: Group, replica: PendingReplica) -> bool:
-    shape, account = group.shape, group.account
+def _move_for(look: _Look, group: Group, replica: PendingReplica) -> bool:
+    session, shape, account = look.session, group.shape, group.account
     need = session.placer.least_permille(shape)
     if need > session.ledger.room(account):
         return False
     for row in _candidates(session, shape, need):
         chosen = _victims_on(session, shape, row, replica.priority)
-        plan = _thinned(session, shape, account, row, chosen) if chosen else None
+        plan = _thinned(look, shape, account, row, chosen) if chosen else None
         if plan is not None:
             _carry_out(session, replica, account, plan)
             return True
+        if look.over:
+            break
     return False
 
 
@@ -189,22 +217,24 @@ def _movable(session: Session, key: ReplicaKey, priority: int) -> bool:
     return ripe_at <= session.now
 
 
-def _thinned(session: Session, shape: Shape, account: Account, row: int, chosen: list[ReplicaKey]) -> _Plan | None:
+def _thinned(look: _Look, shape: Shape, account: Account, row: int, chosen: list[ReplicaKey]) -> _Plan | None:
     """The plan with as few moves as will do, the largest left where they are first."""
-    plan = _tried(session, shape, account, row, chosen)
+    plan = _tried(look, shape, account, row, chosen)
     if plan is None:
         return None
-    claims = session.cluster.claims
+    claims = look.session.cluster.claims
     for key in sorted(chosen, key=lambda key: (-claims[key].permille, key)):
         rest = [other for other in chosen if other != key]
-        smaller = _tried(session, shape, account, row, rest) if rest else None
+        smaller = _tried(look, shape, account, row, rest) if rest else None
         if smaller is not None:
             plan, chosen = smaller, rest
     return plan
 
 
-def _tried(session: Session, shape: Shape, account: Account, row: int, chosen: list[ReplicaKey]) -> _Plan | None:
+def _tried(look: _Look, shape: Shape, account: Account, row: int, chosen: list[ReplicaKey]) -> _Plan | None:
     """Play the move: those out, the waiting one in, those in again elsewhere; all is taken back."""
+    session = look.session
+    look.trials -= 1
     mark = session.log.checkpoint()
     try:
         for key in chosen:

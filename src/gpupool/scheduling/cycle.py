@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
-from gpupool.scheduling.allocate import allocate, settle_holds
+from gpupool.scheduling.allocate import allocate
 from gpupool.scheduling.backfill import end_overruns
 from gpupool.scheduling.booked import evict_booked
 from gpupool.scheduling.consolidate import consolidate
@@ -14,6 +15,7 @@ from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.reclaim import make_room
 from gpupool.scheduling.reserve import refresh_reservations
 from gpupool.scheduling.session import Session
+from gpupool.scheduling.settling import settle_holds
 from gpupool.scheduling.turns import take_turns
 from gpupool.scheduling.values import Decisions, Hold, Settings
 
@@ -21,31 +23,43 @@ _DEFAULTS = Settings()
 
 
 def decide(
-    placer: Placer, demand: Demand, now: float, holds: Sequence[Hold] = (), settings: Settings = _DEFAULTS
+    placer: Placer,
+    demand: Demand,
+    now: float,
+    holds: Sequence[Hold] = (),
+    settings: Settings = _DEFAULTS,
+    *,
+    whole: bool = False,
 ) -> Decisions:
     """What to start, whom to end and which space to keep, at ``now`` (seconds since the epoch).
 
     ``holds`` are those of the last decisions. Everything is tried on the given cluster and ledger and taken back:
     the caller applies the decisions by the same events as any other change (``Scheduler`` does). Whoever has waited
-    for ``not_before`` joins the queue.
+    for ``not_before`` joins the queue. Room for others is made by a cycle that grants nothing, or by each second one;
+    a ``whole`` one does all, and knows nothing of the one before.
     """
     placer.cluster.pass_time(now)
     demand.wake(now)
     session = Session(placer, demand, now, settings)
+    session.hasty = not (whole or demand.room_wanted)
     try:
         session.haunt(holds)
         evict_booked(session)
         refresh_reservations(session)
         settle_holds(session)
         end_overruns(session)
-        more = allocate(session)
-        if not more:
+        cut_short = allocate(session)
+        granted = bool(session.grants) and session.others_wait()
+        make_room_now = not cut_short and (whole or demand.room_wanted or not granted)
+        if make_room_now:
             make_room(session)
             take_turns(session)
             consolidate(session)
+        if not whole:
+            demand.room_wanted = not make_room_now  # whoever got something hears of it first
         evict_stale(session)
         evict_whole_gangs(session)
-        return _decisions(session, more=more)
+        return _decisions(session, more=cut_short or granted)
     finally:
         session.close()
 
@@ -64,6 +78,6 @@ def _decisions(session: Session, *, more: bool) -> Decisions:
 def _wake_at(session: Session) -> float | None:
     """The next end of a back-off, or the next moment somebody may be evicted or reserve, while work waits."""
     times: list[float | None] = [session.demand.next_wake(), *session.alarms]
-    if len(session.gone) < len(session.demand.pending):
+    if session.others_wait():
         times += session.later
-    return min((t for t in times if t is not None and t > session.now), default=None)
+    return min((t for t in times if t is not None and session.now < t < inf), default=None)

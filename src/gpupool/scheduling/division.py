@@ -129,13 +129,15 @@ class Division:
     """The fair shares of a moment, a row per project, and (``dept_*``) per department.
 
     ``demand``, ``recent`` (held lately on average), ``fair`` shares; ``quota``: without one, the fair share; ``due``:
-    what it would be if all who want anything wanted everything; ``bounded`` departments have a quota of their own.
+    what it would be if all who want anything wanted everything; ``bounded`` departments have a quota of their own, and
+    ``members`` is how many projects each has.
     ``project_rows`` and ``dept_rows`` are the same for looking at one.
     """
 
     def __init__(self, at: Snapshot) -> None:
         ledger, count, depts = at.ledger, len(at.used), len(at.ledger.departments)
         self.dept = ledger.dept[:count].copy()
+        self.members = np.bincount(self.dept, minlength=depts).tolist()
         self.demand, self.recent = at.demand(), ledger.usage.average(at.used, at.now)
         has_quota, self.bounded = ledger.quota[:count] < UNBOUNDED, ledger.dept_quota[:depts] < UNBOUNDED
         guaranteed = np.where(has_quota, ledger.quota[:count], 0).astype(np.float64)

@@ -12,11 +12,12 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
-from gpupool.scheduling.allocate import allocate, settle_holds
+from gpupool.scheduling.allocate import allocate
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.reserve import reserve_if_starving
 from gpupool.scheduling.runtimes import Foreseen, History, RunTimes, basis_words, run_spread
 from gpupool.scheduling.session import Session
+from gpupool.scheduling.settling import settle_holds
 from gpupool.scheduling.turnover import turnover
 from gpupool.scheduling.values import ReplicaKey
 

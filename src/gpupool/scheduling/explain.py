@@ -15,7 +15,8 @@ from gpupool.scheduling.ripening import evicts_at
 from gpupool.scheduling.runtimes import GRACE_S, Foreseen
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.values import Decisions, Hold, ReplicaKey, Settings
-from gpupool.scheduling.wait_rules import RULES, Case, Finding, Numbers, WaitCode
+from gpupool.scheduling.wait_case import Case, Finding, Numbers, WaitCode
+from gpupool.scheduling.wait_rules import RULES
 
 __all__ = ["Explanation", "WaitCode", "explain"]
 
@@ -56,10 +57,13 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
     background: Background = _NOTHING,
     settings: Settings | None = None,
     decided: Decisions | None = None,
+    *,
+    foretell: bool = True,
 ) -> Explanation | None:
     """Why a replica waits at ``now``; None when it does not wait. The state is left as it was.
 
-    ``decided`` is what a cycle has decided on that state: the answer is about what is left after it.
+    ``decided`` is what a cycle has decided on that state: the answer is about what is left after it. ``foretell``
+    False leaves out what takes long in a large pool: the estimate, and remedies that have been tried.
     """
     placer.cluster.pass_time(now)
     demand.wake(now)
@@ -72,6 +76,8 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
         _after(session, holds, decided)
         case = Case(session, replica)
         finding = _searched(case, next(found for rule in RULES if (found := rule(case)) is not None))
+        if not foretell:
+            return _told(case, finding, finding.would_help, Estimate(None, ""), background)
         foreseen = Foreseen(session, background.history)
         helps = _helps(case, finding, foreseen, background)
         guess = _estimate(session, case, finding, foreseen, background)
@@ -152,6 +158,7 @@ _ENDLESS = {
     WaitCode.DEPENDENCY: "it depends on when other work ends",
     WaitCode.PARALLELISM: "it depends on when other replicas of the workload end",
     WaitCode.WINDOW: "it starts after its time window has opened",
+    WaitCode.FOLDER: "it starts after its folder has been fetched",
 }
 _EXACT = frozenset({*_ENDLESS, WaitCode.BACK_OFF, WaitCode.STARTING_SOON})
 _MAY_RECLAIM = frozenset(

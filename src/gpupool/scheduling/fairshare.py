@@ -5,7 +5,7 @@ The order and the rules of taking follow KAI's proportion plugin; the entry char
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from types import MappingProxyType
 
@@ -16,7 +16,9 @@ from gpupool.scheduling.ledger import Ledger
 
 Order = tuple[int, float, float]
 
-ROUNDING = 0.25  # work comes in pieces: so much of one may lie beyond a share, if the victim is twice as far beyond
+# Work comes in pieces: so much of one may lie beyond a share, if the victim is twice as far beyond its own, and beyond
+# its quota as well: else that takes back what it is guaranteed, and so on for ever.
+ROUNDING = 0.25
 _NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
@@ -70,6 +72,17 @@ class Shares:
         over = used + extra > quota + EPSILON or dept_used + extra > dept_quota + EPSILON
         return 2 * sated + over, (dept_used + extra) / dept_due, (used + extra) / due
 
+    def orders(self, projects: Ints, extra: int) -> Iterator[tuple[int, float, float, int]]:
+        """``order`` of many projects, each followed by its project, who is first before the others."""
+        d, dept = self.division, self.division.dept[projects]
+        used, dept_used = self._ledger.used[projects], self._ledger.dept_used[dept]
+        sated = (used + EPSILON > d.fair[projects]) | (dept_used + EPSILON > d.dept_fair[dept])
+        used, dept_used = used + extra, dept_used + extra
+        over = (used > d.quota[projects] + EPSILON) | (dept_used > d.dept_quota[dept] + EPSILON)
+        columns = 2 * sated + over, dept_used / d.dept_due[dept], used / d.due[projects], projects
+        first = np.lexsort(columns[::-1])
+        return zip(*(column[first].tolist() for column in columns), strict=True)
+
     # --- who may take from whom
 
     def within_share(self, project: int, extra: int) -> bool:
@@ -90,6 +103,18 @@ class Shares:
         _, fair, quota, _ = self.division.project_rows[project]
         used = self._claimed(project)
         return max(int((fair - used) / (1 - ROUNDING) + EPSILON), int(quota + EPSILON) - used, 0)
+
+    def takers(self) -> Bools:
+        """Which projects ``may_reclaim`` at all."""
+        most, after = self.fair + ROUNDING, self._all_claimed() + 1
+        return np.asarray((after <= most + EPSILON) | (after <= self.quota + EPSILON))
+
+    def budgets(self) -> Ints:
+        """``budget`` of every project."""
+        used = self._all_claimed()
+        by_share = ((self.fair - used) / (1 - ROUNDING) + EPSILON).astype(np.int64)
+        by_quota = (self.quota + EPSILON).astype(np.int64) - used
+        return np.asarray(np.maximum(np.maximum(by_share, by_quota), 0))
 
     def above(self, project: int) -> bool:
         """``reclaimable`` of one project, promises to its department left in."""
@@ -123,13 +148,31 @@ class Shares:
         in_share, in_quota = self.within_share(project, extra), self.within_quota(project, extra)
         own = dept == dept[project]
         inside = (by_share[0] & in_share) | (by_quota[0] & in_quota)
-        outside = (by_share[1] & self._dept_within(project, extra, self.division.dept_fair, ROUNDING))[dept]
+        by_share_of_dept = by_share[1] & by_quota[1] if dept_margin else by_share[1]
+        outside = (by_share_of_dept & self._dept_within(project, extra, self.division.dept_fair, ROUNDING))[dept]
         outside |= (by_quota[1] & self._dept_within(project, extra, self.division.dept_quota))[dept]
         outside &= (by_share[0] | by_quota[0]) & (in_share or in_quota)
         outranked = (self.division.bounded & by_quota[1])[dept] & in_quota
         allowed = np.where(own, inside, outside) & (by_quota[0] | outranked)
         allowed[project] = False
         return np.asarray(allowed)
+
+    def standing(self, project: int, extra: int) -> tuple[object, ...]:
+        """All of a project that ``victims`` and ``may_take`` look at; who it is only where that matters.
+
+        It is left out where it would not be a victim itself and is alone in its department.
+        """
+        d = self.division
+        dept, own = d.project_rows[project][0], project if self.above(project) else None
+        return (
+            self.within_share(project, extra),
+            self.within_quota(project, extra),
+            self._dept_within(project, extra, d.dept_fair, ROUNDING),
+            self._dept_within(project, extra, d.dept_quota),
+            self._margins(project, extra),
+            None if own is None and d.members[dept] == 1 else dept,
+            own,
+        )
 
     def may_take(self, project: int, extra: int, victim: int, freed: Mapping[int, int]) -> bool:
         """``victims`` for one more piece of work of ``victim`` when ``freed`` (by project) is gone already."""
@@ -147,16 +190,18 @@ class Shares:
         if dept == self.division.project_rows[project][0]:
             return bool((in_share and above_share) or (in_quota and above_quota))
         within = self._dept_within(project, extra, self.division.dept_fair, ROUNDING)
-        by_share = within and held > dept_fair + dept_margin + EPSILON
-        by_quota = held > dept_quota + EPSILON and self._dept_within(project, extra, self.division.dept_quota)
+        beyond_quota = held > dept_quota + EPSILON
+        by_share = within and held > dept_fair + dept_margin + EPSILON and (beyond_quota or not dept_margin)
+        by_quota = beyond_quota and self._dept_within(project, extra, self.division.dept_quota)
         return bool((by_share or by_quota) and (above_share or above_quota) and (in_share or in_quota))
 
     def _held(self) -> tuple[Ints, Ints]:
         held = self._ledger.used[: len(self.fair)].copy()
         depts = self._ledger.dept_used[: len(self.division.dept_fair)].copy()
         for project, permille in self._promised.items():
-            held[project] -= permille
-            depts[self.division.dept[project]] -= permille
+            if permille:
+                held[project] -= permille
+                depts[self.division.project_rows[project][0]] -= permille
         return held, depts
 
     def _margins(self, project: int, extra: int) -> tuple[float, float]:
@@ -174,6 +219,12 @@ class Shares:
 
     def _claimed(self, project: int) -> int:
         return int(self._ledger.used[project]) - self._reserved.get(project, 0)
+
+    def _all_claimed(self) -> Ints:
+        claimed = self._ledger.used[: len(self.fair)].copy()
+        for project, permille in self._reserved.items():
+            claimed[project] -= permille
+        return claimed
 
     def _dept_claimed(self, dept: int) -> int:
         away = sum(n for p, n in self._reserved.items() if n and self.division.project_rows[p][0] == dept)

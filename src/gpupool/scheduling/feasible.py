@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import GpuRequest, Sharing, is_mig
-from gpupool.domain.units import format_mib
-from gpupool.scheduling.placement import EMPTY, Placer, Relax, fitting_rows
+from gpupool.domain.units import WHOLE_GPU, format_mib
+from gpupool.scheduling.cluster import MILLI, Ints
+from gpupool.scheduling.gang import capacity
+from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.shape import Shape, Shapes
+from gpupool.scheduling.topology import ALONE, domains
+from gpupool.scheduling.usable import EMPTY, Relax, fitting_rows
 from gpupool.scheduling.words import pools_text, what
 
 
@@ -31,6 +38,46 @@ def check_possible(
             f"The pool has: {', '.join(models)}." if models else "The pool has no GPUs.",
         )
     raise GpupoolError(ErrorCode.IMPOSSIBLE_REQUEST, f"No node can ever give {what(shape)}.", lacking(placer, shape))
+
+
+def check_gang_possible(placer: Placer, members: Mapping[Shape, int], gang: Gang) -> None:
+    """Return if the nodes, empty and well, could hold all who start together, in one domain if the gang insists.
+
+    ``members``: how many of them have each shape. Members of different shapes are looked at one shape after the other
+    and by what they take together, not by how they would fit beside each other. Raises
+    ``GpupoolError(IMPOSSIBLE_REQUEST)`` with the most there could be.
+    """
+    rows = np.flatnonzero(placer.cluster.present)
+    domain = domains(placer.cluster, gang.within)[rows] if gang.strict else np.zeros(len(rows), np.int64)
+    rows, domain = rows[domain != ALONE], domain[domain != ALONE]
+    where = f"Nodes of one {gang.within} have" if gang.strict else "The pool has"
+    for shape, count in members.items():
+        most = _most_in_one(domain, capacity(placer, shape, rows, count, EMPTY))
+        if most < count:
+            asked = f"The gang needs {count} x {what(shape)} at once."
+            room = f"{where} room for {most} of them at most, when empty."
+            raise GpupoolError(ErrorCode.IMPOSSIBLE_REQUEST, asked, room)
+    if len(members) > 1:
+        _check_together(placer, members, rows, domain, where)
+
+
+def _check_together(placer: Placer, members: Mapping[Shape, int], rows: Ints, domain: Ints, where: str) -> None:
+    c = placer.cluster
+    gpus = (c.model[rows] > 0).sum(axis=1) * WHOLE_GPU
+    wanted = [(placer.least_permille(s), s.cpu_milli, s.mem_mib) for s in members]
+    for what_of, have, each, unit in (
+        ("GPUs", gpus, 0, WHOLE_GPU),
+        ("CPUs", c.cpu_total[rows], 1, MILLI),
+        ("MiB of memory", c.mem_total[rows], 2, 1),
+    ):
+        need, most = sum(n * w[each] for n, w in zip(members.values(), wanted, strict=True)), _most_in_one(domain, have)
+        if need > most:
+            asked = f"The gang needs {need / unit:g} {what_of} at once."
+            raise GpupoolError(ErrorCode.IMPOSSIBLE_REQUEST, asked, f"{where} {most / unit:g}.")
+
+
+def _most_in_one(domain: Ints, amount: Ints) -> int:
+    return int(np.bincount(domain, amount).max(initial=0)) if len(domain) else 0
 
 
 def present_models(placer: Placer) -> set[str]:

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
-from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gang import Gang
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
 from gpupool.scheduling.ledger import UNBOUNDED, Account
-from gpupool.scheduling.placement import EMPTY, STRICT, Placer, Relax, mode_on, usable_rows, usable_slots
+from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.topology import ALONE, domains
+from gpupool.scheduling.usable import STRICT, Relax, mode_on, usable_rows, usable_slots
 from gpupool.scheduling.values import Eviction, EvictionKind, PendingReplica, ReplicaKey
-from gpupool.scheduling.words import what
 
 Placed = list[tuple[PendingReplica, Claim]]
 
@@ -39,19 +39,46 @@ def find_all(session: Session, group: Group, replica: PendingReplica) -> Placed:
         session.charge(claim, group.account)
         return [(replica, claim)]
     members = [member for member in session.demand.together_with(replica) if member.key not in session.gone]
+    if group.gang.mixed and group.joins is None:
+        return _place_mixed(session, group, members, []) or []
     claims = place(session, members, group.shape, group.account, group.size) or []
     return list(zip(members, claims, strict=False))
 
 
-def others_of(session: Session, group: Group, replica: PendingReplica, placed: Placed) -> Placed:
-    """Places for as many others of a gang that starts; charged."""
+def others_of(session: Session, group: Group, replica: PendingReplica, placed: Placed) -> Placed | None:
+    """Places for as many others of a gang that starts; charged. None if one that has to start with it has none."""
     if group.gang is None or group.joins is not None:
         return []
     have = {member.key for member, _ in placed}
     others = [member for member in session.demand.together_with(replica) if member.key not in have]
+    if group.gang.mixed:
+        return _place_mixed(session, group, others, placed)
     near = [claim for _, claim in placed]
     claims = place(session, others, group.shape, group.account, 1, near=near) or []
     return list(zip(others, claims, strict=False))
+
+
+def _place_mixed(session: Session, group: Group, members: Sequence[PendingReplica], placed: Placed) -> Placed | None:
+    """Places for members that ask for different things, charged; None, nothing charged, if one that must has none.
+
+    ``members`` as in ``Demand.together_with``: those that must start first, then others as space allows. ``placed``
+    have their places already.
+    """
+    demand, mark, found = session.demand, session.log.checkpoint(), list[tuple[PendingReplica, Claim]]()
+    must = max(0, (group.gang.least if group.gang else 0) - len(placed))
+    if len(members) < must:
+        return None
+    shapes = [demand.shape_of(member) for member in members]
+    runs = [0, *(at for at in range(1, len(members)) if shapes[at] is not shapes[at - 1] or at == must), len(members)]
+    for begin, end in pairwise(runs):
+        near = [claim for _, claim in [*placed, *found]]
+        some = members[begin:end]
+        claims = place(session, some, shapes[begin], group.account, len(some) if begin < must else 0, near=near)
+        if claims is None:
+            session.log.rollback(mark)
+            return None
+        found += zip(some, claims, strict=False)
+    return found
 
 
 def evict_whole_gangs(session: Session) -> None:
@@ -123,7 +150,7 @@ class Refusals:
         gang, shape = group.gang, group.shape
         if gang is None or group.joins is not None or shape.fixed_permille is None:
             return
-        if affordable(session, shape, group.account) >= group.size:
+        if not gang.mixed and affordable(session, shape, group.account) >= group.size:
             key = (shape, gang.within if gang.strict else "")
             self._least[key] = min(group.size, self._least.get(key, UNBOUNDED))
 
@@ -139,9 +166,9 @@ def place(
 ) -> list[Claim] | None:
     """A place for each of the first members, as many as can have one, or None if fewer than ``least`` can.
 
-    ``members`` are of one gang and of one shape. The claims are charged in the session through its log: whoever does
-    not want them rolls back to a checkpoint taken before. Members of the gang that run already, and those of the claims
-    ``near``, draw these near.
+    ``members`` are of one gang and of one shape (see ``find_all`` for others). The claims are charged in the session
+    through its log: whoever does not want them rolls back to a checkpoint taken before. Members of the gang that run
+    already, and those of the claims ``near``, draw these near.
     """
     wanted = min(len(members), affordable(session, shape, account))
     if not members or wanted < least:
@@ -161,6 +188,8 @@ def place(
 
 def affordable(session: Session, shape: Shape, account: Account) -> int:
     """How many replicas of a shape the bounds on use leave room for."""
+    if shape.gpuless:
+        return UNBOUNDED
     return max(0, session.ledger.room(account) // max(session.placer.least_permille(shape), 1))
 
 
@@ -169,7 +198,10 @@ def capacity(placer: Placer, shape: Shape, rows: Ints, most: int, relax: Relax =
     c, count = placer.cluster, shape.request.count
     ok, _ = usable_slots(c, shape, rows, placer.accepted(shape), None, relax)
     fits = usable_rows(c, shape, rows, ok, relax)
-    number = ok.sum(axis=1) // max(count, 1) if shape.whole else _parts(c, shape, rows, ok, relax)
+    if shape.gpuless:
+        number = np.full(len(rows), most)
+    else:
+        number = ok.sum(axis=1) // count if shape.whole else _parts(c, shape, rows, ok, relax)
     cpu, mem = (c.cpu_total, c.mem_total) if relax.use else (c.cpu_free, c.mem_free)
     if shape.cpu_milli:
         number = np.minimum(number, cpu[rows] // shape.cpu_milli)
@@ -188,26 +220,6 @@ def _parts(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Relax) -
             break
         number = fewer
     return np.asarray(number)
-
-
-def check_gang_possible(placer: Placer, shape: Shape, gang: Gang) -> None:
-    """Return if the nodes, empty and well, could hold the fewest members of a gang, in one domain if it insists.
-
-    Raises ``GpupoolError(IMPOSSIBLE_REQUEST)`` with the most there could be.
-    """
-    rows = np.flatnonzero(placer.cluster.present)
-    fit = capacity(placer, shape, rows, gang.least, EMPTY)
-    most, where = int(fit.sum()), "The pool has"
-    if gang.strict:
-        domain = domains(placer.cluster, gang.within)[rows]
-        fit, domain = fit[domain != ALONE], domain[domain != ALONE]
-        most, where = int(np.bincount(domain, fit).max(initial=0)), f"Nodes of one {gang.within} have"
-    if most < gang.least:
-        raise GpupoolError(
-            ErrorCode.IMPOSSIBLE_REQUEST,
-            f"The gang needs {gang.least} x {what(shape)} at once.",
-            f"{where} room for {most} of them at most, when empty.",
-        )
 
 
 def _per_slot(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Relax = STRICT) -> Ints:
@@ -332,7 +344,7 @@ def _filled(
     while len(claims) < count:
         room = session.ledger.room(account)
         claim = find(None if shape.fixed_permille is not None else room)
-        if claim is None or claim.permille > room:
+        if claim is None or (claim.permille > room and not shape.gpuless):
             break
         session.charge(claim, account)
         claims.append(claim)

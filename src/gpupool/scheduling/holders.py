@@ -70,6 +70,13 @@ class Holders:
             self.gang_size[number] += not replica.releasing
         self._stale.add(key)
 
+    def leaves(self, key: ReplicaKey) -> None:
+        """It has been told to end, for the first time."""
+        at = self.slots[key]
+        self.evictable[at], self.releasing[at] = False, True
+        if self.gang[at] != NO_GANG:
+            self.gang_size[self.gang[at]] -= 1
+
     def finish(self, key: ReplicaKey) -> None:
         """It runs no more; unknown ones are ignored."""
         at = self.slots.pop(key, None)

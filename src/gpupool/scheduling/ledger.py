@@ -292,8 +292,20 @@ class Ledger:
         """Thousandths that may be added now under all bounds."""
         return min((left for _, _, left in self.rooms(account)), default=UNBOUNDED)
 
+    def admits(self, account: Account, permille: int) -> bool:
+        """Whether so many thousandths may be added now; none of them always."""
+        return not permille or permille <= self.room(account)
+
+    def limited(self) -> set[int]:
+        """The projects that have a limit, of their own or of their department."""
+        count = len(self.projects)
+        limits = np.minimum(self.limit[:count], self.dept_limit[self.dept[:count]])
+        return set(np.flatnonzero(limits < UNBOUNDED).tolist())
+
     def within_limits(self, project: int, extra: int) -> bool:
         """Whether a project and its department would stay within their limits with ``extra`` thousandths more."""
+        if not extra:
+            return True
         dept = int(self.dept[project])
         return bool(
             self.used[project] + extra <= self.limit[project] and self.dept_used[dept] + extra <= self.dept_limit[dept]

@@ -14,7 +14,7 @@ from gpupool.scheduling.values import PendingReplica, ReplicaKey, RunningReplica
 class GangEntry:
     """What stands in the queue for a gang: all of it at the place of its oldest member, or one member that joins."""
 
-    key: ReplicaKey  # of the member with the lowest index, or of the one that joins
+    key: ReplicaKey  # of the first member (see ``in_order``), or of the one that joins
     queued_at: float
     arrival: int
     gang: Gang
@@ -47,7 +47,18 @@ class Members:
         if not self.waiting or len(self.waiting) < self.gang.least:
             return []
         oldest = min(self.waiting, key=lambda key: (pending[key].queued_at, self.waiting[key]))
-        return [self._entry(min(self.waiting), oldest, pending, joins=False)]
+        first = self.in_order(pending)[0] if self.gang.mixed else min(self.waiting)
+        return [self._entry(first, oldest, pending, joins=False)]
+
+    def in_order(self, pending: Mapping[ReplicaKey, PendingReplica]) -> list[ReplicaKey]:
+        """Those that wait, by index.
+
+        Where they ask for different things, of those that have to start the ones that ask for most are first.
+        """
+        found = sorted(self.waiting)
+        if self.gang.mixed:
+            found[: self.gang.least] = sorted(found[: self.gang.least], key=lambda key: _by_size(pending[key]))
+        return found
 
     def _entry(
         self, key: ReplicaKey, oldest: ReplicaKey, pending: Mapping[ReplicaKey, PendingReplica], *, joins: bool
@@ -137,3 +148,10 @@ class Gangs:
             members = self._members[workload] = Members(gang)
         members.gang = gang
         return members
+
+
+def _by_size(replica: PendingReplica) -> tuple[int, int, float, int, int]:
+    """What asks for most comes first."""
+    request = replica.request
+    part = request.permille if request.memory_mib is None else request.memory_mib
+    return (-request.count, -part, -replica.cpus, -replica.memory_mib, replica.index)

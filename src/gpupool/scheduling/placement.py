@@ -6,57 +6,69 @@ memory, CPU, a digest of all of it), never by name, and only equals in all of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpupool.domain.gpu import POOL_LABEL, Node, Sharing
-from gpupool.domain.sharing import slice_mode
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
+from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints, RowState
 from gpupool.scheduling.links import best_subset
-from gpupool.scheduling.modes import NO_MARK, REFUSED, hosts_only, mark_of, marks_by_code
+from gpupool.scheduling.modes import NO_MARK, hosts_only, mark_of
 from gpupool.scheduling.scoring import Floats, Scorer
 from gpupool.scheduling.shape import Shape
+from gpupool.scheduling.usable import accepted_models, mode_on, usable_rows, usable_slots
+from gpupool.scheduling.values import Hold, ReplicaKey
 
 NO_FIT = np.iinfo(np.int64).max
+MOST_AT_ONCE = 128  # rows that are looked at for all shapes together, though some shapes know some of them
+FEW = 4  # so few rows are looked up one by one
+MOST_KNOWN = 256  # states of nodes, for each shape
+NO_PLACE = np.array([False])
 _STEPS = 1 << 10  # of a score in a thousandth of a GPU: coarser than what rounding does to equals
 _KEPT = 1 << 60  # a node that is booked for a replica goes before all others
 _FREE_LIMIT = (1 << 15) - 1
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 
 
-@dataclass(frozen=True, slots=True)
-class Relax:
-    """Which rules to leave out of a look at the cluster: to say which of them is in the way."""
-
-    use: bool = False  # what others hold
-    state: bool = False  # cordoned and down nodes
-    health: bool = False
-    foreign: bool = False
-    host: bool = False  # CPU and memory
-    model: bool = False
-    labels: bool = False
-    pools: bool = False  # the nodes that the project's rules name
-    mode: bool = False  # how parts of GPUs are shared
-    bookings: bool = False  # what is kept for others
-
-
-STRICT = Relax()
-EMPTY = Relax(use=True, state=True, health=True, foreign=True, bookings=True)  # could it ever fit?
-
-
 class _Cache:
-    """Scores of one shape for all rows, as of a tick of the cluster."""
+    """What is known of one shape for all rows: where it fits, as of a tick of the cluster, and the scores there.
 
-    __slots__ = ("accept", "generation", "least", "scores", "tick", "version")
+    Scores are as of a tick of their own: they cost more, and only whoever is placed needs them.
+    """
+
+    __slots__ = (
+        "accept",
+        "fits",
+        "generation",
+        "known_fits",
+        "known_scores",
+        "least",
+        "scored_at",
+        "scores",
+        "tick",
+        "version",
+        "where",
+    )
 
     def __init__(self) -> None:
+        self.where = np.zeros(0, np.bool_)
+        self.fits = 0  # how many rows
         self.scores = np.zeros(0, np.int64)
         self.accept = np.zeros(0, np.bool_)
-        self.tick = self.generation = self.version = -1
+        self.tick = self.scored_at = self.generation = self.version = -1
         self.least = 0
+        self.known_fits: dict[tuple[bool, RowState], bool] = {}  # nodes in the same state are alike to it
+        self.known_scores: dict[RowState, int] = {}
+
+    def put(self, rows: Ints, fits: Bools) -> None:
+        """Where it fits now, of some rows."""
+        self.fits += int(np.count_nonzero(fits)) - int(np.count_nonzero(self.where[rows]))
+        self.where[rows] = fits
+
+
+Kept = tuple[Hold, int, Claim]  # a hold in numbers, as of a generation of the cluster
+_Usable = tuple[_Cache | None, int, Ints, Bools, Ints]  # as of a tick, on some rows: see ``usable_slots``
 
 
 class Placer:
@@ -65,8 +77,11 @@ class Placer:
     def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
         self.scorer = Scorer(cluster)
-        self._keys, self._keys_tick = np.zeros(0, np.int64), -1
+        self._keys, self._keyed_at = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._caches: WeakKeyDictionary[Shape, _Cache] = WeakKeyDictionary()
+        self.kept: dict[ReplicaKey, Kept] = {}  # those of the last cycle
+        none = np.zeros((0, 0), np.bool_)
+        self._latest: _Usable = None, -1, np.zeros(0, np.int64), none, none.astype(np.int64)  # of ``_fits``
 
     def accepted(self, shape: Shape) -> Bools:
         """For each model number whether the shape takes it."""
@@ -86,22 +101,82 @@ class Placer:
 
     def find(self, shape: Shape, budget: int | None = None) -> Claim | None:
         """The best place, or None. ``budget``: the most thousandths it may cost; matters to requests by memory."""
-        scores = self.scores(shape)
-        if not len(scores):
+        if not self._seen(shape).fits:
             return None
         if budget is not None and shape.fixed_permille is None:
             return self._find_within(shape, budget)
-        row = self._first(scores, None)
+        row = self._first(self.scores(shape), None)
         return None if row is None else self._claim(shape, row, None)
 
     def fits_anywhere(self, shape: Shape) -> bool:
         """Whether there is a place now."""
-        scores = self.scores(shape)
-        return bool(len(scores)) and int(scores.min()) != NO_FIT
+        return self._seen(shape).fits > 0
+
+    def fitting(self, shapes: Iterable[Shape]) -> set[Shape]:
+        """Those for which there is a place now."""
+        return {shape for shape, cache in self._look_again(shapes) if cache.fits}
+
+    def _seen(self, shape: Shape) -> _Cache:
+        """What is known of a shape, with where it fits brought up to date."""
+        cache, cluster = self._cache(shape), self.cluster
+        if cache.tick == cluster.tick and len(cache.where) == len(cluster.present):
+            return cache
+        if len(cache.where) != len(cluster.present):
+            rows, cache.fits = np.arange(len(cluster.present)), 0
+            cache.where = np.zeros(len(rows), np.bool_)
+        else:
+            rows = cluster.touched_since(cache.tick)
+        if len(rows) and len(rows) <= FEW and shape.guest is None and not shape.picky:
+            cache.put(rows, self._fits_on_few(shape, rows, cache))
+        elif len(rows):
+            cache.put(rows, self._fits(shape, rows, cache.accept))
+        cache.tick = cluster.tick
+        return cache
+
+    def _look_again(self, shapes: Iterable[Shape]) -> list[tuple[Shape, _Cache]]:
+        """As ``_seen`` for many shapes: in a full pool most of what was touched has room for nobody."""
+        cluster, known = self.cluster, [(shape, self._cache(shape)) for shape in shapes]
+        alike: dict[int, list[tuple[Shape, _Cache]]] = {}
+        for shape, cache in known:
+            if len(cache.where) != len(cluster.present):
+                self._seen(shape)
+            elif cache.tick != cluster.tick:
+                alike.setdefault(cache.tick, []).append((shape, cache))
+        if alike and len(cluster.touched_since(min(alike))) <= MOST_AT_ONCE:
+            alike = {min(alike): [pair for found in alike.values() for pair in found]}
+        for tick, found in alike.items():
+            rows = cluster.touched_since(tick)
+            room = self._room([shape for shape, _ in found], rows)
+            some = set(np.flatnonzero(room.any(axis=1)).tolist())
+            for at, (shape, cache) in enumerate(found):
+                if cache.fits:
+                    cache.put(rows, NO_PLACE)
+                if at in some:
+                    where = rows[room[at]]
+                    cache.put(where, self._fits(shape, where, cache.accept))
+                cache.tick = cluster.tick
+        return known
+
+    def _room(self, shapes: Sequence[Shape], rows: Ints) -> Bools:
+        """For each shape and each of ``rows`` whether it may do at all (see ``_roomy``), [S, R]."""
+        c = self.cluster
+        needs = [(s.request.count, s.request.permille, s.request.memory_mib or 0, s.cpu_milli) for s in shapes]
+        count, permille, memory, cpu = np.array(needs, np.int64).T[:, :, None]
+        grids = np.where(c.available[rows], c.gpu_free[rows], -1), np.where(c.available[rows], c.gmem_free[rows], -1)
+        by_part, by_memory = (np.sort(grid, axis=1)[:, ::-1] for grid in grids)
+        nth, at = np.clip(count, 1, c.slots) - 1, np.arange(len(rows))[None, :]
+        roomy = np.where(memory > 0, by_memory[at, nth] >= memory, by_part[at, nth] >= permille) & (count <= c.slots)
+        roomy |= count == 0
+        return np.asarray(roomy & ((c.cpu_free[rows] >= cpu) | (cpu == 0)) & c.up[rows])
 
     def on_row(self, shape: Shape, row: int, budget: int | None = None) -> Claim | None:
         """The best place on one node, or None."""
-        return self._claim(shape, row, budget) if self._usable(shape, np.array([row]), budget).any() else None
+        fixed = shape.fixed_permille
+        if fixed is None:
+            usable = bool(self._usable(shape, np.array([row]), budget).any())
+        else:
+            usable = (budget is None or fixed <= budget) and bool(self._seen(shape).where[row])
+        return self._claim(shape, row, budget) if usable else None
 
     def holds(self, claim: Claim) -> bool:
         """Whether exactly this claim could be charged now: the node takes work and all of it is free."""
@@ -124,18 +199,23 @@ class Placer:
 
     def scores(self, shape: Shape) -> Ints:
         """One number per row, the least is the best place, ``NO_FIT`` is none."""
-        cluster, version = self.cluster, self.scorer.refresh()
-        cache = self._cache(shape)
+        version, cache, cluster = self.scorer.refresh(), self._seen(shape), self.cluster
         if len(cache.scores) != len(cluster.present) or cache.version != version:
-            rows = np.arange(len(cluster.present))
-            cache.scores, cache.version = np.full(len(rows), NO_FIT), version
-        elif cache.tick == cluster.tick:
+            stale = np.arange(len(cluster.present))
+            cache.scores, cache.version = np.full(len(stale), NO_FIT), version
+            cache.known_scores.clear()
+        elif cache.scored_at == cluster.tick:
             return cache.scores
         else:
-            rows = (cluster.touched > cache.tick).nonzero()[0]
-        if len(rows):
-            cache.scores[rows] = self._score(shape, rows, cache.accept, None)
-        cache.tick = cluster.tick
+            stale = cluster.touched_since(cache.scored_at)
+        if len(stale):
+            cache.scores[stale] = NO_FIT
+            rows = stale[cache.where[stale]]
+            if len(rows) <= FEW and shape.guest is None:
+                self._score_few(shape, rows, cache)
+            else:
+                cache.scores[rows] = self._score(shape, rows, cache.accept, None)
+        cache.scored_at = cluster.tick
         return cache.scores
 
     def _cache(self, shape: Shape) -> _Cache:
@@ -143,13 +223,14 @@ class Placer:
         if cache is None:
             cache = self._caches[shape] = _Cache()
         if len(cache.accept) != len(self.cluster.models):
-            cache.accept = _accepted(self.cluster, shape)
+            cache.accept = accepted_models(self.cluster, shape)
         return cache
 
     def _find_within(self, shape: Shape, budget: int) -> Claim | None:
-        rows = np.flatnonzero(self.scores(shape) != NO_FIT)
+        rows = np.flatnonzero(self._seen(shape).where)
         if not len(rows):
             return None
+        self.scorer.refresh()
         scores = self._score(shape, rows, self.accepted(shape), budget)
         row = self._first(scores, rows)
         return None if row is None else self._claim(shape, row, budget)
@@ -161,34 +242,74 @@ class Placer:
             return None
         best = (scores == least).nonzero()[0]
         best = best if rows is None else rows[best]
-        return int(best[self._tie_keys()[best].argmin()] if len(best) > 1 else best[0])
+        return int(best[self._tie_keys(best).argmin()] if len(best) > 1 else best[0])
 
-    def _tie_keys(self) -> Ints:
-        """What tells equals apart, for every row: fuller nodes first, then ``late_keys``."""
+    def _tie_keys(self, rows: Ints) -> Ints:
+        """What tells equals apart: fuller nodes first, then ``late_keys``. Kept for each row until it is touched."""
         c = self.cluster
-        stale = np.arange(len(c.present))
-        if len(self._keys) == len(stale):
-            stale = (c.touched > self._keys_tick).nonzero()[0]
-        else:
-            self._keys = np.zeros(len(stale), np.int64)
-        room = np.minimum(np.maximum(c.gpu_free[stale], 0).sum(axis=1), _FREE_LIMIT)
-        self._keys[stale], self._keys_tick = room << 28 | self.late_keys(stale), c.tick
-        return self._keys
+        if len(self._keys) != len(c.present):
+            self._keys, self._keyed_at = np.zeros(len(c.present), np.int64), np.full(len(c.present), -1)
+        stale = rows[c.touched[rows] > self._keyed_at[rows]]
+        if len(stale):
+            room = np.minimum(np.maximum(c.gpu_free[stale], 0).sum(axis=1), _FREE_LIMIT)
+            self._keys[stale] = room << 28 | self.late_keys(stale)
+            self._keyed_at[stale] = c.touched[stale]
+        return self._keys[rows]
 
     def _usable(self, shape: Shape, rows: Ints, budget: int | None) -> Bools:
         ok, _ = usable_slots(self.cluster, shape, rows, self.accepted(shape), budget)
         return usable_rows(self.cluster, shape, rows, ok)
 
+    def _fits(self, shape: Shape, rows: Ints, accept: Bools) -> Bools:
+        """On which of ``rows`` there is a place."""
+        fits = self._roomy(shape, rows)
+        at = fits.nonzero()[0]
+        if len(at):
+            ok, left = usable_slots(self.cluster, shape, rows[at], accept)
+            fits[at] = usable_rows(self.cluster, shape, rows[at], ok)
+            self._latest = self._caches.get(shape), self.cluster.tick, rows[at], ok, left
+        return fits
+
+    def _fits_on_few(self, shape: Shape, rows: Ints, cache: _Cache) -> Bools:
+        """As ``_fits``: looked up where a node in the same state was looked at before."""
+        c, known, memory = self.cluster, cache.known_fits, shape.mem_mib
+        found = np.zeros(len(rows), np.bool_)
+        for at, row in enumerate(rows.tolist()):
+            state = bool(c.up[row]) and (not memory or bool(c.mem_free[row] >= memory)), c.state_of(row)
+            if state not in known:
+                if len(known) >= MOST_KNOWN:
+                    known.clear()
+                known[state] = bool(self._fits(shape, rows[at : at + 1], cache.accept)[0])
+            found[at] = known[state]
+        return found
+
+    def _score_few(self, shape: Shape, rows: Ints, cache: _Cache) -> None:
+        """As ``_score``, likewise."""
+        known = cache.known_scores
+        for at, row in enumerate(rows.tolist()):
+            state = self.cluster.state_of(row)
+            if state not in known:
+                if len(known) >= MOST_KNOWN:
+                    known.clear()
+                known[state] = int(self._score(shape, rows[at : at + 1], cache.accept, None)[0])
+            cache.scores[row] = known[state]
+
     def _score(self, shape: Shape, rows: Ints, accept: Bools, budget: int | None) -> Ints:
+        """Scores of ``rows`` on which there is a place, for ``budget`` thousandths perhaps none."""
         c, scores = self.cluster, np.full(len(rows), NO_FIT)
-        at = self._roomy(shape, rows).nonzero()[0]
-        if not len(at):
-            return scores
-        ok, left = usable_slots(c, shape, rows[at], accept, budget)
-        fits = usable_rows(c, shape, rows[at], ok).nonzero()[0]
-        if len(fits):
-            at, ok, left = at[fits], ok[fits], left[fits]
-            rows = rows[at]
+        known, tick, where, ok, left = self._latest
+        if (
+            known is not self._caches.get(shape)
+            or tick != c.tick
+            or budget is not None
+            or not np.array_equal(where, rows)
+        ):
+            ok, left = usable_slots(c, shape, rows, accept, budget)
+        at = np.arange(len(rows))
+        if budget is not None:
+            at = usable_rows(c, shape, rows, ok).nonzero()[0]
+            ok, left, rows = ok[at], left[at], rows[at]
+        if len(at):
             cost = self.scorer.scores(shape, rows, ok, c.gpu_free[rows] - left, self._links(shape, rows, ok))
             scores[at] = np.rint(cost * _STEPS).astype(np.int64)
             if shape.guest is not None:
@@ -211,10 +332,10 @@ class Placer:
     def _links(self, shape: Shape, rows: Ints, ok: Bools) -> Floats | None:
         """How well the GPUs are linked that a shape would get on each row (0 to 255); None where it does not matter."""
         links, count = self.cluster.links, shape.request.count
-        if not shape.whole or count < 2 or not any(links):
+        if not shape.whole or count < 2:
             return None
         found = np.zeros(len(rows))
-        for at, row in enumerate(rows.tolist()):
+        for at, row in enumerate(rows.tolist() if any(links) else ()):
             if links[row]:
                 found[at] = best_subset(links[row], tuple(np.flatnonzero(ok[at]).tolist()), count)[1]
         return found
@@ -240,8 +361,12 @@ class Placer:
             ok = self.accepted(shape)[c.model[row]] & c.available[row]
             ok &= (c.gpu_free[row] >= WHOLE_GPU) & (c.gmem_free[row] >= total)
             free = ok.nonzero()[0]
-            free = free[total[free].argsort(kind="stable")]  # of several kinds the smaller first
-            chosen = np.array(best_subset(c.links[row], tuple(free.tolist()), shape.request.count)[0], dtype=np.int64)
+            if len(free) > 1:
+                free = free[total[free].argsort(kind="stable")]  # of several kinds the smaller first
+            chosen = free[: shape.request.count]
+            if c.links[row]:
+                found = best_subset(c.links[row], tuple(free.tolist()), shape.request.count)[0]
+                chosen = np.array(found, dtype=np.int64)
         else:
             rows = np.array([row])
             slots, left = usable_slots(c, shape, rows, self.accepted(shape), budget)
@@ -251,119 +376,3 @@ class Placer:
         gpu, gmem = np.zeros(c.slots, np.int64), np.zeros(c.slots, np.int64)
         gpu[chosen], gmem[chosen] = need[chosen], mem[chosen]
         return Claim(row, gpu, gmem, shape.cpu_milli, shape.mem_mib, mode_on(c, shape, row, gpu), shape.user)
-
-
-def mode_on(c: ClusterState, shape: Shape, row: int, gpu: Ints) -> str:
-    """The mode that a shape gets on some GPUs of a node, ``gpu`` thousandths of each."""
-    if shape.request.sharing is not None:
-        return shape.request.sharing.value
-    used = np.flatnonzero(gpu)
-    if not len(used):
-        return ""
-    node, gpus = c.nodes[row], c.gpus[row]
-    if node is None:
-        return ""
-    if (gpu[used] >= WHOLE_GPU).all():
-        instances = _can(node, Sharing.MIG) and all(gpus[slot].mig_profile for slot in used.tolist())
-        return (Sharing.MIG if instances else Sharing.WHOLE).value
-    return slice_mode("", node.policy_of(gpus[int(used[0])].uuid) or "", node.report.sharing) or ""
-
-
-def mode_fits(c: ClusterState, shape: Shape, rows: Ints, guests: Ints | None) -> Bools:
-    """Which GPUs of ``rows`` a shape may share, given who their guests are (None: nobody); [R, G]."""
-    if shape.whole and shape.mode is None:
-        return np.ones((len(rows), c.slots), np.bool_)
-    defaults = c.mode_default[rows]
-    if shape.mode is not None:
-        ok = _insists(c, shape, rows)
-    elif shape.request.count > 1:
-        ok = (defaults == c.mode_common[rows][:, None]) & (defaults != REFUSED)
-    else:
-        ok = defaults != REFUSED
-    if guests is not None and not shape.whole:
-        marks = marks_by_code(shape.user)
-        ok = ok & hosts_only(guests, marks[defaults] if shape.mode is None else int(marks[shape.mode]))
-    return np.asarray(ok)
-
-
-def _insists(c: ClusterState, shape: Shape, rows: Ints) -> Bools:
-    """Where the mode that a shape insists on may be had: policies are about parts of GPUs, not about whole ones."""
-    wanted = shape.request.sharing
-    if wanted is Sharing.MPS and shape.request.count > 1:
-        return np.zeros((len(rows), c.slots), np.bool_)  # one server, one GPU
-    if not shape.whole:
-        return np.asarray((c.mode_open[rows] >> (shape.mode or 0)) & 1 != 0)
-    if wanted is None or wanted is Sharing.WHOLE:
-        return np.ones((len(rows), c.slots), np.bool_)
-    nodes = [c.nodes[row] if row < len(c.nodes) else None for row in rows.tolist()]
-    offers = np.array([node is not None and _can(node, wanted) for node in nodes], np.bool_)
-    return np.repeat(offers[:, None], c.slots, axis=1)
-
-
-def _can(node: Node, mode: Sharing) -> bool:
-    """Whether a node can use a mode, as far as it says."""
-    return not node.report.sharing or mode in node.report.sharing
-
-
-def _accepted(cluster: ClusterState, shape: Shape) -> Bools:
-    accepts = shape.request.accepts_model
-    return np.array([False] + [accepts(model) for model in cluster.models[1:]], dtype=np.bool_)
-
-
-def usable_slots(
-    c: ClusterState, shape: Shape, rows: Ints, accept: Bools, budget: int | None = None, relax: Relax = STRICT
-) -> tuple[Bools, Ints]:
-    """Which GPUs of ``rows`` would do, and the thousandths each would have left: [R, G] both."""
-    total = c.gmem_total[rows]
-    need, mem = shape.needs(total)
-    free, gmem = (np.full_like(total, WHOLE_GPU), total) if relax.use else (c.gpu_free[rows], c.gmem_free[rows])
-    ok = (c.model[rows] > 0) if relax.model else accept[c.model[rows]]
-    ok &= free >= need
-    ok &= gmem >= mem
-    if not relax.health and not relax.foreign:
-        ok &= c.available[rows]
-    elif not relax.health:
-        ok &= c.healthy[rows]
-    elif not relax.foreign:
-        ok &= ~c.foreign[rows]
-    if not relax.mode and (shape.mode is not None or not shape.whole):
-        ok &= mode_fits(c, shape, rows, None if relax.use else c.guests[rows])
-    if budget is not None:
-        ok &= need * shape.request.count <= budget
-    return ok, free - need
-
-
-def usable_rows(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Relax = STRICT) -> Bools:
-    """Which of ``rows`` would do, given their usable slots."""
-    fits = c.present[rows] & (ok.sum(axis=1) >= shape.request.count) & (shape.request.count > 0)
-    if not relax.state:
-        fits &= c.up[rows]
-    if not relax.host:
-        cpu, mem = (c.cpu_total, c.mem_total) if relax.use else (c.cpu_free, c.mem_free)
-        if shape.cpu_milli:
-            fits &= cpu[rows] >= shape.cpu_milli
-        if shape.mem_mib:
-            fits &= mem[rows] >= shape.mem_mib
-    if shape.guest is not None and not relax.bookings:
-        fits &= c.open_to(shape.guest, rows)
-    if shape.picky:
-        fits &= np.array([labelled(c, row, shape, relax) for row in rows.tolist()], dtype=np.bool_)
-    return np.asarray(fits)
-
-
-def labelled(c: ClusterState, row: int, shape: Shape, relax: Relax = STRICT) -> bool:
-    """Whether a node has the labels that a shape asks for, and is in a pool where it may be."""
-    node = c.nodes[row] if row < len(c.nodes) else None  # rows beyond are spare
-    if node is None:
-        return False
-    labels = node.all_labels
-    wanted = () if relax.labels else shape.request.labels
-    in_pool = relax.pools or not shape.pools or labels.get(POOL_LABEL) in shape.pools
-    return in_pool and all(labels.get(k) == v for k, v in wanted)
-
-
-def fitting_rows(c: ClusterState, shape: Shape, relax: Relax = STRICT) -> Ints:
-    """The rows where a shape would fit with some rules left out."""
-    rows = np.flatnonzero(c.present)
-    ok, _ = usable_slots(c, shape, rows, _accepted(c, shape), None, relax)
-    return rows[usable_rows(c, shape, rows, ok, relax)]

@@ -53,7 +53,7 @@ def plan(  # noqa: PLR0913, PLR0917 - as ``explain``
     demand.wake(now)
     keys = dict.fromkeys(replica.key for replica in replicas)
     with supposing(demand, replicas, now):
-        decisions = decide(placer, demand, now, holds, settings)
+        decisions = decide(placer, demand, now, holds, settings, whole=True)
         starts = {grant.key: grant for grant in decisions.grants if grant.key in keys}
         left = [key for key in keys if key not in starts]
         why = explain(placer, demand, holds, left[0], now, background, settings, decisions) if left else None

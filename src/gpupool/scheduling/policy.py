@@ -14,6 +14,7 @@ from gpupool.scheduling.values import Settings
 
 SHORTEST_HALF_LIFE_S = 60.0
 SHORTEST_TURN_S = 60.0
+SHORTEST_LOST_S = 20.0  # a silence is noticed after half of that
 MOST_USAGE_WEIGHT = 100.0
 _CHOICES: dict[str, type[Order | Placement]] = {"order": Order, "placement": Placement}
 
@@ -28,6 +29,8 @@ class Policy:
     goes back to the queue. ``half_life_s`` and ``usage_weight``: how use is forgotten, and how much it weighs in fair
     shares (0: not at all). ``order``: who is first among equals in a project. ``turn_s``: training that has run for so
     long makes way for work that has not had a turn; None: it does not. ``placement``: of work that does not say.
+    ``node_lost_after_s``: a node that has been silent for so long ends what can be run again elsewhere, and then that
+    is; None: never.
     """
 
     min_runtime_s: float = 60.0
@@ -39,6 +42,7 @@ class Policy:
     order: Order = Order.FAIR
     turn_s: float | None = None
     placement: Placement = Placement.PACK
+    node_lost_after_s: float | None = 300.0
 
     def __post_init__(self) -> None:
         for name in ("min_runtime_s", "reserve_after_s", "consolidate_after_s", "stale_gang_s", "turn_s"):
@@ -47,6 +51,8 @@ class Policy:
                 raise _impossible(name, value, "Give a time such as 5m.")
         if self.turn_s is not None and self.turn_s < SHORTEST_TURN_S:
             raise _impossible("turn_s", self.turn_s, "Give a minute or more, for example 2h.")
+        if self.node_lost_after_s is not None and not SHORTEST_LOST_S <= self.node_lost_after_s <= MAX_DURATION_S:
+            raise _impossible("node_lost_after_s", self.node_lost_after_s, "Give 20s or more, for example 5m.")
         if not SHORTEST_HALF_LIFE_S <= self.half_life_s <= MAX_DURATION_S:
             raise _impossible("half_life_s", self.half_life_s, "Give a minute or more, for example 1d.")
         if not 0 <= self.usage_weight <= MOST_USAGE_WEIGHT:

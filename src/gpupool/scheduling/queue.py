@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
-from heapq import heappop, heappush
+from collections.abc import Container, Iterator
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from gpupool.domain.gang import Gang
@@ -22,8 +23,9 @@ from gpupool.scheduling.undo import UndoLog
 from gpupool.scheduling.values import EvictionKind, PendingReplica, ReplicaKey, RunningReplica
 
 Entry = tuple[float, int, PendingReplica]  # its place (see ``order``), number of arrival
-# project, priority, user, preemptible, shape, gang, workload of a gang that runs (of one that members join)
-GroupKey = tuple[int, int, int, bool, Shape, Gang | None, WorkloadId | None]
+# project, priority, user, preemptible, shape, gang, workload of a gang that runs (of one that members join), how many
+# have to start at once
+GroupKey = tuple[int, int, int, bool, Shape, Gang | None, WorkloadId | None, int]
 # -priority, not a joiner, held by the user in the project, place, number of arrival
 LaneKey = tuple[int, bool, int, float, int]
 
@@ -31,21 +33,17 @@ LaneKey = tuple[int, bool, int, float, int]
 class Group:
     """Pending replicas that are alike to the scheduler, oldest first.
 
-    With ``gang``, each entry stands for a gang: its member with the lowest index at the place of its oldest. With
-    ``joins`` as well, the entries are members that join the one gang ``joins``, each for itself.
+    With ``gang``, each entry stands for a gang: its first member at the place of its oldest. With
+    ``joins`` as well, the entries are members that join the one gang ``joins``, each for itself. ``size`` is how many
+    of the shape have to start at once; of a gang whose members ask for different things, those that ask for most.
     """
 
-    __slots__ = ("account", "entries", "gang", "joins", "key", "priority", "shape")
+    __slots__ = ("account", "entries", "gang", "joins", "key", "priority", "shape", "size")
 
     def __init__(self, key: GroupKey, account: Account) -> None:
         self.key, self.account = key, account
-        self.priority, self.shape, self.gang, self.joins = key[1], key[4], key[5], key[6]
+        self.priority, self.shape, self.gang, self.joins, self.size = key[1], key[4], key[5], key[6], key[7]
         self.entries: list[Entry] = []
-
-    @property
-    def size(self) -> int:
-        """How many replicas have to start at once."""
-        return 1 if self.gang is None or self.joins is not None else self.gang.least
 
     @property
     def starvable(self) -> bool:
@@ -80,8 +78,14 @@ class Demand:
         self.timed: Counter[Shape] = Counter()  # ready replicas with a time limit
         self.restartable: Counter[Shape] = Counter()  # ready replicas that may be evicted again
         self.importance: dict[int, Counter[int]] = {}  # project -> priority -> groups
+        self.priorities_waiting: Counter[int] = Counter()  # the same over all projects: priority -> groups
+        self.priorities_evictable: Counter[int] = Counter()  # and priority -> preemptible replicas that run
         self.starved: dict[Shape, set[ReplicaKey]] = {}  # see ``mature``
-        self.consolidated_at = -inf  # when moves were last looked for
+        self.changes = 0  # how often somebody came, started or went
+        self.room_wanted = False  # see ``cycle``: the last cycle granted something and left it at that
+        self.moves_sought_at = self.moves_since = -inf  # see ``consolidate``: the last look, the first of this round
+        self.moves_for, self.moves_pause_s = (-1, -1), 0.0  # how things stood then, and how long till the next round
+        self.unmovable: set[Shape] = set()  # for which nothing was found in this round
         self.searched: set[tuple[EvictionKind, int, Shape]] = set()  # in vain, by a cycle that was cut short
         self._ripening: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[LaneKey, Group]]] = {}
@@ -97,6 +101,7 @@ class Demand:
 
     def add(self, replica: PendingReplica, now: float) -> None:
         """A replica waits; one that waited already under the same key is replaced."""
+        self.changes += 1
         self.remove(replica.key)
         self.pending[replica.key] = replica
         self._arrivals += 1
@@ -135,6 +140,14 @@ class Demand:
             heappop(self._sleeping)
         return self._sleeping[0][0] if self._sleeping else None
 
+    def forget_times(self, keys: Container[ReplicaKey]) -> None:
+        """Nobody of these waits for a time any more: entries that nobody else would drop in time."""
+        for heap in (self._ripening, self._sleeping):
+            kept = [entry for entry in heap if entry[2] not in keys]
+            if len(kept) < len(heap):
+                heapify(kept)
+                heap[:] = kept
+
     def mature(self, waiting_since: float) -> float | None:
         """Note in ``starved`` whose shape is starvable and who waits since then; returns who comes next since when."""
         while self._ripening and (self._ripening[0][0] <= waiting_since or not self._waits(self._ripening[0])):
@@ -161,7 +174,7 @@ class Demand:
         members = self.gangs.get(replica.workload) if replica.gang is not None else None
         if members is None or members.running:
             return [replica]
-        return [self.pending[key] for key in sorted(members.waiting)[: members.gang.most]]
+        return [self.pending[key] for key in members.in_order(self.pending)[: members.gang.most]]
 
     def groups(self, project: int | None = None) -> Iterator[Group]:
         """All groups, or those of one project."""
@@ -181,8 +194,9 @@ class Demand:
         return self._heads[project]
 
     def shape_of(self, replica: PendingReplica) -> Shape:
-        """The shape of a replica, whether it is ready or not."""
-        group = self.group_of(replica.key)
+        """The shape of a replica, whether it is ready or not; of a member of a mixed gang its own."""
+        mixed = replica.gang is not None and replica.gang.mixed
+        group = None if mixed else self.group_of(replica.key)
         return group.shape if group else self._make_shape(replica)
 
     def _make_shape(self, replica: PendingReplica) -> Shape:
@@ -244,15 +258,16 @@ class Demand:
     ) -> None:
         account = self.account_of(replica)
         self._heads.pop(account.project, None)
-        shape = self._make_shape(replica)
         gang = None if gang_entry is None else gang_entry.gang
         joins = replica.workload if gang_entry is not None and gang_entry.joins else None
-        key = (account.project, replica.priority, account.user, replica.preemptible, shape, gang, joins)
+        shape, size = self._starts(replica, gang if joins is None else None)
+        key = (account.project, replica.priority, account.user, replica.preemptible, shape, gang, joins, size)
         groups = self.lanes.setdefault(account.project, {}).setdefault(shape, {})
         if key not in groups:
             groups[key] = Group(key, account)
             self.shape_users[shape] = self.shape_users.get(shape, 0) + 1
-            self.importance.setdefault(account.project, Counter())[replica.priority] += 1
+            _count(self.importance.setdefault(account.project, Counter()), replica.priority, 1)
+            _count(self.priorities_waiting, replica.priority, 1)
         place = queued_at + self._late_s(replica, groups[key])
         insort(groups[key].entries, (place, arrival, replica), key=lambda entry: entry[:2])
         self._entries[replica.key] = (groups[key], place, arrival)
@@ -260,6 +275,13 @@ class Demand:
         self.restartable[shape] += replica.preemptible
         if groups[key].starvable:
             heappush(self._ripening, (max(queued_at, replica.not_before), arrival, replica.key))
+
+    def _starts(self, replica: PendingReplica, gang: Gang | None) -> tuple[Shape, int]:
+        """What has to be found for a replica or its gang to start, and how many times; of a mixed gang the largest."""
+        if gang is None or not gang.mixed:
+            return self._make_shape(replica), 1 if gang is None else gang.least
+        shapes = [self._make_shape(member) for member in self.together_with(replica)[: gang.least]]
+        return shapes[0], shapes.count(shapes[0])
 
     def _late_s(self, replica: PendingReplica, group: Group) -> float:
         fixed = group.shape.fixed_permille
@@ -290,19 +312,19 @@ class Demand:
         if not shapes:
             del self.lanes[group.account.project]
         importance = self.importance[group.account.project]
-        importance[group.priority] -= 1
-        if not importance[group.priority]:
-            del importance[group.priority]
+        _count(importance, group.priority, -1)
+        _count(self.priorities_waiting, group.priority, -1)
         self.shape_users[group.shape] -= 1
         if not self.shape_users[group.shape]:
             del self.shape_users[group.shape]
             del self.timed[group.shape], self.restartable[group.shape]
-            self.shapes.forget(group.shape)
+            self.unmovable.discard(group.shape)
 
     # --- who runs
 
     def start(self, replica: RunningReplica) -> None:
         """A replica holds a lease; told again, the newer word counts. It no longer waits."""
+        self.changes += 1
         self.remove(replica.key)
         before = self._drop_running(replica.key)
         if before is not None:
@@ -321,10 +343,26 @@ class Demand:
             return
         self.gangs.runs(replica)
         if replica.preemptible:
-            self.evictable.setdefault(account.project, Counter())[replica.priority] += 1
+            _count(self.evictable.setdefault(account.project, Counter()), replica.priority, 1)
+            _count(self.priorities_evictable, replica.priority, 1)
+
+    def leaves(self, key: ReplicaKey) -> None:
+        """A replica that runs has been told to end; the same as telling ``start`` so, in less time."""
+        replica = self.running[key]
+        if replica.releasing:
+            return
+        self.changes += 1
+        self.running[key] = replace(replica, releasing=True)
+        self.releasing.add(key)
+        self.gangs.runs_no_more(key)
+        self.holders.leaves(key)
+        if replica.preemptible:
+            _count(self.evictable[self.accounts[key].project], replica.priority, -1)
+            _count(self.priorities_evictable, replica.priority, -1)
 
     def finish(self, key: ReplicaKey, at: float | None = None) -> None:
         """A replica's lease is released, ``at`` or now; unknown ones are ignored."""
+        self.changes += 1
         before = self._drop_running(key)
         if before is not None:
             lease, account = before[0].lease, before[1]
@@ -342,11 +380,16 @@ class Demand:
         self.releasing.discard(key)
         self.holders.finish(key)
         if replica.preemptible and not replica.releasing:
-            kinds = self.evictable[account.project]
-            kinds[replica.priority] -= 1
-            if not kinds[replica.priority]:
-                del kinds[replica.priority]
+            _count(self.evictable[account.project], replica.priority, -1)
+            _count(self.priorities_evictable, replica.priority, -1)
         return replica, account
+
+
+def _count(counts: Counter[int], kind: int, more: int) -> None:
+    """Count, and forget what there is none of."""
+    counts[kind] += more
+    if not counts[kind]:
+        del counts[kind]
 
 
 def lane_key(ledger: Ledger, group: Group, cursor: int, by_user: bool) -> LaneKey:

@@ -7,7 +7,7 @@ nothing is granted here: the space is held (nominated) and granted by the cycle 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 import numpy as np
@@ -80,7 +80,8 @@ class _RoomMaker:
         demand, above = self.session.demand, self.rights.reclaimable()
         if not any(kinds and above[project] for project, kinds in demand.evictable.items()):
             return []
-        return [project for project in demand.lanes if self.rights.may_reclaim(project, 1)]
+        takers = set(np.flatnonzero(self.rights.takers()).tolist())
+        return [project for project in demand.lanes if project in takers]
 
     def hopeful(self, owed: list[int]) -> list[int]:
         """Those of the projects with work that might fit if all who hold more than they are due were gone."""
@@ -92,14 +93,19 @@ class _RoomMaker:
         wants = [(shape.request.count, least[shape] // max(shape.request.count, 1)) for shape in shapes]
         needs = [(*want, shape.cpu_milli, shape.mem_mib) for want, shape in zip(wants, shapes, strict=True)]
         may_fit = self._pool(_OTHERS).may_fit(needs).tolist()
-        hopeful = {shape for shape, fits in zip(shapes, may_fit, strict=True) if fits or placer.fits_anywhere(shape)}
-        lanes, budgets = session.demand.lanes, {project: self.rights.budget(project) for project in owed}
-        self._hopeful, self._budgets = hopeful, budgets
-        return [p for p in owed if any(least[shape] <= budgets[p] for shape in hopeful & lanes[p].keys())]
+        hopeful = {shape for shape, fits in zip(shapes, may_fit, strict=True) if fits and not shape.gpuless}
+        hopeful |= placer.fitting(session.demand.shape_users.keys() - hopeful)
+        lanes, budgets = session.demand.lanes, dict(enumerate(self.rights.budgets().tolist()))
+        self._hopeful, self._budgets, self._dead = hopeful, budgets, session.demand.shape_users.keys() - hopeful
+        smallest = min((least[shape] for shape in hopeful), default=inf)
+        able = [p for p in owed if budgets[p] >= smallest]
+        return [p for p in able if any(least[shape] <= budgets[p] for shape in hopeful & lanes[p].keys())]
 
     def important_projects(self) -> list[int]:
         """Those where somebody waits who is more important than somebody evictable."""
         demand = self.session.demand
+        if max(demand.priorities_waiting, default=-inf) <= min(demand.priorities_evictable, default=inf):
+            return []
         return [p for p in demand.lanes if max(demand.importance[p]) > self._lowest(p)]
 
     def someone_reserved(self) -> bool:
@@ -138,7 +144,7 @@ class _RoomMaker:
                 for ghost in () if served else ghosts:
                     session.add_ghost(ghost)
 
-    def serve_all(self, projects: Iterable[int], serve: Serve, *, again: bool) -> None:
+    def serve_all(self, projects: list[int], serve: Serve, *, again: bool) -> None:
         """Serve one after another: those not searched for by the cycle before, or ``again`` the others."""
         kind = EvictionKind.RECLAIM if serve == self.reclaim else EvictionKind.PREEMPT
         session, searched = self.session, self.session.demand.searched.copy()
@@ -151,8 +157,10 @@ class _RoomMaker:
             return shape in self._hopeful and self._least[shape] <= self._budgets[project]
 
         dead = self._dead if kind is EvictionKind.RECLAIM else set[Shape]()
+        if not projects:
+            return
         turns = Turns(session, projects, dead, wanted)
-        while (kind is EvictionKind.PREEMPT or self._hopeful) and (first := turns.next()) is not None:
+        while (first := turns.next()) is not None:
             group, replica, lane = first
             project = group.account.project
             if serve(group, replica):
@@ -171,7 +179,7 @@ class _RoomMaker:
     def reclaim(self, group: Group, replica: PendingReplica) -> bool:
         """Hold space for those who are owed it, at the cost of projects that hold more than they are due if need be."""
         project, need = group.account.project, self._permille(group)
-        if not self._owes(group):
+        if not self._owes(group) or group.shape.gpuless:
             return False
         standing = self.rights.standing(project, need)
         known = (group.shape, group.size, group.gang, group.joins, standing, len(self.session.evictions))
@@ -221,7 +229,7 @@ class _RoomMaker:
     def preempt(self, group: Group, replica: PendingReplica) -> bool:
         """Hold space for somebody, at the cost of less important work of the project if need be."""
         session, project = self.session, group.account.project
-        if replica.priority <= self._lowest(project):
+        if replica.priority <= self._lowest(project) or group.shape.gpuless:
             return False
         if self._nominate(group, replica):
             return True
@@ -297,10 +305,12 @@ class _RoomMaker:
         if row is None and not session.placer.fits_anywhere(group.shape):
             return False
         claims = self._claims(group, replica, row)
-        session.log.rollback(mark)
-        for member, claim in zip(self._members(group, replica), claims or (), strict=False):
-            session.hold_for(member, claim, group.account, HoldKind.NOMINATED)
-        return claims is not None
+        if claims is None:
+            session.log.rollback(mark)
+            return False
+        for member, claim in zip(self._members(group, replica), claims, strict=True):
+            session.hold_for(member, claim, group.account, HoldKind.NOMINATED, charged=True)
+        return True
 
     def _evict(self, group: Group, replica: PendingReplica, search: Search, kind: EvictionKind) -> bool:
         return any(

@@ -14,10 +14,10 @@ import numpy as np
 from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.units import WHOLE_GPU, format_duration, format_mib, format_permille
 from gpupool.scheduling.cluster import MILLI
-from gpupool.scheduling.placement import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.runtimes import Foreseen
+from gpupool.scheduling.usable import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.values import HoldKind, ReplicaKey
-from gpupool.scheduling.wait_rules import Case
+from gpupool.scheduling.wait_case import Case
 
 STEP_PERMILLE = 10  # smaller parts are offered in hundredths
 STEP_MIB = 256
@@ -170,7 +170,7 @@ def _smaller_host(case: Case) -> Iterator[str]:
 
 def _first_to_end(case: Case, foreseen: Foreseen, name: Callable[[ReplicaKey], str]) -> Iterator[str]:
     """Whose end would make room first on one node, if nobody else took it."""
-    found = _soonest_node(case, foreseen)
+    found = None if case.shape.gpuless else _soonest_node(case, foreseen)
     if found is None:
         return
     row, slots, until = found

@@ -5,19 +5,21 @@ A gang gets a place for each of its fewest members, all from the time at which t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from gpupool.scheduling.backfill import foreseen_end, likely_s
+from gpupool.scheduling.capacity import runs
 from gpupool.scheduling.cluster import Bools, Claim, Ints
-from gpupool.scheduling.placement import Relax, fitting_rows, mode_fits, mode_on, usable_slots
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Ghost, Session
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.topology import ALONE, domains
+from gpupool.scheduling.usable import Relax, mode_fits, mode_on, usable_rows, usable_slots
 from gpupool.scheduling.values import HoldKind, PendingReplica, ReplicaKey
 
 Floats = npt.NDArray[np.float64]
@@ -49,9 +51,15 @@ def starving_shapes(session: Session) -> set[Shape]:
     next_since = demand.mature(session.now - after)
     if next_since is not None:
         session.later.append(next_since + after)
-    if reservations_left(session) <= 0:
+    return affordable(session, {shape for shape, keys in demand.starved.items() if not keys <= session.gone})
+
+
+def affordable(session: Session, shapes: set[Shape]) -> set[Shape]:
+    """Those of some shapes of which one more may have space kept for it."""
+    if not shapes or reservations_left(session) <= 0:
         return set()
-    return {shape for shape, keys in demand.starved.items() if not keys <= session.gone}
+    room = _room_to_keep(session)
+    return {shape for shape in shapes if (shape.fixed_permille or inf) <= room}
 
 
 def reservations_left(session: Session) -> int:
@@ -80,7 +88,10 @@ def _reserve_for(session: Session, group: Group, replica: PendingReplica) -> boo
     need = group.shape.fixed_permille
     if need is None or need * group.size > session.ledger.room(group.account):
         return False
-    if not _affordable(session, need * group.size):
+    if need * group.size > _room_to_keep(session):
+        return False
+    if session.hasty and session.grants:
+        session.cut_short = True
         return False
     plan = _plan(session, group)
     if plan is None:
@@ -92,13 +103,13 @@ def _reserve_for(session: Session, group: Group, replica: PendingReplica) -> boo
     return True
 
 
-def _affordable(session: Session, permille: int) -> bool:
-    """Whether so much more may be kept: always for the first, then while little of the pool is.
+def _room_to_keep(session: Session) -> float:
+    """How many more thousandths may be kept: any number for the first, then while little of the pool is.
 
     What is kept is idle until all of it is free.
     """
     kept = sum(g.claim.permille for g in session.ghosts.values() if g.hold.kind is HoldKind.RESERVED)
-    return not kept or kept + permille <= session.settings.reserved_part * session.cluster.capacity_permille()
+    return session.settings.reserved_part * session.cluster.capacity_permille() - kept if kept else inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +121,7 @@ class _Outlook:
     ends: Floats  # when it comes free; infinite: never
     busy: Bools
     room: Ints  # thousandths free on the row now
-    late_keys: Ints  # what tells rows apart that are alike in all of that
+    late_keys: Callable[[Ints], Ints]  # what tells rows apart that are alike in all of that
 
     def members(self, shape: Shape, most: Ints) -> _Options:
         """When the first, second, ... member could start on each row, as one flat list."""
@@ -119,7 +130,7 @@ class _Outlook:
         which = np.broadcast_to(np.arange(ends.shape[1]), ends.shape)
         busy = self.busy.cumsum(axis=1)[:, count - 1 :: count]
         at, nth = np.nonzero((ends < inf) & (which < most[:, None]))
-        return _Options(at, nth, ends[at, nth], busy[at, nth], self.room[at], self.late_keys[at])
+        return _Options(at, nth, ends[at, nth], busy[at, nth], self.room[at], self.rows[at], self.late_keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,15 +142,26 @@ class _Options:
     time: Floats
     in_use: Ints
     room: Ints
-    late_keys: Ints
+    rows: Ints
+    late_keys: Callable[[Ints], Ints]
 
     def among(self, which: Ints) -> _Options:
         """Only some of them."""
-        return _Options(*(getattr(self, column.name)[which] for column in fields(self)))
+        at, nth, rows = self.at[which], self.nth[which], self.rows[which]
+        return _Options(at, nth, self.time[which], self.in_use[which], self.room[which], rows, self.late_keys)
+
+    def soonest_one(self) -> Ints | None:
+        """As ``soonest`` for one place anywhere, without a sort."""
+        best = np.arange(len(self.at))
+        for column in (self.time, self.in_use, self.room):
+            if len(best) > 1:
+                best = best[column[best] == column[best].min()]
+        return best[[self.late_keys(self.rows[best]).argmin()]] if len(best) else None
 
     def soonest(self, domain: Ints, size: int) -> Ints | None:
         """Positions of the ``size`` places of one domain that are all free first."""
-        order = np.lexsort((self.late_keys, self.room, self.in_use, self.time, domain))
+        late_keys = self.late_keys(self.rows)
+        order = np.lexsort((late_keys, self.room, self.in_use, self.time, domain))
         sorted_domain = domain[order]
         names, first = np.unique(sorted_domain, return_index=True)
         last = first + size - 1
@@ -149,7 +171,7 @@ class _Options:
         first, last = first[enough], last[enough]
         in_use = np.array([self.in_use[order[a : b + 1]].sum() for a, b in zip(first, last, strict=True)])
         room = np.array([self.room[order[a : b + 1]].sum() for a, b in zip(first, last, strict=True)])
-        best = int(np.lexsort((self.late_keys[order[first]], room, in_use, self.time[order[last]]))[0])
+        best = int(np.lexsort((late_keys[order[first]], room, in_use, self.time[order[last]]))[0])
         return np.asarray(order[first[best] : last[best] + 1])
 
 
@@ -175,7 +197,7 @@ def _nearest(session: Session, group: Group, outlook: _Outlook, options: _Option
     gang = group.gang
     anywhere = np.zeros(len(options.at), np.int64)
     if gang is None or not gang.within:
-        return options.soonest(anywhere, group.size)
+        return options.soonest_one() if group.size == 1 else options.soonest(anywhere, group.size)
     domain = domains(session.cluster, gang.within)[outlook.rows][options.at]
     if gang.strict:
         return _soonest_in(session, group, options, domain)
@@ -210,33 +232,34 @@ def _most_per_row(session: Session, shape: Shape, rows: Ints) -> Ints:
 
 
 def _outlook(session: Session, shape: Shape, size: int) -> _Outlook:
-    cluster = session.cluster
-    rows = fitting_rows(cluster, shape, Relax(use=True))
-    usable, _ = usable_slots(cluster, shape, rows, session.placer.accepted(shape), None, Relax(use=True))
-    free = cluster.gpu_free[rows]
-    spoken_for = np.zeros_like(cluster.gpu_free, dtype=np.bool_)
-    for ghost in session.ghosts.values():
-        spoken_for[ghost.claim.row] |= ghost.claim.gpu > 0
-    need, _ = shape.needs(cluster.gmem_total[rows])
-    parts = 1
+    cluster, relax = session.cluster, Relax(use=True)
+    rows = np.flatnonzero(cluster.present)
+    usable, _ = usable_slots(cluster, shape, rows, session.placer.accepted(shape), None, relax)
+    fits = usable_rows(cluster, shape, rows, usable, relax)
+    rows, usable = rows[fits], usable[fits]
+    for ghost in session.ghosts.values():  # their GPUs are spoken for
+        usable[np.flatnonzero(rows == ghost.claim.row)] &= ghost.claim.gpu == 0
+    free, (need, _) = cluster.gpu_free[rows], shape.needs(cluster.gmem_total[rows])
+    room, hosts = np.clip(free, 0, None).sum(axis=1), mode_fits(cluster, shape, rows, cluster.guests[rows])
+    later, parts = np.minimum(slot_ends(session)[rows], _UNKNOWN), 1
     if size > 1 and shape.request.count == 1 and not shape.whole:
         parts = max(1, min(size, _MOST_PARTS, 1000 // max(int(need.min(initial=1000)), 1)))
-    usable = np.repeat(usable & ~spoken_for[rows], parts, axis=1)
-    nth = np.tile(np.arange(1, parts + 1), cluster.slots)
-    need, free_parts = np.repeat(need, parts, axis=1), np.repeat(free, parts, axis=1)
-    usable &= need * nth <= 1000
-    fits = np.repeat(mode_fits(cluster, shape, rows, cluster.guests[rows]), parts, axis=1)
-    busy = (free_parts < need * nth) | ~fits
-    later = np.repeat(np.minimum(slot_ends(session)[rows], _UNKNOWN), parts, axis=1)
+    if parts > 1:
+        usable, need, free, hosts, later = (
+            np.repeat(grid, parts, axis=1) for grid in (usable, need, free, hosts, later)
+        )
+        need = need * np.tile(np.arange(1, parts + 1), cluster.slots)
+        usable &= need <= 1000
+    busy = (free < need) | ~hosts
     ends = np.where(usable, np.where(busy, later, session.now), inf)
-    order = np.lexsort((busy, ends), axis=-1)
+    order = np.argsort(ends - ~busy, axis=-1, kind="stable")  # what is free before what is free as soon
     return _Outlook(
         rows,
         order // parts,
         np.take_along_axis(ends, order, axis=1),
         np.take_along_axis(busy, order, axis=1),
-        np.clip(free, 0, None).sum(axis=1),
-        session.placer.late_keys(rows),
+        room,
+        session.placer.late_keys,
     )
 
 
@@ -256,9 +279,12 @@ def slot_ends(session: Session) -> Floats:
         holders = session.demand.holders
         holders.catch_up(session.cluster)
         at = np.flatnonzero(holders.occupied())
+        at = at[holders.row[at].argsort(kind="stable")]
         until = np.where(holders.gpu[at] > 0, _ends(session, at)[:, None], session.now)
         session.slot_ends = np.full(session.cluster.gpu_free.shape, session.now)
-        np.maximum.at(session.slot_ends, holders.row[at], until)
+        if len(at):
+            begins = runs(holders.row[at])
+            session.slot_ends[holders.row[at[begins]]] = np.maximum.reduceat(until, begins)
     return session.slot_ends
 
 

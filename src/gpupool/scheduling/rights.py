@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gpupool.scheduling.cluster import Bools
+from gpupool.scheduling.cluster import Bools, Ints
 from gpupool.scheduling.holders import Floats
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.victims import VictimPool
@@ -38,6 +38,14 @@ class Rights:
         """The most thousandths that a project may take now."""
         return self._shares.budget(project)
 
+    def takers(self) -> Bools:
+        """The projects that may take anything from anybody."""
+        return self._shares.takers()
+
+    def budgets(self) -> Ints:
+        """The most thousandths that each project may take now."""
+        return self._shares.budgets()
+
     def reclaimable(self) -> Bools:
         """The projects from which anybody may take."""
         return self._shares.reclaimable()
@@ -47,11 +55,8 @@ class Rights:
         return self._shares.victims(project, extra)
 
     def standing(self, project: int, extra: int) -> tuple[object, ...]:
-        """What decides about ``victims``: equal for projects that may take from the same ones."""
-        shares, own = self._shares, project if self._shares.above(project) else None
-        if len(self._ledger.departments) > 1:
-            return (shares.victims(project, extra).tobytes(),)
-        return shares.within_quota(project, extra), shares.within_share(project, extra), own
+        """What decides about ``victims``: where it is equal, projects may take from the same ones."""
+        return self._shares.standing(project, extra)
 
     def refuses(self, pool: VictimPool, project: int, extra: int) -> _Refused:
         """Judges lists of victims: which of them may not go when those before are gone."""

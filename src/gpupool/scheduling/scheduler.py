@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpupool.domain.access import Department, Project, User
 from gpupool.domain.booking import Booking
@@ -229,16 +229,22 @@ class Scheduler:
         for grant in decisions.grants:
             self._start(self._granted(grant, now))
         for eviction in decisions.evictions:
-            self.demand.start(replace(self.demand.running[eviction.key], releasing=True))
+            self.demand.leaves(eviction.key)
         self.holds = decisions.holds
         return decisions
 
     def explain(
-        self, key: ReplicaKey, now: float, history: History | None = None, background: Background | None = None
+        self,
+        key: ReplicaKey,
+        now: float,
+        history: History | None = None,
+        background: Background | None = None,
+        *,
+        foretell: bool = True,
     ) -> Explanation | None:
         """Why a replica waits; None when it does not. ``history``, if nothing else is known: past run times."""
         known = background or Background(history or {})
-        return explain(self.placer, self.demand, self.holds, key, now, known, self.settings)
+        return explain(self.placer, self.demand, self.holds, key, now, known, self.settings, foretell=foretell)
 
     def plan(self, replicas: Sequence[PendingReplica], now: float, background: Background | None = None) -> Plan:
         """Where and when replicas would start if they queued now. Nothing changes."""
@@ -272,7 +278,7 @@ class Scheduler:
 
     def _learn(self, key: ReplicaKey, request: GpuRequest, cpus: float) -> None:
         """Note what usual work asks for, once for each replica that comes."""
-        if key not in self.demand.pending and key not in self.demand.running:
+        if request.count and key not in self.demand.pending and key not in self.demand.running:
             self.placer.scorer.work.submitted(request, round(cpus * MILLI))
 
     def _rebook(self) -> None:

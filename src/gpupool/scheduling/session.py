@@ -16,7 +16,7 @@ from gpupool.scheduling.cluster import MILLI, Claim, Holding
 from gpupool.scheduling.fairshare import Shares
 from gpupool.scheduling.lanes import Lane
 from gpupool.scheduling.ledger import Account
-from gpupool.scheduling.placement import Placer
+from gpupool.scheduling.placement import Kept, Placer
 from gpupool.scheduling.queue import Demand, Group
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.values import Eviction, Grant, Hold, HoldKind, PendingReplica, ReplicaKey, Settings
@@ -57,6 +57,8 @@ class Session:
         self.likely_s: dict[tuple[str, str, int], float | None] = {}  # see ``backfill``
         self.slot_ends: npt.NDArray[np.float64] | None = None  # see ``reserve.slot_ends``
         self._stirred: set[int] = set()  # projects whose use is not what it was
+        self.hasty = False  # what takes long is left to the next cycle as soon as somebody was granted something
+        self.cut_short = False  # and that has happened
         self.exhausted = False  # the bound on looks for victims was reached
         self.later: list[float] = []  # moments at which time alone may change the answer for those who wait
         self.alarms: list[float] = []  # and for those who run
@@ -64,6 +66,10 @@ class Session:
     def close(self) -> None:
         """Take everything back."""
         self.log.rollback(self._start)
+
+    def others_wait(self) -> bool:
+        """Whether anybody waits who was neither granted anything nor has a hold."""
+        return len(self.gone) < len(self.demand.pending)
 
     # --- moves
 
@@ -88,13 +94,13 @@ class Session:
         self.ledger.add(self.log, account, permille)
         self._stirred.add(account.project)
 
-    def leaving_beside(self, row: int, account: Account) -> list[ReplicaKey]:
-        """Those on the way out who hold something on a node, of the same project, or of the same user."""
-        accounts, claims = self.demand.accounts, self.cluster.claims
+    def leaving_of(self, account: Account) -> list[ReplicaKey]:
+        """Those on the way out who are of the same project, or of the same user."""
+        accounts = self.demand.accounts
         return [
             key
             for key in self.leaving
-            if accounts[key].project == account.project or accounts[key].user == account.user or claims[key].row == row
+            if accounts[key].project == account.project or accounts[key].user == account.user
         ]
 
     def grant(self, replica: PendingReplica, claim: Claim, account: Account) -> None:
@@ -121,15 +127,24 @@ class Session:
 
     def haunt(self, holds: Iterable[Hold]) -> None:
         """Charge holds given from earlier cycles; those whose replica neither waits nor is being moved fall away."""
+        known, self.placer.kept = self.placer.kept, {}
         for hold in holds:
             found = self._holder(hold)
             if found is None or hold.key in self.ghosts:
                 continue
             account, user = found
-            held = Holding(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib, hold.sharing, user)
-            claim = self.cluster.claim_of(held)
+            claim = self._claim_of(hold, user, known.get(hold.key))
             if claim.row >= 0 and claim.permille == sum(share.permille for share in hold.shares):
                 self.add_ghost(Ghost(hold, claim, account))
+
+    def _claim_of(self, hold: Hold, user: str, known: Kept | None) -> Claim:
+        """What a hold takes; most are the same cycle after cycle."""
+        generation = self.cluster.generation
+        if known is None or known[0] is not hold or known[1] != generation or known[2].user != user:
+            held = Holding(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib, hold.sharing, user)
+            known = hold, generation, self.cluster.claim_of(held)
+        self.placer.kept[hold.key] = known
+        return known[2]
 
     def _holder(self, hold: Hold) -> tuple[Account, str] | None:
         group = self.demand.group_of(hold.key)
@@ -140,9 +155,16 @@ class Session:
         return None
 
     def hold_for(
-        self, replica: PendingReplica, claim: Claim, account: Account, kind: HoldKind, starts_at: float | None = None
+        self,
+        replica: PendingReplica,
+        claim: Claim,
+        account: Account,
+        kind: HoldKind,
+        starts_at: float | None = None,
+        *,
+        charged: bool = False,
     ) -> None:
-        """Keep a claim for a replica, from now on or from ``starts_at``."""
+        """Keep a claim for a replica, from now on or from ``starts_at``; it may be ``charged`` already."""
         hold = Hold(
             workload=replica.workload,
             index=replica.index,
@@ -155,11 +177,12 @@ class Session:
             sharing=claim.mode,
             since=self.now,
         )
-        self.add_ghost(Ghost(hold, claim, account))
+        self.add_ghost(Ghost(hold, claim, account), charged=charged)
 
-    def add_ghost(self, ghost: Ghost) -> None:
+    def add_ghost(self, ghost: Ghost, *, charged: bool = False) -> None:
         """Keep space for a replica from now on."""
-        self.charge(ghost.claim, ghost.account)
+        if not charged:
+            self.charge(ghost.claim, ghost.account)
         self._promise(ghost, ghost.claim.permille)
         self.ghosts[ghost.hold.key] = ghost
         self.gone.add(ghost.hold.key)
@@ -183,7 +206,7 @@ class Session:
         """A place within all bounds on use, or None."""
         room = self.ledger.room(account)
         fixed = shape.fixed_permille
-        if (fixed or 1) > room:
+        if (1 if fixed is None else fixed) > room and not shape.gpuless:
             return None
         return self.placer.find(shape, None if fixed is not None else room)
 

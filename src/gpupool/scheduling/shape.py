@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -37,6 +38,11 @@ class Shape:
         return bool(self.request.labels or self.pools)
 
     @property
+    def gpuless(self) -> bool:
+        """Whether it takes CPU and memory only."""
+        return self.request.count == 0
+
+    @property
     def whole(self) -> bool:
         """Whether it takes whole GPUs by definition."""
         return self.request.whole
@@ -44,7 +50,7 @@ class Shape:
     @property
     def starvable(self) -> bool:
         """Whether smaller work could keep it out for ever: it needs whole GPUs, or several at once."""
-        return self.whole or self.request.count > 1
+        return not self.gpuless and (self.whole or self.request.count > 1)
 
     @property
     def mode(self) -> int | None:
@@ -72,9 +78,9 @@ ShapeKey = tuple[GpuRequest, int, int, str, tuple[str, ...], Guest | None]
 
 @dataclass(slots=True)
 class Shapes:
-    """The shapes in use, one object for each."""
+    """The shapes in use, one object for each, as long as anybody has it."""
 
-    _known: dict[ShapeKey, Shape] = field(default_factory=dict)
+    _known: WeakValueDictionary[ShapeKey, Shape] = field(default_factory=WeakValueDictionary)
 
     def get(
         self,
@@ -87,11 +93,7 @@ class Shapes:
     ) -> Shape:
         """The shape of a request."""
         key = (request, round(cpus * MILLI), memory_mib, user, pools, guest)
-        if key not in self._known:
-            self._known[key] = Shape(*key)
-        return self._known[key]
-
-    def forget(self, shape: Shape) -> None:
-        """Nobody asks for it any more."""
-        whose = (shape.user, shape.pools, shape.guest)
-        self._known.pop((shape.request, shape.cpu_milli, shape.mem_mib, *whose), None)
+        shape = self._known.get(key)
+        if shape is None:
+            shape = self._known[key] = Shape(*key)
+        return shape

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from heapq import heapify
-from typing import Any
 
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.values import PendingReplica, ReplicaKey
@@ -22,7 +20,7 @@ def supposing(demand: Demand, replicas: Sequence[PendingReplica], now: float) ->
         raise ValueError("a replica that waits cannot be supposed to")
     for replica in replicas:
         demand.account_of(replica)
-    noted = {name: value for name, value in vars(demand).items() if isinstance(value, int | float)}
+    noted = {name: value for name, value in vars(demand).items() if isinstance(value, int | float | tuple)}
     sets = {name: (value, value.copy()) for name, value in vars(demand).items() if isinstance(value, set)}
     known = set(demand.importance)
     try:
@@ -43,18 +41,6 @@ def supposing(demand: Demand, replicas: Sequence[PendingReplica], now: float) ->
 
 
 def _forget(demand: Demand, replicas: dict[ReplicaKey, PendingReplica]) -> None:
-    shapes = {demand.shape_of(replica) for replica in replicas.values()}
     for key in replicas:
         demand.remove(key)
-    for shape in shapes - demand.shape_users.keys():
-        demand.shapes.forget(shape)
-    if replicas:
-        for heap in (demand._ripening, demand._sleeping):  # noqa: SLF001 - entries that nobody else would drop in time
-            _without(heap, replicas)
-
-
-def _without(heap: list[Any], keys: dict[ReplicaKey, PendingReplica]) -> None:
-    kept = [entry for entry in heap if entry[2] not in keys]
-    if len(kept) < len(heap):
-        heapify(kept)
-        heap[:] = kept
+    demand.forget_times(replicas)

@@ -16,11 +16,11 @@ from math import inf
 import numpy as np
 
 from gpupool.scheduling.ledger import Account, Bound, Ledger
-from gpupool.scheduling.placement import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.runtimes import UNKNOWN, Foreseen, History, Spread, run_spread
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.shape import Shape
+from gpupool.scheduling.usable import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.values import ReplicaKey
 
 MOST_STREAMS = 64  # those ahead, by project, are told apart so far

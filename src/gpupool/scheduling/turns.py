@@ -38,6 +38,7 @@ def take_turns(session: Session) -> None:
     turn_s = session.demand.ordering.turn_s
     if turn_s is None or not session.demand.evictable:
         return
+    session.later.append(_next_due(session))
     waiting = [p for p in session.demand.lanes if _somebody_due(session, p)]
     if not waiting:
         return
@@ -52,6 +53,16 @@ def take_turns(session: Session) -> None:
 def _somebody_due(session: Session, project: int) -> bool:
     """Whether somebody's place in the queue is not in the future: who is there is due."""
     return any(group.entries[0][0] <= session.now for group in session.demand.groups(project))
+
+
+def _next_due(session: Session) -> float:
+    """When the next one of those is due whose place in the queue is in the future; infinite: none is."""
+    found = inf
+    for group in session.demand.groups():
+        at = group.count_before(session.now, 0)
+        if at < len(group.entries):
+            found = min(found, group.entries[at][0])
+    return found
 
 
 class _Rotation:
@@ -108,7 +119,8 @@ class _Rotation:
         session, mark = self.session, self.session.log.checkpoint()
         members = [r for r in session.demand.together_with(replica) if r.key not in session.gone][: group.size]
         need = session.placer.least_permille(group.shape) * group.size
-        if need > session.ledger.room(group.account) or (group.gang is not None and group.gang.within):
+        near = group.gang is not None and group.gang.within
+        if near or group.shape.gpuless or need > session.ledger.room(group.account):
             return False
         freed: Counter[int] = Counter()
         chosen: list[int] = []

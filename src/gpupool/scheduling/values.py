@@ -22,6 +22,7 @@ class Held(StrEnum):
     SUSPENDED = "suspended"
     WINDOW = "window"
     PARALLELISM = "parallelism"
+    FOLDER = "folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +178,10 @@ class Eviction:
 class Decisions:
     """What one cycle decided.
 
-    ``holds`` replaces the holds given to it: space that later cycles must keep. ``more``: the cycle stopped at its
-    bound on grants and wants to be called again at once. ``exhausted``: it stopped looking for victims at its bound on
-    that, and the next goes on with those it did not come to. ``wake_at``: when time alone may change the answer.
+    ``holds`` replaces the holds given to it: space that later cycles must keep. ``more``: the cycle has granted
+    something and left the rest (more grants, room for others) to the next one: call again at once. ``exhausted``: it
+    stopped looking for victims at its bound on that, and the next goes on with those it did not come to. ``wake_at``:
+    when time alone may change the answer.
     """
 
     grants: tuple[Grant, ...] = ()

@@ -72,6 +72,7 @@ class VictimPool:
         self.holders: Holders = session.demand.holders
         self.holders.catch_up(session.cluster)
         self.version = 0
+        self._rank: Ints | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -88,7 +89,7 @@ class VictimPool:
         slots = slots[self._projects[h.project[slots]]]
         slots = slots[cluster.up[h.row[slots]]]
         self._stays = stays
-        self.pieces = self._pieces(slots)
+        self.pieces, self._rank = self._pieces(slots), None
         self.alive = np.ones(len(self.pieces), np.bool_)
         single = np.flatnonzero(self.pieces.slot >= 0)
         self._piece_of = np.full(len(h.row), -1, np.int64)
@@ -198,6 +199,15 @@ class VictimPool:
         enough &= ((c.cpu_free[rows] + freed.cpu)[:, None] >= cpu) | (cpu == 0)
         enough &= ((c.mem_free[rows] + freed.mem)[:, None] >= mem) | (mem == 0)
         return np.asarray(enough.any(axis=0))
+
+    def cheapest_first(self, at: Ints) -> Ints:
+        """Some pieces: fewest replicas, furthest beyond their due, lowest priority, least GPU, newest first."""
+        if self._rank is None:
+            p = self.pieces
+            order = np.lexsort((-p.newness, p.weight, p.priority, -p.over, p.size))
+            self._rank = np.empty_like(order)
+            self._rank[order] = np.arange(len(order))
+        return at[self._rank[at].argsort()]
 
     # --- what a choice of pieces comes to
 

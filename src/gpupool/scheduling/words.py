@@ -10,6 +10,8 @@ def what(shape: Shape) -> str:
     """What a shape asks for: ``0.50 GPU on a T4``, ``4 GPUs on one node``, ``2 x 0.50 GPU on one node``."""
     request = shape.request
     count = request.count
+    if shape.gpuless:
+        return "a place without a GPU" + _host(shape)
     if request.memory_mib is not None:
         gpus = (
             f"{format_mib(request.memory_mib)} of a GPU"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import pwd
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import check_name
 from gpupool.domain.rules import check_rules
 from gpupool.domain.sharing import check_project
-from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.units import MOST_GPUS_PERMILLE, WHOLE_GPU, format_permille
 from gpupool.domain.workload import Event, Reason, ReplicaState
 from gpupool.services.departments import check_shares
 from gpupool.services.engine import Engine
@@ -25,7 +26,8 @@ from gpupool.services.register import Register
 TOKEN_PREFIX = "gpt"  # noqa: S105 - what every token begins with
 MAX_TOKEN_LIFE_S = 366 * 86400.0
 TOUCH_EVERY_S = 60.0
-MOST_GPUS_PERMILLE = 1_000_000 * WHOLE_GPU
+LONGEST_EMAIL = 254
+_EMAIL = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")  # RFC 5322's dot-atoms
 
 
 class AccessService:
@@ -37,6 +39,7 @@ class AccessService:
         self._register = register
         self._permissions = permissions
         self._owner_uid = owner_uid
+        self.on_revoked: Callable[[str], Awaitable[None]] | None = None  # told of tokens that are no longer good
 
     # Who is calling
 
@@ -91,15 +94,20 @@ class AccessService:
         return [self._register.users[name] for name in sorted(self._register.users)]
 
     async def put_user(self, actor: Actor, name: str, changes: dict[str, Any]) -> User:
-        """Make or change a user. For administrators."""
-        self._permissions.need_role(actor, Role.ADMIN)
+        """Make or change a user. For administrators; one's own e-mail address is everybody's to change.
+
+        Raises FORBIDDEN, INVALID_NAME, NAME_TAKEN (of a uid), INVALID_COUNT, INVALID_REQUEST (an address that is none).
+        """
+        own = actor.user == name and set(changes) <= {"email"} and actor.role is not Role.VIEWER
+        self._permissions.need_role(actor, actor.role if own else Role.ADMIN)
         user = self._register.users.get(name) or User(check_name(name, "user"))
         changed = replace(user, **changes)
         owner = changed.uid is not None and self._register.user_by_uid(changed.uid)
         if owner and owner.name != name:
             raise GpupoolError(ErrorCode.NAME_TAKEN, f"uid {changed.uid} is {owner.name}'s.", "Give another uid.")
         _check_permille(changed.gpu_limit_permille)
-        return await self._save_user(changed, actor.user, f"role {changed.role}")
+        check_email(changed.email)
+        return await self._save_user(changed, actor.user, _said_of(changed, changes))
 
     async def _save_user(self, user: User, by: str, what: str) -> User:
         event = Event(self._engine.ports.clock.now(), by, Reason.CHANGED, what, target=f"user {user.name}")
@@ -228,6 +236,13 @@ class AccessService:
             revoked = replace(found, revoked_at=self._engine.ports.clock.now())
             event = self._event(actor, f"token {token_id} revoked", f"user {found.user}")
             await self._engine.alone(lambda: self._store.save_token(revoked, event))
+            if self.on_revoked is not None:
+                await self.on_revoked(token_id)
+
+    async def token_expiry(self, token_id: str) -> float:
+        """When a token ends; 0 for one that is not known or revoked."""
+        found = next((token for token in await self._store.list_tokens() if token.id == token_id), None)
+        return found.expires_at if found is not None and found.revoked_at is None else 0.0
 
     def _event(self, actor: Actor, what: str, target: str) -> Event:
         return Event(self._engine.ports.clock.now(), actor.user, Reason.CHANGED, what, target=target)
@@ -239,6 +254,30 @@ def _digest(secret: str) -> str:
 
 def _no_good(sentence: str) -> GpupoolError:
     return GpupoolError(ErrorCode.UNAUTHENTICATED, sentence, "Ask for a new one: `gpupool token create`.")
+
+
+def _said_of(user: User, changes: dict[str, Any]) -> str:
+    """What an event says of a change: values, but for the address, which is nobody else's business."""
+    others = sorted(set(changes) - {"role"})
+    return ", ".join([f"role {user.role}", *(_field_text(user, name) for name in others)])
+
+
+def _field_text(user: User, name: str) -> str:
+    if name == "email":
+        return "e-mail address " + ("changed" if user.email else "removed")
+    if name == "disabled":
+        return "disabled" if user.disabled else "enabled"
+    if name == "gpu_limit_permille":
+        return f"GPU limit {'none' if user.gpu_limit_permille is None else format_permille(user.gpu_limit_permille)}"
+    return f"uid {user.uid}"
+
+
+def check_email(address: str) -> None:
+    """Raise ``GpupoolError(INVALID_REQUEST)`` for what is no e-mail address; empty is none at all."""
+    if address and (len(address) > LONGEST_EMAIL or not _EMAIL.fullmatch(address)):
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, f"'{address[:40]}' is not an e-mail address.", "Write it like ann@example.org."
+        )
 
 
 def _check_permille(bound: int | None) -> None:

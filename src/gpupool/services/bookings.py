@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -15,6 +16,7 @@ from gpupool.domain.gpu import GpuRequest, NodeState
 from gpupool.domain.units import format_duration
 from gpupool.domain.workload import Event, Lease, Reason
 from gpupool.services.engine import Engine
+from gpupool.services.mirror import Draft
 from gpupool.services.nodebook import NodeBook
 from gpupool.services.permissions import Permissions
 from gpupool.services.register import Register
@@ -134,7 +136,7 @@ class BookingService:
                 self._begun.add(booking.id)
                 still = self._judged(booking).warnings
                 event = self._event("pool", "; ".join([f"{booking.name} begins", *still]), booking)
-                await self._engine.transact(lambda draft, event=event: draft.note(event))  # type: ignore[misc]
+                await self._engine.transact(partial(Draft.note, event=event))
 
     async def _remove(self, booking: Booking, by: str, why: str) -> None:
         event = self._event(by, f"{booking.name} is {why}", booking)

@@ -1,12 +1,14 @@
 """Keeps the scheduler's picture in step with the mirror, change by change, and can build it anew at any time.
 
 Not every pending replica is offered to the scheduler: those of suspended workloads, with unmet dependencies, outside
-their time windows, above their workload's parallelism, or whose last attempt still holds a lease wait outside.
+their time windows, above their workload's parallelism, whose folder is on another head, or whose last attempt still
+holds a lease wait outside.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -34,10 +36,11 @@ from gpupool.scheduling.scheduler import (
     UserChanged,
 )
 from gpupool.scheduling.values import Decisions, Held, ReplicaKey, RunningReplica
+from gpupool.services import gangs
 from gpupool.services.mirror import Mirror
 from gpupool.services.nodebook import NodeBook
 from gpupool.services.offers import pending, running
-from gpupool.services.opening import Openings
+from gpupool.services.opening import Openings, WindowRules
 from gpupool.services.pastuse import HALF_LIVES, UseBook
 from gpupool.services.ports import ChangeSet, PastLease
 
@@ -64,15 +67,18 @@ class Demand:
         self._scheduler = Scheduler(past=self._runs)
         self._past = UseBook(self._scheduler.settings.decay)
         self._offered: dict[WorkloadId, set[int]] = {}
+        self._growing: list[tuple[float, WorkloadId]] = []  # a heap: when gangs may have more members
         self._outside: dict[WorkloadId, list[int]] = {}  # heaps of pending indices that are not offered
         self._dependents: dict[WorkloadId, set[WorkloadId]] = {}
         self._openings = Openings(zone)
+        self.windows = WindowRules(self._openings, self._rules, now)
         self._sent_back: list[Replica] = []
         self.bookings: dict[str, Booking] = {}
         self._wake_at: float | None = None  # when the scheduler wants to be asked again
         self._impatient: set[WorkloadId] = set()
         self._awaited: set[WorkloadId] = set()  # workloads that others wait for
         self.finished_states: dict[WorkloadId, WorkloadState] = {}
+        self.away: Callable[[Workload], bool] = lambda _workload: False  # whether its folder is still on another head
         self.unmet: set[WorkloadId] = set()  # workloads whose dependencies can never be met any more
 
     @property
@@ -83,6 +89,7 @@ class Demand:
 
     def set_policy(self, policy: Policy) -> None:
         """Decide under another policy from now on."""
+        self._nodes.lost_after_s = policy.node_lost_after_s
         self._scheduler = Scheduler(policy.settings(self._scheduler.settings), self._runs)
         self._stale = True
 
@@ -93,6 +100,7 @@ class Demand:
     def has_pending(self) -> bool:
         """Whether anybody waits, or time alone has changed something."""
         due = self._wake_at is not None and self._wake_at <= self._now()
+        due = due or bool(self._growing and self._growing[0][0] <= self._now())
         return due or any(self._offered.values()) or self._stale or self._openings.due(self._now())
 
     def impatient(self) -> tuple[WorkloadId, ...]:
@@ -126,6 +134,10 @@ class Demand:
         """A project is gone."""
         self._projects.pop(name, None)
         self.invalidate()
+
+    def fence_after_s(self, workload: Workload, node: str) -> float | None:
+        """See ``NodeBook.fence_after_s``."""
+        return self._nodes.fence_after_s(workload, node)
 
     # What changes
 
@@ -207,8 +219,7 @@ class Demand:
             if row.state is ReplicaState.PENDING and row.reason in EVICTED and len(self._sent_back) < MOST_SENT_BACK:
                 self._sent_back.append(row)
         for workload in changes.workloads:
-            for dependent in self._dependents.get(workload.id, ()) if workload.state.final else ():
-                touched[dependent] = None
+            touched |= self._workload_changed(workload)
         for workload_id in touched:
             self._offer(workload_id)
 
@@ -217,27 +228,11 @@ class Demand:
         self._refresh()
         for workload in self._openings.take_due(now):
             self._offer(workload)
+        for workload in self._take_growing(now):
+            self._offer(workload)
         decisions = self._scheduler.decide(now)
         self._wake_at = decisions.wake_at
         return decisions
-
-    def opens_at(self, workload: Workload) -> float:
-        """When its time windows let it start: now, later, or never (infinite)."""
-        return self._openings.opens_at(workload, self._rules(workload.project), self._now())
-
-    def window_note(self, workload: Workload) -> str:
-        """Its time windows, and when they let it start next, in words."""
-        return self._openings.sentence(workload, self._rules(workload.project), self._now())
-
-    def may_leave_window(self, workload: Workload) -> bool:
-        """Whether it is training that is bound to time windows."""
-        return workload.preemptible and bool(workload.windows or self._rules(workload.project).windows)
-
-    def out_of_window(self, workload: Workload, started_at: float, now: float) -> bool:
-        """Whether training was started in its time windows, and they have closed."""
-        rules = self._rules(workload.project)
-        opened, now_open = (self._openings.closes_at(workload, rules, t) is not None for t in (started_at, now))
-        return opened and not now_open
 
     # Building
 
@@ -261,6 +256,14 @@ class Demand:
         for workload in list(self._mirror.workloads.values()):
             self._note_impatience(workload)  # a write that failed, or a crash, may have swallowed the first answer
             self._offer(workload.id)
+
+    def _workload_changed(self, workload: Workload) -> dict[WorkloadId, None]:
+        """Take it back if it is in the queue with another priority; who waits for it, if it has ended."""
+        offered = self._offered.get(workload.id)
+        pending = self._scheduler.demand.pending.get((workload.id, next(iter(offered)))) if offered else None
+        if pending is not None and pending.priority != workload.priority:
+            self._call_back(workload.id)
+        return dict.fromkeys(self._dependents.get(workload.id, ()) if workload.state.final else ())
 
     def _note_end(self, workload: Workload) -> None:
         if workload.state.final and workload.id in self._awaited:
@@ -374,6 +377,11 @@ class Demand:
         for index in blocked:
             heapq.heappush(outside, index)
 
+    def look_again(self, workloads: Iterable[WorkloadId]) -> None:
+        """Something that held these up is over."""
+        for workload in () if self._stale else workloads:
+            self._offer(workload)
+
     def _drop(self, workload_id: WorkloadId) -> None:
         for index in list(self._offered.pop(workload_id, ())):
             self._scheduler.apply(PendingRemoved((workload_id, index)))
@@ -392,8 +400,26 @@ class Demand:
             self.unmet.add(workload.id)
         if not all(met):
             return Held.DEPENDENCY
+        if self.away(workload):
+            return Held.FOLDER
+        if self._waits_for_round(workload):
+            return Held.PARALLELISM
         may_start = self._openings.look_at(workload, self._rules(workload.project), self._now())
         return None if may_start else Held.WINDOW
+
+    def _waits_for_round(self, workload: Workload) -> bool:
+        """Whether members of a gang have to wait because others run or end."""
+        at = gangs.opens_at(workload, self._mirror.counts.get(workload.id, Counter()))
+        if at is None or at <= self._now():
+            return False
+        if at < math.inf and (at, workload.id) not in self._growing:
+            heapq.heappush(self._growing, (at, workload.id))
+        return True
+
+    def _take_growing(self, now: float) -> Iterable[WorkloadId]:
+        """Gangs that may have more members from now on."""
+        while self._growing and self._growing[0][0] <= now:
+            yield heapq.heappop(self._growing)[1]
 
     def _met(self, dependency: WorkloadId, *, success_only: bool) -> bool | None:
         """True: met; None: not yet; False: never."""
@@ -402,7 +428,9 @@ class Demand:
         state = self.finished_states.get(dependency, WorkloadState.SUCCEEDED)
         return not success_only or state is WorkloadState.SUCCEEDED
 
-    def first_offered(self, workload: WorkloadId) -> ReplicaKey | None:
-        """The replica of a workload that is next in the queue."""
-        offered = self._offered.get(workload)
+    def first_offered(self, workload: WorkloadId, index: int | None = None) -> ReplicaKey | None:
+        """The replica of a workload that is next in the queue; of ``index``, that one if it is there."""
+        offered = self._offered.get(workload, set())
+        if index is not None:
+            return (workload, index) if index in offered else None
         return (workload, min(offered)) if offered else None

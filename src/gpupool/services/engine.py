@@ -20,12 +20,15 @@ from gpupool.domain.lifecycle import Effect, ForgetProgram, NotifyProgram, Start
 from gpupool.domain.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.workload import Replica, ReplicaState
 from gpupool.services.demand import Demand
+from gpupool.services.files.bringing import Bringer
+from gpupool.services.gangs import GangWiring, NotNowError, World
 from gpupool.services.mirror import Draft, Mirror, ReplicaId
 from gpupool.services.ports import ChangeSet, NodeLink, Ports
 from gpupool.services.process_spec import ProcessSpecs
 
 T = TypeVar("T")
 MOST_SENT_AT_ONCE = 64  # to one node
+AGAIN_S = 1.0
 
 log = structlog.get_logger("gpupool.engine")
 
@@ -43,16 +46,29 @@ class Engine:
         self.work = asyncio.Event()  # something changed that the scheduling loop should look at
         self.broken = asyncio.get_running_loop().create_future()  # set when this process must not go on
         self._specs = specs
+        self._wiring = GangWiring(World(mirror, specs.nodes, ports.fabric, ports.random_bits, self.transact))
+        self._bringer = Bringer(ports, as_user=specs.as_user)
         self._writing = asyncio.Lock()
         self._watchers: dict[WorkloadId | None, set[asyncio.Event]] = defaultdict(set)
         self._outboxes: dict[ReplicaId, deque[Effect]] = {}
         self._sending: dict[str, asyncio.Semaphore] = {}  # by node: one that hangs holds up nobody else
         self._senders: set[asyncio.Task[None]] = set()
-        self._on_status: Callable[[ProcessStatus], None] = lambda _status: None
+        self._on_status: Callable[[str, ProcessStatus], None] = lambda _node, _status: None
+        self._on_commit: list[Callable[[ChangeSet], None]] = []
+        self.not_taken: Callable[[str], None] = lambda _node: None  # told of nodes (by name) that took no effect
 
-    def deliver_to(self, on_status: Callable[[ProcessStatus], None]) -> None:
-        """Say who handles what nodes answer to a start."""
+    def deliver_to(self, on_status: Callable[[str, ProcessStatus], None]) -> None:
+        """Say who handles what nodes (by name) answer to a start."""
         self._on_status = on_status
+
+    def committing(self, on_commit: Callable[[ChangeSet], None]) -> None:
+        """Have somebody told of every change that was written and is in the mirror; it must be quick."""
+        self._on_commit.append(on_commit)
+
+    async def still(self, look: Callable[[], T]) -> T:
+        """Look at the mirror while nothing is half written: what it says is what the store has."""
+        async with self._writing:
+            return look()
 
     async def transact(self, build: Callable[[Draft], T]) -> T:
         """Draft, commit and publish one transition; whatever ``build`` raises leaves everything as it was."""
@@ -98,10 +114,18 @@ class Engine:
             self.mirror.apply(changes)
             self.demand.update(changes)
             self._forget_paths(changes)
+            self._tell(changes)
             self._wake_watchers(changes)
             self.work.set()
         for effect in draft.effects:
             self.send(effect)
+
+    def _tell(self, changes: ChangeSet) -> None:
+        for on_commit in self._on_commit:
+            try:
+                on_commit(changes)
+            except Exception:  # what is written stands, whatever somebody makes of it
+                log.exception("a change could not be taken in")
 
     def _commit_failed(self, error: GpupoolError) -> None:
         if error.code is ErrorCode.STALE_WRITE and not self.broken.done():
@@ -176,8 +200,9 @@ class Engine:
         try:
             await self._carry_out(self.ports.fabric.link(node), effect)
         except GpupoolError as error:
-            # Unreachable: reconcile sends it again when the node is back.
+            # Unreachable: comparing sends it again when the node is back, or soon if it has only been slow.
             log.warning("node did not take it", node=node, key=key, code=error.code)
+            self.not_taken(node)
         except Exception:
             log.exception("effect failed", node=node, key=key)
 
@@ -198,16 +223,51 @@ class Engine:
         workload = self.mirror.workloads.get(replica.workload)
         if workload is None or now is None or now.attempt != replica.attempt or not now.state.placed:
             return
-        lease = self.mirror.leases.get(now.lease) if now.lease is not None else None
         try:
-            status = await link.start(self._specs.build(workload, now, lease))
+            if not await self._wiring.ready(workload, now):
+                self._not_started(link.name, replica)
+                return
+            if self._starts(replica) and self.demand.away(
+                workload
+            ):  # granted just before the lead moved: it keeps its place meanwhile
+                self._soon(StartProgram(replica))
+                return
+            await self._bringer.bring(link, workload, lambda: self._starts(replica))
+            workload = self.mirror.workloads.get(replica.workload, workload)
+            now = self.mirror.replica(replica.workload, replica.index) or now
+            lease = self.mirror.leases.get(now.lease) if now.lease is not None else None
+            host = self.mirror.workloads.get(workload.on) if workload.on is not None else None
+            status = await link.start(self._specs.build(workload, now, lease, host))
+        except NotNowError as error:
+            log.info("a gang's member waits for the others", key=replica.key, why=str(error))
+            self._soon(StartProgram(replica))
+            return
         except GpupoolError as error:
             if error.code is ErrorCode.NODE_UNREACHABLE:
                 raise
             status = self._failed_start(now, error)
-        self._on_status(status)
+        self._on_status(link.name, status)
         if now.state is ReplicaState.STOPPING:
             await link.stop(now.key, workload.limits.grace_s, notice_of(now))
+
+    def _not_started(self, node: str, replica: Replica) -> None:
+        """A member of a gang that has no seat: its gang has gone on without it, or begins anew."""
+        now = self.mirror.replica(replica.workload, replica.index)
+        if now is None or now.attempt != replica.attempt:
+            return
+        if now.state is ReplicaState.STARTING:
+            self._soon(StartProgram(replica))
+        elif now.state is ReplicaState.STOPPING:
+            report = ExitReport(ExitReason.STOPPED, None, None, "", self.ports.clock.now())
+            self._on_status(node, ProcessStatus(now.key, now.lease or 0, ProcessPhase.EXITED, exit=report))
+
+    def _soon(self, effect: Effect) -> None:
+        """Try again in a moment."""
+        asyncio.get_running_loop().call_later(AGAIN_S, self.send, effect)
+
+    def _starts(self, replica: Replica) -> bool:
+        now = self.mirror.replica(replica.workload, replica.index)
+        return now is not None and now.attempt == replica.attempt and now.state is ReplicaState.STARTING
 
     def _failed_start(self, replica: Replica, error: GpupoolError) -> ProcessStatus:
         report = ExitReport(ExitReason.START_FAILED, None, None, error.message, self.ports.clock.now())

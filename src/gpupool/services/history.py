@@ -1,21 +1,21 @@
-"""What has happened: events, and GPU time used."""
+"""What has happened: events."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from gpupool.domain.access import Actor
-from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Event
 from gpupool.services.engine import Engine
-from gpupool.services.ports import EventFilter, UsageRow
+from gpupool.services.ports import AuditFilter, EventFilter
 
 LOOK_EVERY_S = 30.0
 
 
 class HistoryService:
-    """Reads the store; everybody may see what happened and who used what."""
+    """Reads the store; everybody may see what happened."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -25,16 +25,22 @@ class HistoryService:
         del actor
         return await self._engine.ports.store.list_events(wanted)
 
+    async def audit(self, actor: Actor, wanted: AuditFilter) -> Sequence[Event]:
+        """Events newest first: who did what, and what the pool did."""
+        del actor
+        return await self._engine.ports.store.list_audit(wanted)
+
+    @property
+    def count(self) -> int:
+        """Counts up with all that happens: while it stays the same, nothing has."""
+        return self._engine.news
+
     async def subscribe(self, workload: WorkloadId | None) -> AsyncIterator[None]:
         """Says each time that there may be new events."""
         while True:
             seen = self._engine.news
-            await self._engine.changed(workload, LOOK_EVERY_S, lambda seen=seen: self._engine.news > seen)  # type: ignore[misc]
+            await self._engine.changed(workload, LOOK_EVERY_S, partial(self._news_since, seen))
             yield None
 
-    async def usage(self, actor: Actor, since: float, until: float) -> Sequence[UsageRow]:
-        """GPU seconds held between two times by user and project."""
-        del actor
-        if until < since:
-            raise GpupoolError(ErrorCode.INVALID_REQUEST, "'until' lies before 'since'.", "Swap them.")
-        return await self._engine.ports.store.usage(since, until)
+    def _news_since(self, seen: int) -> bool:
+        return self._engine.news > seen

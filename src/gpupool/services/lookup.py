@@ -56,6 +56,14 @@ class Lookup:
             f"Its replicas are 0 to {workload.completions - 1}.",
         )
 
+    async def node_of(self, workload: Workload, replica: Replica, attempt: int) -> str | None:
+        """Where an attempt of a replica ran; earlier ones may have run elsewhere than the last."""
+        if attempt != replica.attempt:
+            for lease in await self._engine.ports.store.leases_of(workload.id):
+                if (lease.index, lease.attempt) == (replica.index, attempt):
+                    return lease.node
+        return replica.node
+
     async def leases(self, workload: Workload) -> Sequence[Lease]:
         """Leases held now, or, of a workload that has ended, all it has held; an EXEC shows that of its host."""
         held = self._engine.mirror.leases_by_workload.get(workload.id, ())

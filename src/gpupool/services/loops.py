@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -25,12 +26,12 @@ from gpupool.scheduling.values import Eviction, Grant
 from gpupool.services import transitions
 from gpupool.services.bound import BoundClients
 from gpupool.services.engine import Engine
+from gpupool.services.holdings import last_active
 from gpupool.services.mirror import Draft
-from gpupool.services.nodebook import NodeBook
 
 LONGEST_PAUSE_S = 0.02  # between two cycles; events that come meanwhile are decided together
 TICK_S = 1.0
-GPU_READ_EVERY = 5  # ticks
+LOOKS_AT_ONCE = 1_000  # workloads looked at in one tick: in a very large pool limits strike some seconds later
 IDLE_WARNING_AT = 0.8  # part of the idle limit after which the holder is warned
 BOUND_GRACE_S = 15.0  # a queued client-bound workload whose client is silent for so long is given up
 
@@ -38,10 +39,11 @@ log = structlog.get_logger("gpupool.loops")
 
 
 class SchedulingLoop:
-    """Asks the scheduler whenever something changed and writes what it decides."""
+    """Asks the scheduler whenever something changed and writes what it decides; ``took`` hears the seconds of each."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, took: Callable[[float], None] = lambda _seconds: None) -> None:
         self._engine = engine
+        self._took = took
         self._impatient: tuple[WorkloadId, ...] = ()
 
     async def run(self) -> None:
@@ -60,8 +62,10 @@ class SchedulingLoop:
                 self._engine.demand.invalidate()
                 self._engine.work.set()
                 await asyncio.sleep(TICK_S)
+            took_s = self._engine.ports.clock.monotonic() - began
+            self._took(took_s)
             # As long a pause as the cycle took: a small pool answers at once, a large one is not kept busy deciding.
-            await asyncio.sleep(min(LONGEST_PAUSE_S, self._engine.ports.clock.monotonic() - began))
+            await asyncio.sleep(min(LONGEST_PAUSE_S, took_s))
 
     def _decide(self, draft: Draft) -> None:
         decisions = self._engine.demand.decide(draft.now)
@@ -77,7 +81,9 @@ class SchedulingLoop:
             if workload is None or replica is None or grant.workload in unknown:
                 continue  # all of it, for its members may belong together
             epoch = Epoch(epoch + 1)
-            draft.put_lease(_lease(epoch, workload, replica, grant, draft.now))
+            lease = _lease(epoch, workload, replica, grant, draft.now)
+            fence_after_s = self._engine.demand.fence_after_s(workload, grant.node)
+            draft.put_lease(replace(lease, fence_after_s=fence_after_s))
             draft.take(granted(workload, replica, epoch, grant.node, draft.now))
             lifetime_s = workload.limits.max_time_s
             if workload.kind is WorkloadKind.LEASE and lifetime_s is not None:
@@ -120,8 +126,8 @@ def _lease(epoch: Epoch, workload: Workload, replica: Replica, grant: Grant, now
         user=workload.user,
         node=grant.node,
         shares=grant.shares,
-        cpus=workload.limits.cpus or 0.0,
-        memory_mib=workload.limits.memory_mib or 0,
+        cpus=workload.counted_cpus(replica.index),
+        memory_mib=workload.memory_of(replica.index) or 0,
         granted_at=now,
         sharing=grant.sharing,
         compute=workload.compute,
@@ -137,11 +143,10 @@ def _give_up_waiting(draft: Draft, workload: Workload) -> None:
 
 
 class Ticker:
-    """Once a second: limits in time, idle holders, clients that went away, fresh GPU readings."""
+    """Once a second: limits in time, idle holders, clients that went away."""
 
-    def __init__(self, engine: Engine, nodes: NodeBook, bound: BoundClients) -> None:
+    def __init__(self, engine: Engine, bound: BoundClients) -> None:
         self._engine = engine
-        self._nodes = nodes
         self._bound = bound
         self._ticks = 0
         self._warned_at: dict[str, float] = {}  # of idleness, by attempt
@@ -153,15 +158,16 @@ class Ticker:
             self._ticks += 1
             try:
                 await self._engine.transact(self._check)
-                if self._ticks % GPU_READ_EVERY == 0:
-                    await self._read_gpus()
             except GpupoolError as error:
                 log.warning("tick failed", code=error.code, message=error.message)
             if self._engine.demand.has_pending():
                 self._engine.work.set()
 
     def _check(self, draft: Draft) -> None:
-        for workload in list(self._engine.mirror.workloads.values()):
+        """Look at the limits of ``LOOKS_AT_ONCE`` workloads, or of as many parts of them in turn as there are."""
+        workloads = list(self._engine.mirror.workloads.values())
+        parts = -(-len(workloads) // LOOKS_AT_ONCE)
+        for workload in workloads[self._ticks % parts :: parts] if parts else ():
             self._check_wait(draft, workload)
             self._check_client(draft, workload)
             if workload.kind is WorkloadKind.LEASE:
@@ -189,21 +195,21 @@ class Ticker:
             transitions.stop_all(draft, workload, Reason.EXPIRED)
 
     def _check_window(self, draft: Draft, workload: Workload) -> None:
-        if not self._engine.demand.may_leave_window(workload):
+        if not self._engine.demand.windows.may_close_on(workload):
             return
         for replica in list(draft.replicas(workload.id)):
             if replica.state not in {ReplicaState.RUNNING, ReplicaState.STARTING}:
                 continue
             lease = self._engine.mirror.leases.get(replica.lease or Epoch(0))
-            if lease is not None and self._engine.demand.out_of_window(workload, lease.granted_at, draft.now):
-                sentence = f"its time window has closed; it {self._engine.demand.window_note(workload)}"
+            if lease is not None and self._engine.demand.windows.closed_on(workload, lease.granted_at, draft.now):
+                sentence = f"its time window has closed; it {self._engine.demand.windows.note(workload)}"
                 transitions.stop(draft, workload, replica, Reason.WINDOW_CLOSED, sentence=sentence)
 
     def _check_idle(self, draft: Draft, workload: Workload, limit_s: float) -> None:
         for replica in list(draft.replicas(workload.id)):
             if replica.state is not ReplicaState.RUNNING:
                 continue
-            idle_s = draft.now - self._last_active(workload, replica, draft.now)
+            idle_s = draft.now - last_active(self._engine, workload, replica, draft.now)
             if idle_s <= limit_s * IDLE_WARNING_AT:
                 if replica.idle_warned:
                     self._take_back_warning(draft, replica)
@@ -231,24 +237,3 @@ class Ticker:
         draft.put_replica(replace(replica, idle_warned=False))
         self._warned_at.pop(replica.key, None)
         draft.effects.append(lifecycle.NotifyProgram(replica, None))
-
-    def _last_active(self, workload: Workload, replica: Replica, now: float) -> float:
-        if workload.kind is WorkloadKind.LEASE and replica.lease in self._engine.mirror.execs:
-            return now
-        return max(
-            replica.last_active_at or 0.0,
-            replica.started_at or 0.0,
-            self._engine.activity.get(replica.key, 0.0),
-        )
-
-    async def _read_gpus(self) -> None:
-        for node in self._nodes.all():
-            try:
-                gpus = tuple(await self._engine.ports.fabric.link(node.name).gpus())
-            except GpupoolError:
-                continue
-            if self._nodes.gpus_read(node.name, gpus):
-                now = self._nodes.get(node.name)
-                self._engine.demand.node_changed(now)
-                await self._engine.alone(lambda node=now: self._engine.ports.store.save_node(node))  # type: ignore[misc]
-                self._engine.work.set()

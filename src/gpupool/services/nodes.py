@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import NODE_POLICY, GpuShare, Node, NodeState, Sharing
+from gpupool.domain.ids import Epoch
 from gpupool.domain.sharing import POLICIES
-from gpupool.domain.workload import Event, Lease, Reason
+from gpupool.domain.units import format_duration
+from gpupool.domain.workload import Event, Lease, Reason, Replica, ReplicaState, Workload
 from gpupool.services import transitions
 from gpupool.services.engine import Engine
+from gpupool.services.lost_nodes import LostNodes, certain_after_s
 from gpupool.services.mirror import Draft
 from gpupool.services.nodebook import NodeBook
 from gpupool.services.permissions import Permissions
 
 MOST_LABELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A replica that is placed on a node; ``drained``: a drain would send it back to the queue."""
+
+    workload: Workload
+    replica: Replica
+    lease: Lease | None
+    drained: bool
 
 
 class NodeService:
@@ -26,10 +41,18 @@ class NodeService:
         self._engine = engine
         self._book = book
         self._permissions = permissions
+        self._held: dict[str, list[tuple[Lease, GpuShare]]] = {}
+        self._held_at = (-1, -1)
+        self.lost = LostNodes(engine, book)
 
     async def nodes(self) -> Sequence[Node]:
         """All machines by name."""
         return self._book.all()
+
+    @property
+    def emulated(self) -> bool:
+        """Whether some machine's GPUs are not real."""
+        return any(node.report.emulated for node in self._book.all())
 
     async def node(self, name: str) -> Node:
         """One machine; raises UNKNOWN_NODE."""
@@ -37,8 +60,46 @@ class NodeService:
 
     async def holders(self, gpu_uuid: str) -> Sequence[tuple[Lease, GpuShare]]:
         """Who holds parts of a GPU, oldest lease first."""
-        leases = sorted(self._engine.mirror.leases.values(), key=lambda lease: lease.epoch)
-        return [(lease, share) for lease in leases for share in lease.shares if share.gpu_uuid == gpu_uuid]
+        mirror = self._engine.mirror
+        moment = (len(mirror.leases), mirror.last_epoch)  # never the same again: a grant raises the epoch
+        if moment != self._held_at:
+            self._held, self._held_at = _by_gpu(mirror.leases.values()), moment
+        return self._held.get(gpu_uuid, ())
+
+    def leases_on(self, name: str) -> list[Lease]:
+        """What is held on a machine, work without GPUs included."""
+        mirror = self._engine.mirror
+        rows = (mirror.replica(*key) for key in mirror.placed.get(name, ()))
+        epochs = {row.lease for row in rows if row is not None and row.lease is not None}
+        return [mirror.leases[epoch] for epoch in sorted(epochs) if epoch in mirror.leases]
+
+    def silent_s(self, name: str) -> float | None:
+        """For how long a machine has not answered; None while it does."""
+        return self._book.silent(self._engine.ports.clock.monotonic()).get(name)
+
+    def with_silence(self, replica: Replica) -> Replica:
+        """A replica with a note, if its node does not answer, of what becomes of it."""
+        silent_s = self.silent_s(replica.node or "") if replica.state.placed else None
+        if silent_s is None:
+            return replica
+        lease = self._engine.mirror.leases.get(replica.lease or Epoch(0))
+        fence_s = None if lease is None else lease.fence_after_s
+        then = "it is waited for"
+        if fence_s is not None:
+            then = f"after {format_duration(certain_after_s(fence_s))} it is run elsewhere"
+        note = f"{replica.node} has not answered for {format_duration(silent_s)}; {then}"
+        return replace(replica, notes=(*replica.notes, note))
+
+    async def occupants(self, name: str) -> Sequence[Occupant]:
+        """What is placed on a machine, the oldest first; raises UNKNOWN_NODE."""
+        mirror, found = self._engine.mirror, []
+        for workload_id, index in mirror.placed.get(self._book.get(name).name, ()):
+            workload, replica = mirror.workloads.get(workload_id), mirror.replica(workload_id, index)
+            if workload is not None and replica is not None:
+                drained = workload.preemptible and replica.state is not ReplicaState.STOPPING
+                lease = None if replica.lease is None else mirror.leases.get(replica.lease)
+                found.append(Occupant(workload, replica, lease, drained))
+        return sorted(found, key=lambda o: (o.replica.started_at or inf, o.workload.id, o.replica.index))
 
     async def refresh(self, name: str) -> Node:
         """One machine with its GPUs looked at anew; a node that is down shows what it reported last."""
@@ -67,9 +128,64 @@ class NodeService:
             if workload is not None and replica is not None and workload.preemptible:
                 transitions.stop(draft, workload, replica, Reason.PREEMPTED, sentence=because)
 
+    async def end_work(self, name: str, why: str) -> None:
+        """Tell what is placed on a machine that leaves to end, as lost with it: what may is run again elsewhere."""
+        await self._engine.transact(lambda draft: self._end_work(draft, name, why))
+
+    def _end_work(self, draft: Draft, name: str, why: str) -> None:
+        for workload_id, index in sorted(self._engine.mirror.placed.get(name, ())):
+            workload, replica = draft.workload(workload_id), draft.replica(workload_id, index)
+            if workload is not None and replica is not None and replica.state is not ReplicaState.STOPPING:
+                transitions.stop(draft, workload, replica, Reason.NODE_LOST, sentence=why)
+
     async def uncordon(self, actor: Actor, name: str) -> Node:
         """Let a machine take work again. For administrators."""
         return await self._change(actor, name, NodeState.UP, "", Reason.UNCORDONED)
+
+    async def declare_lost(self, actor: Actor, name: str, reason: str = "") -> int:
+        """Somebody knows that a machine is off: all its work is given up at once, and what may runs elsewhere.
+
+        Its programs run twice if that is not so, until the machine is in contact again. For administrators; how many
+        replicas that were. Raises UNKNOWN_NODE, WRONG_STATE while the node answers.
+        """
+        await self._absent(actor, name, "Stop its work, or drain it: it can be asked.")
+        why = f"{name} was declared lost by {actor.user}" + (f" ({reason})" if reason else "")
+        count = await self.lost.give_up(name, why)
+        await self._note(
+            actor, name, f"declared lost, with {count} of its replicas" + (f": {reason}" if reason else "")
+        )
+        return count
+
+    async def remove(self, actor: Actor, name: str) -> None:
+        """Forget a machine that has left. For administrators.
+
+        Raises UNKNOWN_NODE, WRONG_STATE while it answers or holds something.
+        """
+        await self._absent(actor, name, "Take it out of the pool first: 'gpupool leave' there.")
+        if self._engine.mirror.placed.get(name):
+            raise GpupoolError(
+                ErrorCode.WRONG_STATE,
+                f"{name} still holds {len(self._engine.mirror.placed[name])} replicas.",
+                f"If the machine is off for good: 'gpupool node lost {name}', then remove it.",
+            )
+        event = self._event(actor, name, "removed")
+        await self._engine.alone(lambda: self._engine.ports.store.delete_node(name, event))
+        self._book.remove(name)
+        self._engine.demand.invalidate()
+        self._engine.work.set()
+
+    async def _absent(self, actor: Actor, name: str, hint: str) -> None:
+        self._permissions.need_role(actor, Role.ADMIN)
+        self._book.get(name)
+        if name not in self._book.silent(0.0):
+            raise GpupoolError(ErrorCode.WRONG_STATE, f"{name} answers.", hint)
+
+    async def _note(self, actor: Actor, name: str, what: str) -> None:
+        event = self._event(actor, name, what)
+        await self._engine.transact(lambda draft: draft.note(event))
+
+    def _event(self, actor: Actor, name: str, what: str) -> Event:
+        return Event(self._engine.ports.clock.now(), actor.user, Reason.CHANGED, what, target=f"node {name}")
 
     async def set_sharing(self, actor: Actor, name: str, gpu: int | None, mode: Sharing | None) -> Node:
         """Choose the mode for parts of one GPU (by index) or of all that have none of their own; None: the node's.
@@ -117,6 +233,15 @@ class NodeService:
         self._book.put(node)
         self._engine.demand.node_changed(node)
         self._engine.work.set()
+
+
+def _by_gpu(leases: Iterable[Lease]) -> dict[str, list[tuple[Lease, GpuShare]]]:
+    """Who holds parts of which GPU, oldest first."""
+    found: dict[str, list[tuple[Lease, GpuShare]]] = defaultdict(list)
+    for lease in sorted(leases, key=lambda lease: lease.epoch):
+        for share in lease.shares:
+            found[share.gpu_uuid].append((lease, share))
+    return found
 
 
 def _gpu_uuid(node: Node, index: int) -> str:

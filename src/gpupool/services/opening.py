@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from datetime import datetime, tzinfo
 from math import inf
 
@@ -80,3 +81,28 @@ class Openings:
                 del self._turn_of[workload]
                 found.append(workload)
         return found
+
+
+class WindowRules:
+    """The windows of any workload, with the rules of its project, as of now."""
+
+    def __init__(self, openings: Openings, rules_of: Callable[[str], ProjectRules], now: Callable[[], float]) -> None:
+        self._openings, self._rules_of, self._now = openings, rules_of, now
+
+    def opens_at(self, workload: Workload) -> float:
+        """When its time windows let it start: now, later, or never (infinite)."""
+        return self._openings.opens_at(workload, self._rules_of(workload.project), self._now())
+
+    def note(self, workload: Workload) -> str:
+        """Its time windows, and when they let it start next, in words."""
+        return self._openings.sentence(workload, self._rules_of(workload.project), self._now())
+
+    def may_close_on(self, workload: Workload) -> bool:
+        """Whether it is training that is bound to time windows."""
+        return workload.preemptible and bool(workload.windows or self._rules_of(workload.project).windows)
+
+    def closed_on(self, workload: Workload, started_at: float, now: float) -> bool:
+        """Whether training was started in its time windows, and they have closed."""
+        rules = self._rules_of(workload.project)
+        opened, now_open = (self._openings.closes_at(workload, rules, t) is not None for t in (started_at, now))
+        return opened and not now_open

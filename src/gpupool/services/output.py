@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpupool.domain.access import Actor
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import AttemptKey
-from gpupool.domain.supervision import LogChunk
+from gpupool.domain.logrecords import Stretch
 from gpupool.domain.workload import ReplicaState, Workload
 from gpupool.services.engine import Engine
 from gpupool.services.lookup import Lookup
@@ -25,16 +25,16 @@ class OutputService:
 
     async def read(
         self, actor: Actor, ref: str, *, index: int, attempt: int | None, cursor: str, limit: int
-    ) -> tuple[Sequence[LogChunk], str, bool]:
-        """Chunks from a cursor, the cursor after them, and whether nothing more can come."""
+    ) -> tuple[Sequence[Stretch], str, bool]:
+        """Output from a cursor, the cursor after it, and whether nothing more can come."""
         workload = await self._seen(actor, ref)
         found = await self._find(workload, index, attempt)
         if found is None:
             return (), cursor, workload.state.final
         key, link, live = found
-        chunks = await link.read_log(key, cursor, limit)
-        after = chunks[-1].cursor if chunks else cursor
-        return chunks, after, not live and not chunks
+        stretches = await link.read_log(key, cursor, limit)
+        after = stretches[-1].cursor if stretches else cursor
+        return stretches, after, not live and not stretches
 
     async def tail_cursor(self, actor: Actor, ref: str, *, index: int, attempt: int | None, lines: int) -> str:
         """The cursor from which about so many lines follow."""
@@ -61,10 +61,11 @@ class OutputService:
                 f"{workload.name} has been started {replica.attempt} times.",
                 "Give a smaller attempt.",
             )
-        if wanted < 1 or replica.node is None:
+        node = await self._lookup.node_of(workload, replica, wanted)
+        if wanted < 1 or node is None:
             return None
         live = wanted == replica.attempt and replica.state.placed
-        return workload.key(index, wanted), self._engine.ports.fabric.link(replica.node), live
+        return workload.key(index, wanted), self._engine.ports.fabric.link(node), live
 
     async def changed(self, ref: str, timeout_s: float) -> None:
         """Sleep a little, or until something happens to the workload: there may be more output then."""

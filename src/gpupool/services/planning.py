@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from gpupool.domain.access import Actor
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -54,7 +55,8 @@ class PlanService:
         replicas, held = self._replicas(prepared), demand.held(workload)
         if held is not None:
             return Foretold(workload, len(replicas), Plan((), len(replicas), self._held(workload, held)))
-        return Foretold(workload, len(replicas), demand.scheduler.plan(replicas, now, background))
+        plan = await self._waiting.aside.do(partial(demand.scheduler.plan, replicas, now, background))
+        return Foretold(workload, len(replicas), plan)
 
     def _held(self, workload: Workload, held: Held) -> Explanation:
         unmet = self._engine.demand.unmet

@@ -10,8 +10,18 @@ from gpupool.domain.access import Department, Project, Token, User
 from gpupool.domain.booking import Booking
 from gpupool.domain.gpu import Gpu, Node, NodeReport
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.supervision import LogChunk, ProcessSpec, ProcessStatus
+from gpupool.domain.logrecords import Stretch
+from gpupool.domain.supervision import ProcessSpec, ProcessStatus
+from gpupool.domain.telemetry import NodeSample
 from gpupool.domain.workload import Event, Lease, Reason, Replica, Workload, WorkloadState
+from gpupool.services.authority import Authority
+from gpupool.services.files.ports import BlobStore, FilesLink, OtherHeads
+from gpupool.services.join_store import JoinStore
+from gpupool.services.moments import PastMoments
+from gpupool.services.session_store import SessionStore
+from gpupool.services.usage_books import UsageBooks
+from gpupool.services.use_rows import UseRows
+from gpupool.services.warnings.courier import Courier
 
 
 class Clock(Protocol):
@@ -83,6 +93,24 @@ class EventFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which events a look back wants, the newest first; None and empty mean all.
+
+    ``since`` is in, ``until`` is not; ``before`` is the (at, id) of the last one that was seen. ``target`` is what an
+    event concerns, as in ``node gpu1``.
+    """
+
+    actor: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    target: str | None = None
+    workload: WorkloadId | None = None
+    since: float | None = None
+    until: float | None = None
+    before: tuple[float, int] | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeHistory:
     """How long finished replicas of one user and project ran: the base of an estimate. Seconds."""
 
@@ -105,16 +133,6 @@ class StartEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageRow:
-    """GPU seconds held by one user in one project (thousandths of a GPU times seconds, divided by 1000)."""
-
-    project: str
-    user: str
-    gpu_seconds: float
-    leases: int
-
-
-@dataclass(frozen=True, slots=True)
 class PastLease:
     """What a lease that is over held, for whom, and when."""
 
@@ -127,6 +145,26 @@ class PastLease:
 
 class Store(Protocol):
     """The truth. Every method is one transaction; errors are ``GpupoolError`` (STALE_WRITE, DATABASE_*)."""
+
+    @property
+    def usage_books(self) -> UsageBooks:
+        """What was held of the GPUs, by whom."""
+
+    @property
+    def use_rows(self) -> UseRows:
+        """What was measured, rolled up."""
+
+    @property
+    def moments(self) -> PastMoments:
+        """How the pool stood at moments of its past."""
+
+    @property
+    def joins(self) -> JoinStore:
+        """Machines that join."""
+
+    @property
+    def sessions(self) -> SessionStore:
+        """Browsers that are signed in."""
 
     async def load_live(self) -> LiveState:
         """What has not ended; read once when a control plane starts."""
@@ -152,6 +190,9 @@ class Store(Protocol):
     async def list_events(self, wanted: EventFilter) -> Sequence[Event]:
         """Events oldest first."""
 
+    async def list_audit(self, wanted: AuditFilter) -> Sequence[Event]:
+        """Events newest first, at most ``limit``."""
+
     async def runtime_history(self, project: str | None, user: str | None, limit: int = 200) -> RuntimeHistory | None:
         """Of the latest finished replicas of a user in a project (None: of all); None when there is none."""
 
@@ -166,9 +207,6 @@ class Store(Protocol):
 
     async def forget_estimates(self, before: float, most: int) -> int:
         """Drop what was made before a time, and all but the newest ``most``; how many those were."""
-
-    async def usage(self, since: float, until: float) -> Sequence[UsageRow]:
-        """GPU seconds held between two times, exactly, from the leases."""
 
     async def past_leases(self, since: float) -> Sequence[PastLease]:
         """Leases released since a time, in order of their release."""
@@ -188,6 +226,12 @@ class Store(Protocol):
     async def save_policy(self, document: str, event: Event) -> None:
         """Insert or replace."""
 
+    async def load_warnings(self) -> str | None:
+        """The settings of warnings as they were saved; None when none were."""
+
+    async def save_warnings(self, document: str, event: Event) -> None:
+        """Insert or replace."""
+
     async def save_project(self, project: Project, event: Event) -> None:
         """Insert or replace."""
 
@@ -199,6 +243,12 @@ class Store(Protocol):
 
     async def save_node(self, node: Node, event: Event | None = None) -> None:
         """Insert or replace a node and its last report."""
+
+    async def save_nodes(self, nodes: Sequence[Node], events: Sequence[Event]) -> None:
+        """Insert or replace many nodes, in one transaction."""
+
+    async def delete_node(self, name: str, event: Event) -> None:
+        """Forget a node; what was done there stays in the books."""
 
     async def save_booking(self, booking: Booking, event: Event) -> None:
         """Insert or replace."""
@@ -249,11 +299,25 @@ class NodeLink(Protocol):
     async def gpus(self) -> Sequence[Gpu]:
         """The GPUs with fresh health, foreign processes and use."""
 
+    async def samples(self, after: int) -> Sequence[NodeSample]:
+        """The looks at the node that follow one by its number, oldest first; all that it keeps, if there is no such.
+
+        Not too many at once: whoever is behind asks again.
+        """
+
     async def list(self) -> Sequence[ProcessStatus]:
         """Every program the agent keeps, those that ended and are not forgotten included."""
 
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
         """Start a program, or return its status if this key was started before."""
+
+    async def reserve_ports(
+        self, key: str, address: str, count: int, wanted: Sequence[int] = ()
+    ) -> tuple[tuple[int, ...], str]:
+        """Ports of the node that nobody else gets, those ``wanted`` if they are free, and the name of its interface.
+
+        They are kept for the program with this key, which is to start with them.
+        """
 
     async def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
         """TERM, then KILL after the grace, to the whole tree; returns at once. Unknown keys are ignored.
@@ -270,14 +334,23 @@ class NodeLink(Protocol):
     async def forget(self, key: str, *, delete_logs: bool = False) -> None:
         """The end has been written to the store: the agent need not report it again."""
 
-    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[LogChunk]:
-        """Chunks of output from ``cursor`` (empty: the beginning); empty when there is no more now."""
+    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[Stretch]:
+        """Output from ``cursor`` (empty: the beginning), about ``limit`` bytes; empty when there is no more now."""
 
     async def tail_log(self, key: str, lines: int) -> str:
         """The cursor from which about ``lines`` lines follow."""
 
     async def attach(self, key: str) -> AttachStream:
         """A stream to the program's shepherd."""
+
+    async def images(self, what: str, **params: Any) -> Any:
+        """Container images: ``list``, ``put``, ``import``, ``pull``, ``job``, ``remove``; see ``node.containers``."""
+
+    async def files(self) -> FilesLink:
+        """A conversation about files, on a connection of its own."""
+
+    async def connect_port(self, key: str, port: int) -> AttachStream:
+        """A stream to a port on which a process of the program listens; raises WRONG_STATE, NOT_FOUND."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,3 +387,7 @@ class Ports:
     clock: Clock
     random_bits: Callable[[int], int]
     sleep: Callable[[float], Awaitable[None]] = field(repr=False)
+    courier: Courier | None = None
+    authority: Authority | None = None
+    blobs: BlobStore | None = None
+    other_heads: OtherHeads | None = None

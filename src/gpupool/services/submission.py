@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from gpupool.domain import lifecycle
 from gpupool.domain.access import DEFAULT_PROJECT, Actor
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import ComputePolicy
+from gpupool.domain.gang import Gang
+from gpupool.domain.gpu import ComputePolicy, GpuRequest
 from gpupool.domain.ids import WorkloadId, workload_id
 from gpupool.domain.rules import check_gpus, settled_limits
 from gpupool.domain.sharing import settled_compute, settled_request
 from gpupool.domain.units import format_permille
-from gpupool.domain.workload import Event, Reason, Replica, ReplicaState, Workload, WorkloadKind
-from gpupool.scheduling.feasible import check_possible
-from gpupool.scheduling.gang import check_gang_possible
-from gpupool.scheduling.shape import Shapes
+from gpupool.domain.workload import Event, Program, Reason, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.scheduling.feasible import check_gang_possible, check_possible
+from gpupool.scheduling.shape import Shape, Shapes
 from gpupool.services.engine import Engine
 from gpupool.services.lookup import Lookup
 from gpupool.services.mirror import Draft
@@ -26,6 +28,10 @@ from gpupool.specs.request import Submitter, WorkloadRequest, references, to_wor
 MOST_LIVE_REPLICAS = 200_000
 LEASE_IDLE_S = 1800.0  # a bare lease on which no program runs is taken back after so long unless told otherwise
 ID_BITS = 50
+
+
+async def _no_files(_actor: Actor, _program: Program) -> None:
+    """Until somebody is there who knows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +46,17 @@ class Prepared:
 class SubmissionService:
     """Writes new workloads. A request that repeats a ``request_id`` finds what the first one made."""
 
-    def __init__(self, engine: Engine, register: Register, permissions: Permissions, lookup: Lookup) -> None:
+    def __init__(
+        self, engine: Engine, register: Register, permissions: Permissions, lookup: Lookup, *, as_user: bool = False
+    ) -> None:
+        """``as_user``: programs run as the accounts of those who submit them, as in a system pool."""
+        self._as_user = as_user
         self._engine = engine
         self._register = register
         self._permissions = permissions
         self._lookup = lookup
+        self.check_files: Callable[[Actor, Program], Awaitable[None]] = _no_files
+        self.check_containers: Callable[[Workload], None] = lambda _workload: None
 
     async def submit(self, actor: Actor, request: WorkloadRequest) -> tuple[Workload, bool]:
         """The workload, and whether this call made it."""
@@ -58,7 +70,7 @@ class SubmissionService:
             return seen, False
 
     async def _submit_new(self, actor: Actor, request: WorkloadRequest) -> Workload:
-        return await self._write(actor, await self.prepare(actor, request))
+        return await self.write(actor, await self.prepare(actor, request))
 
     async def prepare(self, actor: Actor, request: WorkloadRequest) -> Prepared:
         """What a request comes to, checked as any submission is, and not written. Raises ``GpupoolError``."""
@@ -73,8 +85,20 @@ class SubmissionService:
             resolve={ref: found.id for ref, found in referred.items()},
         )
         workload = self._with_sharing(self._with_defaults(workload), request.gpus.compute)
+        self._need_account(workload)
         self._check(workload)
+        self.check_containers(workload)
+        await self.check_files(actor, workload.program)
         return Prepared(workload, replicas, referred)
+
+    def _need_account(self, workload: Workload) -> None:
+        """Without an account of their own, somebody's programs would run as the pool itself: as root."""
+        if self._as_user and workload.uid is None and workload.kind is not WorkloadKind.LEASE:
+            raise GpupoolError(
+                ErrorCode.FORBIDDEN,
+                f"{workload.user} has no account on the machines of the pool to run programs as.",
+                f"An administrator gives one: `gpupool user set {workload.user} --uid UID`.",
+            )
 
     async def _seen_before(self, actor: Actor, request: WorkloadRequest) -> Workload | None:
         if request.request_id is None:
@@ -100,9 +124,12 @@ class SubmissionService:
         if workload.kind is WorkloadKind.EXEC:
             return workload
         project = self._register.project(workload.project)
-        return replace(
-            workload, gpus=settled_request(workload.gpus, project), compute=settled_compute(compute, project)
+        roles = tuple(
+            role if role.gpus is None else replace(role, gpus=settled_request(role.gpus, project))
+            for role in workload.roles
         )
+        gpus, policy = settled_request(workload.gpus, project), settled_compute(compute, project)
+        return replace(workload, gpus=gpus, roles=roles, compute=policy)
 
     def _check(self, workload: Workload) -> None:
         """Refuse now what could never start."""
@@ -113,22 +140,22 @@ class SubmissionService:
             )
         if workload.kind is WorkloadKind.EXEC:
             return
-        placer, limits = self._engine.demand.scheduler.placer, workload.limits
+        placer = self._engine.demand.scheduler.placer
         project = self._register.project(workload.project)
         pools = project.rules.node_pools
-        check_possible(placer, workload.gpus, limits.cpus or 0.0, limits.memory_mib or 0, pools)
+        for gpus, cpus, memory_mib in workload.different_members():
+            check_possible(placer, gpus, cpus, memory_mib, pools)
+            check_gpus(placer.least_permille(Shapes().get(gpus, 0, 0)), project)
         if workload.gang is not None:
-            shape = Shapes().get(workload.gpus, limits.cpus or 0.0, limits.memory_mib or 0, "", pools)
-            check_gang_possible(placer, shape, workload.gang)
-        check_gpus(placer.least_permille(Shapes().get(workload.gpus, 0, 0)), project)
+            check_gang_possible(placer, _who_start(workload, workload.gang, pools), workload.gang)
         self._check_bounds(workload)
 
     def _check_bounds(self, workload: Workload) -> None:
         """A single replica, or the least of a gang, above a bound of its project or user would wait for ever."""
         project = self._register.project(workload.project)
         user = self._register.users.get(workload.user)
-        need = workload.gpus.count * (workload.gpus.permille if workload.gpus.memory_mib is None else 1)
-        need *= workload.gang.least if workload.gang is not None else 1
+        members = range(workload.gang.least if workload.gang is not None else 1)
+        need = sum(_least_permille(workload.gpus_of(index)) for index in members)
         protected_bound = project.quota_permille if not workload.preemptible or not project.over_quota else None
         for bound, whose in (
             (protected_bound, f"the quota of {project.name}"),
@@ -143,7 +170,8 @@ class SubmissionService:
                     "Ask for less, or submit training where the project may exceed its quota.",
                 )
 
-    async def _write(self, actor: Actor, prepared: Prepared) -> Workload:
+    async def write(self, actor: Actor, prepared: Prepared) -> Workload:
+        """Write down what was prepared."""
         workload, replicas = prepared.workload, prepared.replicas
 
         async def build(draft: Draft) -> Workload:
@@ -185,3 +213,15 @@ class SubmissionService:
         if host.kind is WorkloadKind.EXEC:
             raise GpupoolError(ErrorCode.WRONG_STATE, f"{host.name} uses another workload's GPUs.", "Name that one.")
         draft.take(lifecycle.granted(workload, replica, holder.lease, holder.node or "", draft.now))
+
+
+def _who_start(workload: Workload, gang: Gang, pools: tuple[str, ...]) -> Counter[Shape]:
+    """How many of those who start together ask for what."""
+    shapes, members = Shapes(), range(gang.least)
+    asked = ((workload.gpus_of(i), workload.counted_cpus(i), workload.memory_of(i) or 0) for i in members)
+    return Counter(shapes.get(*each, "", pools) for each in asked)
+
+
+def _least_permille(gpus: GpuRequest) -> int:
+    """Thousandths of GPUs at least; what an amount of memory comes to depends on the GPU."""
+    return gpus.count * (gpus.permille if gpus.memory_mib is None else 1)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gpupool.domain import lifecycle
 from gpupool.domain.supervision import ExitReport
 from gpupool.domain.workload import Reason, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.services import gangs
 from gpupool.services.mirror import Draft
 
 _LOST = frozenset({ReplicaState.FAILED, ReplicaState.STOPPED})
@@ -15,7 +16,7 @@ _LOST = frozenset({ReplicaState.FAILED, ReplicaState.STOPPED})
 def end(draft: Draft, workload: Workload, replica: Replica, report: ExitReport) -> Replica:
     """No process of the replica's attempt is left; programs on its lease are stopped too."""
     epoch = replica.lease
-    after = draft.take(lifecycle.ended(workload, replica, report, draft.now))
+    after = draft.take(lifecycle.ended(gangs.as_member(workload, replica.index), replica, report, draft.now))
     if epoch is None or after.state.placed:
         return after
     if workload.kind is WorkloadKind.EXEC:
@@ -23,6 +24,7 @@ def end(draft: Draft, workload: Workload, replica: Replica, report: ExitReport) 
     else:
         _stop_programs_on(draft, replica)
     _end_broken_gang(draft, workload, after)
+    gangs.after_end(draft, draft.workload(workload.id) or workload, after)
     return after
 
 

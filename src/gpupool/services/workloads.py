@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,13 +10,14 @@ from enum import StrEnum
 
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.supervision import LogChunk
+from gpupool.domain.logrecords import Stretch
 from gpupool.domain.units import MAX_DURATION_S, format_duration
 from gpupool.domain.workload import (
     Event,
     Lease,
     Reason,
     Replica,
+    ReplicaState,
     Workload,
     WorkloadKind,
     WorkloadState,
@@ -24,11 +26,13 @@ from gpupool.scheduling.explain import Explanation
 from gpupool.services import transitions
 from gpupool.services.bound import BoundClients
 from gpupool.services.engine import Engine
+from gpupool.services.holdings import HoldingService
 from gpupool.services.lookup import Lookup
 from gpupool.services.mirror import Draft
 from gpupool.services.output import OutputService
 from gpupool.services.permissions import Permissions
 from gpupool.services.ports import AttachStream, WorkloadFilter
+from gpupool.services.queue import QueueService
 from gpupool.services.submission import SubmissionService
 from gpupool.services.waiting import WhyService
 from gpupool.specs.request import WorkloadRequest
@@ -59,6 +63,8 @@ class WorkloadService:
         self.submission = submission
         self.output = OutputService(engine, lookup, permissions)
         self.waiting = WhyService(engine, lookup)
+        self.queue = QueueService(engine)
+        self.holdings = HoldingService(engine)
 
     async def submit(self, actor: Actor, request: WorkloadRequest) -> tuple[Workload, bool]:
         """Write a request down; the flag says whether it is new."""
@@ -72,6 +78,10 @@ class WorkloadService:
         """Newest first; everybody sees everybody's, without what is private."""
         del actor
         return await self._engine.ports.store.list_workloads(wanted)
+
+    def now(self) -> float:
+        """The pool's time, in seconds since the epoch: what ages and remaining times are counted from."""
+        return self._engine.ports.clock.now()
 
     async def counts(self) -> dict[WorkloadState, int]:
         """How many live workloads are in which state."""
@@ -133,9 +143,9 @@ class WorkloadService:
 
         return has_ended if until is WaitFor.FINISHED else has_started
 
-    async def why(self, actor: Actor, ref: str) -> Explanation:
-        """Why it stands where it stands."""
-        return await self.waiting.why(await self._lookup.workload(actor, ref))
+    async def why(self, actor: Actor, ref: str, index: int | None = None, *, foretell: bool = True) -> Explanation:
+        """Why it stands where it stands; without ``foretell`` at once, and without an estimate."""
+        return await self.waiting.why(await self._lookup.workload(actor, ref), index, foretell=foretell)
 
     # Changing its course
 
@@ -241,6 +251,25 @@ class WorkloadService:
         await self._engine.transact(build)
         return await self._lookup.workload(actor, workload.id)
 
+    async def set_priority(self, actor: Actor, ref: str, priority: int) -> Workload:
+        """Let a workload that waits come earlier or later in its project; it keeps the time at which it queued."""
+        workload = await self._managed(actor, ref)
+
+        def build(draft: Draft) -> None:
+            now = self._live(draft, workload)
+            if not any(replica.state is ReplicaState.PENDING for replica in draft.replicas(workload.id)):
+                raise GpupoolError(
+                    ErrorCode.WRONG_STATE, f"{workload.name} is {now.state}: nothing of it waits.", "See `gpupool ps`."
+                )
+            if now.priority == priority:
+                return
+            draft.put_workload(replace(now, priority=priority))
+            sentence = f"priority {now.priority} -> {priority}"
+            draft.note(Event(draft.now, actor.user, Reason.CHANGED, sentence, workload.id))
+
+        await self._engine.transact(build)
+        return await self._lookup.workload(actor, workload.id)
+
     async def delete(self, actor: Actor, ref: str) -> None:
         """Take a workload that has ended off the lists, with its output."""
         workload = await self._managed(actor, ref)
@@ -262,9 +291,11 @@ class WorkloadService:
     async def _delete_output(self, workload: Workload, replicas: Sequence[Replica]) -> None:
         for row in replicas:
             for attempt in range(1, row.attempt + 1):
-                if row.node is not None:
-                    link = self._engine.ports.fabric.link(row.node)
-                    await link.forget(workload.key(row.index, attempt), delete_logs=True)
+                node = await self._lookup.node_of(workload, row, attempt)
+                with contextlib.suppress(GpupoolError):  # a node that is away deletes it when it is old
+                    await self._engine.ports.fabric.link(node or "").forget(
+                        workload.key(row.index, attempt), delete_logs=True
+                    )
 
     async def _managed(self, actor: Actor, ref: str) -> Workload:
         workload = await self._lookup.workload(actor, ref)
@@ -281,8 +312,8 @@ class WorkloadService:
 
     async def read_log(
         self, actor: Actor, ref: str, *, index: int, attempt: int | None, cursor: str, limit: int
-    ) -> tuple[Sequence[LogChunk], str, bool]:
-        """Chunks from a cursor, the cursor after them, and whether nothing more can come."""
+    ) -> tuple[Sequence[Stretch], str, bool]:
+        """Output from a cursor, the cursor after it, and whether nothing more can come."""
         return await self.output.read(actor, ref, index=index, attempt=attempt, cursor=cursor, limit=limit)
 
     async def tail_cursor(self, actor: Actor, ref: str, *, index: int, attempt: int | None, lines: int) -> str:

@@ -6,24 +6,29 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.workload import RestartPolicy, WorkloadKind
-from gpupool.specs.limits import MAX_ARGV_BYTES
+from gpupool.domain.workload import Framework, OnMemberEnd, RestartPolicy, WorkloadKind
+from gpupool.specs.containers import check_container
+from gpupool.specs.limits import MAX_ARGV_BYTES, MAX_MEMBERS, MAX_REPLICAS
 from gpupool.specs.problems import Path, refusal, reworded
 from gpupool.specs.templates import as_text, check_placeholders, placeholders
 
 if TYPE_CHECKING:
-    from gpupool.specs.models import SweepSpec, WorkloadRequest
+    from gpupool.specs.models import RoleSpec, SweepSpec, WorkloadRequest
 
+LAUNCHER = "launcher"
 SINGLE = {WorkloadKind.INTERACTIVE, WorkloadKind.LEASE, WorkloadKind.EXEC}
 
 
 def check_agreement(request: WorkloadRequest) -> None:
     """Raise pydantic's custom error for fields that contradict each other or the kind."""
+    check_container(request)
     _check_command(request)
     _check_exec(request)
     _check_lease(request)
     _check_replicas(request)
     _check_gang(request)
+    _check_roles(request)
+    _check_framework(request)
     if request.sweep is not None:
         _check_template(request.command, request.sweep)
 
@@ -36,7 +41,21 @@ def _refuse_if(wrong: bool, sentence: str, path: Path, hint: str = "") -> None:
 def _check_command(request: WorkloadRequest) -> None:
     lease = request.kind is WorkloadKind.LEASE
     _refuse_if(lease and bool(request.command), "must be left out: a lease runs nothing by itself.", ("command",))
-    _refuse_if(not lease and not request.command, "is missing: say what to run.", ("command",))
+    told = (
+        bool(request.command)
+        or request.image is not None
+        or (bool(request.roles) and all(_has_program(request, r) for r in request.roles))
+    )
+    _refuse_if(not lease and not told, "is missing: say what to run.", ("command",))
+
+
+def _has_program(request: WorkloadRequest, role: RoleSpec) -> bool:
+    """Whether a role says what to run; the workers of MPI run what the launcher starts."""
+    return (
+        bool(role.command)
+        or role.image is not None
+        or (request.framework is Framework.MPI and role.name.lower() != LAUNCHER)
+    )
 
 
 def _check_exec(request: WorkloadRequest) -> None:
@@ -51,6 +70,7 @@ def _check_exec(request: WorkloadRequest) -> None:
 def _check_lease(request: WorkloadRequest) -> None:
     lease = request.kind is WorkloadKind.LEASE
     _refuse_if(not lease and request.lifetime is not None, "is for the kind lease only; see max_time.", ("lifetime",))
+    _refuse_if(lease and request.gpus.count == 0, "must be at least 1: a lease holds GPUs.", ("gpus", "count"))
     both = request.lifetime is not None and request.max_time is not None
     _refuse_if(both, "must be left out where lifetime is given.", ("max_time",))
 
@@ -74,13 +94,60 @@ def _check_replicas(request: WorkloadRequest) -> None:
 
 
 def _check_gang(request: WorkloadRequest) -> None:
-    if request.gang is None:
+    if request.gang is None and not request.roles:
+        _refuse_if(request.on_member_end is not None, "is for gangs: add gang.", ("on_member_end",))
         return
-    _refuse_if(request.kind in SINGLE, f"must be left out: the kind {request.kind.value} has one replica.", ("gang",))
+    path = "gang" if request.gang is not None else "roles"
+    _refuse_if(request.kind in SINGLE, f"must be left out: the kind {request.kind.value} has one replica.", (path,))
     _refuse_if(request.client_bound, "must be false for a gang.", ("client_bound",))
     for field in ("sweep", "completions", "parallelism"):
         given = getattr(request, field) is not None
-        _refuse_if(given, "must be left out where gang says how many start together.", (field,))
+        _refuse_if(given, f"must be left out where {path} says how many start together.", (field,))
+
+
+def _check_roles(request: WorkloadRequest) -> None:
+    if not request.roles:
+        return
+    total, gang = sum(role.replicas for role in request.roles), request.gang
+    if len({role.name for role in request.roles}) < len(request.roles):
+        raise refusal(ErrorCode.INVALID_NAME, "has two roles of the same name.", path=("roles",))
+    if total > MAX_REPLICAS:
+        sentence = f"has {total} members; at most {MAX_REPLICAS} are possible."
+        raise refusal(ErrorCode.INVALID_COUNT, sentence, path=("roles",))
+    if gang is not None and gang.workers != total:
+        sentence = f"is {gang.workers}, but the roles have {total} members."
+        raise refusal(ErrorCode.INVALID_COUNT, sentence, path=("gang", "workers"))
+    elastic = gang is not None and gang.min not in {None, gang.workers}
+    _refuse_if(elastic and len(request.roles) > 1, "must be left out where there are several roles.", ("gang", "min"))
+
+
+def _check_framework(request: WorkloadRequest) -> None:
+    framework = request.framework
+    ranks = framework in {Framework.TORCH, Framework.MPI}
+    _refuse_if(request.processes is not None and not ranks, "is for the frameworks torch and mpi.", ("processes",))
+    if framework is None:
+        return
+    gang = request.gang
+    members = sum(role.replicas for role in request.roles) or (gang.workers if gang is not None else 0)
+    if members > MAX_MEMBERS:
+        sentence = f"is for at most {MAX_MEMBERS} members; there are {members}."
+        raise refusal(ErrorCode.INVALID_COUNT, sentence, path=("framework",))
+    _refuse_if(gang is None and not request.roles, "needs a gang: say how many workers.", ("framework",), "Add gang.")
+    elastic = gang is not None and gang.min not in {None, gang.workers}
+    fixed = framework is not Framework.TORCH
+    _refuse_if(elastic and fixed, f"must be left out: {framework.value} has a fixed size.", ("gang", "min"))
+    alone = request.on_member_end is OnMemberEnd.CONTINUE and framework is Framework.MPI
+    _refuse_if(alone, "must be restart or fail: MPI cannot go on without a rank.", ("on_member_end",))
+    if framework is Framework.MPI:
+        _check_mpi(request)
+
+
+def _check_mpi(request: WorkloadRequest) -> None:
+    launchers = [role.replicas for role in request.roles if role.name.lower() == LAUNCHER]
+    _refuse_if(bool(request.roles) and launchers != [1], "must have one launcher (replicas: 1).", ("roles",))
+    for number, role in enumerate(request.roles):
+        told = role.name.lower() != LAUNCHER and bool(role.command)
+        _refuse_if(told, "must be left out: workers run what the launcher starts.", ("roles", number, "command"))
 
 
 def _check_template(command: list[str], sweep: SweepSpec) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from gpupool.domain.errors import ErrorCode
-from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.supervision import Stdio
 from gpupool.domain.units import WHOLE_GPU, fraction_to_permille
 from gpupool.domain.workload import (
+    TTL_LABEL,
     Dependency,
     Limits,
     Program,
@@ -23,6 +23,8 @@ from gpupool.domain.workload import (
     Workload,
     WorkloadKind,
 )
+from gpupool.specs.containers import container_of
+from gpupool.specs.members import gang_of, on_member_end, roles_of
 from gpupool.specs.models import Condition, GpuSpec, SweepSpec, WorkloadRequest
 from gpupool.specs.problems import RequestError
 from gpupool.specs.sweep import Parameters, describe_parameters, draw, expand_grid, variable_of
@@ -68,7 +70,8 @@ def to_workload(
     """
     find = resolve.__getitem__ if isinstance(resolve, Mapping) else resolve
     parameters = expand(request.sweep, seed=id) if request.sweep is not None else ()
-    gang = _gang(request)
+    roles = roles_of(request, gpu_request)
+    gang = gang_of(request, roles)
     completions = len(parameters) or request.completions or request.parallelism or (gang.most if gang else 1)
     workload = Workload(
         id=id,
@@ -78,9 +81,13 @@ def to_workload(
         user=submitter.user,
         uid=submitter.uid,
         program=_program(request),
-        gpus=_gpu_request(request.gpus),
+        gpus=gpu_request(request.gpus),
         created_at=submitter.now,
         gang=gang,
+        roles=roles,
+        framework=request.framework,
+        on_member_end=on_member_end(request, roles),
+        processes=request.processes or 0,
         priority=request.priority,
         preemptible=_preemptible(request),
         limits=_limits(request),
@@ -92,7 +99,7 @@ def to_workload(
         after=tuple(Dependency(find(a.workload), a.condition is Condition.SUCCESS) for a in request.after),
         on=find(request.on) if request.on else None,
         on_index=request.on_index,
-        labels=dict(request.labels),
+        labels=dict(request.labels) | ({} if request.ttl is None else {TTL_LABEL: "yes"}),
         request_id=request.request_id,
     )
     return workload, tuple(Replica(id, index, queued_at=submitter.now) for index in range(completions))
@@ -115,17 +122,21 @@ def program_for(workload: Workload, index: int) -> tuple[tuple[str, ...], dict[s
     of a single program is never touched. The environment also tells the index, the number of replicas and the
     parameters, each and as JSON.
     """
-    env = dict(workload.program.env)
+    argv, env = workload.program.argv, dict(workload.program.env)
     env["GPUPOOL_INDEX"] = str(index)
     env["GPUPOOL_COMPLETIONS"] = str(workload.completions)
-    argv = workload.program.argv
+    place = workload.place_in_roles(index)
+    if place is not None:
+        role, number = place
+        argv = argv if role.argv is None else role.argv
+        env |= {**role.env, "GPUPOOL_ROLE": role.name, "GPUPOOL_ROLE_INDEX": str(number)}
     if workload.parameters:
         parameters = workload.parameters[index]
         values = {name: as_text(value) for name, value in parameters.items()}
         env.update({variable_of(name): value for name, value in values.items()})
         env["GPUPOOL_PARAMETERS"] = describe_parameters(parameters)
         return tuple(fill(argument, {**values, INDEX: str(index)}) for argument in argv), env
-    if workload.completions > 1:
+    if workload.completions > 1 and not workload.program.literal:
         return tuple(fill_index(argument, index) for argument in argv), env
     return argv, env
 
@@ -139,7 +150,7 @@ def automatic_name(request: WorkloadRequest, id: WorkloadId) -> str:  # noqa: A0
 
 
 def _program(request: WorkloadRequest) -> Program:
-    if request.workdir and not request.workdir.startswith("/"):
+    if request.workdir and not request.workdir.startswith("/") and not request.tree:
         raise RequestError(
             ErrorCode.INVALID_REQUEST,
             f"'workdir' must be a path from the root, not '{request.workdir[:80]}'.",
@@ -155,10 +166,16 @@ def _program(request: WorkloadRequest) -> Program:
         columns=request.columns,
         umask=DEFAULT_UMASK if request.umask is None else request.umask,
         client_bound=request.client_bound,
+        tree=request.tree,
+        lock=request.lock,
+        env_from={name: source.value for name, source in request.env_from.items()},
+        literal=request.literal,
+        container=container_of(request),
     )
 
 
-def _gpu_request(gpus: GpuSpec) -> GpuRequest:
+def gpu_request(gpus: GpuSpec) -> GpuRequest:
+    """The GPUs that a request, or one of its roles, asks for."""
     return GpuRequest(
         count=gpus.count,
         permille=WHOLE_GPU if gpus.fraction is None else fraction_to_permille(gpus.fraction),
@@ -168,13 +185,6 @@ def _gpu_request(gpus: GpuSpec) -> GpuRequest:
         sharing=gpus.sharing,
         placement=gpus.placement,
     )
-
-
-def _gang(request: WorkloadRequest) -> Gang | None:
-    spec = request.gang
-    if spec is None:
-        return None
-    return Gang(spec.min or spec.workers, spec.workers, spec.within or "", spec.strict)
 
 
 def _limits(request: WorkloadRequest) -> Limits:
@@ -187,13 +197,15 @@ def _limits(request: WorkloadRequest) -> Limits:
         cpus=request.cpus,
         memory_mib=request.memory,
         log_limit_mib=request.log_limit or DEFAULT_LOG_LIMIT_MIB,
+        ttl_s=request.ttl,
     )
 
 
 def _retry(request: WorkloadRequest) -> Retry:
     wanted = request.kind is WorkloadKind.TRAINING if request.backoff_limit is None else request.backoff_limit > 0
     policy = request.restart or (RestartPolicy.ON_FAILURE if wanted else RestartPolicy.NEVER)
-    if policy is RestartPolicy.NEVER:
+    of_roles = any(role.restart not in {None, RestartPolicy.NEVER} for role in request.roles)
+    if policy is RestartPolicy.NEVER and not of_roles:
         return Retry()
     return Retry(policy, DEFAULT_BACKOFF if request.backoff_limit is None else request.backoff_limit)
 

@@ -18,7 +18,8 @@ _TEXT_FIELDS = TextFields(
         tuple(path.split("."))
         for path in (
             "name", "project", "workdir", "on", "request_id", "command.*", "env.*", "labels.*",
-            "gpus.models.*", "gpus.labels.*", "gang.within", "after.*", "after.*.workload",
+            "gpus.models.*", "gpus.labels.*", "gang.within", "roles.*.name", "roles.*.command.*",
+            "roles.*.env.*", "roles.*.gpus.models.*", "roles.*.gpus.labels.*", "after.*", "after.*.workload",
         )
     )
 )  # fmt: skip
@@ -41,7 +42,9 @@ def load_job_file(
     requests = [_request(values, root, shown) for values, root in _documents(text, shown)]
     if not requests:
         raise GpupoolError(ErrorCode.INVALID_FILE, f"{shown} is empty.", "Begin with 'command: [...]'.")
-    return requests if folder is None else [_anchored(request, folder) for request in requests]
+    if folder is None:
+        return requests
+    return [request if request.image is not None else _anchored(request, folder) for request in requests]
 
 
 def _documents(text: str, name: str) -> list[tuple[object, Node | None]]:

@@ -6,12 +6,14 @@ import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from gpupool.domain.container import ContainerNetwork, PullPolicy
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import ComputePolicy, Placement, Sharing
-from gpupool.domain.workload import RestartPolicy, WorkloadKind
+from gpupool.domain.workload import EnvSource, Framework, OnMemberEnd, RestartPolicy, WorkloadKind
 from gpupool.specs import limits, quantities
+from gpupool.specs.containers import MAX_VOLUMES, ContainerUser, Image, VolumeField
 from gpupool.specs.problems import refusal, reworded
 from gpupool.specs.sweep import Range, check_parameter_names, grid_size
 from gpupool.specs.templates import Scalar
@@ -51,7 +53,7 @@ class GpuSpec(_Strict):
     """GPUs of one node that each replica gets: the same part of each."""
 
     count: quantities.GpuCount = 1
-    """How many GPUs, 1 to 1024."""
+    """How many GPUs, up to 1024; 0: none, for work that needs processors only."""
     fraction: quantities.Fraction = None
     """The part of each GPU, above 0 and up to 1 in steps of 0.001; all of it when neither part is given."""
     memory_mib: quantities.Size = None
@@ -71,6 +73,13 @@ class GpuSpec(_Strict):
 
     @model_validator(mode="after")
     def _one_part(self) -> Self:
+        if self.count == 0 and (self.fraction is not None or self.memory_mib is not None):
+            raise refusal(
+                ErrorCode.INVALID_REQUEST,
+                "There is no part of no GPU.",
+                "Leave the part (-p, -m) out, or ask for a GPU.",
+                ("fraction" if self.fraction is not None else "memory_mib",),
+            )
         if self.fraction is not None and self.memory_mib is not None:
             raise refusal(
                 ErrorCode.INVALID_REQUEST,
@@ -222,6 +231,56 @@ class GangSpec(_Strict):
         return self
 
 
+def _command_fits(command: list[str]) -> list[str]:
+    if sum(len(argument.encode()) + 1 for argument in command) > limits.MAX_ARGV_BYTES:
+        raise refusal(ErrorCode.TOO_LARGE, "is longer than 1 MiB.", "Put the data in a file.")
+    if command and not command[0]:
+        raise refusal(ErrorCode.INVALID_REQUEST, "must begin with the program's name.")
+    return command
+
+
+def _env_fits(env: dict[str, str]) -> dict[str, str]:
+    for name in env:
+        if not name or "=" in name:
+            raise refusal(ErrorCode.INVALID_NAME, f"has a variable that cannot be named '{name[:80]}'.")
+    if sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items()) > limits.MAX_ENV_BYTES:
+        raise refusal(ErrorCode.TOO_LARGE, "is larger than 1 MiB.", "Put the data in a file.")
+    return env
+
+
+Command = Annotated[list[quantities.Text], AfterValidator(_command_fits)]
+Environment = Annotated[
+    dict[str, quantities.Text], Field(max_length=limits.MAX_ENV_VARIABLES), AfterValidator(_env_fits)
+]
+
+
+class RoleSpec(_Strict):
+    """Members of a gang that are alike; what is absent is as the request says for all."""
+
+    name: quantities.Name
+    """The role's name: worker, ps, chief, launcher, ..."""
+    replicas: quantities.ReplicaCount = 1
+    """How many members."""
+    command: Command = Field(default_factory=list)
+    """Their program and its arguments."""
+    env: Environment = Field(default_factory=dict)
+    """Environment variables, put over those of the request."""
+    gpus: GpuSpec | None = None
+    """GPUs for each of them."""
+    cpus: Annotated[float, Field(gt=0, le=limits.MAX_CPUS)] | None = None
+    """Processors for each of them."""
+    memory: quantities.Size = None
+    """Memory of the machine for each of them: MiB, or text such as 4G."""
+    restart: Annotated[RestartPolicy, Field(strict=False)] | None = None
+    """When one of them that ended by itself is run again."""
+    image: Image | None = None
+    """A container image of their own; the rest of the container is as the request says for all."""
+    volumes: Annotated[list[VolumeField], Field(max_length=MAX_VOLUMES)] | None = None
+    """Volumes of their own, in place of the request's."""
+    entrypoint: Command | None = None
+    """An entry point of their own."""
+
+
 def _after(value: object) -> object:
     return {"workload": value} if isinstance(value, str) else value
 
@@ -236,12 +295,22 @@ class WorkloadRequest(_Strict):
     """Up to 63 letters, digits, dots, dashes and underscores; made from the command when absent."""
     kind: Annotated[WorkloadKind, Field(strict=False)] = WorkloadKind.TRAINING
     """What it is for; decides what may interrupt it and how often it is run again."""
-    command: list[quantities.Text] = Field(default_factory=list)
+    command: Command = Field(default_factory=list)
     """The program and its arguments; never given to a shell. {name} stands for a parameter of the sweep."""
-    env: Annotated[dict[str, quantities.Text], Field(max_length=limits.MAX_ENV_VARIABLES)] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
     """Environment variables, added to what the pool sets."""
+    env_from: Annotated[
+        dict[str, Annotated[EnvSource, Field(strict=False)]], Field(max_length=limits.MAX_ENV_VARIABLES)
+    ] = Field(default_factory=dict)
+    """Variables for what is known only at the start: member (its name), index, id, project, user, node, address."""
+    literal: bool = False
+    """{index} in the command means itself, also where there are several replicas."""
     workdir: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
     """The folder to start in."""
+    tree: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """The SHA-256 of a list of files that were sent before; they make the folder to start in."""
+    lock: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
+    """The file in the tree (uv.lock, requirements.txt) from which an environment is made."""
     project: quantities.ProjectName | None = None
     """The project whose quota is used; the user's default when absent."""
     priority: quantities.Priority = 0
@@ -288,6 +357,14 @@ class WorkloadRequest(_Strict):
     """How many replicas run at a time; all when absent."""
     gang: GangSpec | None = None
     """Replicas that start together, in place of completions and parallelism."""
+    roles: Annotated[list[RoleSpec], Field(max_length=limits.MAX_ROLES)] = Field(default_factory=list)
+    """What the members of a gang differ in; they are numbered role by role."""
+    framework: Annotated[Framework, Field(strict=False)] | None = None
+    """How the members find each other: torch, mpi or tf."""
+    on_member_end: Annotated[OnMemberEnd, Field(strict=False)] | None = None
+    """What a member's failure or loss means for the others: restart, fail or continue; by framework when absent."""
+    processes: Annotated[int, Field(ge=1, le=limits.MAX_PROCESSES)] | None = None
+    """How many ranks each member that works runs; as many as it has GPUs when absent (framework torch or mpi)."""
     sweep: SweepSpec | None = None
     """Parameters, one set per replica."""
     after: Annotated[list[After], Field(max_length=limits.MAX_DEPENDENCIES)] = Field(default_factory=list)
@@ -300,33 +377,28 @@ class WorkloadRequest(_Strict):
     """Which replica of it."""
     labels: Labels = Field(default_factory=dict)
     """Labels to find it by."""
+    ttl: quantities.Duration = None
+    """Delete it, with its output, so long after it has ended; kept when absent."""
     log_limit: quantities.Size = None
     """Most output kept: MiB, or text; 64 MiB when absent."""
     request_id: Annotated[str, Field(min_length=1, max_length=limits.MAX_REFERENCE)] | None = None
     """A text of your own that makes a repeated submission harmless."""
-    image: quantities.Unsupported = None
-    """Not supported: programs are started as processes of the machine."""
-    volumes: quantities.Unsupported = None
-    """Not supported: programs are started as processes of the machine."""
-
-    @field_validator("command")
-    @classmethod
-    def _command_fits(cls, command: list[str]) -> list[str]:
-        if sum(len(argument.encode()) + 1 for argument in command) > limits.MAX_ARGV_BYTES:
-            raise refusal(ErrorCode.TOO_LARGE, "is longer than 1 MiB.", "Put the data in a file.")
-        if command and not command[0]:
-            raise refusal(ErrorCode.INVALID_REQUEST, "must begin with the program's name.")
-        return command
-
-    @field_validator("env")
-    @classmethod
-    def _env_fits(cls, env: dict[str, str]) -> dict[str, str]:
-        for name in env:
-            if not name or "=" in name:
-                raise refusal(ErrorCode.INVALID_NAME, f"has a variable that cannot be named '{name[:80]}'.")
-        if sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items()) > limits.MAX_ENV_BYTES:
-            raise refusal(ErrorCode.TOO_LARGE, "is larger than 1 MiB.", "Put the data in a file.")
-        return env
+    image: Image | None = None
+    """The container image it runs in; a plain process of the machine when absent. workdir is a folder inside then."""
+    volumes: Annotated[list[VolumeField], Field(max_length=MAX_VOLUMES)] = Field(default_factory=list)
+    """What is seen inside besides the image: SRC:DST, SRC:DST:ro, or in full."""
+    pull: Annotated[PullPolicy, Field(strict=False)] | None = None
+    """When the image is fetched: missing (the default), always or never."""
+    entrypoint: Command | None = None
+    """Replaces the entry point of the image; command are its arguments."""
+    container_user: ContainerUser | None = None
+    """The user inside, where the pool leaves that to its users; the one who submits otherwise."""
+    network: Annotated[ContainerNetwork, Field(strict=False)] | None = None
+    """The network inside: host (the node's, the default) or none."""
+    read_only: bool = False
+    """Nothing can be written inside but to volumes."""
+    shm: quantities.Size = None
+    """Size of /dev/shm inside: MiB, or text such as 4G."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

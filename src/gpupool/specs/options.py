@@ -68,9 +68,9 @@ class GpuOptions:
 
 
 def parse_count(count: int) -> int:
-    """A number of GPUs; raises ``GpupoolError(INVALID_COUNT)`` outside 1 to 1024."""
-    if not 1 <= count <= MAX_GPUS:
-        raise GpupoolError(ErrorCode.INVALID_COUNT, f"{count} is not a number of GPUs.", f"Give 1 to {MAX_GPUS}.")
+    """A number of GPUs; raises ``GpupoolError(INVALID_COUNT)`` outside 0 to 1024."""
+    if not 0 <= count <= MAX_GPUS:
+        raise GpupoolError(ErrorCode.INVALID_COUNT, f"{count} is not a number of GPUs.", f"Give 0 to {MAX_GPUS}.")
     return count
 
 

@@ -122,10 +122,10 @@ def _umask(value: object) -> object:
     return value
 
 
-def _count(most: int) -> Callable[[object], object]:
+def _count(most: int, least: int = 1) -> Callable[[object], object]:
     def check(value: object) -> object:
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most):
-            raise refusal(ErrorCode.INVALID_COUNT, f"must be a whole number from 1 to {most}.")
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most):
+            raise refusal(ErrorCode.INVALID_COUNT, f"must be a whole number from {least} to {most}.")
         return value
 
     return check
@@ -159,16 +159,6 @@ def _label_key(value: object) -> object:
     return value
 
 
-def _unsupported(value: object) -> None:
-    if value is None or value in ("", [], {}):
-        return
-    raise refusal(
-        ErrorCode.UNSUPPORTED,
-        "This pool starts programs as processes of the machine, not containers; leave out -i / -v.",
-        "Give the command itself, and workdir for its folder.",
-    )
-
-
 def _schema(*types: dict[str, Any], null: bool = False) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [*types, *([{"type": "null"}] if null else [])]})
 
@@ -197,8 +187,8 @@ Priority = Annotated[
 Umask = Annotated[int | None, Field(ge=0, le=0o777), BeforeValidator(_umask), _schema(_UMASK, _OCTAL, null=True)]
 GpuCount = Annotated[
     int,
-    BeforeValidator(_count(limits.MAX_GPUS)),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": limits.MAX_GPUS}),
+    BeforeValidator(_count(limits.MAX_GPUS, 0)),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": limits.MAX_GPUS}),
 ]
 _REPLICAS = {"type": "integer", "minimum": 1, "maximum": limits.MAX_REPLICAS}
 ReplicaCount = Annotated[int, BeforeValidator(_count(limits.MAX_REPLICAS)), WithJsonSchema(_REPLICAS)]
@@ -215,9 +205,4 @@ LabelValue = Annotated[
     Field(max_length=limits.MAX_LABEL_VALUE),
     BeforeValidator(_written),
     WithJsonSchema({"type": ["string", "number", "boolean"]}),
-]
-Unsupported = Annotated[
-    None,
-    BeforeValidator(_unsupported),
-    WithJsonSchema({"type": ["null", "string", "array", "object"], "maxLength": 0, "maxItems": 0, "maxProperties": 0}),
 ]

@@ -12,6 +12,7 @@ from gpupool.specs.models import (
     GpuSpec,
     RandomRange,
     RandomSweep,
+    RoleSpec,
     SweepSpec,
     WorkloadRequest,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "RandomRange",
     "RandomSweep",
     "RequestError",
+    "RoleSpec",
     "Submitter",
     "SweepSpec",
     "WorkloadRequest",

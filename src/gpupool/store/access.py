@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from sqlalchemy import Connection, delete, select, update
 
 from gpupool.domain.access import Project, Token, User
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gpu import Node
-from gpupool.store import mapping
+from gpupool.store import mapping_access as mapping
 from gpupool.store import tables as t
 from gpupool.store.database import upsert
+from gpupool.store.usage_tables import gpu_models
+
+_name = attrgetter("name")  # sorted here: how a database sorts texts depends on how it was made
 
 
 def projects(conn: Connection) -> list[Project]:
     """All projects by name."""
-    rows = conn.execute(select(t.projects).order_by(t.projects.c.name)).mappings()
-    return [mapping.project_of(row) for row in rows]
+    return sorted(map(mapping.project_of, conn.execute(select(t.projects)).mappings()), key=_name)
 
 
 def users(conn: Connection) -> list[User]:
     """All users by name."""
-    rows = conn.execute(select(t.users).order_by(t.users.c.name)).mappings()
-    return [mapping.user_of(row) for row in rows]
+    return sorted(map(mapping.user_of, conn.execute(select(t.users)).mappings()), key=_name)
 
 
 def nodes(conn: Connection) -> list[Node]:
     """All nodes by name."""
-    rows = conn.execute(select(t.nodes).order_by(t.nodes.c.name)).mappings()
-    return [mapping.node_of(row) for row in rows]
+    return sorted(map(mapping.node_of, conn.execute(select(t.nodes)).mappings()), key=_name)
 
 
 def tokens(conn: Connection, user: str | None) -> list[Token]:
@@ -63,6 +65,14 @@ def save_user(conn: Connection, user: User) -> None:
 def save_node(conn: Connection, node: Node) -> None:
     """Insert or replace."""
     upsert(conn, t.nodes, mapping.node_row(node))
+    for gpu in node.report.gpus:
+        upsert(conn, gpu_models, {"gpu_uuid": gpu.uuid, "model": gpu.model, "memory_mib": gpu.memory_mib})
+
+
+def delete_node(conn: Connection, name: str) -> None:
+    """Forget a node, also as a head; its GPUs' models and what they did stay."""
+    conn.execute(delete(t.nodes).where(t.nodes.c.name == name))
+    conn.execute(delete(t.heads).where(t.heads.c.name == name))
 
 
 def save_token(conn: Connection, token: Token) -> None:

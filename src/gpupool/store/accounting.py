@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from sqlalchemy import ColumnElement, Connection, case, delete, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select
 
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.workload import Reason, ReplicaState, WorkloadKind
-from gpupool.services.ports import PastLease, RuntimeHistory, UsageRow
+from gpupool.services.ports import PastLease, RuntimeHistory
 from gpupool.store import tables as t
 
 ROWS_PER_DELETE = 500
@@ -56,20 +55,6 @@ def past_runs(conn: Connection, limit: int) -> list[PastLease]:
         .limit(limit)
     )
     return [PastLease(*row) for row in conn.execute(statement)][::-1]
-
-
-def usage(conn: Connection, since: float, until: float) -> list[UsageRow]:
-    """GPU seconds between two times: the overlap of each lease with them, times its thousandths."""
-    begin = case((_l.granted_at > since, _l.granted_at), else_=since)
-    end = case((_l.released_at < until, _l.released_at), else_=until)
-    held = case((end > begin, (end - begin) * _l.permille), else_=0.0)
-    statement = (
-        select(_l.project, _l.user_name, func.sum(held) / WHOLE_GPU, func.count())
-        .where(_l.granted_at < until, or_(_l.released_at.is_(None), _l.released_at > since))
-        .group_by(_l.project, _l.user_name)
-        .order_by(_l.project, _l.user_name)
-    )
-    return [UsageRow(*row) for row in conn.execute(statement)]
 
 
 def forget_finished(conn: Connection, finished_before: float, limit: int) -> list[WorkloadId]:

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, delete, select
 from gpupool.domain.booking import Booking
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.store import tables as t
+from gpupool.store.columns import plain_text
 from gpupool.store.database import upsert
-from gpupool.store.mapping import plain_text
 
 _LISTS = ("nodes", "projects", "users")
 

@@ -1,8 +1,7 @@
 """What the store needs of a database: run a function in one transaction, to write or to read.
 
-The functions are plain Core code over a ``sqlalchemy.Connection``. SQLite runs them on threads of its own (one hop
-per transaction: four times faster than a hop per statement, which the async drivers make); an asyncpg engine can run
-the same functions by ``AsyncConnection.run_sync``.
+The functions are plain Core code over a ``sqlalchemy.Connection``. Both databases run them on threads of their own: one
+hop per transaction, four times faster than a hop per statement, which the async drivers make.
 """
 
 from __future__ import annotations

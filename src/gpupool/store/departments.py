@@ -10,14 +10,14 @@ from gpupool.domain.access import Department
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.services.ports import PastLease
 from gpupool.store import tables as t
+from gpupool.store.columns import plain_text
 from gpupool.store.database import upsert
-from gpupool.store.mapping import plain_text
 
 
 def departments(conn: Connection) -> list[Department]:
     """All departments by name."""
-    rows = conn.execute(select(t.departments).order_by(t.departments.c.name)).mappings()
-    return [Department(**row) for row in rows]
+    rows = conn.execute(select(t.departments)).mappings()
+    return sorted((Department(**row) for row in rows), key=lambda department: department.name)
 
 
 def save_department(conn: Connection, department: Department) -> None:

@@ -1,4 +1,4 @@
-"""What SQLite and SQLAlchemy say, in the pool's words."""
+"""What SQLite, PostgreSQL and SQLAlchemy say, in the pool's words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.store.address import PostgresAddress
 
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -18,28 +19,49 @@ _UNWRITABLE = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PERM,
 }
-# How SQLite names what a unique index refused: by its columns.
-_LIVE_NAME = "workloads.project, workloads.name"
-_UNRELEASED = "leases.workload, leases.replica_index"
-_REQUEST_ID = "workloads.request_id"
+# What a unique index refused: SQLite names its columns, PostgreSQL the index.
+_LIVE_NAME = ("workloads.project, workloads.name", "uq_workloads_live_name")
+_UNRELEASED = ("leases.workload, leases.replica_index", "uq_leases_unreleased")
+_REQUEST_ID = ("workloads.request_id", "uq_workloads_request_id")
+# Of PostgreSQL's SQLSTATEs (its manual, appendix A): the class is in the first two characters.
+_CONSTRAINT, _DATA = "23", "22"
+_AWAY = {"08", "57"}  # no connection; ended by an administrator, starting up or going down
+_NO_ROOM = {"53", "58"}  # out of resources, errors of the system it runs on
+_NO_RIGHTS = {"28", "3D", "42501"}
+_LOCKED = "55P03"
+_READ_ONLY = "25006"
+_AGAIN = {"40001", "40P01"}  # could not be serialised; a deadlock
+_SQLSTATE_CLASS = 2
 
 
-def translate(error: Exception, database: Path) -> GpupoolError:
+def translate(error: Exception, database: Path | PostgresAddress) -> GpupoolError:
     """The pool's error for anything a transaction raised; programming errors become ``INTERNAL``."""
     if isinstance(error, GpupoolError):
         return error
     orig = error.orig if isinstance(error, StatementError) else error
+    if isinstance(database, PostgresAddress) and _is_postgres(orig):
+        return _of_postgres(orig, database)
+    if isinstance(database, PostgresAddress):
+        return _unexpected(orig)
     if isinstance(orig, sqlite3.IntegrityError):
         return refused(str(orig))
     if isinstance(orig, sqlite3.Error):
         return _failed(orig, database)
+    return _unexpected(orig)
+
+
+def _unexpected(orig: object) -> GpupoolError:
     if isinstance(orig, UnicodeError | OverflowError):
-        return GpupoolError(
-            ErrorCode.INVALID_REQUEST,
-            f"A value cannot be stored: {orig}.",
-            "Use valid Unicode text and numbers of at most 64 bits.",
-        )
+        return _no_value(orig)
     return GpupoolError(ErrorCode.INTERNAL, f"The database refused a statement: {orig}.", "Report this as a bug.")
+
+
+def _no_value(why: object) -> GpupoolError:
+    return GpupoolError(
+        ErrorCode.INVALID_REQUEST,
+        f"A value cannot be stored: {why}.",
+        "Use valid Unicode text and numbers of at most 64 bits.",
+    )
 
 
 def stale(what: str) -> GpupoolError:
@@ -81,15 +103,67 @@ def is_driver_error(error: Exception) -> bool:
 
 def refused(text: str) -> GpupoolError:
     """The error of a constraint that held, from the driver's sentence."""
-    if _LIVE_NAME in text:
+    if any(name in text for name in _LIVE_NAME):
         return name_taken()
-    if _UNRELEASED in text:
+    if any(name in text for name in _UNRELEASED):
         return stale("A replica already holds a lease that is not released.")
-    if _REQUEST_ID in text:
+    if any(name in text for name in _REQUEST_ID):
         return GpupoolError(
             ErrorCode.REQUEST_SEEN, "The same request has been carried out already.", "Look up what it made."
         )
     return stale(f"The change does not fit what is stored ({text}).")
+
+
+def may_try_again(error: Exception) -> bool:
+    """Whether PostgreSQL took a transaction back only because of others."""
+    orig = error.orig if isinstance(error, StatementError) else error
+    return _is_postgres(orig) and _sqlstate(orig) in _AGAIN
+
+
+def _is_postgres(orig: object) -> bool:
+    return type(orig).__module__.partition(".")[0] == "psycopg"  # which is imported only where it is used
+
+
+def _sqlstate(orig: object) -> str:
+    return getattr(orig, "sqlstate", None) or ""
+
+
+def _of_postgres(orig: object, database: PostgresAddress) -> GpupoolError:
+    state, said = _sqlstate(orig), str(orig).strip().partition("\n")[0][:300].rstrip(".")  # then come guesses
+    kind = state[:_SQLSTATE_CLASS]
+    if kind == _CONSTRAINT:
+        return refused(said)
+    if kind == _DATA or type(orig).__name__ == "DataError":
+        return _no_value(said)
+    if kind in _NO_ROOM or state in {_LOCKED, _READ_ONLY}:
+        return GpupoolError(
+            ErrorCode.DATABASE_UNWRITABLE,
+            f"The database {database} cannot be written ({said}).",
+            "Nothing was lost, and work goes on by itself once it can be; its server's log says more.",
+        )
+    if {state, kind} & _NO_RIGHTS or (not state and "password" in said):
+        return unreachable(database, said, "Give the pool's role its password and its rights: docs/database.md.")
+    if kind in _AWAY or type(orig).__name__ in {"OperationalError", "ConnectionTimeout"}:
+        return unreachable(database, said)
+    return GpupoolError(ErrorCode.INTERNAL, f"The database failed ({said}).", "Report this as a bug.")
+
+
+def unreachable(database: PostgresAddress, said: str, hint: str = "") -> GpupoolError:
+    """The error of a server that cannot be reached, or that does not let the pool in."""
+    return GpupoolError(
+        ErrorCode.DATABASE_UNREACHABLE,
+        f"The database {database} does not answer ({said}).",
+        hint or "Running work goes on. Start the server or mend the way to it; the pool goes on by itself then.",
+    )
+
+
+def foreign(database: object, why: str) -> GpupoolError:
+    """The error of a database or file that is not gpupool's."""
+    return GpupoolError(
+        ErrorCode.DATABASE_FOREIGN,
+        f"{database} is not a database of gpupool's ({why}).",
+        "Give gpupool a database of its own; docs/database.md says how.",
+    )
 
 
 def _failed(error: sqlite3.Error, database: Path) -> GpupoolError:

@@ -7,77 +7,45 @@ unknown keys harmless in both directions: a missing one takes the domain's defau
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from dataclasses import asdict
 
 from sqlalchemy.engine import RowMapping
 
-from gpupool.domain.access import Project, ProjectRules, Role, Token, User
+from gpupool.domain.container import ContainerSpec
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import (
     ComputePolicy,
-    ForeignProcess,
-    Gpu,
-    GpuHealth,
     GpuRequest,
     GpuShare,
-    Node,
-    NodeReport,
-    NodeState,
     Placement,
     Sharing,
 )
-from gpupool.domain.ids import Epoch, WorkloadId
+from gpupool.domain.ids import WorkloadId
 from gpupool.domain.supervision import Stdio
+from gpupool.domain.wiring import Wiring
 from gpupool.domain.workload import (
     Dependency,
     Event,
+    Framework,
     Lease,
     Limits,
+    OnMemberEnd,
     Program,
     Reason,
     Replica,
     ReplicaState,
     RestartPolicy,
     Retry,
+    Role,
     Workload,
     WorkloadKind,
     WorkloadState,
 )
-
-Columns = dict[str, Any]
-T = TypeVar("T")
-
-_FIELDS: dict[type, tuple[str, ...]] = {}
-
-
-def _shallow(value: Any) -> Columns:
-    """The fields of a slotted dataclass; ``asdict`` would copy deeply, at fifty times the cost."""
-    return {name: getattr(value, name) for name in _field_names(type(value))}
-
-
-def _field_names(cls: type) -> tuple[str, ...]:
-    if cls not in _FIELDS:
-        _FIELDS[cls] = tuple(f.name for f in fields(cls))
-    return _FIELDS[cls]
-
-
-def _build(cls: type[T], document: Columns, **read: Any) -> T:
-    known = {name: document[name] for name in _field_names(cls) if name in document}
-    return cls(**{**known, **read})
-
-
-def plain_text(text: str) -> str:
-    """The text with what no database takes (half of a surrogate pair, NUL) replaced: for sentences, not for names."""
-    if "\0" in text:
-        text = text.replace("\0", "\ufffd")
-    if not text.isascii():
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
+from gpupool.store.columns import Columns, build, plain_text, shallow
 
 # --- workloads ------------------------------------------------------------------------------------------------------
 
+MOST_ASKED = 1 << 53  # of a database's integers
 _SPEC_PLAIN = ("uid", "preemptible", "completions", "parallelism", "on", "on_index", "labels", "windows", "parameters")
 _WORKLOAD_PLAIN = (
     "id",
@@ -102,20 +70,45 @@ def workload_row(workload: Workload) -> Columns:
     row["user_name"] = workload.user
     row["state"] = workload.state.value
     row["stop_reason"] = workload.stop_reason.value if workload.stop_reason else None
-    row["dependencies"] = [_shallow(dependency) for dependency in workload.after] or None
+    row["dependencies"] = [shallow(dependency) for dependency in workload.after] or None
     row["spec"] = _spec_document(workload)
+    row["asked_permille"] = _asked_permille(workload)
     return row
+
+
+def _asked_permille(workload: Workload) -> int | None:
+    """Thousandths of GPUs that its replicas hold when as many run as may; None where that depends on the GPUs."""
+    gpus = workload.gpus
+    if workload.roles:
+        return _asked_by_roles(workload)
+    together = min(workload.completions, workload.parallelism)
+    return None if gpus.memory_mib is not None else min(gpus.count * gpus.permille * together, MOST_ASKED)
+
+
+def _asked_by_roles(workload: Workload) -> int | None:
+    asked = [(workload.gpus if role.gpus is None else role.gpus, role.replicas) for role in workload.roles]
+    if any(gpus.memory_mib is not None for gpus, _ in asked):
+        return None
+    return min(sum(gpus.count * gpus.permille * replicas for gpus, replicas in asked), MOST_ASKED)
 
 
 def _spec_document(workload: Workload) -> Columns:
     document = {name: getattr(workload, name) for name in _SPEC_PLAIN}
     document["compute"] = workload.compute.value
-    document["program"] = _shallow(workload.program)
-    document["gpus"] = _shallow(workload.gpus)
-    document["limits"] = _shallow(workload.limits)
-    document["retry"] = _shallow(workload.retry)
+    document["program"] = _with_container(shallow(workload.program))
+    document["gpus"] = shallow(workload.gpus)
+    document["limits"] = shallow(workload.limits)
+    document["retry"] = shallow(workload.retry)
     if workload.gang is not None:
-        document["gang"] = _shallow(workload.gang)
+        document["gang"] = shallow(workload.gang)
+        document["on_member_end"] = workload.on_member_end.value
+    if workload.roles:
+        document["roles"] = [_role_document(role) for role in workload.roles]
+    if workload.framework is not None:
+        document["framework"] = workload.framework.value
+        document["processes"] = workload.processes
+    if workload.wiring is not None:
+        document["wiring"] = workload.wiring.to_dict()
     return document
 
 
@@ -139,19 +132,50 @@ def workload_of(row: RowMapping) -> Workload:
         user=row["user_name"],
         state=WorkloadState(row["state"]),
         stop_reason=_reason(row["stop_reason"]),
-        after=tuple(_build(Dependency, d) for d in row["dependencies"] or ()),
+        after=tuple(build(Dependency, d) for d in row["dependencies"] or ()),
         program=_program(spec["program"]),
         gpus=_gpu_request(spec["gpus"]),
-        limits=_build(Limits, spec.get("limits", {})),
+        limits=build(Limits, spec.get("limits", {})),
         retry=_retry(spec.get("retry", {})),
         compute=ComputePolicy(spec.get("compute", ComputePolicy.GUARANTEE)),
-        gang=_build(Gang, spec["gang"]) if "gang" in spec else None,
+        gang=build(Gang, spec["gang"]) if "gang" in spec else None,
+        roles=tuple(_role(role) for role in spec.get("roles", ())),
+        framework=Framework(spec["framework"]) if "framework" in spec else None,
+        on_member_end=OnMemberEnd(spec.get("on_member_end", OnMemberEnd.CONTINUE)),
+        processes=spec.get("processes", 0),
+        wiring=Wiring.from_dict(spec["wiring"]) if "wiring" in spec else None,
+    )
+
+
+def _role(document: Columns) -> Role:
+    argv, gpus, restart = document.get("argv"), document.get("gpus"), document.get("restart")
+    return build(
+        Role,
+        document,
+        argv=None if argv is None else tuple(argv),
+        gpus=None if gpus is None else _gpu_request(gpus),
+        restart=None if restart is None else RestartPolicy(restart),
+        container=_container(document),
     )
 
 
 def _program(document: Columns) -> Program:
     stdio = Stdio(document.get("stdio", Stdio.BATCH))
-    return _build(Program, document, argv=tuple(document["argv"]), stdio=stdio)
+    return build(Program, document, argv=tuple(document["argv"]), stdio=stdio, container=_container(document))
+
+
+def _role_document(role: Role) -> Columns:
+    return _with_container(shallow(role) | {"gpus": role.gpus and shallow(role.gpus)})
+
+
+def _with_container(document: Columns) -> Columns:
+    container = document.get("container")
+    return document if container is None else {**document, "container": asdict(container)}
+
+
+def _container(document: Columns) -> ContainerSpec | None:
+    container = document.get("container")
+    return None if container is None else ContainerSpec.from_dict(container)
 
 
 def _gpu_request(document: Columns) -> GpuRequest:
@@ -159,7 +183,7 @@ def _gpu_request(document: Columns) -> GpuRequest:
     labels = tuple((label, value) for label, value in document.get("labels", ()))
     sharing, placement = _sharing(document.get("sharing")), document.get("placement")
     placed = None if placement is None else Placement(placement)
-    return _build(GpuRequest, document, models=models, labels=labels, sharing=sharing, placement=placed)
+    return build(GpuRequest, document, models=models, labels=labels, sharing=sharing, placement=placed)
 
 
 def _sharing(text: str | None) -> Sharing | None:
@@ -167,7 +191,7 @@ def _sharing(text: str | None) -> Sharing | None:
 
 
 def _retry(document: Columns) -> Retry:
-    return _build(Retry, document, policy=RestartPolicy(document.get("policy", RestartPolicy.NEVER)))
+    return build(Retry, document, policy=RestartPolicy(document.get("policy", RestartPolicy.NEVER)))
 
 
 def _reason(text: str | None) -> Reason | None:
@@ -234,6 +258,7 @@ _LEASE_PLAIN = (
     "granted_at",
     "released_at",
     "sharing",
+    "fence_after_s",
 )
 _SHARE_PLAIN = ("gpu_uuid", "gpu_index", "permille", "memory_mib")
 
@@ -251,7 +276,7 @@ def lease_row(lease: Lease) -> Columns:
 def share_rows(lease: Lease) -> list[Columns]:
     """The rows of ``lease_shares``."""
     common = {"epoch": lease.epoch, "released_at": lease.released_at}
-    return [{**_shallow(share), **common, "position": position} for position, share in enumerate(lease.shares)]
+    return [{**shallow(share), **common, "position": position} for position, share in enumerate(lease.shares)]
 
 
 def lease_of(row: RowMapping, shares: Sequence[GpuShare]) -> Lease:
@@ -296,108 +321,4 @@ def event_of(row: RowMapping) -> Event:
         workload=None if workload is None else WorkloadId(workload),
         index=row["replica_index"],
         target=row["target"],
-    )
-
-
-def epoch_of(value: int | None) -> Epoch:
-    """The epoch of a possibly empty aggregate; 0 is before the first lease."""
-    return Epoch(value or 0)
-
-
-# --- projects, users, tokens, nodes ---------------------------------------------------------------------------------
-
-
-def project_row(project: Project) -> Columns:
-    """The row of ``projects``."""
-    row = _shallow(project)
-    row["members"] = list(project.members)
-    row["note"] = plain_text(project.note)
-    for name in ("compute_allowed", "sharing_allowed"):
-        row[name] = list(row[name])
-    row["model_quotas"] = [list(pair) for pair in project.model_quotas]
-    row["rules"] = _shallow(project.rules)
-    return row
-
-
-def project_of(row: RowMapping) -> Project:
-    """The inverse of ``project_row``."""
-    compute, sharing = row["compute_default"], row["sharing_default"]
-    read = {
-        "members": tuple(row["members"]),
-        "compute_default": None if compute is None else ComputePolicy(compute),
-        "compute_allowed": tuple(map(ComputePolicy, row["compute_allowed"])),
-        "sharing_default": _sharing(sharing),
-        "sharing_allowed": tuple(map(Sharing, row["sharing_allowed"])),
-        "model_quotas": tuple((model, permille) for model, permille in row["model_quotas"]),
-        "rules": _rules(row["rules"]),
-    }
-    return Project(**{**row, **read})
-
-
-def _rules(document: Columns) -> ProjectRules:
-    lists = {name: tuple(document.get(name, ())) for name in ("windows", "node_pools")}
-    return _build(ProjectRules, document, **lists)
-
-
-def user_row(user: User) -> Columns:
-    """The row of ``users``."""
-    return {**_shallow(user), "role": user.role.value}
-
-
-def user_of(row: RowMapping) -> User:
-    """The inverse of ``user_row``."""
-    return User(**{**row, "role": Role(row["role"])})
-
-
-def token_row(token: Token) -> Columns:
-    """The row of ``tokens``."""
-    row = _shallow(token)
-    row["user_name"] = row.pop("user")
-    row["role"] = token.role.value
-    row["note"] = plain_text(token.note)
-    return row
-
-
-def token_of(row: RowMapping) -> Token:
-    """The inverse of ``token_row``."""
-    columns = {**row, "role": Role(row["role"])}
-    return Token(user=columns.pop("user_name"), **columns)
-
-
-def node_row(node: Node) -> Columns:
-    """The row of ``nodes``."""
-    return {
-        "name": node.name,
-        "state": node.state.value,
-        "cordon_reason": plain_text(node.cordon_reason),
-        "report": asdict(node.report),
-        "sharing": dict(node.sharing),
-        "labels": dict(node.labels),
-    }
-
-
-def node_of(row: RowMapping) -> Node:
-    """The inverse of ``node_row``."""
-    return Node(
-        report=_report(row["report"]),
-        state=NodeState(row["state"]),
-        cordon_reason=row["cordon_reason"],
-        sharing={gpu: Sharing(mode) for gpu, mode in row["sharing"].items()},
-        labels=dict(row["labels"]),
-    )
-
-
-def _report(document: Columns) -> NodeReport:
-    gpus = tuple(_gpu(gpu) for gpu in document["gpus"])
-    lists = {name: tuple(document.get(name, ())) for name in ("warnings", "sharing")}
-    return _build(NodeReport, document, gpus=gpus, **lists)
-
-
-def _gpu(document: Columns) -> Gpu:
-    return _build(
-        Gpu,
-        document,
-        health=GpuHealth(document.get("health", GpuHealth.OK)),
-        links={int(peer): link for peer, link in document.get("links", {}).items()},
-        foreign=tuple(_build(ForeignProcess, process) for process in document.get("foreign", ())),
     )

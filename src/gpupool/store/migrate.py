@@ -11,13 +11,14 @@ import time
 import uuid
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, inspect, text
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.store import faults, sqlite
-from gpupool.store.tables import meta, metadata
+from gpupool.store.tables import leadership, meta
+from gpupool.store.usage_tables import metadata
 
-REVISIONS = ("0001", "0002", "0003", "0004")  # oldest first; the files in migrations/versions
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")  # oldest first; the files in migrations/versions
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent / "migrations"
 KEPT_BACKUPS = 5
@@ -38,51 +39,58 @@ def prepare(path: Path) -> None:
         ) from error
     engine = sqlite.make_engine(path, foreign_keys=False)  # a migration may rebuild a table that others point to
     try:
-        revision = sqlite.run(engine, path, _create_if_empty)
+        revision = sqlite.run(engine, path, create_if_empty)
         if revision != HEAD:
             _upgrade(engine, path, revision)
     finally:
         engine.dispose()
 
 
-def _create_if_empty(conn: Connection) -> str | None:
+def create_if_empty(conn: Connection) -> str | None:
     """The schema's revision, after making one where there is none; None: not a database of gpupool's."""
-    names = set(conn.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars())
+    names = set(inspect(conn).get_table_names())
     if not names:
         _create(conn)
         return HEAD
-    if "alembic_version" not in names:
+    if "alembic_version" not in names or "meta" not in names:
         return None
     return conn.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
 
 
-def _create(conn: Connection) -> None:
+def make_tables(conn: Connection) -> None:
+    """Make the tables of the present schema, with nothing in them."""
     metadata.create_all(conn, checkfirst=False)
     conn.exec_driver_sql(
         "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL,"
         " CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
     )
-    conn.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (HEAD,))
+    conn.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+
+
+def _create(conn: Connection) -> None:
+    make_tables(conn)
     seed = {"pool_id": uuid.uuid4().hex, "created_at": repr(time.time())}
     conn.execute(meta.insert(), [{"name": name, "value": value} for name, value in seed.items()])
+    conn.execute(leadership.insert(), {"id": 1, "term": 0, "leader": "", "address": "", "since": 0.0})
 
 
 def _upgrade(engine: Engine, path: Path, revision: str | None) -> None:
     if revision is None:
         raise faults.corrupt(path, "it has tables but no schema revision")
     if revision not in REVISIONS:
-        raise _newer(path, revision)
+        raise newer(path, revision)
     sqlite.run(engine, path, lambda conn: _check_pages(conn, path))
     back_up(path, revision)
     sqlite.run(engine, path, lambda conn: migrate_to(conn, HEAD))
     sqlite.run(engine, path, lambda conn: _check_pages(conn, path))
 
 
-def _newer(path: Path, revision: str) -> GpupoolError:
+def newer(database: object, revision: str) -> GpupoolError:
+    """The error of a schema that this version does not know."""
     return GpupoolError(
         ErrorCode.DATABASE_NEWER,
-        f"The database {path} has schema {revision}, made by a newer gpupool; this one knows up to {HEAD}.",
-        "Install that newer gpupool again, or put the backup copy beside the database in its place.",
+        f"The database {database} has schema {revision}, made by a newer gpupool; this one knows up to {HEAD}.",
+        "Install that newer gpupool again, or put a backup copy of before in its place.",
     )
 
 

@@ -8,13 +8,15 @@ from itertools import groupby
 from sqlalchemy import ColumnElement, Connection, Select, case, func, or_, select, tuple_
 
 from gpupool.domain.gpu import GpuShare
-from gpupool.domain.ids import WorkloadId, is_workload_id
+from gpupool.domain.ids import Epoch, WorkloadId, is_workload_id
 from gpupool.domain.workload import Event, Lease, Replica, Workload, WorkloadState
 from gpupool.services.ports import EventFilter, LiveState, WorkloadFilter
 from gpupool.store import access, bookings, departments, mapping
 from gpupool.store import tables as t
+from gpupool.store.columns import plain_text
 
 LISTING_LIMIT = 10_000  # rows one call may ask for
+EPOCH_FLOOR = "epoch_floor"  # its name in the table ``meta``
 
 _w = t.workloads.c
 _by_replica = select(t.replicas).order_by(t.replicas.c.workload, t.replicas.c.replica_index)
@@ -37,9 +39,15 @@ def live_state(conn: Connection) -> LiveState:
         users=tuple(access.users(conn)),
         bookings=tuple(bookings.bookings(conn)),
         nodes=tuple(access.nodes(conn)),
-        last_epoch=mapping.epoch_of(conn.execute(select(func.max(t.leases.c.epoch))).scalar()),
+        last_epoch=Epoch(last_epoch(conn)),
         last_event_id=conn.execute(select(func.max(t.events.c.id))).scalar() or 0,
     )
+
+
+def last_epoch(conn: Connection) -> int:
+    """The highest epoch that has been granted, or counts as such since a copy of the database was put back."""
+    granted = conn.execute(select(func.max(t.leases.c.epoch))).scalar() or 0
+    return max(granted, int(access.meta(conn).get(EPOCH_FLOOR, "0")))
 
 
 def workload_by_ref(conn: Connection, ref: str, user: str | None) -> Workload | None:
@@ -86,9 +94,7 @@ def _listing(wanted: WorkloadFilter, state: WorkloadState | None) -> Select[tupl
 def _has_label(label: str, value: str) -> ColumnElement[bool]:
     labels = t.workload_labels.c
     return _w.id.in_(
-        select(labels.workload).where(
-            labels.label == mapping.plain_text(label), labels.value == mapping.plain_text(value)
-        )
+        select(labels.workload).where(labels.label == plain_text(label), labels.value == plain_text(value))
     )
 
 

@@ -7,12 +7,10 @@ never be granted twice. A crash at any moment loses at most the transaction unde
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +21,7 @@ from sqlalchemy.pool import QueuePool
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.store.faults import is_driver_error, translate
+from gpupool.store.threads import DatabaseThreads
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ BUSY_TIMEOUT_MS = 5_000
 WAL_LIMIT_BYTES = 64 << 20  # the log file is cut back to this after a checkpoint
 PRIVATE = 0o600
 
-_dumps = partial(json.dumps, separators=(",", ":"), ensure_ascii=True)
+compact_json = partial(json.dumps, separators=(",", ":"), ensure_ascii=True)
 
 
 def create_private(path: Path) -> None:
@@ -50,7 +49,7 @@ def make_engine(path: Path, *, read_only: bool = False, pool_size: int = 1, fore
         pool_size=pool_size,
         max_overflow=0,
         connect_args={"check_same_thread": False, "cached_statements": 256},
-        json_serializer=_dumps,
+        json_serializer=compact_json,
     )
     begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
     sa.event.listen(engine, "connect", partial(_set_up, read_only=read_only, foreign_keys=foreign_keys))
@@ -117,11 +116,8 @@ class SqliteDatabase:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._writer = make_engine(path)
-        self._readers = make_engine(path, read_only=True, pool_size=READERS)
-        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="store-write")
-        self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
-        self._closed = False
+        readers = make_engine(path, read_only=True, pool_size=READERS)
+        self._threads = DatabaseThreads(make_engine(path), readers, READERS)
 
     @property
     def path(self) -> Path:
@@ -133,15 +129,15 @@ class SqliteDatabase:
 
         A caller that is cancelled hears of it only after the transaction has ended; it may have been committed.
         """
-        return await self._on(self._write_thread, partial(run, self._writer, self._path, work))
+        return await self._threads.write(partial(run, self._threads.writer, self._path, work))
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run on one consistent snapshot, beside the writer."""
-        return await self._on(self._read_threads, partial(run, self._readers, self._path, work))
+        return await self._threads.read(partial(run, self._threads.readers, self._path, work))
 
     async def backup(self, path: Path) -> None:
         """A consistent copy at ``path`` (mode 0600, replaces what is there) while others write."""
-        await self._on(self._read_threads, partial(self._backup, path))
+        await self._threads.read(partial(self._backup, path))
 
     def _backup(self, path: Path) -> None:
         try:
@@ -149,27 +145,9 @@ class SqliteDatabase:
         except (sqlite3.Error, OSError) as error:
             raise no_backup(path, error) from error
 
-    async def _on(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        if self._closed:
-            raise GpupoolError(ErrorCode.INTERNAL, "The database is closed.", "Start the pool again.")
-        future = asyncio.get_running_loop().run_in_executor(threads, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
-
     async def close(self) -> None:
         """Finish what runs, fold the log into the file and let go; harmless when repeated."""
-        if not self._closed:
-            self._closed = True
-            await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        self._read_threads.shutdown()
-        self._write_thread.shutdown()
-        self._readers.dispose()
-        self._writer.dispose()
+        await self._threads.close()
 
 
 def no_backup(path: Path, error: Exception) -> GpupoolError:

@@ -16,30 +16,54 @@ from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.workload import Event, Lease, Replica, Workload
 from gpupool.services.ports import (
+    AuditFilter,
     ChangeSet,
     EventFilter,
     LiveState,
     PastLease,
     RuntimeHistory,
     StartEstimate,
-    UsageRow,
     WorkloadFilter,
 )
-from gpupool.store import access, accounting, bookings, departments, queries, writes
+from gpupool.store import access, accounting, audit, bookings, departments, queries, writes
 from gpupool.store import estimates as start_estimates
+from gpupool.store.address import PostgresAddress, is_postgres
 from gpupool.store.database import Database
+from gpupool.store.joins import SqlJoins
 from gpupool.store.migrate import prepare
+from gpupool.store.moments import SqlMoments
+from gpupool.store.sessions import SqlSessions
 from gpupool.store.sqlite import SqliteDatabase
+from gpupool.store.usage_books import SqlUsageBooks
+from gpupool.store.usage_rows import SqlUseRows
 
 
-async def open_store(target: str | Path) -> SqlStore:
-    """Open the database at a path or ``sqlite:///`` URL: made when missing, upgraded after a backup copy when older.
+async def open_store(target: str | Path | PostgresAddress) -> SqlStore:
+    """Open a database: made when missing, upgraded when older (a SQLite file after a backup copy).
 
-    Raises ``GpupoolError``: DATABASE_CORRUPT, DATABASE_NEWER, DATABASE_UNWRITABLE, UNSUPPORTED (another database).
+    ``target`` is a path, a ``sqlite:///`` URL, or the address (or URL) of a PostgreSQL database. Raises
+    ``GpupoolError``: DATABASE_*, UNSUPPORTED (another database).
     """
+    if isinstance(target, str) and is_postgres(target):
+        target = PostgresAddress(target)
+    if isinstance(target, PostgresAddress):
+        return await open_postgres(target)
     path = _path_of(target)
     await asyncio.to_thread(prepare, path)
-    database = SqliteDatabase(path)
+    return await open_database(SqliteDatabase(path))
+
+
+async def open_postgres(address: PostgresAddress, term: int | None = None) -> SqlStore:
+    """The same for PostgreSQL; ``term`` is that of a control plane that leads and may be replaced."""
+    from gpupool.store import migrate_postgres
+    from gpupool.store.postgres import PostgresDatabase
+
+    await asyncio.to_thread(migrate_postgres.prepare, address)
+    return await open_database(PostgresDatabase(address, term))
+
+
+async def open_database(database: Database) -> SqlStore:
+    """The store over a database that has the present schema; it is closed when that fails."""
     try:
         return SqlStore(database, await database.read(access.meta))
     except BaseException:
@@ -53,12 +77,13 @@ def _path_of(target: str | Path) -> Path:
         raise GpupoolError(
             ErrorCode.UNSUPPORTED,
             f"The database {text.partition('://')[0]}:// is not supported.",
-            "Give the path of a SQLite file.",
+            "Give the path of a SQLite file, or postgresql://USER@HOST/DATABASE.",
         )
     return Path(text).expanduser().absolute()
 
 
 POLICY = "policy"  # its name in the table ``meta``
+WARNINGS = "warnings"  # likewise
 
 
 class SqlStore:
@@ -66,6 +91,11 @@ class SqlStore:
 
     def __init__(self, database: Database, meta: dict[str, str]) -> None:
         self._database = database
+        self.usage_books = SqlUsageBooks(database)
+        self.moments = SqlMoments(database)
+        self.use_rows = SqlUseRows(database)
+        self.sessions = SqlSessions(database)
+        self.joins = SqlJoins(database)
         self.pool_id = meta["pool_id"]
 
     async def load_live(self) -> LiveState:
@@ -104,6 +134,10 @@ class SqlStore:
         """Events oldest first, at most ``limit`` (and never more than ``queries.LISTING_LIMIT``)."""
         return await self._database.read(lambda conn: queries.events(conn, wanted))
 
+    async def list_audit(self, wanted: AuditFilter) -> Sequence[Event]:
+        """Events newest first, at most ``limit`` (and never more than 10,000)."""
+        return await self._database.read(partial(audit.audit, wanted=wanted))
+
     async def runtime_history(self, project: str | None, user: str | None, limit: int = 200) -> RuntimeHistory | None:
         """Of the latest finished replicas of a user in a project (None: of all); None when there is none."""
         return await self._database.read(lambda conn: accounting.runtime_history(conn, project, user, limit))
@@ -123,10 +157,6 @@ class SqlStore:
     async def forget_estimates(self, before: float, most: int) -> int:
         """Drop what was made before a time, and all but the newest ``most``; how many those were."""
         return await self._database.write(lambda conn: start_estimates.forget(conn, before, most))
-
-    async def usage(self, since: float, until: float) -> Sequence[UsageRow]:
-        """GPU seconds held between two times, exactly, from the leases; by project, then user."""
-        return await self._database.read(lambda conn: accounting.usage(conn, since, until))
 
     async def past_leases(self, since: float) -> Sequence[PastLease]:
         """Leases released since a time, in order of their release."""
@@ -152,6 +182,14 @@ class SqlStore:
         """Insert or replace."""
         await self._with_event(partial(access.save_meta, name=POLICY, value=document), event)
 
+    async def load_warnings(self) -> str | None:
+        """The settings of warnings as they were saved; None when none were."""
+        return (await self._database.read(access.meta)).get(WARNINGS)
+
+    async def save_warnings(self, document: str, event: Event) -> None:
+        """Insert or replace."""
+        await self._with_event(partial(access.save_meta, name=WARNINGS, value=document), event)
+
     async def save_project(self, project: Project, event: Event) -> None:
         """Insert or replace."""
         await self._with_event(partial(access.save_project, project=project), event)
@@ -167,6 +205,20 @@ class SqlStore:
     async def save_node(self, node: Node, event: Event | None = None) -> None:
         """Insert or replace a node and its last report."""
         await self._with_event(partial(access.save_node, node=node), event)
+
+    async def save_nodes(self, nodes: Sequence[Node], events: Sequence[Event]) -> None:
+        """Insert or replace many nodes."""
+
+        def all_of_it(conn: Connection) -> None:
+            for node in nodes:
+                access.save_node(conn, node)
+            writes.append_events(conn, events)
+
+        await self._database.write(all_of_it)
+
+    async def delete_node(self, name: str, event: Event) -> None:
+        """Forget a node."""
+        await self._with_event(partial(access.delete_node, name=name), event)
 
     async def save_booking(self, booking: Booking, event: Event) -> None:
         """Insert or replace."""

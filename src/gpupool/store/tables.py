@@ -21,6 +21,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
     text,
 )
 
@@ -42,6 +43,9 @@ FINAL_STATES = ", ".join(f"'{state.value}'" for state in WorkloadState if state.
 NOT_ENDED = text(f"state NOT IN ({FINAL_STATES})")
 HOLDS_NAME = text(f"state NOT IN ({FINAL_STATES}) AND deleted_at IS NULL")
 NOT_RELEASED = text("released_at IS NULL")
+BY_SOMEBODY = text("actor <> 'pool'")  # most events are the pool's own: those need no index to be found
+NOT_ROUTINE = text("reason NOT IN ('SUBMITTED', 'GRANTED', 'STARTED', 'EXITED', 'RELEASED')")
+HAS_TARGET = text("target <> ''")
 
 workloads = Table(
     "workloads",
@@ -64,17 +68,25 @@ workloads = Table(
     Column("version", Integer, nullable=False),
     Column("dependencies", JSON(none_as_null=True)),
     Column("spec", JSON, nullable=False),
+    Column("asked_permille", BigInteger),  # of all replicas that may run together; null: see the spec
     Index("uq_workloads_request_id", "request_id", unique=True),
     Index(
         "uq_workloads_live_name", "project", "name", unique=True, sqlite_where=HOLDS_NAME, postgresql_where=HOLDS_NAME
     ),
     Index("ix_workloads_not_ended", "created_at", "id", sqlite_where=NOT_ENDED, postgresql_where=NOT_ENDED),
+    Index(  # what is asked for now, without a look at any row
+        "ix_workloads_asked",
+        *("created_at", "asked_permille", "project", "user_name", "kind", "finished_at", "state", "id"),
+        sqlite_where=NOT_ENDED,
+        postgresql_where=NOT_ENDED,
+    ),
     Index("ix_workloads_created_at", "created_at", "id"),
     Index("ix_workloads_state", "state", "created_at", "id"),
     Index("ix_workloads_project", "project", "created_at", "id"),
     Index("ix_workloads_user", "user_name", "created_at", "id"),
     Index("ix_workloads_name", "name", "created_at", "id"),
     Index("ix_workloads_history", "project", "user_name", "finished_at"),
+    Index("ix_workloads_waited", "created_at", "kind", "started_at", "finished_at", "project", "user_name"),
     Index("ix_workloads_finished_at", "finished_at"),
 )
 
@@ -133,6 +145,7 @@ leases = Table(
     Column("released_at", Double),
     Column("sharing", String(32), nullable=False, server_default=""),
     Column("compute", String(16), nullable=False, server_default="guarantee"),
+    Column("fence_after_s", Double),
     Index("ix_leases_workload", "workload"),
     Index("ix_leases_released_at", "released_at"),
     Index(
@@ -171,6 +184,10 @@ events = Table(
     Column("replica_index", Integer),
     Column("target", Text, nullable=False),
     Index("ix_events_workload", "workload", "id"),
+    Index("ix_events_at", "at"),
+    Index("ix_events_actor", "actor", "at", sqlite_where=BY_SOMEBODY, postgresql_where=BY_SOMEBODY),
+    Index("ix_events_reason", "reason", "at", sqlite_where=NOT_ROUTINE, postgresql_where=NOT_ROUTINE),
+    Index("ix_events_target", "target", "at", sqlite_where=HAS_TARGET, postgresql_where=HAS_TARGET),
     sqlite_autoincrement=True,  # an id is never used twice, whatever was deleted
 )
 
@@ -241,6 +258,7 @@ users = Table(
     Column("uid", BigInteger),
     Column("gpu_limit_permille", Integer),
     Column("disabled", Boolean, nullable=False),
+    Column("email", Text, nullable=False, server_default=""),
 )
 
 tokens = Table(
@@ -259,6 +277,60 @@ tokens = Table(
     Index("ix_tokens_user_name", "user_name"),
 )
 
+sessions = Table(  # of browsers; the cookie is kept as a hash only
+    "sessions",
+    metadata,
+    Column("secret_sha256", String(64), primary_key=True),
+    Column("user_name", String(63), nullable=False),
+    Column("role", String(16), nullable=False),  # the most it may do: that of the token or link it came from
+    Column("origin", String(16), nullable=False),  # link, token or oidc
+    Column("token_id", String(63), nullable=False, server_default=""),  # a revoked token ends its sessions
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("last_used_at", Double, nullable=False),
+    Column("agent", Text, nullable=False, server_default=""),
+    Column("peer_uid", BigInteger),  # over loopback: the account whose browser it is; NULL: over TLS
+    Index("ix_sessions_expires_at", "expires_at"),
+    Index("ix_sessions_user_name", "user_name"),
+)
+
+join_tokens = Table(  # let machines join; kept as a hash only
+    "join_tokens",
+    metadata,
+    Column("id", String(63), primary_key=True),
+    Column("secret_sha256", String(64), nullable=False),
+    Column("created_by", String(63), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("uses_left", Integer, nullable=False),
+    Column("revoked_at", Double),
+    Column("note", Text, nullable=False),
+    Column("for_head", Boolean, nullable=False, server_default=false()),
+    Index("uq_join_tokens_secret_sha256", "secret_sha256", unique=True),
+)
+
+members = Table(  # machines that joined; the secret by which each is known is kept as a hash only
+    "members",
+    metadata,
+    Column("node", String(253), primary_key=True),
+    Column("secret_sha256", String(64), nullable=False),
+    Column("key_sha256", String(64), nullable=False),
+    Column("address", Text, nullable=False),
+    Column("joined_at", Double, nullable=False),
+    Column("token_id", String(63), nullable=False),
+)
+
+heads = Table(  # machines that may lead, so that all others find whoever does
+    "heads",
+    metadata,
+    Column("name", String(253), primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("certificate", Text, nullable=False),
+    Column("gcs_host", Text, nullable=False),
+    Column("gcs_port", Integer, nullable=False),
+    Column("added_at", Double, nullable=False),
+)
+
 nodes = Table(
     "nodes",
     metadata,
@@ -273,6 +345,16 @@ nodes = Table(
 meta = Table(
     "meta",
     metadata,
-    Column("name", String(63), primary_key=True),
+    Column("name", Text().with_variant(String(63), "sqlite"), primary_key=True),
     Column("value", Text, nullable=False),
+)
+
+leadership = Table(  # one row: which control plane writes; a write of an earlier term is refused
+    "leadership",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("term", BigInteger, nullable=False),
+    Column("leader", Text, nullable=False),  # host and process, for people
+    Column("address", Text, nullable=False),  # where clients find it; empty: on its own machine only
+    Column("since", Double, nullable=False),
 )

@@ -82,7 +82,7 @@ async def list_users(services: Services, caller: Caller) -> Response:
 
 @router.put("/users/{name}", response_model=UserView)
 async def put_user(services: Services, caller: Caller, name: NameInPath, body: UserChange) -> Response:
-    """Make or change a user; fields left out stay. For administrators."""
+    """Make or change a user; fields left out stay. For administrators, but for one's own e-mail address."""
     user = await services.access.put_user(caller, name, body.model_dump(exclude_unset=True))
     return answer(mapping.user_view(user))
 

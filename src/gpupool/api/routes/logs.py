@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
 from gpupool.api import streams
@@ -14,7 +14,7 @@ from gpupool.api.deps import Caller, Closing, Cursor, Index, Moment, Ref, Servic
 from gpupool.api.mapping import chunk_view
 from gpupool.api.schemas import LogPage
 from gpupool.domain.access import Actor
-from gpupool.domain.supervision import LogChunk
+from gpupool.domain.logrecords import Stretch
 from gpupool.services.pool import PoolServices
 
 router = APIRouter(prefix="/v1/workloads", tags=["logs"])
@@ -22,10 +22,17 @@ router = APIRouter(prefix="/v1/workloads", tags=["logs"])
 Attempt = Annotated[int, Query(ge=1, le=10_000_000, description="Which attempt; the present one when absent.")]
 Tail = Annotated[int, Query(ge=0, le=1_000_000, description="Begin about so many lines before the end.")]
 PageKib = Annotated[int, Query(ge=1, le=1024, description="About so many KiB of output in one page.")]
+WHOLE_KIB = 1024  # read at a time for an answer that has all of a log
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "A page of output; with follow a stream of server-sent events: chunk (a LogChunkView), end.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "description": (
+            "A page of output; with follow a stream of server-sent events: chunk (a LogChunkView), end; for who accepts"
+            " application/octet-stream all there is now, as records (docs/api.md)."
+        ),
+        "content": {
+            "text/event-stream": {"schema": {"type": "string"}},
+            streams.OCTETS: {"schema": {"type": "string", "format": "binary"}},
+        },
     }
 }
 
@@ -44,16 +51,22 @@ class Reader:
 
     async def page(self, cursor: str) -> LogPage:
         """The pieces from a cursor on (empty: the beginning); none only when there are no more now."""
+        stretches, cursor, end = await self.stretches(cursor)
+        views = [chunk_view(chunk) for stretch in stretches for chunk in stretch.chunks()]
+        return LogPage(chunks=views, cursor=cursor, end=end)
+
+    async def stretches(self, cursor: str) -> tuple[list[Stretch], str, bool]:
+        """The same as records, with the cursor after them, and whether nothing more can come."""
         while True:
-            chunks, cursor, end = await self.services.workloads.read_log(
+            found, cursor, end = await self.services.workloads.read_log(
                 self.actor, self.ref, index=self.index, attempt=self.attempt, cursor=cursor, limit=self.limit_kib * 1024
             )
-            recent = self._recent(chunks)
-            if recent or not chunks:
-                return LogPage(chunks=[chunk_view(chunk) for chunk in recent], cursor=cursor, end=end)
+            recent = [part for stretch in found for part in self._recent(stretch)]
+            if recent or not found:
+                return recent, cursor, end
 
-    def _recent(self, chunks: Sequence[LogChunk]) -> list[LogChunk]:
-        return [chunk for chunk in chunks if chunk.at >= self.since]
+    def _recent(self, stretch: Stretch) -> list[Stretch]:
+        return stretch.since(self.since) if self.since else [stretch]
 
     async def changed(self, timeout_s: float) -> None:
         """Sleep until there may be more, at most ``timeout_s``."""
@@ -71,6 +84,7 @@ class Reader:
 @router.get("/{ref}/logs", response_model=LogPage, responses=STREAMED)
 async def read_logs(  # noqa: PLR0913 - each is an input of the route
     *,
+    request: Request,
     services: Services,
     caller: Caller,
     closing: Closing,
@@ -84,9 +98,13 @@ async def read_logs(  # noqa: PLR0913 - each is an input of the route
     limit: PageKib = 256,
     last_event_id: Annotated[str | None, Header(max_length=200, pattern=r"^[\x20-\x7e]*$")] = None,
 ) -> Response:
-    """A replica's output from ``cursor`` (or the last ``tail`` lines), in pages or live with ``follow``."""
+    """A replica's output from ``cursor`` (or the last ``tail`` lines): in pages, live with ``follow``, or all of it."""
     reader = Reader(services, caller, ref, index, attempt, limit, since)
-    first = await reader.page(await reader.start(last_event_id or cursor, tail))
+    begin = await reader.start(last_event_id or cursor, tail)
+    if streams.OCTETS in request.headers.get("accept", "") and not follow:
+        whole = Reader(services, caller, ref, index, attempt, WHOLE_KIB, since)
+        return await streams.octets(streams.whole_log(begin, whole.stretches, closing))
+    first = await reader.page(begin)
     if follow:
         return streams.sse(streams.follow_log(first, reader.page, reader.changed, closing))
     return answer(first)

@@ -8,7 +8,16 @@ from starlette.responses import Response
 from gpupool.api import assemble
 from gpupool.api.assemble import Viewer
 from gpupool.api.deps import Caller, NodeName, Services, answer
-from gpupool.api.schemas import CordonBody, GpuList, LabelsBody, NodeList, NodeView, SharingBody
+from gpupool.api.schemas import (
+    CordonBody,
+    GpuList,
+    LabelsBody,
+    LostBody,
+    NodeList,
+    NodeLost,
+    NodeView,
+    SharingBody,
+)
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 
@@ -40,6 +49,19 @@ async def uncordon(services: Services, caller: Caller, name: NodeName) -> Respon
     """Let a machine take work again. For administrators."""
     node = await services.nodes.uncordon(caller, name)
     return answer(await assemble.node_view(services, Viewer(caller, local=False), node, {}))
+
+
+@router.post("/nodes/{name}/lost", response_model=NodeLost)
+async def declare_lost(services: Services, caller: Caller, name: NodeName, body: LostBody) -> Response:
+    """Give up all work of a machine that is known to be off, and run elsewhere what may be. For administrators."""
+    return answer(NodeLost(replicas=await services.nodes.declare_lost(caller, name, body.reason)))
+
+
+@router.delete("/nodes/{name}", status_code=204)
+async def remove(services: Services, caller: Caller, name: NodeName) -> Response:
+    """Forget a machine that has left and holds nothing. For administrators."""
+    await services.nodes.remove(caller, name)
+    return Response(status_code=204)
 
 
 @router.post("/nodes/{name}/sharing", response_model=NodeView)

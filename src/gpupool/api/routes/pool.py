@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gpupool.api import assemble
 from gpupool.api.deps import Caller, Services, answer
-from gpupool.api.schemas import HealthView, PoolView, WhoamiView
+from gpupool.api.schemas import HeadAddressList, HealthView, PoolView, WhoamiView
 from gpupool.domain.access import Project, Role
 
 router = APIRouter(prefix="/v1", tags=["pool"])
@@ -20,13 +20,19 @@ open_router = APIRouter(prefix="/v1", tags=["pool"])
 async def health(services: Services) -> Response:
     """Whether the control plane answers. The only address that asks for no credentials."""
     info = services.info
-    return answer(HealthView(version=info.version, pool_id=info.pool_id, pid=os.getpid()))
+    return answer(HealthView(version=info.version, pool_id=info.pool_id, pid=os.getpid(), term=info.term))
 
 
 @router.get("/pool", response_model=PoolView)
 async def pool(services: Services, _caller: Caller) -> Response:
     """What the pool consists of and how busy it is."""
     return answer(await assemble.pool_view(services))
+
+
+@router.get("/heads", response_model=HeadAddressList)
+async def heads(services: Services, _caller: Caller) -> Response:
+    """The machines that may lead the pool, with their certificates: where to go on when the one that leads is lost."""
+    return answer(HeadAddressList(heads=await assemble.head_addresses(services)))
 
 
 @router.post("/pool/stop-jobs", response_model=PoolView)

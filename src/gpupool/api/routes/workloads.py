@@ -29,6 +29,7 @@ from gpupool.api.deps import (
 )
 from gpupool.api.schemas import (
     ExtendBody,
+    PriorityBody,
     SignalBody,
     StopBody,
     WhyView,
@@ -168,10 +169,10 @@ async def wait_for(  # noqa: PLR0913 - each is an input of the route
 
 
 @router.get("/{ref}/why", response_model=WhyView)
-async def why(services: Services, caller: Caller, ref: Ref) -> Response:
-    """Why a workload stands where it stands, with numbers, and when it is expected to start."""
+async def why(services: Services, caller: Caller, ref: Ref, index: Index | None = None) -> Response:
+    """Why a workload, or one of its replicas, stands where it stands, with numbers, and when it should start."""
     workload = await services.workloads.get(caller, ref)
-    return answer(foretelling.why_view(workload.state, await services.workloads.why(caller, ref)))
+    return answer(foretelling.why_view(workload.state, await services.workloads.why(caller, ref, index)))
 
 
 @router.post("/{ref}/stop", response_model=WorkloadView)
@@ -219,6 +220,12 @@ def signal_number(wanted: int | str) -> int:
 async def extend(request: Request, services: Services, caller: Caller, ref: Ref, body: ExtendBody) -> Response:
     """Let a lease live longer."""
     return await _changed(request, services, caller, await services.workloads.extend(caller, ref, body.seconds))
+
+
+@router.post("/{ref}/priority", response_model=WorkloadView)
+async def set_priority(request: Request, services: Services, caller: Caller, ref: Ref, body: PriorityBody) -> Response:
+    """Let a workload that waits come earlier or later in its project."""
+    return await _changed(request, services, caller, await services.workloads.set_priority(caller, ref, body.priority))
 
 
 @router.delete("/{ref}", status_code=204)

@@ -10,6 +10,7 @@ from gpupool.api.schemas.base import Body
 from gpupool.domain.access import Role
 from gpupool.domain.gpu import ComputePolicy, Sharing
 from gpupool.domain.units import MAX_DURATION_S
+from gpupool.specs.quantities import Priority
 
 MAX_TOKEN_LIFE_S = 366 * 86400
 DEFAULT_TOKEN_LIFE_S = 30 * 86400
@@ -38,6 +39,12 @@ class CordonBody(Body):
     drain: bool = False
 
 
+class LostBody(Body):
+    """Why a machine is known to be off."""
+
+    reason: Note = ""
+
+
 class SharingBody(Body):
     """The mode for parts of a GPU (by its index), or of all GPUs of the node without one of their own; null: none."""
 
@@ -61,7 +68,8 @@ class RulesBody(Body):
     """What the work of a project may ask for and must put up with; null and empty mean the pool's own.
 
     ``windows`` are texts such as ``mon-fri 20:00-08:00``, ``sat,sun`` or ``nights``; training starts only then.
-    ``node_pools`` are values of the node label ``pool``.
+    ``node_pools`` are values of the node label ``pool``. ``images`` are patterns such as ``nvcr.io/nvidia/*``,
+    ``volumes`` folders of the nodes.
     """
 
     min_runtime_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None = None
@@ -71,6 +79,14 @@ class RulesBody(Body):
     ]
     node_pools: Annotated[list[LabelValue], Field(max_length=64, default_factory=list)]
     max_gpus_permille: Annotated[int, Field(ge=1, le=MAX_PERMILLE)] | None = None
+    images: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=512)]],
+        Field(max_length=64, default_factory=list),
+    ]
+    volumes: Annotated[
+        list[Annotated[str, StringConstraints(min_length=2, max_length=4096)]],
+        Field(max_length=64, default_factory=list),
+    ]
 
 
 class StopBody(Body):
@@ -95,6 +111,12 @@ class ExtendBody(Body):
     """How much longer a lease shall live."""
 
     seconds: Seconds
+
+
+class PriorityBody(Body):
+    """How important work is within its project: ``low``, ``normal``, ``high``, or a number."""
+
+    priority: Priority
 
 
 class _ProjectBounds(Body):
@@ -150,6 +172,7 @@ class UserChange(Body):
     uid: Annotated[int, Field(ge=0, le=4_294_967_294)] | None = None
     gpu_limit_permille: Permille | None = None
     disabled: bool = False
+    email: Annotated[str, StringConstraints(max_length=254), AfterValidator(_without_nul)] = ""
 
 
 class TokenBody(Body):

@@ -8,19 +8,44 @@ from pydantic import Field
 
 from gpupool.api.schemas.base import View
 from gpupool.domain.gpu import ComputePolicy, GpuHealth, NodeState, Sharing
+from gpupool.domain.heads import HeadStanding
 
 
 class HealthView(View):
-    """Whether the control plane answers."""
+    """Whether the control plane answers; ``term`` is the number of its lead, where others may lead too."""
 
     status: Literal["ok"] = "ok"
     version: str
     pool_id: str
     pid: int
+    term: int | None = None
+
+
+class PoolHeadView(View):
+    """A machine that may lead the pool, and where its API is."""
+
+    name: str
+    standing: HeadStanding
+    url: str
+
+
+class HeadAddressView(PoolHeadView):
+    """The same with its certificate (PEM): the only one that a client accepts there."""
+
+    certificate: str
+
+
+class HeadAddressList(View):
+    """Where the pool may be reached; empty where only one machine can lead it."""
+
+    heads: list[HeadAddressView]
 
 
 class PoolView(View):
-    """The pool as a whole."""
+    """The pool as a whole; ``dashboard`` is its address for browsers of its machine.
+
+    ``heads`` are the machines that may lead a cluster; none where only this one can.
+    """
 
     version: str
     pool_id: str
@@ -38,6 +63,8 @@ class PoolView(View):
     running: int
     listen: str | None
     time_zone: str = "UTC"
+    dashboard: str | None = None
+    heads: list[PoolHeadView] = Field(default_factory=list)
 
 
 class ForeignView(View):
@@ -95,11 +122,22 @@ class GpuView(View):
     sharing_policy: Sharing | None = None
 
 
+class ResourcesView(View):
+    """What a machine has, or may give away of it when nothing runs there."""
+
+    gpus: int
+    cpus: float
+    memory_mib: int
+
+
 class NodeView(View):
-    """One machine.
+    """One machine. ``address`` is what other machines reach it by.
+
+    ``capacity`` is what it has, ``allocatable`` what can be given away of it: GPUs that are well.
 
     ``sharing`` are the modes it can use for parts of GPUs, its default first; ``sharing_policy`` what the administrator
-    chose for those of its GPUs that have no policy of their own.
+    chose for those of its GPUs that have no policy of their own. ``silent_s``: for how long it has not answered.
+    ``head``: in a cluster of several heads, whether this one leads or waits.
     """
 
     name: str
@@ -118,6 +156,17 @@ class NodeView(View):
     memory_allocated_mib: int
     sharing: list[str] = Field(default_factory=list)
     sharing_policy: Sharing | None = None
+    address: str = ""
+    capacity: ResourcesView
+    allocatable: ResourcesView
+    silent_s: float | None = None
+    head: HeadStanding | None = None
+
+
+class NodeLost(View):
+    """How much work was given up with a machine."""
+
+    replicas: int
 
 
 class NodeList(View):

@@ -27,6 +27,8 @@ class RulesView(View):
     windows: list[str] = Field(default_factory=list)
     node_pools: list[str] = Field(default_factory=list)
     max_gpus_permille: int | None = None
+    images: list[str] = Field(default_factory=list)
+    volumes: list[str] = Field(default_factory=list)
 
 
 class ProjectView(View):
@@ -65,13 +67,14 @@ class ProjectList(View):
 
 
 class UserView(View):
-    """A user of the pool."""
+    """A user of the pool; ``email`` is where warnings go (empty: nowhere)."""
 
     name: str
     role: Role
     uid: int | None
     gpu_limit_permille: int | None
     disabled: bool
+    email: str = ""
 
 
 class UserList(View):
@@ -103,20 +106,3 @@ class TokenList(View):
     """Tokens, newest first: all for an administrator, one's own for others."""
 
     tokens: list[TokenView]
-
-
-class UsageRowView(View):
-    """GPU seconds held by one user in one project."""
-
-    project: str
-    user: str
-    gpu_seconds: float
-    leases: int
-
-
-class UsageView(View):
-    """GPU seconds held between two times."""
-
-    since: float
-    until: float
-    rows: list[UsageRowView]

@@ -25,6 +25,7 @@ class PolicyView(View):
     order: Order
     turn_s: float | None
     placement: Placement
+    node_lost_after_s: float | None
 
 
 class PolicyChange(Body):
@@ -39,3 +40,4 @@ class PolicyChange(Body):
     order: Order = Order.FAIR
     turn_s: Seconds | None = None
     placement: Placement = Placement.PACK
+    node_lost_after_s: Seconds | None = None

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gpupool.api.schemas.base import View
 from gpupool.domain.gpu import ComputePolicy, Placement, Sharing
-from gpupool.domain.workload import ReplicaState, RestartPolicy, WorkloadKind, WorkloadState
+from gpupool.domain.workload import Framework, OnMemberEnd, ReplicaState, RestartPolicy, WorkloadKind, WorkloadState
 
 
 class ReasonView(View):
@@ -47,9 +47,10 @@ class ReplicaCounts(View):
 
 
 class WorkloadView(View):
-    """One workload. ``command`` and ``workdir`` are null for those who may not see them.
+    """One workload. ``command``, ``workdir``, ``image`` and ``volumes`` are null for those who may not see them.
 
-    ``exit_status`` and ``node`` are those of a workload with one replica; ``gpu_uuids`` are the GPUs held now.
+    ``node`` is that of a workload with one replica; ``exit_status`` too, and of a gang that of the member that decided.
+    ``gpu_uuids`` are the GPUs held now.
     ``sharing`` is the mode that it has (``whole``, ``share``, ``mps``, ``mig``, ``advisory``); ``slice`` while that of
     a part of a GPU is not decided, ``held`` on another workload's GPUs, ``none`` without any.
     """
@@ -87,15 +88,36 @@ class WorkloadView(View):
     wait_s: float | None
     sharing: str = ""
     gang: GangView | None = None
+    framework: Framework | None = None
+    image: str | None = None
+    volumes: list[str] | None = None
+
+
+class RoleView(View):
+    """Members of a gang that are alike; ``first`` is the index of the first of them."""
+
+    name: str
+    first: int
+    replicas: int
+    gpus: GpuRequestView
+    cpus: float | None
+    memory_mib: int | None
 
 
 class GangView(View):
-    """How replicas start together: with ``min`` of ``workers``; ``within`` names the node label that they share."""
+    """How replicas start together: with ``min`` of ``workers``; ``within`` names the node label that they share.
+
+    ``round`` counts how often they have started together, of a gang with a framework. ``roles`` is empty where all
+    members are alike.
+    """
 
     workers: int
     min: int
     within: str
     strict: bool
+    on_member_end: OnMemberEnd = OnMemberEnd.CONTINUE
+    round: int = 0
+    roles: list[RoleView] = Field(default_factory=list)
 
 
 class WorkloadList(View):
@@ -119,7 +141,11 @@ class ReplicaView(View):
 
     ``sharing`` is the mode that its node says it runs under, ``guarantee`` what that holds to (empty until it says so).
 
-    ``attach_path`` is the unix socket that speaks for the program (empty: none now, or not for this caller).
+    ``role`` and ``rank`` are those of a member of a gang; ``rank`` is null before its first round.
+    ``member`` is its whole name: the workload's, with role and number where there are several replicas.
+    ``attach_path`` is the unix socket that speaks for the program (empty: none now, or not for this caller);
+    ``relayed``: it runs on another machine than the control plane, which carries its stream (``attach``);
+    ``attachable``: that there is such a stream by now.
     """
 
     index: int
@@ -139,9 +165,14 @@ class ReplicaView(View):
     parameters: dict[str, Any] | None
     gpus: list[ShareView]
     attach_path: str
+    relayed: bool = False
+    attachable: bool = False
     pid: int | None
     notes: list[str]
     last_active_at: float | None
+    member: str = ""
+    role: str = ""
+    rank: int | None = None
     sharing: str = ""
     guarantee: str = ""
 
@@ -260,3 +291,10 @@ class EventList(View):
     """Events, oldest first."""
 
     events: list[EventView]
+
+
+class AuditPage(View):
+    """Events, newest first; ``next`` is what ``before`` takes for those before them, None when there are no more."""
+
+    events: list[EventView]
+    next: str | None

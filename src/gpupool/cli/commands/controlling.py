@@ -1,4 +1,4 @@
-"""``stop``, ``suspend``, ``resume``, ``delete`` and ``wait``."""
+"""``stop``, ``suspend``, ``resume``, ``priority``, ``delete`` and ``wait``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def register(app: typer.Typer) -> None:
     command(app, "gpupool stop train-1", "gpupool stop sweep/3 --grace 1m", "gpupool stop --force train-1")(stop)
     command(app, "gpupool suspend train-1", "gpupool suspend --all")(suspend)
     command(app, "gpupool resume train-1")(resume)
-    command(app, "gpupool delete train-1", "gpupool delete --all --yes")(delete)
+    command(app, "gpupool priority high train-1", "gpupool priority -- -50 sweep-1 sweep-2")(priority)
+    command(app, "gpupool delete train-1", "gpupool delete --all --yes", "gpupool delete -f job.yaml")(delete)
     command(app, "gpupool wait train-1", "gpupool wait train-1 train-2 --timeout 2h")(wait)
 
 
@@ -62,16 +63,50 @@ def resume(names: Refs = None, every: All = False, yes: Yes = False) -> int:
     return _each(names, _verb("resume"), "Resume", every=every, yes=yes)
 
 
-def delete(names: Refs = None, every: All = False, yes: Yes = False) -> int:
-    """Stop workloads and forget them, with their logs."""
+def priority(
+    level: Annotated[str, typer.Argument(metavar="LEVEL", help="low, normal, high, or -1000 to 1000.")],
+    names: Refs = None,
+) -> int:
+    """Let workloads that wait come earlier or later in their projects; they keep the time at which they queued."""
+    wanted = int(level) if level.removeprefix("-").isdecimal() else level
+
+    def change(pool: Pool, name: str) -> str:
+        found = pool.post(workload_path(name, "priority"), {"priority": wanted})
+        return f"{name} has priority {found['priority']}"
+
+    return _each(names, change, "Change", every=False, yes=True)
+
+
+def delete(  # noqa: PLR0913, PLR0917 - one parameter per option
+    names: Refs = None,
+    every: All = False,
+    yes: Yes = False,
+    filename: Annotated[
+        list[str] | None, typer.Option("-f", "--filename", metavar="FILE", help="What is in a file of manifests.")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option("-n", "--namespace", metavar="PROJECT", help="The project.")] = None,
+    selector: Annotated[
+        str | None, typer.Option("-l", "--selector", metavar="KEY=VALUE,...", help="Those of a kind with these labels.")
+    ] = None,
+    ignore: Annotated[bool, typer.Option("--ignore-not-found", help="What is not there is no error.")] = False,
+    wait_for_it: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it is gone.")] = True,
+    force: Annotated[bool, typer.Option("--force", "--now", help="KILL at once.")] = False,
+    grace: Annotated[
+        str | None, typer.Option("--grace-period", metavar="SECONDS", help="Time between TERM and KILL.")
+    ] = None,
+) -> int:
+    """Stop workloads and forget them, with their logs: by name, by KIND NAME, KIND/NAME, or by a file of manifests."""
+    from gpupool.cli.kubernetes_delete import Removal, objects_named
+
+    removal = Removal(ignore=ignore, wait=wait_for_it, grace_s=0 if force else None if grace is None else float(grace))
+    objects = objects_named(names or [], filename or [], every=every, labelled=selector is not None)
+    if objects is not None:
+        return removal.objects(open_pool(), objects, namespace, selector or "")
+    if filename or namespace or selector:
+        raise typer.BadParameter("-n and -l go with a kind: gpupool delete pods -l app=train")
 
     def remove(pool: Pool, name: str) -> str:
-        found = pool.get(workload_path(name))
-        if not WorkloadState(found["state"]).final:
-            pool.post(workload_path(found["id"], "stop"), {})
-            _await_end(pool, found["id"], found["limits"]["grace_s"] + WAIT_S)
-        pool.delete(workload_path(found["id"]))
-        return f"{name} is deleted"
+        return removal.one(pool, name)
 
     return _each(names, remove, "Delete", every=every, yes=yes)
 
@@ -95,12 +130,21 @@ def _each(names: list[str] | None, act: Callable[[Pool, str], str], word: str, *
     status = 0
     for name in wanted:
         try:
-            tell(act(pool, name))
+            tell(act(pool, _meant(pool, name)))
         except GpupoolError as error:
             from gpupool.cli.errors import report
 
             status = report(error)
     return status
+
+
+def _meant(pool: Pool, name: str) -> str:
+    """``job/pi`` as the workload that it is; anything else as it is."""
+    if "/" not in name:
+        return name
+    from gpupool.cli.kubernetes import resolve
+
+    return resolve(pool, name)
 
 
 def _await_end(pool: Pool, workload: str, seconds: float) -> Any:
@@ -125,7 +169,7 @@ def wait(
         raise typer.BadParameter("name the workloads to wait for")
     pool = open_pool()
     deadline = time.monotonic() + (parse_duration_s(timeout) if timeout else 10 * 366 * 86400)
-    found = [_await_end(pool, name, deadline - time.monotonic()) for name in names]
+    found = [_await_end(pool, _meant(pool, name), deadline - time.monotonic()) for name in names]
     if json:
         show_json({"workloads": found})
     unfinished = next((w for w in found if not WorkloadState(w["state"]).final), None)

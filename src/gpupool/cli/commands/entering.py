@@ -10,7 +10,7 @@ import typer
 from gpupool.cli import asking
 from gpupool.cli.commands.common import PASS_THROUGH, Index, Replica, command
 from gpupool.cli.fast import commands as fast
-from gpupool.cli.pool import reference
+from gpupool.cli.pool import meant
 
 Folder = Annotated[str | None, typer.Option("-w", "--workdir", metavar="DIR", help="The folder to start in.")]
 Env = Annotated[list[str] | None, typer.Option("-e", "--env", metavar="KEY=VALUE", help="A variable; repeatable.")]
@@ -44,7 +44,7 @@ def attach(
     from gpupool.cli.attaching import attach_to, require_program
     from gpupool.cli.pool import open_pool
 
-    workload, number = reference(name)
+    workload, number = meant(name)
     found = require_program(open_pool(), workload)
     chosen = index if index is not None else number or 0
     return attach_to(found["id"], chosen, tty=tty, stdin=not no_stdin)
@@ -78,8 +78,8 @@ def bash(name: Replica, workdir: Folder = None, index: Index = None) -> int:
 
 
 def _beside(name: str, command_line: list[str], values: dict[str, Any], index: int | None) -> int:
-    workload, number = reference(name)
-    values = {key: value for key, value in values.items() if value not in (None, [])}
+    workload, number = meant(name)
+    values = {key: value for key, value in values.items() if value not in (None, [])} | {"files": False}
     body = asking.workload(values, command_line) | {"kind": "exec", "on": workload}
     body.pop("project", None)
     chosen = index if index is not None else number

@@ -1,4 +1,4 @@
-"""``node label``."""
+"""``node label``, ``node lost`` and ``node remove``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Labels = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(no_args_is_help=True, help=help_text("Label nodes.", ["gpupool node label gpu1 pool=a100"]))
+    group = typer.Typer(
+        no_args_is_help=True,
+        help=help_text("Labels of nodes, and nodes that are gone.", ["gpupool node label gpu1 pool=a100"]),
+    )
     command(
         group,
         "gpupool node label gpu1",
@@ -29,6 +32,8 @@ def register(app: typer.Typer) -> None:
         "gpupool node label gpu1 rack-",
         context_settings={"ignore_unknown_options": True},
     )(label)
+    command(group, 'gpupool node lost gpu3 --reason "its power supply burnt"')(lost)
+    command(group, "gpupool node remove gpu3")(remove)
     app.add_typer(group, name="node")
 
 
@@ -55,3 +60,21 @@ def label(name: Node, labels: Labels = None, json: AsJson = False) -> None:
         show_json(found["labels"])
     else:
         show(pairs(sorted(found["labels"].items()), out_style()))
+
+
+def lost(
+    name: Node, reason: Annotated[str, typer.Option("--reason", help="Why; users see it.", metavar="TEXT")] = ""
+) -> None:
+    """Give up all work of a node that you know is off: what may run elsewhere does so at once.
+
+    A node that only does not answer may still run its programs, and they would run twice. By itself the pool gives up
+    batch work after 'policy set --node-lost-after', and waits for the rest.
+    """
+    count = open_pool().post(f"nodes/{segment(name)}/lost", {"reason": reason})["replicas"]
+    tell(f"{name} is lost, with {count} replica{'' if count == 1 else 's'}")
+
+
+def remove(name: Node) -> None:
+    """Forget a node that has left the pool and holds nothing; its history stays."""
+    open_pool().delete(f"nodes/{segment(name)}")
+    tell(f"{name} is forgotten")

@@ -11,7 +11,7 @@ import typer
 from gpupool.cli import completing
 from gpupool.cli.commands.common import AsJson, Ref, command
 from gpupool.cli.output import out_style, show, show_json, tell_emulated
-from gpupool.cli.pool import Pool, open_pool, segment, workload_path
+from gpupool.cli.pool import Pool, meant, open_pool, segment, workload_path
 from gpupool.cli.render import machines, people
 from gpupool.cli.render.workloads import detail_lines, event_lines, why_lines, workload_lines
 from gpupool.domain.workload import WorkloadState
@@ -50,8 +50,14 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     command(app, "gpupool ps", "gpupool ps -a --user ann", "gpupool ps -w", "gpupool ps --state queued --json")(ps)
     command(app, "gpupool list", "gpupool list jobs -A", "gpupool list nodes", name="list")(list_)
-    command(app, "gpupool describe train-1", "gpupool describe job train-1", "gpupool describe node gpu1")(describe)
-    command(app, "gpupool why train-1")(why)
+    command(
+        app,
+        "gpupool describe train-1",
+        "gpupool describe job train-1",
+        "gpupool describe node gpu1",
+        "gpupool describe pod/eval",
+    )(describe)
+    command(app, "gpupool why train-1", "gpupool why sweep/3")(why)
     command(app, "gpupool events", "gpupool events train-1 -f", "gpupool events --limit 500 --json")(events)
 
 
@@ -115,14 +121,16 @@ def describe(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[job|node|project] NAME", help="What to describe.", autocompletion=completing.workloads
+            metavar="[job|node|project|KIND] NAME",
+            help="What to describe; KIND NAME and KIND/NAME as 'gpupool get' has them.",
+            autocompletion=completing.workloads,
         ),
     ],
     json: AsJson = False,
 ) -> None:
     """Show everything known of a job, a node or a project."""
-    kind, name = _kind_and_name(words)
     pool = open_pool()
+    kind, name = _kind_and_name(pool, words)
     path = {Described.JOB: workload_path(name), Described.NODE: f"nodes/{segment(name)}"}.get(kind)
     found = pool.get(path) if path else _project(pool, name)
     if json:
@@ -132,9 +140,14 @@ def describe(
     show(_described(pool, kind, found))
 
 
-def _kind_and_name(words: list[str]) -> tuple[Described, str]:
+def _kind_and_name(pool: Pool, words: list[str]) -> tuple[Described, str]:
+    from gpupool.cli.kubernetes import NODES, described
+
+    if len(words) <= 2 and (found := described(pool, words)):
+        return Described.JOB, found
     if len(words) == 1:
-        return Described.JOB, words[0]
+        first, slash, name = words[0].partition("/")
+        return (Described.NODE, name) if slash and first in NODES else (Described.JOB, words[0])
     if len(words) > 2 or words[0] not in [str(kind) for kind in Described]:
         raise typer.BadParameter("give a name, or one of job, node and project and a name")
     return Described(words[0]), words[1]
@@ -164,8 +177,9 @@ def _project(pool: Pool, name: str) -> Any:
 
 
 def why(name: Ref, json: AsJson = False) -> None:
-    """Say why a workload waits, its position, when it should start, and what would help."""
-    found = open_pool().get(workload_path(name, "why"))
+    """Say why a workload waits, or one replica of it (NAME/INDEX): position, when it should start, what would help."""
+    workload, index = meant(name)
+    found = open_pool().get(workload_path(workload, "why"), {"index": index})
     if json:
         show_json(found)
     else:

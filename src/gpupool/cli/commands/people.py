@@ -19,13 +19,19 @@ from gpupool.domain.units import parse_duration_s
 User = Annotated[str, typer.Argument(metavar="USER", help="The user's name.", autocompletion=completing.users)]
 RoleOption = Annotated[Role | None, typer.Option("--role", help="What the holder may do.")]
 DEFAULT_SPAN = "7d"
+NONE = "none"
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     user = typer.Typer(no_args_is_help=True, help=help_text("See and change users.", ["gpupool user list"]))
     command(user, "gpupool user list", name="list")(list_users)
-    command(user, "gpupool user set ann --role manager --gpu-limit 2", name="set")(set_user)
+    command(
+        user,
+        "gpupool user set ann --role manager --gpu-limit 2",
+        "gpupool user set ann --email ann@example.org",
+        name="set",
+    )(set_user)
     app.add_typer(user, name="user")
     token = typer.Typer(
         no_args_is_help=True, help=help_text("Tokens for pools on a network.", ["gpupool token create --expires 7d"])
@@ -52,12 +58,15 @@ def set_user(
     uid: Annotated[int | None, typer.Option("--uid", min=0, help="The account its programs run as.")] = None,
     gpu_limit: Annotated[str | None, typer.Option("--gpu-limit", metavar="GPUS", help="Never more; none.")] = None,
     disabled: Annotated[bool | None, typer.Option("--disable/--enable", help="Keep the user out.")] = None,
+    email: Annotated[str | None, typer.Option("--email", metavar="ADDRESS", help="Where warnings go; none.")] = None,
 ) -> None:
-    """Add a user or change one; what is not named stays."""
+    """Add a user or change one; what is not named stays. Your own e-mail address you may change yourself."""
     changes: dict[str, Any] = {"role": role and str(role), "uid": uid, "disabled": disabled}
     changes = {key: value for key, value in changes.items() if value is not None}
     if gpu_limit is not None:
         changes["gpu_limit_permille"] = gpu_permille(gpu_limit)
+    if email is not None:
+        changes["email"] = "" if email == NONE else email
     if not changes:
         raise typer.BadParameter("name what to change, for example --role member")
     saved = open_pool().put(f"users/{segment(name)}", changes)

@@ -23,8 +23,9 @@ _TIMES = {
     "stale_gang": "A gang with too few members for longer goes back to the queue.",
     "half_life": "After so long, use counts half in fair shares.",
     "turn": "Training that ran so long makes way for who has not; never.",
+    "node_lost_after": "Batch work of a node silent for longer is run elsewhere; never.",
 }
-_MAY_BE_NEVER = {"consolidate_after", "turn"}
+_MAY_BE_NEVER = {"consolidate_after", "turn", "node_lost_after"}
 OPTIONS = (
     *(Option(n, f"--{n.replace('_', '-')}", Kind.TEXT, text, _PANEL, "TIME") for n, text in _TIMES.items()),
     Option("usage_weight", "--usage-weight", Kind.TEXT, "How much use lately weighs; 0: not at all.", _PANEL, "NUMBER"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from gpupool.cli.output import out_style, show, show_json, tell
 from gpupool.cli.pool import Pool, open_pool
 from gpupool.cli.render.machines import EMULATED
 from gpupool.cli.render.screens import status_lines
-from gpupool.domain.errors import GpupoolError
+from gpupool.domain.errors import ErrorCode, GpupoolError
 
 StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="Where the pool keeps its state.")]
 
@@ -25,6 +26,8 @@ def register(app: typer.Typer) -> None:
         "gpupool up",
         "gpupool up --background --emulate 4xT4,2xV100",
         "gpupool up --listen 0.0.0.0:8443 --tls-self-signed",
+        "gpupool up --background --cluster --address 10.0.0.1",
+        "gpupool up --database postgresql://gpupool@db.example.org/gpupool --database-password-file /etc/gpupool/db",
     )(up)
     command(app, "gpupool down", "gpupool down --stop-jobs")(down)
     command(app, "gpupool status", "gpupool status --json")(status)
@@ -48,6 +51,26 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
     time_zone: Annotated[
         str | None, typer.Option("--time-zone", metavar="ZONE", help="Of time windows; the machine's otherwise.")
     ] = None,
+    dashboard: Annotated[
+        str | None, typer.Option("--dashboard", metavar="HOST:PORT", help="For browsers of this machine; off: none.")
+    ] = None,
+    oidc: Annotated[
+        str | None, typer.Option("--oidc", metavar="FILE", help="People sign in as this file says; off: they do not.")
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option("--database", metavar="URL", help="postgresql://USER@HOST/DATABASE; off: a file of its own."),
+    ] = None,
+    database_password_file: Annotated[
+        str | None, typer.Option("--database-password-file", metavar="FILE", help="Its password; mode 0600.")
+    ] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Let other machines join this one.")] = False,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="IP", help="This machine's address for the others.")
+    ] = None,
+    cluster_port: Annotated[
+        int | None, typer.Option("--cluster-port", metavar="PORT", help="The first of 30 for Ray (8650).")
+    ] = None,
     state_dir: StateDir = None,
 ) -> int:
     """Start the pool of this machine: as root for everybody, else for yourself.
@@ -55,17 +78,30 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
     In the foreground it runs until Ctrl-C. Jobs go on when the pool ends, and the next one takes them over.
     """
     from gpupool.client.locate import place_for_new_pool
-    from gpupool.daemon.config import PoolConfig
+    from gpupool.daemon.cluster import head_options
+    from gpupool.daemon.config import PoolConfig, Role
     from gpupool.daemon.launch import start, wait_foreground
 
+    if oidc not in {None, "off"}:
+        from gpupool.daemon.oidc_file import read_provider
+
+        read_provider(str(full_path(oidc)))
     place = place_for_new_pool(state_dir)
-    options = {"listen": listen, "tls_cert": _full(tls_cert), "tls_key": _full(tls_key), "emulate": emulate}
-    options["time_zone"] = time_zone
+    options = {"listen": listen, "tls_cert": full_path(tls_cert), "tls_key": full_path(tls_key), "emulate": emulate}
+    options |= {"time_zone": time_zone, "dashboard": dashboard, "oidc": oidc if oidc == "off" else full_path(oidc)}
+    options["database_password_file"] = full_path(database_password_file)
+    kept = PoolConfig.for_location(place)
+    more = {"cluster_address": address, "cluster_port": cluster_port}
+    more |= head_options(kept, listen, address) if cluster or kept.role is Role.HEAD else {}
     config = PoolConfig.from_dict(
-        {**PoolConfig.for_location(place).to_dict(), **{k: v for k, v in options.items() if v is not None}}
+        {**kept.to_dict(), **{k: v for k, v in (options | more).items() if v is not None}}
         | ({"tls_self_signed": True} if tls_self_signed else {})
+        | ({} if database is None else {"database": database_option(database)})
     )
     result = start(config, background=background)
+    if config.role is Role.NODE:
+        tell(f"this machine is a node of the pool at {config.head_url}; state in {place.state_dir}")
+        return 0 if background else wait_foreground(result)
     tell(f"the pool runs: {result.gpus_text}; state in {place.state_dir}")
     if result.emulated:
         tell(EMULATED)
@@ -73,10 +109,28 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
         tell(f"warning: {text}")
     if result.url:
         tell(f"it listens on {result.url} (certificate SHA-256 {result.fingerprint})")
+    if config.role is Role.HEAD:
+        tell("other machines join it: 'gpupool join-token create' says how")
     return 0 if background else wait_foreground(result)
 
 
-def _full(path: str | None) -> str | None:
+def database_option(url: str) -> str | None:
+    """The URL, with the password file that libpq's variable names: a pool keeps nothing else of who starts it.
+
+    ``off`` is none: the pool's own file.
+    """
+    if url == "off":
+        return None
+    passfile = os.environ.get("PGPASSFILE")
+    if passfile and "passfile=" not in url:
+        from urllib.parse import quote
+
+        url += f"{'&' if '?' in url else '?'}passfile={quote(str(full_path(passfile)))}"
+    return url
+
+
+def full_path(path: str | None) -> str | None:
+    """An absolute path, for processes that run in another folder."""
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
@@ -103,12 +157,37 @@ def status(state_dir: StateDir = None, json: AsJson = False) -> int:
         return _remote_status(as_json=json)
     location = _place(state_dir)
     processes = pool_status(location)
-    pool = Pool(LocalGate(location.api_socket)).get("pool") if processes["answering"] else None
+    if processes.get("role") == "node":
+        return _node_status(processes, as_json=json)
+    pool = _unless_waiting(Pool(LocalGate(location.api_socket))) if processes["answering"] else None
     if json:
         show_json({"pool": pool, "processes": processes})
     else:
         _show_status(pool, processes)
     return 0 if processes["answering"] else 1
+
+
+def _node_status(processes: dict[str, Any], *, as_json: bool) -> int:
+    """Of a machine that has joined a cluster: its own processes."""
+    well = processes["running"] and all(child["state"] == "running" for child in processes["children"])
+    if as_json:
+        show_json({"pool": None, "processes": processes})
+    else:
+        show([f"a node of the pool at {processes['head_url']}"])
+        _show_status(None, processes | {"answering": processes["running"]})
+    return 0 if well else 1
+
+
+def _unless_waiting(pool: Pool) -> dict[str, Any] | None:
+    """The pool as a whole, unless its control plane here does not lead."""
+    try:
+        found: dict[str, Any] = pool.get("pool")
+    except GpupoolError as error:
+        if error.code not in {ErrorCode.NOT_LEADING, ErrorCode.DATABASE_UNREACHABLE}:
+            raise
+        tell(f"{error.message} {error.hint}")
+        return None
+    return found
 
 
 def _remote_status(*, as_json: bool) -> int:

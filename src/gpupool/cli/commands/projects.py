@@ -14,7 +14,7 @@ from gpupool.cli.project_rules import RULES, rules_body
 from gpupool.cli.project_shares import SHARES, shares_body
 from gpupool.cli.render.people import project_lines
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.units import parse_duration_s
+from gpupool.domain.units import parse_duration_s, parse_gpus
 
 NONE = "none"
 UNSET = "unset"  # a policy may be called none
@@ -210,12 +210,4 @@ def _choices(what: str, default: str | None, allowed: str | None) -> dict[str, A
 
 def gpu_permille(text: str) -> int | None:
     """Thousandths in ``2.5`` GPUs, None for ``none``; raises ``GpupoolError(INVALID_COUNT)``."""
-    if text == NONE:
-        return None
-    try:
-        permille = round(float(text) * 1000, 6)
-    except ValueError:
-        permille = -1.0
-    if not (0 <= permille <= 1e9 and permille.is_integer()):
-        raise GpupoolError(ErrorCode.INVALID_COUNT, f"'{text[:40]}' is not a number of GPUs.", "Write 2, 0.5, or none.")
-    return int(permille)
+    return None if text == NONE else parse_gpus(text)

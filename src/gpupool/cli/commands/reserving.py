@@ -10,8 +10,9 @@ import typer
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import out_style, show, show_json, tell
 from gpupool.cli.pool import Pool, open_pool, segment
-from gpupool.cli.render.bookings import booking_lines, moment_text, parse_moment
+from gpupool.cli.render.bookings import booking_lines, moment_text
 from gpupool.domain.units import parse_duration_s
+from gpupool.domain.windows import parse_moment, read_zone
 
 Words = Annotated[list[str], typer.Argument(metavar="NAME | list | cancel ID", help="What it is for; or what to do.")]
 Many = list[str] | None
@@ -65,7 +66,7 @@ def reserve(  # noqa: PLR0913, PLR0917 - one parameter per option
         raise typer.BadParameter("say how long with --for, for example --for 2h")
     else:
         zone = pool.get("pool")["time_zone"]
-        starts_at = parse_moment(begin, zone, time.time())
+        starts_at = parse_moment(begin, read_zone(zone), time.time())
         body: dict[str, Any] = {
             "name": words[0],
             "nodes": [part.strip() for part in (nodes or "").split(",") if part.strip()],

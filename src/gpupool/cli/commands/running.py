@@ -45,6 +45,8 @@ def run(command: Command = None, **values: Any) -> int:
     Ctrl-Z with pipes stops only this client, and the program goes on until nobody takes its output; on a terminal
     it is a key like any other.
     """
+    if values.get("image"):  # which may say itself what to run
+        return fast.run(values, command or [])
     return fast.run(values, _needed(command, "run -p 0.1 -- python3 train.py"))
 
 

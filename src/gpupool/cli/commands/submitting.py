@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gpupool.cli.commands.common import command, takes
+from gpupool.cli.fast.commands import with_folder
 from gpupool.cli.output import show, show_json, tell
 from gpupool.cli.submit_options import SUBMIT
 from gpupool.cli.submitting import requests_of
@@ -25,7 +26,9 @@ def register(app: typer.Typer) -> None:
         "gpupool submit train-1 -g 1 -- python3 train.py",
         "gpupool submit dev -g 0.5 --interactive -- bash",
         "gpupool submit hpo1 -g 0.25 --sweep lr=0.1,0.01 --parallelism 2 -- python3 train.py --lr {lr}",
-        "gpupool submit ddp -g 4 --workers 8 --min-workers 6 --within rack -- python3 train.py",
+        "gpupool submit ddp --workers 8 --gpus-per-worker 4 --framework torch -- torchrun train.py",
+        "gpupool submit hvd --workers 4 --framework mpi -- python3 train.py",
+        "gpupool submit ps --framework tf --chief --ps 1 --workers 2 -- python3 train.py",
         "gpupool submit eval -g 0.1 --after train-1 -- python3 evaluate.py",
         "gpupool submit -f job.yml --dry-run",
     )(submit)
@@ -45,7 +48,7 @@ def submit(context: typer.Context, words: Words = None, **values: Any) -> int:
     from gpupool.cli.pool import open_pool
 
     pool = open_pool(start=True)
-    found = [pool.post("workloads", request.to_body()) for request in requests]
+    found = [pool.post("workloads", with_folder(pool.gate, request.to_body(), values)) for request in requests]
     if values.get("json"):
         show_json(found[0] if len(found) == 1 else {"workloads": found})
     else:

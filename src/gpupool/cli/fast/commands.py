@@ -15,13 +15,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpupool.cli.fast.gate import Gate
+
     Values = dict[str, Any]
 
 
 def run(values: Values, command: list[str]) -> int:
     """``gpupool run``: the program's exit status. Raises ``GpupoolError``."""
     body = asking.workload(values, command) | {"kind": "run"}
-    return _detached(body) if values.get("detach") else stay(body, values, start=True)
+    return _detached(body, values) if values.get("detach") else stay(body, values, start=True)
 
 
 def client(values: Values, command: list[str]) -> int:
@@ -40,12 +42,23 @@ def stay(body: Values, values: Values, *, start: bool) -> int:
     rows, columns = size()
     body |= {"client_bound": True, "tty": tty, "stdin": not tty, "rows": rows, "columns": columns}
     gate = find_gate(start=start)
+    body = with_folder(gate, body, values)
     with Inbox() as inbox:
         return Launch(gate, inbox, tty=tty, quiet=bool(values.get("quiet"))).run(body)
 
 
-def _detached(body: Values) -> int:
-    answer = find_gate(start=True).call("POST", "/v1/workloads", body)
+def with_folder(gate: Gate, body: Values, values: Values) -> Values:
+    """The request with the folder that goes along: always over a network, here when asked for."""
+    if (gate.direct or "image" in body) and not (values.get("files") or values.get("lock")):
+        return body
+    from gpupool.cli.travelling import prepared
+
+    return prepared(gate, body, values)
+
+
+def _detached(body: Values, values: Values) -> int:
+    gate = find_gate(start=True)
+    answer = gate.call("POST", "/v1/workloads", with_folder(gate, body, values))
     if not answer.ok:
         raise refusal(answer)
     os.write(1, f"{answer.body['id']}\n".encode())

@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 
         direct: bool
 
+        @property
+        def url(self) -> str:
+            """Where its API is on the network; empty for a pool on this machine."""
+
+        @property
+        def returns_s(self) -> float:
+            """How long a program is to wait for us where the way to it through the pool breaks."""
+
         def call(self, method: str, target: str, body: object = None, timeout_s: float = 30.0) -> Answer:
             """Ask and wait for the answer."""
 
@@ -42,6 +50,9 @@ if TYPE_CHECKING:
         def attach(self, workload: str, index: int, path: str) -> socket:
             """A stream of frames to the program's shepherd."""
 
+        def relay(self, workload: str, index: int) -> socket:
+            """The same through the pool, for a program on another machine than the pool's own."""
+
         def connection(self, timeout_s: float) -> HTTPConnection:
             """A fresh connection of the standard library, for streams."""
 
@@ -50,10 +61,15 @@ if TYPE_CHECKING:
             """What requests on such a connection carry."""
 
 
+RETURNS_S = 60.0
+
+
 class LocalGate:
     """A pool on this machine."""
 
     direct = True
+    url = ""
+    returns_s = RETURNS_S
 
     def __init__(self, api_socket: str) -> None:
         self.api_socket = api_socket
@@ -71,9 +87,15 @@ class LocalGate:
         del workload, index
         return connect(path)
 
+    def relay(self, workload: str, index: int) -> socket:
+        """Through the control plane: there is no way to that machine but its own."""
+        from gpupool.cli.remote import relay_here
+
+        return relay_here(self.api_socket, workload, index)
+
     def connection(self, timeout_s: float) -> HTTPConnection:
         """A fresh connection, for streams."""
-        from gpupool.cli.connections import UnixConnection
+        from gpupool.client.unixhttp import UnixConnection
 
         return UnixConnection(self.api_socket, timeout_s)
 

@@ -32,11 +32,11 @@ class Launch:
     """One program started from this terminal; ``run`` once, with the inbox of signals open."""
 
     def __init__(self, gate: Gate, inbox: Inbox, *, tty: bool, quiet: bool = False) -> None:
-        self._gate = gate
+        self.gate = gate
         self._inbox = inbox
         self._tty = tty
         self._quiet = quiet
-        self._line = Line(gate, inbox)
+        self.line = Line(gate, inbox)
 
     def run(self, request: Detail) -> int:
         """Submit a client-bound request and stay with it; the exit status for this process."""
@@ -44,7 +44,7 @@ class Launch:
             detail = self.submit_and_wait(request)
         except Interrupted as stop:
             return 128 + stop.signum
-        return self.ended(detail) if detail["state"] in FINAL else self.attach(detail, 0)
+        return self.ended(detail) if detail["state"] in FINAL else self.attach(detail, 0, bound=True)
 
     def submit_and_wait(self, request: Detail) -> Detail:
         """Submit and wait until it has started or ended; raises ``Interrupted`` once a signal has cancelled it."""
@@ -55,76 +55,95 @@ class Launch:
             self._cancel(detail)
             raise
 
-    def attach(self, detail: Detail, index: int, *, detachable: bool = False, stdin: bool = True) -> int:
-        """Connect to a started replica and pump until it ends; the exit status for this process."""
-        sock = self._connect(detail, index)
+    def attach(
+        self, detail: Detail, index: int, *, detachable: bool = False, stdin: bool = True, bound: bool = False
+    ) -> int:
+        """Connect to a started replica and pump until it ends; the exit status for this process.
+
+        ``bound``: the program ends when we are gone. A way through the pool may break, and is then taken again.
+        """
+        sock = self.connect(detail, index)
         if sock is None:
             return self._lost(detail, index)
-        pump = Pump(sock, self._inbox, tty=self._tty, stdin=stdin, detachable=detachable)
+        relayed = bool(replica_of(detail, index).get("relayed")) or not self.gate.direct
+        returns_s = self.gate.returns_s if bound and relayed else 0.0
+        pump = Pump(sock, self._inbox, tty=self._tty, stdin=stdin, detachable=detachable, returns_s=returns_s)
         try:
             outcome = pump.run()
         finally:
             sock.close()
+        if relayed and outcome.broken:
+            from gpupool.cli.fast.returning import come_back
+
+            try:
+                outcome = come_back(self, detail, index, pump)
+            except Interrupted as stop:
+                if bound:
+                    self._cancel(detail, "was told to stop")
+                return 128 + stop.signum
         return self._after(detail, index, outcome)
 
     def wait_for(self, ref: str, index: int) -> Detail:
         """A known workload once its replica has started or it has ended; raises ``Interrupted`` and cancels nothing."""
-        answer = self._line.ask("GET", f"/v1/workloads/{ref}")
+        answer = self.line.ask("GET", f"/v1/workloads/{ref}")
         if not answer.ok:
             raise refusal(answer)
         return self._wait_for_start(answer.body, index, bound=False)
 
-    def _connect(self, detail: Detail, index: int) -> socket | None:
+    def connect(self, detail: Detail, index: int) -> socket | None:
         """The program's stream; None when it has ended meanwhile, or its shepherd has."""
         for _ in range(ATTACH_TRIES):
             if detail["state"] in FINAL:
                 return None
-            path = str(replica_of(detail, index).get("attach_path") or "")
+            replica = replica_of(detail, index)
             try:
-                return self._gate.attach(detail["id"], index, path)
+                if replica.get("relayed"):
+                    return self.gate.relay(detail["id"], index)
+                return self.gate.attach(detail["id"], index, str(replica.get("attach_path") or ""))
             except OSError:
-                self._line.pause(ATTACH_RETRY_S)
-            detail = self._look(detail["id"], "started", ATTACH_RETRY_S, index=index)
+                self.line.pause(ATTACH_RETRY_S)
+            detail = self.look(detail["id"], "started", ATTACH_RETRY_S, index=index)
         return None
 
     def _submit(self, request: Detail) -> Detail:
         target = f"/v1/workloads?wait=started&timeout_s={FIRST_ANSWER_S}"
-        answer = self._line.ask("POST", target, request, finish=True)
+        answer = self.line.ask("POST", target, request, finish=True)
         if not answer.ok:
             raise refusal(answer)
         detail: Detail = answer.body
         return detail
 
     def _wait_for_start(self, detail: Detail, index: int = 0, *, bound: bool = True) -> Detail:
-        shown = notice.QueueNotice(self._gate, detail["id"], quiet=self._quiet)
-        self._line.on_tick = shown.tick
+        shown = notice.QueueNotice(self.gate, detail["id"], quiet=self._quiet)
+        self.line.on_tick = shown.tick
         try:
-            while not started(detail, index, direct=self._gate.direct):
-                if self._line.interrupted:
-                    raise Interrupted(self._line.interrupted)
+            while not started(detail, index, direct=self.gate.direct):
+                if self.line.interrupted:
+                    raise Interrupted(self.line.interrupted)
                 shown.tick()
-                detail = self._look(detail["id"], "started", WAIT_S, index=index, bound=bound)
+                detail = self.look(detail["id"], "started", WAIT_S, index=index, bound=bound)
         finally:
-            self._line.on_tick = None
+            self.line.on_tick = None
             shown.clear()
-        if self._line.interrupted:
-            raise Interrupted(self._line.interrupted)
+        if self.line.interrupted:
+            raise Interrupted(self.line.interrupted)
         return detail
 
-    def _look(self, workload: str, condition: str, seconds: float, *, index: int = 0, bound: bool = False) -> Detail:
+    def look(self, workload: str, condition: str, seconds: float, *, index: int = 0, bound: bool = False) -> Detail:
+        """A workload once something holds of it, or after a while."""
         query = f"for={condition}&timeout_s={seconds}&index={index}" + ("&bound=true" if bound else "")
-        answer = self._line.ask("GET", f"/v1/workloads/{workload}/wait?{query}")
+        answer = self.line.ask("GET", f"/v1/workloads/{workload}/wait?{query}")
         if not answer.ok:
             raise refusal(answer)
         detail: Detail = answer.body
         return detail
 
-    def _cancel(self, detail: Detail) -> None:
+    def _cancel(self, detail: Detail, done: str = "was taken out of the queue") -> None:
         try:
-            self._gate.call("POST", f"/v1/workloads/{detail['id']}/stop", {}, timeout_s=CANCEL_S)
+            self.gate.call("POST", f"/v1/workloads/{detail['id']}/stop", {}, timeout_s=CANCEL_S)
         except OSError:
             return  # the pool cancels it by itself when nobody waits for it
-        notice.say(f"{detail['name']} was taken out of the queue")
+        notice.say(f"{detail['name']} {done}")
 
     def _after(self, detail: Detail, index: int, outcome: Outcome) -> int:
         if outcome.detached:
@@ -152,7 +171,7 @@ class Launch:
         deadline = monotonic() + SETTLE_S
         while detail["state"] not in FINAL and monotonic() < deadline:
             try:
-                detail = self._look(detail["id"], "finished", 2.0)
+                detail = self.look(detail["id"], "finished", 2.0)
             except Interrupted as stop:
                 return 128 + stop.signum
         if detail["state"] in FINAL:
@@ -193,6 +212,7 @@ EXPLAINED = {
     "client_gone": "its client went away",
     "shepherd_lost": "the process that supervised it was killed, and it with it",
     "node_restarted": "its machine was restarted",
+    "fenced": "its machine was out of contact with the pool for too long",
 }
 
 
@@ -211,4 +231,5 @@ def started(detail: Detail, index: int, *, direct: bool) -> bool:
     replica = replica_of(detail, index)
     if detail.get("kind") == "lease":
         return bool(detail["state"] == "running")
-    return bool(replica.get("attach_path")) if direct else replica.get("state") in {"starting", "running"}
+    direct = direct and not replica.get("relayed")
+    return bool(replica.get("attach_path") if direct else replica.get("attachable"))

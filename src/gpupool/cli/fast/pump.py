@@ -24,6 +24,7 @@ READ_BYTES = 1 << 16
 PENDING_BYTES = 1 << 18  # held in memory in either direction before we stop reading
 WRITE_BYTES = select.PIPE_BUF  # what a descriptor that polls as writable takes without blocking
 BACKGROUND_CHECK_MS = 1000
+INPUT_KEPT_BYTES = 4 << 20  # of input, to be sent again where a connection broke: more than may be on its way
 
 
 class Outcome:
@@ -73,10 +74,28 @@ class Sink:
 
 
 class Pump:
-    """One attachment of this terminal (or these pipes) to a program; ``run`` once."""
+    """This terminal (or these pipes) attached to a program; ``run`` once, and ``again`` where the connection broke.
 
-    def __init__(self, sock: socket, inbox: Inbox, *, tty: bool, stdin: bool = True, detachable: bool = False) -> None:
+    ``returns_s``: the program is to wait so long for another connection before it takes us for gone.
+    """
+
+    def __init__(
+        self,
+        sock: socket,
+        inbox: Inbox,
+        *,
+        tty: bool,
+        stdin: bool = True,
+        detachable: bool = False,
+        returns_s: float = 0.0,
+    ) -> None:
         self._sock = sock
+        self._returns_s = returns_s
+        self.seen = {frames.STDOUT: 0, frames.STDERR: 0}  # bytes that the program's side has delivered
+        self.frames_heard = 0
+        self._input = bytearray()  # the last of what was sent as input
+        self._input_bytes = 0
+        self._back = False  # connected again, and not told yet how much of the input has arrived
         self._inbox = inbox
         self._tty = tty
         self._outgoing = bytearray()
@@ -87,7 +106,7 @@ class Pump:
         self._wants_input = stdin
         self._input_open = stdin
         self._hung_up = False
-        self._outcome = Outcome()
+        self.outcome = Outcome()
 
     def run(self) -> Outcome:
         """Pump until the program has ended and its output is written, or until somebody leaves."""
@@ -98,9 +117,21 @@ class Pump:
         with self._raw:
             return self._loop()
 
+    def again(self, sock: socket) -> Outcome:
+        """Go on over another connection, from where the one before broke."""
+        self._sock, self._hung_up, self.outcome, self._back = sock, False, Outcome(), True
+        self._outgoing.clear()
+        self._incoming.clear()
+        return self.run()
+
     def _say_hello(self) -> None:
         rows, columns = size()
-        hello = {"version": frames.VERSION, "rows": rows, "columns": columns, "stdin": self._wants_input}
+        hello: dict[str, Any] = {"version": frames.VERSION, "rows": rows, "columns": columns}
+        hello["stdin"] = self._wants_input
+        if self._returns_s:
+            hello["returns_s"] = self._returns_s
+        if self._back:
+            hello["seen"] = [self.seen[frames.STDOUT], self.seen[frames.STDERR]]
         self._send(frames.HELLO, lightjson.dumps(hello))
         if not self._wants_input:
             self._send(frames.STDIN_EOF)
@@ -114,18 +145,18 @@ class Pump:
             timeout = self._register(poller)
             for fd, events in poller.poll(timeout):
                 self._handle(fd, events)
-        return self._outcome
+        return self.outcome
 
     def _finished(self) -> bool:
-        if self._sinks[frames.STDOUT].closed and not self._outcome.output_closed:
-            self._outcome.output_closed = True
+        if self._sinks[frames.STDOUT].closed and not self.outcome.output_closed:
+            self.outcome.output_closed = True
             self._send(frames.SIGNAL, bytes([PIPE]))
             self._flush()
-        if self._outcome.output_closed:
+        if self.outcome.output_closed:
             return True
-        if self._outcome.detached:
+        if self.outcome.detached:
             return self._hung_up or not self._outgoing
-        return (self._hung_up or self._outcome.exit is not None) and not any(s.pending for s in self._sinks.values())
+        return (self._hung_up or self.outcome.exit is not None) and not any(s.pending for s in self._sinks.values())
 
     def _register(self, poller: select.poll) -> int | None:
         """Say what we can use now; returns how long to wait at most (ms), None for ever."""
@@ -138,7 +169,7 @@ class Pump:
         for sink in self._sinks.values():
             if sink.pending:
                 poller.register(sink.fd, select.POLLOUT)
-        if not self._input_open or len(self._outgoing) >= PENDING_BYTES:
+        if not self._input_open or self._back or len(self._outgoing) >= PENDING_BYTES:
             return None
         if is_terminal(STDIN) and not in_foreground(STDIN):
             return BACKGROUND_CHECK_MS  # reading now would have the shell stop us; look again later
@@ -196,13 +227,29 @@ class Pump:
             self._take_frame(kind, payload)
 
     def _take_frame(self, kind: int, payload: bytes) -> None:
+        self.frames_heard += 1
         if kind in self._sinks:
+            self.seen[kind] += len(payload)
             self._sinks[kind].add(payload)
+        elif kind == frames.STARTED and self._back:
+            self._back = False
+            self._send_rest(int(lightjson.loads(payload).get("stdin", self._input_bytes)))
         elif kind == frames.NOTE:
             self._sinks[frames.STDERR].add(_note(payload, raw=self._tty))
         elif kind == frames.EXIT:
-            self._outcome.exit = lightjson.loads(payload)
+            self.outcome.exit = lightjson.loads(payload)
             self._input_open = False
+
+    def _send_rest(self, arrived: int) -> None:
+        """Send the input again that has not arrived."""
+        missing = max(0, self._input_bytes - arrived)
+        if missing > len(self._input):
+            self._sinks[frames.STDERR].add(_note(b"some of the input was lost", raw=self._tty))
+        rest = bytes(self._input[max(0, len(self._input) - missing) :]) if missing else b""
+        for at in range(0, len(rest), READ_BYTES):
+            self._send(frames.STDIN, rest[at : at + READ_BYTES])
+        if self._wants_input and not self._input_open:
+            self._send(frames.STDIN_EOF)
 
     def _read_input(self) -> None:
         try:
@@ -214,12 +261,19 @@ class Pump:
         passed, detach = self._keys.feed(data)
         if passed:
             self._send(frames.STDIN, passed)
+            self._keep(passed)
         if detach:
             self._send(frames.DETACH)
-            self._outcome.detached = True
+            self.outcome.detached = True
         if not data:
             self._input_open = False
             self._send(frames.STDIN_EOF)
+
+    def _keep(self, data: bytes) -> None:
+        if self._returns_s:
+            self._input_bytes += len(data)
+            self._input += data
+            del self._input[: max(0, len(self._input) - INPUT_KEPT_BYTES)]
 
 
 def _note(payload: bytes, *, raw: bool) -> bytes:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from gpupool.cli.fast.http import Answer
     from gpupool.cli.fast.signals import Inbox
 
-RECONNECT_S = 30.0  # how long a control plane may be away
+RECONNECT_S = 30.0  # how long a control plane, or its database, may be away
+TURN_S = 5.0  # how long one that has answered nothing yet may wait to lead: it is another that does
+AWAY = frozenset({"POOL_UNREACHABLE", "DATABASE_UNREACHABLE"})
 RETRY_S = 0.2
 TICK_S = 0.5
 ANSWER_S = 60.0  # longer than any wait we ask for
@@ -38,22 +40,38 @@ class Line:
         self._inbox = inbox
         self.on_tick = on_tick
         self.interrupted = 0
+        self._served = False  # whether the pool has done anything it was asked
 
     def ask(self, method: str, target: str, body: object = None, *, finish: bool = False) -> Answer:
         """The pool's answer. Only for requests that may be repeated: they are, when the control plane restarts.
 
+        And when its database is away, or it is not its turn to lead: what was begun goes on when that is over.
         ``finish``: a signal does not abandon the request but is noted in ``interrupted``: the answer says what to undo.
         Raises ``Interrupted``, ``GpupoolError(POOL_UNREACHABLE)``.
         """
         failing_since = None
         while True:
+            answer, broken = None, None
             try:
-                return self._exchange(self._gate.open(method, target, body), finish=finish)
+                answer = self._exchange(self._gate.open(method, target, body), finish=finish)
             except OSError as error:
-                failing_since = failing_since or monotonic()
-                if monotonic() - failing_since > RECONNECT_S or self.interrupted:
-                    raise _unreachable() from error
+                broken = error
+            patience_s = self._patience_s(answer)
+            failing_since = failing_since or monotonic()
+            if monotonic() - failing_since < patience_s and not self.interrupted:
                 self.pause(RETRY_S)
+                continue
+            if answer is None:
+                raise _unreachable() from broken
+            self._served = self._served or not patience_s
+            return answer
+
+    def _patience_s(self, answer: Answer | None) -> float:
+        """How long to ask again instead of taking an answer, or none, for one."""
+        code = refused_with(answer) if answer is not None else "POOL_UNREACHABLE"
+        if code == "NOT_LEADING":
+            return RECONNECT_S if self._served else TURN_S
+        return RECONNECT_S if code in AWAY else 0.0
 
     def pause(self, seconds: float) -> None:
         """Wait a little; raises ``Interrupted``."""
@@ -87,6 +105,12 @@ class Line:
                 self.interrupted = number
         if self.interrupted and not finish:
             raise Interrupted(self.interrupted)
+
+
+def refused_with(answer: Answer) -> str:
+    """The code of the error in an answer; empty when it has none."""
+    error = answer.body.get("error") if not answer.ok and isinstance(answer.body, dict) else None
+    return str(error.get("code")) if isinstance(error, dict) else ""
 
 
 def _unreachable() -> Exception:

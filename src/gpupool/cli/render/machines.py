@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpupool.cli.render.text import Style, bar, clean, pairs, since, table
-from gpupool.domain.units import format_mib, format_permille
+from gpupool.domain.units import format_duration, format_mib, format_permille
 
 Json = dict[str, Any]
 
 EMULATED = "emulated GPUs: programs run on the CPU"
-NODE_HEADERS = ("NODE", "STATE", "GPUS", "ALLOCATED", "CPUS", "MEMORY", "DRIVER", "LABELS", "ABOUT")
+NODE_HEADERS = ("NODE", "STATE", "GPUS", "ALLOCATABLE", "ALLOCATED", "CPUS", "MEMORY", "DRIVER", "LABELS", "ABOUT")
 GPU_HEADERS = ("NODE", "GPU", "MODEL", "MEMORY", "FREE", "FREE MEMORY", "HEALTH", "HOLDERS")
 SMI_HEADERS = ("NODE", "GPU", "MODEL", "BUS", "USED / TOTAL", "UTIL", "SHARE", "", "PROGRAMS")
 
@@ -26,11 +26,14 @@ def _node_row(node: Json) -> tuple[object, ...]:
     for gpu in node["gpus"]:
         models[gpu["model"]] = models.get(gpu["model"], 0) + 1
     held = sum(gpu["allocated_permille"] for gpu in node["gpus"])
-    notes = [node["cordon_reason"], *node["warnings"]]
+    silence = "" if node["silent_s"] is None else f"no answer for {format_duration(node['silent_s'])}"
+    head = {"leads": "head, leads", "waits": "head, waits"}.get(node.get("head") or "", "")
+    notes = [head, silence, node["cordon_reason"], *node["warnings"]]
     return (
         node["name"],
         node["state"],
         ", ".join(f"{count} x {model}" for model, count in models.items()) or "none",
+        node["allocatable"]["gpus"],
         f"{format_permille(held)} of {len(node['gpus'])}",
         f"{node['cpus_allocated']:g}/{node['cpus']:g}",
         f"{format_mib(node['memory_allocated_mib'])}/{format_mib(node['memory_mib'])}",
@@ -99,6 +102,10 @@ def node_detail_lines(node: Json, now: float, style: Style) -> list[str]:
             ("Name", node["name"]),
             ("State", node["state"]),
             ("Cordoned", node["cordon_reason"]),
+            ("Silent", "" if node["silent_s"] is None else f"for {format_duration(node['silent_s'])}"),
+            ("Address", node["address"]),
+            ("Capacity", _resources_text(node["capacity"])),
+            ("Allocatable", _resources_text(node["allocatable"])),
             ("CPUs", f"{node['cpus_allocated']:g} of {node['cpus']:g} allocated"),
             ("Memory", f"{format_mib(node['memory_allocated_mib'])} of {format_mib(node['memory_mib'])} allocated"),
             ("Driver", node["driver_version"]),
@@ -113,6 +120,10 @@ def node_detail_lines(node: Json, now: float, style: Style) -> list[str]:
     for gpu in node["gpus"]:
         lines += ["", *gpu_detail_lines(gpu, now, style)]
     return lines
+
+
+def _resources_text(resources: Json) -> str:
+    return f"{resources['gpus']} GPUs, {resources['cpus']:g} CPUs, {format_mib(resources['memory_mib'])}"
 
 
 def _labels_text(node: Json) -> str:

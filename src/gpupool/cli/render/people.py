@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpupool.cli.render.text import Style, clock, pairs, table
+from gpupool.cli.render.text import Style, clean, clock, pairs, since, table
 from gpupool.domain.units import format_duration, format_permille
 
 Json = dict[str, Any]
@@ -67,6 +67,8 @@ def _rules(rules: Json) -> list[tuple[str, object]]:
         ("Not evicted", f"in its first {format_duration(rules['min_runtime_s'])}" if rules["min_runtime_s"] else ""),
         ("Training starts", "; ".join(rules["windows"])),
         ("Node pools", ", ".join(rules["node_pools"])),
+        ("Images", ", ".join(rules.get("images", []))),
+        ("Volumes in", ", ".join(rules.get("volumes", []))),
     ]
 
 
@@ -83,9 +85,16 @@ def amount(permille: int | None) -> str:
 
 def user_lines(users: Sequence[Json], style: Style) -> list[str]:
     """The table of users."""
-    headers = ("USER", "ROLE", "UID", "GPU LIMIT", "STATE")
+    headers = ("USER", "ROLE", "UID", "GPU LIMIT", "STATE", "E-MAIL")
     rows = [
-        (u["name"], u["role"], "-" if u["uid"] is None else u["uid"], amount(u["gpu_limit_permille"]), _user_state(u))
+        (
+            u["name"],
+            u["role"],
+            "-" if u["uid"] is None else u["uid"],
+            amount(u["gpu_limit_permille"]),
+            _user_state(u),
+            u.get("email") or "-",
+        )
         for u in users
     ]
     return table(headers, rows, style)
@@ -109,6 +118,24 @@ def token_lines(tokens: Sequence[Json], now: float, style: Style) -> list[str]:
             t["note"] or "-",
         )
         for t in tokens
+    ]
+    return table(headers, rows, style)
+
+
+def session_lines(sessions: Sequence[Json], now: float, style: Style) -> list[str]:
+    """The table of browsers that are signed in."""
+    headers = ("SESSION", "USER", "BY", "WHERE", "SIGNED IN", "LAST USED", "BROWSER")
+    rows = [
+        (
+            s["id"],
+            s["user"],
+            s["origin"],
+            "this machine" if s["local"] else "network",
+            clock(s["created_at"]),
+            f"{since(s['last_used_at'], now)} ago",
+            clean(s["agent"])[:60] or "-",
+        )
+        for s in sessions
     ]
     return table(headers, rows, style)
 

@@ -103,11 +103,14 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("User", w["user"]),
         ("Priority", w["priority"]),
         ("Gang", _gang_text(w.get("gang"))),
+        ("Framework", _framework_text(w)),
         ("GPUs", gpus_text(w["gpus"]) if w["on"] is None else f"those of {w['on']}"),
-        ("Sharing", f"{w['sharing']}: {w['guarantees']}"),
+        ("Sharing", f"{w['sharing']}: {w['guarantees']}" if w["gpus"]["count"] or w.get("roles") else ""),
         ("Replicas", replicas_text(w) if w["completions"] > 1 else ""),
         ("Command", command_text(w)),
         ("Folder", w["workdir"]),
+        ("Image", w.get("image")),
+        ("Volumes", ", ".join(w.get("volumes") or [])),
         ("Exit status", w["exit_status"]),
         ("Submitted", f"{clock(w['created_at'])} ({since(w['created_at'], now)} ago)"),
         ("Started", clock(w["started_at"]) if w["started_at"] else ""),
@@ -124,13 +127,27 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
 def _gang_text(gang: Json | None) -> str:
     if gang is None:
         return ""
-    size = (
-        f"{gang['workers']} workers"
-        if gang["min"] == gang["workers"]
-        else f"{gang['min']} to {gang['workers']} workers"
-    )
+    least = "" if gang["min"] == gang["workers"] else f"{gang['min']} to "
+    size = _roles_text(gang["roles"]) if gang.get("roles") else f"{least}{gang['workers']} workers"
     within = f", {'only' if gang['strict'] else 'preferably'} within one {gang['within']}" if gang["within"] else ""
     return f"{size} that start together{within}"
+
+
+def _roles_text(roles: Sequence[Json]) -> str:
+    """``1 chief, 2 ps (no GPU) and 4 worker``."""
+    parts = [
+        f"{role['replicas']} {clean(role['name'])}" + ("" if role["gpus"]["count"] else " (no GPU)") for role in roles
+    ]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+
+
+def _framework_text(w: Json) -> str:
+    """``torch, round 2; when a member is lost: restart``."""
+    gang = w.get("gang")
+    if gang is None or not w.get("framework"):
+        return ""
+    number = f", round {gang['round']}" if gang["round"] else ""
+    return f"{w['framework']}{number}; when a member is lost: {gang['on_member_end']}"
 
 
 def _limits_text(limits: Json) -> str:
@@ -156,7 +173,7 @@ def _replica_row(r: Json, now: float) -> tuple[object, ...]:
     status = "-" if r["exit_status"] is None else r["exit_status"]
     started = clock(r["started_at"])
     return (
-        r["index"],
+        f"{r['index']} {clean(r['role'])}" if r.get("role") else r["index"],
         r["state"],
         r["attempt"],
         r["node"] or "-",

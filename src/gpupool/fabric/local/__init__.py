@@ -1,6 +1,5 @@
-"""One node on the machine of the control plane, reached over its agent's unix socket."""
+"""The link to one agent over a unix socket of this machine."""
 
-from gpupool.fabric.local.fabric import LocalFabric
 from gpupool.fabric.local.link import LocalLink
 
-__all__ = ["LocalFabric", "LocalLink"]
+__all__ = ["LocalLink"]

@@ -26,6 +26,7 @@ from gpupool.node.inventory.models import (
 )
 from gpupool.node.inventory.nvml import NvmlInventory
 from gpupool.node.native import Product
+from gpupool.node.ports import GpuLook
 
 DEFAULT_EMULATION = "1xT4"
 MAX_EMULATED_GPUS = 64  # on a real node
@@ -148,7 +149,7 @@ class EmulatedInventory:
         folder = write_fake_driver(run_folder, FakeCards(self._cards, uuids, self._gpus), shared=shared)
         if self._simulated is None:
             nvml = fake_nvml(Product.FAKE_NVML.path, folder, self._gpus)
-            self._simulated = None if nvml is None else NvmlInventory(self._host.name, nvml)
+            self._simulated = None if nvml is None else NvmlInventory(self._host.name, nvml, simulated=True)
         return folder
 
     def report(self) -> NodeReport:
@@ -168,6 +169,10 @@ class EmulatedInventory:
         """The same GPUs every time, always healthy; where they are simulated, with their use and foreign processes."""
         self._pool_pids = pool_pids
         return self._seen()
+
+    def look(self) -> tuple[GpuLook, ...]:
+        """What programs do on the cards where they are simulated; nothing is known of cards that are only named."""
+        return () if self._simulated is None else self._simulated.look()
 
     def _seen(self) -> tuple[Gpu, ...]:
         if self._simulated is None or self._pool_pids is None:

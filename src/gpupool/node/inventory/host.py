@@ -57,6 +57,15 @@ def usable_memory_mib(root: Path = Path("/")) -> int:
     return int(min([total, *limits])) // _MIB
 
 
+def memory_limit_folder(root: Path = Path("/")) -> Path | None:
+    """The control group whose limit is less than the machine's memory, the tightest; None where there is none."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    total = int(match.group(1)) * 1024 if match else 0
+    limits = [(limit, folder) for folder in _cgroup_folders(root, "memory") if (limit := _memory_limit(folder))]
+    tightest = min(limits, default=None)
+    return tightest[1] if tightest is not None and tightest[0] < total else None
+
+
 def boot_id(root: Path = Path("/")) -> str:
     """A text that changes when the machine restarts: the kernel's boot id, or its boot time."""
     text = _read(root / "proc/sys/kernel/random/boot_id").strip()

@@ -14,6 +14,8 @@ from gpupool.node.inventory.mig import is_cut, mig_gpu, mig_handles
 from gpupool.node.inventory.processes import foreign_processes
 from gpupool.node.inventory.queries import Queries, as_text
 from gpupool.node.inventory.topology import bus_id, links_between
+from gpupool.node.inventory.use import UseReader
+from gpupool.node.ports import GpuLook
 
 _MIB = 1024 * 1024
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2 of nvml.h: its "used" leaves out what the driver reserves
@@ -44,16 +46,19 @@ class NvmlInventory:
 
     ``nvml`` is the NVML module to use (nvidia-ml-py by default). Raises ``NoGpusError`` when there is none.
     Until the first call of ``gpus`` the pool's own processes are not known: ``report`` then shows every process on a
-    GPU as foreign, later it judges by the ``pool_pids`` of the last call.
+    GPU as foreign, later it judges by the ``pool_pids`` of the last call. ``simulated``: NVML is the fake driver's.
     """
 
     name: ClassVar[str] = "nvml"
 
-    def __init__(self, node_name: str | None = None, nvml: Any = None) -> None:
+    def __init__(self, node_name: str | None = None, nvml: Any = None, *, simulated: bool = False) -> None:
         self._nvml = _start(nvml)
+        self._simulated = simulated
+        self._use = UseReader(self._nvml)
         self._host = read_host(node_name)
         self._pool_pids: frozenset[int] = frozenset()
         self._cards: dict[int, _Card] = {}
+        self._devices: tuple[_Card, ...] = ()
         self._xids = XidWatch(self._queries([], None))
 
     @classmethod
@@ -93,6 +98,16 @@ class NvmlInventory:
         if not self._cards:
             self._scan(warnings)
         return self._refresh(warnings)
+
+    def look(self) -> tuple[GpuLook, ...]:
+        """What the cards, or their MIG instances, that were there at the last reading are doing now."""
+        if not self._devices:
+            self._scan([])
+            self._refresh([])
+        looks = tuple((device.handle, self._use.look(device.gpu.uuid, device.handle)) for device in self._devices)
+        if self._simulated:
+            return tuple(look for _, look in looks)
+        return tuple(self._use.physics(handle, look) for handle, look in looks)
 
     def _scan(self, warnings: list[str]) -> None:
         """Read what does not change; a card that has vanished stays with what was known of it."""
@@ -140,13 +155,15 @@ class NvmlInventory:
     def _refresh(self, warnings: list[str]) -> tuple[Gpu, ...]:
         self._xids.poll(self._queries(warnings, None))
         cards = [(self._queries(warnings, index), card) for index, card in sorted(self._cards.items())]
-        return tuple(gpu for queries, card in cards for gpu in self._fresh(queries, card))
+        found = [(queries, card, _devices(queries, card)) for queries, card in cards]
+        self._devices = tuple(device for _, _, devices in found for device in devices)
+        return tuple(gpu for queries, card, devices in found for gpu in self._fresh(queries, card, devices))
 
-    def _fresh(self, queries: Queries, card: _Card) -> list[Gpu]:
+    def _fresh(self, queries: Queries, card: _Card, devices: list[_Card]) -> list[Gpu]:
         """The card as it is now, or its MIG instances when it is cut; they share the card's health."""
-        devices = [self._used(queries, device) for device in _devices(queries, card)]
+        used = [self._used(queries, device) for device in devices]
         health, note = judge(queries, card.handle, self._xids.seen(card.gpu.uuid))
-        return [replace(gpu, health=health, health_note=note) for gpu in devices]
+        return [replace(gpu, health=health, health_note=note) for gpu in used]
 
     def _used(self, queries: Queries, device: _Card) -> Gpu:
         use = queries.ask(None, "nvmlDeviceGetUtilizationRates", device.handle)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpupool.node import cgroups, proctree
+from gpupool.node.containers import leftovers
+from gpupool.node.containers.box import Box
 from gpupool.node.paths import ReplicaFolder, RunFolder, bind_socket
 from gpupool.node.ports import Launch, Tree
 from gpupool.node.proctree import Proc
@@ -80,6 +82,9 @@ class ProcessRunner:
         left.discard(os.getpid())
         for pid in left:
             proctree.send(table[pid], signal.SIGKILL)
+        box = Box.read(replica)
+        if box is not None and not leftovers.end_foreign(box, replica.key):
+            return False
         if not left:
             cgroups.remove(groups)
         return not left

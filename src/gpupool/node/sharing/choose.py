@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.supervision import ProcessSpec
 from gpupool.node.journal import say
-from gpupool.node.ports import Prepared, Running, SharingHost, SharingMode
+from gpupool.node.ports import Counting, Prepared, Running, SharingHost, SharingMode, SliceCount
 from gpupool.node.sharing.advisory import AdvisorySharing
 from gpupool.node.sharing.mig import MigSharing, holds_instances
 from gpupool.node.sharing.mps import MpsSharing
@@ -105,6 +105,12 @@ class SharingModes:
     def helpers(self) -> frozenset[int]:
         """Processes that modes run on GPUs for programs, as MPS does: they are the pool's own."""
         return frozenset[int]().union(*(mode.helpers() for mode in list(self._modes.values())))
+
+    def counts(self) -> dict[str, Mapping[str, SliceCount]]:
+        """What modes counted of the use of slices, by the keys of programs, then by GPU."""
+        return {
+            key: by for mode in self._modes.values() if isinstance(mode, Counting) for key, by in mode.counts().items()
+        }
 
     async def close(self) -> None:
         """The agent ends; programs run on."""

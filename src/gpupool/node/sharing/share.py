@@ -10,6 +10,7 @@ is noticed by ``watch``, warned and ended.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +21,12 @@ from gpupool.domain.gpu import GpuShare
 from gpupool.domain.sharing import guarantee
 from gpupool.domain.supervision import ProcessSpec
 from gpupool.node.arbiter import Arbiter, Message
+from gpupool.node.containers.places import Places
 from gpupool.node.journal import say
 from gpupool.node.native import Product
-from gpupool.node.ports import Prepared, Running, SharingHost
+from gpupool.node.ports import Prepared, Running, SharingHost, SliceCount
 from gpupool.node.sharing import pages
+from gpupool.node.sharing.drivers import DriverPaths
 from gpupool.node.sharing.lease_folder import LeaseFolder, make_lease_folder, make_leases_folder, stale_folders
 from gpupool.node.sharing.means import Means, find_means
 from gpupool.node.sharing.preload import VARIABLE
@@ -39,11 +42,12 @@ _MIB = 1 << 20
 
 @dataclass(slots=True)
 class _Lease:
-    """A lease with programs on it, by key."""
+    """A lease with programs on it, by key; ``counts`` are the arbiter's latest, by GPU: seconds held, bytes, when."""
 
     folder: LeaseFolder
     gpus: tuple[GpuShare, ...]
     programs: dict[str, Running] = field(default_factory=dict)
+    counts: dict[str, tuple[float, int, float]] = field(default_factory=dict)
 
 
 class ShareSharing:
@@ -114,7 +118,7 @@ class ShareSharing:
         return Prepared(self.name, _environment(spec, means, lease.folder), guarantee(self.name, spec.compute), notes)
 
     def _make(self, number: int, spec: ProcessSpec, means: Means) -> _Lease:
-        drivers = means.drivers
+        drivers = means.drivers if spec.container is None else _drivers_inside(means.drivers, self._host.folder)
         try:
             control = pages.control_pages(f"lease {number}", drivers.cuda, drivers.nvml, _gpu_pages(spec, means))
         except ValueError as error:
@@ -170,10 +174,22 @@ class ShareSharing:
             for lease in self._leases.values()
         ]
 
+    def counts(self) -> dict[str, dict[str, SliceCount]]:
+        """What the arbiter last said of each program's lease."""
+        return {
+            key: {uuid: SliceCount(*count, sole=len(lease.programs) == 1) for uuid, count in lease.counts.items()}
+            for lease in self._leases.values()
+            for key in lease.programs
+        }
+
     def _heard(self, message: Message) -> None:
         used = message.get("usage")
-        if isinstance(used, dict) and used.get("unhooked_count"):
-            self._note(self._by_path(used), UNHOOKED_NOTE)
+        lease = self._by_path(used) if isinstance(used, dict) else None
+        if isinstance(used, dict) and lease is not None:
+            held_s, used_bytes = used.get("held_ns", 0) / 1e9, used.get("used_bytes", 0)
+            lease.counts[used.get("uuid", "")] = (held_s, used_bytes, time.monotonic())
+            if used.get("unhooked_count"):
+                self._note(lease, UNHOOKED_NOTE)
         if isinstance(warning := message.get("warning"), str):
             self._note_warning(warning[:WARNING_LIMIT], message)
 
@@ -191,6 +207,12 @@ class ShareSharing:
     def _by_path(self, message: Message) -> _Lease | None:
         path = str(message.get("lease", ""))
         return next((lease for lease in self._leases.values() if str(lease.folder.path) == path), None)
+
+
+def _drivers_inside(drivers: DriverPaths, run_folder: Path) -> DriverPaths:
+    """Where programs in a container find the drivers: a real one where it is outside too, a simulated one is moved."""
+    places = Places(run_folder)
+    return DriverPaths(places.moved(drivers.cuda), places.moved(drivers.nvml))
 
 
 def _lease_of(spec: ProcessSpec) -> int:

@@ -1,0 +1,127 @@
+"""GPU time, waiting times, costs and reports of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gpupool.api.schemas.base import Body, View
+from gpupool.domain.usage import By, Period
+
+
+class UsageRowView(View):
+    """GPU seconds held by one user in one project; ``leases`` were held at some time of it."""
+
+    project: str
+    user: str
+    gpu_seconds: float
+    leases: int
+
+
+class UsageLineView(View):
+    """GPU seconds of one project, user, node ... (``key``; empty: of none, or all).
+
+    ``allocated_s``: held. ``requested_s``: asked for, from submission to end; null by node and model. ``used_s``:
+    computing, and ``idle_s``: held and not computing, as measured; null where nothing was measured. ``measured_s``: the
+    part of ``allocated_s`` while it was measured. ``leases`` were granted in it. ``cost`` is null where no rate
+    covers all of it.
+    """
+
+    key: str
+    name: str = ""
+    project: str = ""
+    user: str = ""
+    at: float
+    until: float
+    allocated_s: float
+    requested_s: float | None
+    used_s: float | None
+    idle_s: float | None
+    measured_s: float
+    leases: int
+    cost: float | None
+
+
+class UsageView(View):
+    """GPU time between two times; ``rows`` where nothing else was asked for, ``lines`` always."""
+
+    since: float
+    until: float
+    rows: list[UsageRowView]
+    by: By = By.MEMBER
+    step: Period | None = None
+    zone: str = "UTC"
+    currency: str = ""
+    lines: list[UsageLineView] = Field(default_factory=list)
+
+
+class WaitLineView(View):
+    """How long work submitted in a time waited for its first start; null where none of it has started. Seconds.
+
+    ``started`` did, ``waiting`` have not yet, ``never`` ended without.
+    """
+
+    key: str
+    at: float
+    until: float
+    started: int
+    waiting: int
+    never: int
+    mean_s: float | None
+    p50_s: float | None
+    p90_s: float | None
+    p99_s: float | None
+    longest_s: float | None
+
+
+class WaitsView(View):
+    """Waiting times of what was submitted between two times."""
+
+    since: float
+    until: float
+    by: By
+    step: Period | None
+    zone: str
+    lines: list[WaitLineView]
+
+
+class ReportView(View):
+    """Who used what in a time, how it went, and how long work waited: all up to one moment.
+
+    In ``timeline`` those who used less are one line, of the key ``others``.
+    """
+
+    since: float
+    until: float
+    by: By
+    step: Period
+    zone: str
+    made_at: float
+    currency: str
+    lines: list[UsageLineView]
+    total: UsageLineView
+    timeline: list[UsageLineView]
+    others: str
+    waits: list[WaitLineView]
+    waits_total: WaitLineView | None
+
+
+Rate = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+ModelWord = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class RatesView(View):
+    """What an hour of a whole GPU costs: of models, and of any other; null: no rate."""
+
+    currency: str
+    default: float | None
+    models: dict[str, float]
+
+
+class RatesBody(Body):
+    """What to change of the rates; what is left out stays. A model's null takes its rate away."""
+
+    currency: Annotated[str, Field(max_length=8, pattern=r"^[^\x00-\x20\x7f]*$")] | None = None
+    default: Rate | None = None
+    models: Annotated[dict[ModelWord, Rate | None], Field(max_length=100)] = Field(default_factory=dict)

@@ -1,0 +1,84 @@
+"""What the end of one member means for the others: pure, by framework and by what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from gpupool.distributed import openmpi, tensorflow
+from gpupool.domain.workload import Framework, OnMemberEnd, Reason, Replica, ReplicaState, Workload, WorkloadState
+
+# Roles whose loss the others cannot bear, whatever was asked: they hold what the others need, or lead them.
+_CRITICAL = frozenset({*tensorflow.CHIEFS, tensorflow.PARAMETER_SERVER})
+_BY_ITSELF = frozenset({Reason.EXITED, Reason.BACKOFF_EXHAUSTED, Reason.TIME_LIMIT, Reason.START_FAILED})
+_OWN_WILL = frozenset({Reason.SUSPENDED_BY_USER, Reason.GANG_RESTART})
+
+
+class Verdict(Enum):
+    """What becomes of the other members."""
+
+    GO_ON = "go on"
+    RESTART = "restart"  # all end and start again together, those that have succeeded too
+    GIVE_UP = "give up"  # all end; the workload has failed
+    DONE = "done"  # what is left has nobody to serve: it ends, and the workload has succeeded
+
+
+def verdict(workload: Workload, member: Replica, members: Sequence[Replica]) -> Verdict:
+    """Of the end of ``member``, which is given as it is afterwards, among all members."""
+    if workload.gang is None or workload.stop_reason is not None:
+        return Verdict.GO_ON
+    if member.state is ReplicaState.SUCCEEDED:
+        return _after_success(workload, members)
+    if member.state is not ReplicaState.PENDING or member.reason in _OWN_WILL or not _needed(workload, member.index):
+        return Verdict.GO_ON
+    spent = sum(each.failures for each in members) > workload.retry.backoff_limit
+    return Verdict.GIVE_UP if spent and member.reason is Reason.RETRY else Verdict.RESTART
+
+
+def needs_success(workload: Workload, index: int) -> bool:
+    """Whether the workload has succeeded only once this member has."""
+    role = workload.role_of(index)
+    name = "" if role is None else role.name.lower()
+    if workload.framework is Framework.MPI:
+        return name == openmpi.LAUNCHER
+    if workload.framework is not Framework.TF or role is None:
+        return True
+    names = {each.name.lower() for each in workload.roles}
+    chiefs = names & set(tensorflow.CHIEFS)
+    return name in chiefs if chiefs else name == tensorflow.WORKER or tensorflow.WORKER not in names
+
+
+def _after_success(workload: Workload, members: Sequence[Replica]) -> Verdict:
+    left = [each for each in members if not each.state.final]
+    missing = any(each.state is not ReplicaState.SUCCEEDED and needs_success(workload, each.index) for each in members)
+    return Verdict.DONE if left and not missing else Verdict.GO_ON
+
+
+def _needed(workload: Workload, index: int) -> bool:
+    if workload.on_member_end is not OnMemberEnd.CONTINUE:
+        return True
+    role = workload.role_of(index)
+    if workload.framework is Framework.TF:
+        return role is not None and role.name.lower() in _CRITICAL
+    if workload.framework is Framework.TORCH:
+        wiring = workload.wiring  # the member at which the others meet
+        return wiring is not None and wiring.seats[0].index == index
+    return False
+
+
+def exit_status(workload: Workload, members: Sequence[Replica]) -> int | None:
+    """The one exit status of a gang that has ended: 0, or that of the member that failed first by itself."""
+    if workload.gang is None or not workload.state.final:
+        return None
+    if workload.state is WorkloadState.SUCCEEDED:
+        return 0
+    failed = [r for r in members if r.state is ReplicaState.FAILED and r.exit_status and r.reason in _BY_ITSELF]
+    if not failed:
+        return None
+    return min(failed, key=lambda r: (not needs_success(workload, r.index), r.finished_at or 0.0)).exit_status
+
+
+def rank_of(workload: Workload, member: Replica) -> int | None:
+    """The rank of a member in the round that it belongs to."""
+    wiring = workload.wiring
+    return wiring.rank_of(member.index) if wiring is not None and wiring.has(member.index, member.attempt) else None

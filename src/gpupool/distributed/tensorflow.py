@@ -1,0 +1,51 @@
+"""What TensorFlow is told: ``TF_CONFIG``, the JSON that its cluster resolver reads.
+
+Tasks are the members by role, in the order of their numbers; the names of roles that TensorFlow knows are ``chief``,
+``worker``, ``ps`` and ``evaluator``. An evaluator is no part of the cluster: only it is told of itself.
+"""
+
+from __future__ import annotations
+
+import json
+
+from gpupool.domain.wiring import Wiring
+from gpupool.domain.workload import OnMemberEnd, Workload
+
+CHIEFS = ("chief", "master")
+EVALUATOR = "evaluator"
+WORKER = "worker"
+PARAMETER_SERVER = "ps"
+
+
+def ports_needed(_workload: Workload, _index: int) -> int:
+    """Every task serves the others."""
+    return 1
+
+
+def may_join(workload: Workload, old: Wiring, index: int, address: str, ports: tuple[int, ...]) -> bool:
+    """A worker that comes back must be found where it was: the others are not told anew."""
+    seat = old.seat_of(index)
+    same = seat is not None and (seat.address, seat.ports) == (address, ports)
+    return workload.on_member_end is OnMemberEnd.CONTINUE and same
+
+
+def environment(workload: Workload, wiring: Wiring, index: int) -> dict[str, str]:
+    """``TF_CONFIG`` of a member."""
+    role, number = _task(workload, index)
+    cluster: dict[str, list[str]] = {}
+    for seat in wiring.seats:
+        name, _ = _task(workload, seat.index)
+        if name != EVALUATOR:
+            cluster.setdefault(name, []).append(seat.endpoint)
+    config = {"cluster": cluster, "task": {"type": role, "index": number}}
+    return {"TF_CONFIG": json.dumps(config, separators=(",", ":"))}
+
+
+def command(_workload: Workload, _wiring: Wiring, _index: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """As it is."""
+    return argv
+
+
+def _task(workload: Workload, index: int) -> tuple[str, int]:
+    place = workload.place_in_roles(index)
+    return (WORKER, index) if place is None else (place[0].name.lower(), place[1])

@@ -1,0 +1,232 @@
+"""The process of the pool that is a client of Ray: ``python -m gpupool.fabric.ray.bridge``, on the head.
+
+On a head that waits it waits too. It looks every second which machines there are, and keeps a socket for each in its
+folder (``directory`` reads that). It decides nothing and remembers nothing; Ray ends it when its raylet is lost, and
+the supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpupool.fabric.ray.far import FarMachine
+from gpupool.fabric.ray.following import Lead
+from gpupool.fabric.ray.surroundings import NAMESPACE, NODE_LABEL, Secrets, load, put_on, ray_variables, say
+
+SOCKET_SUFFIX = ".sock"
+LOOK_EVERY_S = 1.0
+BLIND_S = 120.0  # without a list of machines for so long: another process may see more
+FORGET_AFTER_S = 60.0  # a machine that is started again comes back under its name before that
+_HEAD_PAUSE_S = 0.5
+_BACKLOG = 128
+
+Listed = dict[str, str]  # node names by the ids of Ray
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the bridge is started with."""
+
+    gcs: tuple[str, int]
+    folder: Path
+    secrets: Secrets
+    temp: Path
+    own: str  # the node of this machine needs no relay
+    lead: Path | None = None  # where the control plane says whether it leads; None: nobody else can
+
+
+class Outlet:
+    """The socket of one node; whoever connects is joined with its agent by the newest relay that answers."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        self.machines: dict[str, FarMachine] = {}
+        self.listed_at = time.monotonic()
+        self._node = node
+        self._path = folder / f"{node}{SOCKET_SUFFIX}"
+        self._server: asyncio.Server | None = None
+
+    async def show(self, ray_ids: set[str]) -> None:
+        """Take what is listed now; open the socket once a relay answers. Raises OSError."""
+        for gone in self.machines.keys() - ray_ids:
+            await self.machines.pop(gone).close()
+        for new in ray_ids - self.machines.keys():
+            self.machines[new] = FarMachine(new, self._node)
+        if ray_ids:
+            self.listed_at = time.monotonic()
+        if self._server is None and any(machine.ready for machine in self.machines.values()):
+            self._server = await asyncio.start_unix_server(self._serve, sock=listen(self._path))
+
+    async def close(self) -> None:
+        """Let go of the node."""
+        self._path.unlink(missing_ok=True)
+        if self._server is not None:
+            self._server.close()
+        for machine in self.machines.values():
+            await machine.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ready = [machine for machine in self.machines.values() if machine.ready]
+        try:
+            if ready:
+                await ready[-1].serve(reader, writer)
+        finally:
+            writer.close()
+
+
+class Bridge:
+    """All nodes but the one of this machine."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._outlets: dict[str, Outlet] = {}
+
+    async def run(self, stop: asyncio.Event, term: int) -> bool:
+        """Until told to stop (True), or until another head leads or Ray has not named its machines for long (False)."""
+        seen_at = time.monotonic()
+        while not stop.is_set():
+            if _led_elsewhere(self._options.lead, term):
+                say("another head leads")
+                return False
+            try:
+                listed = await asyncio.wait_for(asyncio.to_thread(list_machines), BLIND_S)
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises while its GCS is away
+                say("machines not listed", error=repr(error)[:200])
+            else:
+                seen_at = time.monotonic()
+                await self._show(listed)
+            if time.monotonic() - seen_at > BLIND_S:
+                return False
+            await _sleep(LOOK_EVERY_S, stop)
+        return True
+
+    async def _show(self, listed: Listed) -> None:
+        ids: dict[str, set[str]] = {name: set() for name in self._outlets}
+        for ray_id, name in listed.items():
+            if name != self._options.own:
+                ids.setdefault(name, set()).add(ray_id)
+        for name, ray_ids in ids.items():
+            outlet = self._outlets.setdefault(name, Outlet(self._options.folder, name))
+            await outlet.show(ray_ids)
+            if time.monotonic() - outlet.listed_at > FORGET_AFTER_S:
+                await self._outlets.pop(name).close()
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket at a path of any length, for the pool's owner alone; an old one is replaced. Raises OSError."""
+    path.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(f"/proc/self/fd/{folder}/{path.name}")
+        path.chmod(0o600)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.close(folder)
+    return sock
+
+
+def list_machines() -> Listed:
+    """The machines that Ray believes to be alive and that say which node they are."""
+    alive = (node for node in load("ray").nodes() if node["Alive"])
+    named = ((str(node["NodeID"]), str(node["Labels"].get(NODE_LABEL, ""))) for node in alive)
+    return {ray_id: name for ray_id, name in named if name and "/" not in name and name[0] != "."}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the bridge until SIGTERM: 0; 1 when it lost sight of the cluster. Ray may end the process at any time."""
+    options = _parse(argv)
+    put_on(ray_variables(options.secrets, options.temp))
+    options.folder.mkdir(mode=0o700, exist_ok=True)
+    for left in options.folder.glob(f"*{SOCKET_SUFFIX}"):
+        left.unlink(missing_ok=True)
+    return asyncio.run(_run(options))
+
+
+def _parse(argv: Sequence[str] | None) -> Options:
+    parser = argparse.ArgumentParser(prog="gpupool-bridge", description="Between a pool's control plane and Ray.")
+    parser.add_argument("--gcs", metavar="HOST:PORT", required=True)
+    parser.add_argument("--nodes", type=Path, required=True, help="folder for one socket for each node")
+    parser.add_argument("--secrets", type=Path, required=True)
+    parser.add_argument("--temp", type=Path, required=True)
+    parser.add_argument("--own", required=True, help="the node of this machine")
+    parser.add_argument("--lead-file", type=Path, help="where the control plane says whether it leads")
+    options = parser.parse_args(argv)
+    host, _, port = options.gcs.rpartition(":")
+    gcs, secrets = (host.strip("[]"), int(port)), Secrets(options.secrets)
+    return Options(gcs, options.nodes, secrets, options.temp, options.own, options.lead_file)
+
+
+async def _run(options: Options) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    while (term := _leads(options.lead)) is None or not await _listens(options.gcs):
+        await _sleep(_HEAD_PAUSE_S, stop)
+        if stop.is_set():
+            return 0
+    await asyncio.to_thread(_connect, options.gcs)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)  # Ray took them
+    say("connected", gcs=list(options.gcs), pid=os.getpid())
+    return 0 if await Bridge(options).run(stop, term) else 1
+
+
+def _connect(gcs: tuple[str, int]) -> None:
+    host, port = gcs
+    load("ray").init(
+        address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        configure_logging=False,
+        logging_level=logging.ERROR,
+        _node_ip_address=host,
+    )
+
+
+def _leads(path: Path | None) -> int | None:
+    """The term in which this machine's control plane leads, as far as it has said; None: it does not."""
+    if path is None:
+        return 0
+    lead = Lead.read(path)
+    return lead.term if lead is not None and lead.leads else None
+
+
+def _led_elsewhere(path: Path | None, term: int) -> bool:
+    """Whether another head has begun to lead since ``term``; a control plane that was only restarted has not."""
+    lead = Lead.read(path) if path else None
+    return lead is not None and not lead.leads and lead.term > term
+
+
+async def _listens(address: tuple[str, int]) -> bool:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*address), 5.0)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+async def _sleep(seconds: float, stop: asyncio.Event) -> None:
+    waiting = asyncio.create_task(stop.wait())
+    await asyncio.wait((waiting,), timeout=seconds)
+    waiting.cancel()
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # Ray's threads must not keep it; the relays stay

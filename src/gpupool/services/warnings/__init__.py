@@ -1,0 +1,1 @@
+"""Warnings by mail and webhook: when they are due, what they say, and sending them without holding up anything."""

@@ -1,0 +1,202 @@
+"""GPUs as manifests ask for them: whole by resource, parts by the annotations of KAI and Run:ai or HAMi's resources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from gpupool.domain.errors import ErrorCode
+from gpupool.specs.kubernetes.amounts import amount, whole
+from gpupool.specs.kubernetes.reading import View
+from gpupool.specs.kubernetes.report import Notice
+from gpupool.specs.limits import MAX_GPUS
+
+Values = dict[str, Any]
+Views = Mapping[str, View]
+
+COUNT = ("nvidia.com/gpu", "hami.io/gpu", "alpha.kubernetes.io/nvidia-gpu")
+MIG = "nvidia.com/mig-"
+MEMORY = ("nvidia.com/gpumem", "hami.io/gpumem")
+PERCENT = ("nvidia.com/gpumem-percentage", "hami.io/gpumem-percentage")
+CORES = ("nvidia.com/gpucores", "hami.io/gpucores")
+URGENCY = "nvidia.com/priority"
+FRACTION, FRACTION_MEMORY = "gpu-fraction", "gpu-memory"
+DEVICES, FOR_CONTAINER = "gpu-fraction-num-devices", "gpu-fraction-container-name"
+USE_TYPE, USE_NO_TYPE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
+USE_UUID, USE_NO_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
+MODE = "nvidia.com/vgpu-mode"
+GPU_POLICY, NODE_POLICY = "hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"
+
+_MODES = {"hami-core": "share", "mps": "mps"}
+_POLICIES = {"binpack": "pack", "spread": "spread"}
+_KNOWN = {
+    FRACTION, FRACTION_MEMORY, DEVICES, FOR_CONTAINER, USE_TYPE, USE_NO_TYPE, USE_UUID, USE_NO_UUID, MODE,
+    GPU_POLICY, NODE_POLICY,
+}  # fmt: skip
+_SPOKEN_FOR = ("gpu-", "nvidia.com/", "hami.io/", "kai.scheduler/", "runai/", "run.ai/", "gpupool/")
+_OWN = {"gpupool/run-as", "gpupool/container"}
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What is asked for so far."""
+
+    count: int | None = None
+    fraction: Decimal | None = None
+    memory_mib: int | None = None
+    models: list[str] = field(default_factory=list)
+    more: Values = field(default_factory=dict)
+
+    def body(self) -> Values:
+        """The field ``gpus`` of a request."""
+        if not self.count:
+            return {"count": 0}
+        body: Values = {"count": self.count, **self.more}
+        if self.memory_mib is not None:
+            body["memory_mib"] = self.memory_mib
+        elif self.fraction is not None and self.fraction != 1:
+            body["fraction"] = float(self.fraction)
+        return body | ({"models": self.models} if self.models else {})
+
+
+def gpu_body(resources: Views, annotations: Views) -> Values:
+    """The field ``gpus`` of a request from a container's resources and its pod's annotations; faults are noted."""
+    asked = _Asked()
+    _count(asked, resources)
+    _hami(asked, resources)
+    _fraction(asked, annotations)
+    _choices(asked, annotations)
+    for key, value in annotations.items():
+        if key.startswith(_SPOKEN_FOR) and key not in _KNOWN | _OWN:
+            value.warn(Notice.ANNOTATION_IGNORED, "is not honoured.")
+    return asked.body()
+
+
+def speaks_of_gpus(resource: str) -> bool:
+    """Whether a resource is one of those read here."""
+    return resource.startswith(MIG) or resource in {*COUNT, *MEMORY, *PERCENT, *CORES, URGENCY, "nvidia.com/gpu.shared"}
+
+
+def _count(asked: _Asked, resources: Views) -> None:
+    for name, value in resources.items():
+        if name in COUNT:
+            number = amount(value)
+            if number is not None and 0 < number < 1:
+                asked.count, asked.fraction = 1, number
+            else:
+                asked.count = whole(value, MAX_GPUS)
+        elif name.startswith(MIG):
+            asked.count = whole(value, MAX_GPUS)
+            asked.models.append(name.removeprefix(MIG).replace(".me", ""))
+        elif name == "nvidia.com/gpu.shared":
+            value.refuse(
+                "does not say which part of a GPU it is.",
+                'Write nvidia.com/gpu: 1 and the annotation gpu-fraction: "0.5".',
+                ErrorCode.UNSUPPORTED,
+            )
+
+
+def _first(resources: Views, names: tuple[str, ...]) -> View | None:
+    return next((resources[name] for name in names if name in resources), None)
+
+
+def _hami(asked: _Asked, resources: Views) -> None:
+    memory, percent, cores = (_first(resources, names) for names in (MEMORY, PERCENT, CORES))
+    part = memory or percent
+    if part is not None and not asked.count:
+        asked.count = 1  # as HAMi does
+    if memory is not None:
+        asked.memory_mib = whole(memory, 2**30) or None
+    elif percent is not None:
+        asked.fraction = _percentage(percent)
+    if cores is not None:
+        _compute(asked, cores)
+    if URGENCY in resources:
+        resources[URGENCY].warn(Notice.LIMIT_IGNORED, "is not honoured: who shares a GPU has its part of the time.")
+
+
+def _percentage(value: View) -> Decimal | None:
+    number = whole(value, 10**6)
+    if number is None or not 1 <= number <= 100:
+        value.refuse("must be a percentage from 1 to 100.", code=ErrorCode.INVALID_FRACTION)
+        return None
+    return Decimal(number) / 100
+
+
+def _compute(asked: _Asked, cores: View) -> None:
+    """HAMi bounds memory and time apart; here a part of a GPU is both."""
+    share = _percentage(cores)
+    if share is None or (share == 1 and asked.memory_mib is None and asked.fraction in {None, Decimal(1)}):
+        return
+    if asked.memory_mib is None and asked.fraction == share:
+        asked.more["compute"] = "cap"
+        return
+    said = "its part of the memory is also its part of the time"
+    cores.warn(Notice.COMPUTE_FOLLOWS_MEMORY, f"is not honoured by itself: {said}.")
+
+
+def _fraction(asked: _Asked, annotations: Views) -> None:
+    part = annotations.get(FRACTION) or annotations.get(FRACTION_MEMORY)
+    devices = annotations.get(DEVICES)
+    if part is None:
+        if devices is not None:
+            devices.refuse("needs gpu-fraction or gpu-memory.")
+        return
+    if FRACTION in annotations and FRACTION_MEMORY in annotations:
+        annotations[FRACTION_MEMORY].refuse("and gpu-fraction exclude each other.")
+    if asked.count:
+        part.refuse("and GPUs among the resources exclude each other.", "Keep one of them.")
+        return
+    asked.count = 1 if devices is None else whole(devices, MAX_GPUS)
+    if part is annotations.get(FRACTION_MEMORY):
+        asked.memory_mib = whole(part, 2**30) or None
+        return
+    asked.fraction = amount(part)
+    if asked.fraction is not None and not Decimal("0.001") <= asked.fraction <= 1:
+        part.refuse("must be a part of a GPU, above 0 and up to 1.", code=ErrorCode.INVALID_FRACTION)
+        asked.fraction = None
+    elif asked.fraction is not None and asked.fraction * 1000 % 1:
+        part.refuse("must be a multiple of 0.001.", code=ErrorCode.INVALID_FRACTION)
+        asked.fraction = None
+
+
+def _choices(asked: _Asked, annotations: Views) -> None:
+    if USE_TYPE in annotations:
+        asked.models += [model.strip() for model in annotations[USE_TYPE].scalar().split(",") if model.strip()]
+    for key in (USE_NO_TYPE, USE_UUID, USE_NO_UUID):
+        if key in annotations:
+            hint = "Name the models that will do in nvidia.com/use-gputype, or labels of nodes in nodeSelector."
+            annotations[key].refuse("cannot be honoured: GPUs are chosen by model.", hint, ErrorCode.UNSUPPORTED)
+    if MODE in annotations:
+        _mode(asked, annotations[MODE])
+    _placement(asked, annotations)
+
+
+def _mode(asked: _Asked, value: View) -> None:
+    mode = value.scalar()
+    if mode == "mig":
+        value.refuse(
+            "cannot be honoured: the pool never cuts a card into MIG instances by itself.",
+            "Ask for an instance that there is: resources: {limits: {nvidia.com/mig-2g.10gb: 1}}.",
+            ErrorCode.UNSUPPORTED,
+        )
+    elif mode not in _MODES:
+        value.refuse(f"must be one of {', '.join([*_MODES, 'mig'])}.")
+    elif asked.count and (asked.memory_mib or asked.fraction):
+        asked.more["sharing"] = _MODES[mode]
+
+
+def _placement(asked: _Asked, annotations: Views) -> None:
+    wanted = {key: annotations[key].scalar() for key in (GPU_POLICY, NODE_POLICY) if key in annotations}
+    for key, policy in list(wanted.items()):
+        if policy not in _POLICIES:
+            annotations[key].refuse(f"must be one of {', '.join(_POLICIES)}.")
+            del wanted[key]
+    if len(set(wanted.values())) > 1:
+        annotations[NODE_POLICY].warn(
+            Notice.ANNOTATION_IGNORED, "is not honoured: one way of placing holds for node and GPU, that of the GPU."
+        )
+    if wanted:
+        asked.more["placement"] = _POLICIES[wanted.get(GPU_POLICY) or wanted[NODE_POLICY]]

@@ -1,0 +1,267 @@
+"""The front door of the room: a file of manifests in, the requests that they come to and warnings out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.specs.kubernetes.kubeflow import mpi_body, suspended, tf_body, torch_body
+from gpupool.specs.kubernetes.plain import job_body, job_suspended, pod_body
+from gpupool.specs.kubernetes.pod import Around, PodParts
+from gpupool.specs.kubernetes.reading import View
+from gpupool.specs.kubernetes.report import Notice, Place, Remark, Report
+from gpupool.specs.kubernetes.settings import NAMESPACE_PREFIX, PROJECT_LABELS, Companions, Settings
+from gpupool.specs.kubernetes.tables import DOCUMENT, METADATA
+from gpupool.specs.kubernetes.trainer import read_runtimes, train_body
+from gpupool.specs.kubernetes.words import (
+    BY_NAME,
+    COMPANIONS,
+    DIGEST_LABEL,
+    KIND_LABEL,
+    KINDS,
+    SKIPPED,
+    Kind,
+)
+from gpupool.specs.models import WorkloadRequest
+from gpupool.specs.problems import RequestError
+from gpupool.specs.request import parse_request
+from gpupool.specs.yamlnodes import Node, read_yaml
+
+Values = dict[str, Any]
+Reader = Callable[[View, Around], tuple[Values, PodParts]]
+OWN_PREFIX = "gpupool/"
+READERS: dict[str, Reader] = {
+    "Pod": pod_body,
+    "Job": job_body,
+    "TFJob": tf_body,
+    "PyTorchJob": torch_body,
+    "MPIJob": mpi_body,
+    "TrainJob": train_body,
+}
+SUSPENDED: dict[str, Callable[[View], bool]] = {
+    "Job": job_suspended,
+    "TFJob": suspended,
+    "PyTorchJob": suspended,
+    "MPIJob": suspended,
+    "TrainJob": suspended,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One object of a file. ``generated``: ``name`` is the beginning of one that is to be made.
+
+    ``request`` has no name then, and no project where none is said. ``digest`` says in short what is asked for.
+    """
+
+    kind: Kind
+    name: str
+    generated: bool
+    request: WorkloadRequest
+    suspended: bool
+    digest: str
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An object that has nothing to do here."""
+
+    kind: str
+    name: str
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """What a file holds, in its order, and what is to be said of it."""
+
+    objects: tuple[Manifest, ...]
+    skipped: tuple[Skipped, ...]
+    remarks: tuple[Remark, ...]
+
+
+def read_manifests(text: str, name: str, settings: Settings | None = None) -> Manifests:
+    """The objects in a YAML or JSON text of one or more documents; ``name`` begins the messages.
+
+    Raises ``GpupoolError``: what ``read_yaml`` raises, and for everything that cannot be honoured one error with all
+    the places (``job.yml:12:3: ...``), a line for each.
+    """
+    report = Report(name)
+    views = [view for root in read_yaml(text, name) for view in _objects(_view(report, root))]
+    if not views:
+        raise GpupoolError(
+            ErrorCode.INVALID_FILE, f"{name} holds no manifest.", "Begin with 'apiVersion:' and 'kind:'."
+        )
+    companions = _companions(views)
+    settings = settings or Settings()
+    found = [_read(view, settings, companions) for view in views]
+    objects = [one for one in found if isinstance(one, Manifest)]
+    _check_names(report, objects)
+    report.check()
+    skipped = tuple(one for one in found if isinstance(one, Skipped))
+    return Manifests(
+        tuple(objects), skipped, tuple(sorted(report.remarks, key=lambda remark: (remark.line, remark.column)))
+    )
+
+
+def named_objects(text: str, name: str) -> list[tuple[str, str]]:
+    """Kind and name of each object in a text that the pool runs; of nothing else in it is anything demanded."""
+    report = Report(name)
+    found = []
+    for view in (view for root in read_yaml(text, name) for view in _objects(_view(report, root))):
+        kind, of = view.text("kind"), view.follow("metadata", "name")
+        if kind in BY_NAME and of is not None:
+            found.append((kind, of.scalar()))
+    report.check()
+    return found
+
+
+def _view(report: Report, node: Node) -> View:
+    return View(report, node, "", (node.line, node.column))
+
+
+def _objects(view: View) -> Sequence[View]:
+    """An object, or the parts of a List."""
+    if isinstance(view.node.value, dict) and view.text("kind").endswith("List") and "items" in view.keys():  # noqa: SIM118 - a View
+        return [_view(item.report, item.node) for item in view.each("items")]
+    return [view]
+
+
+def _companions(views: Sequence[View]) -> Companions:
+    maps: dict[str, Mapping[str, str]] = {}
+    for view in views:
+        if isinstance(view.node.value, dict) and view.text("kind") == "ConfigMap":
+            name = view.follow("metadata", "name")
+            data = {key: value.scalar() for key, value in view.pairs("data").items()}
+            maps[name.scalar() if name is not None else ""] = data
+    return Companions(maps, read_runtimes(views))
+
+
+def _read(view: View, settings: Settings, companions: Companions) -> Manifest | Skipped | None:
+    if not view.keys():
+        view.report.refuse(view.place, "A manifest must be a mapping with 'apiVersion' and 'kind'.")
+        return None
+    kind_name, version = view.text("kind"), view.text("apiVersion")
+    metadata = view.get("metadata")
+    if kind_name in COMPANIONS:
+        return None
+    if kind_name in SKIPPED:
+        return _skip(view, kind_name, metadata)
+    kind = _kind(view, kind_name, version)
+    if kind is None:
+        return None
+    spec = view.get("spec")
+    view.check(DOCUMENT)
+    if metadata is None or spec is None:
+        view.report.refuse(view.place, "It needs 'metadata' and 'spec'.", "", ErrorCode.INVALID_REQUEST)
+        return None
+    return _manifest(kind, spec, Around(metadata, settings, companions))
+
+
+def _skip(view: View, kind: str, metadata: View | None) -> Skipped:
+    name = metadata.text("name") if metadata is not None else ""
+    view.report.warn(view.place_of("kind"), Notice.KIND_SKIPPED, f"{kind} '{name[:80]}' is left out: {SKIPPED[kind]}.")
+    return Skipped(kind, name, *view.place)
+
+
+def _kind(view: View, name: str, version: str) -> Kind | None:
+    kind = BY_NAME.get(name)
+    if kind is None:
+        known = ", ".join(kind.name for kind in KINDS)
+        place = view.place_of("kind")
+        view.report.refuse(place, f"'{name[:80]}' is no kind that the pool runs.", f"It runs {known}.")
+    elif version not in kind.versions:
+        known = ", ".join(kind.versions)
+        place = view.place_of("apiVersion")
+        view.report.refuse(place, f"{name} of '{version[:80]}' is not known here.", f"Known: {known}.")
+        return None
+    return kind
+
+
+def _manifest(kind: Kind, spec: View, around: Around) -> Manifest | None:
+    metadata, report = around.metadata, spec.report
+    metadata.check(METADATA)
+    _check_labels(metadata)
+    prefix = metadata.text("generateName")
+    name = metadata.text("name")
+    if not name and not prefix:
+        report.refuse(metadata.place, "It needs a name.", "Write metadata: {name: ...}.", ErrorCode.INVALID_NAME)
+    waits = SUSPENDED[kind.name](spec) if kind.name in SUSPENDED else False
+    body, parts = READERS[kind.name](spec, around)
+    if report.faults:
+        return None
+    body["labels"] = {**body.get("labels", {}), KIND_LABEL: kind.name}
+    body |= {"name": name} if name else {}
+    if project := _project(metadata, around.settings):
+        body["project"] = project
+    digest = _digest(body)
+    body["labels"][DIGEST_LABEL] = digest
+    request = _request(report, body, metadata, parts.place)
+    if request is None:
+        return None
+    line, column = metadata.place_of("name" if name else "generateName")
+    return Manifest(kind, name or prefix, not name, request, waits, digest, line, column)
+
+
+def _check_labels(metadata: View) -> None:
+    for key, value in metadata.pairs("labels").items():
+        if key.startswith(OWN_PREFIX):
+            value.refuse("is one of the pool's own labels.", "Leave it out.")
+
+
+def _project(metadata: View, settings: Settings) -> str | None:
+    """The project: as named beside the file, by a queue's label, or by the namespace, where the pool has it."""
+    if settings.project is not None:
+        return settings.project
+    labels = metadata.pairs("labels")
+    wanted = [labels[key] for key in PROJECT_LABELS if key in labels]
+    namespace = metadata.get("namespace")
+    wanted += [namespace] if namespace is not None else []
+    for value in wanted:
+        name = value.scalar()
+        for candidate in (name, name.removeprefix(NAMESPACE_PREFIX)):
+            if candidate in settings.projects:
+                return candidate
+    for value in wanted[:1]:
+        if value.scalar() != "default":
+            said = f"names no project of the pool ('{value.scalar()[:80]}'): it runs in your default project."
+            value.warn(Notice.PROJECT_UNKNOWN, said)
+    return None
+
+
+def _digest(body: Values) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _request(report: Report, body: Values, metadata: View, place: Place) -> WorkloadRequest | None:
+    try:
+        return parse_request(body)
+    except RequestError as error:
+        field = error.path[0] if error.path else ""
+        own = {"name": "name", "labels": "labels", "project": "namespace"}.get(str(field))
+        report.refuse(metadata.place_of(own) if own else place, error.message, error.hint, error.code)
+        return None
+
+
+def _check_names(report: Report, objects: Sequence[Manifest]) -> None:
+    """A name is there once, whatever the kind: here a Pod and a Job cannot both have it."""
+    seen: dict[tuple[str, str | None], Manifest] = {}
+    for one in objects:
+        if one.generated:
+            continue
+        first = seen.setdefault((one.name, one.request.project), one)
+        if first is not one:
+            report.refuse(
+                (one.line, one.column),
+                f"The name '{one.name}' is there twice: in line {first.line} too, for a {first.kind.name}.",
+                "Give it another name.",
+                ErrorCode.INVALID_REQUEST,
+            )

@@ -1,0 +1,82 @@
+"""What is wrong with a manifest, and what is worth saying of it, each with its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+MOST_SHOWN = 10
+Place = tuple[int, int]
+
+
+class Notice(StrEnum):
+    """Names of the warnings; ``docs/kubernetes.md`` says what each means."""
+
+    FIELD_IGNORED = "FIELD_IGNORED"
+    ANNOTATION_IGNORED = "ANNOTATION_IGNORED"
+    KIND_SKIPPED = "KIND_SKIPPED"
+    PROJECT_UNKNOWN = "PROJECT_UNKNOWN"
+    IMAGE_IGNORED = "IMAGE_IGNORED"
+    ENTRYPOINT_UNKNOWN = "ENTRYPOINT_UNKNOWN"
+    VOLUME_NOT_MOUNTED = "VOLUME_NOT_MOUNTED"
+    CONTAINER_LEFT_OUT = "CONTAINER_LEFT_OUT"
+    COMPUTE_FOLLOWS_MEMORY = "COMPUTE_FOLLOWS_MEMORY"
+    LIMIT_IGNORED = "LIMIT_IGNORED"
+    WORK_QUEUE = "WORK_QUEUE"
+    PER_REPLICA = "PER_REPLICA"
+    EXIT_CODES_ALIKE = "EXIT_CODES_ALIKE"
+    CLEAN_UP = "CLEAN_UP"
+    PRIORITY_CLASS_UNKNOWN = "PRIORITY_CLASS_UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A warning: its name, a sentence, and where (lines and columns count from 1)."""
+
+    code: Notice
+    message: str
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that stands in the way."""
+
+    code: ErrorCode
+    message: str
+    hint: str
+    line: int
+    column: int
+
+
+@dataclass(slots=True)
+class Report:
+    """Collects faults and warnings; ``name`` is that of the file."""
+
+    name: str
+    faults: list[Fault] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+
+    def refuse(self, place: Place, sentence: str, hint: str = "", code: ErrorCode = ErrorCode.UNSUPPORTED) -> None:
+        """Note something that cannot be; reading goes on, so that all of it is said at once."""
+        self.faults.append(Fault(code, sentence, hint, *place))
+
+    def warn(self, place: Place, code: Notice, sentence: str) -> None:
+        """Note something that is not as it would be in a cluster."""
+        remark = Remark(code, sentence, *place)
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+    def check(self) -> None:
+        """Raise ``GpupoolError`` with the first fault's code and the places of all, if there are any."""
+        if not self.faults:
+            return
+        faults = sorted(dict.fromkeys(self.faults), key=lambda fault: (fault.line, fault.column))
+        lines = [f"{self.name}:{fault.line}:{fault.column}: {fault.message}" for fault in faults[:MOST_SHOWN]]
+        if len(faults) > MOST_SHOWN:
+            lines.append(f"{self.name}: and {len(faults) - MOST_SHOWN} more.")
+        hints = dict.fromkeys(fault.hint for fault in faults[:MOST_SHOWN] if fault.hint)
+        raise GpupoolError(faults[0].code, "\n".join(lines), "\n  ".join(hints))

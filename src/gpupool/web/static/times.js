@@ -1,0 +1,35 @@
+'use strict';
+/** Moments in the viewer's zone, and how long ago they were, in words like those of the server. */
+
+const MOMENT = new Intl.DateTimeFormat(undefined, {
+  year: 'numeric', month: '2-digit', day: '2-digit', hour: '2-digit', minute: '2-digit', hourCycle: 'h23',
+});
+const EXACT = new Intl.DateTimeFormat(undefined, {dateStyle: 'full', timeStyle: 'long', hourCycle: 'h23'});
+
+/** Seconds as "42s", "3m10s", "2h05m", "4d03h". */
+export function duration(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  const two = (value) => String(value).padStart(2, '0');
+  const [days, hours, minutes] = [Math.floor(whole / 86400), Math.floor((whole % 86400) / 3600), Math.floor((whole % 3600) / 60)];
+  if (days) return `${days}d${two(hours)}h`;
+  if (hours) return `${hours}h${two(minutes)}m`;
+  return minutes ? `${minutes}m${two(whole % 60)}s` : `${whole}s`;
+}
+
+/** A moment as it is written in pages. */
+export function moment(epochS) {
+  return MOMENT.format(epochS * 1000);
+}
+
+function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+  if (!node.title) node.title = EXACT.format(new Date(node.dateTime));
+}
+
+/** Rewrite every <time> below `root`. */
+export function localise(root) {
+  const now = Date.now() / 1000;
+  for (const node of root.querySelectorAll('time[data-when]')) put(node, moment(Number(node.dataset.when)));
+  for (const node of root.querySelectorAll('time[data-ago]')) put(node, `${duration(now - Number(node.dataset.ago))} ago`);
+  for (const node of root.querySelectorAll('time[data-since]')) put(node, duration(now - Number(node.dataset.since)));
+}

@@ -1,0 +1,131 @@
+"""Users and tokens as pages show them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpupool.api.schemas import UserChange
+from gpupool.domain.access import Actor, Project, Role, Token, User
+from gpupool.scheduling.standing import UserStanding
+from gpupool.services.pool import PoolServices
+from gpupool.web.deps import Form
+from gpupool.web.views import typed
+
+
+@dataclass(frozen=True, slots=True)
+class UserLine:
+    """One user with what it holds now (thousandths) and how many tokens of it are good."""
+
+    user: User
+    held: int
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.user.name
+
+    @property
+    def state(self) -> str:
+        """Whether it may do anything."""
+        return "disabled" if self.user.disabled else "active"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLine:
+    """One token; its secret is never known again."""
+
+    token: Token
+    state: str
+    mine: bool
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.token.id
+
+
+@dataclass(frozen=True, slots=True)
+class UserPage:
+    """One user: its tokens, where it holds GPUs, and the projects that name it."""
+
+    user: User
+    tokens: tuple[TokenLine, ...]
+    standings: tuple[UserStanding, ...]
+    projects: tuple[str, ...]
+
+
+def may_see(actor: Actor, users: Iterable[User]) -> list[User]:
+    """All users for an administrator, oneself for others: as in the API."""
+    return [user for user in users if actor.role is Role.ADMIN or user.name == actor.user]
+
+
+async def user_lines(services: PoolServices, actor: Actor) -> list[UserLine]:
+    """Those whom the visitor may see."""
+    standings = await services.departments.standings()
+    held = Counter[str]()
+    for row in standings.users:
+        held[row.user] += row.held_permille
+    now = services.accounting.now()
+    good = Counter(token.user for token in await services.access.tokens(actor) if _state(token, now) == "active")
+    return [UserLine(u, held[u.name], good[u.name]) for u in may_see(actor, await services.access.users())]
+
+
+async def user_page(services: PoolServices, actor: Actor, user: User) -> UserPage:
+    """One user whom the visitor may see."""
+    standings = await services.departments.standings()
+    tokens = [line for line in await token_lines(services, actor) if line.token.user == user.name]
+    return UserPage(
+        user=user,
+        tokens=tuple(tokens),
+        standings=tuple(row for row in standings.users if row.user == user.name),
+        projects=_projects_of(user.name, await services.access.projects()),
+    )
+
+
+def _projects_of(name: str, projects: Sequence[Project]) -> tuple[str, ...]:
+    return tuple(project.name for project in projects if not project.members or name in project.members)
+
+
+async def token_lines(services: PoolServices, actor: Actor) -> list[TokenLine]:
+    """Those that the visitor may see, newest first."""
+    now = services.accounting.now()
+    return [TokenLine(t, _state(t, now), t.user == actor.user) for t in await services.access.tokens(actor)]
+
+
+def _state(token: Token, now: float) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    return "expired" if token.expires_at <= now else "active"
+
+
+# Forms
+
+
+def typed_user(user: User) -> typed.Typed:
+    """The form of a user as it is."""
+    return typed.Typed(
+        {
+            "role": str(user.role),
+            "email": user.email,
+            "gpu_limit": typed.gpus_text(user.gpu_limit_permille),
+            "account": "" if user.uid is None else str(user.uid),
+            "disabled": user.disabled,
+        }
+    )
+
+
+def user_changes(form: Form, user: User) -> dict[str, Any]:
+    """What a sent form changes of a user. Raises ``GpupoolError``."""
+    wanted = {
+        "role": typed.choice(form, "role", Role) or user.role,
+        "email": form.text("email"),
+        "gpu_limit_permille": typed.gpus(form, "gpu_limit"),
+        "uid": typed.count(form, "account"),
+        "disabled": form.ticked("disabled"),
+    }
+    typed.accepted(UserChange, wanted)
+    return {name: value for name, value in wanted.items() if value != getattr(user, name)}

@@ -1,0 +1,239 @@
+"""One workload: what it is, how it stands, its replicas, and what the visitor may do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpupool.domain.access import Actor, Role
+from gpupool.domain.supervision import Stdio
+from gpupool.domain.telemetry import ReplicaSample
+from gpupool.domain.units import format_permille
+from gpupool.domain.workload import (
+    Event,
+    Lease,
+    Reason,
+    Replica,
+    ReplicaState,
+    RestartPolicy,
+    Workload,
+    WorkloadKind,
+)
+from gpupool.services.pool import PoolServices
+from gpupool.services.ports import EventFilter
+from gpupool.specs.templates import as_text
+from gpupool.web.ranges import RANGES
+from gpupool.web.views.leases import is_extendable
+from gpupool.web.views.queue import Above, Reasons, above
+from gpupool.web.views.timeline import Timeline, timeline
+from gpupool.web.views.waiting import Why
+
+MOST_EVENTS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """One replica; ``parameters`` are empty for those who may not see them. ``gpus`` are those held now."""
+
+    index: int
+    state: ReplicaState
+    attempt: int
+    node: str | None
+    gpus: str
+    exit_status: int | None
+    started_at: float | None
+    ran_s: float | None
+    about: str
+    parameters: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What the visitor may do with it as it stands; ``see`` is command, environment and output."""
+
+    see: bool = False
+    stop: bool = False
+    suspend: bool = False
+    resume: bool = False
+    extend: bool = False
+    delete: bool = False
+    again: bool = False
+    shell: bool = False
+    prioritise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The replica and attempt whose output and terminal are shown; ``live``: more output may come.
+
+    ``terminal``: it runs on a terminal, which can be typed into.
+    """
+
+    index: int
+    attempt: int
+    attempts: int
+    live: bool
+    terminal: bool
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadPage:
+    """Everything the page shows."""
+
+    workload: Workload
+    allowed: Allowed
+    reason: str
+    message: str
+    why: Why | None
+    above: Sequence[Above]
+    timeline: Timeline
+    replicas: tuple[ReplicaRow, ...]
+    events: Sequence[Event]
+    chosen: Chosen
+    host: str
+    measured: ReplicaSample | None
+    chart_query: str
+
+
+async def workload_page(
+    services: PoolServices,
+    actor: Actor,
+    workload: Workload,
+    choice: tuple[int | None, int | None],
+    now: float,
+    reasons: Reasons,
+) -> WorkloadPage:
+    """The page of a workload; ``choice`` are the replica and attempt asked for, ``reasons`` those of all pages."""
+    replicas = await services.workloads.replicas_of(actor, workload)
+    leases = await services.workloads.leases_of(actor, workload)
+    events = await services.history.events(actor, EventFilter(workload=workload.id, newest=True, limit=MOST_EVENTS))
+    allowed = _allowed(services, actor, workload, replicas)
+    waits = any(replica.state is ReplicaState.PENDING for replica in replicas) and not workload.state.final
+    why = (await reasons.of(services, actor, [workload.id])).get(workload.id) if waits else None
+    queue = await services.workloads.queue.queue() if waits else None
+    reason, message = _reason(workload, replicas)
+    chosen = _chosen(workload, replicas, choice)
+    return WorkloadPage(
+        workload=workload,
+        allowed=allowed,
+        reason=reason,
+        message=message,
+        why=why,
+        above=above(services, queue, workload) if queue is not None else (),
+        timeline=timeline(workload, replicas, events, now),
+        replicas=tuple(_replica(workload, row, leases, allowed, now) for row in replicas),
+        events=events,
+        chosen=chosen,
+        host=await _host(services, actor, workload),
+        measured=services.telemetry.latest_replica(chosen.key) if chosen.live else None,
+        chart_query=_chart_query(workload, chosen, now),
+    )
+
+
+def _chart_query(workload: Workload, chosen: Chosen, now: float) -> str:
+    """Of which time the charts are: all of a workload that has ended, a round time that goes on of one that runs."""
+    if workload.started_at is None:
+        return ""
+    if workload.finished_at is not None:
+        since, until = workload.started_at - 30, max(workload.finished_at + 30, workload.started_at + 120)
+        return f"index={chosen.index}&since={since:.0f}&until={until:.0f}"
+    age = now - workload.started_at
+    name = next((name for name, seconds in RANGES.items() if age <= seconds), "1y")
+    return f"index={chosen.index}&range={name}"
+
+
+async def _host(services: PoolServices, actor: Actor, workload: Workload) -> str:
+    """The name of the workload whose GPUs it uses."""
+    return (await services.workloads.get(actor, workload.on)).name if workload.on else ""
+
+
+def _allowed(services: PoolServices, actor: Actor, workload: Workload, replicas: Sequence[Replica]) -> Allowed:
+    see = services.workloads.can_see(actor, workload)
+    submits = actor.role.includes(Role.MEMBER)
+    if not services.workloads.can_manage(actor, workload):
+        return Allowed(see=see, again=see and submits)
+    ended = workload.state.final
+    suspendable = workload.kind not in {WorkloadKind.LEASE, WorkloadKind.EXEC} and not workload.program.client_bound
+    runs = any(replica.state is ReplicaState.RUNNING for replica in replicas)
+    return Allowed(
+        see=see,
+        stop=not ended,
+        suspend=not ended and suspendable and not workload.suspended and workload.stop_reason is None,
+        resume=not ended and workload.suspended,
+        extend=is_extendable(workload),
+        delete=ended,
+        again=submits and workload.kind is not WorkloadKind.EXEC,
+        shell=runs and submits and workload.kind is not WorkloadKind.EXEC,
+        prioritise=any(replica.state is ReplicaState.PENDING for replica in replicas),
+    )
+
+
+def _reason(workload: Workload, replicas: Sequence[Replica]) -> tuple[str, str]:
+    """As the API has it: of the replica something happened to last, or of the whole workload's stop."""
+    if not replicas:
+        return "", ""
+    latest = max(replicas, key=lambda r: max(r.finished_at or 0.0, r.started_at or 0.0, r.queued_at))
+    if workload.stop_reason is not None and not latest.state.final:
+        return workload.stop_reason.value, latest.message
+    return latest.reason.value, latest.message
+
+
+def _replica(workload: Workload, replica: Replica, leases: Sequence[Lease], allowed: Allowed, now: float) -> ReplicaRow:
+    held = next((lease for lease in leases if lease.index == replica.index and lease.released_at is None), None)
+    own = workload.parameters[replica.index] if replica.index < len(workload.parameters) else {}
+    return ReplicaRow(
+        replica.index,
+        replica.state,
+        replica.attempt,
+        replica.node,
+        ", ".join(f"{s.gpu_index}: {format_permille(s.permille)}" for s in held.shares) if held else "",
+        replica.exit_status,
+        replica.started_at,
+        _ran_s(replica, now),
+        replica.message or ("" if replica.reason is Reason.SUBMITTED else replica.reason.value.lower()),
+        ", ".join(f"{name}={as_text(value)}" for name, value in own.items()) if allowed.see else "",
+        replica.notes if allowed.see else (),
+    )
+
+
+def _ran_s(replica: Replica, now: float) -> float | None:
+    if replica.started_at is None or replica.state is ReplicaState.PENDING:
+        return None
+    return (replica.finished_at or now) - replica.started_at
+
+
+def _chosen(workload: Workload, replicas: Sequence[Replica], choice: tuple[int | None, int | None]) -> Chosen:
+    wanted, attempt = choice
+    replica = next((row for row in replicas if row.index == wanted), None) or _telling(replicas)
+    if replica is None:
+        return Chosen(0, 0, 0, live=False, terminal=False, key=workload.key(0, 0))
+    shown = attempt if attempt is not None and 1 <= attempt <= replica.attempt else replica.attempt
+    latest = shown == replica.attempt
+    runs = latest and replica.state in {ReplicaState.RUNNING, ReplicaState.STOPPING}
+    return Chosen(
+        replica.index,
+        shown,
+        replica.attempt,
+        live=latest and replica.state.placed,
+        terminal=runs and workload.program.stdio is Stdio.TTY,
+        key=workload.key(replica.index, shown),
+    )
+
+
+def _telling(replicas: Sequence[Replica]) -> Replica | None:
+    """Whose output tells most: one that runs, else one that failed, else the first that ran."""
+    for state in (ReplicaState.RUNNING, ReplicaState.STOPPING, ReplicaState.STARTING, ReplicaState.FAILED):
+        found = next((row for row in replicas if row.state is state), None)
+        if found is not None:
+            return found
+    return next((row for row in replicas if row.attempt), replicas[0] if replicas else None)
+
+
+def retry_text(workload: Workload) -> str:
+    """``on-failure, 6 failures forgiven``; empty when it is never run again."""
+    retry = workload.retry
+    if retry.policy is RestartPolicy.NEVER:
+        return ""
+    return f"{retry.policy.value}, {retry.backoff_limit} failures forgiven"

@@ -1,0 +1,317 @@
+"""Programs in containers on a real node: who they are, what they see, how they end, what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from container_images import containers, podman
+from node_harness import PIPES, TTY, Node, RefusedError, eventually, fresh_node, spec
+
+from gpupool.domain import frames
+from gpupool.domain.container import ContainerNetwork, ContainerSpec, PullPolicy, Volume, VolumeKind
+from gpupool.domain.gpu import GpuShare
+from gpupool.domain.supervision import ExitReason, ProcessSpec
+from gpupool.node import proctree
+from gpupool.node.containers import inside
+from gpupool.node.inventory.emulated import emulated_uuid
+
+UID, OTHER = 54_321, 54_322
+T4_MIB = 16384
+
+
+def boxed(*argv: str, env: dict[str, str] | None = None, uid: int = UID, **changes: Any) -> ProcessSpec:
+    """A program in the tiny image; fields of a container among the changes are the container's."""
+    fields = {name: changes.pop(name) for name in list(changes) if name in ContainerSpec.__dataclass_fields__}
+    container = ContainerSpec(**{"image": "tiny:1", **fields})
+    if len(argv) == 1 and " " in argv[0]:
+        argv = ("sh", "-c", argv[0])
+    made = spec("x", container=container, uid=uid, cwd=changes.pop("cwd", ""), env=env or {}, **changes)
+    return ProcessSpec.from_dict({**made.to_dict(), "argv": argv})
+
+
+def told(node: Node, wanted: ProcessSpec) -> str:
+    """What a program that succeeds says."""
+    report = node.run_to_end(wanted)
+    assert (report.reason, report.exit_code) == (ExitReason.EXITED, 0), (report, node.log(wanted.key))
+    return node.log(wanted.key).decode()
+
+
+def inside_of(node: Node, key: str) -> dict[int, int]:
+    """The processes of a program that are in its container, once it is there."""
+    return eventually(lambda: _program_of(node.shepherd(key)), f"{key} is in its container")
+
+
+def _program_of(shepherd: int) -> dict[int, int]:
+    found = inside.processes(shepherd)
+    return found if any(number != 1 for number in found.values()) else {}
+
+
+def engine_pid(node: Node, key: str, name: bytes) -> int:
+    """A process of the engine's below a shepherd."""
+    table = proctree.scan()
+    below = proctree.descendants([node.shepherd(key)], proctree.children_of(table))
+    return next(pid for pid in below if Path(f"/proc/{pid}/comm").read_bytes().strip() == name)
+
+
+# -- who and what ----------------------------------------------------------------------------------------------------
+
+
+def test_it_runs_as_its_user_without_capabilities_and_its_variables_are_nobody_elses(node: Node) -> None:
+    wanted = boxed("id; grep -E 'CapEff|NoNewPrivs' /proc/self/status; echo $WORD; sleep 60", env={"WORD": "s3cret"})
+    node.start(wanted)
+    lines = eventually(lambda: _lines(node, wanted, 4), "it says who it is")
+    assert lines[0].startswith(f"uid={UID}(")
+    assert lines[1].split()[-1] == "0" * 16
+    assert lines[2].split()[-1] == "1"
+    assert lines[3] == "s3cret"
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK)]
+    assert not any(b"s3cret" in command for command in commands)
+    node.ask("stop", key=wanted.key, grace_s=0)
+    node.ended(wanted.key)
+
+
+def _lines(node: Node, wanted: ProcessSpec, count: int) -> list[str]:
+    lines = node.log(wanted.key).decode().splitlines()
+    return lines if len(lines) >= count else []
+
+
+def test_the_image_says_what_runs_unless_the_request_does(node: Node) -> None:
+    assert told(node, boxed()) == "hello \n"
+    assert told(node, boxed("you", entrypoint=("/bin/greet", "dear"))) == "hello dear you\n"
+    assert told(node, boxed("pwd; umask", cwd="/work", umask=0o027)) == "/work\n0027\n"
+
+
+def test_exit_statuses_are_the_programs_own(node: Node) -> None:
+    assert node.run_to_end(boxed("exit 7 ; true")).exit_code == 7
+    assert node.run_to_end(boxed("kill -9 $$ ; true")).status == 137
+
+
+def test_a_terminal_and_pipes_reach_the_program(node: Node) -> None:
+    terminal = boxed("stty size; read x; echo got $x; exit 5", stdio=TTY, client_bound=True)
+    client = node.start_attached(terminal, rows=31, columns=97)
+    client.until(lambda: b"31 97" in client.out)
+    client.send(frames.STDIN, b"this\n")
+    assert client.finish()["exit_code"] == 5
+    assert b"got this" in client.out
+    client = node.start_attached(boxed("cat; echo sad >&2", stdio=PIPES, client_bound=True))
+    client.send(frames.STDIN, b"all of it")
+    client.send(frames.STDIN_EOF)
+    assert client.finish()["exit_code"] == 0
+    assert (bytes(client.out), bytes(client.err)) == (b"all of it", b"sad\n")
+
+
+def test_without_a_network_there_is_only_the_loopback(node: Node) -> None:
+    devices = told(node, boxed("cat", "/proc/net/dev", network=ContainerNetwork.NONE, read_only=True))
+    assert [line.split(":")[0].strip() for line in devices.splitlines()[2:]] == ["lo"]
+
+
+def test_an_image_that_is_not_there_is_said(node: Node) -> None:
+    wanted = boxed("true", image="localhost/nowhere:3")
+    assert node.run_to_end(wanted).exit_code == 125
+    assert b"localhost/nowhere:3" in node.log(wanted.key)
+    wanted = boxed("true", image="nowhere/nothing", pull=PullPolicy.NEVER)
+    assert node.run_to_end(wanted).exit_code == 125
+
+
+@pytest.mark.parametrize("name", ["dir:/etc", "docker-archive:/etc/shadow", "--privileged", "a b"])
+def test_what_is_no_image_is_not_given_to_the_engine(node: Node, name: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        node.start(boxed("true", image=name))
+    assert refused.value.code == "INVALID_NAME"
+
+
+def test_a_variable_that_cannot_be_carried_is_refused_by_name(node: Node) -> None:
+    report = node.run_to_end(boxed("true", env={"KEY": "two\nlines"}))
+    assert report.reason is ExitReason.START_FAILED
+    assert "KEY" in report.message
+
+
+# -- volumes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(container_store: Path) -> Path:
+    """A folder of the user's own, and one that is another's."""
+    folder = container_store / "data"
+    for name, owner, mode in (("own", UID, 0o755), ("others", OTHER, 0o700)):
+        place = folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "inner").mkdir(exist_ok=True)
+        os.chown(place, owner, owner)
+        place.chmod(mode)
+    return folder
+
+
+def test_volumes_are_seen_with_the_users_own_rights(node: Node, data: Path) -> None:
+    own = Volume("/data", str(data / "own"))
+    assert told(node, boxed("touch /data/new && echo made", volumes=(own,))) == "made\n"
+    assert (data / "own/new").stat().st_uid == UID
+    fixed = Volume("/data", str(data / "own"), read_only=True)
+    assert told(node, boxed("touch /data/more 2>/dev/null || ls /data", volumes=(fixed,))).splitlines()[-1] == "new"
+    single = Volume("/word", str(data / "own/new"))
+    assert told(node, boxed("test -f /word && echo file", volumes=(single,))) == "file\n"
+
+
+@pytest.mark.parametrize("place", ["others", "others/inner"])
+def test_nobody_mounts_what_they_may_not_reach(node: Node, data: Path, place: str) -> None:
+    report = node.run_to_end(boxed("ls", "/data", volumes=(Volume("/data", str(data / place)),)))
+    assert report.reason is ExitReason.START_FAILED
+    assert str(data / place) in report.message
+
+
+@pytest.mark.parametrize("place", ["/", "/etc", "/proc/1", "/sys", "/dev", "/run", "/var/run", "/usr"])
+def test_the_machines_own_places_are_no_volumes(node: Node, place: str) -> None:
+    report = node.run_to_end(boxed("true", volumes=(Volume("/data", place),), uid=0))
+    assert report.reason is ExitReason.START_FAILED
+    assert "machine" in report.message
+
+
+def test_the_pools_own_places_are_no_volumes_by_whatever_name(node: Node, data: Path) -> None:
+    link = data / "own/link"
+    link.unlink(missing_ok=True)
+    link.symlink_to(node.run)
+    for place in (node.run, node.state.path, node.root, link, data / "own/../own/link"):
+        report = node.run_to_end(boxed("true", volumes=(Volume("/data", str(place)),), uid=0))
+        assert report.reason is ExitReason.START_FAILED, place
+
+
+def test_volumes_lie_where_the_rules_let_them(node: Node, data: Path) -> None:
+    good, bad = Volume("/data", str(data / "own/inner")), Volume("/data", str(data / "others"))
+    roots = (str(data / "own"),)
+    assert told(node, boxed("echo ok ; true", volumes=(good,), roots=roots)) == "ok\n"
+    (data / "own/out").unlink(missing_ok=True)
+    (data / "own/out").symlink_to(data)
+    for volume in (bad, Volume("/data", str(data / "own/out"))):
+        report = node.run_to_end(boxed("true", volumes=(volume,), roots=roots, uid=0))
+        assert report.reason is ExitReason.START_FAILED
+        assert "volumes may be" in report.message
+
+
+def test_empty_volumes_are_the_attempts_own(node: Node) -> None:
+    made = (
+        Volume("/scratch", kind=VolumeKind.EMPTY),
+        Volume("/quick", kind=VolumeKind.MEMORY, size_mib=2),
+    )
+    wanted = boxed(
+        "touch /scratch/x && dd if=/dev/zero of=/quick/x bs=1M count=4 2>/dev/null || ls /scratch", volumes=made
+    )
+    assert told(node, wanted) == "x\n"
+    assert eventually(lambda: not list(node.state.replica(wanted.key).path.glob("empty")), "it went")
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_is_heard_once_and_by_the_program_alone(node: Node) -> None:
+    wanted = boxed("trap 'echo heard' TERM; echo ready; sleep 60 & wait; sleep 0.3; exit 4", grace_s=20.0)
+    node.start(wanted)
+    eventually(lambda: b"ready" in node.log(wanted.key))
+    node.ask("stop", key=wanted.key, grace_s=20.0)
+    report = node.ended(wanted.key)
+    assert (report.reason, report.exit_code) == (ExitReason.STOPPED, 4)
+    assert node.log(wanted.key).decode().splitlines() == ["ready", "heard"]
+
+
+def test_who_ignores_a_stop_is_killed_and_nothing_is_left(node: Node, container_store: Path) -> None:
+    wanted = boxed("trap '' TERM; echo ready; while true; do sleep 1; done", max_time_s=2.0, grace_s=0.3)
+    report = node.run_to_end(wanted)
+    assert report.reason is ExitReason.TIME_LIMIT
+    name = f"gpupool-{wanted.key}"
+    assert eventually(lambda: name not in containers(container_store / "store"), "its container is gone")
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/gpupool/{wanted.key}"))
+
+
+def test_memory_beyond_the_limit_ends_it(node: Node) -> None:
+    wanted = boxed("dd", "if=/dev/zero", "of=/dev/null", "bs=200M", "count=1", memory_mib=64)
+    report = node.run_to_end(wanted)
+    assert report.status == 137
+    assert "64 MiB" in report.message
+
+
+@pytest.mark.parametrize("victim", ["shepherd", "podman", "conmon"])
+def test_kill_9_leaves_no_container(node: Node, container_store: Path, victim: str) -> None:
+    wanted = boxed("sleep", "300", grace_s=1.0)
+    node.start(wanted)
+    pids = inside_of(node, wanted.key)
+    shepherd = node.shepherd(wanted.key)
+    os.kill(shepherd if victim == "shepherd" else engine_pid(node, wanted.key, victim.encode()), signal.SIGKILL)
+    report = node.ended(wanted.key)
+    assert report.status != 0
+    assert report.reason is (ExitReason.SHEPHERD_LOST if victim == "shepherd" else ExitReason.EXITED)
+    assert not proctree.alive(pids, proctree.scan())
+    name = f"gpupool-{wanted.key}"
+    assert eventually(lambda: name not in containers(container_store / "store"), "its container is gone")
+
+
+def test_containers_outlive_the_agent_and_strangers_go_when_it_is_back(container_store: Path) -> None:
+    with fresh_node() as node:
+        wanted = boxed("echo began; sleep 300")
+        node.start(wanted)
+        pids = inside_of(node, wanted.key)
+        node.down(signal.SIGKILL)
+        stranger = ["--name", "gpupool-w00000000zz.0.1", "--label", f"gpupool.pool={node.run}"]
+        podman(container_store / "store", "create", *stranger, "localhost/tiny:1", "true")
+        node.up()
+        assert node.running(wanted.key).exit is None
+        assert inside.processes(node.shepherd(wanted.key)).keys() == pids.keys()
+        found = containers(container_store / "store")
+        assert f"gpupool-{wanted.key}" in found
+        assert "gpupool-w00000000zz.0.1" not in found
+        node.ask("stop", key=wanted.key, grace_s=0)
+        assert node.ended(wanted.key).reason is ExitReason.STOPPED
+
+
+# -- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_slice_holds_inside_a_container(node: Node) -> None:
+    share = GpuShare(emulated_uuid("n1", 0), 0, 100, T4_MIB // 10)
+    wanted = boxed("take_all; sleep 300", gpus=(share,), lease=71)
+    node.start(wanted)
+    lines = dict(line.split() for line in eventually(lambda: _lines(node, wanted, 2), "it has all it gets"))
+    assert int(lines["total"]) == T4_MIB // 10
+    assert T4_MIB // 10 - 64 - 128 - 8 <= int(lines["got"]) <= T4_MIB // 10 - 128
+    status = node.status(wanted.key)
+    assert status is not None
+    assert status.mode == "share"
+    again = boxed("take_all", gpus=(share,), lease=71, inside=wanted.key.rpartition(".")[0])
+    assert int(dict(line.split() for line in told(node, again).splitlines())["total"]) == T4_MIB // 10
+    node.ask("stop", key=wanted.key, grace_s=0)
+    node.ended(wanted.key)
+
+
+def test_a_whole_gpu_is_whole_inside(node: Node) -> None:
+    share = GpuShare(emulated_uuid("n1", 0), 0, 1000, T4_MIB)
+    lines = dict(line.split() for line in told(node, boxed("take_all", gpus=(share,))).splitlines())
+    assert int(lines["total"]) == T4_MIB
+
+
+# -- others in it ----------------------------------------------------------------------------------------------------
+
+
+def test_two_users_at_once_and_a_second_program_inside(node: Node) -> None:
+    private = Volume("/scratch", kind=VolumeKind.EMPTY)
+    first = boxed("echo mine > /scratch/x; echo ready; sleep 300", volumes=(private,), env={"MARK": "a"})
+    second = boxed("sleep", "300", uid=OTHER)
+    for wanted in (first, second):
+        node.start(wanted)
+    eventually(lambda: b"ready" in node.log(first.key))
+    inside_of(node, second.key)
+    replica = first.key.rpartition(".")[0]
+    again = boxed("cat /scratch/x; id; exit 6", inside=replica)
+    assert node.run_to_end(again).exit_code == 6
+    assert node.log(again.key).decode().splitlines()[0] == "mine"
+    place = node.state.replica(first.key).path / "empty/0"
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert place.stat().st_uid == UID
+    for wanted in (first, second):
+        node.ask("stop", key=wanted.key, grace_s=0)
+        node.ended(wanted.key)
+    with pytest.raises(RefusedError) as refused:
+        node.start(boxed("true", inside=replica))
+    assert refused.value.code == "WRONG_STATE"

@@ -1,0 +1,44 @@
+"""What ``gpupool doctor`` says of a pool's PostgreSQL database."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from databases import PostgresServer
+
+from gpupool.daemon.doctor import DoctorContext
+from gpupool.daemon.doctor_checks import Finding, Level
+from gpupool.daemon.doctor_checks_database import server as look
+
+
+def findings(folder: Path, **options: object) -> dict[str, Finding]:
+    state, run = folder / "state", folder / "run"
+    state.mkdir(exist_ok=True)
+    (state / "config.json").write_text(json.dumps({"state_dir": str(state), "run_dir": str(run), **options}))
+    return {finding.check: finding for finding in look(DoctorContext(state, run))}
+
+
+def test_a_pool_with_a_file_of_its_own_has_nothing_to_hear(tmp_path: Path) -> None:
+    assert findings(tmp_path) == {}
+
+
+def test_each_fault_has_its_remedy(tmp_path: Path, server: PostgresServer) -> None:
+    fresh, empty, newer, theirs = server.fresh(), server.empty(), server.fresh(), server.empty()
+    server.sql("UPDATE alembic_version SET version_num = '9999'", newer.rpartition("/")[2])
+    server.sql("CREATE TABLE somebody_elses (x int)", theirs.rpartition("/")[2])
+    levels = {url: findings(tmp_path, database=url)["schema"].level for url in (fresh, empty, newer, theirs)}
+    assert levels == {fresh: Level.OK, empty: Level.OK, newer: Level.PROBLEM, theirs: Level.PROBLEM}
+    assert findings(tmp_path, database=fresh)["database-server"].level is Level.WARNING
+
+
+def test_a_server_that_does_not_answer_or_let_in_is_a_problem(tmp_path: Path, server: PostgresServer) -> None:
+    (password := tmp_path / "password").write_text("x\n")
+    password.chmod(0o644)
+    for options in (
+        {"database": "postgresql://gpupool@127.0.0.1:1/pool"},
+        {"database": server.url("no_such_database")},
+        {"database": server.fresh(), "database_password_file": str(password)},
+    ):
+        (found,) = findings(tmp_path, **options).values()
+        assert (found.level, bool(found.remedy)) == (Level.PROBLEM, True)

@@ -1,0 +1,117 @@
+"""Who leads, as control planes see it: one at a time, again after an outage, never with a strange database."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from databases import PostgresServer
+from e2e_pool import eventually
+
+from gpupool.daemon.leader import Leading, Standing
+from gpupool.domain.errors import ErrorCode
+from gpupool.store.address import PostgresAddress
+
+SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'gpupool leader' AND datname = '{}'"
+
+
+@contextmanager
+def control_planes(url: str, count: int = 2) -> Iterator[list[Leading]]:
+    """Some that ask, in this order; each change of one is noted in its list ``seen``."""
+    made: list[Leading] = []
+    try:
+        for number in range(count):
+            made.append(Leading(PostgresAddress(url), f"cp{number}", f"cp{number}:8443", lambda: None))
+            made[-1].start()
+            assert eventually(lambda: made[-1].standing is not Standing.WAITING or "leads" in made[-1].refusal.message)
+        yield made
+    finally:
+        for leading in made:
+            leading.close()
+
+
+def stands(leading: Leading, *wanted: Standing) -> bool:
+    return eventually(lambda: leading.standing in wanted)
+
+
+def sessions(server: PostgresServer, url: str) -> list[int]:
+    return [int(pid) for pid in server.sql(SESSIONS.format(url.rpartition("/")[2])).split()]
+
+
+def test_the_first_leads_and_the_next_after_it(server: PostgresServer) -> None:
+    with control_planes(server.empty()) as (first, second):
+        assert (first.standing, second.standing) == (Standing.LEADING, Standing.WAITING)
+        assert "cp0" in second.refusal.message
+        assert "https://cp0:8443" in second.refusal.hint
+        assert second.refusal.code is ErrorCode.NOT_LEADING
+        first.close()
+        assert stands(second, Standing.LEADING)
+        assert first.term is not None
+        assert second.term == first.term + 1
+
+
+def test_after_an_outage_who_led_leads_again_in_the_same_term(server: PostgresServer) -> None:
+    with control_planes(server.fresh()) as (first, second):
+        term = first.term
+        server.stop()
+        try:
+            assert stands(first, Standing.SUSPENDED)
+            assert first.refusal.code is ErrorCode.DATABASE_UNREACHABLE
+            assert eventually(lambda: second.refusal.code is ErrorCode.DATABASE_UNREACHABLE)
+        finally:
+            server.start()
+        assert stands(first, Standing.LEADING)
+        assert first.term == term
+        assert eventually(lambda: second.refusal.code is ErrorCode.NOT_LEADING)
+        assert second.standing is Standing.WAITING
+
+
+def test_a_leader_whose_session_was_ended_leads_again_or_ends(server: PostgresServer) -> None:
+    url = server.fresh()
+    with control_planes(url) as (first, second):
+        server.sql(f"SELECT pg_terminate_backend(pid) FROM ({SESSIONS.format(url.rpartition('/')[2])}) AS s")
+        assert eventually(lambda: [first.standing, second.standing].count(Standing.LEADING) == 1)
+        leads = first if first.standing is Standing.LEADING else second
+        assert leads is second or first.term == 1
+        assert leads is first or stands(first, Standing.ENDED)
+
+
+def test_a_server_that_hangs_suspends_the_leader(server: PostgresServer) -> None:
+    url = server.fresh()
+    with control_planes(url, count=1) as (first,):
+        (backend,) = sessions(server, url)
+        os.kill(backend, signal.SIGSTOP)
+        try:
+            assert stands(first, Standing.SUSPENDED)
+            assert first.refusal.code is ErrorCode.DATABASE_UNREACHABLE
+        finally:
+            os.kill(backend, signal.SIGCONT)
+        assert stands(first, Standing.LEADING)
+        assert first.term == 1
+
+
+def newer(server: PostgresServer) -> str:
+    url = server.fresh()
+    server.sql("UPDATE alembic_version SET version_num = '9999'", url.rpartition("/")[2])
+    return url
+
+
+def theirs(server: PostgresServer) -> str:
+    url = server.empty()
+    server.sql("CREATE TABLE somebody_elses (x int)", url.rpartition("/")[2])
+    return url
+
+
+@pytest.mark.parametrize(
+    ("make", "code"), [(newer, ErrorCode.DATABASE_NEWER), (theirs, ErrorCode.DATABASE_FOREIGN)], ids=["newer", "theirs"]
+)
+def test_nobody_leads_a_database_that_is_not_for_this_program(
+    server: PostgresServer, make: Callable[[PostgresServer], str], code: ErrorCode
+) -> None:
+    with control_planes(make(server), count=1) as (first,):
+        assert stands(first, Standing.ENDED)
+        assert first.refusal.code is code
+        assert first.term is None

@@ -1,0 +1,118 @@
+"""MPI's remote start without ssh: who is let in, what ends with whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpupool.distributed import rank_frames as f
+
+SECRET = "5ec7e7"
+PACKAGE = Path(f.__file__).parent
+
+
+def eventually(condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Host:
+    """A rank host on a free port."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        given = {"GPUPOOL_GANG_SECRET": SECRET, "GPUPOOL_RANK_HOST": f"127.0.0.1 {self.port}", "OF_HOST": "yes"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", str(PACKAGE / "rank_host.py")], env={**os.environ, **given}
+        )
+        assert eventually(self._listens)
+
+    def _listens(self) -> bool:
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def start(self, command: str, secret: str = SECRET, host: str = "worker-0") -> subprocess.Popen[bytes]:
+        """As mpirun does."""
+        hosts = {
+            "GPUPOOL_GANG_HOSTS": json.dumps({"worker-0": ["127.0.0.1", self.port]}),
+            "GPUPOOL_GANG_SECRET": secret,
+        }
+        words = [sys.executable, "-I", str(PACKAGE / "remote_start.py"), host, *command.split(" ")]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(words, env={**os.environ, **hosts}, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.process.terminate()
+    assert made.process.wait(30) == 0
+
+
+def test_a_command_runs_there_with_the_hosts_environment_and_streams(host: Host) -> None:
+    started = host.start("echo $OF_HOST$GPUPOOL_GANG_SECRET; cat; echo bad >&2; exit 3")
+    out, errors = started.communicate(b"given\n", timeout=30)
+    assert (out, errors, started.returncode) == (b"yes\ngiven\n", b"bad\n", 3), "the secret is not handed on"
+
+
+def test_who_does_not_know_the_secret_runs_nothing(host: Host, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    _, errors = (stranger := host.start(f"touch {mark}", secret="guessed")).communicate(timeout=30)
+    assert stranger.returncode == 255
+    assert b"cannot be reached" in errors
+    assert not mark.exists()
+    assert host.start("true", host="elsewhere").wait(30) == 255
+
+
+def test_what_was_recorded_is_of_no_use_again(host: Host, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    with socket.create_connection(("127.0.0.1", host.port), timeout=10) as sock:
+        nonces = sock.recv(f.NONCE_BYTES, socket.MSG_WAITALL) + b"n" * f.NONCE_BYTES
+        sock.sendall(b"n" * f.NONCE_BYTES + f.proof(SECRET, "starter", nonces))
+        assert f.proves(sock.recv(f.PROOF_BYTES, socket.MSG_WAITALL), SECRET, "host", nonces)
+        command = f"touch {mark}".encode()
+        of_another = f.proof(SECRET, "command", b"o" * 2 * f.NONCE_BYTES, command)
+        sock.sendall(f.frame(f.COMMAND, of_another + command))
+        assert sock.recv(1) == b"", "hung up"
+    assert not mark.exists()
+
+
+def test_what_runs_is_killed_when_its_starter_is(host: Host, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    started = host.start(f"sleep 1000 & echo $! > {told}; wait")
+    assert eventually(lambda: told.exists() and told.read_text().strip())
+    pid = int(told.read_text())
+    started.send_signal(signal.SIGKILL)
+    started.wait(30)
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+def test_its_folders_go_with_it_or_with_the_next() -> None:
+    own = Host()
+    told = own.start("echo $OMPI_MCA_btl_vader_backing_directory $OMPI_MCA_orte_tmpdir_base").communicate(timeout=30)[0]
+    folders = [Path(word) for word in told.decode().split()]
+    assert len(folders) == 2
+    assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
+    own.process.kill()
+    own.process.wait(30)
+    assert all(folder.exists() for folder in folders)
+    after = Host()
+    after.process.terminate()
+    assert after.process.wait(30) == 0
+    assert not any(folder.exists() for folder in folders)

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
+
+from machines_harness import Machines, machines
+
+
+@pytest.fixture(scope="session")
+def shared_machines() -> Iterator[Machines]:
+    with machines(4, "1xT4", hasty=True) as made:
+        yield made
+
+
+@pytest.fixture
+def pool(shared_machines: Machines) -> Iterator[Machines]:
+    """Four nodes with a free GPU each; what a test leaves running is stopped, what it cut is healed."""
+    shared_machines.ask("PATCH", "policy", {"node_lost_after_s": 300, "min_runtime_s": 0})
+    yield shared_machines
+    shared_machines.heal()
+    shared_machines.clear()

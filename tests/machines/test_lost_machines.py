@@ -1,0 +1,117 @@
+"""Machines that are lost, in every way: no work is lost with them, none runs twice, no GPU is held twice."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sqlite3
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from machines_harness import Machines, Weather, eventually
+
+FENCE_S = 5
+SEED = 11
+# Says ten times a second that it runs, and as which attempt.
+BEAT = 'while :; do echo "$GPUPOOL_ATTEMPT $(date +%s.%N)" >> {}; sleep 0.1; done'
+
+
+def beats(path: Path) -> dict[int, tuple[float, float]]:
+    """When each attempt ran first and last."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for line in path.read_text().splitlines():
+        attempt, at = line.split()
+        found[int(attempt)].append(float(at))
+    return {attempt: (min(times), max(times)) for attempt, times in found.items()}
+
+
+def check_leases(pool: Machines) -> None:
+    """No GPU was held by two at any time, as far as whole GPUs go."""
+    with sqlite3.connect(f"file:{pool.state}/pool.db?mode=ro", uri=True) as connection:
+        rows = connection.execute(
+            "select s.gpu_uuid, l.granted_at, coalesce(l.released_at, 1e18) from lease_shares s"
+            " join leases l on l.epoch = s.epoch where s.permille = 1000 order by s.gpu_uuid, l.granted_at, l.epoch"
+        ).fetchall()
+    for (gpu, _, end), (other, begin, _) in itertools.pairwise(rows):
+        assert gpu != other or end <= begin, (gpu, end, begin)
+
+
+def test_work_of_lost_machines_goes_on_elsewhere_and_never_twice_at_once(pool: Machines) -> None:
+    pool.ask("PATCH", "policy", {"node_lost_after_s": FENCE_S})
+    names = ("frozen", "cut")
+    for name in names:
+        line = f"echo this is $GPUPOOL_ATTEMPT; {BEAT.format(pool.work / name)}"
+        pool.submit(name, line, grace="1s", restart="on-failure")
+    assert all(pool.becomes(name, "running") for name in names)
+    first = {name: pool.nodes[pool.node_of(name)] for name in names}
+    first["frozen"].freeze()
+    first["cut"].weather(Weather.CUT)
+    for name in names:
+        assert eventually(lambda n=name: pool.replica(n)["attempt"] == 2 and pool.state_of(n) == "running")
+        assert pool.node_of(name) != first[name].name
+        events = pool.get(f"events?workload={name}&limit=100")["events"]
+        assert "NODE_LOST" in [event["reason"] for event in events]
+    assert eventually(lambda: all(2 in beats(pool.work / name) for name in names))
+    pool.heal()
+    for name in names:
+        ran = beats(pool.work / name)
+        assert ran[1][1] < ran[2][0], "both attempts ran at the same time"
+        assert first[name].programs() == []
+        assert eventually(lambda n=name: not any(s["key"].startswith(n) for s in first[n].ask("list")))
+        for attempt in (1, 2):
+            assert f"this is {attempt}\n" in pool.output(name, attempt), "from where it ran"
+    check_leases(pool)
+
+
+def test_machines_whose_control_plane_is_gone_end_batch_work_and_it_is_run_again(pool: Machines) -> None:
+    pool.ask("PATCH", "policy", {"node_lost_after_s": FENCE_S})
+    path = pool.work / "alone"
+    pool.submit("alone", BEAT.format(path), grace="1s")
+    pool.submit("sits", "while :; do sleep 0.2; done", kind="interactive")
+    assert pool.becomes("alone", "running")
+    assert pool.becomes("sits", "running")
+    node, kept = pool.nodes[pool.node_of("alone")], pool.key_of("sits")
+    pool.kill_control_plane()
+    assert eventually(lambda: node.programs() == []), "the fence"
+    pool.up()
+    assert eventually(lambda: pool.replica("alone")["attempt"] == 2 and pool.state_of("alone") == "running")
+    assert eventually(lambda: 2 in beats(path))
+    ran = beats(path)
+    assert ran[1][1] < ran[2][0]
+    assert (pool.state_of("sits"), pool.key_of("sits")) == ("running", kept)
+    check_leases(pool)
+
+
+def test_whatever_breaks_each_job_succeeds_once(pool: Machines) -> None:
+    """Short losses only: nobody is fenced, so each job must run exactly once."""
+    dice = random.Random(SEED)
+    pool.ask("PATCH", "policy", {"node_lost_after_s": None})
+    ran = pool.work / "ran"
+    names = [f"job-{number}" for number in range(12)]
+    for name in names:
+        pool.submit(name, f"echo {name} >> {ran}; sleep {dice.uniform(0.2, 1.0):.1f}")
+    for _ in range(8):
+        node = dice.choice(list(pool.nodes.values()))
+        match dice.choice(("cut", "frozen", "deaf", "kill agent", "kill control plane")):
+            case "cut":
+                node.weather(Weather.CUT)
+            case "frozen":
+                node.weather(Weather.FROZEN)
+            case "deaf":
+                node.weather(Weather.DEAF)
+            case "kill agent":
+                node.kill()
+                node.start()
+            case _:
+                pool.kill_control_plane()
+                pool.up(ok=False)
+        time.sleep(dice.uniform(0.1, 0.6))
+        if dice.random() < 0.6:
+            node.weather(Weather.FINE)
+    pool.heal()
+    assert all(pool.becomes(name, "succeeded", "failed", "stopped") for name in names)
+    assert {name: pool.state_of(name) for name in names} == dict.fromkeys(names, "succeeded")
+    assert sorted(ran.read_text().split()) == sorted(names)
+    assert all(node.programs() == [] for node in pool.nodes.values())
+    check_leases(pool)

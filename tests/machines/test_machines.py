@@ -1,0 +1,133 @@
+"""Several machines as one pool: work goes where there is room, and everything about it comes from where it runs."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from e2e_pool import COMMAND, PATIENCE_S
+from machines_harness import Machines, Weather, eventually
+
+SLEEP = "while :; do sleep 0.2; done"
+
+
+def test_work_is_spread_over_nodes_and_its_output_comes_from_there(pool: Machines) -> None:
+    for number in range(3):
+        pool.submit(f"job-{number}", f"echo this is {number}; {SLEEP}")
+    for number in range(3):
+        assert pool.becomes(f"job-{number}", "running")
+    assert len({pool.node_of(f"job-{number}") for number in range(3)}) == 3
+    for number in range(3):
+        assert eventually(lambda n=number: f"this is {n}\n" == pool.output(f"job-{n}"))
+        assert pool.nodes[pool.node_of(f"job-{number}")].programs() == [pool.key_of(f"job-{number}")]
+
+
+def test_a_cut_link_is_noticed_and_heals_without_the_job_noticing(pool: Machines) -> None:
+    pool.submit("kept", f"echo begun; {SLEEP}")
+    assert pool.becomes("kept", "running")
+    assert eventually(lambda: pool.output("kept") == "begun\n"), "its exec may be under way else"
+    node, key = pool.nodes[pool.node_of("kept")], pool.key_of("kept")
+    node.weather(Weather.CUT)
+    assert pool.node_becomes(node.name, "down")
+    assert node.programs() == [key]
+    node.weather(Weather.FINE)
+    assert pool.node_becomes(node.name, "up")
+    assert (pool.state_of("kept"), pool.key_of("kept")) == ("running", key)
+
+
+def test_a_program_on_another_machine_has_this_terminal(pool: Machines) -> None:
+    done = pool("run", "-g", "1", "--", "sh", "-c", "read line; echo got $line; exit 7", stdin=b"this\n", ok=False)
+    assert (done.returncode, done.stdout) == (7, b"got this\n"), done.stderr
+
+
+COUNTS = "for i in $(seq 30); do echo $i; sleep 0.1; done; read line; echo got $line; sleep 0.5; echo last; exit 6"
+
+
+def start_run(pool: Machines, name: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [COMMAND, "run", "--name", name, "-g", "1", "--", "sh", "-c", COUNTS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=pool.env,
+        cwd=pool.work,
+    )
+
+
+def test_a_run_that_is_killed_here_ends_its_program_on_another_machine_at_once(pool: Machines) -> None:
+    with start_run(pool, "killed") as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        node = pool.nodes[pool.node_of("killed")]
+        run.kill()
+    assert eventually(lambda: pool.state_of("killed") == "stopped"), "sooner than it would wait for its client"
+    assert pool.replica("killed")["reason"] == "CLIENT_GONE"
+    assert node.programs() == []
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["runs on", "ends meanwhile"])
+def test_a_run_goes_on_where_its_connection_broke(pool: Machines, ends: bool) -> None:
+    name = f"breaks-{ends}".lower()
+    run = start_run(pool, name)
+    assert run.stdin is not None
+    assert run.stdout is not None
+    first = run.stdout.readline()
+    node, key = pool.nodes[pool.node_of(name)], pool.key_of(name)
+    if ends:
+        run.stdin.write(b"this\n")
+        run.stdin.flush()
+        assert eventually(lambda: "3\n" in pool.output(name))
+    node.weather(Weather.CUT)
+    assert pool.node_becomes(node.name, "down")
+    assert eventually(lambda: not node.programs()) if ends else node.programs() == [key]
+    node.weather(Weather.FINE)
+    out, err = run.communicate(b"" if ends else b"this\n", PATIENCE_S * 2)
+    assert (first + out).split() == [*(b"%d" % number for number in range(1, 31)), b"got", b"this", b"last"]
+    assert run.returncode == 6
+    assert b"broke; connecting again" in err
+    assert pool.key_of(name) == key
+
+
+def test_a_frozen_agent_is_noticed_and_its_work_goes_on(pool: Machines) -> None:
+    pool.submit("lives", SLEEP)
+    assert pool.becomes("lives", "running")
+    node, key = pool.nodes[pool.node_of("lives")], pool.key_of("lives")
+    node.freeze()
+    assert pool.node_becomes(node.name, "down")
+    assert "no answer for" in pool.text("nodes")
+    assert "it is run elsewhere" in pool.text("describe", "lives")
+    node.thaw()
+    assert pool.node_becomes(node.name, "up")
+    assert (pool.state_of("lives"), pool.key_of("lives"), node.programs()) == ("running", key, [key])
+
+
+def test_a_drained_node_sends_its_training_to_the_others(pool: Machines) -> None:
+    pool.submit("travels", SLEEP)
+    assert pool.becomes("travels", "running")
+    left = pool.node_of("travels")
+    pool("drain", left)
+    assert eventually(lambda: pool.replica("travels")["attempt"] == 2 and pool.state_of("travels") == "running")
+    assert pool.node_of("travels") != left
+    assert pool.nodes[left].programs() == []
+    assert pool.node_states()[left] == "cordoned"
+    pool("uncordon", left)
+    assert pool.node_states()[left] == "up"
+
+
+def test_a_node_leaves_for_good(pool: Machines) -> None:
+    node = pool.add("n9", "2xV100")
+    assert pool.node_becomes("n9", "up")
+    pool("node", "label", "n9", "pool=leaving")
+    pool("submit", "stays", "-g", "2", "--pool", "leaving", "--interactive", "--", "sh", "-c", SLEEP)
+    assert pool.becomes("stays", "running")
+    for words in (("lost", "n9"), ("remove", "n9")):
+        assert b"WRONG_STATE" in pool("node", *words, ok=False).stderr, "it answers"
+    node.weather(Weather.CUT)
+    assert pool.node_becomes("n9", "down")
+    assert b"WRONG_STATE" in pool("node", "remove", "n9", ok=False).stderr, "it holds something"
+    pool("node", "lost", "n9", "--reason", "sold")
+    assert pool.becomes("stays", "failed")
+    assert "sold" in pool.replica("stays")["message"]
+    pool.remove("n9")
+    pool("node", "remove", "n9")
+    assert sorted(pool.node_states()) == ["n1", "n2", "n3", "n4"]

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
+
+from prometheus_server import Scraped, scraped
+
+
+@pytest.fixture(scope="session")
+def monitored() -> Iterator[Scraped]:
+    """A real pool with work of two users, and a Prometheus that has scraped it."""
+    with scraped() as made:
+        yield made

@@ -1,0 +1,140 @@
+"""What a real Prometheus makes of a real pool, of the dashboard's queries and of the alerts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_server import ALERTS, Scraped
+
+from gpupool.services.metrics.catalogue import CATALOGUE, Kind
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = ROOT / "docs" / "grafana" / "gpupool.json"
+needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
+pytestmark = needs_prometheus
+
+
+def text_of(monitored: Scraped) -> str:
+    transport = httpx2.HTTPTransport(uds=str(monitored.pool.run / "api.sock"))
+    with httpx2.Client(transport=transport, base_url="http://pool") as client:
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return answer.text
+
+
+def test_promtool_finds_nothing_wrong_with_the_text(monitored: Scraped) -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text_of(monitored), capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stderr == ""
+
+
+def test_everything_that_is_told_is_in_the_catalogue(monitored: Scraped) -> None:
+    told = set(re.findall(r"^# TYPE (\S+) (\S+)$", text_of(monitored), re.MULTILINE))
+    own = {(name, kind) for name, kind in told if not name.startswith("process_")}
+    assert own <= {(metric.name, str(metric.kind)) for metric in CATALOGUE}
+    assert ("gpupool_project_gpu_allocated_seconds_total", "counter") in own
+
+
+def test_prometheus_knows_what_the_pool_says(monitored: Scraped) -> None:
+    assert monitored.number("count(gpupool_gpu_info)") == 2
+    assert monitored.number("sum(gpupool_gpu_allocated_ratio)") == 1.5
+    assert monitored.number('gpupool_project_gpus_allocated{project="default"}') == 1.5
+    assert monitored.number('gpupool_project_replicas_waiting{project="default"}') == 1
+    assert monitored.number('gpupool_workloads{state="running", kind="training"}') == 2
+    assert monitored.number('gpupool_workload_gpus_allocated{name="busy"}') == 0.5
+    assert monitored.number("gpupool_node_up") == 1
+
+
+def test_gpu_seconds_are_those_of_the_leases_to_the_second(monitored: Scraped) -> None:
+    name = 'gpupool_project_gpu_allocated_seconds_total{project="default"}'
+    (row,) = monitored.query(f"{name} and timestamp({name})")
+    moment = {"time": str(row["value"][0])}
+    at, value = (
+        float(monitored.ask("query", query=asked, **moment)["result"][0]["value"][1])
+        for asked in (f"timestamp({name})", name)
+    )
+    leases = [lease for job in ("busy", "wide") for lease in monitored.pool.json("describe", job)["leases"]]
+    held = sum(sum(s["permille"] for s in one["shares"]) / 1000 * (at - one["granted_at"]) for one in leases)
+    assert value == pytest.approx(held, abs=1.5)  # 1.5 GPUs; an answer may be a second old
+
+
+def test_the_numbers_are_those_of_the_api(monitored: Scraped) -> None:
+    projects = {p["name"]: p for p in monitored.pool.json("list", "projects")["projects"]}
+    for row in monitored.query("gpupool_project_gpus_allocated"):
+        assert float(row["value"][1]) * 1000 == projects[row["metric"]["project"]]["allocated_permille"]
+
+
+def expressions() -> list[str]:
+    found = []
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        found += [target["expr"] for target in panel.get("targets", ())]
+    return found
+
+
+def filled(expression: str) -> str:
+    """As Grafana asks it with everything chosen."""
+    for variable, value in (("$project", ".*"), ("$node", ".*"), ("$__rate_interval", "1m"), ("$__range", "1h")):
+        expression = expression.replace(variable, value)
+    assert "$" not in expression
+    return expression
+
+
+def test_every_query_of_the_dashboard_can_be_asked_and_names_metrics_that_exist(monitored: Scraped) -> None:
+    known = {metric.name for metric in CATALOGUE}
+    known |= {f"{m.name}_bucket" for m in CATALOGUE if m.kind is Kind.HISTOGRAM}
+    for expression in expressions():
+        monitored.query(filled(expression))
+        assert set(re.findall(r"\bgpupool_\w+", expression)) <= known, expression
+    assert monitored.query(filled(next(e for e in expressions() if "gpupool_workload_gpus_allocated" in e)))
+
+
+def test_every_alert_is_loaded_can_be_asked_and_is_silent(monitored: Scraped) -> None:
+    rules = monitored.ask("rules")["groups"][0]["rules"]
+    assert len(rules) == ALERTS.read_text().count("- alert:")
+    for rule in rules:
+        assert rule.get("lastError", "") == ""
+        assert rule["health"] in {"ok", "unknown"}
+        monitored.query(rule["query"])
+    firing = {alert["labels"]["alertname"] for alert in monitored.ask("alerts")["alerts"] if alert["state"] == "firing"}
+    assert firing <= {"GpupoolDiskFull"}  # whether this machine's disk is full is not the pool's doing
+
+
+@pytest.mark.parametrize("token", ["", "gpt_wrong_secret"])
+def test_without_a_token_nothing_is_told(monitored: Scraped, token: str) -> None:
+    target = monitored.ask("targets")["activeTargets"][0]["scrapeUrl"]
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    with httpx2.Client(verify=False, headers=headers) as client:
+        answer = client.get(target)
+    assert answer.status_code == 401
+    assert "gpupool_" not in answer.text
+
+
+def test_the_rules_of_the_alerts_fire_when_they_should() -> None:
+    cases = Path(__file__).with_name("alerts_cases.yml")
+    done = subprocess.run(["promtool", "test", "rules", str(cases)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checked = subprocess.run(["promtool", "check", "rules", str(ALERTS)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_each_alert_has_a_case(monitored: Scraped) -> None:
+    cases = Path(__file__).with_name("alerts_cases.yml").read_text()
+    for rule in monitored.ask("rules")["groups"][0]["rules"]:
+        assert cases.count(f"alertname: {rule['name']}") >= 2, rule["name"]
+
+
+@pytest.mark.parametrize("script", ["metrics-docs", "grafana-dashboard"])
+def test_what_is_made_by_a_script_is_current(script: str) -> None:
+    words: list[Any] = [sys.executable, ROOT / "scripts" / script, "--check"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,84 @@
+"""A pool on the network, and machines that have nothing but a login."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e_pool import COMMAND, PATIENCE_S, RealPool
+
+STUDENT = 54321
+
+
+@dataclass
+class Laptop:
+    """A machine that has nothing but a home and a login: what the pool's machine has is not in its environment."""
+
+    home: Path
+    work: Path
+    url: str
+    fingerprint: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("GPUPOOL_", "XDG_"))}
+        return {**kept, "HOME": str(self.home), "PATH": f"{COMMAND.parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
+
+    def __call__(
+        self, *words: str, stdin: bytes = b"", ok: bool = True, **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        options = {"cwd": self.work, "env": self.env, "timeout": PATIENCE_S, **options}
+        done = subprocess.run([str(COMMAND), *words], input=stdin, capture_output=True, check=False, **options)
+        assert not ok or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
+        assert b"Traceback" not in done.stderr, done.stderr.decode()
+        return done
+
+    def text(self, *words: str, **options: Any) -> str:
+        return self(*words, **options).stdout.decode()
+
+    def begin(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        options = {"cwd": self.work, "env": self.env, "stdin": pipe, "stdout": pipe, "stderr": pipe, **options}
+        return subprocess.Popen([str(COMMAND), *words], **options)
+
+    def login(self, token: str) -> None:
+        self("login", self.url, "--name", "lab", "--fingerprint", self.fingerprint, stdin=f"{token}\n".encode())
+
+    def run(self, *command: str, **options: Any) -> str:
+        return self.text("run", "-q", "-p", "0.05", "--", *command, **options)
+
+    def write(self, path: str, data: bytes = b"x") -> Path:
+        place = self.work / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+        return place
+
+
+class Head:
+    """A pool that listens on the network, and tokens for its users."""
+
+    def __init__(self, pool: RealPool, url: str) -> None:
+        self.pool, self.url = pool, url
+        self.fingerprint = _fingerprint(pool)
+
+    def token(self, user: str | None = None) -> str:
+        words = ("--user", user) if user else ()
+        said = self.pool.text("token", "create", "--expires", "1h", *words).split()
+        return next(word for word in said if word.startswith("gpt_"))
+
+    def laptop(self, folder: Path, token: str) -> Laptop:
+        home, work = folder / "home", folder / "project"
+        home.mkdir(parents=True)
+        work.mkdir()
+        made = Laptop(home, work, self.url, self.fingerprint)
+        made.login(token)
+        return made
+
+
+def _fingerprint(pool: RealPool) -> str:
+    from gpupool.api.tls import fingerprint
+
+    return fingerprint(pool.state / "tls" / "cert.pem")

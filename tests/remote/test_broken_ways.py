@@ -1,0 +1,100 @@
+"""A run over the network goes on where it was when its way breaks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from e2e_pool import PATIENCE_S
+from remote_world import Head, Laptop
+
+PIECE = 65536
+
+
+class Proxy:
+    """What stands between a laptop and the pool and carries its bytes."""
+
+    def __init__(self, to: tuple[str, int]) -> None:
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._to)
+                self._ends += near, far
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(PIECE):
+                to.sendall(data)
+        with suppress(OSError):
+            to.shutdown(socket.SHUT_RDWR)
+
+    def restart(self) -> None:
+        """End what is on its way, as a proxy does to both sides when it restarts."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.restart()
+        self._listener.close()
+
+
+@pytest.fixture
+def proxy(head: Head) -> Iterator[Proxy]:
+    host, _, port = head.url.partition(":")
+    made = Proxy((host, int(port)))
+    yield made
+    made.close()
+
+
+COUNTS = "for i in $(seq 40); do echo $i; sleep 0.1; done; read line; echo got $line; exit 6"
+
+
+def goes_on(run: subprocess.Popen[bytes], broken_by: Callable[[], None]) -> None:
+    """Its way is broken once it has begun: it hears and says everything all the same."""
+    assert run.stdin is not None
+    assert run.stdout is not None
+    first = run.stdout.readline()
+    broken_by()
+    run.stdin.write(b"this\n")
+    run.stdin.flush()
+    out, err = run.communicate(timeout=PATIENCE_S * 3)
+    assert (first + out).split() == [*(b"%d" % number for number in range(1, 41)), b"got", b"this"], err
+    assert run.returncode == 6
+    assert b"broke; connecting again" in err
+
+
+@pytest.mark.parametrize("lease", [False, True], ids=["run", "client"])
+def test_a_program_is_followed_through_the_death_of_the_control_plane(head: Head, laptop: Laptop, lease: bool) -> None:
+    words = ("run", "-p", "0.1")
+    if lease:
+        laptop("request_gpus", "-p", "0.1", "--name", "held")
+        words = ("client", "--lease", "held")
+    run = laptop.begin(*words, "--", "sh", "-c", COUNTS)
+    goes_on(run, lambda: os.kill(head.pool.pids()["control-plane"], signal.SIGKILL))
+    if lease:
+        laptop("release_gpus", "held")
+
+
+def test_a_program_is_followed_through_a_proxy_that_restarts(head: Head, laptop: Laptop, proxy: Proxy) -> None:
+    laptop.url = f"127.0.0.1:{proxy.port}"
+    laptop.login(head.token())
+    run = laptop.begin("run", "-p", "0.1", "--", "sh", "-c", COUNTS)
+    goes_on(run, proxy.restart)

@@ -1,0 +1,537 @@
+"""Heads that fetch folders from each other: real TLS, real stores; whatever comes is checked before it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpupool.api.server import Bound, ListenConfig, serve
+from gpupool.api.tls import CertificateFiles, ensure_self_signed
+from gpupool.api.waiting import create_waiting_app
+from gpupool.blobs import keep as keep_module
+from gpupool.client import trust
+from gpupool.daemon import other_heads
+from gpupool.daemon.other_heads import HeadsOfFolder
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.heads import Head, MemberKey
+from gpupool.domain.trees import FileEntry, Tree, space_of
+from gpupool.fabric.ray.following import MEMBER_FILE, keep_heads
+from gpupool.services.files.copies import SWEEP_EVERY_S, Copies
+from gpupool.services.files.fetching import Fetcher, Round
+from gpupool.services.files.ports import Folder
+from gpupool.services.files.serving import HeadFiles
+from gpupool.store.blobs import GRACE_S, KEEP_S, KeptBlobs
+
+ADA, GRACE = space_of("ada"), space_of("grace")
+LARGE = os.urandom((3 << 20) + 17)
+NOT_LEADING = GpupoolError(ErrorCode.NOT_LEADING, "This control plane waits; a leads this pool.", "")
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class CountingStore(KeptBlobs):
+    """A store that counts what is read of it and can end an answer early."""
+
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
+        super().__init__(path, *([most_bytes] if most_bytes else []))
+        self.path = path
+        self.read_bytes = 0
+        self.ends_after: int | None = None  # bytes; then nothing is had any more
+        self.broken = ""  # a content of which nothing can be read
+        self.waits_at = ""  # a content that is not read before ``go_on``
+        self.waiting, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def read(self, space: str, sha256: str, offset: int, limit: int) -> bytes:
+        if self.ends_after is not None and self.read_bytes >= self.ends_after:
+            return b""
+        if sha256 == self.broken:
+            return b""
+        if sha256 == self.waits_at:
+            self.waiting.set()
+            await self.go_on.wait()
+        data = await super().read(space, sha256, offset, limit)
+        self.read_bytes += len(data)
+        return data
+
+    def blob(self, space: str, sha256: str) -> Path:
+        return self.path / space / "blobs" / sha256[:2] / sha256
+
+    async def take_in(self, space: str, *contents: bytes) -> Folder:
+        """As if its owner had sent a folder with these files."""
+        files = tuple(FileEntry(f"f{n:04}", 0o644, 0, len(data), sha(data)) for n, data in enumerate(contents))
+        manifest = Tree(files).to_bytes()
+        await self.put(space, [*contents, manifest])
+        await self.mark(space, sha(manifest))
+        return Folder(space, sha(manifest))
+
+    async def has(self, folder: Folder) -> bool:
+        return await self.is_marked(folder.space, folder.tree)
+
+    def files(self) -> int:
+        return sum(len(list(path.iterdir())) for path in self.path.glob("u-*/blobs/*"))
+
+
+@dataclass
+class OneHead:
+    """A head of a cluster: its store, what it serves of it, and how it asks the others."""
+
+    name: str
+    store: CountingStore
+    keys: Path
+    heads: HeadsOfFolder
+    needed: list[Folder] | None = None  # None: it waits
+    url: str = ""
+    certificate: str = ""
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say_needed(self) -> list[Folder]:
+        if self.needed is None:
+            raise NOT_LEADING
+        return self.needed
+
+    async def fetch(self, folder: Folder, *of: str) -> bool:
+        """Ask these heads (all) for a folder."""
+        fetcher = Fetcher(self.store, self.heads, lambda: self.store.sweep({}))
+        return await fetcher.fetch(folder, Round(of or self.heads.names()))
+
+
+class Cluster:
+    """Heads a, b and c, and a mere node n, each with a secret of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.heads = [self._make(name) for name in "abc"]
+        self.node = self._make("n")
+
+    def _make(self, name: str) -> OneHead:
+        keys = self.folder / name / "cluster"
+        keys.mkdir(parents=True)
+        member = {"url": "", "certificate": "", "node": name, "secret": f"secret-of-{name}"}
+        (keys / MEMBER_FILE).write_text(json.dumps(member))
+        return OneHead(name, CountingStore(self.folder / name / "files"), keys, HeadsOfFolder(keys))
+
+    async def members(self) -> list[MemberKey]:
+        return [MemberKey(name, sha(f"secret-of-{name}".encode()), name != "n") for name in "abcn"]
+
+    async def serve(self, head: OneHead) -> None:
+        files = CertificateFiles(head.keys / "cert.pem", head.keys / "key.pem")
+        ensure_self_signed(files, "127.0.0.1")
+        head.certificate = files.certificate.read_text()
+
+        def ready(bound: Bound) -> None:
+            head.url = f"https://{bound.listen}"
+            head.up.set()
+
+        app = create_waiting_app(lambda: NOT_LEADING, HeadFiles(head.store, self.members, head.say_needed))
+        place = self.folder / f"{head.name}.sock"
+        listen = ListenConfig("127.0.0.1", 0, files)
+        await serve(app, socket_path=place, listen=listen, stop=head.stop, ready=ready)
+
+    def write_down(self) -> None:
+        known = [Head(head.name, head.url, head.certificate, "127.0.0.1", 1) for head in self.heads if head.url]
+        for one in (*self.heads, self.node):
+            keep_heads(one.keys, known)
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(folder)
+    async with AsyncExitStack() as stack:
+        for head in made.heads:
+            serving = asyncio.create_task(made.serve(head))
+            stack.push_async_callback(_ended, head, serving)
+            await head.up.wait()
+        made.write_down()
+        yield made
+
+
+async def _ended(head: OneHead, serving: asyncio.Task[None]) -> None:
+    head.stop.set()
+    await serving
+
+
+def with_cluster(tmp_path: Path, scenario: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as made:
+            await scenario(made)
+
+    asyncio.run(main())
+
+
+async def refused(code: ErrorCode, work: Awaitable[object]) -> GpupoolError:
+    with pytest.raises(GpupoolError) as caught:
+        await work
+    assert caught.value.code is code, caught.value
+    return caught.value
+
+
+def test_a_folder_comes_whole_and_nothing_comes_twice(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        small = [f"file {n}".encode() for n in range(1200)]
+        folder = await a.store.take_in(ADA, LARGE, b"", *small)
+        assert await b.fetch(folder, "a")
+        assert await b.store.has(folder)
+        assert b.store.blob(ADA, sha(LARGE)).read_bytes() == LARGE
+        assert b.store.files() == a.store.files() == len(small) + 3
+        assert b.store.blob(ADA, sha(LARGE)).stat().st_mode & 0o777 == 0o600
+        sent = a.store.read_bytes
+        assert sent == sum(path.stat().st_size for path in a.store.path.glob("u-*/blobs/*/*"))
+        second = await a.store.take_in(ADA, LARGE, b"one more")
+        assert await b.fetch(second, "a")
+        assert a.store.read_bytes - sent < 1000  # a list of files and one of them
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_what_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        folder = await a.store.take_in(ADA, LARGE)
+        a.store.ends_after = 2 << 20
+        assert not await b.fetch(folder, "a")
+        assert not await b.store.has(folder)
+        assert (await b.store.have(ADA, [(sha(LARGE), len(LARGE))]))[0] in range(1 << 20, len(LARGE))
+        a.store.ends_after = None
+        assert await b.fetch(folder, "a")
+        assert b.store.blob(ADA, sha(LARGE)).read_bytes() == LARGE
+        assert a.store.read_bytes < len(LARGE) + (1 << 20) + 2000
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_head_that_dies_meanwhile_is_silent_and_the_next_one_is_asked(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, c = made.heads
+        folder = await a.store.take_in(ADA, LARGE)
+        await c.store.take_in(ADA, LARGE)
+        a.store.ends_after = 1 << 20
+        asked = Round(["a", "c"])
+        assert await Fetcher(b.store, b.heads, lambda: b.store.sweep({})).fetch(folder, asked)
+        assert list(asked.silent) == ["a"]
+        assert c.store.read_bytes <= len(LARGE) - (1 << 20) + (1 << 18)
+
+    with_cluster(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("change", [lambda data: b"X" + data[1:], lambda data: data[:-1], lambda data: data + b"X"])
+def test_other_contents_never_count(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, c = made.heads
+        folder = await a.store.take_in(ADA, LARGE, b"small")
+        await c.store.take_in(ADA, LARGE, b"small")
+        place = a.store.blob(ADA, sha(LARGE))
+        place.write_bytes(change(LARGE))
+        assert not await b.fetch(folder, "a")
+        assert not await b.store.has(folder)
+        assert not b.store.blob(ADA, sha(LARGE)).exists()
+        assert await b.fetch(folder)  # of the other one that has it
+        assert b.store.blob(ADA, sha(LARGE)).read_bytes() == LARGE
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_list_of_files_that_is_none_never_counts(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        bad = Tree((FileEntry("../../etc/passwd", 0o644, 0, 1, sha(b"x")),)).to_bytes()
+        await a.store.put(ADA, [bad, b"x"])
+        await a.store.mark(ADA, sha(bad))
+        assert not await b.fetch(Folder(ADA, sha(bad)), "a")
+        assert not await b.store.has(Folder(ADA, sha(bad)))
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_only_heads_are_answered(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        folder = await a.store.take_in(ADA, b"private")
+        a.needed = [folder]
+        said = await refused(ErrorCode.FORBIDDEN, made.node.heads.needed("a"))
+        assert "heads only" in said.message
+        asked = Round(["a"])
+        assert not await Fetcher(made.node.store, made.node.heads, lambda: b.store.sweep({})).fetch(folder, asked)
+        assert "heads only" in asked.silent["a"]
+        (b.keys / MEMBER_FILE).write_text(json.dumps({"node": "b", "secret": "guessed"}))
+        await refused(ErrorCode.UNAUTHENTICATED, b.heads.needed("a"))
+        (b.keys / MEMBER_FILE).write_text(json.dumps({"node": "stranger", "secret": "secret-of-b"}))
+        await refused(ErrorCode.UNAUTHENTICATED, b.heads.needed("a"))
+        for _ in range(10):
+            with suppress(GpupoolError):
+                await b.heads.needed("a")
+        await refused(ErrorCode.TOO_MANY_ATTEMPTS, b.heads.needed("a"))
+        (b.keys / MEMBER_FILE).unlink()
+        assert b.heads.names() == []
+        assert a.store.read_bytes == 0
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_nobody_but_the_holder_of_the_certificate_hears_the_secret(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, c = made.heads
+        a.needed = []
+        keep_heads(b.keys, [Head("a", c.url, a.certificate, "127.0.0.1", 1)])  # c answers where a was
+        assert "CERTIFICATE_VERIFY_FAILED" in (await refused(ErrorCode.POOL_UNREACHABLE, b.heads.needed("a"))).message
+
+    with_cluster(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("space", "wanted"),
+    [
+        ("u-../../x", []),
+        ("x", []),
+        (ADA, [["../../../etc/passwd", 0]]),
+        (ADA, [[sha(b"x"), -1]]),
+        (ADA, [[sha(b"x"), 0]] * 1001),
+    ],
+)
+def test_requests_are_bounded_and_paths_are_none(tmp_path: Path, space: str, wanted: list[Any]) -> None:
+    async def scenario(made: Cluster) -> None:
+        a = made.heads[0]
+        body = {"secret": "secret-of-b", "space": space, "wanted": wanted}
+
+        def ask() -> tuple[int, bytes]:
+            connection = http.client.HTTPSConnection(
+                a.url.removeprefix("https://"), context=trust.pinned(a.certificate), timeout=10
+            )
+            connection.request(
+                "POST", "/v1/members/b/files/contents", json.dumps(body), {"Content-Type": "application/json"}
+            )
+            response = connection.getresponse()
+            return response.status, response.read()
+
+        status, said = await asyncio.to_thread(ask)
+        assert status == 400
+        assert json.loads(said)["error"]["code"] == "INVALID_REQUEST"
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_full_disk_and_a_full_store_keep_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        folder = await a.store.take_in(ADA, LARGE)
+        usage = shutil.disk_usage(tmp_path)
+        left = SimpleNamespace(total=usage.total, free=(256 << 20) + (1 << 20) + (1 << 19))
+        monkeypatch.setattr(keep_module.shutil, "disk_usage", lambda _path: left)
+        assert usage.total > 16 * (256 << 20)
+        left.free = 256 << 20
+        await refused(ErrorCode.DISK_FULL, b.fetch(folder, "a"))
+        assert not await b.store.has(folder)
+        monkeypatch.undo()
+        b.store._most_bytes = 4 << 20  # half of it for one user
+        said = await refused(ErrorCode.OVER_LIMIT, b.fetch(folder, "a"))
+        assert "2 MiB of one user's" in said.message
+        b.store._most_bytes = 64 << 20
+        assert await b.fetch(folder, "a")
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_where_there_is_no_room_what_nothing_needs_goes_first(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        old = await b.store.take_in(ADA, LARGE[::-1])
+        long_ago = time.time() - max(KEEP_S, GRACE_S) - 1
+        for path in b.store.path.rglob("*"):
+            os.utime(path, (long_ago, long_ago))
+        b.store._most_bytes = 8 << 20
+        folder = await a.store.take_in(ADA, LARGE)
+        assert await b.fetch(folder, "a")
+        assert not await b.store.has(old)
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_two_that_fetch_the_same_at_once(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, c = made.heads
+        folder = await a.store.take_in(ADA, LARGE, b"small")
+        await c.store.take_in(ADA, LARGE, b"small")
+        got = await asyncio.gather(b.fetch(folder, "a"), b.fetch(folder, "c"))
+        assert any(got)
+        assert await b.fetch(folder)
+        assert b.store.blob(ADA, sha(LARGE)).read_bytes() == LARGE
+
+    with_cluster(tmp_path, scenario)
+
+
+class Rounds(Copies):
+    """Copies that are looked for when a test says so."""
+
+    async def round(self) -> bool:
+        led = await self.look()
+        await self.fetched()
+        return led
+
+
+def copies_of(head: OneHead, monotonic: Callable[[], float] = time.monotonic) -> Rounds:
+    return Rounds(head.store, head.heads, monotonic, asyncio.sleep)
+
+
+def test_a_head_that_waits_has_what_live_work_needs_and_nothing_else(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        mine = await a.store.take_in(ADA, b"mine", LARGE)
+        other = await a.store.take_in(GRACE, b"hers")
+        unused = await a.store.take_in(GRACE, b"sent, and no work needs it")
+        assert not await copies_of(b).round()  # nobody leads
+        a.needed = [mine, other]
+        copies = copies_of(b)
+        assert await copies.round()
+        assert await b.store.has(mine)
+        assert await b.store.has(other)
+        assert not await b.store.has(unused)
+        # What somebody else sent is as unknown here as a content that nobody did.
+        assert await b.store.have(GRACE, [(sha(b"mine"), 4)]) == [-1]
+        assert not await b.store.is_marked(GRACE, mine.tree)
+        sent = a.store.read_bytes
+        assert await copies.round()
+        assert await copies_of(b).round()  # a new one, as after a restart
+        assert a.store.read_bytes == sent
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_what_is_not_needed_any_more_goes_by_the_rules_of_the_store(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        first, second = await a.store.take_in(ADA, b"first"), await a.store.take_in(ADA, b"second")
+        clock = SimpleNamespace(now=0.0)
+        a.needed = [first, second]
+        copies = copies_of(b, lambda: clock.now)
+        await copies.round()
+        long_ago = time.time() - KEEP_S - 1
+        for path in b.store.path.rglob("*"):
+            os.utime(path, (long_ago, long_ago))
+        clock.now += SWEEP_EVERY_S + 1
+        a.needed = None
+        assert not await copies.round()  # nobody says what is needed: nothing goes
+        assert await b.store.has(first)
+        a.needed = [second]
+        await copies.round()
+        assert not await b.store.has(first)
+        assert await b.store.has(second)
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_what_is_here_of_others_counts_from_the_first_round_on(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        b.store._most_bytes = 7 << 20
+        await b.store.take_in(GRACE, LARGE)
+        fresh = CountingStore(b.store.path, 6 << 20)  # as after a restart
+        folder = await a.store.take_in(ADA, LARGE[: 3 << 20])
+        a.needed = [folder]
+        copies = Rounds(fresh, b.heads, time.monotonic, asyncio.sleep)
+        await copies.round()
+        assert not await fresh.has(folder)
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_folder_that_cannot_be_had_holds_up_no_other_and_is_not_asked_for_without_pause(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        good = await a.store.take_in(ADA, b"good")
+        broken = await a.store.take_in(ADA, LARGE)
+        a.store.blob(ADA, sha(LARGE)).write_bytes(LARGE[::-1])
+        clock = SimpleNamespace(now=0.0)
+        a.needed = sorted([broken, good])
+        copies = copies_of(b, lambda: clock.now)
+        await copies.round()
+        assert await b.store.has(good)
+        sent = a.store.read_bytes
+        await copies.round()
+        assert a.store.read_bytes == sent
+        a.store.blob(ADA, sha(LARGE)).write_bytes(LARGE)
+        clock.now += 6.0
+        await copies.round()
+        assert await b.store.has(broken)
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_folder_that_a_head_cannot_send_holds_up_others_once(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        folders = [await a.store.take_in(ADA, bytes([n]) * 5000) for n in range(5)]
+        first = min(folders)
+        a.store.broken = sha(bytes([folders.index(first)]) * 5000)
+        a.needed = folders
+        clock = SimpleNamespace(now=0.0)
+        copies = copies_of(b, lambda: clock.now)
+        await copies.round()
+        await copies.round()
+        assert [await b.store.has(folder) for folder in folders] == [folder != first for folder in folders]
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_half_fetched_content_that_went_bad_on_this_disk_is_fetched_anew(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        folder = await a.store.take_in(ADA, LARGE)
+        part = b.store.path / ADA / "parts" / sha(LARGE)
+        part.parent.mkdir(parents=True)
+        part.write_bytes(bytes(1 << 20))
+        assert await b.fetch(folder, "a")
+        assert b.store.blob(ADA, sha(LARGE)).read_bytes() == LARGE
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_what_is_sent_while_a_large_folder_comes_does_not_wait_for_that(tmp_path: Path) -> None:
+    async def scenario(made: Cluster) -> None:
+        a, b, _ = made.heads
+        large = await a.store.take_in(ADA, LARGE)
+        a.needed, a.store.waits_at = [large], sha(LARGE)
+        copies = copies_of(b)
+        await copies.look()
+        await a.store.waiting.wait()
+        small = await a.store.take_in(GRACE, b"small")
+        a.needed = [large, small]
+        await copies.look()
+        await asyncio.wait_for(copies._fetching[GRACE], 60)
+        assert await b.store.has(small)
+        assert not await b.store.has(large)
+        a.store.go_on.set()
+        await copies.fetched()
+        assert await b.store.has(large)
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_head_that_says_nothing_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(made: Cluster) -> None:
+        b = made.heads[1]
+        monkeypatch.setattr(other_heads, "PIECE_S", 0.5)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            keep_heads(b.keys, [Head("a", f"https://127.0.0.1:{port}", made.heads[0].certificate, "127.0.0.1", 1)])
+            began = time.monotonic()
+            await refused(ErrorCode.POOL_UNREACHABLE, b.heads.needed("a"))
+            assert time.monotonic() - began < 10
+
+    with_cluster(tmp_path, scenario)

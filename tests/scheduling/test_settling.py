@@ -1,0 +1,77 @@
+"""Holds whose victims are on the way out: most are passed over at a glance, which must change nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpupool.domain.access import Project
+from gpupool.domain.gpu import GpuRequest
+from gpupool.scheduling import settling
+from gpupool.scheduling.values import Settings
+from gpupool.simulate.clusters import parse_cluster
+from gpupool.simulate.engine import Simulation
+from gpupool.simulate.values import Job, Record, Rules
+
+REQUESTS = [GpuRequest(1), GpuRequest(1, 500), GpuRequest(1, 250), GpuRequest(2), GpuRequest(4)]
+CLUSTER = "2x4xT4,1x2xA100"
+GLANCE = settling._still_waits
+
+
+def jobs(seed: int, count: int) -> list[Job]:
+    rng = random.Random(seed)
+    made, at = [], 0.0
+    for _ in range(count):
+        at += rng.choice([0, 1, 20, 90])
+        made.append(
+            Job(
+                at,
+                rng.choice([30.0, 200.0, 900.0]),
+                rng.choice(REQUESTS),
+                rng.choice(["red", "blue", "green"]),
+                rng.choice(["ann", "bob"]),
+                preemptible=rng.random() < 0.8,
+                cpus=rng.choice([0, 1, 8]),
+                memory_mib=rng.choice([0, 4000]),
+                members=rng.choice([1, 1, 1, 1, 2]),
+                priority=rng.choice([0, 0, 0, 5]),
+            )
+        )
+    return made
+
+
+def run(seed: int, count: int, limit: int | None) -> Record:
+    projects = [Project("red", 4000), Project("blue", 2000, limit_permille=limit), Project("green", 0)]
+    rules, pool = Rules(grace_s=60.0), parse_cluster(CLUSTER)
+    return Simulation(jobs(seed, count), pool, projects, rules, Settings(reserve_after_s=120.0)).run()
+
+
+def counted(counts: list[bool]) -> Callable[..., bool]:
+    def glance(*words: Any) -> bool:
+        counts.append(GLANCE(*words))
+        return counts[-1]
+
+    return glance
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([None, 3000]))
+def test_a_glance_decides_as_a_trial_would(seed: int, limit: int | None) -> None:
+    quick = run(seed, 24, limit)
+    with patch.object(settling, "_still_waits", lambda *_: False):
+        tried = run(seed, 24, limit)
+    assert quick.fates == tried.fates
+    assert quick.evictions == tried.evictions
+
+
+def test_most_holds_need_no_trial() -> None:
+    counts: list[bool] = []
+    with patch.object(settling, "_still_waits", counted(counts)):
+        run(7, 80, None)
+    assert len(counts) > 20
+    assert sum(counts) > len(counts) / 2

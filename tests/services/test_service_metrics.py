@@ -1,0 +1,178 @@
+"""What the metrics say of a pool with a few holders, after time that is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pool_world import ANN, BOB, World
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpupool.api.exposition import ROWS_AT_ONCE, Exposition, written
+from gpupool.domain.telemetry import GpuSample, NodeSample, ReplicaSample
+from gpupool.domain.usage import By
+from gpupool.services.metrics import catalogue as c
+from gpupool.services.metrics import families
+from gpupool.services.metrics.catalogue import CATALOGUE, Kind, Metric
+from gpupool.services.metrics.families import OTHERS, Bounded, Family
+
+
+def read(world: World) -> dict[str, Family]:
+    async def collected() -> list[Family]:
+        for _ in range(5_000):
+            if world.services.metrics.seconds.loaded:
+                break
+            await asyncio.sleep(0.001)
+        return [family async for family in world.services.metrics.families()]
+
+    return {family.metric.name: family for family in world.do(collected())}
+
+
+def value(families: dict[str, Family], metric: Metric, *labels: str) -> float:
+    return dict(families[metric.name].rows)[labels]
+
+
+def test_names_are_unique_and_say_their_kind() -> None:
+    assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
+    assert all(metric.name.endswith("_total") == (metric.kind is Kind.COUNTER) for metric in CATALOGUE)
+    assert all(metric.about.endswith(".") for metric in CATALOGUE)
+
+
+def test_what_is_held_is_counted_by_gpu_project_and_user(world: World) -> None:
+    world.do(world.submit(ANN, gpus={"fraction": 0.5}))
+    world.do(world.submit(BOB, gpus={"fraction": 0.25}))
+    found = read(world)
+    assert value(found, c.PROJECT_HELD, "default") == 0.75
+    assert (value(found, c.USER_HELD, "ann"), value(found, c.USER_HELD, "bob")) == (0.5, 0.25)
+    assert sorted(part for _, part in found[c.GPU_HELD.name].rows) == [0.0, 0.75]
+    assert value(found, c.NODE_UP, "here") == 1
+    assert value(found, c.WORKLOADS, "running", "training") == 2
+    assert {labels[2:] for labels, _ in found[c.WORKLOAD_HELD.name].rows} == {("default", "ann"), ("default", "bob")}
+
+
+def test_gpu_seconds_are_exact_and_go_on_after_a_restart(world: World) -> None:
+    first = world.do(world.submit(ANN, gpus={"fraction": 0.5}))
+    world.do(world.pass_time(60))
+    world.do(world.end(first))
+    world.do(world.submit(BOB, gpus={"count": 2}))
+    world.do(world.pass_time(100))
+    before = read(world)
+    assert value(before, c.USER_SECONDS, "ann") == 30.0
+    told = world.do(world.services.accounting.usage(ANN, 0.0, world.clock.at, By.PROJECT))
+    assert {line.key: line.time.allocated_s for line in told} == {"default": 230.0}
+    assert value(before, c.PROJECT_SECONDS, "default") == 30.0 + 2 * 100.0
+    world.do(world.reboot())
+    world.do(world.pass_time(10))
+    assert value(read(world), c.PROJECT_SECONDS, "default") == 30.0 + 2 * 110.0
+
+
+def test_what_waits_is_counted_with_how_long(world: World) -> None:
+    world.do(world.submit(ANN, gpus={"count": 2}))
+    world.do(world.submit(BOB, gpus={"count": 2}))
+    world.do(world.submit(BOB, gpus={"count": 2}, completions=3, parallelism=3))
+    world.do(world.pass_time(120))
+    found = read(world)
+    assert value(found, c.PROJECT_WAITING, "default") == 4
+    assert value(found, c.PROJECT_OLDEST, "default") == 120.0
+    assert value(found, c.WORKLOADS, "queued", "training") == 2
+
+
+def test_idle_holders_show_after_five_minutes_until_they_compute(world: World) -> None:
+    made = world.do(world.submit(ANN, gpus={"fraction": 0.5}))
+    world.do(world.pass_time(299))
+    assert value(read(world), c.PROJECT_IDLE, "default") == 0
+    world.do(world.pass_time(2))
+    found = read(world)
+    assert (value(found, c.PROJECT_IDLE, "default"), value(found, c.USER_IDLE, "ann")) == (0.5, 0.5)
+    world.agent.active(world.program(made))
+    world.do(world.settle())
+    assert value(read(world), c.PROJECT_IDLE, "default") == 0
+
+
+def test_what_is_measured_is_told_and_what_no_card_tells_is_absent(world: World) -> None:
+    made = world.do(world.submit(ANN, gpus={"count": 2}))
+    (node,) = world.do(world.services.nodes.nodes())
+    first, second = (gpu.uuid for gpu in node.report.gpus)
+    (lease,) = world.now.engine.mirror.leases.values()
+    program = ReplicaSample(made.key(0, 1), 150.0, 2048, 250.0, 512, 1, 2, 3, gpus=2, lease=lease.epoch)
+    cards = (GpuSample(first, 87.5, 1024, 1, 215.5, 61.0, 1500, 5001), GpuSample(second, None, 1024))
+    world.services.telemetry.latest = lambda: {  # type: ignore[method-assign]
+        "here": NodeSample("here", 1, world.clock.at, 350.0, 4096, cards, (program,))
+    }
+    found = read(world)
+    assert found[c.GPU_BUSY.name].rows == [(("here", "0"), 0.875)]
+    assert found[c.GPU_POWER.name].rows == [(("here", "0"), 215.5)]
+    assert found[c.GPU_SM_CLOCK.name].rows == [(("here", "0"), 1.5e9)]
+    assert value(found, c.NODE_CPUS_USED, "here") == 3.5
+    labels = (made.id, made.name, "default", "ann")
+    assert value(found, c.WORKLOAD_BUSY, *labels) == 1.5
+    assert value(found, c.WORKLOAD_GPU_MEMORY, *labels) == 2048 * 1024 * 1024
+    assert value(found, c.WORKLOAD_CPUS, *labels) == 2.5
+
+
+def test_waits_and_cycles_are_histograms(world: World) -> None:
+    first = world.do(world.submit(ANN, gpus={"count": 2}))
+    world.do(world.submit(BOB, gpus={"count": 2}))
+    world.do(world.pass_time(200))
+    world.do(world.end(first))
+    waits = dict(read(world)[c.WAITS.name].histograms)[("training",)]
+    assert (waits.total, dict(waits.buckets())[60.0], dict(waits.buckets())[300.0]) == (200.0, 1, 2)
+    ((_, cycles),) = read(world)[c.CYCLES.name].histograms
+    assert cycles.buckets()[-1][1] >= 2
+
+
+def test_counters_begin_at_zero(world: World) -> None:
+    found = read(world)
+    assert value(found, c.EVENTS, "NODE_LOST") == 0
+    assert value(found, c.WARNINGS, "mail", "failed") == 0
+
+
+def test_names_beyond_the_bound_are_summed_and_stay_so() -> None:
+    bounded = Bounded(2)
+    assert dict(bounded.summed({"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0})) == {("a",): 1, ("b",): 2, (OTHERS,): 12}
+    assert dict(bounded.summed({"c": 4.0, "d": 8.0, "a": 1.0})) == {("a",): 1, (OTHERS,): 12}
+
+
+def test_workloads_beyond_the_bound_are_one_series(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "MOST_WORKLOADS", 2)
+    for fraction in (0.1, 0.4, 0.2, 0.1):
+        world.do(world.submit(ANN, gpus={"fraction": fraction}))
+    rows = {labels[0]: held for labels, held in read(world)[c.WORKLOAD_HELD.name].rows}
+    assert sorted(rows.values()) == [0.2, 0.2, 0.4]
+    assert rows[OTHERS] == pytest.approx(0.2)
+
+
+def exposed(world: World) -> str:
+    return world.do(Exposition(world.services).text()).decode()
+
+
+def test_the_text_is_what_prometheus_clients_read(world: World) -> None:
+    world.do(world.submit(ANN, gpus={"fraction": 0.5}))
+    read(world)
+    told = {family.name: family for family in text_string_to_metric_families(exposed(world))}
+    assert told["gpupool_project_gpu_allocated_seconds"].type == "counter"
+    assert told["gpupool_scheduling_cycle_seconds"].type == "histogram"
+    (held,) = told["gpupool_project_gpus_allocated"].samples
+    assert (held.labels, held.value) == ({"project": "default"}, 0.5)
+    assert told["process_resident_memory_bytes"].samples[0].value > 0
+
+
+@pytest.mark.parametrize("name", ['a"b', "back\\slash", "two\nlines", "é😀", "{}=,"])
+def test_whatever_a_label_says_is_read_as_it_was(name: str) -> None:
+    text = b"".join(written(Family(c.USER_HELD, [((name,), 1.5)]))).decode()
+    (family,) = text_string_to_metric_families(text)
+    assert family.samples[0].labels == {"user": name}
+
+
+def test_many_rows_are_written_in_pieces_under_one_description() -> None:
+    pieces = list(written(Family(c.GPU_HELD, [((f"n{n}", "0"), 0.5) for n in range(3 * ROWS_AT_ONCE)])))
+    assert [piece.count(b"\n") for piece in pieces] == [ROWS_AT_ONCE + 2, ROWS_AT_ONCE, ROWS_AT_ONCE]
+    (family,) = text_string_to_metric_families(b"".join(pieces).decode())
+    assert len(family.samples) == 3 * ROWS_AT_ONCE
+
+
+def test_several_scrapers_within_a_second_get_the_same_answer(world: World) -> None:
+    exposition = Exposition(world.services)
+    first = world.do(exposition.text())
+    world.do(world.submit(ANN))
+    assert world.do(exposition.text()) is first

@@ -1,0 +1,57 @@
+"""The priority of work that waits is changed: it comes earlier or later, and keeps the time at which it queued."""
+
+from __future__ import annotations
+
+from pool_world import ADMIN, ANN, BOB, World, refused
+
+from gpupool.domain.errors import ErrorCode
+from gpupool.domain.workload import Reason
+from gpupool.services.ports import EventFilter
+
+WHOLE_BOTH = {"gpus": {"count": 2}}
+
+
+def test_who_is_more_important_starts_before_who_came_first(world: World) -> None:
+    async def story() -> None:
+        running = await world.submit(**WHOLE_BOTH)
+        first, second, third = [await world.submit(**WHOLE_BOTH) for _ in range(3)]
+        made = await world.services.workloads.set_priority(ANN, third.id, 100)
+        assert made.priority == 100
+        await world.services.workloads.set_priority(ANN, first.id, -5)
+        queue = await world.services.workloads.queue.queue()
+        assert [row.workload.id for row in queue.waiting] == [third.id, second.id, first.id]
+        for ended, following in ((running, third), (third, second), (second, first)):
+            await world.end(ended)
+            assert world.is_running(following)
+        await world.end(first)
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_it_is_said_in_the_record_and_kept_through_a_restart(world: World) -> None:
+    async def story() -> None:
+        await world.submit(**WHOLE_BOTH)
+        first, second = [await world.submit(**WHOLE_BOTH) for _ in range(2)]
+        await world.services.workloads.set_priority(ADMIN, second.id, 7)
+        await world.services.workloads.set_priority(ADMIN, second.id, 7)
+        wanted = EventFilter(workload=second.id, reasons=(Reason.CHANGED,))
+        (event,) = await world.services.history.events(ADMIN, wanted)
+        assert (event.actor, event.message) == (ADMIN.user, "priority 0 -> 7")
+        await world.crash()
+        await world.boot()
+        queue = await world.services.workloads.queue.queue()
+        assert [row.workload.id for row in queue.waiting] == [second.id, first.id]
+
+    world.do(story())
+
+
+def test_what_runs_or_is_anothers_keeps_its_priority(world: World) -> None:
+    async def story() -> None:
+        running = await world.submit(**WHOLE_BOTH)
+        waits = await world.submit(**WHOLE_BOTH)
+        service = world.services.workloads
+        await refused(lambda: service.set_priority(ANN, running.id, 5), ErrorCode.WRONG_STATE)
+        await refused(lambda: service.set_priority(BOB, waits.id, 5), ErrorCode.FORBIDDEN)
+
+    world.do(story())

@@ -1,0 +1,240 @@
+"""Warnings: when they are due, who gets them, what they say, and what a server that fails does to them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC
+from typing import Any
+
+import pytest
+from pool_world import ADMIN, ANN, BEGIN, BOB, World, refused
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.warning import HolderWarning, WarningKind, WarningSettings, WebhookKind
+from gpupool.services.warnings.courier import Letter, UndeliveredError
+from gpupool.services.warnings.outbox import MOST_KEPT, Outbox
+from gpupool.services.warnings.words import letter, posted
+
+MAIL = {"smtp_host": "mail.example", "sender": "pool@example.org"}
+HOOK = {"webhook_url": "https://chat.example/hook/secret"}
+
+
+class Kept:
+    """A courier that keeps what it gets, after as many failures as it is told."""
+
+    def __init__(self) -> None:
+        self.letters: list[Letter] = []
+        self.posts: list[Any] = []
+        self.failures: list[UndeliveredError] = []
+
+    def _fail(self) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+    async def mail(self, settings: WarningSettings, letter: Letter) -> None:
+        self._fail()
+        self.letters.append(letter)
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
+        self._fail()
+        self.posts.append(json.loads(body))
+
+
+@pytest.fixture
+def courier(world: World) -> Kept:
+    """The world's, with ann's address known and mail and webhook on."""
+    kept = Kept()
+    world.now.engine.ports.courier = kept
+    world.do(world.services.access.put_user(ADMIN, "ann", {"email": "ann@example.org"}))
+    world.do(world.services.warnings.change(ADMIN, MAIL | HOOK))
+    return kept
+
+
+def later(world: World, *seconds: float) -> None:
+    for span in seconds:
+        world.do(world.pass_time(span))
+
+
+def test_a_time_limit_is_warned_of_once_before_it_strikes(world: World, courier: Kept) -> None:
+    made = world.do(world.submit(ANN, name="train", max_time=10_000))
+    later(world, 9_000)
+    assert "TIME_WARNING" not in world.do(world.reasons(made.id))
+    later(world, 400, 5, 5, 5)
+    assert world.do(world.reasons(made.id)).count("TIME_WARNING") == 1
+    (mail,) = courier.letters
+    assert (mail.to, mail.subject) == ("ann@example.org", "gpupool: train reaches its time limit")
+    assert "time limit of 2h46m ends it in" in mail.text
+    (post,) = courier.posts
+    assert post["warnings"][0]["kind"] == "time"
+    assert post["warnings"][0]["deadline"] == BEGIN + 10_000
+
+
+def test_a_short_limit_is_warned_of_in_its_last_fifth(world: World, courier: Kept) -> None:
+    world.do(world.submit(ANN, max_time=100))
+    later(world, 75, 3)
+    assert courier.letters == []
+    later(world, 6, 3)
+    assert len(courier.letters) == 1
+
+
+def test_a_lease_that_is_extended_is_warned_of_again(world: World, courier: Kept) -> None:
+    made = world.do(world.submit(ANN, kind="lease", name="mine", max_time=1_000, idle_timeout=90_000))
+    later(world, 850, 5)
+    world.do(world.services.workloads.extend(ANN, made.id, 1_000))
+    later(world, 500, 5)
+    assert len(courier.letters) == 1
+    later(world, 300, 5)
+    assert [mail.subject for mail in courier.letters] == ["gpupool: the lease mine ends"] * 2
+    assert "gpupool extend mine" in courier.letters[0].text
+
+
+def test_an_idle_holder_is_warned_before_the_limit_takes_the_gpu(world: World, courier: Kept) -> None:
+    made = world.do(world.submit(ANN, idle_timeout=100))
+    later(world, 85, 3)
+    assert [post["warnings"][0]["kind"] for post in courier.posts] == ["idle"]
+    assert courier.posts[0]["warnings"][0]["deadline"] == pytest.approx(BEGIN + 105, abs=2)
+    assert world.is_running(made)
+
+
+def test_who_has_to_make_way_hears_of_it_once_while_it_still_runs(world: World, courier: Kept) -> None:
+    world.agent.polite = False
+    world.do(world.submit(ANN, name="low", gpus={"count": 2}, preemptible=True, grace=30))
+    later(world, 700)
+    world.do(world.submit(BOB, name="high", gpus={"count": 2}, priority=100, preemptible=False))
+    later(world, 3)
+    assert [post["warnings"][0]["kind"] for post in courier.posts] == ["preempted"]
+    later(world, 40, 5, 70)
+    kinds = [w["kind"] for post in courier.posts for w in post["warnings"]]
+    assert kinds == ["preempted"]
+
+
+def test_a_warning_is_not_sent_again_by_the_next_control_plane(world: World, courier: Kept) -> None:
+    world.do(world.submit(ANN, max_time=1_000))
+    later(world, 850, 5)
+    world.do(world.reboot())
+    world.now.engine.ports.courier = courier
+    later(world, 20, 5)
+    assert len(courier.letters) == 1
+    assert world.services.warnings.settings(ADMIN).webhook_url == HOOK["webhook_url"]
+
+
+def test_who_has_no_address_gets_no_mail_and_kinds_can_be_left_out(world: World, courier: Kept) -> None:
+    world.do(world.submit(BOB, max_time=1_000))
+    later(world, 850, 5)
+    assert (len(courier.letters), len(courier.posts)) == (0, 1)
+    world.do(world.services.warnings.change(ADMIN, {"kinds": ["idle"]}))
+    world.do(world.submit(ANN, max_time=1_000))
+    later(world, 850, 5)
+    assert (len(courier.letters), len(courier.posts)) == (0, 1)
+
+
+def test_many_at_once_are_one_letter(world: World, courier: Kept) -> None:
+    world.do(world.submit(ANN, name="sweep", gpus={"fraction": 0.01}, completions=60, parallelism=60, max_time=1_000))
+    later(world, 850, 5)
+    (mail,) = courier.letters
+    assert mail.subject.endswith("and 59 more")
+    assert "... and 10 more" in mail.text
+
+
+def test_a_server_that_fails_is_asked_again_and_scheduling_goes_on(world: World, courier: Kept) -> None:
+    courier.failures = [UndeliveredError("down", again=True)] * 4
+    world.do(world.submit(ANN, max_time=1_000))
+    later(world, 850, 3)
+    assert courier.letters == []
+    later(world, 6, 26, 5)
+    assert (len(courier.letters), len(courier.posts)) == (1, 1)
+    assert world.services.metrics.counts.warnings == {("mail", "sent"): 1, ("webhook", "sent"): 1}
+
+
+def test_a_refusal_for_good_is_not_repeated(world: World, courier: Kept) -> None:
+    courier.failures = [UndeliveredError("no such address", again=False)] * 2
+    world.do(world.submit(ANN, max_time=1_000))
+    later(world, 850, 5, 60, 60)
+    assert courier.letters == []
+    assert world.services.metrics.counts.warnings == {("mail", "failed"): 1, ("webhook", "failed"): 1}
+
+
+def test_too_many_for_a_place_that_is_down_drop_the_oldest() -> None:
+    results: Counter[tuple[str, str]] = Counter()
+    sent: list[Sequence[HolderWarning]] = []
+
+    async def main() -> None:
+        go = asyncio.Event()
+
+        async def send(_place: str, warnings: Sequence[HolderWarning]) -> None:
+            sent.append(warnings)
+
+        async def sleep(_seconds: float) -> None:
+            await go.wait()
+
+        box = Outbox("mail", send, sleep, results)
+        for at in range(MOST_KEPT + 7):
+            box.put("ann", warned(at=float(at)))
+        go.set()
+        await asyncio.sleep(0.01)
+        await box.close()
+
+    asyncio.run(main())
+    assert [len(warnings) for warnings in sent] == [MOST_KEPT]
+    assert sent[0][0].at == 7
+    assert results == {("mail", "dropped"): 7, ("mail", "sent"): 1}
+
+
+def warned(**changes: Any) -> HolderWarning:
+    kind = changes.pop("kind", WarningKind.LEASE)
+    at = changes.pop("at", BEGIN)
+    return HolderWarning(kind, at, "ann", "vision", "w0000000001", "train", 0, "it ends & so", BEGIN + 60, **changes)
+
+
+def test_what_is_posted_is_signed_and_chats_get_escaped_text() -> None:
+    settings = WarningSettings(**HOOK, webhook_secret="key")
+    body, headers = posted(settings, "pool-1", [warned()], UTC)
+    assert headers["x-gpupool-signature"] == "sha256=" + hmac.new(b"key", body, hashlib.sha256).hexdigest()
+    assert json.loads(body)["pool"] == "pool-1"
+    chat, headers = posted(WarningSettings(**HOOK, webhook_kind=WebhookKind.SLACK), "pool-1", [warned()], UTC)
+    assert json.loads(chat)["text"].startswith("ann: train (vision): it ends &amp; so (at 2027-")
+    assert "x-gpupool-signature" not in headers
+
+
+def test_a_letter_says_when_and_what_to_do() -> None:
+    text = letter("ann@example.org", [warned()], UTC).text
+    assert "(at 2027-01-15 08:01:00 UTC)" in text
+    assert "gpupool extend train" in text
+
+
+def test_settings_are_the_administrators_and_secrets_stay(world: World) -> None:
+    service = world.services.warnings
+    world.do(refused(lambda: service.change(ANN, HOOK), ErrorCode.FORBIDDEN))
+    world.do(refused(lambda: service.test(ADMIN), ErrorCode.WRONG_STATE))
+    settings = world.do(service.change(ADMIN, {**MAIL, **HOOK, "smtp_password": "hush", "webhook_secret": "key"}))
+    shown = json.dumps(settings.shown())
+    assert "hush" not in shown
+    assert "hook/secret" not in shown
+    assert "https://chat.example/..." in shown
+    assert "hush" not in str(world.rows("select message from events"))
+    assert world.do(service.change(ADMIN, {"before_s": 60})).smtp_password == "hush"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"smtp_host": "mail.example"},
+        {"smtp_port": 0},
+        {"webhook_url": "ftp://x/"},
+        {"webhook_url": "https://"},
+        {"webhook_url": "http://[x"},
+        {"sender": "a@b\r\nBcc: all@example.org"},
+        {"smtp_security": "rot13"},
+        {"kinds": ["soon"]},
+        {"before_s": -1},
+    ],
+)
+def test_what_is_no_setting_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(GpupoolError) as caught:
+        WarningSettings.from_dict(wrong)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST

@@ -1,0 +1,65 @@
+"""Manifests to begin with, and short ways to read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpupool.specs.kubernetes.manifests import Manifests, read_manifests
+from gpupool.specs.kubernetes.settings import Settings
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: a
+spec:
+  restartPolicy: Never
+  containers:
+  - name: main
+    image: img:1
+    command: [run]
+"""
+JOB = """\
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: a
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - name: main
+        image: img:1
+        command: [run]
+"""
+
+
+def read(text: str, **settings: Any) -> Manifests:
+    return read_manifests(text, "a.yaml", Settings(**settings))
+
+
+def body(text: str, **settings: Any) -> dict[str, Any]:
+    """The one request of a text, without what the pool marks it with."""
+    found = read(text, **settings).objects[0].request.to_body()
+    found["labels"] = {k: v for k, v in found.get("labels", {}).items() if not k.startswith("gpupool/")}
+    return {key: value for key, value in found.items() if value != {}}
+
+
+def pod(*lines: str, notes: str = "", container: str = "") -> str:
+    """A Pod with lines more in its spec, annotations, and lines more in its container."""
+    text = POD + "".join(f"    {line}\n" for line in container.splitlines()) + "".join(f"  {line}\n" for line in lines)
+    return text.replace("  name: a\n", f"  name: a\n  annotations: {{{notes}}}\n") if notes else text
+
+
+def gpus(limits: str = "{}", notes: str = "", *lines: str) -> dict[str, Any]:
+    """What GPUs a Pod with these limits and annotations asks for."""
+    return (
+        read(pod(*lines, notes=notes, container=f"resources: {{limits: {limits}}}"))
+        .objects[0]
+        .request.gpus.model_dump(mode="json", exclude_defaults=True)
+    )
+
+
+def codes(text: str, **settings: Any) -> list[tuple[str, int, int]]:
+    return [(str(r.code), r.line, r.column) for r in read(text, **settings).remarks]

@@ -1,0 +1,68 @@
+"""Charts, analytics and reports in a browser: drawn, read aloud, as tables, as files."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from e2e_pool import eventually
+from playwright.sync_api import Locator, Page, expect
+from web_harness import Visit, WebPool, check_accessible, check_fits, picture
+
+
+def fetched(page: Page, link: Locator) -> str:
+    """The file behind a link; as a download it would go without the token by which this browser is known."""
+    text: str = page.evaluate("url => fetch(url).then(answer => answer.text())", link.get_attribute("href"))
+    return text
+
+
+def test_charts_are_drawn_and_can_be_read_without_seeing_them(browser_page: Page, web_pool: WebPool) -> None:
+    web_pool("submit", "trainer", "--", "sleep", "600")
+    assert eventually(lambda: "trainer" in web_pool.text("ps", "--state", "running"))
+    page, now = browser_page, time.time()
+    page.goto(f"/analytics?since={now - 3600:.0f}&until={now:.3f}")
+    gpus = page.locator("#chart-gpus")
+    expect(gpus.locator("canvas")).to_be_visible()
+    expect(gpus.get_by_role("button", name=re.compile("held"))).to_have_attribute("aria-pressed", "true")
+    gpus.locator(".chart-area").focus()
+    page.keyboard.press("End")
+    expect(gpus.locator(".chart-said")).to_contain_text(re.compile(r"held: [0-9.]+ GPUs"))
+    gpus.get_by_text("As a table").click()
+    expect(gpus.locator("tbody tr")).to_have_count(61)
+    gpus.get_by_role("button", name=re.compile("computing")).click()
+    expect(gpus.get_by_role("button", name=re.compile("computing"))).to_have_attribute("aria-pressed", "false")
+    assert fetched(page, gpus.get_by_role("link", name="CSV")).startswith("time,epoch_s,held (GPUs)")
+    axis = "splits => import(document.querySelector('[data-module]').dataset.module).then(m => m.ticks(splits, 'MiB'))"
+    assert page.evaluate(axis, [0, 256, 512]) == ["0 MiB", "256 MiB", "512 MiB"]
+    assert page.evaluate(axis, [0, 512, 1024]) == ["0 GiB", "0.5 GiB", "1 GiB"], "an axis has one unit"
+    check_accessible(page)
+    picture(page, "analytics")
+
+
+def test_the_time_is_in_the_address_and_told_apart_by_what_one_likes(browser_page: Page, web_pool: WebPool) -> None:
+    web_pool("submit", "trainer", "--", "sleep", "600")
+    page = browser_page
+    page.goto("/analytics")
+    page.get_by_role("link", name="Week", exact=True).click()
+    expect(page).to_have_url(re.compile("range=7d"))
+    expect(page.get_by_role("link", name="Week", exact=True)).to_have_attribute("aria-current", "true")
+    page.get_by_label("GPUs told apart by").get_by_role("link", name="Project").click()
+    expect(page).to_have_url(re.compile("range=7d&by=project"))
+    expect(page.locator("#chart-held-project .chart-area")).not_to_contain_text("Loading")
+    check_fits(page)
+
+
+def test_a_report_is_chosen_seen_and_downloaded(visit: Visit, web_pool: WebPool) -> None:
+    web_pool("submit", "trainer", "--", "true")
+    web_pool("wait", "trainer")
+    page = visit(user="vera", role="viewer")
+    page.goto("/reports")
+    page.get_by_label("Time", exact=True).select_option("7d")
+    page.get_by_label("Told apart by").select_option("user")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile("period=7d.*by=user"))
+    expect(page.locator("#table-report")).to_be_visible()
+    assert "GPU use by user" in fetched(page, page.get_by_role("link", name="HTML", exact=True))
+    check_accessible(page)
+    picture(page, "reports")
+    check_fits(page)

@@ -1,0 +1,130 @@
+"""Tables: order, search, pages, links, and CSV that no spreadsheet takes for formulas."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from gpupool.domain.workload import WorkloadState
+from gpupool.web.listing import ROWS_A_PAGE, Column, Kind, Listing, csv_value, listing
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    name: str
+    state: WorkloadState = WorkloadState.RUNNING
+    permille: int | None = 500
+    created: float | None = 1_800_000_000.0
+
+
+COLUMNS = (
+    Column[Job]("name", "Name", lambda job: job.name, link=lambda job: f"/workloads/{job.name}"),
+    Column[Job]("state", "State", lambda job: job.state, Kind.STATE, note=lambda job: f"note of {job.name}"),
+    Column[Job]("gpus", "GPUs", lambda job: job.permille, Kind.GPUS),
+    Column[Job]("created", "Submitted", lambda job: job.created, Kind.TIME),
+)
+
+
+def ask(query: str, rows: list[Job], **options: Any) -> Listing[Job]:
+    scope = {"type": "http", "method": "GET", "path": "/jobs", "query_string": query.encode(), "headers": []}
+    return listing(Request(scope), COLUMNS, rows, name="jobs", **{"default_sort": "name", **options})
+
+
+def names(table: Listing[Job]) -> list[str]:
+    return [line.row.name for line in table.lines]
+
+
+JOBS = [Job("beta", permille=1000), Job("Alpha", WorkloadState.QUEUED, None), Job("gamma", permille=250)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", ["Alpha", "beta", "gamma"]),
+        ("sort=-name", ["gamma", "beta", "Alpha"]),
+        ("sort=gpus", ["gamma", "beta", "Alpha"]),
+        ("sort=-gpus", ["beta", "gamma", "Alpha"]),
+        ("sort=nonsense", ["Alpha", "beta", "gamma"]),
+        ("find=ALP", ["Alpha"]),
+        ("find=note+beta", ["beta"]),
+        ("find=state:running&sort=-name", ["gamma", "beta"]),
+        ("find=state:queued+gamma", []),
+        ("find=name:run", []),
+        ("find=0.25", ["gamma"]),
+        ("find=2027-01", ["Alpha", "beta", "gamma"]),
+        ("page=99", ["Alpha", "beta", "gamma"]),
+        ("page=-1&find=", ["Alpha", "beta", "gamma"]),
+    ],
+)
+def test_what_the_address_says_is_what_is_shown(query: str, expected: list[str]) -> None:
+    assert names(ask(query, JOBS)) == expected
+
+
+def test_a_heading_sorts_by_its_column_and_then_the_other_way() -> None:
+    first, _, gpus, created = ask("find=a&page=3", JOBS).headings
+    assert first.href == "/jobs?find=a&sort=-name"
+    assert gpus.href == "/jobs?find=a&sort=-gpus", "numbers begin with the largest"
+    assert created.href == "/jobs?find=a&sort=-created"
+    assert ask("sort=-gpus", JOBS).headings[2].href == "/jobs?sort=gpus"
+
+
+@pytest.mark.parametrize(
+    ("query", "sorted_"),
+    [("", "ascending"), ("sort=-name", "descending"), ("sort=gpus", "none"), ("sort=x", "ascending")],
+)
+def test_a_heading_says_how_it_is_sorted(query: str, sorted_: str) -> None:
+    assert ask(query, JOBS).headings[0].sorted == sorted_
+
+
+def test_long_tables_come_in_pages() -> None:
+    many = [Job(f"job-{n:03d}") for n in range(2 * ROWS_A_PAGE + 1)]
+    first, last = ask("sort=name", many), ask("sort=name&page=3", many)
+    assert (len(first.lines), first.pages, first.previous_url) == (ROWS_A_PAGE, 3, None)
+    assert first.next_url == "/jobs?sort=name&page=2"
+    assert (names(last), last.next_url) == ([f"job-{2 * ROWS_A_PAGE:03d}"], None)
+    assert (first.total, first.matching) == (len(many), len(many))
+
+
+def test_two_tables_of_a_page_do_not_answer_for_each_other() -> None:
+    table = ask("sort=-name&second-sort=gpus&second-find=a&keep=1", JOBS, prefix="second-")
+    assert names(table) == ["gamma", "beta", "Alpha"]
+    assert table.find == "a"
+    assert table.headings[0].href == "/jobs?sort=-name&second-find=a&keep=1&second-sort=name"
+    assert ("keep", "1") in table.kept
+    assert ask("format=csv&table=other", JOBS).download is None
+    assert ask("format=csv&table=jobs", JOBS).download is not None
+    assert ask("format=csv", JOBS).download is not None
+
+
+def test_csv_has_all_rows_that_match_with_plain_values() -> None:
+    rows = [*JOBS, Job("=cmd()"), Job('new\nline, "quoted" = yes')]
+    download = ask("format=csv&sort=-gpus&find=running", rows).download
+    assert download is not None
+    read = list(csv.DictReader(io.StringIO(bytes(download.body).decode(), newline="")))
+    assert read[0] == {"name": "beta", "state": "running", "gpus": "1.0", "created": "2027-01-15T08:00:00Z"}
+    assert [row["gpus"] for row in read] == ["1.0", "0.5", "0.5", "0.25"]
+    assert [row["name"] for row in read][1:3] == ["'=cmd()", 'new\nline, "quoted" = yes']
+
+
+@given(st.text(max_size=30))
+def test_no_text_becomes_a_formula(text: str) -> None:
+    value = csv_value(Kind.TEXT, text)
+    assert isinstance(value, str)
+    assert not value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert value in {text, f"'{text}"}
+
+
+@given(st.text(max_size=300), st.text(max_size=30), st.text(max_size=12))
+def test_any_query_shows_some_table(find: str, sort: str, page: str) -> None:
+    from urllib.parse import urlencode
+
+    table = ask(urlencode({"find": find, "sort": sort, "page": page}), JOBS)
+    assert table.page == 1
+    assert table.matching <= table.total == 3

@@ -1,0 +1,214 @@
+"""What another user, account of the machine or site's page gets of one's work: nothing but that it is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import pytest
+from e2e_pool import eventually
+from fastapi.routing import APIRoute
+from web_harness import WebPool
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from gpupool.web.install import ROUTERS
+
+NOBODY = 65534
+SECRETS = ("word-in-the-environment", "word-in-the-command", "word-in-the-output")
+Json = dict[str, Any]
+
+
+@dataclass
+class Person:
+    """A user in a browser over the network."""
+
+    pool: WebPool
+    token: str
+    http: httpx2.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.http = httpx2.Client(base_url=self.pool.url, verify=trusting(self.pool), timeout=60)
+        answer = self.http.post("/login", data={"token": self.token}, headers={"origin": self.pool.url})
+        assert answer.status_code == 303, answer.text
+
+    def api(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        headers = {"authorization": f"Bearer {self.token}"}
+        return httpx2.request(method, f"{self.pool.url}{path}", headers=headers, verify=trusting(self.pool), **options)
+
+    def form_token(self) -> str:
+        found = re.search(r'name="form_token" value="(\w+)"', self.http.get("/sessions").text)
+        assert found
+        return found[1]
+
+    def send(self, path: str, origin: str = "", **fields: str) -> httpx2.Response:
+        sent = {"form_token": self.form_token(), **fields}
+        return self.http.post(path, data=sent, headers={"origin": origin or self.pool.url})
+
+    def terminal(self, ref: str, origin: str | None, leave: str = "") -> str:
+        """What becomes of a terminal: ``open``, or the status that it is refused or closed with; ``leave``: a form."""
+        cookies = "; ".join(f"{name}={value}" for name, value in self.http.cookies.items())
+        address = f"wss://127.0.0.1:{self.pool.port}/ui/workloads/{ref}/terminal"
+        options: Json = {"additional_headers": {"cookie": cookies}, "ssl": trusting(self.pool), "origin": origin}
+        try:
+            with connect(address, **options, proxy=None) as socket:
+                if leave:
+                    self.send(leave)
+                socket.recv(timeout=20 if leave else 1)
+        except TimeoutError:
+            return "open"
+        except InvalidStatus as refused:
+            return str(refused.response.status_code)
+        except ConnectionClosed as closed:
+            return str(closed.rcvd.code if closed.rcvd else 0)
+        return "talks"
+
+
+def trusting(pool: WebPool) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=pool.state / "tls" / "cert.pem")
+
+
+@dataclass
+class Scene:
+    """Somebody's program with secrets, its owner, and somebody else."""
+
+    owner: Person
+    other: Person
+    manager: Person
+    ref: str
+
+
+@pytest.fixture(scope="module")
+def scene(shared_web_pool: WebPool) -> Iterator[Scene]:
+    pool = shared_web_pool
+    pool("user", "set", "ada.in", "--uid", str(NOBODY))
+    owner, other, manager = (
+        Person(pool, pool.token(name, role))
+        for name, role in (("ada.in", "member"), ("grace.in", "member"), ("linus.in", "manager"))
+    )
+    submission = {
+        "command": ["sh", "-c", f"echo {SECRETS[2][:8]}''{SECRETS[2][8:]}; read x; true {SECRETS[1]}"],
+        "env": {"PATH": os.environ["PATH"], "PASSWORD": SECRETS[0]},
+        "workdir": "/tmp",
+        "gpus": {"fraction": 0.1},
+        "kind": "interactive",
+        "tty": True,
+    }
+    made = owner.api("POST", "/v1/workloads", json=submission)
+    assert made.status_code == 201, made.text
+    ref = made.json()["id"]
+    assert eventually(lambda: SECRETS[2] in owner.http.get(f"/ui/workloads/{ref}/output.txt").text)
+    yield Scene(owner, other, manager, ref)
+    owner.api("POST", f"/v1/workloads/{ref}/stop", json={"force": True})
+
+
+def test_the_owner_sees_all_of_it(scene: Scene) -> None:
+    page = scene.owner.http.get(f"/workloads/{scene.ref}").text
+    assert SECRETS[1] in page
+    assert scene.owner.terminal(scene.ref, scene.owner.pool.url) == "open"
+
+
+def test_no_page_has_another_users_secrets(scene: Scene) -> None:
+    """Every address that answers GET, as the table of routes has it, filled in with what there is."""
+    there = {"ref": scene.ref, "name": "ada.in", "index": "0", "form": "csv", "uuid": "x", "version": "x"}
+    seen = 0
+    for router in ROUTERS:
+        for route in router.routes:
+            if not isinstance(route, APIRoute) or "GET" not in route.methods or route.path == "/live":
+                continue
+            path = re.sub(r"\{(\w+)[^}]*\}", lambda part: there.get(part[1], "x"), route.path)
+            for query in ("", f"?again={scene.ref}&find=word-in&ref={scene.ref}", "?format=csv"):
+                answer = _begun(scene.other.http, path + query)
+                assert not [secret for secret in SECRETS if secret in answer], path + query
+                seen += 1
+    assert seen > 60
+
+
+def _begun(http: httpx2.Client, path: str) -> str:
+    """An answer, or the beginning of one that does not end."""
+    with http.stream("GET", path) as answer:
+        if "event-stream" in answer.headers.get("content-type", ""):
+            return ""
+        return str(answer.read().decode(errors="replace"))
+
+
+@pytest.mark.parametrize("who", ["other", "manager"])
+def test_output_and_terminal_of_another_user_are_refused(scene: Scene, who: str) -> None:
+    person: Person = getattr(scene, who)  # a manager of other projects is nobody here
+    for path in ("output", "output.txt"):
+        assert person.http.get(f"/ui/workloads/{scene.ref}/{path}").status_code == 403
+    assert person.terminal(scene.ref, person.pool.url) == "4403"
+
+
+@pytest.mark.parametrize("origin", [None, "https://evil.example", "null", "http://127.0.0.1:9000"])
+def test_a_page_of_another_site_opens_no_terminal_with_ones_cookie(scene: Scene, origin: str | None) -> None:
+    assert scene.owner.terminal(scene.ref, origin) == "403"
+
+
+def test_another_users_forms_change_nothing(scene: Scene) -> None:
+    for verb in ("stop", "suspend", "extend", "delete", "shell"):
+        answer = scene.other.send(f"/workloads/{scene.ref}/{verb}", by="1h")
+        assert answer.status_code >= 400, verb
+    assert scene.owner.api("GET", f"/v1/workloads/{scene.ref}").json()["state"] == "running"
+
+
+def test_a_page_of_another_site_cannot_send_the_owners_forms(scene: Scene) -> None:
+    for origin in ("https://evil.example", "null"):
+        assert scene.owner.send(f"/workloads/{scene.ref}/stop", origin).status_code == 403
+    assert scene.owner.send(f"/workloads/{scene.ref}/stop", form_token="0" * 32).status_code == 403
+    assert scene.owner.send(f"/workloads/{scene.ref}/stop", form_token=scene.other.form_token()).status_code == 403
+    assert scene.owner.api("GET", f"/v1/workloads/{scene.ref}").json()["state"] == "running"
+
+
+def test_a_terminal_closes_when_its_session_ends(scene: Scene) -> None:
+    again = Person(scene.owner.pool, scene.owner.token)
+    assert again.terminal(scene.ref, again.pool.url, leave="/logout") == "4401"
+
+
+_AS_ANOTHER = """
+import encodings.idna, http.client, json, os, sys
+address, path, cookie = json.loads(sys.argv[1])
+os.setgroups([])
+os.setgid(UID)
+os.setuid(UID)
+connection = http.client.HTTPConnection(address, timeout=20)
+headers = {"cookie": cookie, "x-live": "1"} if cookie else {"sec-fetch-site": "none"}
+connection.request("GET", path, headers=headers)
+answer = connection.getresponse()
+print(json.dumps([answer.status, answer.getheader("set-cookie") or "", answer.read().decode()]))
+"""
+
+
+def as_account(uid: int, base: str, path: str, cookie: str = "") -> tuple[int, str, str]:
+    """What a program of another account of this machine is answered."""
+    asked = json.dumps([base.removeprefix("http://"), path, cookie])
+    command = [sys.executable, "-I", "-c", _AS_ANOTHER.replace("UID", str(uid)), asked]
+    status, given, text = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return status, given, text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other accounts")
+def test_the_kernel_says_whose_browser_it_is(shared_web_pool: WebPool) -> None:
+    """A link and a cookie that somebody else on the machine has seen are of no use to him, the owner goes on."""
+    pool = shared_web_pool
+    link = pool.json("dashboard")["url"]
+    base, _, query = link.partition("/login")
+    path = f"/login{query}"
+    assert as_account(NOBODY, base, path)[0] == 401
+    status, cookie, _ = as_account(0, base, path)
+    assert status == 303
+    cookie = cookie.partition(";")[0]
+    assert as_account(0, base, "/sessions", cookie)[0] == 200
+    status, _, text = as_account(NOBODY, base, "/sessions", cookie)
+    assert status == 401
+    assert "root" not in text
+    assert as_account(NOBODY, base, "/v1/pool", cookie)[0] == 404
+    assert as_account(NOBODY, base, "/login")[0] == 200

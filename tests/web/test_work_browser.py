@@ -1,0 +1,234 @@
+"""The pages of work in a browser, over a real pool with real jobs: submit, watch, type, stop, run again."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import Page, WebSocketRoute, expect
+from web_harness import Visit, WebPool, check_accessible, check_fits, picture
+
+from gpupool.specs.request import parse_request
+from gpupool.web.views.account import DEFAULT_PATH
+
+COUNT = 'i=0; while true; do i=$((i+1)); echo "epoch $i"; sleep 0.2; done'
+
+
+def start(pool: WebPool, name: str, line: str = "sleep 1000", **asked: Any) -> None:
+    """Submit a line of shell, on half a GPU unless asked otherwise."""
+    body: dict[str, Any] = {"name": name, "gpus": {"fraction": 0.5}}
+    if asked.get("kind") != "lease":
+        env = {"PATH": DEFAULT_PATH, "TERM": "xterm-256color"}
+        body |= {"command": ["sh", "-c", line], "workdir": "/tmp", "env": env}
+    with pool.client as client:
+        client.submit(parse_request(body | {"tty": asked.get("kind") == "interactive"} | asked))
+
+
+def fill_form(page: Page, **values: str) -> None:
+    for name, value in values.items():
+        field = page.locator(f"[name={name}]")
+        if field.evaluate("field => field.tagName") == "SELECT":
+            field.select_option(value)
+        else:
+            field.fill(value)
+
+
+def press(page: Page, label: str) -> None:
+    """One of the page's actions, and yes to its question."""
+    page.locator(".page-actions").get_by_role("button", name=label, exact=True).click()
+    page.locator("[data-confirm-yes]").click()
+
+
+def screen(page: Page) -> str:
+    """What the terminal shows."""
+    rows = page.locator("gpupool-terminal .xterm-rows > div").all_inner_texts()
+    return "\n".join(row.replace("\xa0", " ").rstrip() for row in rows)
+
+
+def shows(page: Page, text: str) -> None:
+    """Wait until the terminal shows something."""
+    page.wait_for_function(
+        """text => [...document.querySelectorAll('gpupool-terminal .xterm-rows > div')]
+            .some(row => row.textContent.replaceAll('\\u00a0', ' ').includes(text))""",
+        arg=text,
+    )
+
+
+def test_submit_from_the_page_watch_it_stop_it_and_run_it_again(visit: Visit) -> None:
+    page = visit()
+    page.goto("/submit")
+    fill_form(page, command=COUNT, name="counter", gpus="0.5", max_time="2h")
+    page.locator("[name=shell]").check()
+    expect(page.locator("#command-line")).to_contain_text("gpupool submit counter -g 0.5 --max-time 2h -- sh -c")
+    page.get_by_test_id("ask-plan").click()
+    expect(page.get_by_test_id("plan")).to_contain_text("starts now")
+    picture(page, "submit")
+    page.get_by_test_id("submit").click()
+    expect(page).to_have_url(re.compile(r"/workloads/w"))
+    expect(page.locator("h1")).to_contain_text("running")
+    output = page.locator("gpupool-output pre")
+    expect(output).to_contain_text("epoch 1\nepoch 2\nepoch 3", use_inner_text=True)
+    expect(page.locator(".lane-bars rect.phase-running")).to_have_count(1)
+    file = page.get_by_role("link", name="Download").get_attribute("href")
+    saved = page.evaluate("async file => (await fetch(file)).text()", file)
+    assert saved.startswith("epoch 1\nepoch 2\nepoch 3\n")
+    picture(page, "workload")
+    press(page, "Stop")
+    expect(page.locator("h1")).to_contain_text("stopped")
+    expect(page.locator("gpupool-output")).to_contain_text("Complete")
+    page.get_by_role("link", name="Run again").click()
+    expect(page.locator("[name=command]")).to_have_value(COUNT)
+    fill_form(page, gpus="0.25", name="counter-2")
+    page.get_by_test_id("submit").click()
+    expect(page.locator("h1")).to_contain_text("counter-2")
+    expect(page.locator(".facts")).to_contain_text("0.25")
+
+
+def test_a_terminal_is_typed_into_interrupted_resized_and_found_again(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "session", "exec sh", kind="interactive")
+    page = visit()
+    page.goto("/workloads/session")
+    expect(page.locator("gpupool-terminal")).to_contain_text("Connected")
+    page.locator("gpupool-terminal .xterm-helper-textarea").focus()
+    page.keyboard.type("PS1=; echo typed-$((40+2))\n")
+    shows(page, "typed-42")
+    page.keyboard.type("sleep 1000; echo interrupted\n")
+    page.keyboard.press("Control+c")
+    page.keyboard.type("echo after-$((1+1))\n")
+    shows(page, "after-2")
+    assert "\ninterrupted" not in screen(page)
+    page.keyboard.type("stty size\n")
+    wide = page.evaluate("() => document.querySelector('gpupool-terminal').terminal.cols")
+    shows(page, f" {wide}")
+    page.set_viewport_size({"width": 700, "height": 800})
+    page.wait_for_function("wide => document.querySelector('gpupool-terminal').terminal.cols < wide", arg=wide)
+    narrow = page.evaluate("() => document.querySelector('gpupool-terminal').terminal.cols")
+    page.keyboard.type("stty size\n")
+    shows(page, f" {narrow}")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    picture(page, "terminal")
+    page.keyboard.press("Shift+Escape")
+    assert page.evaluate("() => !document.activeElement.closest('gpupool-terminal')")
+    page.reload()
+    shows(page, "after-2")
+    assert web_pool.state_of("session") == "running"
+    page.locator("gpupool-terminal .xterm-helper-textarea").focus()
+    page.keyboard.type("exit 3\n")
+    expect(page.locator("gpupool-terminal")).to_contain_text("ended with status 3")
+    expect(page.locator("h1")).to_contain_text("failed")
+
+
+def test_a_terminal_that_lost_its_connection_comes_back(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "survivor", "exec sh", kind="interactive")
+    page = visit()
+    opened: list[WebSocketRoute] = []
+
+    def between(socket: WebSocketRoute) -> None:
+        opened.append(socket)
+        socket.connect_to_server()
+
+    page.route_web_socket(re.compile("/terminal"), between)
+    page.goto("/workloads/survivor")
+    page.locator("gpupool-terminal .xterm-helper-textarea").focus()
+    page.keyboard.type("PS1=; echo before-$((1+1))\n")
+    shows(page, "before-2")
+    opened[0].close(code=1001)
+    expect(page.locator("gpupool-terminal")).to_contain_text("connecting again")
+    expect(page.locator("gpupool-terminal")).to_contain_text("Connected")
+    shows(page, "before-2")
+    page.keyboard.type("echo again-$((1+1))\n")
+    shows(page, "again-2")
+    assert len(opened) == 2
+
+
+def test_a_shell_is_opened_beside_a_program(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "host")
+    page = visit()
+    page.goto("/workloads/host")
+    page.get_by_role("button", name="Open a shell").click()
+    expect(page.locator(".facts")).to_contain_text("those of host")
+    page.locator("gpupool-terminal .xterm-helper-textarea").focus()
+    page.keyboard.type("echo gpu-$CUDA_VISIBLE_DEVICES-$((1+1))\n")
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('gpupool-terminal .xterm-rows > div')]
+            .some(row => /^gpu-.+-2/.test(row.textContent))"""
+    )
+
+
+def test_another_users_output_and_terminal_cannot_be_reached(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "hers", "echo open-sesame; exec sh", kind="interactive")
+    page = visit("eve", "member")
+    page.goto("/workloads/hers")
+    expect(page.locator("main")).to_contain_text("shown to root")
+    assert "sesame" not in page.content()
+    assert page.locator("gpupool-terminal, gpupool-output").count() == 0
+    reached = page.evaluate(
+        """async () => {
+            const id = document.querySelector('#facts-title ~ dl div:last-child code').textContent;
+            const base = `/ui/workloads/${id}/`;
+            const status = async path => (await fetch(base + path)).status;
+            const closed = await new Promise(resolve => {
+                const socket = new WebSocket(new URL(base + 'terminal', location.href.replace(/^http/, 'ws')));
+                socket.onclose = event => resolve([event.code, event.reason]);
+            });
+            return [await status('output'), await status('output.txt'), ...closed];
+        }"""
+    )
+    assert reached[:3] == [403, 403, 4403]
+    assert reached[3].startswith("FORBIDDEN: ")
+
+
+def test_the_queue_goes_on_by_itself(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "hog", gpus={"count": 2}, max_time="1h")
+    start(web_pool, "waits", gpus={"count": 2})
+    start(web_pool, "urgent", gpus={"count": 1}, priority="high")
+    page = visit()
+    page.goto("/queue")
+    names = page.locator("#table-queue tbody td:nth-child(2) a")
+    expect(names).to_have_text(["urgent", "waits"])
+    expect(page.locator("#table-queue")).to_contain_text("Needs 2 GPUs")
+    page.get_by_text("waits Needs").click()
+    picture(page, "queue")
+    page.get_by_role("link", name="waits", exact=True).click()
+    expect(page.locator("#why")).to_contain_text("urgent of root: priority 100 over 0")
+    page.go_back()
+    with web_pool.client as client:
+        client.stop("urgent")
+    expect(names).to_have_text(["waits"])
+    with web_pool.client as client:
+        client.stop("hog", force=True)
+    expect(page.locator("main")).to_contain_text("Nobody waits")
+
+
+def test_a_lease_is_taken_extended_and_released_from_the_page(visit: Visit) -> None:
+    page = visit(reduced_motion="reduce")
+    page.goto("/leases")
+    page.get_by_role("link", name="Hold GPUs").click()
+    expect(page.locator("[name=command]")).to_be_hidden()
+    fill_form(page, name="mine", gpus="0.5", lifetime="1h")
+    expect(page.locator("#command-line")).to_have_text("gpupool request_gpus --name mine -g 0.5 --for 1h")
+    page.get_by_test_id("submit").click()
+    expect(page.locator("h1")).to_contain_text("running")
+    page.goto("/leases")
+    ends = page.locator("#table-leases tbody td:nth-child(8) time")
+    before = float(ends.get_attribute("data-when") or 0)
+    page.get_by_role("button", name="Extend").click()
+    expect(page.get_by_role("status").first).to_contain_text("1h00m longer")
+    assert float(ends.get_attribute("data-when") or 0) == before + 3600
+    picture(page, "leases")
+    page.get_by_role("button", name="Release").click()
+    page.locator("[data-confirm-yes]").click()
+    expect(page.locator("main")).to_contain_text("No GPU is held")
+
+
+def test_pages_of_work_are_accessible_and_fit_a_phone(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "term", "exec sh", kind="interactive")
+    start(web_pool, "held", kind="lease", lifetime="1h")
+    start(web_pool, "sweep", sweep={"grid": {"lr": [0.1, 0.01]}}, gpus={"count": 2})
+    page = visit(reduced_motion="reduce")  # colours that are on their way would be judged
+    for path in ("/workloads/term", "/queue", "/leases", "/submit"):
+        page.goto(path)
+        page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true })")
+        check_accessible(page)
+        check_fits(page)
+        page.set_viewport_size({"width": 1280, "height": 800})

@@ -1,0 +1,301 @@
+"""The pages of work without a browser: what they say, who may see and do what."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from pool_world import ADMIN, ANN, BOB, World, world_in
+from web_harness import Site, words
+
+from gpupool.domain.access import Role
+from gpupool.domain.workload import Workload, WorkloadState
+from gpupool.services.ports import WorkloadFilter
+
+ANN_UID, BOB_UID, EVE_UID = 1001, 1002, 1003
+SECRET = "open-sesame"
+
+
+@pytest.fixture(scope="module")
+def shared_people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Ann and Bob are members, Eve is a viewer. An application takes a while to make: one for all tests here."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    with world_in(tmp_path_factory.mktemp("people")) as world:
+        members = (("ann", ANN_UID, Role.MEMBER), ("bob", BOB_UID, Role.MEMBER), ("eve", EVE_UID, Role.VIEWER))
+        for name, uid, role in members:
+            world.do(world.services.access.put_user(ADMIN, name, {"uid": uid, "role": role}))
+        yield Site(world)
+
+
+@pytest.fixture
+def people(shared_people: Site) -> Iterator[Site]:
+    """What a test leaves behind is stopped and deleted."""
+    yield shared_people
+    shared_people.world.do(clear(shared_people.world))
+
+
+async def clear(world: World) -> None:
+    work = world.services.workloads
+    await work.stop_everything(ADMIN)
+    await world.settle()
+    for workload in await work.list(ADMIN, WorkloadFilter(limit=1000)):
+        await work.delete(ADMIN, workload.id)
+
+
+def submit(site: Site, **body: Any) -> Workload:
+    return site.world.do(site.world.submit(**body))
+
+
+def private(site: Site) -> Workload:
+    """A running workload of Ann's with a secret in its command, environment and folder."""
+    return submit(site, actor=ANN, name="hers", command=["serve", SECRET], env={"KEY": SECRET}, workdir=f"/{SECRET}")
+
+
+# The queue
+
+
+def test_the_queue_says_the_order_why_and_when(people: Site) -> None:
+    submit(people, name="hog", gpus={"count": 2}, max_time="1h")
+    first, second = submit(people, name="one"), submit(people, name="two", actor=BOB, priority=100)
+    people.get("/queue")  # reasons are asked for within a budget of time: what is missing comes with the next look
+    page = people.get("/queue")
+    why = people.world.do(people.world.services.workloads.why(ADMIN, first.id))
+    said = words(page.text)
+    assert why.sentence[1:] in said
+    assert page.text.index(f"/workloads/{second.id}") < page.text.index(f"/workloads/{first.id}")
+    assert "below its fair share" in said or "at its fair share" in said
+    rows = list(csv.DictReader(io.StringIO(people.get("/queue?format=csv&table=queue").text)))
+    assert [(row["name"], row["order"]) for row in rows] == [("two", "1"), ("one", "2")]
+
+
+def test_an_empty_queue_teaches_the_next_step(people: Site) -> None:
+    assert "Nobody waits" in words(people.get("/queue").text)
+
+
+def test_a_waiting_workload_says_who_is_before_it_and_why(people: Site) -> None:
+    submit(people, name="hog", gpus={"count": 2})
+    submit(people, name="urgent", priority=100)
+    last = submit(people, name="last")
+    said = words(people.get(f"/workloads/{last.id}").text)
+    assert "Why it waits" in said
+    assert "urgent of ann: priority 100 over 0" in said
+
+
+def test_the_priority_of_what_waits_is_set_on_its_page(people: Site) -> None:
+    submit(people, name="hog", gpus={"count": 2})
+    submit(people, name="one")
+    last = submit(people, name="last")
+    url = f"/workloads/{last.id}"
+    assert f'action="{url}/priority"' in people.get(url).text
+    assert people.post(f"{url}/priority", page=url, priority="9").status_code == 303
+    found = people.world.do(people.world.get("last"))
+    assert found.priority == 9
+    for wrong in ("", "much", "1001", "-1001", "1e3"):
+        people.post(f"{url}/priority", page=url, priority=wrong)
+    assert people.world.do(people.world.get("last")).priority == 9
+    hog = people.world.do(people.world.get("hog"))
+    assert f"/workloads/{hog.id}/priority" not in people.get(f"/workloads/{hog.id}").text
+
+
+# Lists
+
+
+def test_workloads_are_filtered_by_the_address(people: Site) -> None:
+    submit(people, name="hers", labels={"team": "vision"})
+    done = submit(people, name="his", actor=BOB)
+    people.world.do(people.world.end(done))
+    shown = {
+        "/workloads": {"hers", "his"},
+        "/workloads?state=live": {"hers"},
+        "/workloads?state=succeeded": {"his"},
+        "/workloads?user=ann": {"hers"},
+        "/workloads?label=team%3Dvision": {"hers"},
+        "/workloads?name=his": {"his"},
+        "/workloads?project=other": set(),
+        "/workloads?find=his": {"his"},
+    }
+    for address, names in shown.items():
+        found = set(re.findall(r'href="/workloads/w[0-9a-z]+">(\w+)</a>', people.get(address).text))
+        assert found == names, address
+    assert people.get("/workloads?state=odd").status_code == 400
+    assert people.get("/workloads?before=odd").status_code == 400
+
+
+def test_older_workloads_are_one_step_away(people: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpupool.web.views.workloads.MOST_READ", 2)
+    for number in range(3):
+        submit(people, name=f"n{number}")
+        people.world.do(people.world.pass_time(1))
+    newest = people.get("/workloads").text
+    older = re.search(r'href="(/workloads\?before=[^"]+)"', newest)
+    assert older is not None
+    assert ">n0</a>" not in newest
+    assert ">n0</a>" in people.get(older[1]).text
+
+
+def test_leases_show_idle_time_and_let_their_owner_go_on_or_release(people: Site) -> None:
+    lease = submit(people, actor=ANN, name="held", kind="lease", lifetime="2h", idle_timeout="1h")
+    people.world.do(people.world.pass_time(90))
+    page = people.get("/leases", ANN_UID)
+    assert "limit 1h00m" in words(page.text)
+    assert f"/workloads/{lease.id}/extend" in page.text
+    assert f"/workloads/{lease.id}/extend" not in people.get("/leases", BOB_UID).text
+    until = lease.expires_at or 0.0
+    sent = people.post(f"/workloads/{lease.id}/extend", ANN_UID, by="1h", back="leases")
+    assert (sent.status_code, sent.headers["location"]) == (303, "/leases")
+    now = people.world.do(people.world.get(lease.id))
+    assert now.expires_at == until + 3600
+    people.post(f"/workloads/{lease.id}/stop", ANN_UID, back="leases")
+    assert people.world.do(people.world.state(lease.id)).final
+    assert "No GPU is held" in words(people.get("/leases").text)
+
+
+# One workload
+
+
+@pytest.mark.parametrize("uid", [BOB_UID, EVE_UID])
+def test_others_see_that_it_runs_but_nothing_private(people: Site, uid: int) -> None:
+    hers = private(people)
+    addresses = [f"/workloads/{hers.id}", "/workloads", "/queue", "/leases", "/workloads?format=csv&table=workloads"]
+    for address in addresses:
+        answer = people.get(address, uid)
+        assert answer.status_code == 200
+        assert SECRET not in answer.text, address
+        assert "/terminal?" not in answer.text
+    assert SECRET in people.get(f"/workloads/{hers.id}", ANN_UID).text
+
+
+@pytest.mark.parametrize("uid", [BOB_UID, EVE_UID])
+def test_others_reach_neither_output_nor_controls_nor_its_form(people: Site, uid: int) -> None:
+    hers = private(people)
+    for path in ("output", "output.txt"):
+        answer = people.get(f"/ui/workloads/{hers.id}/{path}", uid)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "FORBIDDEN")
+    for act in ("stop", "suspend", "shell", "delete"):
+        assert people.post(f"/workloads/{hers.id}/{act}", uid).status_code in {403, 409}
+    assert people.get(f"/submit?from={hers.id}", uid).status_code == 403
+    assert people.world.do(people.world.state(hers.id)) is WorkloadState.RUNNING
+
+
+def test_a_form_without_the_visitors_token_does_nothing(people: Site) -> None:
+    hers = private(people)
+    for token in ("", "0" * 32, people.token(BOB_UID)):
+        for path in (f"/workloads/{hers.id}/stop", "/submit", "/submit/file", "/submit/preview"):
+            assert people.post(path, ANN_UID, token=token, command="x").status_code == 403
+    assert people.world.do(people.world.state(hers.id)) is WorkloadState.RUNNING
+
+
+def test_its_owner_stops_suspends_and_resumes_it(people: Site) -> None:
+    hers = private(people)
+    assert people.post(f"/workloads/{hers.id}/suspend", ANN_UID).status_code == 303
+    assert people.world.do(people.world.state(hers.id)) is WorkloadState.SUSPENDED
+    assert "/resume" in people.get(f"/workloads/{hers.id}", ANN_UID).text
+    people.post(f"/workloads/{hers.id}/resume", ANN_UID)
+    assert people.world.do(people.world.state(hers.id)) is WorkloadState.RUNNING
+    people.post(f"/workloads/{hers.id}/stop", ANN_UID)
+    assert people.world.do(people.world.state(hers.id)) is WorkloadState.STOPPED
+    assert people.post(f"/workloads/{hers.id}/delete", ANN_UID).headers["location"] == "/workloads"
+    assert people.get(f"/workloads/{hers.id}").status_code == 404
+
+
+def test_one_replica_of_several_is_stopped(people: Site) -> None:
+    sweep = submit(people, actor=ANN, completions=2)
+    people.post(f"/workloads/{sweep.id}/stop", ANN_UID, index="1")
+    states = [row.state.value for row in people.world.do(people.world.replicas(sweep.id))]
+    assert states == ["running", "stopped"]
+    assert "INVALID_COUNT" not in states
+    assert people.post(f"/workloads/{sweep.id}/stop", ANN_UID, index="-1", page="").status_code in {303, 400}
+
+
+def test_a_shell_is_opened_on_what_it_holds(people: Site) -> None:
+    hers = submit(people, actor=ANN, name="hers")
+    sent = people.post(f"/workloads/{hers.id}/shell", ANN_UID)
+    made = people.world.do(people.world.get(sent.headers["location"].split("/")[2].split("#")[0]))
+    assert (made.kind.value, made.on, made.user, made.program.stdio.value) == ("exec", hers.id, "ann", "tty")
+    page = people.get(f"/workloads/{made.id}", ANN_UID).text
+    assert f'data-socket="/ui/workloads/{made.id}/terminal?index=0"' in page
+
+
+# Submitting
+
+
+def test_a_form_is_submitted_once_however_often_it_is_sent(people: Site) -> None:
+    fields = {"kind": "training", "command": "train --lr 1", "gpus": "0.5", "request_id": "r1", "do": "submit"}
+    sent = [people.post("/submit", ANN_UID, **fields) for _ in range(2)]
+    assert [answer.status_code for answer in sent] == [303, 303]
+    assert len({answer.headers["location"] for answer in sent}) == 1
+    made = people.world.do(people.world.get(sent[0].headers["location"].split("/")[2]))
+    assert (made.user, made.program.argv, made.gpus.permille) == ("ann", ("train", "--lr", "1"), 500)
+
+
+def test_mistakes_are_shown_beside_their_fields_and_nothing_is_lost(people: Site) -> None:
+    fields = {"kind": "training", "command": "train <b>", "gpus": "1.5", "max_time": "soon", "name": "a b"}
+    answer = people.post("/submit", ANN_UID, **fields, do="submit")
+    assert answer.status_code == 422
+    for name in ("gpus", "max_time", "name"):
+        assert f'id="f-{name}-error"' in answer.text
+    assert "train &lt;b&gt;" in answer.text
+    assert 'value="soon"' in answer.text
+    taken = submit(people, actor=ANN, name="taken")
+    answer = people.post("/submit", ANN_UID, kind="training", command="x", gpus="1", name=taken.name, do="submit")
+    assert (answer.status_code, 'id="f-name-error"' in answer.text) == (409, True)
+    answer = people.post("/submit", ANN_UID, kind="training", command="x", gpus="64", do="plan")
+    assert (answer.status_code, 'id="f-gpus-error"' in answer.text) == (422, True)
+
+
+def test_a_plan_says_where_and_when_and_submits_nothing(people: Site) -> None:
+    fields = {"kind": "training", "command": "train", "gpus": "1", "do": "plan"}
+    assert "starts now" in words(people.post("/submit", ANN_UID, **fields).text)
+    submit(people, gpus={"count": 2})
+    said = words(people.post("/submit", ANN_UID, **fields).text)
+    assert "waits Needs 1" in said
+    assert len(people.world.do(people.world.services.workloads.counts())) == 1
+
+
+def test_a_job_file_is_submitted_whole_or_refused_with_its_line(people: Site) -> None:
+    good = "name: a\ncommand: [work]\n---\nname: b\ncommand: [work]\n"
+    assert people.post("/submit/file", ANN_UID, file=good, do="submit").headers["location"] == "/workloads"
+    assert {people.world.do(people.world.get(name)).user for name in ("a", "b")} == {"ann"}
+    bad = people.post("/submit/file", ANN_UID, file="name: c\ncommand: [work]\nfraction: 2\n", do="submit")
+    assert bad.status_code == 400
+    assert "job.yml:3:1" in words(bad.text)
+    assert "There is no field" in words(bad.text)
+
+
+def test_run_again_fills_the_form_and_changes_what_is_edited(people: Site) -> None:
+    first = submit(people, actor=ANN, name="mine", command=["train", "a b"], gpus={"fraction": 0.25}, max_time="4h")
+    page = people.get("/submit?from=mine", ANN_UID)
+    assert "train &#39;a b&#39;" in page.text
+    assert 'value="0.25"' in page.text
+    assert 'value="4h"' in page.text
+    people.world.do(people.world.end(first))
+    sent = people.post(
+        "/submit",
+        ANN_UID,
+        **{"from": first.id},
+        kind="training",
+        command="train c",
+        gpus="0.5",
+        name="mine",
+        do="submit",
+    )
+    made = people.world.do(people.world.get(sent.headers["location"].split("/")[2]))
+    assert (made.name, made.program.argv, made.gpus.permille) == ("mine", ("train", "c"), 500)
+
+
+def test_what_the_form_cannot_say_runs_again_as_a_file(people: Site) -> None:
+    first = submit(people, actor=ANN, command=["train", "{lr}"], sweep={"list": [{"lr": 1}, {"lr": 3}, {"lr": 1}]})
+    page = people.get(f"/submit?from={first.id}", ANN_UID)
+    assert "sweep:" in page.text
+    assert 'name="file"' in page.text
+
+
+def test_a_viewer_cannot_submit(people: Site) -> None:
+    assert people.get("/submit", EVE_UID).status_code == 403
+    assert people.post("/submit", EVE_UID, command="x").status_code == 403
+    assert 'href="/submit"' not in people.get("/queue", EVE_UID).text
