@@ -19,10 +19,13 @@ from pathlib import Path
 
 from arbiter_harness import Arbiter
 from lease_folder import POLICY_GUARANTEE, LeasedGpu, LeaseFolder
+from metronome import Metronome
 from native_harness import NATIVE, PROGRAMS, FakeGpu, clean_environment, fake_gpus_folder
 
 _PROCESSES_AT, _PROCESS_BYTES, _PROCESSES = 4096, 256, 512
 _SAMPLE_S = 0.1
+_STALLED = 0.01  # of a window: what one tenant of ten loses at most then is a point
+_SETTLE_S = 1.0  # in which the arbiter makes up for what came before a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class Measured:
     held_ns: list[int]
     ungated: int
     grants: list[int] = field(default_factory=list)
+    stalled_s: float = 0.0
+    """For how long the machine kept a processor from who wanted it."""
 
     @property
     def seconds(self) -> float:
@@ -175,26 +180,53 @@ def _environment(lease: LeaseFolder, gpu: FakeGpu, folder: Path, native_out: Pat
     return clean_environment() | common | own
 
 
-def _sample(
-    states: Sequence[_State], tenants: Sequence[Sequence[_Tenant]], seconds: float
-) -> tuple[list[float], list[list[list[int]]]]:
-    at_s: list[float] = []
-    served: list[list[list[int]]] = [[[] for _ in group] for group in tenants]
-    begin = time.monotonic()
-    for number in range(round(seconds / _SAMPLE_S) + 1):
-        time.sleep(max(0.0, begin + number * _SAMPLE_S - time.monotonic()))
-        at_s.append(time.monotonic())
-        for state, group, lines in zip(states, tenants, served, strict=True):
+class _Samples:
+    """What each tenant had been served, ten times a second, and how late the machine was."""
+
+    def __init__(self, states: Sequence[_State], tenants: Sequence[Sequence[_Tenant]]) -> None:
+        self._states, self._tenants = states, tenants
+        self.at_s: list[float] = []
+        self.served: list[list[list[int]]] = [[[] for _ in group] for group in tenants]
+
+    def take(self, metronome: Metronome, seconds: float, patience_s: float) -> float:
+        """Until a window of this length has gone by in which the machine ran; else all of it is kept.
+
+        Returns for how long it did not run in what is kept.
+        """
+        wide, begin = round(seconds / _SAMPLE_S), time.monotonic()
+        for number in range(round((seconds + patience_s) / _SAMPLE_S) + 1):
+            time.sleep(max(0.0, begin + number * _SAMPLE_S - time.monotonic()))
+            self._one()
+            if (
+                number >= wide
+                and metronome.late_s(self.at_s[-1 - wide] - _SETTLE_S, self.at_s[-1]) <= _STALLED * seconds
+            ):
+                self._keep_last(wide + 1)
+                break
+        return metronome.late_s(self.at_s[0], self.at_s[-1])
+
+    def _one(self) -> None:
+        self.at_s.append(time.monotonic())
+        for state, group, lines in zip(self._states, self._tenants, self.served, strict=True):
             known = state.served()
             for tenant, line in zip(group, lines, strict=True):
                 line.append(known.get(tenant.process.pid, line[-1] if line else 0))
-    return at_s, served
+
+    def _keep_last(self, count: int) -> None:
+        self.at_s = self.at_s[-count:]
+        self.served = [[line[-count:] for line in lines] for lines in self.served]
 
 
 def measure(
-    native_out: Path, folder: Path, scenarios: Sequence[Scenario], seconds: float, warm_s: float = 0.5
+    native_out: Path,
+    folder: Path,
+    scenarios: Sequence[Scenario],
+    seconds: float,
+    *,
+    warm_s: float = 0.5,
+    patience_s: float = 0.0,
 ) -> list[Measured]:
-    """Runs all scenarios at once."""
+    """Runs all scenarios at once, for ``patience_s`` longer if that is what it takes to see a window without a stall."""
     folder.mkdir(parents=True, exist_ok=True)
     client = build_client(native_out, folder)
     gpus = [FakeGpu(uuid=f"GPU-00000000-0000-0000-0000-{i + 1:012x}", context_bytes=0) for i in range(len(scenarios))]
@@ -202,6 +234,7 @@ def measure(
     with (
         _leases(scenarios, gpus, native_out, folder) as leases,
         Arbiter(native_out / "gpupool-arbiter") as arbiter,
+        Metronome() as metronome,
         contextlib.ExitStack() as stack,
     ):
         tenants: list[list[_Tenant]] = []
@@ -216,19 +249,20 @@ def measure(
         for tenant in (one for group in tenants for one in group):
             tenant.begin()
         time.sleep(warm_s)
-        states = [_State(fakes / f"gpu-{i}.state") for i in range(len(gpus))]
-        at_s, served = _sample(states, tenants, seconds)
+        samples = _Samples([_State(fakes / f"gpu-{i}.state") for i in range(len(gpus))], tenants)
+        stalled_s = samples.take(metronome, seconds, patience_s)
         time.sleep(1.1)
         usages = [[arbiter.usage(lease) or {} for lease in group] for group in leases]
     return [
         Measured(
             scenario,
-            at_s,
+            samples.at_s,
             lines,
             [list(tenant.responses_us) for tenant in group],
             [int(usage.get("held_ns", 0)) for usage in usage_of],
             sum(int(usage.get("ungated", 0)) for usage in usage_of),
             [int(usage.get("grants", 0)) for usage in usage_of],
+            stalled_s,
         )
-        for scenario, lines, group, usage_of in zip(scenarios, served, tenants, usages, strict=True)
+        for scenario, lines, group, usage_of in zip(scenarios, samples.served, tenants, usages, strict=True)
     ]

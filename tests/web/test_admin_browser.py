@@ -183,7 +183,9 @@ def test_a_gpu_shows_its_slices_and_gets_a_mode(browser_page: Page, api: httpx2.
     send(page, "Save mode")
     said(page, "what runs keeps its mode")
     fill(page, "[action$='/sharing']", mode="")
-    send(page, "Save mode")
+    with page.expect_event("framenavigated"):
+        send(page, "Save mode")
+    expect(page.locator("[action$='/sharing'] [name=mode]")).to_have_value("")
 
 
 def test_a_booking_is_made_drawn_and_cancelled(browser_page: Page, node: str) -> None:
