@@ -11,8 +11,9 @@ import numpy as np
 import _year_names as names
 from _year_names import GPUS_PER_NODE, NODES
 from _year_past import put_gpu_use, request
+from gpupool.domain.events import Reason
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Lease, Reason, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.store import mapping
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from itertools import count
 from pathlib import Path
 
 from _common import machine, percentile, spread, table, write_result
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Event, Lease, Program, Reason, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.workload import Lease, Program, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.ports import ChangeSet
 from gpupool.store import SqlStore, open_store
 

@@ -13,19 +13,10 @@ import pytest
 from _chaos_check import Checks
 from _chaos_kill import Kills
 from _chaos_mix import Planned
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import (
-    Event,
-    Lease,
-    Program,
-    Reason,
-    Replica,
-    ReplicaState,
-    Workload,
-    WorkloadKind,
-    WorkloadState,
-)
+from gpupool.domain.workload import Lease, Program, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.services.ports import ChangeSet
 from gpupool.store import open_store
 

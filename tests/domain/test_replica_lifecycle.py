@@ -11,19 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.domain import lifecycle
+from gpupool.domain.events import Reason
 from gpupool.domain.ids import Epoch
 from gpupool.domain.lifecycle import ForgetProgram, StartProgram, Step, StopProgram
 from gpupool.domain.supervision import ExitReason, ProcessPhase, ProcessStatus
-from gpupool.domain.workload import (
-    Reason,
-    Replica,
-    ReplicaState,
-    RestartPolicy,
-    Retry,
-    Workload,
-    WorkloadKind,
-    WorkloadState,
-)
+from gpupool.domain.workload import Replica, ReplicaState, RestartPolicy, Retry, Workload, WorkloadKind, WorkloadState
 
 P, S, R, X = ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.RUNNING, ReplicaState.STOPPING
 OK, BAD, END = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.STOPPED

@@ -15,19 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.domain.access import Project
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import (
-    Event,
-    Lease,
-    Program,
-    Reason,
-    Replica,
-    ReplicaState,
-    Workload,
-    WorkloadKind,
-    WorkloadState,
-)
+from gpupool.domain.workload import Lease, Program, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.services.ports import ChangeSet
 from gpupool.store import open_store
 

@@ -226,7 +226,7 @@ def measure(
     warm_s: float = 0.5,
     patience_s: float = 0.0,
 ) -> list[Measured]:
-    """Runs all scenarios at once, for ``patience_s`` longer if that is what it takes to see a window without a stall."""
+    """Runs all at once, for ``patience_s`` longer if it takes that to see a window in which the machine ran."""
     folder.mkdir(parents=True, exist_ok=True)
     client = build_client(native_out, folder)
     gpus = [FakeGpu(uuid=f"GPU-00000000-0000-0000-0000-{i + 1:012x}", context_bytes=0) for i in range(len(scenarios))]

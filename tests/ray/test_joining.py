@@ -14,10 +14,10 @@ from cryptography import x509
 from gpupool.daemon.heads import database_for_others
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.heads import Head as ClusterHead
 from gpupool.domain.heads import HeadStanding
 from gpupool.domain.joining import JoinText, Member, Versions
-from gpupool.domain.workload import Event, Reason
 from gpupool.fabric.ray.authority import FolderAuthority, new_request, versions
 from gpupool.fabric.ray.following import read_heads
 from gpupool.services.heads import HeadOffer, Heads

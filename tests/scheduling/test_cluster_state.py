@@ -6,7 +6,8 @@ from scheduling_world import node
 
 from gpupool.domain.gpu import ForeignProcess, GpuHealth, GpuShare, NodeState
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.cluster import ClusterState, Holding
+from gpupool.scheduling.claims import Holding
+from gpupool.scheduling.cluster import ClusterState
 
 KEY = (WorkloadId("w1"), 0)
 OTHER = (WorkloadId("w2"), 0)

@@ -15,7 +15,7 @@ from scheduling_world import NOW, World, pending, request, world
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import GpuRequest
-from gpupool.scheduling.cluster import Claim
+from gpupool.scheduling.claims import Claim
 from gpupool.scheduling.feasible import check_gang_possible
 from gpupool.scheduling.gang import place
 from gpupool.scheduling.session import Session

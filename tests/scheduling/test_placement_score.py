@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scheduling_world import node, world
 
 from gpupool.domain.gpu import ForeignProcess, GpuRequest, Node, NodeState, Placement, Sharing
-from gpupool.scheduling.cluster import Claim, ClusterState
+from gpupool.scheduling.claims import Claim
+from gpupool.scheduling.cluster import ClusterState
 from gpupool.scheduling.placement import NO_FIT, Placer
 from gpupool.scheduling.shape import Shapes
 from gpupool.scheduling.values import Settings

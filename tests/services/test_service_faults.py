@@ -10,8 +10,9 @@ import pytest
 from pool_world import ADMIN, ANN, BOB, World, refused
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Reason
 from gpupool.domain.supervision import ExitReason
-from gpupool.domain.workload import Reason, ReplicaState, WorkloadState
+from gpupool.domain.workload import ReplicaState, WorkloadState
 from gpupool.services.ports import ChangeSet
 from gpupool.specs.request import WorkloadRequest, parse_request
 

@@ -8,8 +8,9 @@ import pytest
 from pool_world import ADMIN, ANN, BOB, World, refused
 
 from gpupool.domain.errors import ErrorCode
+from gpupool.domain.events import Reason
 from gpupool.domain.units import MAX_DURATION_S
-from gpupool.domain.workload import Reason, Workload, WorkloadState
+from gpupool.domain.workload import Workload, WorkloadState
 
 RUNNING, STOPPING = WorkloadState.RUNNING, WorkloadState.STOPPING
 SUCCEEDED, STOPPED = WorkloadState.SUCCEEDED, WorkloadState.STOPPED

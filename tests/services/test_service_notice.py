@@ -6,7 +6,8 @@ import pytest
 from pool_world import ADMIN, World
 
 from gpupool.domain.access import Project, ProjectRules
-from gpupool.domain.workload import Reason, ReplicaState, WorkloadState
+from gpupool.domain.events import Reason
+from gpupool.domain.workload import ReplicaState, WorkloadState
 from gpupool.services.ports import EventFilter
 
 

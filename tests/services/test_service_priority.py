@@ -5,7 +5,7 @@ from __future__ import annotations
 from pool_world import ADMIN, ANN, BOB, World, refused
 
 from gpupool.domain.errors import ErrorCode
-from gpupool.domain.workload import Reason
+from gpupool.domain.events import Reason
 from gpupool.services.ports import EventFilter
 
 WHOLE_BOTH = {"gpus": {"count": 2}}

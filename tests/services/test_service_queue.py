@@ -9,8 +9,9 @@ from pool_world import ADMIN, ANN, BOB, World, refused
 
 from gpupool.domain.access import Project
 from gpupool.domain.errors import ErrorCode
+from gpupool.domain.events import Reason
 from gpupool.domain.supervision import ExitReason
-from gpupool.domain.workload import Reason, ReplicaState, WorkloadState
+from gpupool.domain.workload import ReplicaState, WorkloadState
 from gpupool.scheduling.explain import WaitCode
 
 WHOLE_BOTH = {"gpus": {"count": 2}}

@@ -9,7 +9,8 @@ from pool_world import ADMIN, ANN, World, refused
 
 from gpupool.domain.access import Project, ProjectRules
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.workload import Reason, WorkloadState
+from gpupool.domain.events import Reason
+from gpupool.domain.workload import WorkloadState
 
 QUEUED, RUNNING = WorkloadState.QUEUED, WorkloadState.RUNNING
 

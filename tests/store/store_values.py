@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpupool.domain import workload as workload_domain
 from gpupool.domain.access import Project, Role, Token, User
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import (
     ComputePolicy,
@@ -27,13 +28,11 @@ from gpupool.domain.ids import ID_ALPHABET, Epoch, WorkloadId
 from gpupool.domain.supervision import Stdio
 from gpupool.domain.workload import (
     Dependency,
-    Event,
     Framework,
     Lease,
     Limits,
     OnMemberEnd,
     Program,
-    Reason,
     Replica,
     ReplicaState,
     RestartPolicy,

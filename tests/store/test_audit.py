@@ -10,8 +10,8 @@ import pytest
 from databases import Databases
 from sqlalchemy import Connection, Engine, event
 
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Event, Reason
 from gpupool.services.ports import AuditFilter, ChangeSet
 from gpupool.store.audit import ROUTINE, audit
 from gpupool.store.writes import apply

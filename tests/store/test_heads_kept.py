@@ -7,9 +7,9 @@ from pathlib import Path
 from store_values import run_async
 from test_migrations import make_at
 
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.heads import Head
 from gpupool.domain.joining import JoinToken, Member
-from gpupool.domain.workload import Event, Reason
 from gpupool.store import migrate, open_store, sqlite
 
 EVENT = Event(1.0, "root", Reason.CHANGED, "joined")

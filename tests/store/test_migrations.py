@@ -19,8 +19,8 @@ from store_values import run_async, workload
 
 from gpupool.domain.access import Project
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Event, Reason
 from gpupool.services.ports import ChangeSet, WorkloadFilter
 from gpupool.store import faults, migrate, open_store, sqlite
 from gpupool.store.tables import metadata

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from store_values import lease, run_async, share, wid, workload
 
-from gpupool.domain.workload import Reason, Replica, ReplicaState
+from gpupool.domain.events import Reason
+from gpupool.domain.workload import Replica, ReplicaState
 from gpupool.services.ports import ChangeSet, PastLease
 from gpupool.store import open_store
 

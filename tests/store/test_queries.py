@@ -13,8 +13,9 @@ from store_values import event, lease, run_async, share, token, wid, workload
 
 from gpupool.domain.access import Project, Role, User
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Reason
 from gpupool.domain.gpu import Node, NodeReport, NodeState
-from gpupool.domain.workload import Dependency, Reason, Replica, ReplicaState, WorkloadKind, WorkloadState
+from gpupool.domain.workload import Dependency, Replica, ReplicaState, WorkloadKind, WorkloadState
 from gpupool.services.ports import ChangeSet, EventFilter, RuntimeHistory, WorkloadFilter
 from gpupool.store import SqlStore, open_store
 from gpupool.store.queries import workloads as listing

@@ -23,9 +23,10 @@ from store_values import (
 )
 
 from gpupool.domain.access import Project, Token, User
+from gpupool.domain.events import Event
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import Epoch
-from gpupool.domain.workload import Event, Lease, Replica, Workload
+from gpupool.domain.workload import Lease, Replica, Workload
 from gpupool.services.ports import ChangeSet, EventFilter
 from gpupool.store import access, mapping, open_store, queries, writes
 from gpupool.store import tables as t

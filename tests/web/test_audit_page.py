@@ -14,7 +14,7 @@ from pool_world import ADMIN, ANN, BEGIN, world_in
 from web_harness import Site, words
 
 from gpupool.domain.access import Project
-from gpupool.domain.workload import Event, Reason
+from gpupool.domain.events import Event, Reason
 from gpupool.services.ports import ChangeSet
 from gpupool.web.views.audit import target_page
 

@@ -16,9 +16,9 @@ from web_harness import Site, words
 from gpupool.api.attempts import FailedAttempts
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Reason
 from gpupool.domain.identity import Identity, ProviderSettings
 from gpupool.domain.signin import LINK_LIFE_S, SESSION_IDLE_S, SESSION_LIFE_S, Place
-from gpupool.domain.workload import Reason
 from gpupool.services.ports import EventFilter
 from gpupool.web.install import ROUTERS
 from gpupool.web.routes.signing_in import own_path

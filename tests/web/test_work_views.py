@@ -14,18 +14,10 @@ from gpupool.cli.options import parse
 from gpupool.cli.submit_options import SUBMIT
 from gpupool.cli.submitting import requests_of
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import (
-    Event,
-    Program,
-    Reason,
-    Replica,
-    ReplicaState,
-    Workload,
-    WorkloadKind,
-    WorkloadState,
-)
+from gpupool.domain.workload import Program, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.specs.again import request_of
 from gpupool.specs.request import Submitter, parse_request, to_workload
 from gpupool.web.views.commandline import command_line

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 from gpupool.distributed import openmpi, tensorflow
-from gpupool.domain.workload import Framework, OnMemberEnd, Reason, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.events import Reason
+from gpupool.domain.workload import Framework, OnMemberEnd, Replica, ReplicaState, Workload, WorkloadState
 
 # Roles whose loss the others cannot bear, whatever was asked: they hold what the others need, or lead them.
 _CRITICAL = frozenset({*tensorflow.CHIEFS, tensorflow.PARAMETER_SERVER})

@@ -11,18 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch
 from gpupool.domain.supervision import ExitReason, ExitReport, ProcessStatus
-from gpupool.domain.workload import (
-    Event,
-    Reason,
-    Replica,
-    ReplicaState,
-    RestartPolicy,
-    Workload,
-    WorkloadKind,
-    WorkloadState,
-)
+from gpupool.domain.workload import Replica, ReplicaState, RestartPolicy, Workload, WorkloadKind, WorkloadState
 
 POOL = "pool"  # the actor of events that nobody asked for
 RUN_AGAIN = "will be run again"  # how the event of an end begins a new wait

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpupool.domain.container import ContainerSpec
+from gpupool.domain.events import Reason
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import ComputePolicy, GpuRequest, GpuShare
 from gpupool.domain.ids import AttemptKey, Epoch, WorkloadId, attempt_key
@@ -97,48 +98,6 @@ class EnvSource(StrEnum):
     USER = "user"
     NODE = "node"
     ADDRESS = "address"  # of the node
-
-
-class Reason(StrEnum):
-    """Why something happened; events, `describe` and `why` show these codes."""
-
-    SUBMITTED = "SUBMITTED"
-    GRANTED = "GRANTED"
-    STARTED = "STARTED"
-    EXITED = "EXITED"
-    START_FAILED = "START_FAILED"
-    RETRY = "RETRY"
-    BACKOFF_EXHAUSTED = "BACKOFF_EXHAUSTED"
-    STOPPED_BY_USER = "STOPPED_BY_USER"
-    SUSPENDED_BY_USER = "SUSPENDED_BY_USER"
-    RESUMED_BY_USER = "RESUMED_BY_USER"
-    DELETED_BY_USER = "DELETED_BY_USER"
-    CLIENT_GONE = "CLIENT_GONE"
-    TIME_LIMIT = "TIME_LIMIT"
-    IDLE_LIMIT = "IDLE_LIMIT"
-    IDLE_WARNING = "IDLE_WARNING"
-    TIME_WARNING = "TIME_WARNING"
-    EXPIRED = "EXPIRED"
-    EXTENDED = "EXTENDED"
-    RELEASED = "RELEASED"
-    WAIT_EXPIRED = "WAIT_EXPIRED"
-    PREEMPTED = "PREEMPTED"
-    WINDOW_CLOSED = "WINDOW_CLOSED"
-    QUEUED_AGAIN = "QUEUED_AGAIN"
-    SHEPHERD_LOST = "SHEPHERD_LOST"
-    NODE_RESTARTED = "NODE_RESTARTED"
-    NODE_LOST = "NODE_LOST"
-    LEASE_ENDED = "LEASE_ENDED"
-    DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
-    GANG_INCOMPLETE = "GANG_INCOMPLETE"
-    GANG_RESTART = "GANG_RESTART"
-    GANG_DONE = "GANG_DONE"
-    CORDONED = "CORDONED"
-    UNCORDONED = "UNCORDONED"
-    CHANGED = "CHANGED"
-    SIGNED_IN = "SIGNED_IN"
-    SIGNED_OUT = "SIGNED_OUT"
-    SIGN_IN_FAILED = "SIGN_IN_FAILED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,17 +383,3 @@ class Lease:
     def permille(self) -> int:
         """GPU thousandths held, over all its GPUs."""
         return sum(share.permille for share in self.shares)
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that happened: who did what to which workload, with a code and a sentence. ``id`` grows."""
-
-    at: float
-    actor: str
-    reason: Reason
-    message: str
-    workload: WorkloadId | None = None
-    index: int | None = None
-    target: str = ""
-    id: int = 0

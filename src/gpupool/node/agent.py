@@ -8,10 +8,8 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from gpupool.blobs.keep import BlobFolder
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -23,7 +21,8 @@ from gpupool.node import logs
 from gpupool.node.contact import Contact
 from gpupool.node.containers.box import Box
 from gpupool.node.containers.service import Containers
-from gpupool.node.entry import Entry, first_status
+from gpupool.node.driver import DriverThread
+from gpupool.node.entry import Entry, first_status, status_at_end
 from gpupool.node.epochs import Epochs
 from gpupool.node.files import ports as files_ports
 from gpupool.node.files.workspaces import Workspaces
@@ -36,7 +35,6 @@ from gpupool.node.portbook import PortBook, interface_of
 from gpupool.node.ports import Inventory, Runner, Running, SharingHost
 from gpupool.node.record import (
     Order,
-    ShepherdRecord,
     read_exit,
     read_notes,
     read_noticed,
@@ -47,9 +45,7 @@ from gpupool.node.record import (
 from gpupool.node.sharing.choose import DEFAULT_SLICES, SharingModes
 from gpupool.node.telemetry import Sampler
 
-DRIVER_WAIT_S = 20.0  # a driver may hang; nobody waits longer for it
 READ_LIMIT = 1 << 20  # bytes of log in one answer
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ class Agent:
         self.containers = Containers(state.path, run)
         self.portbook = PortBook(lambda: (p for e in self.entries.values() if not e.exited for p in e.order.spec.ports))
         self._listeners: list[Callable[[ProcessStatus], None]] = []
-        self._driver = ThreadPoolExecutor(1, "driver")
+        self._driver = DriverThread()
         self._boot = boot_id()
 
     # -- coming and going --------------------------------------------------------------------------------------------
@@ -123,7 +119,7 @@ class Agent:
         await self.containers.close()
         await self.sharing.close()
         await self.backends.runner.close()
-        self._driver.shutdown(wait=False, cancel_futures=True)
+        self._driver.close()
         self.sampler.close()
 
     def subscribe(self, listener: Callable[[ProcessStatus], None]) -> Callable[[], None]:
@@ -176,7 +172,7 @@ class Agent:
         known = self.entries.get(key)
         if known is not None and known.status.epoch >= spec.epoch:
             return self._same_epoch(known, spec)
-        ended = self._ended_status(key, spec.epoch)
+        ended = status_at_end(self.state.forgotten(key), spec.epoch)
         if ended is not None:
             return ended
         self.epochs.check_new(key, spec.epoch)
@@ -200,21 +196,6 @@ class Agent:
         if spec.epoch < known.status.epoch:
             self.epochs.check_new(spec.key, spec.epoch)
         return known.status
-
-    def _ended_status(self, key: str, epoch: int) -> ProcessStatus | None:
-        """Of an attempt that was forgotten, started with this very epoch."""
-        folder = self.state.forgotten(key)
-        report, order = read_exit(folder), Order.read(folder)
-        if report is None or order is None or order.spec.epoch != epoch:
-            return None
-        entry = Entry(folder, order, first_status(order, ""))
-        for note in read_notes(folder):
-            entry.note(note)
-        record = ShepherdRecord.read(folder)
-        if record is not None:
-            entry.learn(record)
-        entry.finish(report)
-        return entry.status
 
     async def _start_new(self, spec: ProcessSpec) -> ProcessStatus:
         order = Order(spec, {}, (), self._boot, self.run.path)
@@ -379,7 +360,7 @@ class Agent:
 
     async def report(self) -> NodeReport:
         """The machine and its GPUs, from a full scan."""
-        found = await self._ask_driver(self.backends.inventory.report)
+        found = await self._driver.ask(self.backends.inventory.report)
         return replace(found, sharing=self.sharing.usable(), address=self.backends.address, fences=True)
 
     async def reserve_ports(
@@ -391,23 +372,12 @@ class Agent:
 
     async def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs with fresh health, foreign processes and use."""
-        return await self._ask_driver(self._fresh_gpus)
+        return await self._driver.ask(self._fresh_gpus)
 
     def _fresh_gpus(self) -> tuple[Gpu, ...]:
         trees = self.backends.runner.survey([e.folder.path for e in list(self.entries.values()) if not e.exited])
         pids = frozenset[int]().union(*(tree.pids for tree in trees.values()))
         return self.backends.inventory.gpus(pids | self.sharing.helpers())
-
-    async def _ask_driver(self, question: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        try:
-            return await asyncio.wait_for(loop.run_in_executor(self._driver, question), DRIVER_WAIT_S)
-        except TimeoutError as error:
-            raise GpupoolError(
-                ErrorCode.NODE_UNREACHABLE,
-                f"The GPU driver did not answer within {DRIVER_WAIT_S:.0f} seconds.",
-                "Run nvidia-smi on the node; if it hangs too, the machine needs a restart.",
-            ) from error
 
 
 def _running(entry: Entry) -> Running:

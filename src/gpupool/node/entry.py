@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpupool.domain.supervision import ExitReport, ProcessPhase, ProcessStatus
 from gpupool.node.paths import ReplicaFolder
-from gpupool.node.record import Order, ShepherdRecord
+from gpupool.node.record import Order, ShepherdRecord, read_exit, read_notes
 
 MOST_NOTES = 16  # made while a program runs
 ACTIVE_SHARE = 0.01  # of one processor over a sample: below it a program counts as idle
@@ -93,3 +93,18 @@ def first_status(order: Order, attach_path: str) -> ProcessStatus:
         mode=order.mode,
         guarantee=order.guarantee,
     )
+
+
+def status_at_end(folder: ReplicaFolder, epoch: int) -> ProcessStatus | None:
+    """Of an attempt that has ended, as its folder tells; None: it was not started with this very epoch."""
+    report, order = read_exit(folder), Order.read(folder)
+    if report is None or order is None or order.spec.epoch != epoch:
+        return None
+    entry = Entry(folder, order, first_status(order, ""))
+    for note in read_notes(folder):
+        entry.note(note)
+    record = ShepherdRecord.read(folder)
+    if record is not None:
+        entry.learn(record)
+    entry.finish(report)
+    return entry.status

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpupool.scheduling.cluster import Bools, ClusterState, Ints
+from gpupool.scheduling.claims import Bools, Ints
+from gpupool.scheduling.cluster import ClusterState
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.usable import labelled, mode_fits
 

@@ -13,7 +13,8 @@ from itertools import islice
 import numpy as np
 
 from gpupool.scheduling.capacity import Freed, Need, room_with, runs
-from gpupool.scheduling.cluster import Bools, ClusterState, Ints
+from gpupool.scheduling.claims import Bools, Ints
+from gpupool.scheduling.cluster import ClusterState
 from gpupool.scheduling.victims import VictimPool, freed_by
 
 # Victims as lists of slots that go together, in order: which of the lists may not be evicted, those before being gone?

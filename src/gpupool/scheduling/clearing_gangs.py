@@ -15,8 +15,8 @@ import numpy as np
 
 from gpupool.domain.gang import Gang
 from gpupool.scheduling.capacity import nothing, runs
+from gpupool.scheduling.claims import Bools, Ints
 from gpupool.scheduling.clearing import Clearing, Search
-from gpupool.scheduling.cluster import Bools, Ints
 from gpupool.scheduling.holders import NO_GANG, Floats
 from gpupool.scheduling.topology import ALONE, domains
 from gpupool.scheduling.victims import freed_by

@@ -4,63 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 
 from gpupool.domain.gpu import Gpu, GpuHealth, GpuShare, Node, NodeState
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.bookings import Bookings, Guest
+from gpupool.scheduling.claims import Bools, Claim, Holding, Ints
 from gpupool.scheduling.links import link_matrix
 from gpupool.scheduling.modes import NO_MARK, common_modes, default_modes, mark_of, open_modes
 from gpupool.scheduling.undo import UndoLog, grown
 from gpupool.scheduling.values import ReplicaKey
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 MILLI = 1000  # thousandths of a CPU
 RowState = tuple[int, int, bytes, bytes, bytes, bytes]
 _NO_NODE = -1
 _LATEST = 24  # rows: more are found faster by a look at all
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Claim:
-    """What somebody takes of one node: ``gpu`` (thousandths) and ``gmem`` (MiB) per GPU slot, CPU and memory.
-
-    ``row`` is -1 when the node is not known (any more): the claim then weighs on nothing. ``mode`` names how its GPUs
-    are shared, ``user`` whose they are, ``permille`` the thousandths over all slots.
-    """
-
-    row: int
-    gpu: Ints
-    gmem: Ints
-    cpu_milli: int
-    mem_mib: int
-    mode: str = ""
-    user: str = ""
-    permille: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "permille", int(self.gpu.sum()))
-
-    def marks(self) -> Ints:
-        """What it adds to ``ClusterState.guests``."""
-        return np.asarray((self.gpu > 0) * mark_of(self.mode, self.user))
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What a replica holds, in the terms of the outside: resolved again whenever its node changes."""
-
-    node: str
-    shares: tuple[GpuShare, ...]
-    cpu_milli: int
-    mem_mib: int
-    mode: str = ""
-    user: str = ""
 
 
 class ClusterState:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpupool.scheduling.allocate import Turns
-from gpupool.scheduling.cluster import Claim, Ints
+from gpupool.scheduling.claims import Claim, Ints
 from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Session

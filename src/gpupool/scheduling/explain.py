@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gpupool.scheduling.background import Background
-from gpupool.scheduling.cluster import MILLI, Holding
+from gpupool.scheduling.claims import Holding
+from gpupool.scheduling.cluster import MILLI
 from gpupool.scheduling.estimate import Estimate, estimate
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand

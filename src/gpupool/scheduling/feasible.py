@@ -10,7 +10,8 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import GpuRequest, Sharing, is_mig
 from gpupool.domain.units import WHOLE_GPU, format_mib
-from gpupool.scheduling.cluster import MILLI, Ints
+from gpupool.scheduling.claims import Ints
+from gpupool.scheduling.cluster import MILLI
 from gpupool.scheduling.gang import capacity
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.shape import Shape, Shapes

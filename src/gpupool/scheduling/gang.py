@@ -17,7 +17,8 @@ import numpy as np
 from gpupool.domain.gang import Gang
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints
+from gpupool.scheduling.claims import Bools, Claim, Ints
+from gpupool.scheduling.cluster import ClusterState
 from gpupool.scheduling.ledger import UNBOUNDED, Account
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Group

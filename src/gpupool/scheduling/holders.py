@@ -7,7 +7,8 @@ from math import inf, nan
 import numpy as np
 import numpy.typing as npt
 
-from gpupool.scheduling.cluster import Bools, ClusterState, Ints
+from gpupool.scheduling.claims import Bools, Ints
+from gpupool.scheduling.cluster import ClusterState
 from gpupool.scheduling.modes import mark_of
 from gpupool.scheduling.undo import grown
 from gpupool.scheduling.values import ReplicaKey, RunningReplica
@@ -16,16 +17,18 @@ Floats = npt.NDArray[np.float64]
 NO_GANG = -1
 _NO_NODE = -1
 _FIRST_SIZE = 64
+_MOST_DOUBLINGS = 30
+LONGEST_SHIELD_S = 86_400.0
 
 
 class Holders:
     """One slot per running replica, M in all, some of them spare; ``keys`` names who is in which.
 
     ``row`` is where it runs (-1: spare, or on no node that is known), ``gpu``, ``gmem``, ``cpu`` and ``mem`` what it
-    takes there as in ``cluster.Claim``, ``marks`` what it adds to ``ClusterState.guests``; ``permille`` is what the
+    takes there as in ``claims.Claim``, ``marks`` what it adds to ``ClusterState.guests``; ``permille`` is what the
     ledger counts for it. ``evictable`` are the preemptible ones that have not been told to end. ``min_runtime_s`` is
     NaN where the scheduler's setting holds, ``ends`` infinite where nobody knows. ``born`` grows with every start,
-    ``served_s`` is how long it had run before.
+    ``served_s`` is how long it had run before, ``evictions`` how often the pool has taken its GPUs away.
     ``gang`` numbers the gangs whose members run: ``gang_least`` and ``gang_size`` (members that stay) are by number.
     """
 
@@ -44,7 +47,7 @@ class Holders:
         self.project, self.user = np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.priority, self.born = np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.started_at, self.ends, self.min_runtime_s = np.zeros(m), np.zeros(m), np.zeros(m)
-        self.served_s = np.zeros(m)
+        self.served_s, self.evictions = np.zeros(m), np.zeros(m, np.int64)
         self.evictable, self.releasing = np.zeros(m, np.bool_), np.zeros(m, np.bool_)
         self.gpu, self.gmem = np.zeros((m, 1), np.int64), np.zeros((m, 1), np.int64)
         self.marks = np.zeros((m, 1), np.int64)
@@ -58,7 +61,7 @@ class Holders:
         self.project[at], self.user[at] = project, user
         self.priority[at], self.born[at] = replica.priority, self._births
         self.started_at[at], self.permille[at] = replica.started_at, replica.lease.permille
-        self.served_s[at] = replica.served_s
+        self.served_s[at], self.evictions[at] = replica.served_s, replica.evictions
         self.ends[at] = inf if replica.expected_end is None else replica.expected_end
         self.min_runtime_s[at] = nan if replica.min_runtime_s is None else replica.min_runtime_s
         self.releasing[at] = replica.releasing
@@ -124,6 +127,16 @@ class Holders:
         """When each of some slots has run for as long as it may not be evicted."""
         least = self.min_runtime_s[slots]
         return np.asarray(self.started_at[slots] + np.where(np.isnan(least), default_s, least))
+
+    def shielded_until(self, slots: Ints, default_s: float) -> Floats:
+        """Until when each of some slots is left alone by those who take what nobody has promised them.
+
+        The minimum run time, doubled with each time that it was evicted, up to a day: so an amount of work is evicted
+        a few times at most, which grows with its logarithm.
+        """
+        least = self.ripe_at(slots, default_s) - self.started_at[slots]
+        doubled = least * 2.0 ** np.minimum(self.evictions[slots], _MOST_DOUBLINGS)
+        return np.asarray(self.started_at[slots] + np.maximum(least, np.minimum(doubled, LONGEST_SHIELD_S)))
 
     def occupied(self) -> Bools:
         """Which slots hold somebody on a node that is known."""

@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.cluster import Bools, Claim, ClusterState, Ints, RowState
+from gpupool.scheduling.claims import Bools, Claim, Ints
+from gpupool.scheduling.cluster import ClusterState, RowState
 from gpupool.scheduling.links import best_subset
 from gpupool.scheduling.modes import NO_MARK, hosts_only, mark_of
 from gpupool.scheduling.scoring import Floats, Scorer

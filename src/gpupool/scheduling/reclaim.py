@@ -14,9 +14,9 @@ import numpy as np
 
 from gpupool.scheduling.allocate import Turns
 from gpupool.scheduling.capacity import Need
+from gpupool.scheduling.claims import Bools, Claim
 from gpupool.scheduling.clearing import Clearing, OutOfWorkError, Refused, Search, Work
 from gpupool.scheduling.clearing_gangs import clear_for_gang
-from gpupool.scheduling.cluster import Bools, Claim
 from gpupool.scheduling.evict import evict, reason_of
 from gpupool.scheduling.gang import place
 from gpupool.scheduling.ledger import UNBOUNDED

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gpupool.scheduling.backfill import foreseen_end, likely_s
 from gpupool.scheduling.capacity import runs
-from gpupool.scheduling.cluster import Bools, Claim, Ints
+from gpupool.scheduling.claims import Bools, Claim, Ints
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Ghost, Session
 from gpupool.scheduling.shape import Shape

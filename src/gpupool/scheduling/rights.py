@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gpupool.scheduling.cluster import Bools, Ints
+from gpupool.scheduling.claims import Bools, Ints
 from gpupool.scheduling.holders import Floats
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.victims import VictimPool

@@ -11,7 +11,8 @@ from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeState
 from gpupool.domain.ids import Epoch
 from gpupool.domain.workload import Lease
 from gpupool.scheduling.background import Background
-from gpupool.scheduling.cluster import MILLI, ClusterState, Holding
+from gpupool.scheduling.claims import Holding
+from gpupool.scheduling.cluster import MILLI, ClusterState
 from gpupool.scheduling.cycle import decide
 from gpupool.scheduling.explain import Explanation, explain
 from gpupool.scheduling.feasible import check_possible
@@ -318,5 +319,6 @@ class Scheduler:
             request=waited.request,
             node_pools=waited.node_pools,
             served_s=waited.served_s,
+            evictions=waited.evictions,
             grace_s=waited.grace_s,
         )

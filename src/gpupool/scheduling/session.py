@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.cluster import MILLI, Claim, Holding
+from gpupool.scheduling.claims import Claim, Holding
+from gpupool.scheduling.cluster import MILLI
 from gpupool.scheduling.fairshare import Shares
 from gpupool.scheduling.lanes import Lane
 from gpupool.scheduling.ledger import Account

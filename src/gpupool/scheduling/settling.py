@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpupool.scheduling.cluster import Bools, Claim, ClusterState
+from gpupool.scheduling.claims import Bools, Claim
+from gpupool.scheduling.cluster import ClusterState
 from gpupool.scheduling.gang import Placed, find_all, others_of
 from gpupool.scheduling.modes import NO_MARK, mark_of
 from gpupool.scheduling.queue import Group

@@ -10,7 +10,8 @@ import numpy as np
 from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.bookings import Guest
-from gpupool.scheduling.cluster import MILLI, Ints
+from gpupool.scheduling.claims import Ints
+from gpupool.scheduling.cluster import MILLI
 from gpupool.scheduling.modes import code_of
 
 UNMET = 1_000_000  # thousandths: more than any GPU has

@@ -6,7 +6,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpupool.scheduling.cluster import ClusterState, Ints
+from gpupool.scheduling.claims import Ints
+from gpupool.scheduling.cluster import ClusterState
 
 NODE = "node"  # the label of which every node has a value of its own
 ALONE = -1  # the domain of a node that has no value

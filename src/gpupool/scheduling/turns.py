@@ -19,7 +19,7 @@ import numpy as np
 
 from gpupool.domain.units import format_duration
 from gpupool.scheduling.allocate import Turns
-from gpupool.scheduling.cluster import Claim, Ints
+from gpupool.scheduling.claims import Claim, Ints
 from gpupool.scheduling.evict import evict
 from gpupool.scheduling.gang import place
 from gpupool.scheduling.holders import NO_GANG, Floats, Holders

@@ -9,7 +9,8 @@ import numpy as np
 from gpupool.domain.gpu import POOL_LABEL, Node, Sharing
 from gpupool.domain.sharing import slice_mode
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.cluster import Bools, ClusterState, Ints
+from gpupool.scheduling.claims import Bools, Ints
+from gpupool.scheduling.cluster import ClusterState
 from gpupool.scheduling.modes import REFUSED, hosts_only, marks_by_code
 from gpupool.scheduling.shape import Shape
 from gpupool.scheduling.topology import NODE

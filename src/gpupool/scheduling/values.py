@@ -34,6 +34,7 @@ class PendingReplica:
     what for. ``max_time_s`` bounds its run time when known. ``gang``: it starts with other replicas of its workload.
     ``node_pools``: it may run only on nodes whose label ``pool`` is one of these; empty: on any. ``served_s``: how
     long it has run already, all its starts together. ``grace_s``: how long it takes to end when it is told to.
+    ``evictions``: how often the pool has taken its GPUs away; it keeps the place that it had then, ``first_queued_at``.
     """
 
     workload: WorkloadId
@@ -54,11 +55,18 @@ class PendingReplica:
     node_pools: tuple[str, ...] = ()
     served_s: float = 0.0
     grace_s: float = 0.0
+    evictions: int = 0
+    first_queued_at: float | None = None
 
     @property
     def key(self) -> ReplicaKey:
         """What names it in the scheduler."""
         return (self.workload, self.index)
+
+    @property
+    def place_at(self) -> float:
+        """Since when it has its place among those who are its equals."""
+        return self.queued_at if self.first_queued_at is None else self.first_queued_at
 
     @property
     def protected(self) -> bool:
@@ -73,7 +81,8 @@ class RunningReplica:
     ``releasing``: it has been told to end, so its GPUs will be free soon. ``expected_end`` is from its time limit.
     ``min_runtime_s``: not evicted sooner after its start; None: the setting of the scheduler. ``request`` is what it
     asked for, and with ``node_pools`` says where else it could run; None: it is never moved. ``served_s``: how long it
-    had run before this start. ``grace_s`` is the time it has to end once it is told to.
+    had run before this start. ``grace_s`` is the time it has to end once it is told to. ``evictions``: how often the
+    pool has taken its GPUs away before.
     """
 
     lease: Lease
@@ -88,6 +97,7 @@ class RunningReplica:
     node_pools: tuple[str, ...] = ()
     served_s: float = 0.0
     grace_s: float = 0.0
+    evictions: int = 0
 
     @property
     def key(self) -> ReplicaKey:

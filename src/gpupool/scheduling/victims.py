@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpupool.scheduling.capacity import Freed, runs
-from gpupool.scheduling.cluster import Bools, Ints
+from gpupool.scheduling.claims import Bools, Ints
 from gpupool.scheduling.holders import NO_GANG, Floats, Holders
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.values import ReplicaKey

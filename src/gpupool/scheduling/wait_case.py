@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.cluster import Bools, Ints
+from gpupool.scheduling.claims import Bools, Ints
 from gpupool.scheduling.gang import place
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.session import Session

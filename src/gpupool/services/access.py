@@ -13,11 +13,12 @@ from typing import Any
 
 from gpupool.domain.access import DEFAULT_PROJECT, Actor, Project, Role, Token, User
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import check_name
 from gpupool.domain.rules import check_rules
 from gpupool.domain.sharing import check_project
 from gpupool.domain.units import MOST_GPUS_PERMILLE, WHOLE_GPU, format_permille
-from gpupool.domain.workload import Event, Reason, ReplicaState
+from gpupool.domain.workload import ReplicaState
 from gpupool.services.departments import check_shares
 from gpupool.services.engine import Engine
 from gpupool.services.permissions import Permissions, forbidden

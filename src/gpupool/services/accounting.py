@@ -13,9 +13,9 @@ import structlog
 
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.usage import EVERYTHING, By, CostRates, GpuTime, Scope, Steps, UsageLine, WaitLine
 from gpupool.domain.windows import read_zone
-from gpupool.domain.workload import Event, Reason
 from gpupool.services.calendar import edges_of
 from gpupool.services.engine import Engine
 from gpupool.services.permissions import Permissions

@@ -12,9 +12,10 @@ import structlog
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.booking import Booking, Candidate, choose_nodes
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import GpuRequest, NodeState
 from gpupool.domain.units import format_duration
-from gpupool.domain.workload import Event, Lease, Reason
+from gpupool.domain.workload import Lease
 from gpupool.services.engine import Engine
 from gpupool.services.mirror import Draft
 from gpupool.services.nodebook import NodeBook

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import Node, NodeReport
 from gpupool.domain.ids import split_attempt_key
 from gpupool.domain.lifecycle import POOL, StartProgram, StopProgram
 from gpupool.domain.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
-from gpupool.domain.workload import Event, Reason, Replica, ReplicaState, WorkloadKind
+from gpupool.domain.workload import Replica, ReplicaState, WorkloadKind
 from gpupool.services.engine import Engine
 from gpupool.services.mirror import Draft
 from gpupool.services.nodebook import NodeBook

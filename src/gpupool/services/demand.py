@@ -8,7 +8,6 @@ holds a lease wait outside.
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -16,10 +15,11 @@ from datetime import UTC, tzinfo
 
 from gpupool.domain.access import Department, Project, ProjectRules, User
 from gpupool.domain.booking import Booking
+from gpupool.domain.events import Reason
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.lifecycle import EVICTED
-from gpupool.domain.workload import Lease, Reason, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.scheduling.pastruns import PastRuns
 from gpupool.scheduling.policy import Policy
 from gpupool.scheduling.scheduler import (
@@ -36,23 +36,21 @@ from gpupool.scheduling.scheduler import (
     UserChanged,
 )
 from gpupool.scheduling.values import Decisions, Held, ReplicaKey, RunningReplica
-from gpupool.services import gangs
+from gpupool.services.dependencies import Dependencies
 from gpupool.services.mirror import Mirror
 from gpupool.services.nodebook import NodeBook
 from gpupool.services.offers import pending, running
 from gpupool.services.opening import Openings, WindowRules
 from gpupool.services.pastuse import HALF_LIVES, UseBook
 from gpupool.services.ports import ChangeSet, PastLease
+from gpupool.services.rounds import Rounds
 
 MOST_SENT_BACK = 1_000  # of those who were evicted are remembered until it is said when they go on
 MOST_RUNS = 5_000  # past runs that tell what to expect of those to come
 
 
 class Demand:
-    """What waits and what runs, as the scheduler sees it.
-
-    ``finished_states`` remembers how workloads ended that others wait for.
-    """
+    """What waits and what runs, as the scheduler sees it."""
 
     def __init__(self, mirror: Mirror, nodes: NodeBook, now: Callable[[], float], zone: tzinfo = UTC) -> None:
         self._mirror = mirror
@@ -67,19 +65,16 @@ class Demand:
         self._scheduler = Scheduler(past=self._runs)
         self._past = UseBook(self._scheduler.settings.decay)
         self._offered: dict[WorkloadId, set[int]] = {}
-        self._growing: list[tuple[float, WorkloadId]] = []  # a heap: when gangs may have more members
+        self._rounds = Rounds()
         self._outside: dict[WorkloadId, list[int]] = {}  # heaps of pending indices that are not offered
-        self._dependents: dict[WorkloadId, set[WorkloadId]] = {}
+        self.dependencies = Dependencies(mirror)
         self._openings = Openings(zone)
         self.windows = WindowRules(self._openings, self._rules, now)
         self._sent_back: list[Replica] = []
         self.bookings: dict[str, Booking] = {}
         self._wake_at: float | None = None  # when the scheduler wants to be asked again
         self._impatient: set[WorkloadId] = set()
-        self._awaited: set[WorkloadId] = set()  # workloads that others wait for
-        self.finished_states: dict[WorkloadId, WorkloadState] = {}
         self.away: Callable[[Workload], bool] = lambda _workload: False  # whether its folder is still on another head
-        self.unmet: set[WorkloadId] = set()  # workloads whose dependencies can never be met any more
 
     @property
     def scheduler(self) -> Scheduler:
@@ -99,9 +94,9 @@ class Demand:
 
     def has_pending(self) -> bool:
         """Whether anybody waits, or time alone has changed something."""
-        due = self._wake_at is not None and self._wake_at <= self._now()
-        due = due or bool(self._growing and self._growing[0][0] <= self._now())
-        return due or any(self._offered.values()) or self._stale or self._openings.due(self._now())
+        now = self._now()
+        due = (self._wake_at is not None and self._wake_at <= now) or self._rounds.due(now) or self._openings.due(now)
+        return due or self._stale or any(self._offered.values())
 
     def impatient(self) -> tuple[WorkloadId, ...]:
         """Workloads that the last cycle did not start although they would not wait."""
@@ -114,8 +109,7 @@ class Demand:
         self._projects = {project.name: project for project in projects}
         self._users = {user.name: user for user in users}
         self._departments = {department.name: department for department in departments}
-        for workload in self._mirror.workloads.values():
-            self._awaited.update(dependency.workload for dependency in workload.after)
+        self.dependencies.learn_all(self._mirror.workloads.values())
 
     @property
     def remembers_since(self) -> float:
@@ -199,8 +193,7 @@ class Demand:
     def update(self, changes: ChangeSet) -> None:
         """Take over what was just committed and is in the mirror by now."""
         for workload in changes.workloads:
-            self._awaited.update(dependency.workload for dependency in workload.after)
-            self._note_end(workload)
+            self.dependencies.learn(workload)
             self._note_impatience(workload)
         for lease in changes.leases:
             self._past.add(lease)
@@ -228,7 +221,7 @@ class Demand:
         self._refresh()
         for workload in self._openings.take_due(now):
             self._offer(workload)
-        for workload in self._take_growing(now):
+        for workload in self._rounds.take_due(now):
             self._offer(workload)
         decisions = self._scheduler.decide(now)
         self._wake_at = decisions.wake_at
@@ -240,7 +233,8 @@ class Demand:
         if not self._stale:
             return
         self._scheduler = Scheduler(self._scheduler.settings, self._runs)
-        self._offered, self._outside, self._dependents = {}, {}, {}
+        self._offered, self._outside = {}, {}
+        self.dependencies.forget_waiting()
         self._scheduler.apply_all(NodeChanged(node) for node in self._nodes.all())
         self._scheduler.apply_all(DepartmentChanged(department) for department in self._departments.values())
         self._scheduler.apply_all(ProjectChanged(project) for project in self._projects.values())
@@ -263,11 +257,7 @@ class Demand:
         pending = self._scheduler.demand.pending.get((workload.id, next(iter(offered)))) if offered else None
         if pending is not None and pending.priority != workload.priority:
             self._call_back(workload.id)
-        return dict.fromkeys(self._dependents.get(workload.id, ()) if workload.state.final else ())
-
-    def _note_end(self, workload: Workload) -> None:
-        if workload.state.final and workload.id in self._awaited:
-            self.finished_states[workload.id] = workload.state
+        return dict.fromkeys(self.dependencies.waiting_for(workload))
 
     def _note_impatience(self, workload: Workload) -> None:
         if workload.limits.wait_s == 0 and workload.state is WorkloadState.QUEUED:
@@ -337,8 +327,7 @@ class Demand:
         if row.index in self._offered.get(row.workload, ()):
             self._withdraw(row.workload, row.index)
         heapq.heappush(self._outside.setdefault(row.workload, []), row.index)
-        for dependency in workload.after:
-            self._dependents.setdefault(dependency.workload, set()).add(workload.id)
+        self.dependencies.wait(workload)
 
     def _withdraw(self, workload: WorkloadId, index: int) -> None:
         offered = self._offered.get(workload)
@@ -386,47 +375,21 @@ class Demand:
         for index in list(self._offered.pop(workload_id, ())):
             self._scheduler.apply(PendingRemoved((workload_id, index)))
         self._outside.pop(workload_id, None)
-        self._dependents.pop(workload_id, None)
+        self.dependencies.forget(workload_id)
         self._served.pop(workload_id, None)
 
     def held(self, workload: Workload) -> Held | None:
         """Why none of a workload's pending replicas is in the queue, if so."""
-        if workload.suspended:
+        if workload.suspended or workload.stop_reason is not None:
             return Held.SUSPENDED
-        if workload.stop_reason is not None:
-            return Held.SUSPENDED
-        met = [self._met(d.workload, success_only=d.success_only) for d in workload.after]
-        if False in met:
-            self.unmet.add(workload.id)
-        if not all(met):
+        if not self.dependencies.met(workload):
             return Held.DEPENDENCY
         if self.away(workload):
             return Held.FOLDER
-        if self._waits_for_round(workload):
+        if self._rounds.closed(workload, self._mirror.counts.get(workload.id, Counter()), self._now()):
             return Held.PARALLELISM
         may_start = self._openings.look_at(workload, self._rules(workload.project), self._now())
         return None if may_start else Held.WINDOW
-
-    def _waits_for_round(self, workload: Workload) -> bool:
-        """Whether members of a gang have to wait because others run or end."""
-        at = gangs.opens_at(workload, self._mirror.counts.get(workload.id, Counter()))
-        if at is None or at <= self._now():
-            return False
-        if at < math.inf and (at, workload.id) not in self._growing:
-            heapq.heappush(self._growing, (at, workload.id))
-        return True
-
-    def _take_growing(self, now: float) -> Iterable[WorkloadId]:
-        """Gangs that may have more members from now on."""
-        while self._growing and self._growing[0][0] <= now:
-            yield heapq.heappop(self._growing)[1]
-
-    def _met(self, dependency: WorkloadId, *, success_only: bool) -> bool | None:
-        """True: met; None: not yet; False: never."""
-        if dependency in self._mirror.workloads:
-            return None
-        state = self.finished_states.get(dependency, WorkloadState.SUCCEEDED)
-        return not success_only or state is WorkloadState.SUCCEEDED
 
     def first_offered(self, workload: WorkloadId, index: int | None = None) -> ReplicaKey | None:
         """The replica of a workload that is next in the queue; of ``index``, that one if it is there."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from gpupool.domain.access import Actor, Department, Project, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import check_name
-from gpupool.domain.workload import Event, Reason
 from gpupool.scheduling.standing import Standings
 from gpupool.services.engine import Engine
 from gpupool.services.permissions import Permissions

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -12,15 +11,15 @@ from gpupool.distributed import telling
 from gpupool.distributed.outcome import Verdict, verdict
 from gpupool.domain import lifecycle
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Reason
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.wiring import Seat, Wiring
-from gpupool.domain.workload import OnMemberEnd, Reason, Replica, ReplicaState, RestartPolicy, Workload
+from gpupool.domain.workload import OnMemberEnd, Replica, ReplicaState, RestartPolicy, Workload
 from gpupool.services.mirror import Draft, Mirror
 from gpupool.services.nodebook import NodeBook
 from gpupool.services.ports import Fabric
 
 SECRET_BITS = 128
-GROW_AFTER_S = 300.0  # a round that could be larger is let run for so long before more members join by a new one
 _STARTS = frozenset({ReplicaState.STARTING, ReplicaState.RUNNING})
 
 Transact = Callable[[Callable[[Draft], None]], Awaitable[None]]
@@ -124,20 +123,6 @@ def _write(draft: Draft, workload_id: WorkloadId, wiring: Wiring, attempts: dict
     there = all(r is not None and r.attempt == attempts[r.index] and r.state in _STARTS for r in rows)
     if workload is not None and there:
         draft.put_workload(replace(workload, wiring=replace(wiring, formed_at=wiring.formed_at or draft.now)))
-
-
-def opens_at(workload: Workload, counts: Mapping[ReplicaState, int]) -> float | None:
-    """When more members of a gang may be offered to the scheduler; None: at once, infinite: when its round has ended.
-
-    Where one that joins makes all begin again, all who end are waited for, and a round is given some time.
-    """
-    if workload.framework is None or workload.on_member_end is not OnMemberEnd.RESTART or workload.wiring is None:
-        return None
-    if counts.get(ReplicaState.STOPPING):
-        return math.inf
-    if not (counts.get(ReplicaState.STARTING) or counts.get(ReplicaState.RUNNING)):
-        return None
-    return workload.wiring.formed_at + GROW_AFTER_S
 
 
 # What the end of a member means

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from gpupool.domain.access import Actor
+from gpupool.domain.events import Event
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Event
 from gpupool.services.engine import Engine
 from gpupool.services.ports import AuditFilter, EventFilter
 

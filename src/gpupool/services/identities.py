@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpupool.domain.access import Actor, Role, User
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.identity import Identity, ProviderSettings
 from gpupool.domain.signin import Place, Session, SessionOrigin
-from gpupool.domain.workload import Event, Reason
 from gpupool.services.access import AccessService
 from gpupool.services.engine import Engine
 from gpupool.services.permissions import forbidden

@@ -12,9 +12,10 @@ from typing import Any
 
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import NodeState
 from gpupool.domain.images import allowed, check_image, full_name
-from gpupool.domain.workload import Event, Reason, Workload
+from gpupool.domain.workload import Workload
 from gpupool.services.engine import Engine
 from gpupool.services.nodebook import NodeBook
 from gpupool.services.permissions import Permissions

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from gpupool.domain.events import Event
 from gpupool.domain.heads import Head
 from gpupool.domain.joining import JoinToken, Member
-from gpupool.domain.workload import Event
 
 
 class JoinStore(Protocol):

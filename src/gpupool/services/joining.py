@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import NodeState
 from gpupool.domain.heads import Head
 from gpupool.domain.joining import JOIN_PREFIX, LONGEST_LIFE_S, MOST_USES, JoinText, JoinToken, Member, Versions
-from gpupool.domain.workload import Event, Reason
 from gpupool.services.authority import Authority, Papers
 from gpupool.services.engine import Engine
 from gpupool.services.heads import HeadOffer, Heads

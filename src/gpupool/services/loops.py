@@ -10,18 +10,11 @@ import structlog
 
 from gpupool.domain import lifecycle
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.lifecycle import POOL, granted
 from gpupool.domain.units import format_duration
-from gpupool.domain.workload import (
-    Event,
-    Lease,
-    Reason,
-    Replica,
-    ReplicaState,
-    Workload,
-    WorkloadKind,
-)
+from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.scheduling.values import Eviction, Grant
 from gpupool.services import transitions
 from gpupool.services.bound import BoundClients
@@ -104,8 +97,8 @@ class SchedulingLoop:
             workload = draft.workload(workload_id)
             if workload is not None:
                 _give_up_waiting(draft, workload)
-        for workload_id in list(self._engine.demand.unmet):
-            self._engine.demand.unmet.discard(workload_id)
+        for workload_id in list(self._engine.demand.dependencies.unmet):
+            self._engine.demand.dependencies.unmet.discard(workload_id)
             workload = draft.workload(workload_id)
             if workload is not None:
                 transitions.stop_all(draft, workload, Reason.DEPENDENCY_FAILED)

@@ -10,9 +10,10 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from gpupool.domain.events import Event
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.lifecycle import Effect, Step, summarise
-from gpupool.domain.workload import Event, Lease, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.ports import ChangeSet, LiveState
 
 ReplicaId = tuple[WorkloadId, int]

@@ -9,11 +9,12 @@ from math import inf
 
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import NODE_POLICY, GpuShare, Node, NodeState, Sharing
 from gpupool.domain.ids import Epoch
 from gpupool.domain.sharing import POLICIES
 from gpupool.domain.units import format_duration
-from gpupool.domain.workload import Event, Lease, Reason, Replica, ReplicaState, Workload
+from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload
 from gpupool.services import transitions
 from gpupool.services.engine import Engine
 from gpupool.services.lost_nodes import LostNodes, certain_after_s

@@ -59,7 +59,7 @@ class PlanService:
         return Foretold(workload, len(replicas), plan)
 
     def _held(self, workload: Workload, held: Held) -> Explanation:
-        unmet = self._engine.demand.unmet
+        unmet = self._engine.demand.dependencies.unmet
         if workload.id not in unmet:
             return self._waiting.held(workload, held)
         unmet.discard(workload.id)

@@ -10,7 +10,7 @@ import structlog
 
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.workload import Event, Reason
+from gpupool.domain.events import Event, Reason
 from gpupool.scheduling.policy import Policy
 from gpupool.services.demand import MOST_RUNS
 from gpupool.services.engine import Engine

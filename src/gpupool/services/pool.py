@@ -11,9 +11,9 @@ import structlog
 
 from gpupool.domain.access import DEFAULT_PROJECT, Project
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.heads import Head, MemberKey
 from gpupool.domain.windows import read_zone
-from gpupool.domain.workload import Event, Reason
 from gpupool.services.access import AccessService
 from gpupool.services.accounting import AccountingService
 from gpupool.services.analytics import AnalyticsService
@@ -251,7 +251,7 @@ class Pool:
                 if dependency.workload not in self._mirror.workloads:
                     found = await self._ports.store.get_workload(dependency.workload)
                     if found is not None:
-                        self._demand.finished_states[found.id] = found.state
+                        self._demand.dependencies.finished_states[found.id] = found.state
 
     async def _forget_old(self) -> None:
         while True:

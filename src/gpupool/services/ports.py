@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 from gpupool.domain.access import Department, Project, Token, User
 from gpupool.domain.booking import Booking
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gpu import Gpu, Node, NodeReport
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.logrecords import Stretch
 from gpupool.domain.supervision import ProcessSpec, ProcessStatus
 from gpupool.domain.telemetry import NodeSample
-from gpupool.domain.workload import Event, Lease, Reason, Replica, Workload, WorkloadState
+from gpupool.domain.workload import Lease, Replica, Workload, WorkloadState
 from gpupool.services.authority import Authority
 from gpupool.services.files.ports import BlobStore, FilesLink, OtherHeads
 from gpupool.services.join_store import JoinStore

@@ -7,9 +7,10 @@ import asyncio
 import structlog
 
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.lifecycle import POOL
 from gpupool.domain.units import format_duration
-from gpupool.domain.workload import Event, Reason, Replica, ReplicaState
+from gpupool.domain.workload import Replica, ReplicaState
 from gpupool.scheduling.explain import Explanation, WaitCode
 from gpupool.services.engine import Engine
 from gpupool.services.waiting import WhyService

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from gpupool.domain.events import Event
 from gpupool.domain.signin import Session
-from gpupool.domain.workload import Event
 
 
 class SessionStore(Protocol):

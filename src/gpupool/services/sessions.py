@@ -12,8 +12,8 @@ import structlog
 
 from gpupool.domain.access import Actor, Role, User
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.signin import AGENT_LIMIT, LINK_LIFE_S, SESSION_LIFE_S, Place, Session, SessionOrigin
-from gpupool.domain.workload import Event, Reason
 from gpupool.services.access import AccessService
 from gpupool.services.engine import Engine
 from gpupool.services.register import Register

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from gpupool.domain import lifecycle
 from gpupool.domain.access import DEFAULT_PROJECT, Actor
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import ComputePolicy, GpuRequest
 from gpupool.domain.ids import WorkloadId, workload_id
 from gpupool.domain.rules import check_gpus, settled_limits
 from gpupool.domain.sharing import settled_compute, settled_request
 from gpupool.domain.units import format_permille
-from gpupool.domain.workload import Event, Program, Reason, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.workload import Program, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.scheduling.feasible import check_gang_possible, check_possible
 from gpupool.scheduling.shape import Shape, Shapes
 from gpupool.services.engine import Engine
@@ -193,7 +194,7 @@ class SubmissionService:
             if dependency.workload not in self._engine.mirror.workloads:
                 found = await self._engine.ports.store.get_workload(dependency.workload)
                 if found is not None:
-                    self._engine.demand.finished_states[found.id] = found.state
+                    self._engine.demand.dependencies.finished_states[found.id] = found.state
 
     def _start_on_host(
         self, draft: Draft, actor: Actor, workload: Workload, replica: Replica, referred: dict[str, Workload]

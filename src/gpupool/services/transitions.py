@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpupool.domain import lifecycle
+from gpupool.domain.events import Reason
 from gpupool.domain.supervision import ExitReport
-from gpupool.domain.workload import Reason, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services import gangs
 from gpupool.services.mirror import Draft
 

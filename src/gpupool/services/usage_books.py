@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from gpupool.domain.events import Event
 from gpupool.domain.usage import EVERYTHING, Scope
-from gpupool.domain.workload import Event
 
 
 class Dim(StrEnum):

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
+from gpupool.domain.events import Reason
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import format_duration
-from gpupool.domain.workload import Reason, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.workload import Replica, ReplicaState, Workload, WorkloadState
 from gpupool.scheduling.background import Background
 from gpupool.scheduling.explain import Explanation, WaitCode
 from gpupool.scheduling.values import Held

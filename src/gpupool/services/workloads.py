@@ -10,18 +10,10 @@ from enum import StrEnum
 
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.logrecords import Stretch
 from gpupool.domain.units import MAX_DURATION_S, format_duration
-from gpupool.domain.workload import (
-    Event,
-    Lease,
-    Reason,
-    Replica,
-    ReplicaState,
-    Workload,
-    WorkloadKind,
-    WorkloadState,
-)
+from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.scheduling.explain import Explanation
 from gpupool.services import transitions
 from gpupool.services.bound import BoundClients

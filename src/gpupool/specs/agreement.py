@@ -13,7 +13,8 @@ from gpupool.specs.problems import Path, refusal, reworded
 from gpupool.specs.templates import as_text, check_placeholders, placeholders
 
 if TYPE_CHECKING:
-    from gpupool.specs.models import RoleSpec, SweepSpec, WorkloadRequest
+    from gpupool.specs.models import RoleSpec, WorkloadRequest
+    from gpupool.specs.parts import SweepSpec
 
 LAUNCHER = "launcher"
 SINGLE = {WorkloadKind.INTERACTIVE, WorkloadKind.LEASE, WorkloadKind.EXEC}

@@ -25,7 +25,8 @@ from gpupool.domain.workload import (
 )
 from gpupool.specs.containers import container_of
 from gpupool.specs.members import gang_of, on_member_end, roles_of
-from gpupool.specs.models import Condition, GpuSpec, SweepSpec, WorkloadRequest
+from gpupool.specs.models import WorkloadRequest
+from gpupool.specs.parts import Condition, GpuSpec, SweepSpec
 from gpupool.specs.problems import RequestError
 from gpupool.specs.sweep import Parameters, describe_parameters, draw, expand_grid, variable_of
 from gpupool.specs.templates import INDEX, as_text, fill, fill_index

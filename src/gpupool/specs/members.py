@@ -9,7 +9,8 @@ from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.workload import Framework, OnMemberEnd, Role
 from gpupool.specs.agreement import LAUNCHER
 from gpupool.specs.containers import container_of_role
-from gpupool.specs.models import GpuSpec, RoleSpec, WorkloadRequest
+from gpupool.specs.models import RoleSpec, WorkloadRequest
+from gpupool.specs.parts import GpuSpec
 
 WORKER = "worker"
 PARAMETER_SERVER = "ps"

@@ -5,17 +5,8 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from gpupool.specs.build import Submitter, expand, program_for, references, to_workload
-from gpupool.specs.models import (
-    AfterSpec,
-    Condition,
-    GangSpec,
-    GpuSpec,
-    RandomRange,
-    RandomSweep,
-    RoleSpec,
-    SweepSpec,
-    WorkloadRequest,
-)
+from gpupool.specs.models import RoleSpec, WorkloadRequest
+from gpupool.specs.parts import AfterSpec, Condition, GangSpec, GpuSpec, RandomRange, RandomSweep, SweepSpec
 from gpupool.specs.plain import check_plain, read_json
 from gpupool.specs.problems import RequestError, translate
 

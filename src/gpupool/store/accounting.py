@@ -7,8 +7,9 @@ from statistics import median
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select
 
+from gpupool.domain.events import Reason
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Reason, ReplicaState, WorkloadKind
+from gpupool.domain.workload import ReplicaState, WorkloadKind
 from gpupool.services.ports import PastLease, RuntimeHistory
 from gpupool.store import tables as t
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, Connection, TextClause, and_, or_, select
 
-from gpupool.domain.workload import Event, Reason
+from gpupool.domain.events import Event, Reason
 from gpupool.services.ports import AuditFilter
 from gpupool.store import mapping
 from gpupool.store import tables as t

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, select, update
 
+from gpupool.domain.events import Event
 from gpupool.domain.heads import Head
 from gpupool.domain.joining import JoinToken, Member
-from gpupool.domain.workload import Event
 from gpupool.store import tables as t
 from gpupool.store import writes
 from gpupool.store.database import Database, upsert

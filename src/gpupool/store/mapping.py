@@ -12,6 +12,7 @@ from dataclasses import asdict
 from sqlalchemy.engine import RowMapping
 
 from gpupool.domain.container import ContainerSpec
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.gang import Gang
 from gpupool.domain.gpu import (
     ComputePolicy,
@@ -25,13 +26,11 @@ from gpupool.domain.supervision import Stdio
 from gpupool.domain.wiring import Wiring
 from gpupool.domain.workload import (
     Dependency,
-    Event,
     Framework,
     Lease,
     Limits,
     OnMemberEnd,
     Program,
-    Reason,
     Replica,
     ReplicaState,
     RestartPolicy,

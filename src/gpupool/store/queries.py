@@ -7,9 +7,10 @@ from itertools import groupby
 
 from sqlalchemy import ColumnElement, Connection, Select, case, func, or_, select, tuple_
 
+from gpupool.domain.events import Event
 from gpupool.domain.gpu import GpuShare
 from gpupool.domain.ids import Epoch, WorkloadId, is_workload_id
-from gpupool.domain.workload import Event, Lease, Replica, Workload, WorkloadState
+from gpupool.domain.workload import Lease, Replica, Workload, WorkloadState
 from gpupool.services.ports import EventFilter, LiveState, WorkloadFilter
 from gpupool.store import access, bookings, departments, mapping
 from gpupool.store import tables as t

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 from sqlalchemy.engine import RowMapping
 
 from gpupool.domain.access import Role
+from gpupool.domain.events import Event
 from gpupool.domain.signin import Session, SessionOrigin
-from gpupool.domain.workload import Event
 from gpupool.store import tables as t
 from gpupool.store import writes
 from gpupool.store.columns import plain_text

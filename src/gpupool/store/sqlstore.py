@@ -12,9 +12,10 @@ from sqlalchemy import Connection
 from gpupool.domain.access import Department, Project, Token, User
 from gpupool.domain.booking import Booking
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event
 from gpupool.domain.gpu import Node
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Event, Lease, Replica, Workload
+from gpupool.domain.workload import Lease, Replica, Workload
 from gpupool.services.ports import (
     AuditFilter,
     ChangeSet,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select
 
+from gpupool.domain.events import Event
 from gpupool.domain.usage import Scope
-from gpupool.domain.workload import Event, WorkloadKind
+from gpupool.domain.workload import WorkloadKind
 from gpupool.services.usage_books import TimeQuery, TimeRow, Wait
 from gpupool.store import access, gpu_hours, gpu_time, summing, writes
 from gpupool.store import tables as t

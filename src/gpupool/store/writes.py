@@ -9,8 +9,9 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from gpupool.domain.errors import ErrorCode
+from gpupool.domain.events import Event
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.workload import Event, Lease, Replica, Workload
+from gpupool.domain.workload import Lease, Replica, Workload
 from gpupool.services.ports import ChangeSet
 from gpupool.store import faults, mapping
 from gpupool.store import tables as t

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from gpupool.api import mapping
+from gpupool.api import mapping_access
 from gpupool.api.deps import Caller, NameInPath, Services, answer
 from gpupool.api.schemas import (
     NewTokenView,
@@ -69,7 +69,7 @@ def _as_tuples(value: Any) -> Any:
 
 async def _project_view(services: PoolServices, project: Project) -> ProjectView:
     allocated, queued = await services.access.project_load(project.name)
-    return mapping.project_view(project, allocated, queued)
+    return mapping_access.project_view(project, allocated, queued)
 
 
 @router.get("/users", response_model=UserList)
@@ -77,20 +77,20 @@ async def list_users(services: Services, caller: Caller) -> Response:
     """All users for an administrator, oneself for others."""
     users = await services.access.users()
     shown = [u for u in users if caller.role is Role.ADMIN or u.name == caller.user]
-    return answer(UserList(users=[mapping.user_view(user) for user in shown]))
+    return answer(UserList(users=[mapping_access.user_view(user) for user in shown]))
 
 
 @router.put("/users/{name}", response_model=UserView)
 async def put_user(services: Services, caller: Caller, name: NameInPath, body: UserChange) -> Response:
     """Make or change a user; fields left out stay. For administrators, but for one's own e-mail address."""
     user = await services.access.put_user(caller, name, body.model_dump(exclude_unset=True))
-    return answer(mapping.user_view(user))
+    return answer(mapping_access.user_view(user))
 
 
 @router.get("/tokens", response_model=TokenList)
 async def list_tokens(services: Services, caller: Caller) -> Response:
     """All tokens for an administrator, one's own for others; never their secrets."""
-    return answer(TokenList(tokens=[mapping.token_view(t) for t in await services.access.tokens(caller)]))
+    return answer(TokenList(tokens=[mapping_access.token_view(t) for t in await services.access.tokens(caller)]))
 
 
 @router.post("/tokens", status_code=201, response_model=NewTokenView)
@@ -99,7 +99,7 @@ async def create_token(services: Services, caller: Caller, body: TokenBody) -> R
     token, secret = await services.access.create_token(
         caller, user=body.user or caller.user, role=body.role, expires_in_s=body.expires_in_s, note=body.note
     )
-    made = answer(mapping.new_token_view(token, secret), 201)
+    made = answer(mapping_access.new_token_view(token, secret), 201)
     made.headers["cache-control"] = "no-store"
     return made
 

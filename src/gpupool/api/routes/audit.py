@@ -11,7 +11,7 @@ from gpupool.api.deps import Caller, Limit, Services, answer
 from gpupool.api.mapping import event_view
 from gpupool.api.schemas import AuditPage
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.workload import Event, Reason
+from gpupool.domain.events import Event, Reason
 from gpupool.services.ports import AuditFilter
 
 router = APIRouter(prefix="/v1/audit", tags=["events"])

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gpupool.api import mapping
+from gpupool.api import mapping_access
 from gpupool.api.deps import Caller, Services, answer, peer_name
 from gpupool.api.schemas import NewTokenView
 from gpupool.api.schemas.bodies import TokenBody
@@ -37,7 +37,7 @@ async def redeem(services: Services, request: Request, body: LoginBody) -> Respo
         if error.code is ErrorCode.UNAUTHENTICATED:
             attempts.failed(peer)
         raise
-    return _unkept(answer(mapping.new_token_view(token, secret), 201))
+    return _unkept(answer(mapping_access.new_token_view(token, secret), 201))
 
 
 def _unkept(response: Response) -> Response:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import structlog
 
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.events import Reason
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.trees import space_of
-from gpupool.domain.workload import Reason, ReplicaState, Workload
+from gpupool.domain.workload import ReplicaState, Workload
 from gpupool.scheduling.explain import Explanation, WaitCode
 from gpupool.services import transitions
 from gpupool.services.engine import Engine

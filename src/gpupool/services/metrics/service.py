@@ -11,8 +11,8 @@ import structlog
 
 from gpupool.domain.access import Project
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.events import Reason
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.workload import Reason
 from gpupool.services.accounting import AccountingService
 from gpupool.services.engine import Engine
 from gpupool.services.metrics import catalogue as c

@@ -12,9 +12,10 @@ import structlog
 
 from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.warning import SECRETS, HolderWarning, WarningKind, WarningSettings
 from gpupool.domain.windows import read_zone
-from gpupool.domain.workload import Event, Reason, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.engine import Engine
 from gpupool.services.loops import IDLE_WARNING_AT
 from gpupool.services.permissions import Permissions

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.lifecycle import POOL
 from gpupool.domain.units import format_duration
 from gpupool.domain.warning import WarningSettings
-from gpupool.domain.workload import Event, Reason, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.engine import Engine
 from gpupool.services.mirror import Draft, ReplicaId
 from gpupool.services.ports import EventFilter

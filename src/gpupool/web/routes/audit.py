@@ -14,9 +14,9 @@ from starlette.responses import Response, StreamingResponse
 
 from gpupool.domain.access import Role
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import WorkloadId, is_workload_id
 from gpupool.domain.windows import parse_moment, read_zone
-from gpupool.domain.workload import Event, Reason
 from gpupool.services.ports import AuditFilter
 from gpupool.web.asked import Ask, Asked
 from gpupool.web.deps import Form

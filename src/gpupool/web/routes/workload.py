@@ -10,8 +10,9 @@ from starlette.responses import Response
 
 from gpupool.api.deps import Ref
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event
 from gpupool.domain.units import format_duration, parse_duration_s
-from gpupool.domain.workload import Event, WorkloadKind
+from gpupool.domain.workload import WorkloadKind
 from gpupool.specs.limits import MAX_PRIORITY
 from gpupool.specs.request import parse_request
 from gpupool.web.deps import Form, SentForm, Services, Visitor

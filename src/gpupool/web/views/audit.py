@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from gpupool.domain.workload import Event
+from gpupool.domain.events import Event
 
 _SETTINGS = {"policy", "cost rates", "warnings"}
 _PAGES = {"node": "/nodes/{}", "project": "/projects/{}", "department": "/departments/{}", "user": "/users/{}"}

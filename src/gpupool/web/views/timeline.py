@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.lifecycle import OF_GRACE, POOL, RUN_AGAIN
-from gpupool.domain.workload import Event, Reason, Replica, ReplicaState, Workload
+from gpupool.domain.workload import Replica, ReplicaState, Workload
 
 MOST_LANES = 50
 MOST_BARS = 200  # of one lane; the latest are shown

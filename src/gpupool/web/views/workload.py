@@ -6,19 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpupool.domain.access import Actor, Role
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.supervision import Stdio
 from gpupool.domain.telemetry import ReplicaSample
 from gpupool.domain.units import format_permille
-from gpupool.domain.workload import (
-    Event,
-    Lease,
-    Reason,
-    Replica,
-    ReplicaState,
-    RestartPolicy,
-    Workload,
-    WorkloadKind,
-)
+from gpupool.domain.workload import Lease, Replica, ReplicaState, RestartPolicy, Workload, WorkloadKind
 from gpupool.services.pool import PoolServices
 from gpupool.services.ports import EventFilter
 from gpupool.specs.templates import as_text

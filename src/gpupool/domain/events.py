@@ -1,0 +1,64 @@
+"""What happens to work, people and nodes, and why: the codes that events, `describe` and `why` show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpupool.domain.ids import WorkloadId
+
+
+class Reason(StrEnum):
+    """Why something happened; events, `describe` and `why` show these codes."""
+
+    SUBMITTED = "SUBMITTED"
+    GRANTED = "GRANTED"
+    STARTED = "STARTED"
+    EXITED = "EXITED"
+    START_FAILED = "START_FAILED"
+    RETRY = "RETRY"
+    BACKOFF_EXHAUSTED = "BACKOFF_EXHAUSTED"
+    STOPPED_BY_USER = "STOPPED_BY_USER"
+    SUSPENDED_BY_USER = "SUSPENDED_BY_USER"
+    RESUMED_BY_USER = "RESUMED_BY_USER"
+    DELETED_BY_USER = "DELETED_BY_USER"
+    CLIENT_GONE = "CLIENT_GONE"
+    TIME_LIMIT = "TIME_LIMIT"
+    IDLE_LIMIT = "IDLE_LIMIT"
+    IDLE_WARNING = "IDLE_WARNING"
+    TIME_WARNING = "TIME_WARNING"
+    EXPIRED = "EXPIRED"
+    EXTENDED = "EXTENDED"
+    RELEASED = "RELEASED"
+    WAIT_EXPIRED = "WAIT_EXPIRED"
+    PREEMPTED = "PREEMPTED"
+    WINDOW_CLOSED = "WINDOW_CLOSED"
+    QUEUED_AGAIN = "QUEUED_AGAIN"
+    SHEPHERD_LOST = "SHEPHERD_LOST"
+    NODE_RESTARTED = "NODE_RESTARTED"
+    NODE_LOST = "NODE_LOST"
+    LEASE_ENDED = "LEASE_ENDED"
+    DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
+    GANG_INCOMPLETE = "GANG_INCOMPLETE"
+    GANG_RESTART = "GANG_RESTART"
+    GANG_DONE = "GANG_DONE"
+    CORDONED = "CORDONED"
+    UNCORDONED = "UNCORDONED"
+    CHANGED = "CHANGED"
+    SIGNED_IN = "SIGNED_IN"
+    SIGNED_OUT = "SIGNED_OUT"
+    SIGN_IN_FAILED = "SIGN_IN_FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened: who did what to which workload, with a code and a sentence. ``id`` grows."""
+
+    at: float
+    actor: str
+    reason: Reason
+    message: str
+    workload: WorkloadId | None = None
+    index: int | None = None
+    target: str = ""
+    id: int = 0
