@@ -129,8 +129,8 @@ class Division:
     """The fair shares of a moment, a row per project, and (``dept_*``) per department.
 
     ``demand``, ``recent`` (held lately on average), ``fair`` shares; ``quota``: without one, the fair share; ``due``:
-    what it would be if all who want anything wanted everything; ``bounded`` departments have a quota of their own, and
-    ``members`` is how many projects each has.
+    what it would be if all who want anything wanted everything; ``has_quota``, and ``bounded`` of departments: those
+    with a quota of their own; ``members`` is how many projects each has.
     ``project_rows`` and ``dept_rows`` are the same for looking at one.
     """
 
@@ -139,8 +139,8 @@ class Division:
         self.dept = ledger.dept[:count].copy()
         self.members = np.bincount(self.dept, minlength=depts).tolist()
         self.demand, self.recent = at.demand(), ledger.usage.average(at.used, at.now)
-        has_quota, self.bounded = ledger.quota[:count] < UNBOUNDED, ledger.dept_quota[:depts] < UNBOUNDED
-        guaranteed = np.where(has_quota, ledger.quota[:count], 0).astype(np.float64)
+        self.has_quota, self.bounded = ledger.quota[:count] < UNBOUNDED, ledger.dept_quota[:depts] < UNBOUNDED
+        guaranteed = np.where(self.has_quota, ledger.quota[:count], 0).astype(np.float64)
         owed = np.minimum(guaranteed, self.demand)
         own, demand = ledger.dept_quota[:depts], np.minimum(self._sums(self.demand), ledger.dept_limit[:depts])
         top = Level(
@@ -158,7 +158,7 @@ class Division:
         inside = Level(self.dept_fair, self.dept, self.demand, guaranteed, owed, weight, self.recent, k)
         self.fair = inside.shares()
         self.due = replace(inside, amount=self.dept_due).dues()
-        self.quota = np.where(has_quota, guaranteed, self.fair)
+        self.quota = np.where(self.has_quota, guaranteed, self.fair)
         self.dept_quota = np.where(self.bounded, own, self._sums(self.quota))
         self.project_rows = _rows(self.dept, self.fair, self.quota, self.due)
         self.dept_rows = _rows(self.dept_fair, self.dept_quota, self.dept_due)

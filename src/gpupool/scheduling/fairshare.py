@@ -94,6 +94,17 @@ class Shares:
         """Whether a project would stay within its quota; without one, its fair share is its quota."""
         return bool(self._claimed(project) + extra <= self.division.project_rows[project][2] + EPSILON)
 
+    def promised(self, project: int, extra: int) -> bool:
+        """Whether ``extra`` thousandths more are within a quota that was set, the project's or its department's."""
+        d = self.division
+        if d.has_quota[project]:
+            return self.within_quota(project, extra)
+        return bool(d.bounded[d.dept[project]]) and self._dept_within(project, extra, d.dept_quota)
+
+    def any_promised(self) -> Bools:
+        """Which projects may be ``promised`` something, whatever they hold."""
+        return np.asarray(np.where(self.division.has_quota, self.quota > 0, self.division.bounded[self.division.dept]))
+
     def may_reclaim(self, project: int, extra: int) -> bool:
         """Whether a project may take ``extra`` thousandths from anybody: it stays within its quota or fair share."""
         return self.within_quota(project, extra) or self.within_share(project, extra)

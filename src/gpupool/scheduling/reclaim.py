@@ -92,7 +92,8 @@ class _RoomMaker:
         least = self._least = {shape: placer.least_permille(shape) for shape in shapes}
         wants = [(shape.request.count, least[shape] // max(shape.request.count, 1)) for shape in shapes]
         needs = [(*want, shape.cpu_milli, shape.mem_mib) for want, shape in zip(wants, shapes, strict=True)]
-        may_fit = self._pool(_OTHERS).may_fit(needs).tolist()
+        promised = bool(self.rights.any_promised()[owed].any())
+        may_fit = self._pool(_OTHERS).may_fit(needs, promised=promised).tolist()
         hopeful = {shape for shape, fits in zip(shapes, may_fit, strict=True) if fits and not shape.gpuless}
         hopeful |= placer.fitting(session.demand.shape_users.keys() - hopeful)
         lanes, budgets = session.demand.lanes, dict(enumerate(self.rights.budgets().tolist()))
@@ -181,8 +182,8 @@ class _RoomMaker:
         project, need = group.account.project, self._permille(group)
         if not self._owes(group) or group.shape.gpuless:
             return False
-        standing = self.rights.standing(project, need)
-        known = (group.shape, group.size, group.gang, group.joins, standing, len(self.session.evictions))
+        standing, promised = self.rights.standing(project, need), self.rights.promised(project, need)
+        known = (group.shape, group.size, group.gang, group.joins, standing, promised, len(self.session.evictions))
         if known in self._hopeless:
             return False
         if self._nominate(group, replica):
@@ -194,13 +195,17 @@ class _RoomMaker:
         self.work.begin()
         pool = self._pool(_OTHERS)
         among = victims[pool.pieces.project]
+        shielded = among & ~pool.open(promised=promised)
+        if shielded.any():
+            among &= ~shielded
+            self.session.later.append(float(pool.pieces.shielded_until[shielded].min()))
         budget = min(room, self.rights.budget(project)) // group.size
         search = self._search(group, pool, among, self.rights.refuses(pool, project, need), budget)
         if search is not None and self._evict(group, replica, search, EvictionKind.RECLAIM):
             return True
         self._hopeless.add(known)
         widest = group.size == 1 and group.joins is None and group.shape.fixed_permille is not None
-        if widest and not (self.rights.reclaimable() & ~victims).any():
+        if widest and not shielded.any() and not (self.rights.reclaimable() & ~victims).any():
             self._hopeful.discard(group.shape)  # nobody may take from more
             self._dead.add(group.shape)
         return False

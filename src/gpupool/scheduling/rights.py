@@ -34,6 +34,14 @@ class Rights:
         """Whether a project may take ``extra`` thousandths from anybody."""
         return self._shares.may_reclaim(project, extra)
 
+    def promised(self, project: int, extra: int) -> bool:
+        """Whether a project would have been promised all that it holds, with ``extra`` thousandths more."""
+        return self._shares.promised(project, extra)
+
+    def any_promised(self) -> Bools:
+        """Which projects may have been promised something."""
+        return self._shares.any_promised()
+
     def budget(self, project: int) -> int:
         """The most thousandths that a project may take now."""
         return self._shares.budget(project)

@@ -41,6 +41,7 @@ class Pieces:
     ``size`` is how many replicas go with a piece and ``weight`` the thousandths they hold, all over the cluster;
     ``freed`` what it frees on its ``row`` once the pieces of the same gang before it have gone, ``whole`` what it frees
     there by itself. ``slot`` is that of the holder, or -1 for a gang's rest; ``gang`` its number, or ``NO_GANG``.
+    ``shielded_until`` is as in ``Holders``; a gang is shielded as long as its oldest member.
     """
 
     row: Ints
@@ -51,6 +52,7 @@ class Pieces:
     size: Ints
     weight: Ints
     newness: Floats
+    shielded_until: Floats
     over: Floats
     freed: Freed
     whole: Freed
@@ -140,6 +142,7 @@ class VictimPool:
             size=np.ones(len(at), np.int64),
             weight=h.permille[at],
             newness=h.started_at[at],
+            shielded_until=h.shielded_until(at, self._session.settings.min_runtime_s),
             over=self._over[h.project[at]],
             freed=freed,
             whole=freed,
@@ -171,27 +174,40 @@ class VictimPool:
             size=self.size[gang],
             weight=self._weights()[gang],
             newness=np.maximum.reduceat(h.started_at[rest], begins),
+            shielded_until=self._gangs_shielded_until()[gang],
             over=self._over[project],
             freed=freed,
             whole=whole,
         )
+
+    def _gangs_shielded_until(self) -> Floats:
+        h, slots = self.holders, np.flatnonzero(self._stays & (self.holders.gang != NO_GANG))
+        first = np.full(len(h.gang_size), inf)
+        np.minimum.at(first, h.gang[slots], h.shielded_until(slots, self._session.settings.min_runtime_s))
+        return first
 
     def _weights(self) -> Ints:
         h = self.holders
         slots = np.flatnonzero(self._stays & (h.gang != NO_GANG))
         return np.bincount(h.gang[slots], h.permille[slots], len(h.gang_size)).astype(np.int64)
 
-    def may_fit(self, needs: Sequence[tuple[int, int, int, int]]) -> Bools:
-        """Whether some node of the pieces, all of them gone, has so much: a quick look at many kinds of work at once.
+    def open(self, *, promised: bool) -> Bools:
+        """The pieces that may be taken from those who hold too much: by whoever was ``promised`` it, or by others."""
+        if promised:
+            return np.ones(len(self.pieces), np.bool_)
+        return np.asarray(self.pieces.shielded_until <= self._session.now)
+
+    def may_fit(self, needs: Sequence[tuple[int, int, int, int]], *, promised: bool) -> Bools:
+        """Whether some node of the pieces, all that are ``open`` gone, has so much: a quick look for many at once.
 
         Of each kind: GPUs, thousandths of each, thousandths of CPUs, MiB of memory. Models, labels and modes are left
         out, so that some for whom it may fit find no place.
         """
-        c, p = self._session.cluster, self.pieces
-        if not len(p) or not needs:
+        c, p, at = self._session.cluster, self.pieces, np.flatnonzero(self.open(promised=promised))
+        if not len(at) or not needs:
             return np.zeros(len(needs), np.bool_)
-        begins = runs(p.row)
-        rows, freed = p.row[begins], p.freed.by(begins)
+        begins = runs(p.row[at])
+        rows, freed = p.row[at][begins], p.freed.at(at).by(begins)
         slots = np.sort(np.where(c.available[rows], c.gpu_free[rows] + freed.gpu, -1), axis=1)[:, ::-1]
         count, permille, cpu, mem = np.array(needs).T
         enough = slots[:, np.clip(count, 1, slots.shape[1]) - 1] >= permille

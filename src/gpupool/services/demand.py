@@ -281,7 +281,8 @@ class Demand:
         releasing = replica is None or replica.state is ReplicaState.STOPPING or replica.lease != lease.epoch
         if workload is None:
             return RunningReplica(lease, lease.granted_at, releasing=True)
-        told = running(self._with_gang(workload), lease, self._rules(workload.project))
+        evictions = 0 if replica is None else replica.interruptions
+        told = running(self._with_gang(workload), lease, self._rules(workload.project), evictions)
         return replace(told, releasing=releasing, served_s=self._served_s(*told.key))
 
     def _served_s(self, workload: WorkloadId, index: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpupool.domain.access import ProjectRules
+from gpupool.domain.lifecycle import INTERRUPTED
 from gpupool.domain.workload import Lease, Replica, Workload, WorkloadKind
 from gpupool.scheduling.values import PendingReplica, RunningReplica
 
@@ -17,6 +18,8 @@ def pending(workload: Workload, row: Replica, rules: ProjectRules) -> PendingRep
         user=workload.user,
         request=workload.gpus_of(row.index),
         queued_at=row.queued_at,
+        first_queued_at=workload.created_at if row.reason in INTERRUPTED else None,
+        evictions=row.interruptions,
         priority=workload.priority,
         preemptible=workload.preemptible,
         cpus=workload.counted_cpus(row.index),
@@ -29,8 +32,8 @@ def pending(workload: Workload, row: Replica, rules: ProjectRules) -> PendingRep
     )
 
 
-def running(workload: Workload, lease: Lease, rules: ProjectRules) -> RunningReplica:
-    """One that holds a lease, as the scheduler wants it."""
+def running(workload: Workload, lease: Lease, rules: ProjectRules, evictions: int = 0) -> RunningReplica:
+    """One that holds a lease, as the scheduler wants it; ``evictions`` as its row counts them."""
     limits, since = workload.limits, lease.granted_at
     timed = None if limits.max_time_s is None else since + limits.max_time_s
     return RunningReplica(
@@ -44,4 +47,5 @@ def running(workload: Workload, lease: Lease, rules: ProjectRules) -> RunningRep
         request=workload.gpus_of(lease.index),
         node_pools=rules.node_pools,
         grace_s=limits.grace_s,
+        evictions=evictions,
     )
