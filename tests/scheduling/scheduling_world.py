@@ -8,7 +8,7 @@ departments "ml quota=4 limit=6 weight=2"
 users     "ann limit=1"
 bookings  "m1 on=a,b from=100 for=3600 lead=600 projects=red users=ann"   (seconds from now; for nobody: maintenance)
 past      "red/ann 2 for=3600 ago=60"   (GPUs held by leases that are over)
-running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600 pool=x grace=30"
+running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600 pool=x grace=30 evictions=2"
           on node:gpus, the whole request on each; indices of two digits have commas: a:100,101
 pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50 pool=x,y sharing=mps"
 
@@ -269,6 +269,7 @@ def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
         wanted,
         pools(options),
         grace_s=float(options.get("grace", 0)),
+        evictions=int(options.get("evictions", 0)),
     )
 
 
@@ -289,6 +290,8 @@ def as_pending(ended: RunningReplica, now: float = NOW) -> PendingReplica:
         gang=ended.gang,
         node_pools=ended.node_pools,
         grace_s=ended.grace_s,
+        evictions=ended.evictions,
+        first_queued_at=ended.started_at,
     )
 
 
@@ -335,7 +338,8 @@ class World:
         self.scheduler.apply(LeaseReleased(key))
         if key[0] in self.evicted:
             again = self.waiting.get(key) or as_pending(ended, self.now)
-            self.waiting[key] = replace(again, queued_at=self.now)
+            kept = {"first_queued_at": again.place_at, "evictions": again.evictions + 1}
+            self.waiting[key] = replace(again, queued_at=self.now, **kept)
             self.scheduler.apply(PendingAdded(self.waiting[key], self.now))
 
     def settle(self, limit: int = 30, *, watch: bool = True) -> None:

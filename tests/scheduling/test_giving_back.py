@@ -412,6 +412,17 @@ def test_a_whole_number_as_the_time_is_as_good() -> None:
     assert [hold.starts_at for hold in decisions[1].holds] == [NOW + 100.5]
 
 
+def test_the_time_for_which_who_was_evicted_is_left_alone_is_known() -> None:
+    running = "r1 red 1 on a:0 train age=100 evictions=2; r2 red 1 on b:0 train age=100 evictions=3"
+    w = world("a 1xT4; b 1xT4", "p1 blue 1 train", running)
+    w.step()
+    assert evicted_in(w) == []
+    assert w.last.wake_at == NOW + 140
+    said = w.scheduler.explain((WorkloadId("p1"), 0), w.now).estimate_s
+    assert said is not None
+    assert 140 <= said <= 170
+
+
 def test_the_running_replicas_own_minimum_counts() -> None:
     running = "r1 red 1 on a:0 train age=100 min=200; r2 red 1 on b:0 train age=100 min=50"
     w = world("a 1xT4; b 1xT4", "p1 blue 1; p2 blue 1", running, "red quota=0; blue quota=2", min_runtime_s=150)

@@ -316,6 +316,49 @@ def test_training_over_quota_gives_way_when_the_owner_comes(world: World) -> Non
     world.do(story())
 
 
+def test_who_was_evicted_keeps_its_place_even_over_a_restart(world: World) -> None:
+    async def story() -> None:
+        await world.services.access.create_project(ADMIN, Project("red", quota_permille=0))
+        await world.services.access.create_project(ADMIN, Project("blue", quota_permille=2000))
+        first = await world.submit(project="red", **WHOLE_BOTH)
+        later = await world.submit(project="red", **WHOLE_BOTH)
+        await world.pass_time(70)
+        owner = await world.submit(BOB, kind="interactive", project="blue", **WHOLE_BOTH)
+        await world.pass_time(30)
+        assert world.is_running(owner)
+        await world.reboot()
+        await world.end(owner)
+        assert world.is_running(first), "it was there before the other"
+        await world.end(first)
+        await world.end(later)
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_who_was_evicted_before_is_left_alone_longer_where_no_quota_is_owed(world: World) -> None:
+    async def story() -> None:
+        await world.services.access.create_project(ADMIN, Project("red"))
+        await world.services.access.create_project(ADMIN, Project("blue"))
+        jobs = [await world.submit(project="red", gpus={"count": 1}) for _ in range(2)]
+        await world.pass_time(70)
+        rival = await world.submit(BOB, project="blue", gpus={"count": 1})
+        await world.pass_time(20)
+        (victim,) = [job for job in jobs if not world.is_running(job)]
+        await world.end(rival)
+        assert world.is_running(victim)
+        await world.pass_time(70)
+        rival = await world.submit(BOB, project="blue", gpus={"count": 1})
+        await world.pass_time(20)
+        assert world.is_running(rival)
+        assert world.is_running(victim), "started last, but it is the other's time to go"
+        for job in (rival, *jobs):
+            await world.end(job)
+        await world.check_at_rest()
+
+    world.do(story())
+
+
 def test_protected_work_is_never_taken_away(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("red", quota_permille=2000))

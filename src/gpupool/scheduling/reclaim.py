@@ -196,9 +196,7 @@ class _RoomMaker:
         pool = self._pool(_OTHERS)
         among = victims[pool.pieces.project]
         shielded = among & ~pool.open(promised=promised)
-        if shielded.any():
-            among &= ~shielded
-            self.session.later.append(float(pool.pieces.shielded_until[shielded].min()))
+        among &= ~shielded
         budget = min(room, self.rights.budget(project)) // group.size
         search = self._search(group, pool, among, self.rights.refuses(pool, project, need), budget)
         if search is not None and self._evict(group, replica, search, EvictionKind.RECLAIM):

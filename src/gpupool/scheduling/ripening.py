@@ -45,7 +45,8 @@ def evicts_at(
 def _moments(demand: Demand, now: float, settings: Settings) -> list[float]:
     """When those who may be evicted have run for long enough: the first, the middle and the last such moment."""
     holders = demand.holders
-    ripe = holders.ripe_at(np.flatnonzero(holders.evictable), settings.min_runtime_s)
+    slots, least_s = np.flatnonzero(holders.evictable), settings.min_runtime_s
+    ripe = np.concatenate([holders.ripe_at(slots, least_s), holders.shielded_until(slots, least_s)])
     later = np.unique(ripe[ripe > now])
     if not len(later):
         return []

@@ -195,6 +195,7 @@ class VictimPool:
         """The pieces that may be taken from those who hold too much: by whoever was ``promised`` it, or by others."""
         if promised:
             return np.ones(len(self.pieces), np.bool_)
+        self._tell_later(self.pieces.shielded_until)
         return np.asarray(self.pieces.shielded_until <= self._session.now)
 
     def may_fit(self, needs: Sequence[tuple[int, int, int, int]], *, promised: bool) -> Bools:
