@@ -16,6 +16,7 @@ from gpupool.cli.fast.http import Answer
 from gpupool.client.elsewhere import asked_elsewhere
 from gpupool.client.endpoint import TlsEndpoint
 from gpupool.client.locate import Remote, connect_unix
+from gpupool.client.opened import opened
 from gpupool.client.ways import HeadConnection, Ways, watch
 from gpupool.domain.errors import GpupoolError
 
@@ -135,7 +136,7 @@ class RemoteGate:
 
         def dial(options: dict[str, Any]) -> Any:
             options |= {"ssl": self.ways.context(way), "additional_headers": self.headers, "proxy": None} | several
-            made = connect(url, **options)
+            made = opened(connect(url, **options))
             if several:
                 watch(made.socket)
             return made
@@ -150,7 +151,9 @@ def relay_here(api_socket: str, workload: str, index: int) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
         connect_unix(sock, api_socket)
-        return _carried(lambda options: connect(f"ws://gpupool{_target(workload, index)}", sock=sock, **options))
+        return _carried(
+            lambda options: opened(connect(f"ws://gpupool{_target(workload, index)}", sock=sock, **options))
+        )
     except OSError:
         sock.close()
         raise

@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from gpupool.client.endpoint import Endpoint, TlsEndpoint
+from gpupool.client.opened import opened
 from gpupool.domain import frames
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
@@ -85,10 +86,10 @@ def _connect(endpoint: Endpoint, target: str) -> Attachment:
         url = "wss" + endpoint.url.removeprefix("https") + target
         headers = {"authorization": f"Bearer {endpoint.token}"}
         options |= {"ssl": endpoint.context(), "additional_headers": headers, "proxy": None}
-        return Attachment(connect(url, **options))
+        return Attachment(opened(connect(url, **options)))
     path, folder = endpoint.connectable()
     try:
-        return Attachment(unix_connect(path, f"ws://gpupool{target}", **options))
+        return Attachment(opened(unix_connect(path, f"ws://gpupool{target}", **options)))
     finally:
         if folder is not None:
             os.close(folder)
