@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Queue
 from typing import Any
 
@@ -21,9 +22,9 @@ HANDSHAKE = (
 )
 
 
-@pytest.fixture
-def served() -> Iterator[tuple[int, Queue[int]]]:
-    """A port, and the codes with which those who connected to it went."""
+@contextmanager
+def served(ping_s: float) -> Iterator[tuple[int, Queue[int]]]:
+    """A port, and the codes with which those who connected to it went; whoever answers no ping for so long is gone."""
     codes: Queue[int] = Queue()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -38,8 +39,8 @@ def served() -> Iterator[tuple[int, Queue[int]]]:
         ws=PeerWebSocketProtocol,
         lifespan="off",
         log_level="error",
-        ws_ping_interval=0.2,
-        ws_ping_timeout=0.2,
+        ws_ping_interval=ping_s,
+        ws_ping_timeout=ping_s,
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(config)
@@ -68,15 +69,12 @@ def say_goodbye(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"),
-    [(say_goodbye, 1000), (close, 1005), (reset, 1005), (say_nothing, 1006)],
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ("end", "code", "ping_s"),
+    [(say_goodbye, 1000, 60), (close, 1005, 60), (reset, 1005, 60), (say_nothing, 1006, 0.2)],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_the_code_says_how_a_connection_ended(
-    served: tuple[int, Queue[int]], end: Callable[[socket.socket], None], code: int
-) -> None:
-    port, codes = served
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+def test_the_code_says_how_a_connection_ended(end: Callable[[socket.socket], None], code: int, ping_s: float) -> None:
+    with served(ping_s) as (port, codes), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(HANDSHAKE)
         assert connection.recv(4096).startswith(b"HTTP/1.1 101")
         end(connection)

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
-from databases import PostgresServer
+from databases import PostgresServer, free_port
 from e2e_pool import RealPool, eventually
 
 from gpupool.client.locate import Location
@@ -34,7 +35,7 @@ class Pair:
         for made, shared in ((pool.state, 0o711), (pool.run, 0o755)):
             made.mkdir()
             made.chmod(shared if os.geteuid() == 0 else 0o700)
-        options = {"database": url, "dashboard": "off", "node_name": "gpu1"}
+        options = {"database": url, "dashboard": f"127.0.0.1:{free_port()}", "node_name": "gpu1"}
         if name == "second":
             options["commands"] = {"agent": ["sleep", "infinity"]}
             (pool.run / "agent.sock").symlink_to(self.folder / "first" / "run" / "agent.sock")
@@ -50,6 +51,10 @@ class Pair:
 
     def waits(self, pool: RealPool) -> bool:
         return eventually(lambda: self.standing(pool) == "waits")
+
+    def address(self, pool: RealPool) -> str:
+        """That of its dashboard."""
+        return "http://" + json.loads((pool.state / "config.json").read_text())["dashboard"]
 
     def starts(self) -> list[str]:
         return (self.first.home / "starts").read_text().split()
@@ -92,11 +97,14 @@ def test_work_goes_on_under_whoever_leads(pair: Pair) -> None:
     first, second = pair.first, pair.second
     first("submit", "long", "-n", "1", "--env", f"HOME={first.home}", "--", "sh", "-c", JOB)
     assert first.becomes("long", "running")
+    browser = httpx2.Client()
+    assert browser.get(first.json("dashboard")["url"]).status_code == 303
     os.kill(supervisor(first), signal.SIGSTOP)  # nobody starts its control plane again for now
     try:
         os.kill(first.pids()["control-plane"], signal.SIGKILL)
         assert pair.leads(second)
         assert second.becomes("long", "running")
+        assert "long" in browser.get(f"{pair.address(second)}/workloads").text, "signed in at one, known to the other"
         assert eventually(lambda: sorted(second.free_permille()) == [0, 1000])
     finally:
         os.kill(supervisor(first), signal.SIGCONT)
