@@ -75,6 +75,7 @@ class VictimPool:
         self.holders.catch_up(session.cluster)
         self.version = 0
         self._rank: Ints | None = None
+        self._unshielded: Bools | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -91,7 +92,7 @@ class VictimPool:
         slots = slots[self._projects[h.project[slots]]]
         slots = slots[cluster.up[h.row[slots]]]
         self._stays = stays
-        self.pieces, self._rank = self._pieces(slots), None
+        self.pieces, self._rank, self._unshielded = self._pieces(slots), None, None
         self.alive = np.ones(len(self.pieces), np.bool_)
         single = np.flatnonzero(self.pieces.slot >= 0)
         self._piece_of = np.full(len(h.row), -1, np.int64)
@@ -195,8 +196,10 @@ class VictimPool:
         """The pieces that may be taken from those who hold too much: by whoever was ``promised`` it, or by others."""
         if promised:
             return np.ones(len(self.pieces), np.bool_)
-        self._tell_later(self.pieces.shielded_until)
-        return np.asarray(self.pieces.shielded_until <= self._session.now)
+        if self._unshielded is None:
+            self._tell_later(self.pieces.shielded_until)
+            self._unshielded = np.asarray(self.pieces.shielded_until <= self._session.now)
+        return self._unshielded
 
     def may_fit(self, needs: Sequence[tuple[int, int, int, int]], *, promised: bool) -> Bools:
         """Whether some node of the pieces, all that are ``open`` gone, has so much: a quick look for many at once.
