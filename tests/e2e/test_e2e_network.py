@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from e2e_pool import RealPool, Terminal, fresh_pool
@@ -98,6 +101,41 @@ def test_a_revoked_token_is_worth_nothing(served: tuple[RealPool, dict[str, str]
     assert pool("ps", env=mine).returncode == 0
     pool("token", "revoke", secret.split("_")[1])
     assert b"UNAUTHENTICATED" in pool("ps", env=mine, ok=False).stderr
+
+
+def ipv6_port() -> int | None:
+    try:
+        with closing(socket.create_server(("::1", 0), family=socket.AF_INET6)) as server:
+            return int(server.getsockname()[1])
+    except OSError:
+        return None
+
+
+def test_all_of_it_over_ipv6(tmp_path: Path) -> None:
+    port = ipv6_port()
+    if port is None:
+        pytest.skip("this machine has no IPv6 loopback")
+    head = f"[::1]:{port}"
+    with fresh_pool("1xT4", "--listen", head, "--tls-self-signed") as pool:
+        token = pool.text("token", "create").split()[-1]
+        fingerprint = sha256(ssl.PEM_cert_to_DER_cert((pool.state / "tls" / "cert.pem").read_text())).hexdigest()
+        kept = {k: v for k, v in pool.env.items() if not k.startswith("GPUPOOL_")}
+        away = {**kept, "HOME": str(tmp_path), "GPUPOOL_TOKEN": token}
+        pool("login", head, "--fingerprint", fingerprint, env=away)
+        del away["GPUPOOL_TOKEN"]
+        folder = tmp_path / "work"
+        folder.mkdir()
+        (folder / "read.py").write_text(
+            "print(open('data.txt').read().upper(), end='')\nopen('made.txt', 'w').write('5')"
+        )
+        (folder / "data.txt").write_text("over ipv6")
+        done = pool("run", "-q", "-p", "0.1", "--", "python3", "read.py", env=away, cwd=folder)
+        assert done.stdout == b"OVER IPV6"
+        pool("submit", "far", "-g", "0.1", "--", "python3", "read.py", env=away, cwd=folder)
+        pool("wait", "far", env=away)
+        assert pool("logs", "far", env=away).stdout == b"OVER IPV6"
+        pool("fetch", "far", "made.txt", env=away, cwd=folder)
+        assert (folder / "made.txt").read_text() == "5"
 
 
 def test_a_port_that_is_taken_is_said() -> None:

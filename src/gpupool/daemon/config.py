@@ -94,7 +94,7 @@ class PoolConfig:
         if self.listen and not (self.tls_cert or self.tls_self_signed):
             raise _invalid(
                 "A pool listens on a network with TLS only.",
-                "Give a certificate and key, or ask for a self-signed one.",
+                "Give --tls-cert and --tls-key, or --tls-self-signed for a certificate of its own.",
             )
         self.dashboard_address()
         self.database_address()
