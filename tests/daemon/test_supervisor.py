@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standin_pool import StandInPool, eventually
 
+from gpupool.cli.render.screens import status_lines
+from gpupool.cli.render.text import Style
 from gpupool.daemon import launch
 from gpupool.daemon.backoff import FIRST_DELAY_S, HEALTHY_LIFE_S, LONGEST_DELAY_S, Backoff
 from gpupool.daemon.children import ChildName, child_command
@@ -64,7 +66,10 @@ def test_a_crash_loop_is_shown_while_the_rest_runs_on(pool: StandInPool) -> None
         status = launch.pool_status(pool.config.location)
         return next(child for child in status["children"] if child["name"] == "agent")
 
-    assert eventually(lambda: agent()["state"] == "crash_loop")
+    assert eventually(lambda: agent()["state"] == "crash_loop" and agent()["pid"] is None)
+    (line,) = [line for line in status_lines(None, {"children": [agent()]}, 0.0, Style()) if "agent" in line]
+    assert f"last exit exit status 3, see {agent()['log']})" in line
+    assert "None" not in line
     assert agent()["last_exit"] == "exit status 3"
     assert launch.pool_status(pool.config.location)["answering"]
 

@@ -55,7 +55,11 @@ def _dashboard(pool: Json) -> str:
 
 
 def _child_line(child: Json, now: float, style: Style) -> str:
-    restarts = f", {child['restarts']} restarts" if child.get("restarts") else ""
-    ended = f", last exit {child['last_exit']}" if child.get("last_exit") else ""
+    about = [
+        f"pid {child['pid']}" if child.get("pid") else "",
+        f"{child['restarts']} restarts" if child.get("restarts") else "",
+        f"last exit {child['last_exit']}" if child.get("last_exit") else "",
+        f"see {child['log']}" if child.get("log") and not child.get("pid") else "",
+    ]
     age = f" for {since(child.get('started_at'), now)}" if child.get("started_at") else ""
-    return f"  {child['name']}: {style.state(str(child['state']))}{age} (pid {child.get('pid')}{restarts}{ended})"
+    return f"  {child['name']}: {style.state(str(child['state']))}{age} ({', '.join(filter(None, about))})"

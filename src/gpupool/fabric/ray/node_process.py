@@ -217,7 +217,13 @@ class Doubt:
 
 
 def _run(machine: Machine, stop: _Stop, watch: Watch) -> int:
-    node = _start(machine)
+    try:
+        node = _start(machine)
+    except RuntimeError as error:
+        if "Version mismatch" not in str(error):
+            raise
+        say("ray cannot join", why=" ".join(str(error).split()), hint="install the head's Ray and Python here")
+        return EXIT_BROKEN
     say("ray runs", name=machine.name, address=machine.address, pid=os.getpid())
     doubt = Doubt(node)
     try:
