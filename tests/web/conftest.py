@@ -13,10 +13,11 @@ import structlog
 sys.path.insert(0, str(Path(__file__).parent.parent / "services"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
 
+from browsers import Chromium
 from e2e_pool import folder_for_pool
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 from pool_world import world_in
-from web_harness import CHROMIUM, CHROMIUM_ARGS, Site, Visit, WebPool
+from web_harness import Site, Visit, WebPool
 
 PATIENCE_MS = 20_000  # on a busy machine; it only bounds a failing test
 expect.set_options(timeout=PATIENCE_MS)
@@ -53,16 +54,16 @@ def web_pool(shared_web_pool: WebPool) -> Iterator[WebPool]:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium() -> Iterator[Chromium]:
     """A browser for each module: while Playwright is there, its event loop counts as running and no other may run."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        browser = Chromium(playwright)
         yield browser
-        browser.close()
+        browser.end()
 
 
 @pytest.fixture
-def visit(chromium: Browser, web_pool: WebPool) -> Iterator[Visit]:
+def visit(chromium: Chromium, web_pool: WebPool) -> Iterator[Visit]:
     """``visit(user="", role="", width=1280, height=800, ...)``: a page of a browser that is signed in as a user.
 
     A test fails at its end when any of its pages logged an error: a script that broke, or what the CSP forbids.
@@ -86,10 +87,7 @@ def visit(chromium: Browser, web_pool: WebPool) -> Iterator[Visit]:
         return page
 
     yield open_as
-    for context in contexts:
-        for page in context.pages:
-            page.goto("about:blank")  # Chromium may never close a page that is on its way to another
-        context.close()
+    chromium.close(*contexts)
     unexpected = [problem for problem in problems if "status of 4" not in problem]  # asked for in a test
     assert not unexpected, unexpected
 

@@ -8,18 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browsers import Chromium
 from e2e_pool import eventually
-from playwright.sync_api import Browser, Error, Page
+from playwright.sync_api import Error, Page
 from web_harness import WebPool, check_accessible, check_fits, picture
 
 
 @pytest.fixture
-def page(chromium: Browser) -> Iterator[Page]:
+def page(chromium: Chromium) -> Iterator[Page]:
     context = chromium.new_context(ignore_https_errors=True)
     page = context.new_page()
     page.set_default_timeout(20_000)
     yield page
-    context.close()
+    chromium.close(context)
 
 
 def test_it_opens_the_browser_signed_in(web_pool: WebPool, page: Page, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from browsers import Chromium
 from e2e_pool import PATIENCE_S, eventually, folder_for_pool
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 from web_harness import WebPool, picture
 
 pytestmark = pytest.mark.skipif(os.environ.get("GPUPOOL_SCREENSHOTS") != "1", reason="makes pictures, tests nothing")
@@ -55,7 +56,7 @@ def pool() -> Iterator[WebPool]:
             made("down", "--stop-jobs", ok=False)
 
 
-def test_pictures_of_the_overview(pool: WebPool, chromium: Browser) -> None:
+def test_pictures_of_the_overview(pool: WebPool, chromium: Chromium) -> None:
     with pool.client as client:
         jobs = []
         for project, name, count, part, busy in HELD:
@@ -80,4 +81,4 @@ def test_pictures_of_the_overview(pool: WebPool, chromium: Browser) -> None:
     page.emulate_media(color_scheme="light")
     page.set_viewport_size({"width": 360, "height": 760})
     picture(page, "overview-phone")
-    context.close()
+    chromium.close(context)

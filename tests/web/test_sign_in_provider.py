@@ -14,8 +14,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
+from browsers import Chromium
 from e2e_pool import RealPool, eventually, folder_for_pool
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 PEOPLE: list[dict[str, Any]] = [
     {"sub": "1", "preferred_username": "Ada", "email": "ada@lab.example", "email_verified": True, "groups": ["gpu"]},
@@ -109,10 +110,10 @@ role = "manager"
 
 
 @pytest.fixture
-def page(chromium: Browser) -> Iterator[Page]:
+def page(chromium: Chromium) -> Iterator[Page]:
     context = chromium.new_context()
     yield context.new_page()
-    context.close()
+    chromium.close(context)
 
 
 def test_people_sign_in_and_are_who_the_rules_say(place: Place, page: Page) -> None:
