@@ -83,7 +83,9 @@ def test_why() -> None:
 
 def test_describe_has_everything() -> None:
     detail = detail_view(
-        "w0000000001", state="queued", replicas=[replica_view(notes=["no cgroup: --cpus has no effect"])]
+        "w0000000001",
+        state="queued",
+        replicas=[replica_view(notes=["no cgroup: --cpus has no effect"], interruptions=2)],
     )
     text = "\n".join(detail_lines(detail, [event_view()], why_view(), NOW + 60, PLAIN))
     for part in (
@@ -95,6 +97,7 @@ def test_describe_has_everything() -> None:
         "note: no cgroup",
         "STARTED",
         "log 64 MiB",
+        "2 times by the pool",
     ):
         assert part in text
 

@@ -203,6 +203,16 @@ def test_its_owner_stops_suspends_and_resumes_it(people: Site) -> None:
     assert people.get(f"/workloads/{hers.id}").status_code == 404
 
 
+def test_its_page_says_how_often_the_pool_sent_it_back(people: Site) -> None:
+    world = people.world
+    train = submit(people, actor=ANN, gpus={"count": 2})
+    assert "Sent back" not in people.get(f"/workloads/{train.id}", ANN_UID).text
+    world.do(world.pass_time(70))
+    submit(people, actor=ANN, gpus={"count": 2}, priority="high")
+    world.do(world.pass_time(30))
+    assert "Sent back 1 time by the pool" in words(people.get(f"/workloads/{train.id}", ANN_UID).text)
+
+
 def test_one_replica_of_several_is_stopped(people: Site) -> None:
     sweep = submit(people, actor=ANN, completions=2)
     people.post(f"/workloads/{sweep.id}/stop", ANN_UID, index="1")

@@ -119,9 +119,16 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("Limits", _limits_text(w["limits"])),
         ("Starts only", ", ".join(w.get("windows", ()))),
         ("Restart", f"{w['retry']['policy']}, {w['retry']['backoff_limit']} failures forgiven"),
+        ("Sent back", _sent_back_text(w["replicas"])),
         ("After", ", ".join(a["workload"] + ("" if a["success_only"] else ":any") for a in w["after"])),
         ("Labels", ", ".join(f"{key}={value}" for key, value in w["labels"].items())),
     ]
+
+
+def _sent_back_text(replicas: Sequence[Json]) -> str:
+    """How often the pool took GPUs away: whoever it was is left alone for longer then."""
+    times = sum(replica["interruptions"] for replica in replicas)
+    return f"{times} {'time' if times == 1 else 'times'} by the pool" if times else ""
 
 
 def _gang_text(gang: Json | None) -> str:

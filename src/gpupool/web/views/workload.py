@@ -72,7 +72,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPage:
-    """Everything the page shows."""
+    """Everything the page shows; ``sent_back``: how often the pool took GPUs away."""
 
     workload: Workload
     allowed: Allowed
@@ -87,6 +87,7 @@ class WorkloadPage:
     host: str
     measured: ReplicaSample | None
     chart_query: str
+    sent_back: int
 
 
 async def workload_page(
@@ -121,6 +122,7 @@ async def workload_page(
         host=await _host(services, actor, workload),
         measured=services.telemetry.latest_replica(chosen.key) if chosen.live else None,
         chart_query=_chart_query(workload, chosen, now),
+        sent_back=sum(replica.interruptions for replica in replicas),
     )
 
 
