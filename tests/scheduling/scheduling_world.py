@@ -291,7 +291,6 @@ def as_pending(ended: RunningReplica, now: float = NOW) -> PendingReplica:
         node_pools=ended.node_pools,
         grace_s=ended.grace_s,
         evictions=ended.evictions,
-        first_queued_at=ended.started_at,
     )
 
 
@@ -338,8 +337,7 @@ class World:
         self.scheduler.apply(LeaseReleased(key))
         if key[0] in self.evicted:
             again = self.waiting.get(key) or as_pending(ended, self.now)
-            kept = {"first_queued_at": again.place_at, "evictions": again.evictions + 1}
-            self.waiting[key] = replace(again, queued_at=self.now, **kept)
+            self.waiting[key] = replace(again, queued_at=self.now, evictions=again.evictions + 1)
             self.scheduler.apply(PendingAdded(self.waiting[key], self.now))
 
     def settle(self, limit: int = 30, *, watch: bool = True) -> None:

@@ -161,16 +161,6 @@ CASES = [
         then=(("wait 30", "r1@a r1@a r2@b"), ("wait 30", "p1@a r2@b")),
     ),
     Case(
-        "who was evicted keeps its place",
-        "a 1xT4",
-        "p1 blue 1; p2 red 1 train",
-        "p1@a",
-        running="r1 red 1 on a:0 train",
-        projects="red quota=0; blue quota=1",
-        evicted="r1",
-        then=(("end p1", "r1@a"), ("end r1", "p2@a")),
-    ),
-    Case(
         "against preemption as well",
         "a 1xT4",
         "p1 red 1 prio=1",

@@ -316,26 +316,6 @@ def test_training_over_quota_gives_way_when_the_owner_comes(world: World) -> Non
     world.do(story())
 
 
-def test_who_was_evicted_keeps_its_place_even_over_a_restart(world: World) -> None:
-    async def story() -> None:
-        await world.services.access.create_project(ADMIN, Project("red", quota_permille=0))
-        await world.services.access.create_project(ADMIN, Project("blue", quota_permille=2000))
-        first = await world.submit(project="red", **WHOLE_BOTH)
-        later = await world.submit(project="red", **WHOLE_BOTH)
-        await world.pass_time(70)
-        owner = await world.submit(BOB, kind="interactive", project="blue", **WHOLE_BOTH)
-        await world.pass_time(30)
-        assert world.is_running(owner)
-        await world.reboot()
-        await world.end(owner)
-        assert world.is_running(first), "it was there before the other"
-        await world.end(first)
-        await world.end(later)
-        await world.check_at_rest()
-
-    world.do(story())
-
-
 def test_who_was_evicted_before_is_left_alone_longer_where_no_quota_is_owed(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("red"))

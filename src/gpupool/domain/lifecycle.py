@@ -44,7 +44,6 @@ _REASON_OF_EXIT = {
     ExitReason.NODE_LOST: Reason.NODE_LOST,
 }
 _POOLS_FAULT = frozenset({Reason.SHEPHERD_LOST, Reason.NODE_RESTARTED, Reason.NODE_LOST})
-INTERRUPTED = _POOLS_FAULT | EVICTED  # through no doing of the program or its user
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +249,7 @@ def _again(
             replica, _final_state(workload, workload.stop_reason), workload.stop_reason, sentence, now, forget
         )
     delay = retry_delay_s(max(1, replica.failures)) if reason is Reason.RETRY else 0.0
-    counted = int(reason in INTERRUPTED)
+    counted = 1 if reason in _POOLS_FAULT or reason in EVICTED else 0
     after = replace(
         replica,
         state=ReplicaState.PENDING,

@@ -46,7 +46,7 @@ class Members:
             return [self._entry(key, key, pending, joins=True) for key in waiting]
         if not self.waiting or len(self.waiting) < self.gang.least:
             return []
-        oldest = min(self.waiting, key=lambda key: (pending[key].place_at, self.waiting[key]))
+        oldest = min(self.waiting, key=lambda key: (pending[key].queued_at, self.waiting[key]))
         first = self.in_order(pending)[0] if self.gang.mixed else min(self.waiting)
         return [self._entry(first, oldest, pending, joins=False)]
 
@@ -63,7 +63,7 @@ class Members:
     def _entry(
         self, key: ReplicaKey, oldest: ReplicaKey, pending: Mapping[ReplicaKey, PendingReplica], *, joins: bool
     ) -> GangEntry:
-        return GangEntry(key, pending[oldest].place_at, self.waiting[oldest], self.gang, joins)
+        return GangEntry(key, pending[oldest].queued_at, self.waiting[oldest], self.gang, joins)
 
 
 @dataclass(slots=True)

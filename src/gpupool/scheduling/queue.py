@@ -231,7 +231,7 @@ class Demand:
     def _enqueue(self, replica: PendingReplica, arrival: int) -> None:
         self._ask(replica)
         if replica.gang is None:
-            self._list(replica, replica.place_at, arrival)
+            self._list(replica, replica.queued_at, arrival)
         else:
             self.gangs.waits(replica, arrival)
 
@@ -254,7 +254,7 @@ class Demand:
         members.listed = wanted
 
     def _list(
-        self, replica: PendingReplica, place_at: float, arrival: int, gang_entry: GangEntry | None = None
+        self, replica: PendingReplica, queued_at: float, arrival: int, gang_entry: GangEntry | None = None
     ) -> None:
         account = self.account_of(replica)
         self._heads.pop(account.project, None)
@@ -268,9 +268,7 @@ class Demand:
             self.shape_users[shape] = self.shape_users.get(shape, 0) + 1
             _count(self.importance.setdefault(account.project, Counter()), replica.priority, 1)
             _count(self.priorities_waiting, replica.priority, 1)
-        queued_at = max(place_at, replica.queued_at)
-        had_turn = self.ordering.had_turn(replica.served_s)
-        place = (queued_at if had_turn else place_at) + self._late_s(replica, groups[key])
+        place = queued_at + self._late_s(replica, groups[key])
         insort(groups[key].entries, (place, arrival, replica), key=lambda entry: entry[:2])
         self._entries[replica.key] = (groups[key], place, arrival)
         self.timed[shape] += replica.max_time_s is not None

@@ -34,7 +34,7 @@ class PendingReplica:
     what for. ``max_time_s`` bounds its run time when known. ``gang``: it starts with other replicas of its workload.
     ``node_pools``: it may run only on nodes whose label ``pool`` is one of these; empty: on any. ``served_s``: how
     long it has run already, all its starts together. ``grace_s``: how long it takes to end when it is told to.
-    ``evictions``: how often the pool has taken its GPUs away; it keeps the place that it had then, ``first_queued_at``.
+    ``evictions``: how often the pool has taken its GPUs away before.
     """
 
     workload: WorkloadId
@@ -56,17 +56,11 @@ class PendingReplica:
     served_s: float = 0.0
     grace_s: float = 0.0
     evictions: int = 0
-    first_queued_at: float | None = None
 
     @property
     def key(self) -> ReplicaKey:
         """What names it in the scheduler."""
         return (self.workload, self.index)
-
-    @property
-    def place_at(self) -> float:
-        """Since when it has its place among those who are its equals."""
-        return self.queued_at if self.first_queued_at is None else self.first_queued_at
 
     @property
     def protected(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpupool.domain.access import ProjectRules
-from gpupool.domain.lifecycle import INTERRUPTED
 from gpupool.domain.workload import Lease, Replica, Workload, WorkloadKind
 from gpupool.scheduling.values import PendingReplica, RunningReplica
 
@@ -18,7 +17,6 @@ def pending(workload: Workload, row: Replica, rules: ProjectRules) -> PendingRep
         user=workload.user,
         request=workload.gpus_of(row.index),
         queued_at=row.queued_at,
-        first_queued_at=workload.created_at if row.reason in INTERRUPTED else None,
         evictions=row.interruptions,
         priority=workload.priority,
         preemptible=workload.preemptible,

@@ -158,13 +158,8 @@ class Simulation:
         fate.preemptions += 1
         fate.wasted_permille_s += run.permille * self._lost(key, max(0.0, lasted - run.overhead_s))
         asked = self._asked[key]
-        self._asked[key] = replace(
-            asked,
-            queued_at=now,
-            first_queued_at=asked.place_at,
-            served_s=asked.served_s + lasted,
-            evictions=asked.evictions + 1,
-        )
+        served_s = asked.served_s + lasted
+        self._asked[key] = replace(asked, queued_at=now, served_s=served_s, evictions=asked.evictions + 1)
         self._wait(self._asked[key], now)
 
     def _lost(self, key: ReplicaKey, worked_s: float) -> float:
