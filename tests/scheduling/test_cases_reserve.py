@@ -236,6 +236,65 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", table(CASES))
+GIVING_WAY = [
+    Case(
+        "it gives way to whoever is within a quota",
+        "a 1xT4",
+        "p1 green 1 train wait=900; p2 blue 1",
+        "p2@a",
+        running="r1 red 1 on a:0 train",
+        projects="red quota=0; green quota=0; blue quota=1",
+        evicted="r1",
+        reserved="p1@a",
+    ),
+    Case(
+        "so does free space that is kept, without anybody evicted",
+        "a 2xT4",
+        "p1 green 2 train wait=900; p2 blue 1 wait=5",
+        "p2@a r1@a",
+        running="r1 red 1 on a:0 end=100",
+        projects="red quota=1; green quota=0; blue quota=1",
+    ),
+    Case(
+        "not to somebody beyond a quota",
+        "a 1xT4",
+        "p1 green 1 train wait=900; p2 blue 1 train",
+        "r1@a",
+        running="r1 red 1 on a:0 train",
+        projects="red quota=0; green quota=0; blue quota=0",
+        reserved="p1@a",
+    ),
+    Case(
+        "nor where it was promised by a quota itself",
+        "a 2xT4",
+        "p1 green 2 train wait=900; p2 blue 1 wait=5",
+        "r1@a",
+        running="r1 red 1 on a:0 end=100",
+        projects="red quota=1; green quota=2; blue quota=1",
+        reserved="p1@a",
+    ),
+    Case(
+        "what is free first, before anybody is evicted; who had it kept looks for another place",
+        "a 1xT4; b 2xT4",
+        "p1 green 1 train wait=950; p2 green 2 train wait=900; p3 blue 1",
+        "p3@b r1@a r2@b",
+        running="r1 red 1 on a:0 train end=50; r2 red 1 on b:0 end=900",
+        projects="red quota=1; green quota=0; blue quota=1",
+        reserved="p1@a p2@b",
+        settings={"reserved_part": 1.0},
+    ),
+    Case(
+        "a project within its quota takes the GPUs of its own less important work",
+        "a 1xT4",
+        "p1 green 1 train wait=900; p2 red 1 prio=5 wait=5",
+        "p2@a",
+        running="r1 red 1 on a:0 train",
+        projects="red quota=1; green quota=0",
+        evicted="r1",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", table(CASES + GIVING_WAY))
 def test_case(case: Case) -> None:
     case.check()

@@ -259,6 +259,24 @@ def test_what_lies_beyond_a_share_is_not_taken_from_a_department_within_its_quot
     assert found.victims(0, 700).any()
 
 
+def test_what_lies_beyond_a_share_is_not_taken_by_the_quota_of_the_department() -> None:
+    """It would be taken back: ``near`` holds less than its share, and x more than its own, quota left by p0 or not."""
+    projects = [
+        Project("p0", 2500, weight=0.5, department="x"),
+        Project("near", 500, weight=1.0),
+        Project("p2", weight=0.5, department="x"),
+        Project("p3", weight=0.5),
+        Project("p4", weight=0.5),
+    ]
+    ledger = ledger_of(projects, [2000, 1000, 1000, 1000, 1000], [0, 1000, 1000, 0, 0], Department("x", weight=2.0))
+    found = shares_of(ledger, 6000)
+    assert found.fair[2] < 2000 <= found.fair[2] + ROUNDING * 1000
+    assert found.fair[1] > 1000
+    assert not found.victims(2, 1000)[1]
+    assert not found.may_take(2, 1000, 1, {})
+    assert found.victims(2, 1000)[3]
+
+
 @settings(max_examples=150, deadline=None)
 @given(pools(), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=40))
 def test_taking_comes_to_an_end_and_keeps_quotas(pool: tuple[Ledger, int], wishes: list[tuple[int, int]]) -> None:

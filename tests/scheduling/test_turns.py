@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from scheduling_world import world
 
 from gpupool.domain.access import Project
 from gpupool.domain.gpu import GpuRequest
-from gpupool.scheduling.values import Settings
+from gpupool.scheduling.values import EvictionKind, Settings
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
 from gpupool.simulate.values import Job, Record, Rules
@@ -83,3 +84,12 @@ def test_other_projects_make_way_only_as_far_as_they_hold_more_than_their_share(
     record = run(jobs, "1x4xT4")
     assert [fate.preemptions for fate in record.fates[:2]] == [0, 0]
     assert record.fates[4].wait_s == 10
+
+
+def test_a_gang_takes_its_turn_from_several_of_another_project() -> None:
+    """Whoever is taken, and whoever has a place, is counted once."""
+    lines = "; ".join(f"r{at} red 1 on a:{at} train age=9000 evictions=9" for at in range(4))
+    w = world("a 4xT4", "p1 blue 1 train gang=2", lines, "red; blue weight=4", turn_s=600.0)
+    w.step()
+    assert [(e.kind, e.for_workload) for e in w.last.evictions] == [(EvictionKind.TURN, "p1")] * 2
+    assert [hold.workload for hold in w.scheduler.holds] == ["p1", "p1"]

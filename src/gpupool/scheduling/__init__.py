@@ -11,8 +11,9 @@ what one looks for:
   `residue` against the `typical` work; `gang` for several at once; `capacity`, how many would fit.
 - **Waiting for space.** `reserve` keeps it for who starves, `backfill` lets others use it meanwhile, by `runtimes` and
   `pastruns`.
-- **Making room.** `reclaim` asks `rights` who may take from whom and `clearing` (`clearing_gangs`) whom to evict among
-  the `victims`; `turns`, `booked` and `consolidate` evict on other grounds; `evict` says it to the owner.
+- **Making room.** `reclaim` and `preempt` ask `rights` (`fairshare`, and `guarantees` of GPU models) who may take from
+  whom, and `room_maker` evicts whom `clearing` (`clearing_gangs`) finds among the `victims`; reservations are
+  `giving_way`; `turns`, `booked` and `consolidate` evict on other grounds; `evict` says it to the owner.
 - **Answers.** `explain` by `wait_rules` (about a `wait_case`) and `remedies`; `estimate`, `turnover`,
   `calibration`: when; `plan`, `suppose`: what if; `feasible`: whether ever; `standing`: who is where and why; `words`.
 - `values` are what goes in and comes out, `policy` what an administrator decides.

@@ -12,6 +12,7 @@ from gpupool.scheduling.estimate import Estimate, estimate
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.remedies import remedies
+from gpupool.scheduling.rights import Rights
 from gpupool.scheduling.ripening import evicts_at
 from gpupool.scheduling.runtimes import GRACE_S, Foreseen
 from gpupool.scheduling.session import Session
@@ -93,7 +94,7 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
 def _searched(case: Case, finding: Finding) -> Finding:
     """Adds that it is owed space and that the search for who could make room was cut short, if so."""
     session = case.session
-    owed = session.shares.may_reclaim(case.account.project, case.need)
+    owed = Rights(session).may_reclaim(case.account, case.need)
     if finding.code not in _MAY_RECLAIM or not session.demand.searched or not owed:
         return finding
     sentence = f"{finding.sentence}; it is owed space, and who could make room is still being looked for"

@@ -148,8 +148,8 @@ class Shares:
 
         The two are compared one level below what they have in common: in one department the projects, else the
         departments. Whoever takes stays within its fair share and the victim is above its own; or whoever takes stays
-        within its quota and the victim is above its own. Never from a project within its quota, but for one whose
-        department is beyond a quota of its own, and then not for a project beyond its quota.
+        within a quota that was set and the victim is above its own. Never from a project within its quota, but for one
+        whose department is beyond a quota of its own, and then not for a project beyond its quota.
         """
         held, dept_held = self._held()
         fair, dept = self.fair, self.division.dept
@@ -157,11 +157,11 @@ class Shares:
         by_share = _above(held, fair + margin), _above(dept_held, self.division.dept_fair + dept_margin)
         by_quota = _above(held, self.quota), _above(dept_held, self.division.dept_quota)
         in_share, in_quota = self.within_share(project, extra), self.within_quota(project, extra)
-        own = dept == dept[project]
-        inside = (by_share[0] & in_share) | (by_quota[0] & in_quota)
+        own, (claims, dept_claims) = dept == dept[project], self._claims(project, extra)
+        inside = (by_share[0] & in_share) | (by_quota[0] & claims)
         by_share_of_dept = by_share[1] & by_quota[1] if dept_margin else by_share[1]
         outside = (by_share_of_dept & self._dept_within(project, extra, self.division.dept_fair, ROUNDING))[dept]
-        outside |= (by_quota[1] & self._dept_within(project, extra, self.division.dept_quota))[dept]
+        outside |= (by_quota[1] & dept_claims)[dept]
         outside &= (by_share[0] | by_quota[0]) & (in_share or in_quota)
         outranked = (self.division.bounded & by_quota[1])[dept] & in_quota
         allowed = np.where(own, inside, outside) & (by_quota[0] | outranked)
@@ -178,8 +178,8 @@ class Shares:
         return (
             self.within_share(project, extra),
             self.within_quota(project, extra),
+            self._claims(project, extra),
             self._dept_within(project, extra, d.dept_fair, ROUNDING),
-            self._dept_within(project, extra, d.dept_quota),
             self._margins(project, extra),
             None if own is None and d.members[dept] == 1 else dept,
             own,
@@ -198,13 +198,26 @@ class Shares:
         outranked = in_quota and self.division.bounded[dept] and held > dept_quota + EPSILON
         if victim == project or not (above_quota or outranked):
             return False
+        claims, dept_claims = self._claims(project, extra)
         if dept == self.division.project_rows[project][0]:
-            return bool((in_share and above_share) or (in_quota and above_quota))
+            return bool((in_share and above_share) or (claims and above_quota))
         within = self._dept_within(project, extra, self.division.dept_fair, ROUNDING)
         beyond_quota = held > dept_quota + EPSILON
         by_share = within and held > dept_fair + dept_margin + EPSILON and (beyond_quota or not dept_margin)
-        by_quota = beyond_quota and self._dept_within(project, extra, self.division.dept_quota)
+        by_quota = beyond_quota and dept_claims
         return bool((by_share or by_quota) and (above_share or above_quota) and (in_share or in_quota))
+
+    def _claims(self, project: int, extra: int) -> tuple[bool, bool]:
+        """Whether a project would stay within a quota that was set; and whether its department would with it.
+
+        Without a quota a project claims its share alone: it may take more only from those who hold more than theirs.
+        """
+        d = self.division
+        dept, within = d.project_rows[project][0], self.within_quota(project, extra)
+        claims = within and bool(d.has_quota[project])
+        return claims, (claims or (within and bool(d.bounded[dept]))) and self._dept_within(
+            project, extra, d.dept_quota
+        )
 
     def _held(self) -> tuple[Ints, Ints]:
         held = self._ledger.used[: len(self.fair)].copy()

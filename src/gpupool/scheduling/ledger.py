@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -115,6 +115,13 @@ class Ledger:
         if number >= len(self.model_firm):
             self._grow(("model_firm",), 2 * number)
         return number
+
+    def model_quotas(self) -> Iterator[tuple[int, int, str, int]]:
+        """The quotas of models: project, number and name (in small letters) of the model, thousandths."""
+        if self._model_quotas:
+            for (project, name), model in self._model_ids.items():
+                if model in self._model_quotas:
+                    yield project, model, name, self._model_quotas[model]
 
     def set_user(self, user: User) -> int:
         """Take over a user's bound; returns its number."""

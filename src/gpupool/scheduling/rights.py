@@ -1,4 +1,4 @@
-"""Who may take GPUs from whom, as one cycle sees it: the rules of ``fairshare``, asked about victims."""
+"""Who may take GPUs from whom, as one cycle sees it: the rules of ``fairshare`` and ``guarantees``, asked of pieces."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from functools import cached_property
 import numpy as np
 
 from gpupool.scheduling.claims import Bools, Ints
+from gpupool.scheduling.guarantees import Portions
 from gpupool.scheduling.holders import Floats
+from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.victims import VictimPool
 
 
 class Rights:
-    """A project may take back as far as its quota or its fair share, from those that hold more than theirs."""
+    """A project may take back as far as its quota or its fair share, from those that hold more than theirs.
+
+    Work that asks for a GPU model by name may also take as far as the project's quota of that model, from those that
+    hold GPUs of it without such a quota. Nobody takes what is held within one.
+    """
 
     def __init__(self, session: Session) -> None:
-        self._shares, self._ledger = session.shares, session.ledger
+        self._shares, self._ledger, self._demand = session.shares, session.ledger, session.demand
+        self.models = session.guarantees()
 
     @cached_property
     def over(self) -> Floats:
@@ -26,53 +33,102 @@ class Rights:
         fair = self._shares.fair
         return np.asarray(self._ledger.used[: len(fair)] / np.maximum(fair, 1.0))
 
-    def above(self, project: int) -> bool:
-        """Whether a project holds more than it is due, promises to it left out."""
-        return self._shares.above(project)
+    # --- whoever it is taken from
 
-    def may_reclaim(self, project: int, extra: int) -> bool:
-        """Whether a project may take ``extra`` thousandths from anybody."""
-        return self._shares.may_reclaim(project, extra)
+    def may_reclaim(self, account: Account, extra: int) -> bool:
+        """Whether somebody may take ``extra`` thousandths from anybody."""
+        return self._shares.may_reclaim(account.project, extra) or self.models.may_take(account, extra)
 
     def promised(self, project: int, extra: int) -> bool:
         """Whether a project would have been promised all that it holds, with ``extra`` thousandths more."""
         return self._shares.promised(project, extra)
 
-    def any_promised(self) -> Bools:
-        """Which projects may have been promised something."""
-        return self._shares.any_promised()
+    def any_promised(self, projects: Sequence[int]) -> bool:
+        """Whether some of the projects may have been promised something."""
+        return bool(self._wanted) or bool(self._shares.any_promised()[list(projects)].any())
 
     def budget(self, project: int) -> int:
         """The most thousandths that a project may take now."""
-        return self._shares.budget(project)
+        return max(self._shares.budget(project), self.models.budget(project))
 
-    def takers(self) -> Bools:
+    def budgets(self) -> dict[int, int]:
+        """``budget`` of every project."""
+        budgets = dict(enumerate(self._shares.budgets().tolist()))
+        return budgets | {project: self.budget(project) for project, _ in self._wanted}
+
+    def takers(self) -> set[int]:
         """The projects that may take anything from anybody."""
-        return self._shares.takers()
+        takers = set(np.flatnonzero(self._shares.takers()).tolist())
+        return takers | {project for project, _ in self._wanted}
 
-    def budgets(self) -> Ints:
-        """The most thousandths that each project may take now."""
-        return self._shares.budgets()
-
-    def reclaimable(self) -> Bools:
+    def sources(self) -> Bools:
         """The projects from which anybody may take."""
-        return self._shares.reclaimable()
+        above = self._shares.reclaimable()
+        return above | self.models.holders_at_risk(self._demand.holders, self._wanted) if self._wanted else above
 
-    def victims(self, project: int, extra: int) -> Bools:
-        """The projects from which a project may take so that it holds ``extra`` thousandths more."""
-        return self._shares.victims(project, extra)
+    @cached_property
+    def _wanted(self) -> list[tuple[int, int]]:
+        """Projects that may take GPUs of a model for work that waits, and the models, when somebody first asks."""
+        if not self.models:
+            return []
+        waiting = {(g.account.project, g.account.model) for g in self._demand.groups()}
+        return sorted(of_model for of_model in waiting if self.models.wanted(*of_model))
 
-    def standing(self, project: int, extra: int) -> tuple[object, ...]:
-        """What decides about ``victims``: where it is equal, projects may take from the same ones."""
-        return self._shares.standing(project, extra)
+    # --- from whom: by what one is due
+
+    def by_share(self, pool: VictimPool, project: int, extra: int) -> Bools:
+        """The pieces that a project may take so that it holds ``extra`` thousandths more, the shielded left out.
+
+        By what it is due: from those who hold more than they are due, and not what they are guaranteed.
+        """
+        allowed = self._shares.victims(project, extra)[pool.pieces.project] & ~self._safe(pool)
+        return allowed & pool.open(promised=self.promised(project, extra))
+
+    def may_come(self, pool: VictimPool, project: int, extra: int) -> bool:
+        """Whether more than ``by_share`` may be for somebody else, or later: they are left alone, or not by all."""
+        every = self._shares.victims(project, extra)
+        shielded = every[pool.pieces.project] & ~pool.open(promised=self.promised(project, extra))
+        return bool(shielded.any() or (self._shares.reclaimable() & ~every).any())
+
+    def standing(self, account: Account, extra: int) -> tuple[object, ...]:
+        """What decides from whom one may take: where it is equal, projects may take from the same ones."""
+        of_model = account if self.models.may_take(account, extra) else None
+        promised = self.promised(account.project, extra)
+        return (
+            *self._shares.standing(account.project, extra),
+            promised,
+            of_model and (of_model.project, of_model.model),
+        )
 
     def refuses(self, pool: VictimPool, project: int, extra: int) -> _Refused:
-        """Judges lists of victims: which of them may not go when those before are gone."""
+        """Judges lists of victims ``by_share``: which of them may not go when those before are gone."""
         return _Refused(self, pool, project, extra)
 
     def may_take(self, project: int, extra: int, victim: int, freed: Counter[int]) -> bool:
         """Whether the next piece of work of ``victim`` may be taken when ``freed`` (by project) is gone already."""
         return self._shares.may_take(project, extra, victim, freed)
+
+    def _safe(self, pool: VictimPool) -> Bools:
+        if not self.models:
+            return np.zeros(len(pool.pieces), np.bool_)
+        portions = self._portions(pool)
+        risk = self.models.at_risk_of_all(pool.pieces.project, portions)
+        return np.asarray(portions.amount.any(axis=1) & ~risk.any(axis=1))
+
+    def _portions(self, pool: VictimPool) -> Portions:
+        return self.models.portions(pool.holders, pool.pieces.slot, pool.pieces.gang)
+
+    # --- from whom: by a quota of a model
+
+    def by_model(self, pool: VictimPool, account: Account) -> Bools:
+        """The pieces of others on GPUs of the model that somebody asks for by name, which nobody guarantees them."""
+        p = pool.pieces
+        risk = self.models.at_risk_of_all(p.project, self._portions(pool))
+        return np.asarray((risk & self.models.gpus_of(account)).any(axis=1) & (p.project != account.project))
+
+    def refuses_model(self, pool: VictimPool, account: Account) -> _RefusedModel:
+        """Judges lists of victims ``by_model``, as ``refuses`` does."""
+        return _RefusedModel(self, pool, account)
 
 
 class _Refused:
@@ -80,12 +136,34 @@ class _Refused:
         self._rights, self._holders, self._project, self._extra = rights, pool.holders, project, extra
 
     def __call__(self, units: Sequence[Sequence[int]]) -> list[int]:
-        freed: Counter[int] = Counter()
+        models, freed = self._rights.models, Counter[int]()
+        of_models: dict[int, Ints] = {}
         refused = []
         for at, slots in enumerate(units):
             project = int(self._holders.project[slots[0]])
-            if self._rights.may_take(self._project, self._extra, project, freed):
-                freed[project] += int(self._holders.permille[slots].sum())
+            portion = models.portion(self._holders, slots) if models else None
+            safe = portion is not None and models.safe(project, portion, of_models).all()
+            if safe or not self._rights.may_take(self._project, self._extra, project, freed):
+                refused.append(at)
+                continue
+            freed[project] += int(self._holders.permille[slots].sum())
+            if portion is not None:
+                models.free(project, portion, of_models)
+        return refused
+
+
+class _RefusedModel:
+    def __init__(self, rights: Rights, pool: VictimPool, account: Account) -> None:
+        self._models, self._holders, self._gpus = rights.models, pool.holders, rights.models.gpus_of(account)
+
+    def __call__(self, units: Sequence[Sequence[int]]) -> list[int]:
+        freed: dict[int, Ints] = {}
+        refused = []
+        for at, slots in enumerate(units):
+            project = int(self._holders.project[slots[0]])
+            portion = self._models.portion(self._holders, slots)
+            if (self._models.at_risk(project, portion, freed) & self._gpus).any():
+                self._models.free(project, portion, freed)
             else:
                 refused.append(at)
         return refused

@@ -9,6 +9,7 @@ import numpy as np
 from gpupool.scheduling.placement import Placer
 from gpupool.scheduling.queue import Demand
 from gpupool.scheduling.reclaim import make_room
+from gpupool.scheduling.rights import Rights
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.suppose import supposing
 from gpupool.scheduling.values import Hold, HoldKind, ReplicaKey, Settings
@@ -32,7 +33,7 @@ def evicts_at(
             session = Session(placer, demand, moment, settings)
             try:
                 session.haunt(holds)
-                if key not in session.ghosts and session.shares.may_reclaim(group.account.project, 1):
+                if key not in session.ghosts and Rights(session).may_reclaim(group.account, 1):
                     make_room(session)
                 ghost = session.ghosts.get(key)
             finally:

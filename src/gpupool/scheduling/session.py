@@ -15,6 +15,7 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.claims import Claim, Holding
 from gpupool.scheduling.cluster import MILLI
 from gpupool.scheduling.fairshare import Shares
+from gpupool.scheduling.guarantees import Guarantees
 from gpupool.scheduling.lanes import Lane
 from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.placement import Kept, Placer
@@ -57,6 +58,8 @@ class Session:
         self.backfills_left = settings.max_backfills
         self.likely_s: dict[tuple[str, str, int], float | None] = {}  # see ``backfill``
         self.slot_ends: npt.NDArray[np.float64] | None = None  # see ``reserve.slot_ends``
+        self._guarantees: Guarantees | None = None
+        self._uncounted: set[ReplicaKey] = set()  # those who run that ``guarantees`` left out
         self._stirred: set[int] = set()  # projects whose use is not what it was
         self.hasty = False  # what takes long is left to the next cycle as soon as somebody was granted something
         self.cut_short = False  # and that has happened
@@ -78,17 +81,23 @@ class Session:
         """Count a claim in the cluster and in the ledger."""
         self.cluster.charge(claim)
         self._count(account, claim.permille)
+        if self._guarantees:
+            self._guarantees.count(self.log, account, claim, 1)
 
     def discharge(self, claim: Claim, account: Account) -> None:
         """Take a claim out of the cluster and the ledger."""
         self.cluster.discharge(claim)
         self._count(account, -claim.permille)
+        if self._guarantees:
+            self._guarantees.count(self.log, account, claim, -1)
 
     def lift_running(self, key: ReplicaKey) -> None:
         """As if a running replica had gone."""
         claim, account = self.cluster.claims.get(key), self.demand.accounts[key]
         if claim is not None:
             self.cluster.discharge(claim)
+            if self._guarantees and key not in self._uncounted:
+                self._guarantees.count(self.log, account, claim, -1)
         self._count(account, -self.demand.running[key].lease.permille)
 
     def _count(self, account: Account, permille: int) -> None:
@@ -184,24 +193,45 @@ class Session:
         """Keep space for a replica from now on."""
         if not charged:
             self.charge(ghost.claim, ghost.account)
-        self._promise(ghost, ghost.claim.permille)
+        self._promise(ghost, 1)
         self.ghosts[ghost.hold.key] = ghost
         self.gone.add(ghost.hold.key)
 
-    def _promise(self, ghost: Ghost, permille: int) -> None:
-        self.promised[ghost.account.project] += permille
-        if ghost.hold.kind is HoldKind.RESERVED:
-            self.reserved[ghost.account.project] += permille
+    def _promise(self, ghost: Ghost, sign: int) -> None:
+        reserved = ghost.hold.kind is HoldKind.RESERVED
+        self.promised[ghost.account.project] += sign * ghost.claim.permille
+        self.reserved[ghost.account.project] += sign * ghost.claim.permille * reserved
+        if self._guarantees:
+            self._guarantees.promise(ghost.account, ghost.claim, sign, reserved=reserved)
 
     def drop_ghost(self, key: ReplicaKey) -> Ghost:
         """Keep it no longer; its replica is like any other again."""
         ghost = self.ghosts.pop(key)
         self.discharge(ghost.claim, ghost.account)
-        self._promise(ghost, -ghost.claim.permille)
+        self._promise(ghost, -1)
         self.gone.discard(key)
         return ghost
 
     # --- looks
+
+    def guarantees(self) -> Guarantees:
+        """What is guaranteed of GPU models, counted from the first call on; not to be made in the middle of a trial.
+
+        Whoever is ``leaving`` is not counted, lifted or not.
+        """
+        if self._guarantees is None:
+            made = self._guarantees = Guarantees(self.ledger, self.cluster)
+            if made:
+                holders = self.demand.holders
+                holders.catch_up(self.cluster)
+                self._uncounted = self.leaving & holders.slots.keys()
+                made.take_over(holders, [holders.slots[key] for key in self._uncounted])
+                for _, claim, account in self.placed:
+                    made.count(self.log, account, claim, 1)
+                for ghost in self.ghosts.values():
+                    made.count(self.log, ghost.account, ghost.claim, 1)
+                    made.promise(ghost.account, ghost.claim, 1, reserved=ghost.hold.kind is HoldKind.RESERVED)
+        return self._guarantees
 
     def find(self, shape: Shape, account: Account) -> Claim | None:
         """A place within all bounds on use, or None."""

@@ -12,14 +12,13 @@ who has had a turn queues as if it came later, by as long as it ran and at least
 
 from __future__ import annotations
 
-from collections import Counter
 from math import inf
 
 import numpy as np
 
 from gpupool.domain.units import format_duration
 from gpupool.scheduling.allocate import Turns
-from gpupool.scheduling.claims import Claim, Ints
+from gpupool.scheduling.claims import Bools, Claim, Ints
 from gpupool.scheduling.evict import evict
 from gpupool.scheduling.gang import place
 from gpupool.scheduling.holders import NO_GANG, Floats, Holders
@@ -71,6 +70,7 @@ class _Rotation:
     def __init__(self, session: Session, turn_s: float) -> None:
         self.session, self.holders = session, session.demand.holders
         self.turn_s = turn_s
+        self._models = session.guarantees()
         self.holders.catch_up(session.cluster)
         h, now = self.holders, session.now
         at = np.flatnonzero(h.evictable & h.occupied())
@@ -122,11 +122,10 @@ class _Rotation:
         near = group.gang is not None and group.gang.within
         if near or group.shape.gpuless or need > session.ledger.room(group.account):
             return False
-        freed: Counter[int] = Counter()
         chosen: list[int] = []
         claims: list[Claim] = []
-        for _ in range(group.size):
-            found = self._room_for_one(group, need, chosen, freed)
+        for placed in range(group.size):
+            found = self._room_for_one(group, need, placed, chosen)
             if found is None:
                 session.log.rollback(mark)
                 return False
@@ -150,13 +149,13 @@ class _Rotation:
         session.log.rollback(mark)
         return claims
 
-    def _room_for_one(self, group: Group, need: int, chosen: list[int], freed: Counter[int]) -> Claim | None:
+    def _room_for_one(self, group: Group, need: int, placed: int, chosen: list[int]) -> Claim | None:
         """A place for one more, with those it takes lifted and noted; None, nothing changed, if there is none."""
         session = self.session
         if (claim := session.find(group.shape, group.account)) is not None:
             return claim
         best: tuple[int, int, list[int]] | None = None
-        for row, slots in self._rows(group, need, chosen, freed):
+        for row, slots in self._rows(group, need, placed, chosen):
             if (found := self._fewest_on(row, group, slots)) is None:
                 continue
             cost = int(self.holders.permille[found].sum())
@@ -169,26 +168,35 @@ class _Rotation:
         _, row, found = best
         for slot in found:
             session.lift_running(self._key(slot))
-            freed[int(self.holders.project[slot])] += int(self.holders.permille[slot])
         chosen += found
         return session.placer.on_row(group.shape, row, session.ledger.room(group.account))
 
-    def _rows(self, group: Group, need: int, chosen: list[int], freed: Counter[int]) -> list[tuple[int, list[int]]]:
+    def _rows(self, group: Group, need: int, placed: int, chosen: list[int]) -> list[tuple[int, list[int]]]:
         """Nodes with victims that this group may take, with these, those who ran longest first."""
         h, session = self.holders, self.session
         project = group.account.project
         ours = h.project[self.victims] == project
+        left = need - need // group.size * placed  # what is placed is charged already
         yields = {
-            other: session.shares.may_take(project, need, other, freed)
+            other: session.shares.may_take(project, left, other, {})
             for other in np.unique(h.project[self.victims[~ours]]).tolist()
         }
         allowed = ours | np.array([yields.get(p, False) for p in h.project[self.victims].tolist()], np.bool_)
+        allowed &= ours | ~self._safe()
         at = self.victims[allowed & (h.priority[self.victims] <= group.priority)]
         rows: dict[int, list[int]] = {}
         for slot in at[~np.isin(at, chosen)].tolist():
             if self._worth(slot, need):
                 rows.setdefault(int(h.row[slot]), []).append(slot)
         return list(rows.items())[: session.settings.max_nodes_searched]
+
+    def _safe(self) -> Bools:
+        """Which of the victims are on GPUs that are guaranteed to their projects."""
+        h, models, safe = self.holders, self._models, np.zeros(len(self.victims), np.bool_)
+        for at, slot in enumerate(self.victims.tolist()) if models else ():
+            whole = h.members(int(h.gang[slot])) if h.gang[slot] != NO_GANG else [slot]
+            safe[at] = models.safe(int(h.project[slot]), models.portion(h, whole), {}).all()
+        return safe
 
     def _worth(self, slot: int, need: int) -> bool:
         """A gang goes as a whole: not for work that needs less than half of what it holds."""
