@@ -265,6 +265,16 @@ GIVING_WAY = [
         reserved="p1@a",
     ),
     Case(
+        "nor to somebody who is due it by the fair share only",
+        "a 2xT4",
+        "p1 green 2 train wait=900",
+        "r1@a",
+        running="r1 red 1 on a:0 end=100",
+        projects="blue weight=4",
+        then=(("add p2 blue 1", "r1@a"),),
+        reserved="p1@a",
+    ),
+    Case(
         "nor where it was promised by a quota itself",
         "a 2xT4",
         "p1 green 2 train wait=900; p2 blue 1 wait=5",

@@ -277,6 +277,23 @@ def test_what_lies_beyond_a_share_is_not_taken_by_the_quota_of_the_department() 
     assert found.victims(2, 1000)[3]
 
 
+def test_who_has_no_quota_takes_nothing_from_within_a_share() -> None:
+    """Not by what is left of the department's quotas: the other one, beyond its quota alone, would take it back."""
+    projects = [
+        Project("p0", 2500, weight=0.5, department="x"),
+        Project("p1", 0, weight=2.0),
+        Project("p2", weight=0.5, department="x"),
+        Project("p3", weight=0.5),
+    ]
+    ledger = ledger_of(projects, [0, 2000, 1000, 2000], [0, 0, 2000, 0], Department("x", weight=2.0))
+    found = shares_of(ledger, 5000)
+    assert found.fair[1] >= 2000
+    assert found.fair[2] > 2000
+    assert found.reclaimable()[1]
+    assert found.victims(2, 1000).tolist() == [False, False, False, True]
+    assert not found.may_take(2, 1000, 1, {})
+
+
 @settings(max_examples=150, deadline=None)
 @given(pools(), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=40))
 def test_taking_comes_to_an_end_and_keeps_quotas(pool: tuple[Ledger, int], wishes: list[tuple[int, int]]) -> None:
