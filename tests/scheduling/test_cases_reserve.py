@@ -266,12 +266,12 @@ GIVING_WAY = [
     ),
     Case(
         "nor to somebody who is due it by the fair share only",
-        "a 2xT4",
-        "p1 green 2 train wait=900",
-        "r1@a",
-        running="r1 red 1 on a:0 end=100",
-        projects="blue weight=4",
-        then=(("add p2 blue 1", "r1@a"),),
+        "a 2xT4; b 1xA100",
+        "p1 green 2 train wait=900 model=t4; p3 pink 1 zone=x",
+        "r1@a r2@b",
+        running="r1 red 1 on a:0 end=100; r2 red 1 on b:0 train min=9999",
+        projects="blue weight=4; pink quota=1",
+        then=(("add p2 blue 1 model=t4", "r1@a r2@b"),),
         reserved="p1@a",
     ),
     Case(

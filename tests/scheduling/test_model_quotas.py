@@ -322,11 +322,13 @@ SAFE = [
     ),
     Case(
         "who is on the way out is counted once as gone",
-        "a 2xA100; b 1xA100 cordoned",
-        "p1 red 1 train model=a100",
-        "r1@a r2@a",
-        running="r1 red 1 on a:0 train; r2 blue 1 on a:1 train; r3 red 1 on b:0 train releasing",
-        projects="red quota=3 quota.a100=1; blue quota=3",
+        "a 3xA100; b 1xA100 cordoned",
+        "p1 red 1 train model=a100; p2 pink 1 train model=a100",
+        "p2@a r1@a r4@a",
+        running="r1 red 1 on a:0 train; r2 blue 1 on a:1 train age=100; r4 blue 1 on a:2 train age=900; "
+        "r3 red 1 on b:0 train releasing",
+        projects="red quota=3 quota.a100=1; blue quota=3; pink quota=1 quota.a100=1",
+        evicted="r2",
     ),
     Case(
         "a reservation of its own does not count against the right",
