@@ -29,6 +29,9 @@ def test_a_department_is_made_changed_and_removed(http: httpx2.Client, name: str
     shares = {"department": name, "weight": 3.0, "model_quotas": {"a100": 2000, "t4": 500}}
     inside = http.post("/v1/projects", json={"name": project, **shares}).json()
     assert {field: inside[field] for field in shares} == shares
+    (share,) = [row for row in http.get("/v1/fairshare").json()["projects"] if row["project"] == project]
+    quotas = [("a100", 2000, 0), ("t4", 500, 0)]
+    assert [(of["model"], of["quota_permille"], of["held_permille"]) for of in share["of_models"]] == quotas
     listed = {row["name"]: row for row in http.get("/v1/departments").json()["departments"]}
     assert listed[name]["projects"] == [project]
     assert code_of(http.delete(f"/v1/departments/{name}")) == (409, "WRONG_STATE")

@@ -27,6 +27,7 @@ FAIR = {
             "protected_permille": 1000,
             "position": 1,
             "reason": "over its fair share by 1.50 GPU",
+            "of_models": [{"model": "a100", "quota_permille": 2000, "held_permille": 500}],
             **SHARE,
         }
     ],
@@ -73,6 +74,7 @@ def test_fairshare_shows_who_is_due_what_and_why(pool: FakePool, gpupool: Any) -
     assert "research/vision" in shown
     assert "over its fair share by 1.50 GPU" in shown
     assert "69.24" in shown
+    assert shown.splitlines()[-1].split() == ["vision", "a100", "2.00", "0.50"]
     assert "ann" not in shown
     assert "ann" in gpupool("fairshare", "--user").stdout.decode()
     assert json.loads(gpupool("fairshare", "--json").stdout) == FAIR

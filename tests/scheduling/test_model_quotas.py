@@ -393,6 +393,21 @@ def test_who_has_to_go_reads_why() -> None:
     )
 
 
+def test_a_projects_standing_tells_what_it_holds_of_each() -> None:
+    w = world(
+        "a 2xA100; b 1xT4",
+        "p1 red 1 model=a100",
+        "r1 blue 1 on a:0 train; r2 red 1 on a:1; r3 red 1 on b:0 train releasing",
+        "red quota=3 quota.A100=2 quota.t4=1; blue quota=2",
+    )
+    found = {row.project: row.of_models for row in w.scheduler.standings(NOW).projects}
+    assert [(of.model, of.quota_permille, of.held_permille) for of in found["red"]] == [
+        ("a100", 2000, 1000),
+        ("t4", 1000, 0),
+    ]
+    assert found["blue"] == ()
+
+
 # --- it ends, and everybody has what is guaranteed
 
 

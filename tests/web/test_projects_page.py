@@ -138,6 +138,7 @@ def test_an_administrator_changes_everything_in_one_form(site: Site, green: str)
     for shown in ('value="1.5"', 'value="12h"', "A100=1\nt4=0.5", "nights\nsat,sun", 'value="cap" selected'):
         assert shown in again
     assert "changed: compute_allowed" in words(again)
+    assert "Model Quota Holds a100 1 0" in words(again)
 
     events = again.count("changed:")
     assert site.post(green, **FORM).status_code == 303

@@ -26,6 +26,7 @@ from gpupool.scheduling.undo import UndoLog
 class _Quota(NamedTuple):
     """One project's quota of a model: the model's number in the ledger, and which GPU models of the cluster it is."""
 
+    name: str
     model: int
     permille: int
     gpus: Bools
@@ -53,7 +54,7 @@ class Guarantees:
         for project, model, name, permille in ledger.model_quotas():
             accepts = GpuRequest(models=(name,)).accepts_model
             gpus = np.array([False, *map(accepts, cluster.models[1:])])
-            self._quotas.setdefault(project, []).append(_Quota(model, permille, gpus))
+            self._quotas.setdefault(project, []).append(_Quota(name, model, permille, gpus))
             self._names.add(name)
         shape = len(ledger.projects), len(cluster.models)
         self._amounts = np.zeros((0, shape[1]), np.int64)
@@ -130,6 +131,11 @@ class Guarantees:
         held = (self.used[project] - self.promised[project])[gpus].sum()
         return int(held), sum(q.permille for q in self._quotas.get(project, ()) if (q.gpus & gpus).any())
 
+    def of_project(self, project: int) -> list[tuple[str, int, int]]:
+        """A project's quotas of models: the name, the quota, and what it holds of them."""
+        quotas = self._quotas.get(project, ())
+        return sorted((quota.name, quota.permille, self.held_of(project, quota.gpus)[0]) for quota in quotas)
+
     def _quota(self, project: int, model: int) -> _Quota | None:
         return next((quota for quota in self._quotas.get(project, ()) if quota.model == model), None)
 
@@ -166,7 +172,7 @@ class Guarantees:
         risk = np.asarray(pieces.amount > 0)
         if project in self._quotas and self._core_room(project) >= 0:
             held = self.used[project] - self.promised[project] - freed.get(project, 0)
-            for _, permille, gpus in self._quotas[project]:
+            for _, _, permille, gpus in self._quotas[project]:
                 others = held[gpus].sum() - pieces.amount[:, gpus].sum(axis=1)
                 within = pieces.least[:, gpus].sum(axis=1) + others <= permille
                 risk[within[:, None] & gpus] = False

@@ -12,11 +12,20 @@ from gpupool.scheduling.session import Session
 
 
 @dataclass(frozen=True, slots=True)
+class ModelStanding:
+    """A project's quota of a GPU model, and what it holds of it, in thousandths."""
+
+    model: str
+    quota_permille: int
+    held_permille: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProjectStanding:
     """A project now. GPUs in thousandths, ``used_gpu_hours`` is decayed use; ``quota_permille`` None: none of its own.
 
     ``position`` is its place among the projects whose work waits, from 1; 0: nothing of it waits. ``reason`` says why
-    in words.
+    in words. ``of_models`` are its quotas of GPU models.
     """
 
     project: str
@@ -32,6 +41,7 @@ class ProjectStanding:
     used_gpu_hours: float
     position: int
     reason: str
+    of_models: tuple[ModelStanding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,7 @@ def _project(session: Session, p: int, position: int, need: int) -> ProjectStand
         used_gpu_hours=_hours(session, recent),
         position=position,
         reason=_reason(session, p, need) if position else _at_rest(session, p),
+        of_models=tuple(ModelStanding(*found) for found in session.guarantees().of_project(p)),
     )
 
 

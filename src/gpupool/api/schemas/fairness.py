@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from gpupool.api.schemas.base import View
 
 
@@ -22,11 +24,20 @@ class DepartmentList(View):
     departments: list[DepartmentView]
 
 
+class ModelShareView(View):
+    """A project's quota of a GPU model, and what it holds of it, in thousandths."""
+
+    model: str
+    quota_permille: int
+    held_permille: int
+
+
 class ProjectShareView(View):
     """How a project stands now; GPUs in thousandths.
 
     ``fair_permille`` is its fair share, ``recent_permille`` what it held lately on average and ``used_gpu_hours`` the
     same as decayed use. ``position`` counts from 1 among projects whose work waits (0: none does); ``reason`` says why.
+    ``of_models`` are its quotas of GPU models.
     """
 
     project: str
@@ -42,6 +53,7 @@ class ProjectShareView(View):
     used_gpu_hours: float
     position: int
     reason: str
+    of_models: list[ModelShareView] = Field(default_factory=list)
 
 
 class DepartmentShareView(View):

@@ -30,14 +30,20 @@ def department_lines(departments: Sequence[Json], style: Style) -> list[str]:
 
 
 def fair_share_lines(found: Json, style: Style) -> list[str]:
-    """Departments, if there are any, and projects in order of their turns."""
+    """Departments, if there are any, projects in order of their turns, and their quotas of models."""
     lately = f"use counts half after {format_duration(found['half_life_s'])}"
     lines = [style.dim(f"{format_permille(found['capacity_permille'])} GPUs; {lately}")]
     if found["departments"]:
         titles = ("DEPARTMENT", "QUOTA", "WEIGHT", "HELD", "WAITING", "FAIR SHARE", "GPU HOURS")
         lines += [*table(titles, [(d["department"], *_numbers(d)) for d in found["departments"]], style), ""]
     headers = ("TURN", "PROJECT", "QUOTA", "WEIGHT", "HELD", "WAITING", "FAIR SHARE", "GPU HOURS", "WHY")
-    return lines + table(headers, [_project(p) for p in found["projects"]], style)
+    lines += table(headers, [_project(p) for p in found["projects"]], style)
+    of_models = [(p["project"], *_model(of)) for p in found["projects"] for of in p.get("of_models", ())]
+    return [*lines, "", *table(("PROJECT", "MODEL", "QUOTA", "HELD"), of_models, style)] if of_models else lines
+
+
+def _model(of: Json) -> tuple[object, ...]:
+    return of["model"], format_permille(of["quota_permille"]), format_permille(of["held_permille"])
 
 
 def _project(p: Json) -> tuple[object, ...]:

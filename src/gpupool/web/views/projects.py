@@ -10,7 +10,7 @@ from gpupool.api.schemas import DepartmentBody, ProjectBody, ProjectChange
 from gpupool.domain.access import Department, Project
 from gpupool.domain.gpu import ComputePolicy, Sharing
 from gpupool.domain.units import format_permille, parse_gpus
-from gpupool.scheduling.standing import DepartmentStanding, ProjectStanding, Standings, UserStanding
+from gpupool.scheduling.standing import DepartmentStanding, ModelStanding, ProjectStanding, Standings, UserStanding
 from gpupool.services.pool import PoolServices
 from gpupool.web.deps import Form
 from gpupool.web.views import typed
@@ -53,6 +53,7 @@ class ShareLine:
     members: tuple[str, ...] = ()
     projects: tuple[str, ...] = ()
     note: str = ""
+    of_models: tuple[ModelStanding, ...] = ()
 
     @property
     def turn(self) -> int | None:
@@ -138,6 +139,7 @@ def _project_line(row: ProjectStanding, project: Project | None, scale: float) -
         reason=row.reason,
         members=() if project is None else project.members,
         note="" if project is None else project.note,
+        of_models=row.of_models,
     )
 
 
