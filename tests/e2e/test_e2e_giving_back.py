@@ -61,3 +61,20 @@ def test_an_owner_gets_the_quota_back_and_every_victim_knows_why(lab: RealPool) 
     assert eventually(lambda: running(lab, "borrowed") == 8), "training resumes by itself"
     again = lab.text("logs", f"borrowed/{victims[0]['index']}")
     assert "attempt 2" in again
+
+
+def test_a_quota_of_a_model_brings_its_gpus_back_from_within_a_quota() -> None:
+    with fresh_pool("1xA100,1xT4") as pool:
+        pool("project", "create", "owner", "--quota", "1", "--quota-model", "a100=1")
+        pool("project", "create", "guest", "--quota", "2", "--min-runtime", "0s")
+        pool("submit", "first", "--project", "guest", "-n", "1", "--", "sh", "-c", TRAINING)
+        pool("submit", "second", "--project", "guest", "-n", "1", "--", "sh", "-c", TRAINING)
+        assert pool.becomes("first", "running")
+        assert pool.becomes("second", "running")
+        pool("submit", "named", "--project", "owner", "-n", "1", "--model", "a100", "--", "sleep", "1000")
+        assert pool.becomes("named", "running")
+        (owner,) = [row for row in pool.json("fairshare")["projects"] if row["project"] == "owner"]
+        assert owner["of_models"] == [{"model": "a100", "quota_permille": 1000, "held_permille": 1000}]
+        (event,) = [e for e in pool.json("events")["events"] if e["reason"] == "PREEMPTED" and "asked" in e["message"]]
+        assert "guest holds 1.00 GPUs of model a100, and its quota of them is 0.00" in event["message"]
+        assert sum(running(pool, name) for name in ("first", "second")) == 1
