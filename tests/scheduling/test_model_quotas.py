@@ -563,6 +563,7 @@ def test_it_ends_and_what_is_guaranteed_is_held(demand: Demands) -> None:
     assert pool.evictions <= 3 * sum(map(len, waiting))
     if all(members[0].request in WHOLE_OF_ANY and len(members) == 1 for members in waiting):
         _all_is_held(pool)
+        _quotas_are_held(pool)
 
 
 def _all_is_held(pool: Pool) -> None:
@@ -584,3 +585,24 @@ def _all_is_held(pool: Pool) -> None:
                 others = r.preemptible and r.lease.project != waits.project and r.lease.node not in kept
                 of_model = pool.model_of(r.lease.shares[0].gpu_uuid) == model
                 assert not (others and of_model) or key in safe, (waits, r)
+
+
+def _quotas_are_held(pool: Pool) -> None:
+    """Nobody waits for a GPU within a quota while training of a project beyond its quota runs where it would do."""
+    safe, ledger = pool.safe(), pool.scheduler.demand.ledger
+    kept = {hold.node for hold in pool.scheduler.holds}
+    keeping = {pool.specs[hold.key].project for hold in pool.scheduler.holds}
+    by_name = {p.name: p for p in ledger.projects if not p.department and p.quota_permille is not None}
+    for waits in pool.scheduler.demand.pending.values():
+        project = by_name.get(waits.project)
+        if project is None or project.name in keeping:
+            continue
+        within = pool.held(project.name, "") + 1000 <= (project.quota_permille or 0)
+        if not within or ledger.room(pool.scheduler.demand.account_of(waits)) < 1000:
+            continue
+        for key, r in pool.scheduler.demand.running.items():
+            other = by_name.get(r.lease.project)
+            if other is None or other is project or not r.preemptible or r.lease.node in kept or key in safe:
+                continue
+            fits = not waits.request.models or pool.model_of(r.lease.shares[0].gpu_uuid) in waits.request.models
+            assert not fits or pool.held(other.name, "") <= (other.quota_permille or 0), (waits, r)

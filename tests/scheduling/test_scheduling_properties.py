@@ -111,7 +111,9 @@ class Watched:
 
     def decide(self) -> bool:
         leaving = [key for key, r in self.scheduler.demand.running.items() if r.releasing]
+        takers = {hold.key for hold in self.scheduler.holds}
         decisions = self.scheduler.decide(self.now)
+        takers |= {(e.for_workload, e.for_index) for e in decisions.evictions if e.kind is EvictionKind.RECLAIM}
         self.trace.append(decisions)
         self.evictions += len(decisions.evictions)
         self._check()
@@ -121,15 +123,18 @@ class Watched:
                 assert victim.preemptible
                 assert victim.priority <= evictor.priority
             else:
-                self._check_eviction(victim, evictor)
+                self._check_eviction(victim, evictor, takers)
         for key in leaving:
             if key in self.scheduler.demand.running:
                 self.scheduler.apply(LeaseReleased(key))
                 self.scheduler.apply(PendingAdded(self.specs[key], self.now))
         return bool(decisions.grants or decisions.evictions or leaving)
 
-    def _check_eviction(self, victim: PendingReplica, evictor: PendingReplica) -> None:
-        """Within a project only for higher priority; else from above a quota to within a quota or a fair share."""
+    def _check_eviction(self, victim: PendingReplica, evictor: PendingReplica, takers: set[ReplicaKey]) -> None:
+        """Within a project only for higher priority; else from above a quota to within a quota or a fair share.
+
+        What is held for others than ``takers`` came after that, of what was left over or by moves: it takes no right.
+        """
         assert victim.preemptible
         if victim.project == evictor.project:
             assert victim.priority < evictor.priority
@@ -142,7 +147,7 @@ class Watched:
         ledger, capacity = self.scheduler.demand.ledger, self.scheduler.cluster.capacity_permille()
         fair = dict(zip((p.name for p in ledger.projects), Shares(ledger, capacity, self.now).fair, strict=True))
         staying = sum(r.lease.permille for r in running if r.lease.project == evictor.project and not r.releasing)
-        nominated = [h for h in holds if h.kind is HoldKind.NOMINATED]
+        nominated = [h for h in holds if h.kind is HoldKind.MOVED or (h.kind is HoldKind.NOMINATED and h.key in takers)]
         promised = sum(s.permille for h in nominated if self.specs[h.key].project == evictor.project for s in h.shares)
         slack = 50 + ROUNDING * 1000 * evictor.request.count  # starts count as use at once; work comes in pieces
         assert staying + promised <= max(rules[evictor.project] or 0, fair[evictor.project] + slack)

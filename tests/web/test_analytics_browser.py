@@ -16,12 +16,19 @@ def fetched(page: Page, link: Locator) -> str:
     return text
 
 
+def hour_with_a_lease(page: Page, pool: WebPool) -> Locator:
+    """The chart of GPUs of an hour, in the last second of which one is held: 61 minutes, the first and last in part."""
+    pool("submit", "trainer", "--", "sleep", "600")
+    assert eventually(lambda: "trainer" in pool.text("ps", "--state", "running"))
+    held = int(time.time()) + 1  # charts are of whole seconds
+    until = held + (held % 60 == 0)
+    assert eventually(lambda: time.time() >= until)
+    page.goto(f"/analytics?since={until - 3600}&until={until}")
+    return page.locator("#chart-gpus")
+
+
 def test_charts_are_drawn_and_can_be_read_without_seeing_them(browser_page: Page, web_pool: WebPool) -> None:
-    web_pool("submit", "trainer", "--", "sleep", "600")
-    assert eventually(lambda: "trainer" in web_pool.text("ps", "--state", "running"))
-    page, now = browser_page, time.time()
-    page.goto(f"/analytics?since={now - 3600:.0f}&until={now:.3f}")
-    gpus = page.locator("#chart-gpus")
+    page, gpus = browser_page, hour_with_a_lease(browser_page, web_pool)
     expect(gpus.locator("canvas")).to_be_visible()
     expect(gpus.get_by_role("button", name=re.compile("held"))).to_have_attribute("aria-pressed", "true")
     gpus.locator(".chart-area").focus()
@@ -37,6 +44,28 @@ def test_charts_are_drawn_and_can_be_read_without_seeing_them(browser_page: Page
     assert page.evaluate(axis, [0, 512, 1024]) == ["0 GiB", "0.5 GiB", "1 GiB"], "an axis has one unit"
     check_accessible(page)
     picture(page, "analytics")
+
+
+def test_nothing_moves_under_the_pointer_that_takes_the_focus(browser_page: Page, web_pool: WebPool) -> None:
+    """The legend stops reading a moment when the focus leaves the figure, not between press and release of a button."""
+    page, gpus = browser_page, hour_with_a_lease(browser_page, web_pool)
+    expect(gpus.locator("canvas")).to_be_visible()
+    legend, table = gpus.locator(".chart-legend"), gpus.get_by_text("As a table")
+    at_rest = legend.inner_text()
+    gpus.locator(".chart-area").focus()
+    page.keyboard.press("Home")
+    expect(legend).not_to_have_text(at_rest)
+    reads = legend.inner_text()
+    table.scroll_into_view_if_needed()
+    where = table.bounding_box()
+    assert where is not None
+    page.mouse.move(where["x"] + 5, where["y"] + 5)
+    page.mouse.down()
+    assert (table.bounding_box(), legend.inner_text()) == (where, reads)
+    page.mouse.up()
+    expect(gpus.locator("tbody tr")).to_have_count(61)
+    page.get_by_role("link", name="Week", exact=True).focus()
+    expect(legend).to_have_text(at_rest)
 
 
 def test_the_time_is_in_the_address_and_told_apart_by_what_one_likes(browser_page: Page, web_pool: WebPool) -> None:

@@ -211,13 +211,13 @@ class Shares:
         """Whether a project would stay within a quota that was set; and whether its department would with it.
 
         Without a quota a project claims its share alone: it may take more only from those who hold more than theirs.
+        So does one whose department is beyond a quota of its own, inside it: its projects answer for that together.
         """
         d = self.division
         dept, within = d.project_rows[project][0], self.within_quota(project, extra)
-        claims = within and bool(d.has_quota[project])
-        return claims, (claims or (within and bool(d.bounded[dept]))) and self._dept_within(
-            project, extra, d.dept_quota
-        )
+        claims, bounded = within and bool(d.has_quota[project]), bool(d.bounded[dept])
+        inside = claims and not (bounded and self._dept_claimed(dept) > d.dept_quota[dept] + EPSILON)
+        return inside, (claims or (within and bounded)) and self._dept_within(project, extra, d.dept_quota)
 
     def _held(self) -> tuple[Ints, Ints]:
         held = self._ledger.used[: len(self.fair)].copy()

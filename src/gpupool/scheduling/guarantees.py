@@ -39,6 +39,14 @@ class Portions(NamedTuple):
     least: Ints
 
 
+def safe(pieces: Portions, risk: Bools, accepted: Bools) -> Bools:
+    """Which of n pieces are safe from work that accepts some GPU models, ``risk`` being where they are not at all; [n].
+
+    Work that would get nothing but what is guaranteed to others takes nothing.
+    """
+    return np.asarray(((pieces.amount > 0) & ~risk).any(axis=1) & ~(risk & accepted).any(axis=1))
+
+
 class Guarantees:
     """What P projects hold of the K GPU models of a cluster, in thousandths, during one cycle.
 
@@ -186,10 +194,6 @@ class Guarantees:
             if len(mine):
                 risk[mine] = self.at_risk(project, Portions(pieces.amount[mine], pieces.least[mine]), {})
         return risk
-
-    def safe(self, project: int, pieces: Portions, freed: Mapping[int, Ints]) -> Bools:
-        """Which of some pieces are on guaranteed GPUs only, ``freed`` being gone already; [n]."""
-        return np.asarray(pieces.amount.any(axis=1) & ~self.at_risk(project, pieces, freed).any(axis=1))
 
     def free(self, project: int, pieces: Portions, freed: dict[int, Ints]) -> None:
         """Note in ``freed`` what a project held in some pieces."""

@@ -187,7 +187,9 @@ class _Searches:
     def _reclaim_share(self, group: Group, replica: PendingReplica, need: int) -> bool:
         """By what the project is due: from those who hold more than they are."""
         pool, project = self.room.pool(OTHERS), group.account.project
-        among, refused = self.rights.by_share(pool, project, need), self.rights.refuses(pool, project, need)
+        accepted = self.room.session.placer.accepted(group.shape)
+        among = self.rights.by_share(pool, project, need, accepted)
+        refused = self.rights.refuses(pool, project, need, accepted)
         return self._reclaim_from(group, replica, pool, among, refused)
 
     def _reclaim_model(self, group: Group, replica: PendingReplica, need: int) -> bool:

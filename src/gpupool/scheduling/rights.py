@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from gpupool.scheduling.claims import Bools, Ints
-from gpupool.scheduling.guarantees import Portions
+from gpupool.scheduling.guarantees import Portions, safe
 from gpupool.scheduling.holders import Floats
 from gpupool.scheduling.ledger import Account
 from gpupool.scheduling.session import Session
@@ -76,12 +76,13 @@ class Rights:
 
     # --- from whom: by what one is due
 
-    def by_share(self, pool: VictimPool, project: int, extra: int) -> Bools:
+    def by_share(self, pool: VictimPool, project: int, extra: int, accepted: Bools) -> Bools:
         """The pieces that a project may take so that it holds ``extra`` thousandths more, the shielded left out.
 
-        By what it is due: from those who hold more than they are due, and not what they are guaranteed.
+        By what it is due: from those who hold more than they are due, and not what they are guaranteed. ``accepted``
+        says which GPU models would do.
         """
-        allowed = self._shares.victims(project, extra)[pool.pieces.project] & ~self._safe(pool)
+        allowed = self._shares.victims(project, extra)[pool.pieces.project] & ~self._safe(pool, accepted)
         return allowed & pool.open(promised=self.promised(project, extra))
 
     def may_come(self, pool: VictimPool, project: int, extra: int) -> bool:
@@ -100,20 +101,19 @@ class Rights:
             of_model and (of_model.project, of_model.model),
         )
 
-    def refuses(self, pool: VictimPool, project: int, extra: int) -> _Refused:
+    def refuses(self, pool: VictimPool, project: int, extra: int, accepted: Bools) -> _Refused:
         """Judges lists of victims ``by_share``: which of them may not go when those before are gone."""
-        return _Refused(self, pool, project, extra)
+        return _Refused(self, pool, project, extra, accepted)
 
     def may_take(self, project: int, extra: int, victim: int, freed: Counter[int]) -> bool:
         """Whether the next piece of work of ``victim`` may be taken when ``freed`` (by project) is gone already."""
         return self._shares.may_take(project, extra, victim, freed)
 
-    def _safe(self, pool: VictimPool) -> Bools:
+    def _safe(self, pool: VictimPool, accepted: Bools) -> Bools:
         if not self.models:
             return np.zeros(len(pool.pieces), np.bool_)
         portions = self._portions(pool)
-        risk = self.models.at_risk_of_all(pool.pieces.project, portions)
-        return np.asarray(portions.amount.any(axis=1) & ~risk.any(axis=1))
+        return safe(portions, self.models.at_risk_of_all(pool.pieces.project, portions), accepted)
 
     def _portions(self, pool: VictimPool) -> Portions:
         return self.models.portions(pool.holders, pool.pieces.slot, pool.pieces.gang)
@@ -132,24 +132,27 @@ class Rights:
 
 
 class _Refused:
-    def __init__(self, rights: Rights, pool: VictimPool, project: int, extra: int) -> None:
+    def __init__(self, rights: Rights, pool: VictimPool, project: int, extra: int, accepted: Bools) -> None:
         self._rights, self._holders, self._project, self._extra = rights, pool.holders, project, extra
+        self._models, self._accepted = rights.models, accepted
 
     def __call__(self, units: Sequence[Sequence[int]]) -> list[int]:
-        models, freed = self._rights.models, Counter[int]()
-        of_models: dict[int, Ints] = {}
+        freed, of_models = Counter[int](), dict[int, Ints]()
         refused = []
         for at, slots in enumerate(units):
             project = int(self._holders.project[slots[0]])
-            portion = models.portion(self._holders, slots) if models else None
-            safe = portion is not None and models.safe(project, portion, of_models).all()
-            if safe or not self._rights.may_take(self._project, self._extra, project, freed):
+            allowed = self._rights.may_take(self._project, self._extra, project, freed)
+            if not allowed or (self._models and self._safe(project, slots, of_models)):
                 refused.append(at)
                 continue
             freed[project] += int(self._holders.permille[slots].sum())
-            if portion is not None:
-                models.free(project, portion, of_models)
+            if self._models:
+                self._models.free(project, self._models.portion(self._holders, slots), of_models)
         return refused
+
+    def _safe(self, project: int, slots: Sequence[int], freed: dict[int, Ints]) -> bool:
+        portion = self._models.portion(self._holders, slots)
+        return bool(safe(portion, self._models.at_risk(project, portion, freed), self._accepted)[0])
 
 
 class _RefusedModel:

@@ -21,6 +21,7 @@ from gpupool.scheduling.allocate import Turns
 from gpupool.scheduling.claims import Bools, Claim, Ints
 from gpupool.scheduling.evict import evict
 from gpupool.scheduling.gang import place
+from gpupool.scheduling.guarantees import safe
 from gpupool.scheduling.holders import NO_GANG, Floats, Holders
 from gpupool.scheduling.queue import Group
 from gpupool.scheduling.session import Session
@@ -182,7 +183,7 @@ class _Rotation:
             for other in np.unique(h.project[self.victims[~ours]]).tolist()
         }
         allowed = ours | np.array([yields.get(p, False) for p in h.project[self.victims].tolist()], np.bool_)
-        allowed &= ours | ~self._safe()
+        allowed &= ours | ~self._safe(session.placer.accepted(group.shape))
         at = self.victims[allowed & (h.priority[self.victims] <= group.priority)]
         rows: dict[int, list[int]] = {}
         for slot in at[~np.isin(at, chosen)].tolist():
@@ -190,13 +191,14 @@ class _Rotation:
                 rows.setdefault(int(h.row[slot]), []).append(slot)
         return list(rows.items())[: session.settings.max_nodes_searched]
 
-    def _safe(self) -> Bools:
+    def _safe(self, accepted: Bools) -> Bools:
         """Which of the victims are on GPUs that are guaranteed to their projects."""
-        h, models, safe = self.holders, self._models, np.zeros(len(self.victims), np.bool_)
+        h, models, found = self.holders, self._models, np.zeros(len(self.victims), np.bool_)
         for at, slot in enumerate(self.victims.tolist()) if models else ():
             whole = h.members(int(h.gang[slot])) if h.gang[slot] != NO_GANG else [slot]
-            safe[at] = models.safe(int(h.project[slot]), models.portion(h, whole), {}).all()
-        return safe
+            portion = models.portion(h, whole)
+            found[at] = safe(portion, models.at_risk(int(h.project[slot]), portion, {}), accepted)[0]
+        return found
 
     def _worth(self, slot: int, need: int) -> bool:
         """A gang goes as a whole: not for work that needs less than half of what it holds."""

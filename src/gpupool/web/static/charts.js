@@ -129,7 +129,8 @@ class Figure {
     this.area.after(this.legend, this.said, this.foot);
     this.area.tabIndex = 0;
     this.area.addEventListener('keydown', (event) => this.key(event));
-    this.area.addEventListener('blur', () => this.leave());
+    // Not before the focus leaves the figure: what is below would move away from under the pointer that takes it.
+    this.element.addEventListener('focusout', (event) => this.element.contains(event.relatedTarget) || this.leave());
     this.message('Loading …');
     this.resizer = new ResizeObserver(() => this.resize());
     this.resizer.observe(this.area);
