@@ -144,7 +144,7 @@ class _Searches:
             else:
                 self.in_vain.add((kind, project, group.shape))
                 lane.drop()
-                if kind is EvictionKind.RECLAIM and not self.room.owes(group):
+                if kind is EvictionKind.RECLAIM and not self.room.is_owed(group):
                     lane.bar(group.shape)
                 if kind is EvictionKind.PREEMPT and replica.priority <= self.preemption.lowest(project):
                     lane.close()  # the rest of the lane is no more important
@@ -155,7 +155,7 @@ class _Searches:
     def reclaim(self, group: Group, replica: PendingReplica) -> bool:
         """Hold space for those who are owed it, at the cost of projects that hold more than they are due if need be."""
         account, need = group.account, self.room.permille(group)
-        if not self.room.owes(group) or group.shape.gpuless:
+        if not self.room.is_owed(group) or group.shape.gpuless:
             return False
         standing = self.rights.standing(account, need)
         known = (group.shape, group.size, group.gang, group.joins, standing, len(self.session.evictions))

@@ -43,7 +43,7 @@ class RoomMaker:
         """The least thousandths with which a group starts."""
         return self.session.placer.least_permille(group.shape) * group.size
 
-    def owes(self, group: Group) -> bool:
+    def is_owed(self, group: Group) -> bool:
         """Whether a group may take what it needs from anybody."""
         return self.rights.may_reclaim(group.account, self.permille(group))
 
@@ -54,7 +54,7 @@ class RoomMaker:
 
     def gives_way(self, group: Group) -> bool:
         """Whether what is reserved for a group goes to those who were promised it: this one was not, or has it."""
-        return not (self.owes(group) and self.promised(group))
+        return not (self.is_owed(group) and self.promised(group))
 
     # --- from whom
 
