@@ -11,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same cases in each run: what passes here passes there. `pytest --hypothesis-profile=search` draws new ones.
+settings.register_profile("same", derandomize=True, database=None)
+settings.register_profile("search", derandomize=False)
+settings.load_profile("same")
 
 # A shell starts what it puts into the background with these ignored, and so would everything be that tests start.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
