@@ -2,12 +2,14 @@
 """Make the tables that the native build needs.
 
     generate.py lists <folder of cuda.h> ...   write generated/*.txt from NVIDIA's headers; the result is committed
-    generate.py tables <out>                   write <out>/generated/* from generated/*.txt and a look at the sources
+
+build.py writes <out>/generated/* from generated/*.txt and a look at the sources.
 
 Lists hold facts only: the names that the driver and NVML export, the types of their parameters, and which export
 `cuGetProcAddress` means by a name, a version and a stream flag. They are a union: a name is never taken out because a
-newer header lacks it. Tables depend on which functions are hooks, so they are made at build time; that needs no header
-of NVIDIA's and nothing but Python's standard library.
+newer header lacks it. driver_symbols.txt, which driver_symbols.py writes, adds the functions that are in no header.
+Tables depend on which functions are hooks, so they are made at build time; that needs no header of NVIDIA's and nothing
+but Python's standard library.
 """
 
 import hashlib
@@ -23,6 +25,11 @@ TYPEDEF_HEADERS = tuple(f"cuda{part}Typedefs.h" for part in ("", "GL", "EGL", "V
 STREAM_SUFFIXES = ("_ptsz", "_ptds")
 C_WORDS = {"void", "char", "short", "int", "long", "unsigned", "float", "double", "const", "size_t", "struct"}
 PER_THREAD_STREAM = 2  # the flag by which cuGetProcAddress is asked for those
+DRIVER_SYMBOLS = "driver_symbols.txt"
+UNKNOWN_TYPES = "?"  # the parameters of a function that no header declares
+# Debuggers set breakpoints on these functions, which the driver calls. They search all loaded libraries for the name
+# and take the first. In the proxy's function, which nobody calls, the breakpoint would have no effect.
+BREAKPOINTS = frozenset({"cudbgReportDriverApiError", "cudbgReportDriverInternalError"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +37,24 @@ class Library:
     """One of the two libraries that are proxied."""
 
     name: str  # as in the names of files: cuda, nvml
+    soname: str  # of the library itself
     prefix: str  # of its functions
     sources: str  # folder whose files hold its hooks
     result: str  # the type that its functions return
     types: tuple[str, ...]  # headers with this project's own declarations
+    by_hand: frozenset[str] = frozenset()  # functions of the proxy that are not in its tables
 
 
-CUDA = Library("cuda", "cu", "share", "CUresult", ("include/cuda_enums.h", "include/cuda_types.h"))
-NVML = Library("nvml", "nvml", "nvml", "nvmlReturn_t", ("include/nvml_types.h",))
+CUDA = Library("cuda", "libcuda.so.1", "cu", "share", "CUresult", ("include/cuda_enums.h", "include/cuda_types.h"))
+NVML = Library(
+    "nvml",
+    "libnvidia-ml.so.1",
+    "nvml",
+    "nvml",
+    "nvmlReturn_t",
+    ("include/nvml_types.h",),
+    frozenset({"nvmlErrorString", "nvmlInternalGetExportTable"}),
+)
 
 
 # -- lists: reading NVIDIA's headers --------------------------------------------------------------------------------
@@ -67,7 +84,7 @@ def statements(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def exports_meant(value: str) -> list[str]:
-    """The exports that a macro's value stands for: itself, or itself and its per-thread form."""
+    """Return the exports that a macro's value stands for: itself, or itself and its per-thread form."""
     per_thread = re.fullmatch(r"__CUDA_API_PT(SZ|DS)\((\w+)\)", value)
     if per_thread:
         return [per_thread[2], f"{per_thread[2]}_pt{per_thread[1].lower()}"]
@@ -104,12 +121,12 @@ def functions_of(text: str) -> dict[str, str]:
 
 
 def unversioned_functions_of(text: str) -> dict[str, str]:
-    """NVML's functions of before their second version, which its header declares only to those who ask for them."""
+    """Return NVML's functions without a version suffix, which its header declares only on request."""
     return functions_of(text.partition("#ifdef NVML_NO_UNVERSIONED_FUNC_DEFS")[2].partition("#endif")[0])
 
 
 def with_unversioned(found: dict[str, str], macros: dict[str, list[str]]) -> dict[str, str]:
-    """Adds per-thread forms that are only named where the macro is, e.g. of functions declared before it."""
+    """Add per-thread forms that are only named where the macro is, e.g. of functions declared before it."""
     for exports in macros.values():
         known = [export for export in exports if export in found]
         for export in exports if known else []:
@@ -118,13 +135,13 @@ def with_unversioned(found: dict[str, str], macros: dict[str, list[str]]) -> dic
 
 
 def asked_versions(text: str) -> set[tuple[str, int, str]]:
-    """(base name, version, "" or "_ptsz" or "_ptds") for each pointer type of a typedef header."""
+    """Yield (base name, version, "" or "_ptsz" or "_ptds") for each pointer type of a typedef header."""
     pattern = re.compile(r"\(CUDAAPI \*PFN_(cu\w+?)_v(\d+)(_ptsz|_ptds)?\)")
     return {(name, int(version), suffix) for name, version, suffix in pattern.findall(without_comments(text))}
 
 
 def form(export: str) -> tuple[str, int, str]:
-    """(base name, number of its form, stream suffix): cuMemAlloc_v2 is ("cuMemAlloc", 2, "")."""
+    """Return (base name, number of its form, stream suffix): cuMemAlloc_v2 is ("cuMemAlloc", 2, "")."""
     suffix = next((s for s in STREAM_SUFFIXES if export.endswith(s)), "")
     plain = export.removesuffix(suffix)
     numbered = re.fullmatch(r"(\w+?)_v(\d)", plain)
@@ -132,7 +149,7 @@ def form(export: str) -> tuple[str, int, str]:
 
 
 def version_table(exports: Iterable[str], asked: set[tuple[str, int, str]]) -> list[tuple[str, int, int, str]]:
-    """(base name, first version, stream flag, export): the n-th form of a name is what its n-th version means."""
+    """Return (base name, first version, stream flag, export): the n-th version of a name means its n-th form."""
     forms: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for export in exports:
         base, number, suffix = form(export)
@@ -149,7 +166,7 @@ def version_table(exports: Iterable[str], asked: set[tuple[str, int, str]]) -> l
 
 
 def read_all(folders: Iterable[Path], names: Iterable[str]) -> Iterator[str]:
-    """The text of every header of these names in these folders."""
+    """Return the text of every header of these names in these folders."""
     for folder in folders:
         for name in names:
             if (folder / name).is_file():
@@ -157,7 +174,7 @@ def read_all(folders: Iterable[Path], names: Iterable[str]) -> Iterator[str]:
 
 
 def make_lists(folders: list[Path]) -> dict[str, str]:
-    """The committed lists as file name -> text: what they hold already and what these folders' headers add."""
+    """Return the committed lists as file name -> text, with the additions of these folders' headers."""
     cuda, nvml = read_api(CUDA), read_api(NVML)
     asked = {(base, version, form(export)[2]) for base, version, _, export in read_versions()}
     for text in read_all(folders, CUDA_HEADERS):
@@ -178,32 +195,71 @@ def make_lists(folders: list[Path]) -> dict[str, str]:
 
 
 def read_list(name: str) -> list[str]:
-    """The lines of a committed list; none where it is yet to be made."""
+    """Return the lines of a committed list; none if it does not exist yet."""
     path = HERE / "generated" / name
     return path.read_text(encoding="ascii").splitlines() if path.is_file() else []
 
 
 def read_api(library: Library) -> dict[str, str]:
-    """The committed list of a library's exports: name -> types of its parameters."""
+    """Return the committed list of a library's exports: name -> types of its parameters."""
     lines = read_list(f"{library.name}_api.txt")
     return {line.partition("(")[0]: line.partition("(")[2].removesuffix(")") for line in lines}
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Symbols:
+    """A section of driver_symbols.txt: names of one kind that exactly these versions of a library export."""
+
+    soname: str
+    kind: str  # function, data
+    versions: tuple[str, ...]  # 550.163.01, 550.163.01/aarch64
+    names: frozenset[str]
+
+
+def parse_symbols(lines: Iterable[str]) -> list[Symbols]:
+    """Return the sections of driver_symbols.txt."""
+    sections: list[tuple[list[str], set[str]]] = []
+    for line in lines:
+        if line.startswith("["):
+            sections.append((line.strip("[]").split(), set()))
+        elif line and not line.startswith("#"):
+            sections[-1][1].add(line)
+    return [Symbols(head[0], head[1], tuple(head[2:]), frozenset(names)) for head, names in sections]
+
+
+def driver_symbols(library: Library, kind: str) -> set[str]:
+    """Return what any listed version of a real library exports of this kind."""
+    sections = parse_symbols(read_list(DRIVER_SYMBOLS))
+    return set().union(*(s.names for s in sections if (s.soname, s.kind) == (library.soname, kind)))
+
+
+def read_exports(library: Library) -> dict[str, str]:
+    """Return the functions that the proxy has in its tables, sorted: name -> types of the parameters.
+
+    These are the functions of the headers, and those that only the real libraries show, with UNKNOWN_TYPES. Names
+    without the library's prefix belong to other libraries (NVML 450 has some of libnvidia-nscq): a preloaded library
+    comes first, so it would hide the functions of those.
+    """
+    shown = driver_symbols(library, "function") - library.by_hand - BREAKPOINTS
+    undeclared = (name for name in shown if name.startswith(library.prefix))
+    return dict(sorted((dict.fromkeys(undeclared, UNKNOWN_TYPES) | read_api(library)).items()))
+
+
 def read_versions() -> list[tuple[str, int, int, str]]:
-    """The committed list of what names mean to cuGetProcAddress."""
+    """Return the committed list of the meaning of names in cuGetProcAddress."""
     rows = [line.split() for line in read_list("cuda_versions.txt")]
     return [(base, int(version), int(flag), export) for base, version, flag, export in rows]
 
 
 def hooks_of(library: Library, folder: Path = HERE) -> list[str]:
-    """The functions that the sources define with GP_HOOK, sorted."""
+    """Return the functions that the sources define with GP_HOOK, sorted."""
     pattern = re.compile(rf"^GP_HOOK\s+(?:\w+[\s*]+)+?({library.prefix}[A-Z]\w*)\s*\(", re.MULTILINE)
     sources = sorted((folder / library.sources).glob("*.c"))
     return sorted({name for source in sources for name in pattern.findall(source.read_text(encoding="utf-8"))})
 
 
 def index_header(library: Library, api: dict[str, str]) -> str:
-    """An enum with one member for each export."""
+    """Return an enum with one member for each export."""
     tag, count = ("gp_api", "GP_COUNT") if library is CUDA else ("gp_nvml_api", "GP_NVML_COUNT")
     members = "".join(f"    GP_{name},\n" for name in api)
     guard = f"GPUPOOL_{library.name.upper()}_INDEX_H"
@@ -225,7 +281,7 @@ def names_header(library: Library, api: dict[str, str]) -> str:
 
 
 def hooks_source(library: Library, api: dict[str, str], hooks: list[str]) -> str:
-    """A table of (index, hook). The functions' types do not matter here: only their addresses are taken."""
+    """Return a table of (index, hook). The functions' types do not matter: only their addresses are used."""
     index = "index.h" if library is CUDA else f"{library.name}_index.h"
     lines = [f'#include "generated/{library.name}_hooks.h"', f'#include "generated/{index}"']
     lines += [f"void {name}(void);" for name in hooks]
@@ -236,7 +292,7 @@ def hooks_source(library: Library, api: dict[str, str], hooks: list[str]) -> str
 
 
 def hooks_header(library: Library) -> str:
-    """The type of the table of hooks."""
+    """Return the type of the table of hooks."""
     guard = f"GPUPOOL_{library.name.upper()}_HOOKS_H"
     return (
         f"#ifndef {guard}\n#define {guard}\nstruct gp_hook {{\n    unsigned api; /* its index */\n"
@@ -246,7 +302,7 @@ def hooks_header(library: Library) -> str:
 
 
 def jumps_source(api: dict[str, str], hooks: list[str]) -> str:
-    """The jump of every export that is not a hook; see jump.h for what JUMP does."""
+    """Return the jump of every export that is not a hook; jump.h explains JUMP."""
     jumps = "".join(f"JUMP {name}, {at}\n" for at, name in enumerate(api) if name not in hooks)
     return f'#include "gpupool/jump.h"\n{jumps}JUMPS_END\n'
 
@@ -282,13 +338,14 @@ def prototypes_header(library: Library, api: dict[str, str]) -> str:
     """Prototypes of all functions whose types the project's own header declares."""
     headers = [HERE / name for name in library.types]
     known = known_types("".join(header.read_text(encoding="utf-8") for header in headers if header.is_file()))
-    usable = [name for name in api if set(re.findall(r"\w+", api[name])) <= known]
+    declared = (name for name, types in api.items() if types != UNKNOWN_TYPES)
+    usable = [name for name in declared if set(re.findall(r"\w+", api[name])) <= known]
     return "".join(f"{library.result} {name}({api[name] or 'void'});\n" for name in usable)
 
 
 def make_tables() -> dict[str, str]:
-    """What the build includes, as file name -> text."""
-    cuda, nvml = read_api(CUDA), read_api(NVML)
+    """Return the files that the build includes, as file name -> text."""
+    cuda, nvml = read_exports(CUDA), read_exports(NVML)
     files = {"versions.h": versions_header(), "index.h": index_header(CUDA, cuda)}
     files["nvml_index.h"] = index_header(NVML, nvml)
     files["cuda_exports.h"], files["nvml_exports.h"] = exports_header(cuda), exports_header(nvml)
@@ -305,7 +362,7 @@ def make_tables() -> dict[str, str]:
 def sources_hash(folder: Path = HERE) -> str:
     """SHA-256 over the names and contents of the sources: two builds with the same hash are the same."""
     digest = hashlib.sha256()
-    names = ("Makefile", "*.py", "generated/*.txt", "include/**/*.h", "*/*.[ch]", "fake/*/*.[ch]")
+    names = ("*.py", "generated/*.txt", "include/**/*.h", "*/*.[ch]", "fake/*/*.[ch]", "**/*.def")
     for path in sorted({path for name in names for path in folder.glob(name)}):
         text = path.read_bytes()
         digest.update(f"{path.relative_to(folder)} {len(text)}\n".encode() + text)
@@ -313,7 +370,7 @@ def sources_hash(folder: Path = HERE) -> str:
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Write those that differ, so that make rebuilds no more than it must."""
+    """Write those that differ."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = folder / name
@@ -326,8 +383,6 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["lists", *folders] if folders:
             write(HERE / "generated", make_lists([Path(folder) for folder in folders]))
-        case ["tables", out]:
-            write(Path(out) / "generated", make_tables())
         case _:
             sys.stderr.write(f"{__doc__}\n")
             return 2

@@ -1,15 +1,15 @@
-/* The arbiter from the inside: one process for a node, one thread, nothing that blocks.
+/* Internal interfaces of the arbiter: one process for each node, one thread, no blocking calls.
  *
- *   main.c       waits for whatever happens next
- *   commands.c   what the agent says on standard input
- *   report.c     what the agent is told on standard output
- *   leases.c     folders: opened, checked, mapped, let go of
- *   guard.c      a tenant that cuts its status file short does not take the arbiter with it
+ *   main.c       waits for the next event
+ *   commands.c   commands of the agent on standard input
+ *   report.c     reports to the agent on standard output
+ *   leases.c     opens, checks, maps and closes lease folders
+ *   guard.c      survives a tenant that truncates its mapped status file
  *   bells.c      datagrams of tenants
- *   processes.c  who is behind each slot, and what is done when he dies; procfs.c asks the system
- *   gpus.c       the tenants of each GPU: reads what they want, carries out what drr.c decides
+ *   processes.c  finds the process of each slot and repairs the slot when it dies; procfs.c reads /proc
+ *   gpus.c       the tenants of each GPU: reads their requests, applies the decisions of drr.c
  *
- * Everything in a status page is read once, as one atomic word, and believed only as far as it concerns its own tenant.
+ * Each word of a status page is read once, atomically, and may affect only the page's own tenant.
  */
 #ifndef GPUPOOL_ARBITER_H
 #define GPUPOOL_ARBITER_H
@@ -25,7 +25,7 @@
 
 #define ARB_LEASES 4096u
 #define ARB_PATH 4000u
-#define ARB_PROCESSES 512u /* of one lease, on all its GPUs: more are not looked after */
+#define ARB_PROCESSES 512u /* of one lease, on all its GPUs: further ones are ignored */
 #define ARB_TICK_NS UINT64_C(64000000)     /* heartbeat of leases with processes; at least ten a second are promised */
 #define ARB_SECOND_NS UINT64_C(1000000000) /* heartbeat of the others; reports */
 #define ARB_NEVER UINT64_MAX
@@ -34,7 +34,7 @@ struct process { /* of a lease */
     uint64_t owner, pid_ns;
     uint32_t host_pid; /* 0: not known */
     int pidfd;         /* -1: none */
-    uint32_t missed;   /* searches in vain */
+    uint32_t missed;   /* unsuccessful searches */
     bool dead, seen;
 };
 
@@ -73,8 +73,8 @@ struct lease {
     struct gpupool_control_header *control;
     struct gpupool_status_header *status;
     size_t control_size, status_size;
-    volatile sig_atomic_t cut; /* a fault was met and the pages have been replaced */
-    bool tampered;             /* ... and that has been said and dealt with */
+    volatile sig_atomic_t cut; /* an access faulted and the pages were replaced */
+    bool tampered;             /* ... and that was reported and handled */
     bool rung, full_look, muted;
     uint32_t bells; /* since the last tick */
     struct process *processes;
@@ -108,9 +108,9 @@ void arb_lease_add(const char *path);
 void arb_lease_remove(const char *path);
 struct lease *arb_lease_at(const char *path);
 struct lease *arb_lease_of(uint32_t number);
-/* Once a second: has its file been cut short, or opened to others? */
+/* Checks once a second whether the status file was truncated or opened to other users. */
 void arb_lease_inspect(struct lease *lease);
-/* Says that the lease's pages cannot be trusted, takes its grants and leaves it out from now on. */
+/* Reports that the lease's pages cannot be trusted, revokes its grants and ignores it from now on. */
 void arb_lease_distrust(struct lease *lease);
 
 /* -- guard.c ------------------------------------------------------------------------------------------------------- */
@@ -123,16 +123,16 @@ void arb_guard_replace(struct lease *lease);
 int arb_bell_open(int folder, uid_t owner, mode_t mode);
 void arb_bell_mode(const struct lease *lease);
 void arb_bell_read(struct lease *lease);
-/* Once a tick: a bell that was rung too often may be heard again. */
+/* Resets the limit of rings for each bell, once a tick. */
 void arb_bell_unmute(struct lease *lease);
 
 /* -- processes.c --------------------------------------------------------------------------------------------------- */
-/* Looks through all slots: who is there? */
+/* Reads all slots and finds the processes in them. */
 void arb_processes_scan(struct lease *lease);
-/* The kernel says that `pid` sent a message for this owner. */
+/* Records that, by the kernel's credentials, `pid` sent a message for this owner. */
 void arb_process_told(struct lease *lease, uint64_t owner, pid_t pid);
-/* Looks who has died, and repairs what they left. `all`: also among those whose death the kernel tells; `search`: also
- * for those that no look-up by pid finds. */
+/* Finds dead processes and repairs their slots. `all`: also checks processes with a pidfd; `search`: also searches /proc
+ * for processes that no look-up by pid finds. */
 void arb_processes_check(struct lease *lease, bool all, bool search);
 void arb_processes_forget(struct lease *lease);
 bool arb_process_known(const struct lease *lease, uint64_t owner);
@@ -140,9 +140,9 @@ const struct process *arb_process_of(const struct lease *lease, uint64_t owner, 
 
 /* -- procfs.c ------------------------------------------------------------------------------------------------------ */
 enum arb_life { ARB_GONE, ARB_ALIVE, ARB_UNKNOWN };
-/* Whether the process `pid` that started at `start` (clock ticks since boot) lives. */
+/* Returns true if the process `pid` that started at `start` (clock ticks since boot) lives. */
 enum arb_life arb_life(pid_t pid, uint64_t start);
-/* The process with this pid in its own namespace and this start; 0: there is none to be seen. */
+/* Returns the process with this pid in its own namespace and this start time; 0: none is visible. */
 pid_t arb_search(uint32_t pid, uint64_t start);
 uint64_t arb_own_pid_namespace(void);
 
@@ -150,7 +150,7 @@ uint64_t arb_own_pid_namespace(void);
 bool arb_gpus_join(struct seat *seat);
 void arb_gpus_leave(struct seat *seat);
 void arb_gpus_stir(struct lease *lease);
-/* Carries out what is to be done on all GPUs by now; the time to come back. */
+/* Applies all decisions for all GPUs until now; returns the time of the next call. */
 uint64_t arb_gpus_run(uint64_t now);
 
 #endif

@@ -1,8 +1,8 @@
 /* The bells: a datagram socket in each lease's folder, for its tenant's user only.
  *
- * The kernel adds the sender's pid and user to each message, so a process in another pid namespace can be found and a
- * stranger is not heard. A tenant that rings without end is not heard for the rest of a tick; its pages are looked at
- * every tick anyway.
+ * The kernel adds the sender's pid and user to each message. So a process in another pid namespace can be found, and
+ * messages of other users are ignored. A tenant that rings too often is ignored for the rest of a tick; its pages are
+ * read every tick anyway.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@
 
 static mode_t bell_mode(mode_t status_mode) { return status_mode & 0666; }
 
-/* By way of the open folder: its path may be longer than a socket's address has room for. */
+/* Uses the descriptor of the folder, because its path may be too long for a socket's address. */
 static bool bind_at(int bell, int folder) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/bell", folder);

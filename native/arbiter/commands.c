@@ -1,10 +1,10 @@
-/* What the agent says, a line each:
+/* Commands of the agent, one line each:
  *
- *   add FOLDER                   mind this lease (again: read its control page anew)
+ *   add FOLDER                   serve this lease (repeated: read its control page again)
  *   remove FOLDER                forget it
- *   correct FOLDER GPU BYTES     what the driver counts for it on its GPU number GPU beyond its ledgers
+ *   correct FOLDER GPU BYTES     memory beyond the ledgers that the driver counts for it on GPU number GPU
  *
- * A folder is an absolute path, of any characters but a line's end. The end of input is the end of the arbiter.
+ * A folder is an absolute path with any characters except a newline. The arbiter exits at the end of input.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,17 +1,18 @@
-/* The decisions of the round robin; drr_account.c keeps the books and says what `ahead` is.
+/* The decisions of the round robin; drr_account.c has the accounts and defines `ahead`.
  *
- *   grant    when nobody has a grant and nobody else drains (or has drained for too long): the one that has had least
- *   revoke   when others want the GPU and the holder has used up its quantum, leaves the GPU idle, or does not come
- *            for its grant; when a tenant wakes with credit and the holder has had a minimum; when a cap is reached
- *   wait     a little, when the holder leaves the GPU idle but the next one is deep in debt: kernels cannot be stopped,
- *            and one long kernel in each short pause would make a tenth of a share half of the GPU
- *   extend   when the quantum is over and the holder is still the one that has had least (the others overran)
+ *   grant    if no tenant has a grant and no other tenant drains (or one has drained for too long): grant to the tenant
+ *            that has had the least time
+ *   revoke   if others want the GPU and the holder has used up its quantum, leaves the GPU idle, or does not use its
+ *            grant; if a tenant wakes with credit and the holder has had its minimum; if a cap is reached
+ *   wait     briefly, if the holder leaves the GPU idle but the next tenant is deep in debt: kernels cannot be stopped,
+ *            and with one long kernel in each short pause a tenant with a tenth of the GPU would use half of it
+ *   extend   if the quantum is over and the holder is still the tenant that has had the least time (others overran)
  *
- * A tenant that drains may be granted again: a kernel without an end cannot lock its own tenant out, nor anybody else
- * for longer than drain_ns. A tenant that leaves grants unused (its process is stopped) is asked less and less often.
+ * A draining tenant may get another grant: an endless kernel cannot block its own tenant, and blocks others for at most
+ * drain_ns. A tenant that leaves grants unused (its process is stopped) gets them less and less often.
  *
- * CONTENDED asks the tenant to say when it is idle. Nobody says so unasked, so one that is alone is asked now and then
- * for a moment: otherwise a program that computed once would be taken to compute for ever.
+ * CONTENDED asks the tenant to report when it is idle. Tenants do not report this otherwise, so a tenant that is alone
+ * gets the flag from time to time for a moment. Without that a program that computed once would count as busy forever.
  */
 #include "drr.h"
 
@@ -19,7 +20,7 @@
 #include <string.h>
 
 #define ABSENCES_MOST 6u /* doublings */
-#define SOON_NS 20000    /* steps are not asked for at shorter intervals */
+#define SOON_NS 20000    /* shortest interval between requested steps */
 #define NOTHING ((struct drr_action){DRR_NOTHING, NULL})
 
 static int64_t or_default(int64_t value, int64_t otherwise) { return value > 0 ? value : otherwise; }
@@ -70,7 +71,7 @@ void drr_remove(struct drr_gpu *gpu, struct drr_tenant *tenant, uint64_t now) {
     drr_observe(gpu);
 }
 
-/* -- who is who ---------------------------------------------------------------------------------------------------- */
+/* -- look-up of tenants -------------------------------------------------------------------------------------------------- */
 
 static struct drr_tenant *holder_of(const struct drr_gpu *gpu) {
     for (uint32_t i = 0; i < gpu->count; i++)
@@ -90,7 +91,7 @@ static bool goes_before(const struct drr_gpu *gpu, const struct drr_tenant *one,
     return one->ahead < other->ahead || (one->ahead == other->ahead && one->turn < other->turn);
 }
 
-/* The one among those that want a grant that has had least; of equals the one whose turn is longest ago. */
+/* Returns the tenant with the least time among those that want a grant; of equals the one served longest ago. */
 static struct drr_tenant *next_of(const struct drr_gpu *gpu) {
     struct drr_tenant *best = NULL;
     for (uint32_t i = 0; i < gpu->count; i++) {
@@ -115,7 +116,7 @@ static void wake_at(struct drr_gpu *gpu, uint64_t when) {
 
 /* -- holding ------------------------------------------------------------------------------------------------------- */
 
-/* Alone and, as far as is known, at work: time to ask whether that is so? */
+/* Returns true if a lone tenant that counts as busy should be asked whether it still is. */
 static bool to_be_asked(struct drr_gpu *gpu, const struct drr_tenant *holder) {
     if (holder->busy == 0)
         return false;
@@ -129,7 +130,7 @@ static bool is_contended(struct drr_gpu *gpu, const struct drr_tenant *holder) {
     return next_of(gpu) != NULL || drr_capped(holder) || to_be_asked(gpu, holder);
 }
 
-/* Whether a moment `after` the grant is here; else it is noted as one to wake at. */
+/* Returns true if the time `after` the grant has passed; else notes it as a time to wake at. */
 static bool is_time(struct drr_gpu *gpu, const struct drr_tenant *holder, int64_t after) {
     uint64_t when = holder->granted_at + (uint64_t)after;
     if (gpu->now >= when)
@@ -147,7 +148,7 @@ static bool cap_reached(struct drr_gpu *gpu, struct drr_tenant *holder, bool idl
     return holder->resting || idle;
 }
 
-/* Nobody came for the grant. */
+/* The grant was not used. */
 static bool absent(struct drr_gpu *gpu, struct drr_tenant *holder) {
     if (holder->shown || !is_time(gpu, holder, gpu->settings.absent_ns))
         return false;
@@ -166,7 +167,7 @@ static bool quantum_over(struct drr_gpu *gpu, struct drr_tenant *holder, const s
     return false;
 }
 
-/* Whether an idle holder has been waited for as long as the next one's debt is worth. */
+/* Returns true if the wait for an idle holder has lasted as long as the debt of the next tenant justifies. */
 static bool paused_too_long(struct drr_gpu *gpu, const struct drr_tenant *holder, const struct drr_tenant *next) {
     int64_t owed = drr_owed(next, holder), patience = owed / 4;
     if (owed < drr_quantum(gpu, next))
@@ -195,7 +196,7 @@ static bool to_be_revoked(struct drr_gpu *gpu, struct drr_tenant *holder) {
 
 /* -- granting ------------------------------------------------------------------------------------------------------ */
 
-/* Whether somebody else still drains, and not for too long. */
+/* Returns true if another tenant still drains, and not for too long. */
 static bool to_be_waited_for(struct drr_gpu *gpu, const struct drr_tenant *next) {
     bool wait = false;
     for (uint32_t i = 0; i < gpu->count; i++) {
@@ -209,7 +210,7 @@ static bool to_be_waited_for(struct drr_gpu *gpu, const struct drr_tenant *next)
     return wait;
 }
 
-/* Those who wait for something else than for others. */
+/* Handles tenants that wait for a time and not for other tenants. */
 static void wake_for_the_rest(struct drr_gpu *gpu) {
     for (uint32_t i = 0; i < gpu->count; i++) {
         const struct drr_tenant *tenant = gpu->tenants[i];
@@ -226,7 +227,7 @@ static void wake_for_the_rest(struct drr_gpu *gpu) {
 
 static struct drr_action act(struct drr_gpu *gpu, enum drr_verb verb, struct drr_tenant *tenant) {
     drr_observe(gpu);
-    if (verb == DRR_GRANT) /* the others have been told apart only now */
+    if (verb == DRR_GRANT) /* the other tenants are known only now */
         tenant->contended = next_of(gpu) != NULL || drr_capped(tenant);
     return (struct drr_action){verb, tenant};
 }

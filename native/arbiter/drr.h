@@ -1,4 +1,4 @@
-/* Who has a GPU when: deficit round robin over tenants, as a state machine that knows no clock and does no I/O.
+/* Deficit round robin: decides which tenant has a GPU at which time. A state machine without clock and I/O.
  *
  * The caller keeps `waiting`, `busy`, `weight_permille` and `policy` of each tenant up to date, calls drr_step with the
  * time until there is no more to do, carries out each action before it asks for the next (and after DRR_REVOKE reads
@@ -12,13 +12,13 @@
 
 struct drr_settings { /* times in ns; 0 where the default is wanted */
     int64_t quantum_ns;      /* tenants that want the GPU have it in turn within about twice this (20 ms) */
-    int64_t least_quantum_ns; /* ... but nobody for less than this, however small his share (4.5 ms) */
-    int64_t least_hold_ns;   /* whoever got it keeps it this long, even if somebody with credit wakes (2 ms) */
+    int64_t least_quantum_ns; /* ... but no tenant for less than this, even with a small share (4.5 ms) */
+    int64_t least_hold_ns;   /* the holder keeps it this long, even if a tenant with credit wakes (2 ms) */
     int64_t drain_ns;        /* after a revocation the next one waits at most this long (twice the quantum, 50 ms) */
-    int64_t absent_ns;       /* a grant that wakes nobody is given to others after this (10 ms) */
-    int64_t longest_debt_ns; /* overruns are charged at most so far that this is the wait, and
-                               whoever has waited this long is next whatever he has had (20 s) */
-    int64_t patience_ns;     /* an idle holder is waited for at most this long, if who is next owes it time (10 ms) */
+    int64_t absent_ns;       /* an unused grant is given to others after this (10 ms) */
+    int64_t longest_debt_ns; /* overruns are charged only up to this wait; a tenant that has
+                               waited this long is next in any case (20 s) */
+    int64_t patience_ns;     /* longest wait for an idle holder if the next one owes it time (10 ms) */
     int64_t look_every_ns;   /* a tenant that is alone is asked this often whether it still uses the GPU (1 s) ... */
     int64_t look_ns;         /* ... for this long (5 ms) */
 };
@@ -32,18 +32,18 @@ enum drr_state {
 };
 
 struct drr_tenant {
-    /* Told by the caller. */
+    /* Set by the caller. */
     uint32_t weight_permille;
     uint32_t policy;
     uint32_t waiting; /* not 0: wants a grant */
     uint32_t busy;    /* processes whose work may not be over */
-    /* To be read by the caller. */
+    /* Read by the caller. */
     uint32_t state;     /* enum drr_state */
-    uint32_t contended; /* as last told by an action */
-    uint64_t held_ns;   /* GPU time it has had */
+    uint32_t contended; /* by the last action */
+    uint64_t held_ns;   /* GPU time received */
     uint64_t grants;
-    /* The core's own. */
-    int64_t ahead;     /* time had beyond its share, divided by its weight, against who had least; < 0: credit */
+    /* Private. */
+    int64_t ahead;     /* time beyond its share divided by its weight, relative to the tenant with the least; < 0: credit */
     int64_t left_ns;   /* of its quantum */
     int64_t tokens_ns; /* DRR_CAP: what it may still have */
     uint64_t granted_at, revoked_at, idle_since, turn;
@@ -53,7 +53,7 @@ struct drr_tenant {
     bool active;    /* wants or has the GPU */
     bool wanting;   /* at the last step */
     bool eager;     /* woke with credit: need not wait for the end of a quantum */
-    bool shown;     /* somebody came for this grant */
+    bool shown;     /* this grant was used */
     bool resting;   /* DRR_CAP: until there are tokens again */
 };
 
@@ -63,7 +63,7 @@ struct drr_gpu {
     uint32_t count, room;
     uint64_t now, turns;
     int64_t weight;   /* of all active tenants together */
-    uint64_t wake_ns; /* come back then at the latest; UINT64_MAX: only when something changes */
+    uint64_t wake_ns; /* time of the next call at the latest; UINT64_MAX: only when something changes */
 };
 
 enum drr_verb {
@@ -85,26 +85,26 @@ void drr_free(struct drr_gpu *gpu);
 /* A tenant, filled with zeros but for weight and policy, joins. With state DRR_DRAINING it may still have work there.
  * False: no memory. */
 bool drr_add(struct drr_gpu *gpu, struct drr_tenant *tenant, uint64_t now);
-/* It leaves, whatever it has; nothing more is charged. */
+/* Removes a tenant in any state; nothing more is charged. */
 void drr_remove(struct drr_gpu *gpu, struct drr_tenant *tenant, uint64_t now);
-/* The next thing to do at this time; DRR_NOTHING when there is none, and then wake_ns is set. */
+/* Returns the next action at this time; DRR_NOTHING if there is none, and then sets wake_ns. */
 struct drr_action drr_step(struct drr_gpu *gpu, uint64_t now);
 
 /* -- drr_account.c: the books of drr.c ----------------------------------------------------------------------------- */
 
-/* Charges the time since the last step to those who had the GPU. */
+/* Charges the time since the last step to the tenants that had the GPU. */
 void drr_account(struct drr_gpu *gpu, uint64_t now);
-/* Notes who wants and who has the GPU from now on. */
+/* Records which tenants want and which have the GPU from now on. */
 void drr_observe(struct drr_gpu *gpu);
 /* One quantum of this tenant, among those that are active. */
 int64_t drr_quantum(const struct drr_gpu *gpu, const struct drr_tenant *tenant);
-/* Whether the policy of this tenant caps it. */
+/* Returns true if the policy of this tenant caps it. */
 bool drr_capped(const struct drr_tenant *tenant);
-/* Nanoseconds until a tenant that rests has enough tokens. */
+/* Nanoseconds until a capped tenant that pauses has enough tokens. */
 int64_t drr_rest_ns(const struct drr_gpu *gpu, const struct drr_tenant *tenant);
-/* Time divided by a tenant's weight: in this measure those with equal claims are equal. */
+/* Time divided by a tenant's weight: comparable between tenants. */
 int64_t drr_weighted(const struct drr_tenant *tenant, int64_t ns);
-/* How much more a tenant has had than another, in its own time. */
+/* Time that a tenant has had more than another, in its own measure. */
 int64_t drr_owed(const struct drr_tenant *tenant, const struct drr_tenant *other);
 /* Nanoseconds until a holder has used up `ns` at the rate at which it is being charged. */
 int64_t drr_until_used(const struct drr_gpu *gpu, const struct drr_tenant *tenant, int64_t ns);

@@ -1,18 +1,18 @@
-/* The books of the round robin: what each tenant has had, against what it should have had.
+/* The accounts of the round robin: the time that each tenant has had, compared with the time that it should have had.
  *
- * `ahead` is a tenant's deficit in another form. A classic deficit counter is filled by a quantum in proportion to the
- * weight every round and emptied by what is used; here the time used is divided by the weight and added up, and the
- * one who has had least is next. With quanta in proportion to weights both visit everybody once a round, and overruns
- * and rounds cut short even out afterwards, however unequal kernels are. But this form needs no rounds: tenants come
- * and go, and weights change, at any moment.
+ * `ahead` is a tenant's deficit in another form. A classic deficit counter grows in every round by a quantum in
+ * proportion to the weight and shrinks by the time used. Here the time used is divided by the weight and added up, and
+ * the tenant with the smallest sum is next. With quanta in proportion to weights both methods visit every tenant once
+ * a round, and even out overruns and shortened rounds, however unequal kernels are. But this form needs no rounds:
+ * tenants may join and leave, and weights may change, at any moment.
  *
- * The figure is relative to the active tenant that has had least (`ahead` = 0). Hence
- *   - holding alone costs nothing: who is alone is the one who has had least;
- *   - debts of a tenant that is away shrink by its share of the time that others use, those of one that is alone by
- *     all of that time: what it had too much is made good to those who are there, or wanted by nobody;
- *   - credit of a tenant that is away grows in the same way, up to one quantum, so a newcomer is as good as one who
- *     has waited a round, and no better.
- * Debts are cut so that nobody waits longer for his turn than longest_debt_ns.
+ * `ahead` is relative to the active tenant that has had the least time (`ahead` = 0). Therefore:
+ *   - A tenant that holds the GPU alone pays nothing, because it is the tenant with the least time.
+ *   - The debt of an absent tenant shrinks by its share of the time that others use; the debt of a lone tenant shrinks
+ *     by all of that time. Its excess was compensated to active tenants, or no tenant wanted it.
+ *   - The credit of an absent tenant grows in the same way, up to one quantum. So a new tenant has the same claim as
+ *     one that has waited for a round.
+ * Debts are limited so that no tenant waits longer for its turn than longest_debt_ns.
  *
  * The time in which several tenants have work on the GPU (one drains for too long) is divided among them by the number
  * of their processes, as the hardware's time slices are.
@@ -20,7 +20,7 @@
 #include "drr.h"
 
 #define PERMILLE 1000
-#define SPAN_MOST_NS INT64_C(60000000000) /* a step that comes later is taken to come then: the machine was asleep */
+#define SPAN_MOST_NS INT64_C(60000000000) /* longest time charged for one step: after a longer one the machine was suspended */
 
 static int64_t weight(const struct drr_tenant *tenant) {
     return tenant->weight_permille == 0 ? 1 : tenant->weight_permille > PERMILLE ? PERMILLE : tenant->weight_permille;
@@ -36,7 +36,7 @@ bool drr_capped(const struct drr_tenant *tenant) {
     return tenant->policy == DRR_CAP && weight(tenant) < PERMILLE;
 }
 
-/* The weights of all active tenants, and of this one though it be away. */
+/* Returns the sum of the weights of all active tenants and of this one, even if it is inactive. */
 static int64_t weight_with(const struct drr_gpu *gpu, const struct drr_tenant *tenant) {
     return gpu->weight + (tenant->active ? 0 : weight(tenant));
 }
@@ -47,7 +47,7 @@ int64_t drr_quantum(const struct drr_gpu *gpu, const struct drr_tenant *tenant) 
     return fair > gpu->settings.least_quantum_ns ? fair : gpu->settings.least_quantum_ns;
 }
 
-/* What a capped tenant must have before it goes on, so that it does not go on in crumbs; it can save up twice that. */
+/* The tokens that a capped tenant needs before it continues, to avoid tiny grants; it can save twice that number. */
 static int64_t enough_tokens(const struct drr_gpu *gpu, const struct drr_tenant *tenant) {
     int64_t share = 2 * gpu->settings.quantum_ns * weight(tenant) / PERMILLE;
     return share > gpu->settings.least_quantum_ns ? share : gpu->settings.least_quantum_ns;
@@ -88,7 +88,7 @@ static void charge(const struct drr_gpu *gpu, struct drr_tenant *tenant, int64_t
         fill_tokens(gpu, tenant, span, part);
 }
 
-/* Nobody wants the GPU: what anybody had too much is forgotten as fast as time goes by. */
+/* If no tenant wants the GPU, all debts shrink at the rate of real time. */
 static void forgive(struct drr_gpu *gpu, int64_t span) {
     for (uint32_t i = 0; i < gpu->count; i++) {
         struct drr_tenant *tenant = gpu->tenants[i];
@@ -98,9 +98,9 @@ static void forgive(struct drr_gpu *gpu, int64_t span) {
     }
 }
 
-/* Whoever of the active tenants has had least becomes the measure, unless he has credit: that he keeps. It moves at
- * most at twice the pace at which all of them together are served, so that a tenant that leaves for a moment does not
- * acquit those that owe it time: who is alone pays his debts off second by second. */
+/* Makes the active tenant with the least time the reference, unless it has credit, which it keeps. The reference moves
+ * at most at twice the rate at which all tenants together are served. Otherwise a tenant that leaves for a moment would
+ * cancel the debts of the others: a tenant that is alone reduces its debt only as time passes. */
 static void move_measure(struct drr_gpu *gpu, int64_t span) {
     if (gpu->weight == 0) {
         forgive(gpu, span);
@@ -141,7 +141,7 @@ void drr_account(struct drr_gpu *gpu, uint64_t now) {
 
 /* -- observing ----------------------------------------------------------------------------------------------------- */
 
-/* A tenant without a grant wants one if it waits, does not rest, and has not lately left grants unused. */
+/* A tenant without a grant wants one if it waits, has tokens, and has not recently left grants unused. */
 static bool wants(const struct drr_gpu *gpu, struct drr_tenant *tenant) {
     if (tenant->resting && drr_rest_ns(gpu, tenant) == 0)
         tenant->resting = false;

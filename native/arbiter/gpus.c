@@ -1,8 +1,8 @@
-/* The tenants of each GPU: what they want is read from their pages, and what drr.c decides is written into them.
+/* The tenants of each GPU: reads their requests from their pages and writes the decisions of drr.c into them.
  *
- * GPUs are told apart by the name that NVML prints for them. A tenant with policy "none" may launch at any time.
+ * GPUs are distinguished by the name that NVML prints for them. A tenant with policy "none" may launch at any time.
  *
- * While a tenant drains its page is looked at every millisecond: bells may get lost.
+ * While a tenant drains, its page is read every millisecond, because bells may get lost.
  */
 #include <linux/futex.h>
 #include <stdlib.h>
@@ -89,7 +89,7 @@ static bool has_seat(const struct lease *lease, const struct gpu *gpu) {
     return false;
 }
 
-/* What an earlier arbiter granted is taken back, and may take its time to end like any other. */
+/* Revokes grants of an earlier arbiter; they may drain like any other. */
 bool arb_gpus_join(struct seat *seat) {
     struct gpu *gpu = gpu_named(seat);
     bool gated = seat->control->policy != GPUPOOL_POLICY_NONE;
@@ -139,7 +139,7 @@ void arb_gpus_stir(struct lease *lease) {
             lease->seats[i].gpu->stirred = true;
 }
 
-/* Those that have the GPU are looked at always, the others when they have rung. */
+/* Reads the pages of tenants that have the GPU always, those of the others after a bell. */
 static void look_at_all(const struct gpu *gpu) {
     for (uint32_t i = 0; i < gpu->drr.count; i++) {
         struct seat *seat = (struct seat *)(void *)gpu->drr.tenants[i];
@@ -148,7 +148,7 @@ static void look_at_all(const struct gpu *gpu) {
     }
 }
 
-/* ... and is waited for. One that takes longer is looked at every tick. */
+/* ... and is polled. A tenant that takes longer is checked every tick. */
 static bool somebody_drains(const struct gpu *gpu) {
     for (uint32_t i = 0; i < gpu->drr.count; i++)
         if (gpu->drr.tenants[i]->state == DRR_DRAINING &&

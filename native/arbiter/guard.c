@@ -1,6 +1,7 @@
-/* A status file belongs to its tenant, who may cut it short while it is mapped here; touching what is gone raises
- * SIGBUS. The handler puts empty memory there and the access is tried again: it finds zeros, which mean "nobody".
- * What the page said is of no importance any more; the lease is dealt with when the event at hand is over.
+/* Handles truncated status files. A status file belongs to its tenant, who may truncate it while it is mapped here;
+ * reading the missing part raises SIGBUS. The handler maps empty memory there, and the access is repeated: it reads
+ * zeros, which mean "no process". The content of the page no longer matters; the lease is handled after the current
+ * event.
  */
 #include <sys/mman.h>
 
@@ -15,7 +16,7 @@ static bool replace(void *start, size_t size) {
     return mmap(start, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == start;
 }
 
-/* The control file is the agent's; but where tenants run as the same user they can cut that short as well. */
+/* The control file belongs to the agent, but tenants that run as the same user can truncate it as well. */
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
     (void)context;
     for (uint32_t i = 0; i < arb_lease_end; i++) {

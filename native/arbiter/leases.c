@@ -1,7 +1,7 @@
-/* The leases: their folders are opened, checked and mapped when the agent names them, and let go of when it says so.
+/* Opens, checks and maps the folders of leases that the agent adds, and releases them when it removes the lease.
  *
- * The folder is the agent's, the status file in it the tenant's. No link is followed, and what is mapped must be of
- * exactly the size that its number of GPUs asks for.
+ * The folder belongs to the agent, the status file in it to the tenant. Links are not followed, and a mapped file must
+ * have exactly the size for its number of GPUs.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -56,7 +56,7 @@ static void *map(int folder, const char *name, size_t *size, int *fd, struct sta
     return NULL;
 }
 
-/* The tenant could have cut the file short since its size was read: whatever is read by a copy cannot fault. */
+/* Copies the file with read(), which cannot fault: the tenant may have truncated it since its size was checked. */
 static bool status_is_sound(const struct opened *opened, uint32_t gpu_count) {
     struct gpupool_status_header header;
     return pread(opened->status_fd, &header, 16, 0) == 16 && header.magic == GPUPOOL_PAGES_MAGIC &&
@@ -84,7 +84,7 @@ static void close_all(struct opened *opened) {
         close(opened->folder);
 }
 
-/* NULL, or a sentence that says what is wrong. */
+/* Returns NULL, or a sentence that describes the error. */
 static const char *open_folder(const char *path, struct opened *opened) {
     struct stat about;
     int control_fd = -1;
@@ -178,7 +178,7 @@ void arb_lease_add(const char *path) {
     begin(lease);
 }
 
-/* -- letting go ---------------------------------------------------------------------------------------------------- */
+/* -- removing ------------------------------------------------------------------------------------------------------ */
 
 void arb_lease_remove(const char *path) {
     struct lease *lease = arb_lease_at(path);
@@ -189,7 +189,7 @@ void arb_lease_remove(const char *path) {
     arb_processes_forget(lease);
     close(lease->bell);
     close(lease->status_fd);
-    arb_leases[lease->number % ARB_LEASES] = NULL; /* before the pages go: a fault is looked up in this table */
+    arb_leases[lease->number % ARB_LEASES] = NULL; /* before the pages are unmapped: the fault handler searches this table */
     munmap(lease->control, lease->control_size);
     munmap(lease->status, lease->status_size);
     free(lease->path);

@@ -1,8 +1,8 @@
 /* gpupool-arbiter: grants the time of a node's GPUs to leases in turn, and repairs what killed processes leave.
  *
- * It sleeps until an order, a bell, a death or the next moment of a decision. While a lease has processes it also
- * wakes about sixteen times a second, to change the heartbeat by which they know that it lives; leases without
- * processes get theirs once a second, and without leases it sleeps for good.
+ * It sleeps until a command, a bell, the death of a process or the time of the next decision. While a lease has
+ * processes, it also wakes about sixteen times a second to change the heartbeat, which shows them that it lives. Leases
+ * without processes get a heartbeat once a second. Without leases it sleeps until a command.
  */
 #include <errno.h>
 #include <signal.h>
@@ -44,7 +44,7 @@ static void wake_up_at(uint64_t when) {
     timerfd_settime(timer, TFD_TIMER_ABSTIME, &at, NULL);
 }
 
-/* -- what happens again and again ---------------------------------------------------------------------------------- */
+/* -- periodic work ------------------------------------------------------------------------------------------------- */
 
 static bool has_processes(const struct lease *lease) {
     for (uint32_t i = 0; i < lease->gpu_count; i++)
@@ -99,7 +99,7 @@ static uint64_t do_regularly(uint64_t now) {
     return !leases ? ARB_NEVER : processes && next_tick < next_second ? next_tick : next_second;
 }
 
-/* -- what happens unasked ------------------------------------------------------------------------------------------ */
+/* -- events -------------------------------------------------------------------------------------------------------- */
 
 static void on_lease(enum arb_kind kind, uint32_t number) {
     struct lease *lease = arb_lease_of(number); /* it may have gone since */
@@ -149,7 +149,7 @@ static void help(void) {
          "on standard output, and ends with its input.");
 }
 
-/* A descriptor for each lease's bell and for each process; a little precedence, where that is allowed. */
+/* Raises the limit of descriptors (one for each bell and process) and the priority, where allowed. */
 static void prepare(void) {
     struct rlimit files;
     signal(SIGPIPE, SIG_IGN);

@@ -1,11 +1,11 @@
-/* Who is behind each slot, and what is done when he dies.
+/* Finds the process of each slot, and repairs the slot when the process dies.
  *
- * A process in the arbiter's own pid namespace is found by the pid in its slot. One in another namespace is found by
- * the credentials that the kernel adds to its bell, or, when the arbiter was not there to hear it, by a search through
- * /proc. From then on a pidfd tells of its death at once; without pidfd its pid and start are looked at every tick.
+ * A process in the arbiter's own pid namespace is found by the pid in its slot. A process in another namespace is found
+ * by the credentials that the kernel adds to its bell, or, if the arbiter did not run then, by a search through /proc.
+ * After that a pidfd reports its death at once; without pidfd its pid and start time are checked every tick.
  *
- * A slot whose owner cannot be found is repaired only when /proc shows the lease's processes and searches a second
- * apart were in vain: to give memory back that is still in use would break the promise to the neighbours.
+ * A slot whose owner cannot be found is repaired only if /proc shows the lease's processes and several searches, a
+ * second apart, found nothing: releasing memory that is still in use would break the guarantee of other tenants.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -135,7 +135,7 @@ static void find(struct lease *lease, struct process *process, bool search) {
         process->dead = ++process->missed >= SEARCHES;
 }
 
-/* Those with a pidfd only when the kernel has said that one of them ended, and once a second. */
+/* Processes with a pidfd are checked only after the kernel reported a death, and once a second. */
 static bool has_ended(const struct process *process, bool all) {
     if (process->pidfd >= 0 && !all)
         return false;

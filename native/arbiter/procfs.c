@@ -1,7 +1,7 @@
-/* What /proc says about processes. A process is known by its pid and the moment it started, so that a pid that is used
- * again is not taken for it.
+/* Reads /proc about processes. A process is identified by its pid and start time, so that a recycled pid is not
+ * mistaken for it.
  *
- * Where other users' processes are hidden (hidepid), not to be seen does not mean not to be: then kill() tells.
+ * With hidepid a process that is not visible may still exist: then kill() decides.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -54,7 +54,7 @@ static bool read_stat(pid_t pid, struct stat_line *line) {
     return at != NULL;
 }
 
-/* Dead and not yet waited for; a first thread that has ended while others run looks the same but for their number. */
+/* True for a zombie. A main thread that has ended while others run looks the same except for the number of threads. */
 static bool is_over(const struct stat_line *line) {
     return (line->state == 'Z' && line->threads <= 1) || line->state == 'X';
 }

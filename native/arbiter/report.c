@@ -1,4 +1,4 @@
-/* What the agent is told: one JSON object a line.
+/* Reports to the agent: one JSON object a line.
  *
  *   {"usage": {"lease": FOLDER, "gpu": INDEX, "uuid": NAME, ...}}
  *       about once a second for each GPU of each lease that has processes, and when something changed. Bytes: used
@@ -8,7 +8,7 @@
  *       ticks since boot), bytes, context_bytes.
  *   {"warning": SENTENCE, "lease": FOLDER}
  *
- * An agent that does not read does not stop the arbiter: when its pipe is full, lines are left out.
+ * An agent that does not read cannot block the arbiter: lines are dropped while the pipe is full.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ static char line[LINE];
 static size_t length;
 static int output = -1;
 
-/* Only a pipe or socket is made not to block: a terminal or file is shared with others. */
+/* Sets only a pipe or socket to non-blocking: a terminal or file is shared with other processes. */
 void arb_report_to(int fd) {
     struct stat about;
     output = fd;
@@ -46,7 +46,7 @@ void arb_flush(void) {
         if (now < 0 && errno == EINTR)
             continue;
         if (now < 0 && errno != EAGAIN)
-            done = filled; /* nobody reads any more: the end of input will tell */
+            done = filled; /* no reader any more: the end of input will follow */
         if (now <= 0)
             break;
         done += (size_t)now;
@@ -76,7 +76,7 @@ static void put_text(const char *text) {
     put("\"");
 }
 
-/* A line that did not fit, or for which there is no room now, is left out. */
+/* Drops a line that is too long or for which the pipe has no room now. */
 static void end_line(void) {
     put("\n");
     if (filled + length > ROOM)

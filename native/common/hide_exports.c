@@ -1,9 +1,9 @@
-/* Makes a proxy look like the very library behind it.
+/* Hides exports of a proxy that the real library does not have.
  *
- * The proxy exports what the newest headers know; an older driver has less. Programs ask with dlsym() which form of a
- * function there is (numba takes NAME_v2 where it exists, else NAME), so an export too many leads them to a function
- * that only fails. Its symbol is therefore taken out of the proxy's table in memory: the loader passes over symbols
- * without a value. Where the table lies in memory that may be executed, which old linkers did, it is left as it is.
+ * The proxy exports all functions of the newest headers; an older driver has fewer. Programs ask dlsym() which version of
+ * a function exists (numba uses NAME_v2 if it exists, else NAME), so an extra export leads them to a function that
+ * always fails. Its symbol is therefore removed from the proxy's table in memory: the loader skips symbols without a
+ * value. A table in executable memory, which old linkers produced, is not changed.
  */
 #include "hide_exports.h"
 

@@ -2,7 +2,7 @@
 #ifndef GPUPOOL_HIDE_EXPORTS_H
 #define GPUPOOL_HIDE_EXPORTS_H
 
-/* Takes out of sight of dlsym() what the library of which `inside` is a part exports and `real` does not. */
+/* Hides from dlsym() the exports of the library that contains `inside` if `real` does not export them. */
 void gp_hide_exports(const void *inside, void *real);
 
 #endif

@@ -1,9 +1,8 @@
 /* Opens and checks the pages of a lease.
  *
- * The folder's name comes from the environment, so nothing about it is believed: no link is followed, the files must
- * be regular and exactly as long as their number of GPUs says, and paths in them must be absolute and end. What is
- * mapped stays mapped for the life of the process; descriptors are closed at once, because programs close those that
- * they do not know.
+ * The folder's name comes from the environment and is not trusted: links are not followed, the files must be regular and
+ * have exactly the size for their number of GPUs, and paths in them must be absolute and terminated. Mappings stay for
+ * the life of the process; descriptors are closed at once, because programs close descriptors that they do not know.
  */
 #include "lease_files.h"
 

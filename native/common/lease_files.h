@@ -14,8 +14,8 @@ struct gp_lease_files {
 /* The folder named by GPUPOOL_LEASE_DIR; NULL when there is none. */
 const char *gp_lease_folder(void);
 
-/* Maps the files of a folder after checking that they are what they should be. No descriptor stays open.
- * NULL, or half a sentence that says what is wrong with them. */
+/* Checks and maps the files of a folder. No descriptor stays open. Returns NULL, or half a sentence that describes the
+ * error. */
 const char *gp_lease_files_map(const char *folder, bool with_status, struct gp_lease_files *files);
 
 static inline const struct gpupool_control_gpu *gp_control_gpu(const struct gpupool_control_header *control,

@@ -1,16 +1,15 @@
-/* Memory totals that are exact whoever dies when.
+/* Memory totals that stay exact if processes are killed at any time.
  *
- * A lock in shared memory would have to be broken when its holder is killed, and who breaks it cannot know how far the
- * holder came. So there is none: a process writes what it intends into its slot, changes the tenant's word by one
- * compare-and-swap, and notes that it is done. What the words of a dead process say is always enough to tell which of
- * the three happened:
+ * A lock in shared memory would have to be broken when its holder is killed, and the breaker could not know the progress
+ * of the holder. Therefore there is no lock: a process writes its intent into its slot, changes the tenant's word by one
+ * compare-and-swap, and records that it is done. The words of a dead process always show its progress:
  *
  *   intent == ledger                       nothing was under way
  *   intent != ledger, and intent's sequence number is in `tenant` (with this slot's number) or in `applied`
  *                                          the tenant's word has been changed: the intent is the truth
  *   otherwise                              it has not been changed: the ledger is the truth
  *
- * The second line holds because nobody replaces a tenant's word (T, t, q) before slots[t].applied says q.
+ * The second line holds because no process replaces a tenant's word (T, t, q) before slots[t].applied says q.
  *
  * Sequence numbers. A word has room for 23 bits, `applied` for all 64: it only ever grows, its low 23 bits are the
  * number in the word, and so a helper that slept cannot set it back or make a late store pass for a new one. When
@@ -32,7 +31,7 @@
 
 #include <pthread.h>
 
-/* Tests put an end to the process, or a switch to another one, at each of these. */
+/* Tests end the process, or switch to another one, at each of these points. */
 #ifndef GP_STEP
 #define GP_STEP(n) ((void)0)
 #endif
@@ -51,7 +50,7 @@ void gp_ledger_after_fork(void) { own_slots = (pthread_mutex_t)PTHREAD_MUTEX_INI
 enum outcome { DONE, OVER_LIMIT, OUTRUN };
 
 /* Makes slots[t].applied say that `word`, just read from the tenant's word, has been there. False: it is there no
- * longer. Losing the compare-and-swap is as good as winning it: whoever won stored at least this number. */
+ * longer. Losing the compare-and-swap is as good as winning it: the winner stored at least this number. */
 static bool note_applied(struct gpupool_status_gpu *status, uint64_t word) {
     _Atomic uint64_t *applied = &status->slots[gpupool_word_slot(word)].applied;
     uint64_t known = atomic_load(applied);
@@ -118,7 +117,7 @@ static void settle(struct gpupool_status_gpu *status, uint32_t number) {
     if (intent == ledger)
         return;
     uint32_t seq = gpupool_word_seq(intent);
-    uint64_t word = atomic_load(&status->tenant); /* before `applied`: who replaces it stores there first */
+    uint64_t word = atomic_load(&status->tenant); /* before `applied`: a process that replaces it stores there first */
     GP_STEP(9);
     bool there = gpupool_word_slot(word) == number && gpupool_word_seq(word) == seq;
     bool happened = there || (atomic_load(&slot->applied) & SEQ_MASK) == seq;
@@ -169,6 +168,7 @@ static void clear_notes(struct gpupool_slot *slot) {
         atomic_store(words[i], 0);
     atomic_store(&slot->busy, 0);
     atomic_store(&slot->waiting, 0);
+    atomic_store(&slot->flags, 0);
 }
 
 bool gp_ledger_repair_slot(struct gpupool_status_gpu *status, uint32_t slot) {
@@ -176,11 +176,10 @@ bool gp_ledger_repair_slot(struct gpupool_status_gpu *status, uint32_t slot) {
         return false;
     struct gpupool_slot *dead = &status->slots[slot];
     clear_notes(dead);
-    atomic_store(&dead->flags, 0);
     atomic_store(&dead->host_pid, 0);
     atomic_store(&dead->pid_ns, 0);
     GP_STEP(12);
-    atomic_store(&dead->owner, 0); /* last: whoever claims it finds it clean */
+    atomic_store(&dead->owner, 0); /* last: the next owner finds it clean */
     return true;
 }
 

@@ -1,10 +1,13 @@
 /* Finds a real library by absolute path, never by its bare name: that name is the proxy's own. */
 #include "real_library.h"
 
+#include "bind_to_itself.h"
+
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char *const folders[] = {
 #if defined(__x86_64__)
@@ -29,6 +32,8 @@ static void *open_other_than(const char *path, const char *own_name, const void 
         dlclose(library);
         return NULL;
     }
+    if (library != NULL)
+        gp_bind_to_itself(library, strncmp(own_name, "nvml", 4) == 0 ? "nvml" : "cu");
     return library;
 }
 

@@ -8,16 +8,19 @@
  *                          mig <uuid> <memory bytes> <multiprocessors> <profile>
  *   gpu-<i>.state      struct fake_state of GPU i, mapped by every process; made when first needed
  *   gpu-<i>.<k>.state  the same of MIG instance k of GPU i
- *   *.alive            beside each state file: process slot s is alive while a lock is held on byte s
+ *   *.alive            next to each state file: process slot s is alive while a lock is held on byte s
  *
- * A simulated GPU may use what a real arbiter must not: one robust process-shared mutex. Everything under it is such
- * that a process killed at any instruction leaves a state that the next one can go on with: words are written singly
- * or behind one index, and sums are never stored, only computed.
+ * For tests, variables of a program override the context size of gpus.conf (cuda/contexts.c):
+ * GPUPOOL_FAKE_CONTEXT_MIB at the first context, GPUPOOL_FAKE_CONTEXT_GROWTH_MIB more with each module that is loaded.
+ *
+ * A simulated GPU may use one robust process-shared mutex, unlike the real arbiter. A process killed at any instruction
+ * leaves a state that the next process can continue with: words are written singly or behind one index, and sums are
+ * computed and never stored.
  *
  * Time: `virtual` time runs at 1/n of real time while n processes have work that is not done (n = 0: it stands still),
- * so each of them is served equally, as time slices of equal length would be, seen from afar. A process's work is done
+ * so each of them is served equally, as with equal time slices. A process's work is done
  * when virtual time reaches its `finish`. The curve remembers where the slope changed, so that the moment at which any
- * piece of work ended can be told afterwards. Nobody drives this: whoever looks first advances the clock.
+ * piece of work ended is known afterwards. There is no driver thread: the first reader advances the clock.
  */
 #ifndef FAKE_GPUS_H
 #define FAKE_GPUS_H
@@ -74,7 +77,7 @@ struct fake_process { /* 256 bytes; offsets are part of the interface: tests rea
     _Atomic uint32_t state;              /*   0 enum fake_process_state */
     _Atomic uint32_t pid;                /*   4 as the process sees itself */
     _Atomic uint64_t start;              /*   8 its start time in clock ticks since boot */
-    _Atomic uint64_t served_ns;          /*  16 GPU time received; brought up to date by whoever looks */
+    _Atomic uint64_t served_ns;          /*  16 GPU time received; brought up to date by each reader */
     _Atomic uint64_t kernels;            /*  24 kernels completed, as far as the process has noticed */
     _Atomic uint64_t submitted_ns;       /*  32 GPU time asked for */
     _Atomic uint64_t finish;             /*  40 virtual time at which all of that will be done */
@@ -83,7 +86,9 @@ struct fake_process { /* 256 bytes; offsets are part of the interface: tests rea
     _Atomic uint64_t launches;           /* 104 kernels and graphs launched */
     _Atomic uint64_t joined_ns;          /* 112 CLOCK_MONOTONIC */
     _Atomic uint64_t gone_ns;            /* 120 when its death was noticed */
-    uint8_t pad[128];
+    _Atomic uint64_t pool_maps;          /* 128 times that a memory pool took memory of the card ... */
+    _Atomic uint64_t pool_unmaps;        /* 136 ... and gave some back */
+    uint8_t pad[112];
 };
 
 struct fake_point { /* virtual time and the real time (CLOCK_MONOTONIC, ns) at which it was reached */
@@ -98,7 +103,7 @@ struct fake_state {
     _Atomic uint64_t magic; /* written last */
     _Atomic uint32_t abi;
     uint32_t reserved;
-    char boot[40]; /* boot id: a state of before a reboot is begun anew */
+    char boot[40]; /* boot id: after a reboot the state starts anew */
     uint64_t memory_bytes;
     _Atomic uint64_t busy_ns; /* time during which somebody had work; for utilisation */
     _Alignas(64) pthread_mutex_t lock;
@@ -137,7 +142,7 @@ bool fake_uuid_bytes(const char *text, uint8_t bytes[16]);
 struct fake_device *fake_device_open(uint32_t gpu, int mig);
 void fake_lock(struct fake_device *device);
 void fake_unlock(struct fake_device *device);
-/* Forget what processes that have died held. Under the lock. */
+/* Releases the memory and time of dead processes. Under the lock. */
 void fake_sweep(struct fake_device *device);
 /* The slot of this process, claimed if it has none; negative when all are taken. Under the lock. */
 int fake_join(struct fake_device *device);

@@ -1,4 +1,4 @@
-/* The shared state of a simulated GPU: mapping it, taking part, and cleaning up behind those who died.
+/* The shared state of a simulated GPU: mapping it, claiming a slot, and cleaning up after dead processes.
  *
  * A process is alive while it holds a lock on its byte of the .alive file: the kernel gives that up in the moment of
  * death, also of one that nobody has waited for and also where process ids of namespaces differ. The descriptor is

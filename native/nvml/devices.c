@@ -1,4 +1,4 @@
-/* There are the lease's GPUs and no others, numbered in the order of the lease, as CUDA numbers them. */
+/* Hooks that show only the lease's GPUs, numbered in the order of the lease, as CUDA numbers them. */
 #include "view.h"
 
 GP_HOOK nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
@@ -11,7 +11,7 @@ GP_HOOK nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) { return nvmlDevice
 GP_HOOK nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
     if (!gp_leased()) return REAL(nvmlDeviceGetHandleByIndex_v2)(index, device);
     if (device != NULL && index < gp_gpu_count()) return gp_handle_of(index, device);
-    unsigned int count; /* not started is said before anything else */
+    unsigned int count; /* "not initialised" has precedence over other errors */
     nvmlReturn_t started = REAL(nvmlDeviceGetCount_v2)(&count);
     return started != NVML_SUCCESS ? started : NVML_ERROR_INVALID_ARGUMENT;
 }
@@ -19,7 +19,7 @@ GP_HOOK nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t
     return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
-/* What the driver found, unless it is somebody else's. */
+/* Returns the device that the driver found, unless it is not in the lease. */
 static nvmlReturn_t only_own(nvmlReturn_t result, nvmlDevice_t *device) {
     if (result != NVML_SUCCESS || !gp_leased() || gp_belongs(*device)) return result;
     *device = NULL;
@@ -53,7 +53,7 @@ GP_HOOK nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index
 
 enum { NEIGHBOURS = 128 };
 
-/* `found` of the driver's devices, without those of others, as far as the caller has room. */
+/* Copies those of the `found` devices that are in the lease, as many as the caller has room for. */
 static void keep_own(const nvmlDevice_t *all, unsigned int found, unsigned int *count, nvmlDevice_t *devices) {
     unsigned int room = *count, kept = 0;
     for (unsigned int i = 0; i < found; i++) {

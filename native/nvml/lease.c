@@ -1,6 +1,6 @@
 /* The lease's pages, read only, and which device is which GPU of the lease.
  *
- * Devices are told apart by their UUIDs: handles may change when NVML is shut down and started again.
+ * Devices are distinguished by their UUIDs: handles may change when NVML is shut down and started again.
  */
 #include <pthread.h>
 #include <string.h>
@@ -54,7 +54,7 @@ int gp_index_of(nvmlDevice_t device) {
     return -1;
 }
 
-/* Whether some GPU of the lease is a MIG instance on this card. */
+/* Returns true if a GPU of the lease is a MIG instance on this card. */
 static bool carries_an_instance(nvmlDevice_t card) {
     char uuid[UUID_ROOM], other[UUID_ROOM];
     if (!uuid_of(card, uuid)) return false;

@@ -1,5 +1,5 @@
-/* A GPU has the memory of the slice: as much as the limit, used as the status page says. These are the numbers of
- * cuMemGetInfo, to the byte. BAR1, a window for the host and not what programs fill, is the card's. */
+/* Hooks that show the memory of the slice: the total is the limit, the used part comes from the status page. The
+ * numbers equal those of cuMemGetInfo, to the byte. BAR1, a window for the host, is not limited and stays the card's. */
 #include "ledger.h"
 #include "view.h"
 
@@ -13,7 +13,7 @@ GP_HOOK nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *
     return result;
 }
 
-/* What the driver reserves of the card is nobody's slice. */
+/* Memory that the driver reserves belongs to no slice. */
 GP_HOOK nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
     nvmlReturn_t result = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
     int gpu = result == NVML_SUCCESS ? gp_index_of(device) : -1;

@@ -1,7 +1,7 @@
-/* Whose processes these are: those that have a slot in the lease's status page, and this one.
+/* Finds the lease's processes: those with a slot in the lease's status page, and this process.
  *
- * The driver numbers processes as the host does. In a container the arbiter has written that number beside the one
- * that the process knows itself by; what is shown is the latter, so that programs find themselves.
+ * The driver uses pids of the host. In a container the arbiter has written the host's pid next to the pid inside the
+ * container. Programs are shown the pid inside, so that they find themselves.
  */
 #include "own.h"
 

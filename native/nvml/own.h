@@ -1,4 +1,4 @@
-/* Whose processes these are. */
+/* The processes of the lease. */
 #ifndef GPUPOOL_NVML_OWN_H
 #define GPUPOOL_NVML_OWN_H
 
@@ -14,7 +14,7 @@ struct own {
     } processes[OWN_ROOM];
 };
 
-/* Reads the slots of all GPUs of the lease; this process is always in. */
+/* Reads the slots of all GPUs of the lease; this process is always included. */
 void gp_read_own(struct own *own);
 
 /* Leaves in an array of `count` elements of `size` bytes, with a pid at `pid_at`, only those of the lease, their pids
@@ -25,10 +25,10 @@ unsigned int gp_keep_own(const struct own *own, void *array, unsigned int count,
  * the right count, where there is no room. */
 typedef nvmlReturn_t gp_lister(void *context, unsigned int *count, void *array);
 
-/* Reads all of a list, whatever its length. The caller frees *array. */
+/* Reads a whole list of any length. The caller frees *array. */
 nvmlReturn_t gp_read_list(gp_lister *lister, void *context, size_t size, void **array, unsigned int *count);
 
-/* Hands a list to a caller who has room for *room elements, by NVML's rules. */
+/* Copies a list to a caller with room for *room elements, by NVML's rules. */
 nvmlReturn_t gp_hand_over(const void *array, unsigned int count, size_t size, void *to, unsigned int *room);
 
 #endif

@@ -1,5 +1,5 @@
-/* On a GPU are the lease's processes and no others. What each uses is what the driver says, the driver's own needs for
- * it included. */
+/* Hooks that show only the lease's processes. The memory of each is the driver's figure, which includes the driver's own
+ * memory for the process. */
 #include <stdlib.h>
 
 #include "own.h"

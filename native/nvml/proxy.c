@@ -1,12 +1,13 @@
-/* Stands where NVML stood: finds the real one, at the first call that needs it, and hands its functions on.
+/* Replaces NVML: opens the real library at the first call that needs it, and passes calls on to its functions.
  *
  * gp_table holds the real function of every export, 0 until it was asked for; exports that are not hooks jump through
- * it (see gpupool/jump.h).
+ * it (see gpupool/jump.h). Exports that the real NVML does not have are hidden from dlsym() once it is open.
  */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "hide_exports.h"
 #include "real_library.h"
 #include "view.h"
 
@@ -20,7 +21,7 @@ void *gp_resolve(uint32_t which);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void *library;
 
-/* Stand for every function that the real NVML does not have, and for all where there is no real NVML. */
+/* Used for functions that the real NVML does not have, and for all functions if there is no real NVML. */
 static nvmlReturn_t missing(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
 static nvmlReturn_t no_library(void) { return NVML_ERROR_LIBRARY_NOT_FOUND; }
 
@@ -29,6 +30,7 @@ static void open_library(void) {
     const char *path = gp_nvml_path();
     if (path != NULL && path[0] == '\0') return; /* the lease says that there is none */
     library = gp_open_real_library(path, NVML_VARIABLE, "libnvidia-ml.so.1", "nvmlDeviceGetCount_v2", own);
+    if (library != NULL) gp_hide_exports(own, library);
 }
 
 static void *symbol(const char *name) {
@@ -56,7 +58,7 @@ GP_HOOK const char *nvmlErrorString(nvmlReturn_t result) {
     return real != NULL ? real(result) : "NVML Shared Library Not Found";
 }
 
-/* nvidia-smi asks for private tables of the driver; they are its own affair. */
+/* nvidia-smi asks for private tables of the driver; they are not filtered. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id);
 GP_HOOK nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id) {
     nvmlReturn_t (*real)(const void **, const void *) =

@@ -1,6 +1,6 @@
-/* A GPU does what the lease's processes have it do: utilisation is theirs, in percent of the whole card's time, so that
- * a slice of a quarter that is busy shows about 25. What neighbours do is their own affair. Where the driver does not
- * tell processes apart (MIG, some old cards) it is the card's. */
+/* Hooks that report the utilisation of the lease's own processes, in percent of the whole card's time: a busy slice of a
+ * quarter shows about 25. The work of other leases is not included. If the driver has no figures for each process (MIG,
+ * some old cards), the utilisation of the whole card is reported. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <time.h>

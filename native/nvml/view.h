@@ -2,15 +2,15 @@
  *
  *   proxy.c        finds the real NVML and passes everything on that is not a hook
  *   lease.c        the lease's pages, read only; which device is which GPU of the lease
- *   devices.c      hooks: there are the lease's GPUs and no others
- *   memory.c       hooks: a GPU has the memory of the slice
- *   processes.c    hooks: on a GPU are the lease's processes and no others
- *   utilization.c  hooks: a GPU does what the lease's processes have it do
+ *   devices.c      hooks that show only the lease's GPUs
+ *   memory.c       hooks that show the memory of the slice
+ *   processes.c    hooks that show only the lease's processes
+ *   utilization.c  hooks that show the utilisation of the lease's processes
  *
- * Like its sister for CUDA it is preloaded into every program of a lease, so nothing happens before a first call. It
- * claims no slot: looking is not taking part. It is a view and no wall: whoever loads the driver by its path sees the
- * whole card, and so does nvidia-smi's table of processes, which comes from a private interface of the driver.
- * Administrative calls are passed on: the driver refuses them to those who may not make them.
+ * Like the library for CUDA it is preloaded into every program of a lease, so it does nothing before its first call. It
+ * claims no slot, because it only reads. It filters what programs see but does not protect: a program that loads the
+ * driver by path sees the whole card, and so does nvidia-smi's table of processes, which comes from a private interface
+ * of the driver. Administrative calls are passed on: the driver refuses them to users without the permission.
  */
 #ifndef GPUPOOL_NVML_VIEW_H
 #define GPUPOOL_NVML_VIEW_H
@@ -35,20 +35,20 @@ void *gp_real(enum gp_nvml_api which);
 
 /* -- lease.c ---------------------------------------------------------------------------------------------------- */
 
-/* Whether this process has a lease. Without one every call passes through. With one whose pages cannot be used there
- * are no GPUs. */
+/* Returns true if this process has a lease. Without a lease every call passes through. If the pages of the lease cannot
+ * be used, no GPUs are shown. */
 bool gp_leased(void);
 uint32_t gp_gpu_count(void);
 const struct gpupool_control_gpu *gp_control(uint32_t index);
 const struct gpupool_status_gpu *gp_status(uint32_t index);
-/* The path of the real NVML that the lease names, empty where it says that there is none; NULL without a lease. */
+/* The path of the real NVML from the lease; empty if the lease says that there is none; NULL without a lease. */
 const char *gp_nvml_path(void);
 
 /* The real handle of a GPU of the lease. */
 nvmlReturn_t gp_handle_of(uint32_t index, nvmlDevice_t *device);
-/* Which GPU of the lease a device is; negative for none of them, also where there is no lease. */
+/* Returns the index of a device in the lease; negative if it is not in the lease or there is no lease. */
 int gp_index_of(nvmlDevice_t device);
-/* Whether a device belongs to the lease: is a GPU of it, or an instance on one, or the card of one. */
+/* Returns true if a device belongs to the lease: a GPU of it, a MIG instance on one, or the card of one. */
 bool gp_belongs(nvmlDevice_t device);
 
 #endif

@@ -1,7 +1,7 @@
-/* Attaches this process to its lease, and keeps that true over fork and exit.
+/* Attaches this process to its lease, and handles fork and exit.
  *
- * Nothing happens before the first call of gp_attach(): that is when pages are looked at, slots claimed and handlers
- * registered. The lock is of this process only and never held while the driver is called.
+ * Nothing happens before the first call of gp_attach(), which reads the pages, claims slots and registers handlers. The
+ * lock belongs to this process only and is never held while the driver is called.
  */
 #include <pthread.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* What attach.c and its neighbours share with each other and with proxy.c. */
+/* Declarations for the attach*.c files and proxy.c. */
 #ifndef GPUPOOL_SHARE_ATTACH_H
 #define GPUPOOL_SHARE_ATTACH_H
 

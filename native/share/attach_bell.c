@@ -1,7 +1,7 @@
 /* Rings the arbiter's bell.
  *
- * A socket is made for each ring and closed again: a descriptor kept open would be closed, or given another meaning,
- * by programs that close all descriptors they do not know. Three microseconds are of no account where a bell is rung.
+ * Each ring opens and closes a socket: programs that close all unknown descriptors would close, or reuse, a descriptor
+ * that stays open. The three microseconds that this takes do not matter, because bells are rare.
  */
 #include <fcntl.h>
 #include <limits.h>

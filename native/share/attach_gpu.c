@@ -1,6 +1,6 @@
-/* Which GPU of the lease is meant: by the driver's number of a device, or by the calling thread's context.
+/* Finds the GPU of the lease for a device number of the driver, or for the calling thread's context.
  *
- * Devices are told apart by UUID only: their numbers depend on CUDA_VISIBLE_DEVICES and differ between processes.
+ * Devices are distinguished by UUID only: their numbers depend on CUDA_VISIBLE_DEVICES and differ between processes.
  */
 #include <string.h>
 
@@ -18,8 +18,8 @@ void gp_forget_devices(void) {
 
 static bool read_uuid(CUdevice device, CUuuid *uuid) {
     if (gp_has(GP_cuDeviceGetUuid_v2))
-        return REAL(cuDeviceGetUuid_v2)(uuid, device) == CUDA_SUCCESS;
-    return REAL(cuDeviceGetUuid)(uuid, device) == CUDA_SUCCESS;
+        return OWN(cuDeviceGetUuid_v2, uuid, device) == CUDA_SUCCESS;
+    return OWN(cuDeviceGetUuid, uuid, device) == CUDA_SUCCESS;
 }
 
 /* As in index_of_device; 0 when the driver does not say, as before cuInit. */
@@ -50,5 +50,5 @@ struct gp_gpu *gp_gpu_of_context(void) {
     if (gp_gpu_count() == 1)
         return gp_gpu_at(0);
     CUdevice device;
-    return REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS ? gp_gpu_of(device) : NULL;
+    return OWN(cuCtxGetDevice, &device) == CUDA_SUCCESS ? gp_gpu_of(device) : NULL;
 }

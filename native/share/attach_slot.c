@@ -1,9 +1,9 @@
 /* Claims a slot of the status page for this process.
  *
- * A process is known by its pid, the moment it started and its pid namespace. All three stay the same over exec, while
- * the memory that the former program held on the GPU is gone with it: so a slot that is ours already when a program
- * attaches for the first time was left by the program before, and is taken over after its total has been given back.
- * (A child of fork or vfork has another pid; it never finds its parent's slot.)
+ * A process is identified by its pid, start time and pid namespace. All three stay the same over exec, but the GPU memory
+ * of the former program is released. So if a program attaches for the first time and already has a slot, the slot was
+ * left by the former program: its total is released and the slot is reused. (A child of fork or vfork has another pid
+ * and never finds its parent's slot.)
  */
 #include <fcntl.h>
 #include <stdlib.h>

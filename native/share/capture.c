@@ -1,9 +1,9 @@
-/* Stream capture: launches into a stream that is being captured are recorded, not run; they are neither gated nor
- * counted, and no event of ours may end up in somebody's graph or spoil it.
+/* Stream capture. Launches into a captured stream are recorded, not run; they are neither gated nor counted, and the
+ * library's events must not become part of a program's graph or break the capture.
  *
- * While no capture is under way nothing is asked. Before a stream is captured, by its own call or by waiting for an
- * event of another, all streams get their marks: nothing can be recorded afterwards behind what that stream has been
- * given, nor on the legacy default stream, which waits for it.
+ * Without a capture in the process, the driver is not asked. Before the capture of a stream begins (by its own call, or
+ * because it waits for an event of a captured stream), all streams get their marks: afterwards no event can be recorded
+ * behind the work of that stream, nor on the legacy default stream, which waits for it.
  */
 #include "compute.h"
 
@@ -11,27 +11,25 @@ _Atomic uint32_t gp_captures;
 
 bool gp_is_capturing(uintptr_t handle) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return REAL(cuStreamIsCapturing)((CUstream)handle, &status) != CUDA_SUCCESS ||
+    return OWN(cuStreamIsCapturing, (CUstream)handle, &status) != CUDA_SUCCESS ||
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 CUstreamCaptureMode gp_relaxed(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    OWN(cuThreadExchangeStreamCaptureMode, &mode);
     return mode;
 }
 
-void gp_strict(CUstreamCaptureMode mode) { REAL(cuThreadExchangeStreamCaptureMode)(&mode); }
+void gp_strict(CUstreamCaptureMode mode) { OWN(cuThreadExchangeStreamCaptureMode, &mode); }
 
 /* Locks out the helper, which may be about to record an event, until the stream's state has changed. */
 static struct gp_compute *lock_and_mark(void) {
     struct gp_compute *compute = gp_compute_current();
     if (compute == NULL)
         return NULL;
-    CUstreamCaptureMode mode = gp_relaxed();
     pthread_mutex_lock(&compute->lock);
     gp_streams_mark(compute);
-    gp_strict(mode);
     return compute;
 }
 
@@ -48,7 +46,7 @@ static void unlock(struct gp_compute *compute) {
     unlock(compute);                                                                                                  \
     return result
 
-/* However it ends: what counts is that the stream was being captured before and is not afterwards. */
+/* Counts the end of a capture, also a failed one: the stream was captured before the call and is not afterwards. */
 #define END(stream, per_thread, call)                                                                                 \
     uintptr_t handle = gp_handle(stream, per_thread);                                                                 \
     bool before = gp_is_capturing(handle);                                                                            \

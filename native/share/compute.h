@@ -1,13 +1,14 @@
-/* What gate.c, launches.c, graphs.c, streams.c, pace.c, capture.c and drain.c share: this process's side of time leases.
+/* Declarations for gate.c, launches.c, graphs.c, streams.c, pace.c, capture.c and drain.c: GPU time in this process.
  *
- * The fast path of a launch takes no lock: it counts itself into a gate, compares two words and goes. Everything else
- * is done under `lock`, which is of this process and GPU only and is never held while anybody waits for the GPU.
+ * The fast path of a launch takes no lock: it increments the counter of a gate, compares two words and continues.
+ * Everything else happens under `lock`, which belongs to one GPU in this process and is never held while a thread waits
+ * for the GPU.
  *
  * The order that makes leases exclusive (all sequentially consistent):
  *   a launch       enters the gate, then looks at the grant and at `held`
- *   the helper     sees the grant gone (or takes `held` away), then looks into the gate
+ *   the helper     sees that the grant is gone (or clears `held`), then reads the gate
  *   a claim        writes slot.busy, then looks at the grant once more
- *   the arbiter    takes the grant away, then looks at slot.busy
+ *   the arbiter    revokes the grant, then reads slot.busy
  * So either the launch sees that it may not, or the helper sees it inside; either the claim sees that it came too
  * late, or the arbiter sees it busy.
  */
@@ -32,14 +33,14 @@
 #define GP_LONGEST_WAIT_MS 30000
 #endif
 
-/* Tests build with pauses where a thread that is held up would do harm if the order were another. */
+/* Tests build with pauses at points where a delayed thread would do harm if the order were wrong. */
 #ifdef GP_RACES
 #define GP_PAUSE() gp_sleep_ns(gp_now_ns() / 64 % 100000)
 #else
 #define GP_PAUSE() ((void)0)
 #endif
 
-/* A point in a stream's work, seen by an event: what it was thought to take since the mark before. */
+/* A point in a stream's work, observed by an event, with the expected time since the previous mark. */
 struct gp_mark {
     CUevent event;
     uint64_t work_ns;  /* by the costs known then */
@@ -55,7 +56,7 @@ struct gp_stream {
     _Atomic uint32_t thread; /* whose default stream it is; 0: a stream for all threads */
     _Atomic bool dirty;      /* launches came after the last mark */
     _Atomic bool full;       /* more is queued than should be: wait before the next launch */
-    /* Written by whoever launches on the stream; an increment lost between two of them does no harm. */
+    /* Written by each thread that launches on the stream; an increment lost between two of them is harmless. */
     _Atomic uint64_t since_ns, since_key;
     _Atomic uint32_t since_launches;
     _Atomic uint64_t quantum_ns; /* of since_ns, until the next mark */
@@ -121,7 +122,7 @@ void gp_launch_end(struct gp_launch *launch, CUresult result);
 static inline uintptr_t gp_handle(CUstream stream, bool per_thread) {
     return (uintptr_t)(stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY);
 }
-/* What an executable graph's launches are known by. */
+/* The key under which the cost of an executable graph is stored. */
 static inline uint64_t gp_graph_key(CUgraphExec exec) { return (uintptr_t)exec | UINT64_C(1) << 63; }
 
 /* -- gate.c ---------------------------------------------------------------------------------------------------------- */
@@ -162,7 +163,7 @@ void gp_stream_let_go(struct gp_compute *compute, struct gp_stream *stream);
 bool gp_stream_mark(struct gp_compute *compute, struct gp_stream *stream);
 /* Marks all dirty streams of the context that is current. */
 void gp_streams_mark(struct gp_compute *compute);
-/* Looks which marks have been reached, and learns from them. True: none is left. */
+/* Finds the marks that were reached and updates costs from them. True: none is left. */
 bool gp_stream_collect(struct gp_compute *compute, struct gp_stream *stream);
 /* Marks all dirty streams and looks whether all marks have been reached; for threads with no context of their own. */
 bool gp_streams_drained(struct gp_compute *compute);
@@ -171,24 +172,21 @@ uint32_t gp_thread_number(void);
 
 /* -- pace.c ---------------------------------------------------------------------------------------------------------- */
 
-/* What a launch is known to take; 0: not known. */
+/* The known cost of a launch; 0: unknown. */
 uint32_t gp_cost(const struct gp_compute *compute, uint64_t key);
 void gp_cost_forget(struct gp_compute *compute, uint64_t key);
 /* A mark was reached, this long after the mark before. Under the lock. */
 void gp_pace_learn(struct gp_compute *compute, struct gp_stream *stream, const struct gp_mark *mark, double elapsed_ns);
-/* A mark was recorded: is the stream full? Under the lock. */
+/* Called after a mark is recorded: checks whether the stream is full. Under the lock. */
 void gp_pace_marked(struct gp_compute *compute, struct gp_stream *stream);
 /* Waits while too much is queued; then closes the group before a launch of unknown cost. Without the lock. */
 void gp_pace_before(struct gp_launch *launch);
 
 /* -- capture.c ------------------------------------------------------------------------------------------------------- */
 
-/* Captures under way in this process; while there is none nobody need ask. */
+/* Number of captures in this process; at zero no stream has to be checked. */
 extern _Atomic uint32_t gp_captures;
-/* Whether launches on this stream are recorded and not run (or would be refused because others are). */
+/* Returns true if launches on this stream are recorded and not run (or refused because others are captured). */
 bool gp_is_capturing(uintptr_t handle);
-/* Let event calls of this thread not disturb anybody's capture; gives what gp_strict wants back. */
-CUstreamCaptureMode gp_relaxed(void);
-void gp_strict(CUstreamCaptureMode mode);
 
 #endif

@@ -1,11 +1,13 @@
-/* Contexts: the first of a process on a GPU is charged what contexts are known to take there; the last gives it back.
+/* Contexts: charges the first context of a process on a GPU with the known size of contexts there, and releases the
+ * charge with the last one.
  *
- * All contexts of a process on a GPU share most of what the driver sets up for it, so it is charged once. Its true size
- * depends on driver, GPU and loaded code; the agent measures and corrects. A context that comes to be behind the hooks
- * is noticed at its first allocation.
+ * All contexts of a process on a GPU share most of the driver's memory for it, so it is charged once: the agent's
+ * estimate before the context is created, and the measured size afterwards (context_size.c). Memory that the driver
+ * takes later (modules, local memory, heaps) reaches the limit through the agent's correction. A context that was
+ * created without a hook is noticed at its first allocation and charged by estimate.
  *
- * A context takes its plain memory and arrays with it. They leave the book before it is destroyed, since the next
- * context may be given the same address, and come back if it was not destroyed after all.
+ * The destruction of a context frees its plain memory and arrays. They are removed from the book before that, because
+ * the next context may get the same addresses, and are restored if the destruction fails.
  */
 #include <stdlib.h>
 
@@ -52,10 +54,45 @@ static bool charge(struct gp_gpu *gpu) {
     return true;
 }
 
+/* The making of a context; `first`: it is the first of this process on this GPU. */
+struct opening {
+    bool first;
+    struct gp_context_size size;
+};
+
+/* Under the lock, before the driver is asked; false: the slice has no room for a context. */
+static bool open_begin(struct gp_gpu *gpu, struct opening *opening) {
+    *opening = (struct opening){.first = !atomic_load(&of_gpus[gpu->index].charged)};
+    if (!charge(gpu))
+        return false;
+    if (opening->first)
+        gp_context_size_begin(&opening->size, gpu);
+    return true;
+}
+
+/* Replaces the estimate of a context by its measured size; false: the slice is too small for it. */
+static bool charge_measured(struct gp_gpu *gpu, uint64_t measured) {
+    struct of_gpu *of = &of_gpus[gpu->index];
+    uint64_t bytes = gp_round_up(measured, UINT64_C(1) << GPUPOOL_UNIT_SHIFT);
+    if (bytes > of->bytes && !gp_take_for_driver(gpu, bytes - of->bytes))
+        return false;
+    if (bytes < of->bytes)
+        gp_unreserve(gpu, of->bytes - bytes, GP_CONTEXT);
+    of->bytes = bytes;
+    atomic_fetch_or(&gpu->slot->flags, GPUPOOL_SLOT_MEASURED);
+    return true;
+}
+
+/* Under the lock, after the driver was asked; false: the context must go again. */
+static bool open_end(struct gp_gpu *gpu, struct opening *opening, CUresult result) {
+    uint64_t measured = opening->first ? gp_context_size_end(&opening->size, gpu) : 0;
+    return result != CUDA_SUCCESS || measured == 0 || charge_measured(gpu, measured);
+}
+
 static bool primary_is_active(CUdevice device) {
     unsigned int flags;
     int active = 0;
-    return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+    return OWN(cuDevicePrimaryCtxGetState, device, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
 /* Under the lock: gives back when no context is left. */
@@ -106,7 +143,15 @@ static void created(CUcontext handle, struct gp_gpu *gpu, CUdevice device) {
         if (gpu_ == NULL)                                                                                             \
             return call;                                                                                              \
         pthread_mutex_lock(&lock);                                                                                    \
-        CUresult result_ = charge(gpu_) ? call : CUDA_ERROR_OUT_OF_MEMORY;                                            \
+        struct opening opening_;                                                                                      \
+        CUresult result_ = CUDA_ERROR_OUT_OF_MEMORY;                                                                  \
+        if (open_begin(gpu_, &opening_)) {                                                                            \
+            result_ = call;                                                                                           \
+            if (!open_end(gpu_, &opening_, result_)) {                                                                \
+                OWN(cuCtxDestroy_v2, *(handle));                                                                      \
+                result_ = CUDA_ERROR_OUT_OF_MEMORY;                                                                   \
+            }                                                                                                         \
+        }                                                                                                             \
         if (result_ == CUDA_SUCCESS)                                                                                  \
             created(*(handle), gpu_, device);                                                                         \
         else                                                                                                          \
@@ -172,7 +217,7 @@ GP_HOOK CUresult cuCtxDestroy_v2(CUcontext handle) {
     DESTROY(handle, REAL(cuCtxDestroy_v2)(handle));
 }
 
-/* A second user of a context, as of old. */
+/* cuCtxAttach, the deprecated way to add a user of a context. */
 GP_HOOK CUresult cuCtxAttach(CUcontext *handle, unsigned int flags) {
     GP_CHARGED_OR(REAL(cuCtxAttach)(handle, flags));
     pthread_mutex_lock(&lock);
@@ -207,7 +252,15 @@ GP_HOOK CUresult cuDevicePrimaryCtxRetain(CUcontext *handle, CUdevice device) {
     if (gpu == NULL)
         return REAL(cuDevicePrimaryCtxRetain)(handle, device);
     pthread_mutex_lock(&lock);
-    CUresult result = charge(gpu) ? REAL(cuDevicePrimaryCtxRetain)(handle, device) : CUDA_ERROR_OUT_OF_MEMORY;
+    struct opening opening;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (open_begin(gpu, &opening)) {
+        result = REAL(cuDevicePrimaryCtxRetain)(handle, device);
+        if (!open_end(gpu, &opening, result)) {
+            OWN(cuDevicePrimaryCtxRelease_v2, device);
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
     if (result == CUDA_SUCCESS) {
         of_gpus[gpu->index].retained++;
         of_gpus[gpu->index].primary = *handle;

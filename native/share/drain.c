@@ -1,11 +1,11 @@
-/* Gives the GPU back: one thread for each GPU that something was launched on, started at the first claim of a grant.
+/* Releases the GPU: one thread for each GPU with launches, started at the first claim of a grant.
  *
- * It sleeps while nothing is held, and while what is held is wanted by nobody else. When the grant is taken away it
- * waits until no thread is inside a launch and all streams have drained, and says so (slot.busy = 0). When others wait
- * and this process leaves the GPU idle, it gives the grant back before it is asked; the next launch claims it anew,
- * under the same epoch if the arbiter has not moved on.
+ * It sleeps while no grant is held, and while no other tenant wants the held one. When the grant is revoked, it waits
+ * until no thread is inside a launch and all streams have drained, and reports that (slot.busy = 0). If others wait and
+ * this process leaves the GPU idle, it releases the grant early; the next launch claims it again, with the same epoch if
+ * the arbiter has not granted it to another tenant.
  *
- * All signals are blocked in this thread, and its event calls do not disturb captures. It does not outlive fork.
+ * All signals are blocked in this thread. It does not exist in children of fork.
  */
 #include <signal.h>
 #include <sys/prctl.h>
@@ -83,8 +83,8 @@ static void drain(struct gp_compute *compute, struct watch *watch) {
         gp_sleep_ns(somebody_inside(compute) ? INSIDE_NS : poll_ns(watch, now));
 }
 
-/* Others wait, and nothing has been launched here for a while: true when the GPU was given back. The second look at the
- * streams is the one that counts: nobody can launch then. */
+/* Releases the GPU if others wait and nothing was launched here for a while; true if it was released. The second check
+ * of the streams decides, because no thread can launch then. */
 static bool release_early(struct gp_compute *compute) {
     bool over = false;
     pthread_mutex_lock(&compute->lock);
@@ -119,7 +119,6 @@ static void *helper(void *argument) {
     struct watch watch = {0};
     prctl(PR_SET_NAME, "gpupool-lease");
     prctl(PR_SET_TIMERSLACK, 1000);
-    gp_relaxed();
     for (;;) {
         uint32_t work = atomic_load(&compute->work), grant = atomic_load(&compute->gpu->control->grant);
         if (atomic_load(&compute->off))
@@ -163,7 +162,7 @@ void gp_helper_wake(struct gp_compute *compute) {
     gp_futex_wake(&compute->work, false);
 }
 
-/* The helper may be about to sleep on a word that will not change: it is woken until it has seen that it is over. */
+/* Wakes the helper until it has seen the end: it may be about to sleep on a word that will not change. */
 static void stop_helper(struct gp_compute *compute) {
     uint64_t end = gp_now_ns() + EXIT_NS;
     while (!atomic_load(&compute->helper_done) && gp_now_ns() < end) {
@@ -174,7 +173,7 @@ static void stop_helper(struct gp_compute *compute) {
     }
 }
 
-/* Whoever has the lock may hang in the driver; an exit must not. */
+/* The holder of the lock may hang in the driver, but the exit must not wait for it. */
 static bool lock_for_exit(struct gp_compute *compute) {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);

@@ -1,8 +1,8 @@
-/* Waits for the GPU's time: the slow path of a launch, and what this process keeps for each GPU.
+/* Waits for GPU time: the slow path of a launch, and the state of this process for each GPU.
  *
- * No wait here is without an end. An arbiter whose heartbeat stands still for a second is taken for dead: launches go
- * on, in hardware time slices, until the heartbeat moves again. A launch that has waited GP_LONGEST_WAIT_MS goes on
- * by itself. Both are counted in slot.ungated.
+ * Every wait is limited. If the arbiter's heartbeat does not change for a second, the arbiter counts as dead: launches
+ * continue in hardware time slices until the heartbeat changes again. A launch that has waited GP_LONGEST_WAIT_MS
+ * continues without a grant. Both are counted in slot.ungated.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -87,7 +87,7 @@ struct gp_gate *gp_gate_of(struct gp_compute *compute) {
     return &compute->gates[gate_number - 1];
 }
 
-/* Takes what is granted, if anything is: busy first, then a second look. */
+/* Claims the grant if there is one: writes busy first, then checks the grant again. */
 static bool claim(struct gp_compute *compute) {
     const _Atomic uint32_t *word = &compute->gpu->control->grant;
     uint32_t grant = atomic_load(word) & ~GPUPOOL_GRANT_CONTENDED;
@@ -168,7 +168,7 @@ void gp_gate_wait(struct gp_compute *compute, struct gp_gate *gate) {
     }
 }
 
-/* The parent's tables are left where they are: other threads' caches may point there, and they cost nothing. */
+/* Does not free the parent's tables: caches of other threads may point there, and they cost nothing. */
 void gp_compute_after_fork(void) {
     making = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     for (uint32_t i = 0; i < GPUPOOL_MAX_GPUS; i++)

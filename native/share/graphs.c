@@ -1,7 +1,7 @@
-/* Launches of executable graphs: gated like a kernel, paced by what the same graph took before.
+/* Launches of executable graphs: gated like a kernel, paced by the measured cost of the same graph.
  *
- * A graph that is updated keeps its cost until the next measurement: updates change arguments far more often than
- * amounts of work. One that is destroyed loses it, for its handle will be another's.
+ * An updated graph keeps its cost until the next measurement, because updates usually change arguments and not the
+ * amount of work. A destroyed graph loses its cost, because its handle may be reused.
  */
 #include "compute.h"
 

@@ -24,7 +24,7 @@ bool gp_launch_begin(struct gp_launch *launch, CUstream stream, bool per_thread,
     *launch = (struct gp_launch){.compute = compute, .handle = gp_handle(stream, per_thread), .key = key};
     if (GP_UNLIKELY(atomic_load_explicit(&gp_captures, memory_order_relaxed) != 0) && gp_is_capturing(launch->handle))
         return false;
-    if (launch->handle <= PER_THREAD && REAL(cuCtxGetCurrent)(&launch->context) != CUDA_SUCCESS)
+    if (launch->handle <= PER_THREAD && OWN(cuCtxGetCurrent, &launch->context) != CUDA_SUCCESS)
         return false;
     launch->stream = gp_stream_find(compute, launch->handle, launch->context);
     launch->cost_ns = gp_cost(compute, key);
@@ -39,7 +39,7 @@ bool gp_launch_begin(struct gp_launch *launch, CUstream stream, bool per_thread,
     return true;
 }
 
-/* The stream's books: what was launched since the last mark. True: it is time for a mark. */
+/* Adds a launch to the work of the stream since the last mark. True: it is time for a mark. */
 static bool note(struct gp_launch *launch) {
     struct gp_stream *stream = launch->stream;
     uint64_t cost = launch->cost_ns != 0 ? launch->cost_ns : GP_COST_UNKNOWN_NS;
@@ -55,20 +55,19 @@ static bool note(struct gp_launch *launch) {
     return launch->cost_ns == 0 || sum >= atomic_load_explicit(&stream->quantum_ns, memory_order_relaxed);
 }
 
-/* No room to follow this stream: its work is over before the next launch. */
+/* There is no room to follow this stream, so its work must end before the next launch. */
 static void wait_it_out(struct gp_launch *launch) {
     CUevent event;
-    if (REAL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+    if (OWN(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
         return;
     uint64_t end = gp_now_ns() + UINT64_C(10000000000);
-    if (REAL(cuEventRecord)(event, (CUstream)launch->handle) == CUDA_SUCCESS)
-        while (REAL(cuEventQuery)(event) == CUDA_ERROR_NOT_READY && gp_now_ns() < end)
+    if (OWN(cuEventRecord, event, (CUstream)launch->handle) == CUDA_SUCCESS)
+        while (OWN(cuEventQuery, event) == CUDA_ERROR_NOT_READY && gp_now_ns() < end)
             gp_sleep_ns(50000);
-    REAL(cuEventDestroy_v2)(event);
+    OWN(cuEventDestroy_v2, event);
 }
 
 static void note_slowly(struct gp_launch *launch) {
-    CUstreamCaptureMode mode = gp_relaxed();
     pthread_mutex_lock(&launch->compute->lock);
     if (launch->stream == NULL) {
         launch->stream = gp_stream_add(launch->compute, launch->handle, launch->context);
@@ -80,20 +79,17 @@ static void note_slowly(struct gp_launch *launch) {
     pthread_mutex_unlock(&launch->compute->lock);
     if (launch->stream == NULL)
         wait_it_out(launch);
-    gp_strict(mode);
 }
 
 /* Nobody else can record behind this thread's launch. */
 static void record_last(struct gp_launch *launch) {
-    CUstreamCaptureMode mode = gp_relaxed();
     pthread_mutex_lock(&launch->compute->lock);
     struct gp_stream *stream = launch->stream;
-    if (stream->last == NULL && REAL(cuEventCreate)(&stream->last, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+    if (stream->last == NULL && OWN(cuEventCreate, &stream->last, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
         stream->last = NULL;
-    stream->last_pending = stream->last != NULL && REAL(cuEventRecord)(stream->last, CU_STREAM_PER_THREAD) == CUDA_SUCCESS;
+    stream->last_pending = stream->last != NULL && OWN(cuEventRecord, stream->last, CU_STREAM_PER_THREAD) == CUDA_SUCCESS;
     atomic_store(&stream->dirty, false);
     pthread_mutex_unlock(&launch->compute->lock);
-    gp_strict(mode);
 }
 
 void gp_launch_end(struct gp_launch *launch, CUresult result) {

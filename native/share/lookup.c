@@ -50,7 +50,7 @@ static void fill_tables(void) {
     }
 }
 
-/* Whether `name` is `base`, or base_v2, base_ptsz, base_v2_ptsz and the like. */
+/* Returns true if `name` is `base`, or base_v2, base_ptsz, base_v2_ptsz or similar. */
 static bool is_form_of(const char *name, const char *base) {
     size_t length = strlen(base);
     if (strncmp(name, base, length) != 0)

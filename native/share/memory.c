@@ -1,14 +1,14 @@
-/* Takes bytes off the slice and gives them back: what every hook that allocates begins and ends with.
+/* Reserves and releases bytes of the slice: used at the begin and end of every hook that allocates.
  *
- * The order is always reserve, allocate, and give back if the driver refused; and on the way back free first, give back
- * then. So the books are never below what the driver holds, and two processes that race for the last bytes cannot both
- * get them. A refusal is the driver's own CUDA_ERROR_OUT_OF_MEMORY and nothing else: frameworks answer it by freeing
- * their caches.
+ * An allocation reserves first, then calls the driver, and releases if the driver refused. A free calls the driver
+ * first, then releases. So the charge is never below the memory that the driver holds, and two processes that race for
+ * the last bytes cannot both get them. A refusal is always CUDA_ERROR_OUT_OF_MEMORY, as from the driver: frameworks
+ * answer it by freeing their caches.
  *
- * What is charged for a request is the request, rounded up to 512 bytes (plain memory, arrays), or what the driver says
- * that a pool or a graph holds. The driver takes memory for plain requests in blocks of 2 MiB that several requests may
- * share; that difference, as the difference between a context's true size and what is charged for it, reaches the
- * limit through control.correction_bytes.
+ * The charge is the request rounded up to 512 bytes (plain memory, arrays), or the memory that the driver reports for a
+ * pool or a graph. The driver takes memory for plain requests in blocks of 2 MiB that several requests may share. That
+ * difference, like the one between the size of a context and its charge, reaches the limit through
+ * control.correction_bytes.
  */
 #include "memory.h"
 
@@ -47,6 +47,10 @@ bool gp_take(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind) {
 
 void gp_take_anyway(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind) { change(gpu, bytes, kind, UINT64_MAX); }
 
+bool gp_take_for_driver(struct gp_gpu *gpu, uint64_t bytes) {
+    return change(gpu, bytes, GP_CONTEXT, gpu->control->memory_limit_bytes >> GPUPOOL_UNIT_SHIFT);
+}
+
 void gp_count_refusal(struct gp_gpu *gpu) { atomic_fetch_add(&gpu->status->oom_count, 1); }
 
 uint64_t gp_lacking(const struct gp_gpu *gpu, uint64_t bytes) {
@@ -77,14 +81,14 @@ uint64_t gp_used(const struct gp_gpu *gpu) { return gp_used_bytes(gpu->control, 
 bool gp_memory_gpu(struct gp_gpu **gpu) {
     CUdevice device;
     *gpu = NULL;
-    if (REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
+    if (OWN(cuCtxGetDevice, &device) == CUDA_SUCCESS)
         *gpu = gp_gpu_of(device);
     return *gpu == NULL || gp_context_charged(*gpu, device);
 }
 
 CUcontext gp_memory_context(void) {
     CUcontext context = NULL;
-    return REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
+    return OWN(cuCtxGetCurrent, &context) == CUDA_SUCCESS ? context : NULL;
 }
 
 void gp_memory_after_fork(void) {

@@ -1,4 +1,4 @@
-/* What memory.c, memory_*.c and contexts.c share: this process's side of the memory limit.
+/* Declarations for memory.c, memory_*.c and contexts.c: the memory limit in this process.
  *
  * Locks are of this process only. They are taken in this order, and only the first two are held while the driver
  * allocates:
@@ -13,6 +13,7 @@
 
 #include <pthread.h>
 
+#include "nvml_types.h"
 #include "share.h"
 
 #define GP_BLOCK_BYTES (UINT64_C(2) << 20) /* what the driver gives out where it maps memory */
@@ -21,8 +22,8 @@ static inline uint64_t gp_round_up(uint64_t bytes, uint64_t to) {
     return bytes > UINT64_MAX - to ? UINT64_MAX : (bytes + to - 1) / to * to;
 }
 
-/* The first line of each hook that allocates: how most processes, which have no lease, get through; and how a process
- * gets nothing that was given a lease that cannot be used. */
+/* The first line of each hook that allocates: it passes calls of processes without a lease on, and refuses those of
+ * processes with a lease that cannot be used. */
 #define GP_ATTACHED_OR(call)                                                                                          \
     do {                                                                                                              \
         enum gp_state state_ = gp_attach();                                                                           \
@@ -31,7 +32,7 @@ static inline uint64_t gp_round_up(uint64_t bytes, uint64_t to) {
         if (GP_UNLIKELY(state_ == GP_BROKEN))                                                                         \
             return CUDA_ERROR_SYSTEM_NOT_READY;                                                                       \
     } while (0)
-/* ... and of each that only gives back. */
+/* The first line of each hook that only frees. */
 #define GP_CHARGED_OR(call)                                                                                           \
     do {                                                                                                              \
         if (gp_attach() != GP_ATTACHED)                                                                               \
@@ -44,6 +45,9 @@ static inline uint64_t gp_round_up(uint64_t bytes, uint64_t to) {
 bool gp_take(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
 /* Charges what is held already, limit or not. */
 void gp_take_anyway(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
+/* Charges what the driver holds for itself already; false, and nothing is charged, when the slice is smaller than that.
+ * The agent's correction is left out: it may be for the same bytes. */
+bool gp_take_for_driver(struct gp_gpu *gpu, uint64_t bytes);
 void gp_count_refusal(struct gp_gpu *gpu);
 /* Bytes that a request of this size lacks; 0: it would fit. */
 uint64_t gp_lacking(const struct gp_gpu *gpu, uint64_t bytes);
@@ -69,7 +73,7 @@ struct gp_entry *gp_table_take(struct gp_table *table, uint64_t key);
 /* Takes out all that `which` says yes to; a list. */
 struct gp_entry *gp_table_take_all(struct gp_table *table, bool (*which)(const struct gp_entry *, const void *),
                                    const void *data);
-/* In the child of a fork: empty, whatever another thread of the parent was doing. */
+/* In the child of a fork: empties the table, independent of what other threads of the parent were doing. */
 void gp_table_forget(struct gp_table *table);
 
 /* -- memory_book.c: what this process has been charged for each pointer and array ------------------------------------ */
@@ -94,7 +98,7 @@ void gp_book_after_fork(void);
 
 /* -- memory_pools.c -------------------------------------------------------------------------------------------------- */
 
-/* Makes the books follow what pools and graphs hold, and gives back what is free in them if a request lacks room. */
+/* Updates the charges of pools and graphs, and releases their free memory if a request lacks room. */
 void gp_make_room(struct gp_gpu *gpu, uint64_t bytes);
 /* Only the first half of that. */
 void gp_pools_settle(struct gp_gpu *gpu);
@@ -102,12 +106,27 @@ void gp_pools_after_fork(void);
 CUresult gp_pool_allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream, bool per_thread,
                           bool named);
 
+/* Returns true if work for this stream becomes nodes of a graph. */
+bool gp_stream_is_capturing(CUstream stream, bool per_thread);
+
 /* -- memory_late.c: plain memory freed with cuMemFreeAsync, charged until the stream has come there ------------------- */
 
 void gp_late_add(struct gp_charge *charge, CUstream stream, bool per_thread);
 void gp_late_settle(void);
 void gp_late_closing(CUcontext context);
 void gp_late_after_fork(void);
+
+/* -- context_size.c: what the driver takes for the first context of this process on a GPU ------------------------------ */
+
+struct gp_context_size {
+    bool started, usable;
+    nvmlDevice_t device;
+    uint64_t before;
+};
+/* Before the context is made. Each begin is followed by an end. */
+void gp_context_size_begin(struct gp_context_size *size, const struct gp_gpu *gpu);
+/* Returns the bytes taken since; 0 when NVML does not tell. */
+uint64_t gp_context_size_end(struct gp_context_size *size, const struct gp_gpu *gpu);
 
 /* -- memory_graphs.c, memory_vmm.c, contexts.c ------------------------------------------------------------------------ */
 
@@ -117,7 +136,7 @@ void gp_graphs_after_fork(void);
 /* The tiles that were mapped into a sparse array go with it. */
 void gp_vmm_array_gone(uint64_t handle);
 void gp_vmm_after_fork(void);
-/* Whether the slice pays for a context of this process: charges for one that came to be unseen. */
+/* Returns true if a context of this process is charged; charges a context that was created without a hook. */
 bool gp_context_charged(struct gp_gpu *gpu, CUdevice device);
 void gp_contexts_after_fork(void);
 

@@ -1,9 +1,9 @@
 /* Arrays and mipmapped arrays: charged as large as the driver says such an array is.
  *
- * How arrays are laid out is the driver's secret, and it tells the size only of arrays whose memory is mapped later
- * (DEFERRED_MAPPING). So a twin of that sort is made first, which takes no memory, asked, and destroyed. Where the
- * driver knows no such arrays texels are counted, in rows of 512 bytes. Sparse arrays and those with deferred mapping
- * have no memory of their own: what is mapped into them is charged as physical memory.
+ * The layout of arrays is not documented, and the driver reports the size only of arrays whose memory is mapped later
+ * (DEFERRED_MAPPING). So the hook first creates such a copy, which takes no memory, reads its size, and destroys it. If
+ * the driver does not support such arrays, texels are counted, in rows of 512 bytes. Sparse arrays and arrays with
+ * deferred mapping have no memory of their own: memory mapped into them is charged as physical memory.
  */
 #include "memory.h"
 
@@ -41,10 +41,10 @@ static uint64_t counted(const CUDA_ARRAY3D_DESCRIPTOR *of, unsigned int levels) 
 
 static bool array_size(const CUDA_ARRAY3D_DESCRIPTOR *of, CUdevice device, CUDA_ARRAY_MEMORY_REQUIREMENTS *size) {
     CUarray twin;
-    if (!gp_has(GP_cuArrayGetMemoryRequirements) || REAL(cuArray3DCreate_v2)(&twin, of) != CUDA_SUCCESS)
+    if (!gp_has(GP_cuArrayGetMemoryRequirements) || OWN(cuArray3DCreate_v2, &twin, of) != CUDA_SUCCESS)
         return false;
-    CUresult result = REAL(cuArrayGetMemoryRequirements)(size, twin, device);
-    REAL(cuArrayDestroy)(twin);
+    CUresult result = OWN(cuArrayGetMemoryRequirements, size, twin, device);
+    OWN(cuArrayDestroy, twin);
     return result == CUDA_SUCCESS;
 }
 
@@ -52,10 +52,10 @@ static bool mipmap_size(const CUDA_ARRAY3D_DESCRIPTOR *of, unsigned int levels, 
                         CUDA_ARRAY_MEMORY_REQUIREMENTS *size) {
     CUmipmappedArray twin;
     if (!gp_has(GP_cuMipmappedArrayGetMemoryRequirements) ||
-        REAL(cuMipmappedArrayCreate)(&twin, of, levels) != CUDA_SUCCESS)
+        OWN(cuMipmappedArrayCreate, &twin, of, levels) != CUDA_SUCCESS)
         return false;
-    CUresult result = REAL(cuMipmappedArrayGetMemoryRequirements)(size, twin, device);
-    REAL(cuMipmappedArrayDestroy)(twin);
+    CUresult result = OWN(cuMipmappedArrayGetMemoryRequirements, size, twin, device);
+    OWN(cuMipmappedArrayDestroy, twin);
     return result == CUDA_SUCCESS;
 }
 
@@ -64,7 +64,7 @@ static uint64_t size_of(CUDA_ARRAY3D_DESCRIPTOR of, unsigned int levels) {
     CUDA_ARRAY_MEMORY_REQUIREMENTS size;
     CUdevice device;
     of.Flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
-    if (REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS &&
+    if (OWN(cuCtxGetDevice, &device) == CUDA_SUCCESS &&
         (levels == 0 ? array_size(&of, device, &size) : mipmap_size(&of, levels, device, &size)))
         return size.size;
     return counted(&of, levels == 0 ? 1 : levels);

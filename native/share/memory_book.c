@@ -1,8 +1,8 @@
-/* What this process has been charged for each pointer and array, so that freeing gives back what allocating took.
+/* The charge of each pointer and array of this process, so that a free releases what the allocation took.
  *
- * A charge leaves the book before the driver frees and comes back if the driver refuses: as soon as the driver has
- * freed, another thread may be given the same pointer. What is not in the book (opened from another process, of a pool,
- * of before this library) passes to the driver without a change.
+ * A charge is removed before the driver frees and is restored if the driver refuses: as soon as the driver has freed,
+ * another thread may get the same pointer. Calls for memory that is not in the book (opened from another process, from a
+ * pool, or older than this library) are passed on unchanged.
  */
 #include <stdlib.h>
 

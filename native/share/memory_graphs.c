@@ -1,13 +1,13 @@
-/* Memory that graphs allocate: nodes of graphs hold nothing, launches of executable graphs do.
+/* Memory of graphs. Nodes take no memory; launches of executable graphs do.
  *
- * What a graph can hold is known from its allocation nodes, when it is instantiated: their sizes, each rounded up to
- * 2 MiB, for all of them may live at the same time. Before the first launch (or upload) that much is reserved, or the
- * launch refused. Afterwards the driver says what it holds for graphs on the device in all
- * (CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT), and the books follow that after every launch. It keeps the memory until
- * cuDeviceGraphMemTrim, so later launches of the same graph need none; after a trim each launch is a first one.
+ * The maximum of a graph is known from its allocation nodes when it is instantiated: the sum of their sizes, each
+ * rounded up to 2 MiB, because all of them may live at the same time. Before the first launch (or upload) this amount
+ * is reserved, or the launch is refused. Afterwards the driver reports its total for graphs on the device
+ * (CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT), and the charge follows that after every launch. The driver keeps the memory
+ * until cuDeviceGraphMemTrim, so later launches of the same graph need none; after a trim each launch is a first one.
  *
- * What this cannot bound: two graphs whose launches were always in order may share memory, and the driver may need more
- * when they are first launched side by side. That is charged once it is held.
+ * Limit: two graphs that were always launched in order may share memory, and the driver may need more when they are
+ * first launched concurrently. That is charged after the driver has taken it.
  */
 #include <stdlib.h>
 
@@ -46,7 +46,7 @@ void gp_graphs_after_fork(void) {
 
 static void count_node(CUgraphNode node, struct exec_memory *memory, bool *found) {
     CUDA_MEM_ALLOC_NODE_PARAMS about;
-    if (REAL(cuGraphMemAllocNodeGetParams)(node, &about) != CUDA_SUCCESS ||
+    if (OWN(cuGraphMemAllocNodeGetParams, node, &about) != CUDA_SUCCESS ||
         about.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return;
     CUdevice device = about.poolProps.location.id;
@@ -63,19 +63,19 @@ static void count_node(CUgraphNode node, struct exec_memory *memory, bool *found
 
 static void count_graph(CUgraph graph, struct exec_memory *memory, bool *found) {
     size_t count = 0;
-    if (REAL(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+    if (OWN(cuGraphGetNodes, graph, NULL, &count) != CUDA_SUCCESS || count == 0)
         return;
     CUgraphNode *nodes = calloc(count, sizeof *nodes);
-    if (nodes == NULL || REAL(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS)
+    if (nodes == NULL || OWN(cuGraphGetNodes, graph, nodes, &count) != CUDA_SUCCESS)
         count = 0;
     for (size_t i = 0; i < count; i++) {
         CUgraphNodeType type;
         CUgraph child;
-        if (REAL(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS)
+        if (OWN(cuGraphNodeGetType, nodes[i], &type) != CUDA_SUCCESS)
             continue;
         if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
             count_node(nodes[i], memory, found);
-        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && REAL(cuGraphChildGraphNodeGetGraph)(nodes[i], &child) == CUDA_SUCCESS)
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && OWN(cuGraphChildGraphNodeGetGraph, nodes[i], &child) == CUDA_SUCCESS)
             count_graph(child, memory, found);
     }
     free(nodes);
@@ -109,7 +109,7 @@ static void settle(struct gp_gpu *gpu, uint64_t reserved) {
     struct held *now = &held[gpu->index];
     cuuint64_t holds = now->charged;
     if (now->used)
-        REAL(cuDeviceGetGraphMemAttribute)(now->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &holds);
+        OWN(cuDeviceGetGraphMemAttribute, now->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &holds);
     uint64_t has = now->charged + reserved;
     if (holds > has)
         gp_take_anyway(gpu, holds - has, GP_POOL);
@@ -131,7 +131,7 @@ void gp_graphs_trim(struct gp_gpu *gpu) {
         return;
     pthread_mutex_lock(&lock);
     if (held[gpu->index].charged != 0) {
-        REAL(cuDeviceGraphMemTrim)(held[gpu->index].device);
+        OWN(cuDeviceGraphMemTrim, held[gpu->index].device);
         held[gpu->index].trims++;
         settle(gpu, 0);
     }

@@ -1,4 +1,4 @@
-/* How large the GPU is and how much of it is free: the slice, to the byte the same in every process of the tenant. */
+/* Hooks that report the size and the free memory of the slice, equal to the byte in all processes of the tenant. */
 #include <limits.h>
 
 #include "memory.h"
@@ -10,7 +10,7 @@ static void shown(const struct gp_gpu *gpu, uint64_t *available, uint64_t *total
 
 static struct gp_gpu *looked_at(CUresult result) {
     CUdevice device;
-    if (result != CUDA_SUCCESS || gp_attach() != GP_ATTACHED || REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS || gp_attach() != GP_ATTACHED || OWN(cuCtxGetDevice, &device) != CUDA_SUCCESS)
         return NULL;
     struct gp_gpu *gpu = gp_gpu_of(device);
     if (gpu != NULL)

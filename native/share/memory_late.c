@@ -1,8 +1,9 @@
-/* Plain memory freed with cuMemFreeAsync: allowed, rare, and free only once the stream has come that far.
+/* Plain memory freed with cuMemFreeAsync. This is allowed but rare, and the memory is free only when the stream has
+ * reached the call.
  *
- * It stays charged until an event recorded behind the call is reached. Events are looked at before anything is refused
- * and whenever pools are settled. Where no event can be had the charge goes at once: the driver keeps the memory for as
- * long as work queued before runs, no longer.
+ * The charge stays until an event recorded behind the call is reached. Events are checked before any refusal and
+ * whenever pools are settled. If no event can be recorded, the charge is released at once: the driver keeps the memory
+ * only while earlier work runs.
  */
 #include <stdlib.h>
 
@@ -24,16 +25,20 @@ static void add(struct gp_charge *charge) {
 }
 
 static bool record(CUevent *event, CUstream stream, bool per_thread) {
-    if (REAL(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+    if (OWN(cuEventCreate, event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
         return false;
-    CUresult result = per_thread ? REAL(cuEventRecord_ptsz)(*event, stream) : REAL(cuEventRecord)(*event, stream);
+    CUresult result = per_thread ? OWN(cuEventRecord_ptsz, *event, stream) : OWN(cuEventRecord, *event, stream);
     if (result != CUDA_SUCCESS)
-        REAL(cuEventDestroy_v2)(*event);
+        OWN(cuEventDestroy_v2, *event);
     return result == CUDA_SUCCESS;
 }
 
 void gp_late_add(struct gp_charge *charge, CUstream stream, bool per_thread) {
     CUevent event;
+    if (gp_stream_is_capturing(stream, per_thread)) { /* a node of a graph: freed when that runs, which nobody sees */
+        gp_charge_keep(charge, charge->entry.key);
+        return;
+    }
     if (gp_memory_context() != charge->context || !record(&event, stream, per_thread)) {
         gp_charge_drop(charge);
         return;
@@ -58,7 +63,7 @@ void gp_late_closing(CUcontext context) {
             add(charge);
             continue;
         }
-        REAL(cuEventDestroy_v2)((CUevent)(uintptr_t)charge->entry.key);
+        OWN(cuEventDestroy_v2, (CUevent)(uintptr_t)charge->entry.key);
         gp_charge_keep(charge, (uint64_t)(uintptr_t)charge);
     }
 }
@@ -67,8 +72,8 @@ void gp_late_settle(void) {
     for (struct gp_charge *charge = take_all(), *next; charge != NULL; charge = next) {
         next = (struct gp_charge *)charge->entry.next;
         CUevent event = (CUevent)(uintptr_t)charge->entry.key;
-        if (REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY) {
-            REAL(cuEventDestroy_v2)(event);
+        if (OWN(cuEventQuery, event) != CUDA_ERROR_NOT_READY) {
+            OWN(cuEventDestroy_v2, event);
             gp_charge_drop(charge);
             continue;
         }

@@ -1,7 +1,7 @@
-/* Plain, pitched and managed memory: the request is charged, from before the driver is asked until it has freed.
+/* Plain, pitched and managed memory: the request is charged from before the driver's allocation until after its free.
  *
- * Managed memory is charged as if it were on the GPU, all of it, from the start: that it may move there at any time is
- * what it is for. Pinned host memory is not GPU memory. Memory opened from another process is its owner's.
+ * Managed memory is charged in full from the start, because it may move to the GPU at any time. Pinned host memory is
+ * not GPU memory. Memory opened from another process is charged to its owner.
  */
 #include "memory.h"
 
@@ -67,9 +67,9 @@ static CUresult keep_pitched(struct gp_charge *charge, uint64_t pointer, uint64_
         return CUDA_SUCCESS;
     }
     if (old)
-        REAL(cuMemFree)((CUdeviceptr_v1)pointer);
+        OWN(cuMemFree, (CUdeviceptr_v1)pointer);
     else
-        REAL(cuMemFree_v2)(pointer);
+        OWN(cuMemFree_v2, pointer);
     gp_charge_drop(charge);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

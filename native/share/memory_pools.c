@@ -1,22 +1,26 @@
-/* Memory pools: the books follow what each pool has reserved from the GPU, not what was allocated from it.
+/* Memory pools: the charge follows the memory that each pool has reserved from the GPU, not its allocations.
  *
- * A pool keeps what is freed, and gives it out again; charging each allocation would count that twice, and charging
- * nothing would let a pool grow past the limit. So each allocation is reserved in full before the driver is asked, as
- * if the pool had to grow by it; then the pool says what it holds (RESERVED_MEM_CURRENT) and what was reserved too much
- * goes back. Allocations from pools are made one at a time within a process, or growth could not be told apart.
+ * A pool keeps freed memory and reuses it. Charging each allocation would count that memory twice, and charging nothing
+ * would let a pool grow beyond the limit. So each allocation is first reserved in full, as if the pool had to grow by
+ * it. After the call the pool reports its memory (RESERVED_MEM_CURRENT), and the excess is released. Allocations from
+ * pools are made one at a time within a process; otherwise growth could not be attributed.
  *
- * Pools grow by at least 32 MiB, by what was seen of drivers, and by multiples of 2 MiB; no document says so. So an
- * allocation needs that much room in the slice for a moment even if the pool could serve it from what it has: close to
- * the limit free memory of the pool is given back to the GPU to make that room. Should a pool grow by more, and the
- * slice have no room for it, the allocation is undone and refused, what the pool keeps of it all the same is charged,
- * and from then on more is reserved.
+ * Close to the limit the slice has no room for that reservation, although a steady program only reuses the memory of its
+ * pool. Then the driver is called without a reservation if the pool has enough free memory: returning memory to the GPU
+ * and taking it again in each step would cost milliseconds. If the pool grows nevertheless, because its free memory is
+ * fragmented, the charge exceeds the limit during one call; the allocation is undone, room is made, and it is repeated
+ * with a reservation.
  *
- * Pools shrink without a call that says so, in synchronising calls. Before anything is refused all pools are looked at
- * again, and as much of their free memory as is lacking is given back to the GPU. That of other processes of the tenant
- * cannot be: it is theirs until they allocate, ask how much memory is free, or end.
+ * Pools grow by at least 32 MiB and by multiples of 2 MiB. This was observed in drivers and is not documented. If a pool
+ * grows by more than was reserved and the slice has no room for it, the allocation is undone and refused, the memory
+ * that the pool keeps is charged, and later reservations are larger.
  *
- * A pool that is destroyed while allocations of it live holds memory that nobody can ask about any more. Its
- * destruction is put off: it keeps nothing that is free, and is destroyed once it is seen to be empty.
+ * Pools also shrink inside synchronising calls, without notice. Before any refusal all pools are checked again, and
+ * enough of their free memory is returned to the GPU. Free memory in pools of other processes of the tenant cannot be
+ * returned: they keep it until they allocate, ask for the free memory, or end.
+ *
+ * A pool that is destroyed while its allocations live holds memory that can no longer be queried. Its destruction is
+ * therefore delayed: it keeps no free memory, and is destroyed when it is empty.
  */
 #include <stdlib.h>
 
@@ -41,15 +45,9 @@ void gp_pools_after_fork(void) {
     pools = NULL;
 }
 
-/* Our own calls must not break a capture under way in this thread. */
-static CUstreamCaptureMode relax(CUstreamCaptureMode mode) {
-    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    return mode;
-}
-
 static uint64_t ask(CUmemoryPool handle, CUmemPool_attribute attribute, uint64_t otherwise) {
     cuuint64_t value = 0;
-    return REAL(cuMemPoolGetAttribute)(handle, attribute, &value) == CUDA_SUCCESS ? value : otherwise;
+    return OWN(cuMemPoolGetAttribute, handle, attribute, &value) == CUDA_SUCCESS ? value : otherwise;
 }
 
 /* -- which pools there are ---------------------------------------------------------------------------------------- */
@@ -80,15 +78,15 @@ static void forget(struct pool *pool) {
 /* The GPU of a pool that was not made by cuMemPoolCreate: one of a device, as far as it can be on a GPU at all. */
 static struct gp_gpu *gpu_of_device_pool(CUmemoryPool handle) {
     int count = 0;
-    REAL(cuDeviceGetCount)(&count);
+    OWN(cuDeviceGetCount, &count);
     for (int i = 0; i < count; i++) {
         CUdevice device;
         CUmemoryPool of_device;
-        if (REAL(cuDeviceGet)(&device, i) != CUDA_SUCCESS)
+        if (OWN(cuDeviceGet, &device, i) != CUDA_SUCCESS)
             continue;
-        if (REAL(cuDeviceGetDefaultMemPool)(&of_device, device) == CUDA_SUCCESS && of_device == handle)
+        if (OWN(cuDeviceGetDefaultMemPool, &of_device, device) == CUDA_SUCCESS && of_device == handle)
             return gp_gpu_of(device);
-        if (REAL(cuDeviceGetMemPool)(&of_device, device) == CUDA_SUCCESS && of_device == handle)
+        if (OWN(cuDeviceGetMemPool, &of_device, device) == CUDA_SUCCESS && of_device == handle)
             return gp_gpu_of(device);
     }
     if (ask(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, 0) != CU_MEM_LOCATION_TYPE_DEVICE)
@@ -107,7 +105,7 @@ static uint64_t reserved(const struct pool *pool) {
     return ask(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->charged);
 }
 
-/* The pool holds this much: charged in full even above the limit, for it is held. */
+/* Charges the memory that the pool holds in full, even above the limit, because it is in use. */
 static void charge_to(struct pool *pool, uint64_t bytes) {
     if (bytes > pool->charged)
         gp_take_anyway(pool->gpu, bytes - pool->charged, GP_POOL);
@@ -118,11 +116,11 @@ static void charge_to(struct pool *pool, uint64_t bytes) {
 
 static void settle(struct pool *pool) {
     if (pool->doomed)
-        REAL(cuMemPoolTrimTo)(pool->handle, 0);
+        OWN(cuMemPoolTrimTo, pool->handle, 0);
     charge_to(pool, reserved(pool));
     if (!pool->doomed || pool->charged != 0 || ask(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, 1) != 0)
         return;
-    REAL(cuMemPoolDestroy)(pool->handle);
+    OWN(cuMemPoolDestroy, pool->handle);
     forget(pool);
 }
 
@@ -140,26 +138,30 @@ static void trim(struct pool *pool, uint64_t bytes) {
     uint64_t spare = used < pool->charged ? pool->charged - used : 0;
     if (spare == 0)
         return;
-    REAL(cuMemPoolTrimTo)(pool->handle, bytes < spare ? pool->charged - bytes : used);
+    OWN(cuMemPoolTrimTo, pool->handle, bytes < spare ? pool->charged - bytes : used);
     settle(pool);
 }
 
-/* Under the lock. */
-static void make_room(struct gp_gpu *gpu, uint64_t bytes) {
-    CUstreamCaptureMode mode = relax(CU_STREAM_CAPTURE_MODE_RELAXED);
-    gp_late_settle();
-    settle_all(gpu);
-    gp_graphs_settle(gpu);
+/* Gives back what is free in the pools of a GPU until a request fits: no more than it lacks (or, `all`, all of it, for
+ * drivers give back whole blocks only). Returns what it lacks still. */
+static uint64_t trim_pools(struct gp_gpu *gpu, uint64_t bytes, bool all) {
     uint64_t lacking = gp_lacking(gpu, bytes);
     for (struct pool *pool = pools, *next; pool != NULL && lacking != 0; pool = next) {
         next = pool->next;
         if (pool->gpu == gpu)
-            trim(pool, lacking);
+            trim(pool, all ? UINT64_MAX : lacking);
         lacking = gp_lacking(gpu, bytes);
     }
-    if (lacking != 0)
+    return lacking;
+}
+
+/* Under the lock. */
+static void make_room(struct gp_gpu *gpu, uint64_t bytes) {
+    gp_late_settle();
+    settle_all(gpu);
+    gp_graphs_settle(gpu);
+    if (trim_pools(gpu, bytes, false) != 0 && trim_pools(gpu, bytes, true) != 0)
         gp_graphs_trim(gpu);
-    relax(mode);
 }
 
 void gp_make_room(struct gp_gpu *gpu, uint64_t bytes) {
@@ -169,81 +171,103 @@ void gp_make_room(struct gp_gpu *gpu, uint64_t bytes) {
 }
 
 void gp_pools_settle(struct gp_gpu *gpu) {
-    CUstreamCaptureMode mode = relax(CU_STREAM_CAPTURE_MODE_RELAXED);
     pthread_mutex_lock(&lock);
     gp_late_settle();
     settle_all(gpu);
     gp_graphs_settle(gpu);
     pthread_mutex_unlock(&lock);
-    relax(mode);
 }
 
 /* -- allocations ------------------------------------------------------------------------------------------------------ */
 
-/* Reserves what the pool may grow by; 0: refused. */
-static uint64_t reserve_growth(struct pool *pool, uint64_t bytes) {
+struct request {
+    CUdeviceptr *pointer;
+    size_t bytes;
+    CUstream stream;
+    bool per_thread, named; /* which of the driver's functions is meant: see call_driver */
+};
+
+/* What the pool may grow by for a request. */
+static uint64_t growth(const struct pool *pool, uint64_t bytes) {
     uint64_t most = gp_round_up(bytes, pool->granule);
-    if (most < pool->least)
-        most = pool->least;
-    if (gp_take(pool->gpu, most, GP_POOL))
-        return most;
-    make_room(pool->gpu, most);
-    if (gp_take(pool->gpu, most, GP_POOL))
-        return most;
-    gp_count_refusal(pool->gpu);
-    return 0;
+    return most < pool->least ? pool->least : most;
 }
 
-/* It grew by more than was thought possible. */
-static void learn(struct pool *pool, uint64_t bytes, uint64_t growth) {
+/* Handles a pool that grew by more than was reserved. */
+static void learn(struct pool *pool, uint64_t bytes, uint64_t grew) {
     if (bytes <= pool->least)
-        pool->least = growth;
-    while (pool->granule < GRANULE_MAX && gp_round_up(bytes, pool->granule) < growth)
+        pool->least = grew;
+    while (pool->granule < GRANULE_MAX && gp_round_up(bytes, pool->granule) < grew)
         pool->granule *= 2;
 }
 
-static CUresult undo(struct pool *pool, CUdeviceptr pointer, CUstream stream, bool per_thread) {
-    if (per_thread)
-        REAL(cuMemFreeAsync_ptsz)(pointer, stream);
+static CUresult undo(struct pool *pool, const struct request *request) {
+    if (request->per_thread)
+        OWN(cuMemFreeAsync_ptsz, *request->pointer, request->stream);
     else
-        REAL(cuMemFreeAsync)(pointer, stream);
+        OWN(cuMemFreeAsync, *request->pointer, request->stream);
     trim(pool, UINT64_MAX);
     settle(pool);
-    gp_count_refusal(pool->gpu);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult call_driver(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream, bool per_thread,
-                            bool named) {
-    if (named)
-        return per_thread ? REAL(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream)
-                          : REAL(cuMemAllocFromPoolAsync)(pointer, bytes, pool, stream);
-    return per_thread ? REAL(cuMemAllocAsync_ptsz)(pointer, bytes, stream) : REAL(cuMemAllocAsync)(pointer, bytes, stream);
+static CUresult call_driver(const struct request *at, CUmemoryPool pool) {
+    if (at->named)
+        return at->per_thread ? REAL(cuMemAllocFromPoolAsync_ptsz)(at->pointer, at->bytes, pool, at->stream)
+                              : REAL(cuMemAllocFromPoolAsync)(at->pointer, at->bytes, pool, at->stream);
+    return at->per_thread ? REAL(cuMemAllocAsync_ptsz)(at->pointer, at->bytes, at->stream)
+                          : REAL(cuMemAllocAsync)(at->pointer, at->bytes, at->stream);
 }
 
-/* Under the lock. */
-static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_thread,
-                         bool named) {
-    uint64_t extra = reserve_growth(pool, bytes);
-    if (extra == 0)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+/* Calls the driver with `extra` bytes reserved for what the pool may grow by, and charges what it grew by. */
+static CUresult allocate_within(struct pool *pool, const struct request *request, uint64_t extra) {
     uint64_t before = pool->charged;
-    CUresult result = call_driver(pointer, bytes, pool->handle, stream, per_thread, named);
+    CUresult result = call_driver(request, pool->handle);
     uint64_t holds = reserved(pool);
     pool->charged += extra;
-    if (holds > pool->charged)
-        learn(pool, bytes, holds - before);
+    if (holds > pool->charged && extra != 0)
+        learn(pool, request->bytes, holds - before);
     if (holds > pool->charged && gp_take(pool->gpu, holds - pool->charged, GP_POOL))
         pool->charged = holds;
     bool over = holds > pool->charged;
     charge_to(pool, holds);
-    return over && result == CUDA_SUCCESS ? undo(pool, *pointer, stream, per_thread) : result;
+    if (over && extra != 0)
+        gp_count_refusal(pool->gpu);
+    return over && result == CUDA_SUCCESS ? undo(pool, request) : result;
 }
 
-static bool is_capturing(CUstream stream, bool per_thread) {
+/* Whether the pool has so much free memory that the driver need not take more from the GPU for this request. Small ones
+ * are not worth the risk: room for them costs little. */
+static bool has_spare(struct pool *pool, uint64_t bytes) {
+    if (bytes < pool->least)
+        return false;
+    charge_to(pool, reserved(pool));
+    uint64_t used = ask(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, pool->charged);
+    return used <= pool->charged && bytes <= pool->charged - used;
+}
+
+/* Under the lock. Where the slice has no room for growth and the pool has memory to spare, the driver is asked without a
+ * reservation first. If the spare memory was in pieces that are too small and the pool grew, that is undone. */
+static CUresult allocate(struct pool *pool, const struct request *request) {
+    uint64_t extra = growth(pool, request->bytes);
+    if (gp_take(pool->gpu, extra, GP_POOL))
+        return allocate_within(pool, request, extra);
+    if (has_spare(pool, request->bytes)) {
+        CUresult result = allocate_within(pool, request, 0);
+        if (result != CUDA_ERROR_OUT_OF_MEMORY)
+            return result;
+    }
+    make_room(pool->gpu, extra);
+    if (gp_take(pool->gpu, extra, GP_POOL))
+        return allocate_within(pool, request, extra);
+    gp_count_refusal(pool->gpu);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+bool gp_stream_is_capturing(CUstream stream, bool per_thread) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status)
-                                 : REAL(cuStreamIsCapturing)(stream, &status);
+    CUresult result = per_thread ? OWN(cuStreamIsCapturing_ptsz, stream, &status)
+                                 : OWN(cuStreamIsCapturing, stream, &status);
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -253,17 +277,18 @@ static CUmemoryPool pool_of_stream(CUstream stream, bool per_thread) {
     CUmemoryPool handle = NULL;
     CUresult result = CUDA_ERROR_NOT_FOUND;
     if (gp_has(GP_cuStreamGetDevice))
-        result = per_thread ? REAL(cuStreamGetDevice_ptsz)(stream, &device) : REAL(cuStreamGetDevice)(stream, &device);
+        result = per_thread ? OWN(cuStreamGetDevice_ptsz, stream, &device) : OWN(cuStreamGetDevice, stream, &device);
     if (result != CUDA_SUCCESS)
-        result = REAL(cuCtxGetDevice)(&device);
-    return result == CUDA_SUCCESS && REAL(cuDeviceGetMemPool)(&handle, device) == CUDA_SUCCESS ? handle : NULL;
+        result = OWN(cuCtxGetDevice, &device);
+    return result == CUDA_SUCCESS && OWN(cuDeviceGetMemPool, &handle, device) == CUDA_SUCCESS ? handle : NULL;
 }
 
 CUresult gp_pool_allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, bool per_thread,
                           bool named) {
+    const struct request request = {pointer, bytes, stream, per_thread, named};
     struct gp_gpu *gpu;
-    if (bytes == 0 || pointer == NULL || is_capturing(stream, per_thread)) /* a node of a graph: see memory_graphs.c */
-        return call_driver(pointer, bytes, handle, stream, per_thread, named);
+    if (bytes == 0 || pointer == NULL || gp_stream_is_capturing(stream, per_thread)) /* a node of a graph: see memory_graphs.c */
+        return call_driver(&request, handle);
     if (!gp_memory_gpu(&gpu))
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
@@ -271,9 +296,9 @@ CUresult gp_pool_allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handl
     struct pool *pool = meant == NULL ? NULL : known(meant);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (pool == NULL)
-        result = call_driver(pointer, bytes, handle, stream, per_thread, named);
+        result = call_driver(&request, handle);
     else if (!pool->doomed)
-        result = allocate(pool, pointer, bytes, stream, per_thread, named);
+        result = allocate(pool, &request);
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -294,19 +319,19 @@ GP_HOOK CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *pro
 /* A destroyed pool is no device's current one. */
 static void unset_current(CUmemoryPool handle) {
     int count = 0;
-    REAL(cuDeviceGetCount)(&count);
+    OWN(cuDeviceGetCount, &count);
     for (int i = 0; i < count; i++) {
         CUdevice device;
         CUmemoryPool pool;
-        if (REAL(cuDeviceGet)(&device, i) == CUDA_SUCCESS && REAL(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS &&
-            pool == handle && REAL(cuDeviceGetDefaultMemPool)(&pool, device) == CUDA_SUCCESS)
-            REAL(cuDeviceSetMemPool)(device, pool);
+        if (OWN(cuDeviceGet, &device, i) == CUDA_SUCCESS && OWN(cuDeviceGetMemPool, &pool, device) == CUDA_SUCCESS &&
+            pool == handle && OWN(cuDeviceGetDefaultMemPool, &pool, device) == CUDA_SUCCESS)
+            OWN(cuDeviceSetMemPool, device, pool);
     }
 }
 
 static CUresult destroy(struct pool *pool) {
     if (ask(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, 0) == 0)
-        REAL(cuMemPoolTrimTo)(pool->handle, 0);
+        OWN(cuMemPoolTrimTo, pool->handle, 0);
     charge_to(pool, reserved(pool));
     if (pool->charged == 0) {
         CUresult result = REAL(cuMemPoolDestroy)(pool->handle);
@@ -315,7 +340,7 @@ static CUresult destroy(struct pool *pool) {
         return result;
     }
     cuuint64_t nothing = 0;
-    REAL(cuMemPoolSetAttribute)(pool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &nothing);
+    OWN(cuMemPoolSetAttribute, pool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &nothing);
     unset_current(pool->handle);
     pool->doomed = true;
     return CUDA_SUCCESS;
@@ -323,12 +348,12 @@ static CUresult destroy(struct pool *pool) {
 
 static bool is_default(CUmemoryPool handle) {
     int count = 0;
-    REAL(cuDeviceGetCount)(&count);
+    OWN(cuDeviceGetCount, &count);
     for (int i = 0; i < count; i++) {
         CUdevice device;
         CUmemoryPool pool;
-        if (REAL(cuDeviceGet)(&device, i) == CUDA_SUCCESS &&
-            REAL(cuDeviceGetDefaultMemPool)(&pool, device) == CUDA_SUCCESS && pool == handle)
+        if (OWN(cuDeviceGet, &device, i) == CUDA_SUCCESS &&
+            OWN(cuDeviceGetDefaultMemPool, &pool, device) == CUDA_SUCCESS && pool == handle)
             return true;
     }
     return false;

@@ -8,8 +8,8 @@
  * forgotten after the driver has undone it. Mappings of what is not ours (imported, multicast) are remembered too, so
  * that one cuMemUnmap can be followed over all that it covers.
  *
- * Memory that was exported lives on in who imported it, when the exporter has let go of it and is not charged any more.
- * What the driver says then reaches the limit as a correction.
+ * Exported memory stays alive in the importing process after the exporter has released it and is no longer charged. The
+ * driver's figure then reaches the limit as a correction.
  */
 #include <stdlib.h>
 #include <string.h>

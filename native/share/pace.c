@@ -1,15 +1,15 @@
-/* Keeps a stream's queue short, so that a GPU asked back is free within about inflight_limit_us.
+/* Keeps a stream's queue short, so that a revoked GPU is free within about inflight_limit_us.
  *
- * Each kernel (function and order of magnitude of its grid) and each executable graph has a cost, in GPU time. One that
- * is not known is launched between two marks and takes the whole queue; from then on launches add up, and a mark is
- * recorded only after a quarter of the limit. A program that launches what it launched before pays for one event in a
- * millisecond of GPU time.
+ * Each kernel (function and order of magnitude of its grid) and each executable graph has a cost in GPU time. An unknown
+ * one is launched alone between two marks to measure it. After that the costs of launches are added up, and a mark is
+ * recorded only after a quarter of the limit. A program that repeats its launches pays for one event in each millisecond
+ * of GPU time.
  *
- * What a group of launches took is known exactly when the GPU was at work all the time between two marks; else the
- * time between the marks is only more than that. A stream's `scale` takes up the difference between the sum of costs
- * and what was measured: other arguments, other streams that run beside.
+ * The time of a group of launches is exact if the GPU worked all the time between two marks; otherwise the time between
+ * the marks is an upper bound. A stream's `scale` corrects the difference between the sum of costs and the measured
+ * time, which comes from other arguments and from other streams that run at the same time.
  *
- * Streams are paced each by itself: a stream whose kernel waits for another stream's must not hold that one up.
+ * Each stream is paced alone: a stream whose kernel waits for another stream's must not delay that one.
  */
 #include "compute.h"
 
@@ -131,8 +131,8 @@ static bool one_that_fits(const struct gp_compute *compute, const struct gp_stre
     return one && (double)mark->work_ns * stream->scale < (double)compute->limit_ns;
 }
 
-/* Never so long that the GPU runs dry: at three quarters the next launch may come, and one launch may always follow
- * another that fits. Returns how long to sleep at most; 0: go on. */
+/* Returns the longest time to sleep; 0: launch now. The wait never lets the GPU become idle: the next launch may start at
+ * three quarters of the limit, and one launch may always follow another that fits. */
 static uint64_t still_full(struct gp_compute *compute, struct gp_stream *stream) {
     double enough = enough_ns(compute);
     bool idle = gp_stream_collect(compute, stream) || stream->head == stream->tail;
@@ -166,7 +166,6 @@ static void wait_for_room(struct gp_compute *compute, struct gp_stream *stream) 
 
 void gp_pace_before(struct gp_launch *launch) {
     struct gp_compute *compute = launch->compute;
-    CUstreamCaptureMode mode = gp_relaxed();
     if (atomic_load(&launch->stream->full))
         wait_for_room(compute, launch->stream);
     pthread_mutex_lock(&compute->lock);
@@ -175,5 +174,4 @@ void gp_pace_before(struct gp_launch *launch) {
     if (launch->cost_ns == 0) /* even if nothing was launched since the last mark: that may be long ago */
         gp_stream_mark(compute, launch->stream);
     pthread_mutex_unlock(&compute->lock);
-    gp_strict(mode);
 }

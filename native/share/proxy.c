@@ -1,9 +1,8 @@
-/* Stands where the driver stood: finds the real one and hands its functions on.
+/* Replaces the driver's library: finds the real driver and passes calls on to it.
  *
  * gp_table holds the real function of every export, 0 until it was asked for. Exports that are not hooks jump through
  * it (see gpupool/jump.h), hooks call through REAL(). The real driver is opened at the first of these calls, by the
- * path in the lease's control page, as an object of its own beside this one. From then on exports that it does not have
- * are not to be seen here either.
+ * path in the lease's control page, as a separate object. Then exports that it does not have are hidden here, too.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -22,7 +21,7 @@ _Atomic(void *) gp_table[GP_COUNT];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void *driver;
 
-/* Stands for every function that the real driver does not have. */
+/* Used for every function that the real driver does not have. */
 static CUresult missing(void) { return CUDA_ERROR_NOT_FOUND; }
 
 static void open_driver(void) {

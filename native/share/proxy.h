@@ -1,4 +1,4 @@
-/* What proxy.c offers to its neighbour lookup.c. */
+/* Declarations of proxy.c for lookup.c. */
 #ifndef GPUPOOL_SHARE_PROXY_H
 #define GPUPOOL_SHARE_PROXY_H
 

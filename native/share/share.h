@@ -1,16 +1,17 @@
-/* The share library from the inside: who offers what to whom.
+/* Internal interfaces of the share library.
  *
  *   proxy.c      finds the real driver, fills the jump table, answers cuGetProcAddress
  *   attach.c     maps the lease's pages, claims this process's slots, survives fork
  *   memory*.c    hooks that reserve before they allocate
- *   contexts.c   hooks of contexts
- *   gate.c, pace.c, drain.c, graphs.c, streams.c   hooks that wait for the GPU's time, and the thread that gives it back
+ *   contexts.c, context_size.c   hooks of contexts, and how much memory a context takes
+ *   gate.c, pace.c, drain.c, graphs.c, streams.c   hooks that wait for GPU time, and the thread that releases it
  *
  * The file carries the SONAME of the driver and is preloaded into every program of a lease, `bash` included: it has no
  * constructor, starts no thread, opens no file and writes nothing before a program calls cuInit.
  *
  * A hook is a function with the driver's own name and type, marked GP_HOOK; that mark is what the generator looks for:
- * every other export of the driver becomes a jump. Hooks call the driver through REAL(name) and nothing else.
+ * every other export of the driver becomes a jump. Hooks hand calls on through REAL(name); what the
+ * library calls by itself goes through OWN(name, ...).
  */
 #ifndef GPUPOOL_SHARE_H
 #define GPUPOOL_SHARE_H
@@ -32,8 +33,36 @@
 /* The real driver's function; never NULL: a function that this driver does not have answers CUDA_ERROR_NOT_FOUND. */
 void *gp_real(enum gp_api which);
 #define REAL(name) ((__typeof__(name) *)gp_real(GP_##name))
-/* Whether the real driver has it. */
+/* Returns true if the real driver has it. */
 bool gp_has(enum gp_api which);
+
+/* -- capture.c: calls that the library adds to those of the program -------------------------------------------------- */
+
+/* Prevents potentially unsafe calls of this thread from breaking captures; returns the argument for gp_strict. */
+CUstreamCaptureMode gp_relaxed(void);
+void gp_strict(CUstreamCaptureMode mode);
+
+/* Every such call is OWN(name, arguments ...); what may be called so, and how, is in own_calls.def. A call that is
+ * unsafe during captures is made in relaxed mode, which NVIDIA allows: the library knows that no capture depends on it.
+ * REAL() is for handing on the program's own calls, which must fail and break captures as they do without the library.
+ */
+enum gp_own_call {
+    GP_OWN_SAFE,
+    GP_OWN_UNSAFE,
+#define OWN_CALL(name, capture, context, where) GP_OWN_##name = GP_OWN_##capture,
+#include "own_calls.def"
+#undef OWN_CALL
+};
+#define OWN(name, ...)                                                                                                \
+    __extension__({                                                                                                   \
+        CUstreamCaptureMode own_mode_ = CU_STREAM_CAPTURE_MODE_GLOBAL;                                                \
+        if (GP_OWN_##name == GP_OWN_UNSAFE)                                                                           \
+            own_mode_ = gp_relaxed();                                                                                 \
+        CUresult own_result_ = REAL(name)(__VA_ARGS__);                                                               \
+        if (GP_OWN_##name == GP_OWN_UNSAFE)                                                                           \
+            gp_strict(own_mode_);                                                                                     \
+        own_result_;                                                                                                  \
+    })
 
 /* -- attach.c --------------------------------------------------------------------------------------------------- */
 
@@ -45,7 +74,7 @@ struct gp_gpu { /* one GPU of the lease, as this process sees it */
     struct gpupool_slot *slot; /* this process's own */
 };
 
-/* What a process that was told of a lease can do. */
+/* The state of the process with respect to its lease. */
 enum gp_state {
     GP_FREE,     /* no lease was given: every call passes through */
     GP_ATTACHED, /* limits hold */
@@ -61,7 +90,7 @@ struct gp_gpu *gp_gpu_of(CUdevice device);
 /* The GPU of the calling thread's current context; NULL when there is none. One load when the lease has one GPU and
  * the thread is known to have a context; never fails for lack of a context when the lease has only one GPU. */
 struct gp_gpu *gp_gpu_current(void);
-/* "Look at my page." Never blocks; a lost bell costs time only. */
+/* Asks the arbiter to read this process's page. Never blocks; a lost bell only costs time. */
 void gp_ring(struct gp_gpu *gpu, enum gpupool_bell_kind kind);
 /* Ran in the child of every fork of an attached process, in this order, before anything else of the library. */
 void gp_memory_after_fork(void);
@@ -87,9 +116,9 @@ void gp_graph_memory_after(struct gp_gpu *gpu);
 
 /* -- gate.c and its neighbours ---------------------------------------------------------------------------------- */
 
-/* A context is about to be destroyed or reset: forget its streams and events. NULL: all of this device. */
+/* Forgets the streams and events of a context that is about to be destroyed or reset. NULL: all of this device. */
 void gp_compute_context_closing(CUcontext context, CUdevice device);
-/* An executable graph is about to be destroyed: forget what it takes. Called by whoever hooks cuGraphExecDestroy. */
+/* Forgets the cost of an executable graph that is about to be destroyed. Called by the hook of cuGraphExecDestroy. */
 void gp_compute_graph_closing(CUgraphExec exec);
 
 #endif

@@ -1,8 +1,8 @@
-/* Which streams have work of this process on them, and how far the GPU has come with it.
+/* Follows the streams with work of this process, and the progress of the GPU in them.
  *
- * A stream is followed from its first launch to its destruction. Its progress is seen by marks: events recorded behind
- * launches, by the launching thread for pacing, by the helper when the GPU is to be given back. Whatever the driver
- * answers instead of "not ready" means that there is nothing left to wait for: a context that is gone has no work.
+ * A stream is followed from its first launch to its destruction. Marks show its progress: events recorded behind
+ * launches, by the launching thread for pacing, and by the helper when the GPU must be released. Any answer of the
+ * driver other than "not ready" means that nothing is left to wait for: a destroyed context has no work.
  *
  * A stream's place is found without a lock; handles are compared again at each launch, so a place that was given to
  * another stream is noticed. Places are taken and given back under the lock.
@@ -10,7 +10,7 @@
 #include "compute.h"
 
 #define PER_THREAD ((uintptr_t)CU_STREAM_PER_THREAD)
-#define FREED (~(uintptr_t)0)      /* nobody's, but the search goes on behind it */
+#define FREED (~(uintptr_t)0)      /* free, but the search continues behind it */
 #define ORPHAN (~(uintptr_t)0 - 1) /* the stream or its thread is gone, its work may not be over */
 
 static _Thread_local uint32_t thread_number __attribute__((tls_model("initial-exec")));
@@ -93,11 +93,11 @@ struct gp_stream *gp_stream_find(struct gp_compute *compute, uintptr_t handle, C
 static void forget_events(struct gp_stream *stream, bool destroy) {
     for (uint32_t i = 0; i < GP_MARKS; i++) {
         if (destroy && stream->marks[i].event != NULL)
-            REAL(cuEventDestroy_v2)(stream->marks[i].event);
+            OWN(cuEventDestroy_v2, stream->marks[i].event);
         stream->marks[i].event = NULL;
     }
     if (destroy && stream->last != NULL)
-        REAL(cuEventDestroy_v2)(stream->last);
+        OWN(cuEventDestroy_v2, stream->last);
     stream->last = NULL;
 }
 
@@ -152,8 +152,8 @@ static void begin(struct gp_compute *compute, struct gp_stream *stream, CUcontex
 
 struct gp_stream *gp_stream_add(struct gp_compute *compute, uintptr_t handle, CUcontext context) {
     uint32_t thread = handle == PER_THREAD ? gp_thread_number() : 0;
-    if (handle > PER_THREAD && REAL(cuStreamGetCtx)((CUstream)handle, &context) != CUDA_SUCCESS)
-        REAL(cuCtxGetCurrent)(&context);
+    if (handle > PER_THREAD && OWN(cuStreamGetCtx, (CUstream)handle, &context) != CUDA_SUCCESS)
+        OWN(cuCtxGetCurrent, &context);
     struct gp_stream *stream = search(compute, handle, context, thread); /* another thread may have been faster */
     if (stream != NULL)
         return stream;
@@ -172,17 +172,17 @@ struct gp_stream *gp_stream_add(struct gp_compute *compute, uintptr_t handle, CU
 
 /* -- marks ------------------------------------------------------------------------------------------------------------- */
 
-static bool ready(CUevent event) { return REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY; }
+static bool ready(CUevent event) { return OWN(cuEventQuery, event) != CUDA_ERROR_NOT_READY; }
 
 static bool make_event(CUevent *event, CUcontext context, unsigned flags) {
     CUcontext popped;
     if (*event != NULL)
         return true;
-    if (REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+    if (OWN(cuCtxPushCurrent_v2, context) != CUDA_SUCCESS)
         return false;
-    if (REAL(cuEventCreate)(event, flags) != CUDA_SUCCESS)
+    if (OWN(cuEventCreate, event, flags) != CUDA_SUCCESS)
         *event = NULL;
-    REAL(cuCtxPopCurrent_v2)(&popped);
+    OWN(cuCtxPopCurrent_v2, &popped);
     return *event != NULL;
 }
 
@@ -211,7 +211,7 @@ bool gp_stream_mark(struct gp_compute *compute, struct gp_stream *stream) {
     mark->work_ns += atomic_exchange(&stream->since_ns, 0);
     mark->launches += atomic_exchange(&stream->since_launches, 0);
     if (!make_event(&mark->event, atomic_load(&stream->context), CU_EVENT_DEFAULT) ||
-        REAL(cuEventRecord)(mark->event, handle) != CUDA_SUCCESS) {
+        OWN(cuEventRecord, mark->event, handle) != CUDA_SUCCESS) {
         stream->head = stream->tail;
         return true; /* nothing can be seen of this stream: there is nothing to wait for */
     }
@@ -223,7 +223,7 @@ bool gp_stream_mark(struct gp_compute *compute, struct gp_stream *stream) {
 
 void gp_streams_mark(struct gp_compute *compute) {
     CUcontext current = NULL;
-    REAL(cuCtxGetCurrent)(&current);
+    OWN(cuCtxGetCurrent, &current);
     for (uint32_t i = 0; i < compute->used_count; i++) {
         struct gp_stream *stream = &compute->streams[compute->used[i]];
         if (atomic_load(&stream->dirty) && atomic_load(&stream->context) == current &&
@@ -237,7 +237,7 @@ static void reached(struct gp_compute *compute, struct gp_stream *stream, bool k
     const struct gp_mark *before = &stream->marks[(stream->head - 1) % GP_MARKS];
     float ms = 0;
     if (known && stream->head > 0 && before->event != NULL &&
-        REAL(cuEventElapsedTime)(&ms, before->event, mark->event) == CUDA_SUCCESS)
+        OWN(cuEventElapsedTime, &ms, before->event, mark->event) == CUDA_SUCCESS)
         gp_pace_learn(compute, stream, mark, (double)ms * 1e6);
     stream->head++;
     stream->stuck = false;
@@ -246,7 +246,7 @@ static void reached(struct gp_compute *compute, struct gp_stream *stream, bool k
 
 bool gp_stream_collect(struct gp_compute *compute, struct gp_stream *stream) {
     while (stream->head != stream->tail) {
-        CUresult result = REAL(cuEventQuery)(stream->marks[stream->head % GP_MARKS].event);
+        CUresult result = OWN(cuEventQuery, stream->marks[stream->head % GP_MARKS].event);
         if (result == CUDA_ERROR_NOT_READY)
             return false;
         reached(compute, stream, result == CUDA_SUCCESS);
@@ -256,21 +256,27 @@ bool gp_stream_collect(struct gp_compute *compute, struct gp_stream *stream) {
     return !stream->last_pending;
 }
 
-/* The helper has no context of its own; default streams are those of the context that is current. */
-static bool drained(struct gp_compute *compute, struct gp_stream *stream) {
-    CUcontext popped;
-    if (!atomic_load(&stream->dirty))
-        return gp_stream_collect(compute, stream);
+/* Marks a stream on which something was launched since the last mark; false: that must be tried again later. */
+static bool mark_dirty(struct gp_compute *compute, struct gp_stream *stream, bool in_context) {
     uintptr_t handle = atomic_load(&stream->handle);
     if (handle == PER_THREAD)
         return false; /* its thread is about to record */
-    if (handle == ORPHAN || REAL(cuCtxPushCurrent_v2)(atomic_load(&stream->context)) != CUDA_SUCCESS) {
-        atomic_store(&stream->dirty, false);
-        return gp_stream_collect(compute, stream);
-    }
-    bool marked = gp_stream_mark(compute, stream);
-    REAL(cuCtxPopCurrent_v2)(&popped);
-    return marked && gp_stream_collect(compute, stream);
+    if (handle != ORPHAN && in_context)
+        return gp_stream_mark(compute, stream);
+    atomic_store(&stream->dirty, false);
+    return true;
+}
+
+/* The helper has no context of its own: default streams are those of the context that is current, and what is asked about
+ * times of events needs a context, too. One that cannot be made current is gone, and its work with it. */
+static bool drained(struct gp_compute *compute, struct gp_stream *stream) {
+    CUcontext popped;
+    bool in_context = OWN(cuCtxPushCurrent_v2, atomic_load(&stream->context)) == CUDA_SUCCESS;
+    bool marked = !atomic_load(&stream->dirty) || mark_dirty(compute, stream, in_context);
+    bool done = marked && gp_stream_collect(compute, stream);
+    if (in_context)
+        OWN(cuCtxPopCurrent_v2, &popped);
+    return done;
 }
 
 bool gp_streams_drained(struct gp_compute *compute) {
@@ -285,9 +291,8 @@ bool gp_streams_drained(struct gp_compute *compute) {
 
 /* -- streams and contexts that go away --------------------------------------------------------------------------------- */
 
-/* What was launched goes on without the stream: a mark is left to wait for. */
+/* Leaves a mark to wait for, because launched work continues without the stream. */
 static void stream_closing(struct gp_compute *compute, CUstream handle) {
-    CUstreamCaptureMode mode = gp_relaxed();
     pthread_mutex_lock(&compute->lock);
     struct gp_stream *stream = search(compute, (uintptr_t)handle, NULL, 0);
     if (stream != NULL) {
@@ -298,7 +303,6 @@ static void stream_closing(struct gp_compute *compute, CUstream handle) {
         gp_stream_let_go(compute, stream);
     }
     pthread_mutex_unlock(&compute->lock);
-    gp_strict(mode);
 }
 
 static void closing(CUstream stream) {
@@ -317,7 +321,7 @@ GP_HOOK CUresult cuStreamDestroy_v2(CUstream stream) {
     return REAL(cuStreamDestroy_v2)(stream);
 }
 
-/* Events die with their context. */
+/* Events are destroyed with their context. */
 static void context_closing(struct gp_compute *compute, CUcontext context) {
     pthread_mutex_lock(&compute->lock);
     for (uint32_t i = compute->used_count; i-- > 0;) {

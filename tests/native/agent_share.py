@@ -13,9 +13,9 @@ sys.path.append(str(Path(__file__).parents[1] / "node"))
 
 from node_harness import Node, eventually, spec
 
-from gpupool.domain.gpu import GpuShare
-from gpupool.domain.supervision import ProcessSpec
-from gpupool.node import proctree
+from gpupool.domain.nodes.gpu import GpuShare
+from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.node.host import process_tree
 from gpupool.node.inventory.emulated import emulated_uuid
 
 UUID = emulated_uuid("n1", 0)
@@ -93,7 +93,7 @@ def notes_with(node: Node, key: str, words: str) -> list[str]:
 
 
 def events(node: Node, name: str) -> list[dict[str, object]]:
-    """What the agent's log has of one kind."""
+    """Return the entries of one kind in the agent's log."""
     lines = (json.loads(line) for line in (node.root / "agent.log").read_text().splitlines() if line.startswith("{"))
     return [line for line in lines if line.get("event") == name]
 
@@ -101,7 +101,7 @@ def events(node: Node, name: str) -> list[dict[str, object]]:
 def arbiter_pid(node: Node) -> int | None:
     """The arbiter of a node's agent."""
     assert node.process is not None
-    own = [p for p in proctree.scan().values() if p.ppid == node.process.pid and p.state not in "ZX"]
+    own = [p for p in process_tree.scan().values() if p.ppid == node.process.pid and p.state not in "ZX"]
     return next((p.pid for p in own if b"gpupool-arbiter" in command_line(p.pid)), None)
 
 

@@ -75,7 +75,7 @@ class Arbiter:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it still runs."""
         return self._process.poll() is None
 
     def end(self) -> int:
@@ -85,7 +85,7 @@ class Arbiter:
         return self._process.wait(PATIENCE_S)
 
     def kill(self) -> None:
-        """As by kill -9."""
+        """End it like kill -9."""
         self._process.kill()
         self._process.wait()
 
@@ -151,11 +151,11 @@ class Tenant(LeaseFolder):
         self.ring()
 
     def granted(self) -> bool:
-        """Whether it may launch."""
+        """Return whether it may launch."""
         return self.control_field("grant") & GRANTED != 0
 
     def contended(self) -> bool:
-        """Whether others want the GPU."""
+        """Return whether others want the GPU."""
         return self.control_field("grant") & CONTENDED != 0
 
     def epoch(self) -> int:

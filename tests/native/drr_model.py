@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from native_harness import NATIVE, PROGRAMS
+
+from requires import cc
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 NONE, GUARANTEE, CAP = 0, 1, 2
@@ -83,7 +84,7 @@ class Settings(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run; times in ns, one entry for each tenant."""
+    """The result of a run; times in ns, one entry for each tenant."""
 
     served: list[int]
     held: list[int]
@@ -115,11 +116,12 @@ class Outcome:
 
 @cache
 def _library() -> ctypes.CDLL:
-    out = Path(mkdtemp(prefix="gpupool-drr-")) / "sim.so"
     sources = [PROGRAMS / "arbiter_drr_sim.c", NATIVE / "arbiter/drr.c", NATIVE / "arbiter/drr_account.c"]
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", f"-I{NATIVE}"]
-    subprocess.run(["cc", *flags, "-o", str(out), *map(str, sources)], check=True)
-    return ctypes.CDLL(str(out))
+    with TemporaryDirectory(prefix="gpupool-drr-") as folder:
+        out = Path(folder, "sim.so")
+        cc(*flags, "-o", out, *sources)
+        return ctypes.CDLL(str(out))
 
 
 def run(tenants: Sequence[Tenant], seconds: float = 10.0, settings: Settings | None = None) -> Outcome:

@@ -17,7 +17,7 @@ from fake_cuda_prelude import MIB, begin, free_bytes, kernel, launch, name, ok, 
 
 
 def devices() -> object:
-    """What the driver says of itself and its devices."""
+    """Return the driver's information about itself and its devices."""
     started = name(cuda.cuInit(0))
     if started != "SUCCESS":
         return started
@@ -104,7 +104,7 @@ def hold(bytes_held: str) -> object:
 
 
 def wait_for_free(wanted: str) -> object:
-    """How many seconds until so much is free, and 1 ms of work after that."""
+    """Return the seconds until this much memory is free and 1 ms of work is done."""
     begin()
     start = time.monotonic()
     while free_bytes() < int(wanted) and time.monotonic() - start < 10:
@@ -217,7 +217,7 @@ def arrays() -> object:
 
 
 def addresses() -> object:
-    """What cuGetProcAddress means by a name, a version and a flag: the export, or why there is none."""
+    """Return the export of cuGetProcAddress for a name, a version and a flag, or the reason for none."""
     library = ctypes.CDLL("libcuda.so.1")
     exports = {ctypes.cast(getattr(library, one), ctypes.c_void_p).value: one for one in exported()}
     found = []

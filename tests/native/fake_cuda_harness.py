@@ -36,7 +36,7 @@ class Pool:
         )
 
     def run(self, function: str, *arguments: object, **more: str) -> Any:
-        """What one of the clients found."""
+        """Return the result of one of the clients."""
         command = [sys.executable, str(CLIENTS), function, *map(str, arguments)]
         ran = subprocess.run(
             command, env=self.environment(**more), capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,4 @@
-"""What the programs that use the fake driver through cuda.bindings have in common."""
+"""Functions of the programs that use the fake driver through cuda.bindings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GLOBAL, RELAXED = (
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
-    """What a call gave beside its result, which must be success."""
+    """Return the values of a call, which must succeed."""
     result, *rest = answer
     if result != cuda.CUresult.CUDA_SUCCESS:
         raise AssertionError(result)
@@ -61,7 +61,7 @@ def timed(work: Callable[[], object], stream: Any) -> tuple[float, float]:
 
 
 def free_bytes() -> int:
-    """What cuMemGetInfo calls free."""
+    """Return the free memory of cuMemGetInfo."""
     return int(ok(cuda.cuMemGetInfo())[0])
 
 

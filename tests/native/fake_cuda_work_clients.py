@@ -33,7 +33,7 @@ def events() -> object:
 
 
 def order() -> object:
-    """Who waits for whom: streams, the legacy stream, events between streams."""
+    """Measure which work waits for which: streams, the legacy stream, events between streams."""
     begin()
     spin = kernel("spin_20ms")
     blocking, free, other = ok(cuda.cuStreamCreate(0)), ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1))
@@ -105,7 +105,7 @@ def saturate(seconds: str, which: str) -> object:
 
 
 def capture() -> object:
-    """What is captured does not run; the graph has it in order; a second stream joins through an event."""
+    """Captured work does not run; the graph keeps its order; a second stream joins through an event."""
     begin()
     spin = kernel("spin_2ms")
     stream, side = ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1))
@@ -259,7 +259,7 @@ def queue_depth() -> object:
 
 
 def default_stream() -> object:
-    """Whether work in a blocking stream waits for the default stream's."""
+    """Return whether work in a blocking stream waits for the default stream."""
     begin()
     stream, event = ok(cuda.cuStreamCreate(0)), ok(cuda.cuEventCreate(2))
     ok(launch(kernel("spin_50ms")))

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Self
 
 from lease_folder import CONTENDED, GRANTED, PAGE, POLICY_GUARANTEE, LeasedGpu, LeaseFolder
-from native_harness import NATIVE, PROGRAMS, clean_environment
+from native_harness import NATIVE, PROGRAMS, build_products, clean_environment
+
+from requires import cc
 
 REPORT = (
     "kernels",
@@ -39,24 +41,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def build(out: Path, folder: Path, *flags: str) -> tuple[Path, Path]:
     """The driver and the client, built in a folder; ``out``: where everything native was built."""
     folder.mkdir(parents=True, exist_ok=True)
-    common = ["cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", f"-I{NATIVE / 'include'}", f"-I{out}", *flags]
+    common = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", f"-I{NATIVE / 'include'}", f"-I{out}", *flags]
     driver, client = folder / "gate-sim-libcuda.so.1", folder / "gate_client"
     library = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
-    subprocess.run([*common, *library, "-o", driver, PROGRAMS / "gate_sim.c"], check=True)
+    cc(*common, *library, "-o", driver, PROGRAMS / "gate_sim.c")
     linked = [f"-L{out / 'share'}", "-l:libcuda.so.1", "-lpthread"]
-    subprocess.run([*common, "-o", client, PROGRAMS / "gate_client.c", *linked], check=True)
+    cc(*common, "-o", client, PROGRAMS / "gate_client.c", *linked)
     return driver, client
 
 
 def build_share(folder: Path, flags: str) -> Path:
     """The share library alone, with other flags."""
     name = "share/libcuda.so.1"
-    subprocess.run(["make", "-s", "-C", str(NATIVE), f"OUT={folder}", f"CFLAGS={flags}", name], check=True)
+    build_products(folder, flags.split(), products=(name,))
     return folder / name
 
 
 def until(condition: Callable[[], object], timeout_s: float = 10.0) -> bool:
-    """Whether a condition comes true in time."""
+    """Return whether a condition becomes true in time."""
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:
@@ -109,7 +111,7 @@ class Arbiter:
         return self.lease.slot(index)
 
     def rung(self) -> int:
-        """How many bells have come since the last call."""
+        """Return the number of bells since the last call."""
         count = 0
         while True:
             try:
@@ -133,7 +135,7 @@ class Arbiter:
 
 
 class Tenant:
-    """A process of the tenant's that does what it is told."""
+    """A process of the tenant that executes commands of the test."""
 
     def __init__(self, arbiter: Arbiter, client: Path, share: Path, **environment: str) -> None:
         path = arbiter.lease.path.parent / f"report-{os.urandom(4).hex()}"
@@ -172,7 +174,7 @@ class Tenant:
         return self.answer()
 
     def report(self, name: str) -> int:
-        """What the driver has counted."""
+        """Return the counters of the driver."""
         return int(struct.unpack_from("Q", self._report, 8 * REPORT.index(name))[0])
 
     def end(self) -> str:

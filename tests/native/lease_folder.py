@@ -130,7 +130,7 @@ class LeaseFolder:
         return int(struct.unpack_from(kind, self.status, PAGE + STATUS_GPU_BYTES * gpu + offset)[0])
 
     def used_bytes(self, gpu: int = 0) -> int:
-        """What the tenant's word says that all its processes use."""
+        """Return the use of all processes in the tenant's word."""
         return (self.tenant("tenant", gpu) >> 30) * UNIT
 
     def slot(self, index: int, gpu: int = 0) -> dict[str, int]:
@@ -164,7 +164,7 @@ class LeaseFolder:
         return bell
 
     def environment(self, library: Path) -> dict[str, str]:
-        """What the agent sets for the lease's programs; `library`: the built share library."""
+        """Return the variables that the agent sets for programs of the lease; `library`: the built share library."""
         return {"LD_PRELOAD": str(library), "GPUPOOL_LEASE_DIR": str(self.path)}
 
     def close(self) -> None:

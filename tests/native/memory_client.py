@@ -37,6 +37,14 @@ def driver_books(gpus: Path, pid: int = 0, gpu: int = 0) -> dict[str, int]:
     return sums
 
 
+def pool_changes() -> int:
+    """Return how often the pools of this process took memory of the simulated card or gave some back."""
+    state = (Path(os.environ["GPUPOOL_FAKE_GPUS"]) / "gpu-0.state").read_bytes()
+    slots = range(_PROCESSES_AT, _PROCESSES_AT + _PROCESSES * _PROCESS_BYTES, _PROCESS_BYTES)
+    (own,) = [at for at in slots if struct.unpack_from("<II", state, at) == (1, os.getpid())]
+    return sum(struct.unpack_from("<QQ", state, own + 128))
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A lease of the first of some simulated GPUs and how to start programs in it."""
@@ -48,9 +56,8 @@ class Slice:
     def environment(self) -> dict[str, str]:
         """Of a program of the lease."""
         own = self.lease.environment(self.out / "share/libcuda.so.1")
-        return (
-            clean_environment() | own | {"GPUPOOL_FAKE_GPUS": str(self.gpus), "PYTHONPATH": str(Path(__file__).parent)}
-        )
+        modules = f"{Path(__file__).parent}:{Path(__file__).parents[1]}"
+        return clean_environment() | own | {"GPUPOOL_FAKE_GPUS": str(self.gpus), "PYTHONPATH": modules}
 
     def start(self, source: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         """Start a Python program that sees the slice; it may import everything here. Empty variables are taken away."""
@@ -68,16 +75,17 @@ class Slice:
         return out
 
     def driver_total(self) -> int:
-        """What the driver has given to all processes."""
+        """Return the memory that the driver has given to all processes."""
         return sum(driver_books(self.gpus).values())
 
 
-def make_slice(folder: Path, out: Path, limit: int, context_bytes: int = 128 * MIB) -> Slice:
+def make_slice(folder: Path, out: Path, limit: int, context_bytes: int = 128 * MIB, *, nvml: bool = True) -> Slice:
     """A slice of a simulated GPU of 16 GiB; close its lease afterwards."""
     gpu = FakeGpu(context_bytes=context_bytes)
     gpus = fake_gpus_folder(folder / "gpus", [gpu])
     leased = LeasedGpu(gpu.uuid_bytes, memory_limit_bytes=limit, context_bytes=context_bytes, uuid_text=gpu.uuid)
-    lease = LeaseFolder(folder / "lease", [leased], out / "fake/libcuda.so.1", out / "fake/libnvidia-ml.so.1")
+    drivers = (out / "fake/libcuda.so.1", out / "fake/libnvidia-ml.so.1" if nvml else "")
+    lease = LeaseFolder(folder / "lease", [leased], *drivers)
     return Slice(lease, gpus, out)
 
 
@@ -92,13 +100,13 @@ def cuda() -> Any:
 
 
 def value(result: tuple[Any, ...]) -> Any:
-    """What a call gave; it must have succeeded."""
+    """Return the values of a call, which must have succeeded."""
     assert int(result[0]) == SUCCESS, result[0]
     return result[1] if len(result) == 2 else result[1:]
 
 
 def code(result: tuple[Any, ...]) -> int:
-    """What a call answered."""
+    """Return the result code of a call."""
     return int(result[0])
 
 
@@ -111,18 +119,18 @@ def begin() -> Any:
 
 
 def used() -> int:
-    """What the slice shows as used."""
+    """Return the memory that the slice shows as used."""
     available, total = value(cuda().cuMemGetInfo())
     return int(total - available)
 
 
 def free() -> int:
-    """What the slice shows as free."""
+    """Return the memory that the slice shows as free."""
     return int(value(cuda().cuMemGetInfo())[0])
 
 
 def held() -> int:
-    """What the fake driver has given to this process."""
+    """Return the memory that the fake driver has given to this process."""
     return sum(driver_books(Path(os.environ["GPUPOOL_FAKE_GPUS"]), os.getpid()).values())
 
 

@@ -7,11 +7,8 @@ their workers share them.
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
@@ -19,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from requires import cc, native_builder, require
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
@@ -34,12 +33,7 @@ MIB = 1 << 20
 
 def generator() -> ModuleType:
     """native/generate.py as a module."""
-    spec = importlib.util.spec_from_file_location("gpupool_native_generate", NATIVE / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module: ModuleType = native_builder().generator()
     return module
 
 
@@ -62,32 +56,28 @@ def _forget_old_builds(keep: Path) -> None:
 
 
 def build_native(sanitize: str = "") -> Path:
-    """The folder with everything built from the present sources; `sanitize`: "", "thread" or "address"."""
+    """The folder with everything built from the present sources; `sanitize`: "", "thread" or "address".
+
+    Skip the test where there is no C compiler.
+    """
+    require("cc")
     folder = _build_folder(f"{generator().sources_hash()[:16]}{sanitize and '-'}{sanitize}")
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             _forget_old_builds(folder)
-            _make(folder, sanitize)
+            build_products(folder, sanitize=sanitize)
+            (folder / "complete").touch()
     return folder
 
 
-def _make(folder: Path, sanitize: str) -> None:
-    command = [
-        "make",
-        "-k",
-        "-j2",
-        "-C",
-        str(NATIVE),
-        f"OUT={folder}",
-        f"SANITIZE={sanitize}",
-        f"PYTHON={sys.executable}",
-    ]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    (folder / "make.log").write_text(made.stdout + made.stderr)
-    if made.returncode == 0:
-        (folder / "complete").touch()
-    assert (folder / "share/libcuda.so.1").exists(), made.stderr
+def build_products(folder: Path, flags: Sequence[str] = (), sanitize: str = "", products: Sequence[str] = ()) -> None:
+    """Build products of native/ (all unless named) into a folder; skip the test where there is no C compiler."""
+    require("cc")
+    builder = native_builder()
+    compiler = builder.find_compiler(folder)
+    failures = builder.build(folder, compiler, flags, sanitize, products)
+    assert not failures, failures
 
 
 def compile_program(source: Path, folder: Path, *arguments: str) -> Path:
@@ -95,8 +85,7 @@ def compile_program(source: Path, folder: Path, *arguments: str) -> Path:
     program = folder / source.stem
     includes = [f"-I{NATIVE / 'include'}", f"-I{NATIVE}", f"-I{NATIVE / 'common'}", f"-I{NATIVE / 'share'}"]
     warnings = ["-Wall", "-Wextra"]
-    command = ["cc", "-std=gnu11", "-O1", "-g", *warnings, *includes, "-o", str(program), str(source), *arguments]
-    subprocess.run([*command, "-ldl", "-lpthread"], check=True)
+    cc("-std=gnu11", "-O1", "-g", *warnings, *includes, "-o", program, source, *arguments, "-ldl", "-lpthread")
     return program
 
 
@@ -113,11 +102,11 @@ class FakeGpu:
 
     @property
     def uuid_bytes(self) -> bytes:
-        """As cuDeviceGetUuid gives it."""
+        """Return the UUID in the form of cuDeviceGetUuid."""
         return bytes.fromhex(self.uuid.removeprefix("GPU-").replace("-", ""))
 
     def line(self) -> str:
-        """As it stands in gpus.conf."""
+        """Return its line of gpus.conf."""
         numbers = f"{self.memory_bytes} {self.multiprocessors} {self.capability} {self.context_bytes}"
         return f"{self.uuid} {numbers} {self.name}\n"
 

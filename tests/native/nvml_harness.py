@@ -53,7 +53,7 @@ def cards_folder(folder: Path) -> Path:
 
 
 def ask(library: Path, script: str, environment: Mapping[str, str]) -> Any:
-    """What a script tells that uses pynvml on this library, which is preloaded."""
+    """Return the output of a script that uses pynvml with this preloaded library."""
     env = clean_environment() | {"LD_PRELOAD": str(library)} | dict(environment)
     text = _PRELUDE + textwrap.dedent(script)
     done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)

@@ -22,6 +22,8 @@ from lease_folder import POLICY_GUARANTEE, LeasedGpu, LeaseFolder
 from metronome import Metronome
 from native_harness import NATIVE, PROGRAMS, FakeGpu, clean_environment, fake_gpus_folder
 
+from requires import cc
+
 _PROCESSES_AT, _PROCESS_BYTES, _PROCESSES = 4096, 256, 512
 _SAMPLE_S = 0.1
 _STALLED = 0.01  # of a window: what one tenant of ten loses at most then is a point
@@ -47,7 +49,7 @@ class Scenario:
 
     @property
     def due(self) -> list[float]:
-        """What each is to get when all want it, in percent."""
+        """Return the expected percentage of each tenant if all want the GPU."""
         return [100 * program.weight / sum(p.weight for p in self.programs) for program in self.programs]
 
 
@@ -67,12 +69,12 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """How long it was measured."""
+        """Return the duration of the measurement."""
         return self.at_s[-1] - self.at_s[0]
 
     @property
     def totals(self) -> list[int]:
-        """What each was served in all that time."""
+        """Return the served time of each tenant in total."""
         return [line[-1] - line[0] for line in self.served]
 
     @property
@@ -86,7 +88,7 @@ class Measured:
         return sum(self.totals) / (self.seconds * 1e9) * 100
 
     def worst_error(self, window_s: float) -> float:
-        """The largest difference in points between a share in any window and what is due."""
+        """Return the largest difference in points between a tenant's part in any window and its fair share."""
         wide, worst = round(window_s / _SAMPLE_S), 0.0
         for end in range(wide, len(self.at_s)):
             parts = [line[end] - line[end - wide] for line in self.served]
@@ -100,7 +102,7 @@ def build_client(native_out: Path, folder: Path) -> Path:
     client = folder / "shares_client"
     flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", f"-I{NATIVE / 'include'}", f"-I{native_out}"]
     linked = [f"-L{native_out / 'fake'}", "-l:libcuda.so.1"]
-    subprocess.run(["cc", *flags, "-o", client, PROGRAMS / "shares_client.c", *linked], check=True)
+    cc(*flags, "-o", client, PROGRAMS / "shares_client.c", *linked)
     return client
 
 
@@ -181,7 +183,7 @@ def _environment(lease: LeaseFolder, gpu: FakeGpu, folder: Path, native_out: Pat
 
 
 class _Samples:
-    """What each tenant had been served, ten times a second, and how late the machine was."""
+    """Served time of each tenant, ten times a second, and the delay of the machine."""
 
     def __init__(self, states: Sequence[_State], tenants: Sequence[Sequence[_Tenant]]) -> None:
         self._states, self._tenants = states, tenants

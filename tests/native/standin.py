@@ -10,6 +10,8 @@ from pathlib import Path
 
 from native_harness import PROGRAMS, clean_environment, generator
 
+from requires import cc
+
 # Those that standin_driver.c writes out itself.
 WRITTEN_OUT = {
     "cuInit",
@@ -41,7 +43,7 @@ def build_standin(folder: Path, without: Collection[str] = ()) -> Path:
     """The stand-in as a library in this folder; `without`: exports that an older driver lacks."""
     generate = generator()
     aside = {*WRITTEN_OUT, *without}
-    names = enumerate(generate.read_api(generate.CUDA))
+    names = enumerate(generate.read_exports(generate.CUDA))
     lines = [f"EXPORT({name}, {at})" for at, name in names if name not in aside]
     lines += [
         f"ROW({base}, {version}, {flag}, {name})"
@@ -50,9 +52,8 @@ def build_standin(folder: Path, without: Collection[str] = ()) -> Path:
     ]
     (folder / "standin_exports.h").write_text("\n".join(lines) + "\n")
     library = folder / "standin-libcuda.so.1"
-    command = ["cc", "-std=gnu11", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{folder}"]
-    command += ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-o", str(library)]
-    subprocess.run([*command, str(PROGRAMS / "standin_driver.c")], check=True)
+    options = ["-std=gnu11", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{folder}"]
+    cc(*options, "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-o", library, PROGRAMS / "standin_driver.c")
     return library
 
 

@@ -34,16 +34,16 @@ def pair(arbiter: Arbiter, tmp_path: Path) -> tuple[Tenant, Tenant]:
     return tenant_of(arbiter, tmp_path / "a"), tenant_of(arbiter, tmp_path / "b")
 
 
-def test_says_what_it_is(native_out: Path) -> None:
+def test_arbiter_prints_its_version(native_out: Path) -> None:
     said = subprocess.run([native_out / "gpupool-arbiter", "--help"], capture_output=True, text=True, check=True)
     assert "node's agent" in said.stdout
 
 
-def test_ends_with_its_input(arbiter: Arbiter) -> None:
+def test_arbiter_ends_with_its_input(arbiter: Arbiter) -> None:
     assert arbiter.end() == 0
 
 
-def test_who_is_alone_is_granted_and_keeps_it(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_single_tenant_is_granted_and_keeps_the_gpu(arbiter: Arbiter, tmp_path: Path) -> None:
     tenant = tenant_of(arbiter, tmp_path / "a")
     assert not tenant.granted()
     tenant.wait_for_grant()
@@ -56,7 +56,7 @@ def test_who_is_alone_is_granted_and_keeps_it(arbiter: Arbiter, tmp_path: Path) 
     assert tenant.epoch() == 1
 
 
-def test_two_take_turns(pair: tuple[Tenant, Tenant]) -> None:
+def test_two_tenants_take_turns(pair: tuple[Tenant, Tenant]) -> None:
     for tenant in pair:
         tenant.wait_for_grant()
     for _ in range(4):
@@ -73,7 +73,7 @@ def test_two_take_turns(pair: tuple[Tenant, Tenant]) -> None:
     assert all(tenant.epoch() >= 2 for tenant in pair)
 
 
-def test_the_grant_of_an_idle_tenant_goes_on_at_once(pair: tuple[Tenant, Tenant]) -> None:
+def test_grant_of_idle_tenant_is_passed_on_at_once(pair: tuple[Tenant, Tenant]) -> None:
     first, second = pair
     first.wait_for_grant()
     eventually(first.granted)
@@ -84,7 +84,7 @@ def test_the_grant_of_an_idle_tenant_goes_on_at_once(pair: tuple[Tenant, Tenant]
     assert not first.granted()
 
 
-def test_a_tenant_that_does_not_drain_is_overlapped(pair: tuple[Tenant, Tenant]) -> None:
+def test_tenant_that_does_not_drain_is_overlapped(pair: tuple[Tenant, Tenant]) -> None:
     first, second = pair
     first.wait_for_grant()
     eventually(first.granted)
@@ -101,7 +101,7 @@ def test_a_tenant_that_does_not_drain_is_overlapped(pair: tuple[Tenant, Tenant])
     eventually(first.granted)
 
 
-def test_who_leaves_is_not_waited_for(arbiter: Arbiter, pair: tuple[Tenant, Tenant]) -> None:
+def test_leaving_tenant_is_not_awaited(arbiter: Arbiter, pair: tuple[Tenant, Tenant]) -> None:
     first, second = pair
     first.wait_for_grant()
     eventually(first.granted)
@@ -112,7 +112,7 @@ def test_who_leaves_is_not_waited_for(arbiter: Arbiter, pair: tuple[Tenant, Tena
     assert not first.granted()
 
 
-def test_a_policy_of_none_is_granted_for_good(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_policy_none_is_granted_permanently(arbiter: Arbiter, tmp_path: Path) -> None:
     free = tenant_of(arbiter, tmp_path / "a", policy=POLICY_NONE)
     gated = tenant_of(arbiter, tmp_path / "b")
     assert free.granted()
@@ -122,7 +122,7 @@ def test_a_policy_of_none_is_granted_for_good(arbiter: Arbiter, tmp_path: Path) 
     assert not gated.contended()
 
 
-def test_a_cap_holds_for_who_is_alone(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_cap_limits_a_single_tenant(arbiter: Arbiter, tmp_path: Path) -> None:
     tenant = tenant_of(arbiter, tmp_path / "a", policy=POLICY_CAP, weight=200)
     tenant.wait_for_grant()
     for _ in range(5):
@@ -150,7 +150,7 @@ def test_gpus_are_independent(arbiter: Arbiter, tmp_path: Path) -> None:
     assert there.granted()
 
 
-def test_the_heartbeat_moves(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_heartbeat_advances(arbiter: Arbiter, tmp_path: Path) -> None:
     used, unused = tenant_of(arbiter, tmp_path / "a"), Tenant(tmp_path / "b")
     arbiter.add(unused)
     before = [tenant.control_field("heartbeat") for tenant in (used, unused)]
@@ -160,14 +160,14 @@ def test_the_heartbeat_moves(arbiter: Arbiter, tmp_path: Path) -> None:
     assert 1 <= after[1] - before[1] <= 5
 
 
-def test_it_sleeps_while_nobody_wants_anything(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_arbiter_sleeps_without_demand(arbiter: Arbiter, tmp_path: Path) -> None:
     tenant_of(arbiter, tmp_path / "a")
     before = arbiter.cpu_s()
     time.sleep(2)
     assert arbiter.cpu_s() - before < 0.1
 
 
-def test_orders_that_make_no_sense_are_answered(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_invalid_orders_are_answered(arbiter: Arbiter, tmp_path: Path) -> None:
     tenant = tenant_of(arbiter, tmp_path / "a")
     for line in ("sing", f"correct {tenant.path} 7 5", f"correct {tenant.path} 0 x", "add " + "/x" * 5000):
         told = len(arbiter.warnings())
@@ -179,7 +179,7 @@ def test_orders_that_make_no_sense_are_answered(arbiter: Arbiter, tmp_path: Path
 
 
 @pytest.mark.parametrize("spoil", ["missing", "short", "link", "magic", "pipe"])
-def test_folders_that_are_none_are_refused(arbiter: Arbiter, tmp_path: Path, spoil: str) -> None:
+def test_invalid_folders_are_refused(arbiter: Arbiter, tmp_path: Path, spoil: str) -> None:
     tenant = Tenant(tmp_path / "a")
     status = tenant.path / "status"
     if spoil == "short":
@@ -197,13 +197,13 @@ def test_folders_that_are_none_are_refused(arbiter: Arbiter, tmp_path: Path, spo
     assert not (tenant.path / "bell").exists()
 
 
-def test_a_gpu_twice_in_a_lease_is_one(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_duplicate_gpu_in_a_lease_counts_once(arbiter: Arbiter, tmp_path: Path) -> None:
     twice = LeaseFolder(tmp_path / "a", [LeasedGpu(bytes([1] * 16), 1 << 30, policy=1)] * 2, "/nonexistent")
     arbiter.add(twice)
     assert any("the same" in warning for warning in arbiter.warnings())
 
 
-def test_paths_may_be_long_and_odd(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_paths_may_be_long_with_special_characters(arbiter: Arbiter, tmp_path: Path) -> None:
     tenant = tenant_of(arbiter, tmp_path / "x y" / ("long" * 40) / 'quo"te')
     tenant.wait_for_grant()
     eventually(tenant.granted)

@@ -52,7 +52,7 @@ def sleeper() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 
 
 def is_served(tenant: Tenant) -> bool:
-    """Whether the arbiter answers this tenant."""
+    """Return whether the arbiter answers this tenant."""
     tenant.set_slot(0, "waiting", 1)
     tenant.ring()
     eventually(tenant.granted)
@@ -72,7 +72,7 @@ def neighbour(arbiter: Arbiter, path: Path) -> Tenant:
 # -- deaths ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_dead_held_is_given_back(
+def test_memory_of_dead_process_is_released(
     arbiter: Arbiter, tmp_path: Path, sleeper: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     tenant, processes = Tenant(tmp_path / "a"), [sleeper() for _ in range(40)]
@@ -92,7 +92,7 @@ def test_what_the_dead_held_is_given_back(
     assert (arbiter.usage(tenant) or {})["launches"] == 120
 
 
-def test_the_grant_of_the_dead_goes_on(
+def test_grant_of_dead_process_is_passed_on(
     arbiter: Arbiter, tmp_path: Path, sleeper: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     dying, other = Tenant(tmp_path / "a"), neighbour(arbiter, tmp_path / "b")
@@ -128,7 +128,7 @@ def test_processes_of_other_pid_namespaces_are_found(
     assert eventually(lambda: tenant.used_bytes() == 0) < 1.0
 
 
-def test_a_process_of_another_namespace_that_is_nowhere_is_given_up(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_missing_process_of_other_namespace_is_given_up(arbiter: Arbiter, tmp_path: Path) -> None:
     tenant = Tenant(tmp_path / "a")
     tenant.claim(os.getpid(), used_bytes=MIB, pid_ns=7)
     tenant.set_slot(0, "owner", owner_of(os.getpid()) ^ 1 << 40)
@@ -137,7 +137,7 @@ def test_a_process_of_another_namespace_that_is_nowhere_is_given_up(arbiter: Arb
     assert eventually(lambda: tenant.used_bytes() == 0) > 1.0
 
 
-def test_another_process_of_the_same_pid_is_another(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_process_with_reused_pid_is_distinguished(arbiter: Arbiter, tmp_path: Path) -> None:
     tenant = Tenant(tmp_path / "a")
     tenant.claim(os.getpid(), used_bytes=MIB)
     tenant.set_slot(0, "owner", owner_of(os.getpid()) + (1 << 22))
@@ -145,7 +145,7 @@ def test_another_process_of_the_same_pid_is_another(arbiter: Arbiter, tmp_path: 
     eventually(lambda: tenant.used_bytes() == 0)
 
 
-def test_an_arbiter_that_was_killed_is_followed_by_another(
+def test_killed_arbiter_is_replaced(
     native_out: Path, tmp_path: Path, sleeper: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     tenant, process, survivor = Tenant(tmp_path / "a"), sleeper(), sleeper()
@@ -166,7 +166,7 @@ def test_an_arbiter_that_was_killed_is_followed_by_another(
         eventually(lambda: tenant.granted() and tenant.epoch() > epoch)
 
 
-def test_arbiters_killed_while_they_repair_leave_no_harm(
+def test_arbiters_killed_during_repair_are_harmless(
     native_out: Path, tmp_path: Path, sleeper: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     tenant, survivor = Tenant(tmp_path / "a"), sleeper()
@@ -188,7 +188,7 @@ def test_arbiters_killed_while_they_repair_leave_no_harm(
         assert list(tenant.owners()) == [owner_of(survivor.pid)]
 
 
-def test_it_dies_with_its_parent(native_out: Path, tmp_path: Path) -> None:
+def test_arbiter_ends_with_its_parent(native_out: Path, tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys\n"
         "child = subprocess.Popen([sys.argv[1]], stdin=os.open('/dev/ptmx', os.O_RDWR), stdout=subprocess.DEVNULL)\n"
@@ -209,7 +209,7 @@ def test_it_dies_with_its_parent(native_out: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, PAGE, 3 * PAGE])
-def test_who_cuts_his_page_short_harms_himself(arbiter: Arbiter, tmp_path: Path, size: int) -> None:
+def test_truncated_page_harms_only_its_tenant(arbiter: Arbiter, tmp_path: Path, size: int) -> None:
     liar, honest = neighbour(arbiter, tmp_path / "a"), neighbour(arbiter, tmp_path / "b")
     liar.wait_for_grant()
     eventually(liar.granted)
@@ -224,7 +224,7 @@ def test_who_cuts_his_page_short_harms_himself(arbiter: Arbiter, tmp_path: Path,
     assert arbiter.alive()
 
 
-def test_noise_in_a_page_harms_nobody_else(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_invalid_page_contents_harm_no_other_tenant(arbiter: Arbiter, tmp_path: Path) -> None:
     liar, honest = neighbour(arbiter, tmp_path / "a"), neighbour(arbiter, tmp_path / "b")
     noise = random.Random(7)
     before = arbiter.cpu_s()
@@ -239,7 +239,7 @@ def test_noise_in_a_page_harms_nobody_else(arbiter: Arbiter, tmp_path: Path) -> 
     assert is_served(honest)
 
 
-def test_who_claims_to_work_for_ever_is_passed(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_tenant_that_claims_endless_work_is_skipped(arbiter: Arbiter, tmp_path: Path) -> None:
     liar, honest = neighbour(arbiter, tmp_path / "a"), neighbour(arbiter, tmp_path / "b")
     liar.set_slot(0, "busy", 1)
     liar.wait_for_grant()
@@ -248,7 +248,7 @@ def test_who_claims_to_work_for_ever_is_passed(arbiter: Arbiter, tmp_path: Path)
         assert is_served(honest)
 
 
-def test_a_bell_rung_without_end_is_not_heard_without_end(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_bells_are_rate_limited(arbiter: Arbiter, tmp_path: Path) -> None:
     noisy, honest = neighbour(arbiter, tmp_path / "a"), neighbour(arbiter, tmp_path / "b")
     with subprocess.Popen([sys.executable, "-c", FLOOD, noisy.path]) as flood:
         try:
@@ -262,7 +262,7 @@ def test_a_bell_rung_without_end_is_not_heard_without_end(arbiter: Arbiter, tmp_
             flood.kill()
 
 
-def test_strange_datagrams_are_passed_over(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_invalid_datagrams_are_ignored(arbiter: Arbiter, tmp_path: Path) -> None:
     tenant = neighbour(arbiter, tmp_path / "a")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
         folder = os.open(tenant.path, os.O_PATH)
@@ -272,7 +272,7 @@ def test_strange_datagrams_are_passed_over(arbiter: Arbiter, tmp_path: Path) -> 
     assert is_served(tenant)
 
 
-def test_an_agent_that_does_not_read_stops_nothing(native_out: Path, tmp_path: Path) -> None:
+def test_agent_that_does_not_read_does_not_block_arbiter(native_out: Path, tmp_path: Path) -> None:
     tenant = Tenant(tmp_path / "a")
     tenant.claim(os.getpid())
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -287,7 +287,7 @@ def test_an_agent_that_does_not_read_stops_nothing(native_out: Path, tmp_path: P
         process.kill()
 
 
-def test_many_leases(arbiter: Arbiter, tmp_path: Path) -> None:
+def test_many_leases_work(arbiter: Arbiter, tmp_path: Path) -> None:
     tenants = [Tenant(tmp_path / str(number), gpu=number % 8) for number in range(150)]
     for tenant in tenants:
         tenant.claim(os.getpid())

@@ -65,7 +65,7 @@ def start(lease: LeaseFolder, share: Path) -> Iterator[Callable[[str], Program]]
         program.process.communicate()
 
 
-def test_a_program_takes_one_slot_on_each_gpu_of_its_lease(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
+def test_program_claims_one_slot_on_each_gpu_of_its_lease(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
     program = start(INIT + WAIT)
     assert program.line() == "0"
     for gpu in (0, 1):
@@ -74,23 +74,21 @@ def test_a_program_takes_one_slot_on_each_gpu_of_its_lease(lease: LeaseFolder, s
         assert slot["pid_ns"] == Path("/proc/self/ns/pid").stat().st_ino
 
 
-def test_a_program_that_never_calls_cuinit_takes_none(lease: LeaseFolder, share: Path) -> None:
+def test_program_without_cuinit_claims_no_slot(lease: LeaseFolder, share: Path) -> None:
     environment = clean_environment() | lease.environment(share)
     subprocess.run(["/bin/sh", "-c", "true; /bin/true"], env=environment, check=True)
     run_python("print(look_up('cuMemcpy', 7000)[0])", environment)
     assert not lease.owners()
 
 
-def test_programs_side_by_side_have_slots_of_their_own(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
+def test_simultaneous_programs_have_separate_slots(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
     programs = [start(INIT + WAIT) for _ in range(5)]
     assert [program.line() for program in programs] == ["0"] * 5
     assert set(lease.owners()) == {owner_of(program.pid) for program in programs}
     assert len(set(lease.owners().values())) == 5
 
 
-def test_a_forked_child_attaches_anew_when_it_calls_the_driver(
-    lease: LeaseFolder, start: Callable[[str], Program]
-) -> None:
+def test_forked_child_attaches_at_its_first_driver_call(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
     forking = "child = os.fork()\nif child == 0: print(os.getpid(), cuda.cuInit(0), flush=True)\n"
     program = start(INIT + WAIT + forking + WAIT)
     assert program.line() == "0"
@@ -101,7 +99,7 @@ def test_a_forked_child_attaches_anew_when_it_calls_the_driver(
     assert set(lease.owners()) == {*parent, owner_of(int(child))}
 
 
-def test_children_that_do_not_use_the_driver_take_no_slot(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
+def test_children_without_driver_use_claim_no_slot(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
     children = """
 import subprocess
 for vfork in (True, False):
@@ -117,9 +115,7 @@ print("done", flush=True)
     assert list(lease.owners()) == [owner_of(program.pid)]
 
 
-def test_exec_takes_over_the_slot_and_gives_back_what_the_program_before_had(
-    lease: LeaseFolder, start: Callable[[str], Program]
-) -> None:
+def test_exec_keeps_the_slot_and_releases_its_memory(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
     again = INIT + WAIT
     program = start(INIT + WAIT + f"os.execv(sys.executable, [sys.executable, '-S', '-c', {again!r}])")
     assert program.line() == "0"
@@ -138,9 +134,7 @@ def test_exec_takes_over_the_slot_and_gives_back_what_the_program_before_had(
     assert lease.slot(index)["busy"] == 0
 
 
-def test_a_slot_of_the_same_pid_in_another_namespace_is_left_alone(
-    lease: LeaseFolder, start: Callable[[str], Program]
-) -> None:
+def test_slot_of_same_pid_in_other_namespace_is_kept(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
     program = start("import sys; " + WAIT + INIT + WAIT)
     lease.set_slot(3, "owner", owner_of(program.pid))
     lease.set_slot(3, "pid_ns", 4242)
@@ -151,9 +145,7 @@ def test_a_slot_of_the_same_pid_in_another_namespace_is_left_alone(
     assert lease.slot(3)["pid_ns"] == 4242
 
 
-def test_the_bell_rings_once_for_each_gpu_and_names_the_process(
-    lease: LeaseFolder, start: Callable[[str], Program]
-) -> None:
+def test_bell_rings_once_per_gpu_and_names_process(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
     with lease.bell() as bell:
         program = start(INIT + WAIT)
         for gpu in (0, 1):
@@ -162,7 +154,7 @@ def test_the_bell_rings_once_for_each_gpu_and_names_the_process(
             assert struct.unpack("<3i", extra[0][2])[0] == program.pid
 
 
-def test_the_bell_rings_in_a_folder_with_a_long_name(tmp_path: Path, driver: Path, share: Path) -> None:
+def test_bell_works_in_folder_with_long_name(tmp_path: Path, driver: Path, share: Path) -> None:
     deep = tmp_path / ("a" * 120)
     with LeaseFolder(deep, [LeasedGpu(bytes(16), 1 << 30)], driver) as lease, lease.bell() as bell:
         environment = clean_environment() | lease.environment(share)
@@ -170,16 +162,14 @@ def test_the_bell_rings_in_a_folder_with_a_long_name(tmp_path: Path, driver: Pat
         assert len(bell.recv(64)) == 16
 
 
-def test_a_lease_has_room_for_as_many_processes_as_it_has_slots(lease: LeaseFolder, share: Path) -> None:
+def test_number_of_processes_is_limited_by_slots(lease: LeaseFolder, share: Path) -> None:
     for index in range(SLOTS):
         lease.set_slot(index, "owner", (index + 1) << 22 | 1)
     environment = clean_environment() | lease.environment(share)
     assert run_python("print(cuda.cuInit(0))", environment).strip() == str(SYSTEM_NOT_READY)
 
 
-def test_a_full_lease_waits_for_the_slots_of_those_who_died(
-    lease: LeaseFolder, start: Callable[[str], Program]
-) -> None:
+def test_full_lease_waits_for_slots_of_dead_processes(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
     for index in range(SLOTS):
         lease.set_slot(index, "owner", (index + 1) << 22 | 1)
     program = start("print(flush=True); " + INIT + WAIT)
@@ -222,7 +212,7 @@ def damaged(name: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_pages_that_are_wrong_refuse_cuda_and_say_so(damage: str, lease: LeaseFolder, share: Path) -> None:
+def test_invalid_pages_refuse_cuda_with_a_message(damage: str, lease: LeaseFolder, share: Path) -> None:
     damaged(damage, lease.path)
     environment = clean_environment() | lease.environment(share)
     command = [sys.executable, "-S", "-c", INIT + "print(cuda.cuInit(0))"]

@@ -16,7 +16,7 @@ POINTS_10_S, POINTS_1_S = 2.0, 5.0
 
 
 def due(tenants: Sequence[Tenant]) -> list[float]:
-    """What is each one's part, in percent."""
+    """Return the part of each tenant, in percent."""
     return [100 * tenant.weight / sum(one.weight for one in tenants) for tenant in tenants]
 
 
@@ -29,7 +29,7 @@ def assert_fair(tenants: Sequence[Tenant], outcome: Outcome) -> None:
 @pytest.mark.parametrize("first", KERNELS)
 @pytest.mark.parametrize("second", KERNELS)
 @pytest.mark.parametrize("weight", [100, 250, 500])
-def test_two_get_their_shares(weight: int, first: str, second: str) -> None:
+def test_two_tenants_get_their_shares(weight: int, first: str, second: str) -> None:
     tenants = [Tenant(weight, kernels=KERNELS[first]), Tenant(1000 - weight, kernels=KERNELS[second])]
     outcome = run(tenants, 15)
     assert_fair(tenants, outcome)
@@ -38,56 +38,56 @@ def test_two_get_their_shares(weight: int, first: str, second: str) -> None:
 
 @pytest.mark.parametrize("weights", [(200, 300, 500), (100, 100, 100), (600, 30, 300), (100,) * 10])
 @pytest.mark.parametrize("kernels", [*KERNELS, "each its own"])
-def test_many_get_their_shares(weights: Sequence[int], kernels: str) -> None:
+def test_many_tenants_get_their_shares(weights: Sequence[int], kernels: str) -> None:
     every = [KERNELS.get(kernels, list(KERNELS.values())[i % 4]) for i in range(len(weights))]
     tenants = [Tenant(weight, kernels=one) for weight, one in zip(weights, every, strict=True)]
     assert_fair(tenants, run(tenants, 15))
 
 
-def test_slow_handovers_cost_everybody_the_same() -> None:
+def test_slow_handovers_cost_all_tenants_equally() -> None:
     tenants = [Tenant(200, wake=500 * US, drained=500 * US), Tenant(800, wake=500 * US, drained=500 * US)]
     assert_fair(tenants, run(tenants, 15))
 
 
-def test_a_tenth_of_a_share_is_kept_too() -> None:
+def test_share_of_a_tenth_is_kept() -> None:
     tenants = [Tenant(10), Tenant(990)]
     assert run(tenants, 20).worst_error(due(tenants), 10 * S) < 0.5
 
 
-def test_kernels_longer_than_a_round_even_out() -> None:
+def test_kernels_longer_than_a_round_are_balanced() -> None:
     tenants = [Tenant(300, kernels=(200 * MS,)), Tenant(700)]
     assert run(tenants, 30).worst_error(due(tenants), 10 * S) <= POINTS_10_S
 
 
-def test_who_is_alone_has_everything() -> None:
+def test_single_tenant_has_the_whole_gpu() -> None:
     outcome = run([Tenant(100)], 5)
     assert outcome.grants == [1]
     assert outcome.idle_wanted < MS
     assert outcome.served[0] > 0.999 * 5 * S
 
 
-def test_time_alone_is_held_against_nobody() -> None:
+def test_time_alone_causes_no_debt() -> None:
     tenants = [Tenant(500), Tenant(500, starts=10 * S)]
     outcome = run(tenants, 21)
     assert outcome.worst_error(due(tenants), S, warm_ns=10 * S) <= POINTS_1_S
     assert outcome.longest_wait[1] < 100 * MS
 
 
-def test_who_comes_and_goes_gets_no_more_than_his_part() -> None:
+def test_intermittent_tenant_gets_at_most_its_share() -> None:
     tenants = [Tenant(500, burst=60 * MS, think=1 * MS), Tenant(500)]
     assert run(tenants, 15).shares[0] <= 50 + POINTS_10_S
 
 
 @pytest.mark.parametrize("pause", [600 * US, 1 * MS, 3 * MS])
 @pytest.mark.parametrize("kernel", [30 * MS, 200 * MS])
-def test_long_kernels_do_not_live_on_short_pauses(kernel: int, pause: int) -> None:
+def test_long_kernels_do_not_exploit_short_pauses(kernel: int, pause: int) -> None:
     outcome = run([Tenant(100, kernels=(kernel,)), Tenant(900, burst=50 * MS, think=pause)], 20)
     assert outcome.shares[0] <= 10 + POINTS_10_S
     assert sum(outcome.served) > 0.94 * 20 * S
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_a_cap_holds_alone_and_in_company(kernels: str) -> None:
+def test_cap_limits_alone_and_with_other_tenants(kernels: str) -> None:
     alone = run([Tenant(300, CAP, kernels=KERNELS[kernels])], 20)
     assert 28 <= 100 * alone.served[0] / (20 * S) <= 30.5
     beside = run([Tenant(100, CAP, kernels=KERNELS[kernels]), Tenant(500)], 20)
@@ -95,25 +95,25 @@ def test_a_cap_holds_alone_and_in_company(kernels: str) -> None:
     assert sum(beside.served) > 0.98 * 20 * S
 
 
-def test_a_policy_of_none_is_not_in_the_round() -> None:
+def test_policy_none_is_outside_the_round_robin() -> None:
     outcome = run([Tenant(500, NONE), Tenant(500)], 5)
     assert outcome.grants == [0, 1]
 
 
 @pytest.mark.parametrize(("weight", "worst_ms"), [(500, 12), (100, 12)])
-def test_who_wakes_with_credit_is_answered_soon(weight: int, worst_ms: int) -> None:
+def test_tenant_with_credit_is_granted_soon(weight: int, worst_ms: int) -> None:
     outcome = run([Tenant(weight, burst=5 * MS, think=50 * MS), Tenant(1000 - weight)], 10)
     responses = outcome.responses[0]
     assert len(responses) > 100
     assert responses[-len(responses) // 100] <= worst_ms * MS
 
 
-def test_bursts_beyond_the_share_do_not_push_in() -> None:
+def test_bursts_above_the_share_get_no_priority() -> None:
     tenants = [Tenant(100, burst=5 * MS, think=5 * MS), Tenant(900)]
     assert run(tenants, 15).shares[0] <= 10 + POINTS_10_S
 
 
-def test_a_kernel_without_end_shares_with_the_others() -> None:
+def test_endless_kernel_shares_with_other_tenants() -> None:
     outcome = run([Tenant(500, kernels=(1000 * S,)), Tenant(500)], 20)
     assert outcome.shares[1] > 45
     assert outcome.early_overlaps == 0
@@ -121,7 +121,7 @@ def test_a_kernel_without_end_shares_with_the_others() -> None:
     assert min(many.shares[1:]) > 20
 
 
-def test_a_stopped_process_costs_the_others_little() -> None:
+def test_stopped_process_costs_other_tenants_little() -> None:
     assert run([Tenant(500, stopped=True), Tenant(500)], 10).shares[1] == 100
     assert run([Tenant(500, stopped=True), Tenant(500)], 10).served[1] > 0.95 * 10 * S
 
@@ -131,12 +131,12 @@ def test_processes_of_a_tenant_share_its_time() -> None:
     assert_fair(tenants, run(tenants, 15))
 
 
-def test_nobody_waits_longer_than_promised() -> None:
+def test_wait_is_limited_as_documented() -> None:
     tenants = [Tenant(10, kernels=(40 * S,)), *(Tenant(110) for _ in range(9))]
     assert max(run(tenants, 100).longest_wait) < 25 * S
 
 
-def test_the_quantum_can_be_set() -> None:
+def test_quantum_is_configurable() -> None:
     short, long = (run([Tenant(), Tenant()], 5, Settings(quantum=q * MS)) for q in (10, 50))
     assert short.grants[0] > 2 * long.grants[0]
 
@@ -161,7 +161,7 @@ TENANTS = st.builds(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tenants=st.lists(TENANTS, min_size=1, max_size=6))
-def test_what_always_holds(tenants: list[Tenant]) -> None:
+def test_invariants_hold_under_random_events(tenants: list[Tenant]) -> None:
     outcome = run(tenants, 3)
     gated = [t for t in tenants if t.policy != NONE]
     assert outcome.two_grants == 0

@@ -41,16 +41,16 @@ H100_SEEN = ["NVIDIA H100 80GB HBM3 (emulated)", "10112233445566778899aabbccddee
         ("", "NO_DEVICE"),
     ],
 )
-def test_devices_are_those_described_and_visible(pool: Pool, visible: str | None, seen: object) -> None:
+def test_described_and_visible_devices_are_listed(pool: Pool, visible: str | None, seen: object) -> None:
     more = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert pool.run("devices", **more) == seen
 
 
-def test_without_a_description_there_is_no_device(native_out: Path, tmp_path: Path) -> None:
+def test_no_device_without_a_description(native_out: Path, tmp_path: Path) -> None:
     assert Pool(native_out / "fake", tmp_path).run("devices") == "NO_DEVICE"
 
 
-def test_a_mig_instance_is_a_device_with_memory_of_its_own(pool: Pool) -> None:
+def test_mig_instance_is_a_device_with_own_memory(pool: Pool) -> None:
     with (pool.gpus / "gpus.conf").open("a") as conf:
         conf.write(MIG)
     name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb (emulated)"
@@ -59,7 +59,7 @@ def test_a_mig_instance_is_a_device_with_memory_of_its_own(pool: Pool) -> None:
     assert (pool.gpus / "gpu-1.0.state").exists()
 
 
-def test_attributes_are_those_of_the_card(pool: Pool) -> None:
+def test_attributes_equal_those_of_the_gpu(pool: Pool) -> None:
     assert pool.run("attributes") == [7, 5, 40, 1024, 32, 65536, 1]
     assert pool.run("attributes", CUDA_VISIBLE_DEVICES="1") == [9, 0, 132, 1024, 32, 232448, 1]
 
@@ -82,12 +82,12 @@ def test_memory_holds_bytes_and_is_counted(pool: Pool) -> None:
     assert pool.run("memory") == found
 
 
-def test_the_card_can_be_filled_to_the_last_byte(pool: Pool) -> None:
+def test_gpu_memory_can_be_filled_completely(pool: Pool) -> None:
     assert pool.run("fill_card") == ["OUT_OF_MEMORY", "OUT_OF_MEMORY", 0, True]
 
 
-def test_what_a_killed_process_held_is_free_at_once(pool: Pool) -> None:
-    """Its memory and its hours of unfinished work are gone although nobody has waited for it."""
+def test_memory_of_killed_process_is_free_at_once(pool: Pool) -> None:
+    """Its memory and its hours of unfinished work are gone although it is still a zombie."""
     holder = pool.start("hold", 8 * GIB)
     assert holder.stdout is not None
     holder.stdout.readline()
@@ -104,11 +104,11 @@ def test_what_a_killed_process_held_is_free_at_once(pool: Pool) -> None:
     assert not counters(pool)[holder.pid].live
 
 
-def test_a_forked_child_cannot_use_the_driver(pool: Pool) -> None:
+def test_forked_child_cannot_use_the_driver(pool: Pool) -> None:
     assert pool.run("after_fork") == {"child": ["NOT_INITIALIZED", "NOT_INITIALIZED"], "parent": "SUCCESS"}
 
 
-def test_pools_reserve_reuse_and_give_back(pool: Pool) -> None:
+def test_pools_reserve_reuse_and_release_memory(pool: Pool) -> None:
     found = pool.run("pools")
     steps = [[r // MIB, u // MIB] for r, u in found["steps"]]
     assert steps == [[32, 1], [72, 41], [72, 1], [32, 1], [32, 0], [0, 0]]
@@ -117,7 +117,7 @@ def test_pools_reserve_reuse_and_give_back(pool: Pool) -> None:
     assert found["reused"]
 
 
-def test_a_pool_keeps_to_its_largest_size(pool: Pool) -> None:
+def test_pool_respects_its_maximum_size(pool: Pool) -> None:
     assert pool.run("limited_pool") == ["OUT_OF_MEMORY", "OUT_OF_MEMORY", "SUCCESS"]
 
 

@@ -27,7 +27,7 @@ def stress_program(out: Path, folder: Path, *flags: str) -> Path:
     )
 
 
-def test_names_versions_and_flags_mean_the_right_exports(pool: Pool) -> None:
+def test_names_versions_and_flags_select_the_right_exports(pool: Pool) -> None:
     """(result, export, status): 1 is an unknown name, 2 a version before its time."""
     assert pool.run("addresses") == [
         [0, "cuMemAlloc_v2", 0],
@@ -45,11 +45,11 @@ def test_names_versions_and_flags_mean_the_right_exports(pool: Pool) -> None:
     ]
 
 
-def test_every_name_is_there_and_what_is_not_simulated_says_so(pool: Pool) -> None:
+def test_every_name_exists_and_unsimulated_ones_are_unsupported(pool: Pool) -> None:
     assert pool.run("unsupported") == [801, []]
 
 
-def test_threads_may_use_the_driver_at_once(fake_gpus: Path, tmp_path: Path) -> None:
+def test_threads_can_use_the_driver_concurrently(fake_gpus: Path, tmp_path: Path) -> None:
     """Under the thread sanitizer, which ends the program with a status other than 0 where threads race."""
     out = build_native("thread")
     program = stress_program(out, tmp_path, "-fsanitize=thread")
@@ -64,7 +64,7 @@ def test_threads_may_use_the_driver_at_once(fake_gpus: Path, tmp_path: Path) -> 
     assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr[-4000:]
 
 
-def test_no_death_leaves_anything_behind(pool: Pool, native_out: Path, tmp_path: Path) -> None:
+def test_killed_processes_leave_nothing(pool: Pool, native_out: Path, tmp_path: Path) -> None:
     """Processes that do everything the driver can are killed at random; the GPU works on and ends up empty."""
     program = [stress_program(native_out, tmp_path), "2", "0"]
     dice = random.Random(1)

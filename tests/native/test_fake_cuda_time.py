@@ -18,30 +18,30 @@ def pool(native_out: Path, fake_gpus: Path) -> Pool:
     return Pool(native_out / "fake", fake_gpus)
 
 
-def test_events_tell_simulated_time(pool: Pool) -> None:
+def test_events_measure_simulated_time(pool: Pool) -> None:
     found = pool.run("events")
     assert 5.0 <= found["elapsed"] <= found["real"]
     assert found["told"] == ["NOT_READY", "NOT_READY", "INVALID_HANDLE", "SUCCESS"]
 
 
-def test_streams_wait_as_the_rules_say(pool: Pool) -> None:
+def test_streams_wait_by_the_rules(pool: Pool) -> None:
     assert pool.run("order") == ["SUCCESS", "NOT_READY", "NOT_READY", "NOT_READY", "SUCCESS"]
 
 
-def test_known_kernels_compute_and_bad_pointers_stay_an_error(pool: Pool) -> None:
+def test_known_kernels_compute_and_bad_pointers_are_sticky_errors(pool: Pool) -> None:
     assert pool.run("computes") == [True, "ILLEGAL_ADDRESS", "ILLEGAL_ADDRESS"]
 
 
-def test_a_launcher_waits_when_too_much_is_queued(pool: Pool) -> None:
+def test_launch_waits_if_too_much_is_queued(pool: Pool) -> None:
     assert pool.run("queue_depth") >= 60
 
 
 @pytest.mark.parametrize(("per_thread", "told"), [("0", "NOT_READY"), ("1", "SUCCESS")])
-def test_a_default_stream_is_the_legacy_one_or_the_threads_own(pool: Pool, per_thread: str, told: str) -> None:
+def test_default_stream_is_legacy_or_per_thread(pool: Pool, per_thread: str, told: str) -> None:
     assert pool.run("default_stream", CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=per_thread) == told
 
 
-def test_a_host_function_holds_up_its_own_stream_only(pool: Pool) -> None:
+def test_host_function_blocks_only_its_stream(pool: Pool) -> None:
     found = pool.run("host_functions")
     assert found["seen"] == [["NOT_PERMITTED", False], ["slept", False]]
     assert found["told"] == "NOT_READY"
@@ -51,7 +51,7 @@ def test_a_host_function_holds_up_its_own_stream_only(pool: Pool) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("spin_1ms", "spin_1ms"), ("spin_200us", "spin_5ms")])
 def test_two_processes_share_the_gpu_equally(pool: Pool, first: str, second: str) -> None:
-    """Whatever the lengths of their kernels: the slices are equal, and together they have all of the time."""
+    """With kernels of any length the slices are equal, and together they have all of the time."""
     clients = [pool.start("saturate", 2, which) for which in (first, second)]
     for client in clients:
         assert client.stdout is not None
@@ -70,7 +70,7 @@ def test_two_processes_share_the_gpu_equally(pool: Pool, first: str, second: str
     assert 0.3 < served[0] / sum(served) < 0.7
 
 
-def test_one_process_alone_has_all_of_the_gpu(pool: Pool) -> None:
+def test_single_process_has_the_whole_gpu(pool: Pool) -> None:
     client = pool.start("saturate", 1, "spin_1ms")
     client.communicate("\n", timeout=30)
     mine = counters(pool)[client.pid]

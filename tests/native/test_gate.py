@@ -61,15 +61,15 @@ def test_nothing_is_launched_before_the_grant(arbiter: Arbiter, tenant: Tenant, 
     assert slot["ungated"] == 0
 
 
-def test_a_process_without_a_grant_costs_its_neighbours_nothing(arbiter: Arbiter, tenant: Tenant) -> None:
-    """What is there before the first gated launch: no thread, no word."""
+def test_process_without_grant_does_not_slow_neighbours(arbiter: Arbiter, tenant: Tenant) -> None:
+    """Before the first gated launch there is no thread and no entry in the page."""
     assert len(list(Path(f"/proc/{tenant.process.pid}/task").iterdir())) == 1
     assert arbiter.slot()["busy"] == 0
     assert arbiter.slot()["waiting"] == 0
 
 
 @pytest.mark.parametrize("stream", ["0", "1", "p"])
-def test_a_revoked_gpu_comes_back_when_the_work_is_done(arbiter: Arbiter, tenant: Tenant, stream: str) -> None:
+def test_revoked_gpu_is_returned_after_the_work(arbiter: Arbiter, tenant: Tenant, stream: str) -> None:
     arbiter.grant()
     tenant.do("create 1")
     tenant.do(f"launch {stream} 10000 1")
@@ -86,7 +86,7 @@ def test_a_revoked_gpu_comes_back_when_the_work_is_done(arbiter: Arbiter, tenant
     assert tenant.report("kernels") == 6
 
 
-def test_a_kernel_longer_than_the_lease_is_waited_for(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_kernel_longer_than_the_lease_is_awaited(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("launch 0 150000 1")
     arbiter.revoke()
@@ -96,7 +96,7 @@ def test_a_kernel_longer_than_the_lease_is_waited_for(arbiter: Arbiter, tenant: 
     assert time.monotonic_ns() >= tenant.report("finish_ns")
 
 
-def test_a_new_grant_while_the_streams_still_drain(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_new_grant_during_draining_is_kept(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("launch 0 150000 1")
     arbiter.revoke()
@@ -108,7 +108,7 @@ def test_a_new_grant_while_the_streams_still_drain(arbiter: Arbiter, tenant: Ten
     assert arbiter.slot()["busy"] != 0, "the old revocation must not give the new grant back"
 
 
-def test_a_grant_that_is_taken_away_at_once_is_not_used(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_grant_revoked_at_once_is_not_used(arbiter: Arbiter, tenant: Tenant) -> None:
     tenant.tell("launch 0 100 1")
     assert waits(arbiter)
     for _ in range(200):
@@ -123,7 +123,7 @@ def test_a_grant_that_is_taken_away_at_once_is_not_used(arbiter: Arbiter, tenant
     assert until(lambda: tenant.report("kernels") == 1)
 
 
-def test_an_idle_gpu_is_offered_to_those_who_wait(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_idle_gpu_is_offered_to_waiting_tenants(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant(contended=True)
     tenant.do("launch 0 20000 1")
     assert arbiter.slot()["busy"] != 0
@@ -135,7 +135,7 @@ def test_an_idle_gpu_is_offered_to_those_who_wait(arbiter: Arbiter, tenant: Tena
     assert arbiter.slot()["waiting"] == 0
 
 
-def test_an_idle_gpu_that_nobody_wants_is_kept(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_idle_gpu_without_demand_is_kept(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("launch 0 100 1")
     time.sleep(0.05)
@@ -145,7 +145,7 @@ def test_an_idle_gpu_that_nobody_wants_is_kept(arbiter: Arbiter, tenant: Tenant)
 
 
 def seen_while_busy(arbiter: Arbiter, tenant: Tenant, work: str) -> tuple[set[int], int]:
-    """What the page says of the GPU from the first kernel of some work to the end of its last; how long it was idle."""
+    """Return the page's busy words from the first kernel of some work to the end of its last, and the idle time."""
     idle = tenant.report("idle_ns")
     tenant.tell(work)
     assert until(lambda: arbiter.slot()["busy"] != 0)
@@ -156,12 +156,12 @@ def seen_while_busy(arbiter: Arbiter, tenant: Tenant, work: str) -> tuple[set[in
     return {busy for busy, at in seen if at < finish}, tenant.report("idle_ns") - idle
 
 
-def test_a_gpu_is_not_given_back_within_a_kernel(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_gpu_is_not_returned_within_a_kernel(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant(contended=True)
     assert seen_while_busy(arbiter, tenant, "launch 0 300000 1") == ({arbiter.epoch << 2 | 1}, 0)
 
 
-def test_a_gpu_is_not_given_back_between_kernels(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_gpu_is_not_returned_between_kernels(arbiter: Arbiter, tenant: Tenant) -> None:
     """But where the host was behind: then the GPU is idle for a moment, and is offered, as it should be."""
     arbiter.grant(contended=True)
     for _ in range(5):
@@ -175,7 +175,7 @@ def test_a_gpu_is_not_given_back_between_kernels(arbiter: Arbiter, tenant: Tenan
 # -- threads, streams, captures, contexts -----------------------------------------------------------------------------
 
 
-def test_threads_and_streams_all_wait_and_all_drain(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_all_threads_and_streams_wait_and_drain(arbiter: Arbiter, tenant: Tenant) -> None:
     for stream in range(1, 5):
         tenant.do(f"create {stream}")
     for stream in ("1", "2", "3", "4", "p", "p", "0"):
@@ -196,7 +196,7 @@ def test_threads_and_streams_all_wait_and_all_drain(arbiter: Arbiter, tenant: Te
     assert given_back(arbiter), "the threads are gone, their streams too"
 
 
-def test_a_destroyed_stream_is_drained_first(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_destroyed_stream_is_drained_first(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("create 1")
     tenant.do("launch 1 1000 1")
@@ -208,7 +208,7 @@ def test_a_destroyed_stream_is_drained_first(arbiter: Arbiter, tenant: Tenant) -
     assert tenant.report("dead") == 0
 
 
-def test_many_streams_come_and_go(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_many_streams_are_created_and_destroyed(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     for _ in range(300):
         for command in ("create 1", "launch 1 10 1", "destroy 1"):
@@ -218,7 +218,7 @@ def test_many_streams_come_and_go(arbiter: Arbiter, tenant: Tenant) -> None:
     assert tenant.report("dead") == 0
 
 
-def test_a_context_that_is_destroyed_while_it_is_drained(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_context_destroyed_while_draining_is_given_back(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("context")
     tenant.do("launch 0 300000 1")
@@ -232,7 +232,7 @@ def test_a_context_that_is_destroyed_while_it_is_drained(arbiter: Arbiter, tenan
     tenant.do("launch 0 100 5")
 
 
-def test_a_capture_is_neither_held_up_nor_spoilt(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_capture_is_neither_delayed_nor_broken(arbiter: Arbiter, tenant: Tenant) -> None:
     for stream in (1, 2):
         tenant.do(f"create {stream}")
     arbiter.grant()
@@ -256,7 +256,7 @@ def test_a_capture_is_neither_held_up_nor_spoilt(arbiter: Arbiter, tenant: Tenan
     assert tenant.report("spoilt") == 0
 
 
-def test_a_capture_that_the_default_stream_would_wait_for(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_capture_on_other_stream_does_not_block_draining(arbiter: Arbiter, tenant: Tenant) -> None:
     tenant.do("create 9")
     arbiter.grant()
     tenant.do("launch 0 20000 1")
@@ -272,7 +272,7 @@ def test_a_capture_that_the_default_stream_would_wait_for(arbiter: Arbiter, tena
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_child_of_fork_has_a_slot_and_a_gate_of_its_own(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_forked_child_has_own_slot_and_gate(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("launch 0 100 5")
     arbiter.revoke()
@@ -285,7 +285,7 @@ def test_a_child_of_fork_has_a_slot_and_a_gate_of_its_own(arbiter: Arbiter, tena
     tenant.do("launch 0 100 1")
 
 
-def test_exec_in_the_middle(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_exec_during_gated_work(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("launch 0 50000 1")
     tenant.do("exec")
@@ -303,7 +303,7 @@ def test_exit_while_a_thread_waits(arbiter: Arbiter, tenant: Tenant) -> None:
     assert tenant.report("kernels") == 0
 
 
-def test_exit_gives_the_gpu_back(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_exit_returns_the_gpu(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("launch 0 100 1")
     arbiter.rung()
@@ -316,7 +316,7 @@ def test_exit_gives_the_gpu_back(arbiter: Arbiter, tenant: Tenant) -> None:
 # -- no wait without an end --------------------------------------------------------------------------------------------
 
 
-def test_without_an_arbiter_work_goes_on_and_with_it_it_is_gated_again(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_work_continues_without_arbiter_and_is_gated_when_it_returns(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.beats.clear()
     time.sleep(0.1)
     took = tenant.do("launch 0 100 5")
@@ -334,7 +334,7 @@ def test_without_an_arbiter_work_goes_on_and_with_it_it_is_gated_again(arbiter: 
     assert arbiter.slot()["ungated"] == 10
 
 
-def test_the_longest_wait_has_an_end(built: tuple[Path, Path], tmp_path: Path, impatient: Path) -> None:
+def test_wait_for_a_grant_is_limited(built: tuple[Path, Path], tmp_path: Path, impatient: Path) -> None:
     with Arbiter(tmp_path / "lease", built[0]) as arbiter, Tenant(arbiter, built[1], impatient) as tenant:
         took = tenant.do("launch 0 100 1")
         assert 0.29 < took < 5
@@ -356,7 +356,7 @@ def racing(request: pytest.FixtureRequest, native_out: Path, tmp_path_factory: p
     return build_share(tmp_path_factory.mktemp("races"), "-DGP_RACES")
 
 
-def test_nothing_is_launched_once_the_gpu_was_seen_idle(
+def test_nothing_is_launched_after_gpu_was_reported_idle(
     arbiter: Arbiter, built: tuple[Path, Path], racing: Path, tmp_path: Path
 ) -> None:
     """Many grants, taken away after any time at all, while four threads launch."""
@@ -382,7 +382,7 @@ def test_nothing_is_launched_once_the_gpu_was_seen_idle(
     ("command", "kernels", "queued_ms"),
     [("launch 0 50 8000", 8000, 4.5), ("launch 0 5000 60", 60, 9.0), ("mixed 0 600", 600, 11.0)],
 )
-def test_the_queue_stays_short_and_the_gpu_busy(
+def test_queue_stays_short_and_gpu_busy(
     arbiter: Arbiter, tenant: Tenant, command: str, kernels: int, queued_ms: float
 ) -> None:
     arbiter.grant()
@@ -395,7 +395,7 @@ def test_the_queue_stays_short_and_the_gpu_busy(
     assert arbiter.slot()["paced_ns"] > 0
 
 
-def test_graphs_are_paced_by_what_they_took_before(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_graphs_are_paced_by_their_earlier_cost(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("graph 0 300 1000")
     assert tenant.report("most_queued_ns") < 5_500_000
@@ -403,7 +403,7 @@ def test_graphs_are_paced_by_what_they_took_before(arbiter: Arbiter, tenant: Ten
     assert tenant.report("records") < 600
 
 
-def test_a_program_that_waits_for_each_launch_is_never_paced(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_program_that_waits_for_each_launch_is_never_paced(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("launch 0 100 2")
     before = arbiter.slot()["paced_ns"]

@@ -39,7 +39,7 @@ def given_back(arbiter: Arbiter) -> bool:
 
 @pytest.mark.parametrize("stream", ["0", "1", "9"])
 @pytest.mark.parametrize("command", ["launch", "graph"])
-def test_what_is_given_back_is_idle(arbiter: Arbiter, tenant: Tenant, stream: str, command: str) -> None:
+def test_returned_gpu_is_idle(arbiter: Arbiter, tenant: Tenant, stream: str, command: str) -> None:
     arbiter.grant()
     for created in (1, 9):
         tenant.do(f"create {created}")
@@ -52,7 +52,7 @@ def test_what_is_given_back_is_idle(arbiter: Arbiter, tenant: Tenant, stream: st
     assert tenant.do(f"sync {stream}") < LONG_MS / 2000
 
 
-def test_a_threads_own_default_stream_is_drained(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_per_thread_default_stream_is_drained(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("thread launch p 100 20")
     tenant.do("join")
@@ -64,7 +64,7 @@ def test_a_threads_own_default_stream_is_drained(arbiter: Arbiter, tenant: Tenan
 
 
 @pytest.mark.parametrize("captured", ["1", "9"])
-def test_a_capture_in_the_middle_of_everything(arbiter: Arbiter, tenant: Tenant, captured: str) -> None:
+def test_capture_during_other_work(arbiter: Arbiter, tenant: Tenant, captured: str) -> None:
     for created in (1, 2, 9):
         tenant.do(f"create {created}")
     arbiter.grant(contended=True)
@@ -86,7 +86,7 @@ def test_a_capture_in_the_middle_of_everything(arbiter: Arbiter, tenant: Tenant,
     assert given_back(arbiter)
 
 
-def test_a_context_goes_away_with_work_on_it(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_context_with_work_can_be_destroyed(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("context")
     tenant.do(f"launch 0 {LONG_MS * 1000} 1")
@@ -100,7 +100,7 @@ def test_a_context_goes_away_with_work_on_it(arbiter: Arbiter, tenant: Tenant) -
     assert given_back(arbiter)
 
 
-def test_pacing_leaves_the_gpu_busy(arbiter: Arbiter, tenant: Tenant) -> None:
+def test_pacing_keeps_the_gpu_busy(arbiter: Arbiter, tenant: Tenant) -> None:
     arbiter.grant()
     tenant.do("launch 0 50 2000")
     tenant.do("sync 0")

@@ -11,6 +11,8 @@ import lease_folder
 import pytest
 from native_harness import NATIVE, header_folder
 
+from requires import cc
+
 TYPES = NATIVE / "include/cuda_types.h"
 ENUMS = NATIVE / "include/cuda_enums.h"
 # Declared for the checks of GP_OPAQUE and the like only as far as their names go.
@@ -18,8 +20,7 @@ _TOKEN = re.compile(r"[{};]|[^{};]+")
 
 
 def preprocessed(native_out: Path) -> str:
-    command = ["cc", "-E", "-P", f"-I{native_out}", f"-I{NATIVE / 'include'}", str(TYPES)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return cc("-E", "-P", f"-I{native_out}", f"-I{NATIVE / 'include'}", TYPES)
 
 
 def bodies(text: str, kind: str) -> Iterator[tuple[str, str]]:
@@ -78,7 +79,7 @@ def answers(asked: list[str], folder: Path, *options: str) -> dict[str, str]:
         f"#include <stddef.h>\n#include <stdio.h>\n#include <cuda_types.h>\nint main(void) {{\n{lines}}}\n"
     )
     program = folder / "ask"
-    subprocess.run(["cc", "-std=gnu11", "-w", *options, "-o", str(program), str(folder / "ask.c")], check=True)
+    cc("-std=gnu11", "-w", *options, "-o", program, folder / "ask.c")
     said = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.split()
     return dict(zip(asked, said, strict=True))
 
@@ -100,7 +101,7 @@ def test_members_of_inner_structures_are_found() -> None:
     assert members(body) == ["a", "b", "d.c", "e", "g.f", "h"]
 
 
-def test_the_pages_of_the_tests_are_the_pages_of_the_library(tmp_path: Path) -> None:
+def test_page_layout_of_tests_equals_that_of_library(tmp_path: Path) -> None:
     structures = {
         "gpupool_control_gpu": lease_folder.CONTROL_FIELDS,
         "gpupool_status_gpu": lease_folder.STATUS_FIELDS,
@@ -117,5 +118,4 @@ def test_the_pages_of_the_tests_are_the_pages_of_the_library(tmp_path: Path) -> 
     numbers |= {"sizeof(struct gpupool_status_gpu)": lease_folder.STATUS_GPU_BYTES, "GPUPOOL_SLOTS": lease_folder.SLOTS}
     checks += [f'_Static_assert({name} == {value}, "");\n' for name, value in numbers.items()]
     (tmp_path / "pages.c").write_text("#include <stddef.h>\n#include <gpupool/pages.h>\n" + "".join(checks))
-    command = ["cc", "-std=gnu11", "-fsyntax-only", f"-I{NATIVE / 'include'}", str(tmp_path / "pages.c")]
-    subprocess.run(command, check=True)
+    cc("-std=gnu11", "-fsyntax-only", f"-I{NATIVE / 'include'}", tmp_path / "pages.c")

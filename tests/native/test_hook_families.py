@@ -38,14 +38,14 @@ LEFT_ALONE = {
 
 GENERATE = generator()
 HOOKS = set(GENERATE.hooks_of(GENERATE.CUDA))
-EXPORTS = list(GENERATE.read_api(GENERATE.CUDA))
+EXPORTS = list(GENERATE.read_exports(GENERATE.CUDA))
 
 
 def base(name: str) -> str:
     return str(GENERATE.form(name)[0])
 
 
-def test_a_guarded_function_is_guarded_in_all_its_forms() -> None:
+def test_guarded_function_is_guarded_in_all_its_versions() -> None:
     guarded = {base(name) for name in HOOKS}
     assert [name for name in EXPORTS if base(name) in guarded and name not in HOOKS] == []
 
@@ -54,11 +54,11 @@ def test_every_hook_is_an_export_of_the_driver() -> None:
     assert HOOKS - set(EXPORTS) == set()
 
 
-def test_whatever_takes_memory_or_time_is_guarded_or_has_a_reason_not_to_be() -> None:
+def test_functions_that_use_memory_or_time_are_guarded_or_excepted() -> None:
     open_ones = {base(name) for name in EXPORTS if SUSPECTS.match(name) and name not in HOOKS}
     assert open_ones - LEFT_ALONE.keys() == set()
 
 
-def test_reasons_are_given_only_where_they_are_needed() -> None:
+def test_exceptions_are_listed_only_if_needed() -> None:
     open_ones = {base(name) for name in EXPORTS if SUSPECTS.match(name) and name not in HOOKS}
     assert LEFT_ALONE.keys() - open_ones == set()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from requires import cc
+
 NATIVE = Path(__file__).parents[2] / "native"
 PROGRAMS = Path(__file__).parent / "programs"
 SLOTS, SLOT_BYTES, SLOTS_AT = 128, 256, 4096
@@ -22,8 +24,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 def compiled(source: Path, out: Path, *options: str, native: Path = NATIVE) -> Path:
     """Compile one C program against the native tree."""
     include = [f"-I{native}", f"-I{native / 'include'}", f"-I{native / 'common'}"]
-    base = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", *WARNINGS, *include, *options]
-    subprocess.run([*base, str(source), "-o", str(out), "-lpthread"], check=True)
+    base = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", *WARNINGS, *include, *options]
+    cc(*base, source, "-o", out, "-lpthread")
     return out
 
 
@@ -63,15 +65,15 @@ class Page:
         return Word.of(self.word(0))
 
     def owner(self, slot: int) -> int:
-        """Who holds a slot."""
+        """Return the owner of a slot."""
         return self.word(SLOTS_AT + slot * SLOT_BYTES)
 
     def intent(self, slot: int) -> Word:
-        """What a slot's process is about to make of its total."""
+        """Return the intended total of a slot's process."""
         return Word.of(self.word(SLOTS_AT + slot * SLOT_BYTES + 24))
 
     def ledger(self, slot: int) -> Word:
-        """What a slot's process holds."""
+        """Return the total of a slot's process."""
         return Word.of(self.word(SLOTS_AT + slot * SLOT_BYTES + 32))
 
     def total(self) -> int:
@@ -131,7 +133,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_no_interleaving_and_no_death_breaks_the_totals(model: Path, case: str) -> None:
+def test_no_interleaving_or_kill_breaks_the_totals(model: Path, case: str) -> None:
     line = verdict(model, case)
     assert "violation" not in line, line
     assert int(line["ends"]) > 0
@@ -149,7 +151,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("right", "wrong"), MISTAKES)
-def test_the_model_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> None:
+def test_model_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> None:
     source = (NATIVE / "common" / "ledger.c").read_text()
     assert right in source
     common = tmp_path / "common"
@@ -171,7 +173,7 @@ def test_the_model_finds_mistakes(tmp_path: Path, right: str, wrong: str) -> Non
 
 
 def die_and_repair(worker: Path, page: Page, die_at: int, repairer_dies_at: int) -> bool:
-    """Whether the process died at that step; its slot is empty afterwards either way."""
+    """Return whether the process died at that step; its slot is empty afterwards in both cases."""
     dead = run(worker, "work", page.path, 5, 100, 7, 3, die_at).returncode == -signal.SIGKILL
     if repairer_dies_at:
         run(worker, "repair", page.path, 5, repairer_dies_at)
@@ -180,7 +182,7 @@ def die_and_repair(worker: Path, page: Page, die_at: int, repairer_dies_at: int)
 
 
 @pytest.mark.parametrize("first_seq", [0, 0x7FFFFE])
-def test_a_death_at_every_step_of_process_and_repairer(worker: Path, page: Page, first_seq: int) -> None:
+def test_kill_at_every_step_of_process_and_repairer_is_harmless(worker: Path, page: Page, first_seq: int) -> None:
     page.start_at_seq(first_seq)
     held = int(run(worker, "work", page.path, 2, 100, 1, 1, 0).stdout)
     assert held > 0
@@ -194,7 +196,7 @@ def test_a_death_at_every_step_of_process_and_repairer(worker: Path, page: Page,
         assert die_at > 15
 
 
-def test_a_dead_slot_is_taken_again_and_its_numbers_go_on(worker: Path, page: Page) -> None:
+def test_repaired_slot_is_reused_and_its_sequence_continues(worker: Path, page: Page) -> None:
     for _ in range(3):
         assert run(worker, "work", page.path, 9, 100, 1, 4, 0).returncode == 0
         before = page.ledger(9)
@@ -204,7 +206,7 @@ def test_a_dead_slot_is_taken_again_and_its_numbers_go_on(worker: Path, page: Pa
         assert page.ledger(9).seq == before.seq + 1
 
 
-def test_a_slot_kept_over_an_exec_is_emptied_not_freed(worker: Path, page: Page) -> None:
+def test_slot_kept_over_exec_is_emptied_not_freed(worker: Path, page: Page) -> None:
     assert run(worker, "work", page.path, 1, 100, 3, 5, 18).returncode == -signal.SIGKILL
     owner = page.owner(1)
     assert run(worker, "reset", page.path, 1).returncode == 0
@@ -235,7 +237,7 @@ def test_racing_processes_keep_exact_totals(worker: Path, page: Page, processes:
 
 
 @pytest.mark.parametrize("processes", [2, 12])
-def test_kills_at_random_moments_cost_nothing(worker: Path, page: Page, processes: int) -> None:
+def test_random_kills_lose_nothing(worker: Path, page: Page, processes: int) -> None:
     limit, kills = 32 * processes, 25
     chance = random.Random(processes)
     command = [str(worker), "work", str(page.path)]
@@ -280,7 +282,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def test_nonsense_in_a_page_hurts_nobody_else(library: ctypes.CDLL) -> None:
+def test_invalid_page_contents_harm_no_other_process(library: ctypes.CDLL) -> None:
     guard = 4096
     chance = random.Random(1)
     for _ in range(3000):
@@ -297,7 +299,7 @@ def test_nonsense_in_a_page_hurts_nobody_else(library: ctypes.CDLL) -> None:
             assert ctypes.c_uint64.from_address(start + SLOTS_AT + slot * SLOT_BYTES).value == 0
 
 
-def test_requests_that_cannot_be_are_refused(library: ctypes.CDLL) -> None:
+def test_impossible_requests_are_refused(library: ctypes.CDLL) -> None:
     memory = ctypes.create_string_buffer(STATUS_BYTES)
     status = ctypes.c_void_p(ctypes.addressof(memory))
 

@@ -1,4 +1,4 @@
-"""What is charged for pools, mapped memory, arrays, graphs and contexts, from the first call to the last."""
+"""Charges for pools, mapped memory, arrays, graphs and contexts, from the first call to the last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def room(native_out: Path, tmp_path: Path) -> Iterator[Slice]:
 # -- pools ------------------------------------------------------------------------------------
 
 
-def test_a_pool_is_charged_for_what_it_keeps_and_once_only(room: Slice) -> None:
+def test_pool_is_charged_once_for_its_memory(room: Slice) -> None:
     room.run("""
         cu = begin()
         before = used()
@@ -39,7 +39,7 @@ def test_a_pool_is_charged_for_what_it_keeps_and_once_only(room: Slice) -> None:
     """)
 
 
-def test_what_a_pool_keeps_makes_room_for_plain_memory(room: Slice) -> None:
+def test_unused_pool_memory_is_released_for_plain_memory(room: Slice) -> None:
     room.run("""
         cu = begin()
         pool = value(cu.cuDeviceGetDefaultMemPool(0))
@@ -56,7 +56,48 @@ def test_what_a_pool_keeps_makes_room_for_plain_memory(room: Slice) -> None:
     """)
 
 
-def test_a_pool_shrunk_by_a_wait_is_seen_before_anything_is_refused(room: Slice) -> None:
+def test_steady_use_of_a_pool_close_to_the_limit_maps_and_unmaps_nothing(native_out: Path, tmp_path: Path) -> None:
+    """8 of 10 GiB are cached in the pool; each step takes 4 of them and gives them back."""
+    made = make_slice(tmp_path, native_out, 10 * 1024 * MIB)
+    with made.lease:
+        made.run("""
+            cu = begin()
+            pool = value(cu.cuDeviceGetDefaultMemPool(0))
+            threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+            value((*cu.cuMemPoolSetAttribute(pool, threshold, cu.cuuint64_t(2**63)), None))
+            for pointer in [value(cu.cuMemAllocAsync(4096 * MIB, 0)) for _ in range(2)]:
+                value((*cu.cuMemFreeAsync(pointer, 0), None))
+            value((*cu.cuStreamSynchronize(0), None))
+            before = pool_changes()
+            for _ in range(20):
+                value((*cu.cuMemFreeAsync(value(cu.cuMemAllocAsync(4096 * MIB, 0)), 0), None))
+                value((*cu.cuStreamSynchronize(0), None))
+            assert pool_changes() == before
+            assert used() == held() == (128 + 8192) * MIB
+        """)
+        assert made.lease.tenant("oom_count") == 0
+
+
+def test_fragmented_pool_does_not_grow_beyond_slice(native_out: Path, tmp_path: Path) -> None:
+    made = make_slice(tmp_path, native_out, 10 * 1024 * MIB)
+    with made.lease:
+        made.run("""
+            cu = begin()
+            pool = value(cu.cuDeviceGetDefaultMemPool(0))
+            threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+            value((*cu.cuMemPoolSetAttribute(pool, threshold, cu.cuuint64_t(2**63)), None))
+            for pointer in [value(cu.cuMemAllocAsync(1024 * MIB, 0)) for _ in range(8)]:
+                value((*cu.cuMemFreeAsync(pointer, 0), None))
+            value((*cu.cuStreamSynchronize(0), None))
+            value(cu.cuMemAllocAsync(4096 * MIB, 0))
+            assert used() == held() <= 10 * 1024 * MIB
+            assert code(cu.cuMemAllocAsync(6144 * MIB, 0)) == OOM
+            assert used() == held() <= 10 * 1024 * MIB
+        """)
+        assert made.lease.tenant("oom_count") == 1
+
+
+def test_shrunk_pool_is_noticed_before_refusal(room: Slice) -> None:
     room.run("""
         cu = begin()
         everything = free()
@@ -90,7 +131,7 @@ def test_small_allocations_near_the_limit_never_pass_it(room: Slice) -> None:
     assert peak <= LIMIT
 
 
-def test_a_destroyed_pool_is_charged_until_its_last_allocation_is_freed(room: Slice) -> None:
+def test_destroyed_pool_is_charged_until_last_allocation_is_freed(room: Slice) -> None:
     room.run("""
         cu = begin()
         before = used()
@@ -168,7 +209,7 @@ def test_expandable_segments_fill_the_slice_exactly(room: Slice) -> None:
     """)
 
 
-def test_a_thread_without_a_context_pays_for_what_it_creates(room: Slice) -> None:
+def test_allocation_of_thread_without_context_is_charged(room: Slice) -> None:
     room.run("""
         import threading
         cu = begin()
@@ -244,7 +285,7 @@ def test_graph_memory_is_charged_from_the_first_launch_to_the_trim(room: Slice) 
     )
 
 
-def test_a_graph_that_needs_more_than_is_left_is_refused_at_its_launch(room: Slice) -> None:
+def test_graph_that_exceeds_free_memory_is_refused_at_launch(room: Slice) -> None:
     room.run(
         CAPTURED
         + """
@@ -272,7 +313,7 @@ def test_a_graph_that_needs_more_than_is_left_is_refused_at_its_launch(room: Sli
     )
 
 
-def test_a_graph_that_the_driver_refused_is_asked_for_again(room: Slice) -> None:
+def test_graph_refused_by_driver_is_retried_at_next_launch(room: Slice) -> None:
     """The card is smaller than the slice."""
     room.lease.set_control("memory_limit_bytes", 64 << 30)
     room.run(
@@ -289,7 +330,7 @@ def test_a_graph_that_the_driver_refused_is_asked_for_again(room: Slice) -> None
     )
 
 
-def test_an_uploaded_graph_is_charged(room: Slice) -> None:
+def test_uploaded_graph_is_charged(room: Slice) -> None:
     room.run(
         CAPTURED
         + """
@@ -325,7 +366,7 @@ def test_contexts_of_a_process_are_charged_once_and_given_back_with_the_last(roo
     assert room.lease.used_bytes() == 0
 
 
-def test_a_reset_frees_what_the_primary_context_had(room: Slice) -> None:
+def test_reset_frees_memory_of_primary_context(room: Slice) -> None:
     room.run("""
         cu = begin()
         value(cu.cuMemAlloc(10 * MIB))
@@ -337,7 +378,7 @@ def test_a_reset_frees_what_the_primary_context_had(room: Slice) -> None:
     """)
 
 
-def test_a_context_for_which_there_is_no_room_is_refused(room: Slice) -> None:
+def test_context_that_does_not_fit_is_refused(room: Slice) -> None:
     room.lease.set_control("memory_limit_bytes", 200 * MIB)
     holder = room.start("cu = begin(); print('ready', flush=True); sys.stdin.readline()")
     assert holder.stdout is not None

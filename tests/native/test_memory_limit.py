@@ -48,9 +48,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("call", "granule", "release"), CALLS)
-def test_a_call_gets_all_of_the_slice_and_not_a_granule_more(
-    room: Slice, call: str, granule: int, release: str
-) -> None:
+def test_call_gets_the_whole_slice_and_no_more(room: Slice, call: str, granule: int, release: str) -> None:
     room.run(
         f"""
         cu = begin()
@@ -105,7 +103,7 @@ def test_absurd_sizes_are_out_of_memory_and_nothing_is_an_error_of_the_driver_s(
     """)
 
 
-def test_a_failure_of_the_driver_s_gives_back_what_was_reserved(room: Slice) -> None:
+def test_driver_failure_releases_reserved_memory(room: Slice) -> None:
     """The card is smaller than the slice: the driver itself is out of memory."""
     room.lease.set_control("memory_limit_bytes", 64 << 30)
     room.run("""
@@ -131,7 +129,7 @@ def test_free_pointers_are_freed_once(room: Slice) -> None:
     """)
 
 
-def test_the_slice_is_the_whole_gpu_to_look_at(room: Slice) -> None:
+def test_slice_looks_like_a_whole_gpu(room: Slice) -> None:
     room.run(f"""
         cu = begin()
         value(cu.cuMemAlloc(100 * MIB))
@@ -165,7 +163,7 @@ def test_all_processes_see_the_same_sizes(room: Slice) -> None:
         program.communicate("\n", timeout=30)
 
 
-def test_what_the_driver_says_beyond_the_ledgers_counts(room: Slice) -> None:
+def test_correction_beyond_ledgers_counts_as_used(room: Slice) -> None:
     room.lease.set_control("correction_bytes", 100 * MIB)
     room.run(f"""
         cu = begin()
@@ -185,7 +183,7 @@ def test_pinned_host_memory_costs_nothing(room: Slice) -> None:
     """)
 
 
-def test_a_lease_that_cannot_be_used_gives_no_memory(room: Slice) -> None:
+def test_unusable_lease_gives_no_memory(room: Slice) -> None:
     (room.lease.path / "status").write_bytes(b"nonsense" * 512)
     room.run("""
         cu = cuda()
@@ -195,7 +193,7 @@ def test_a_lease_that_cannot_be_used_gives_no_memory(room: Slice) -> None:
     """)
 
 
-def test_without_a_lease_the_card_is_all_there(room: Slice) -> None:
+def test_whole_gpu_is_available_without_a_lease(room: Slice) -> None:
     room.run(
         """
         cu = begin()

@@ -211,7 +211,7 @@ class Sequences(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(110)
-def test_no_sequence_of_calls_passes_the_limit_or_confuses_the_books(native_out: Path) -> None:
+def test_no_sequence_of_calls_exceeds_the_limit_or_breaks_the_books(native_out: Path) -> None:
     Sequences.native_out = native_out
     quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
     run_state_machine_as_test(

@@ -15,6 +15,8 @@ from lease_folder import PAGE
 from memory_client import MIB, Slice, driver_books, make_slice
 from native_harness import NATIVE, PROGRAMS, build_native, compile_program
 
+from requires import cc
+
 PLAIN, ASYNC, MAPPED = 1, 4, 7
 CONTEXT = MIB
 
@@ -32,12 +34,10 @@ def mixer(native_out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """What the arbiter repairs slots with."""
+    """Return the program that repairs slots like the arbiter."""
     path = tmp_path_factory.mktemp("ledger") / "ledger.so"
     include = [f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'common'}"]
-    subprocess.run(
-        ["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", *include, NATIVE / "common/ledger.c", "-o", path], check=True
-    )
+    cc("-std=gnu11", "-O2", "-shared", "-fPIC", *include, NATIVE / "common/ledger.c", "-o", path)
     return ctypes.CDLL(str(path))
 
 
@@ -70,7 +70,7 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 
 def repair(ledger: ctypes.CDLL, of: Slice, pid: int) -> None:
-    """What the arbiter does for a dead process."""
+    """Repair the slot of a dead process like the arbiter."""
     with (of.lease.path / "status").open("r+b") as file, mmap.mmap(file.fileno(), 0) as page:
         anchor = ctypes.c_char.from_buffer(page, PAGE)
         status = ctypes.c_void_p(ctypes.addressof(anchor))
@@ -84,7 +84,7 @@ def repair(ledger: ctypes.CDLL, of: Slice, pid: int) -> None:
     ("processes", "kind", "size"),
     [(2, PLAIN, MIB), (2, ASYNC, 64 * MIB), (8, PLAIN, 512), (8, MAPPED, 2 * MIB), (64, PLAIN, 65536)],
 )
-def test_processes_that_race_for_the_last_bytes_get_all_of_them(
+def test_racing_processes_get_all_of_the_last_bytes(
     small: Slice, mixer: Path, processes: int, kind: int, size: int
 ) -> None:
     racing = [start(small, mixer, "fill", kind, size) for _ in range(processes)]
@@ -105,9 +105,7 @@ def test_processes_that_race_for_the_last_bytes_get_all_of_them(
             process.communicate(timeout=30)
 
 
-def test_a_killed_process_s_memory_is_there_again_after_the_repair(
-    small: Slice, mixer: Path, ledger: ctypes.CDLL
-) -> None:
+def test_memory_of_killed_process_is_free_after_repair(small: Slice, mixer: Path, ledger: ctypes.CDLL) -> None:
     greedy = start(small, mixer, "fill", PLAIN, MIB)
     assert line(greedy) == "ready"
     tell(greedy)
@@ -120,7 +118,7 @@ def test_a_killed_process_s_memory_is_there_again_after_the_repair(
     small.run("begin(); assert free() == 255 * MIB; value(cuda().cuMemAlloc(free()))")
 
 
-def test_kills_in_the_middle_of_everything_cost_nothing(small: Slice, mixer: Path, ledger: ctypes.CDLL) -> None:
+def test_kills_during_allocations_lose_nothing(small: Slice, mixer: Path, ledger: ctypes.CDLL) -> None:
     chance = random.Random(4)
     running = [start(small, mixer, "mix", 3, 0) for _ in range(3)]
     try:
@@ -144,7 +142,7 @@ def test_kills_in_the_middle_of_everything_cost_nothing(small: Slice, mixer: Pat
     assert small.lease.tenant("peak_bytes") <= 256 * MIB
 
 
-def test_threads_of_several_processes_leave_nothing_behind(small: Slice, mixer: Path) -> None:
+def test_threads_of_several_processes_leave_nothing(small: Slice, mixer: Path) -> None:
     running = [start(small, mixer, "mix", 4, 1500) for _ in range(3)]
     for process in running:
         process.communicate(timeout=60)

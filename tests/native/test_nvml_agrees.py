@@ -1,4 +1,4 @@
-"""What NVML says to a tenant is what CUDA says to it, to the byte."""
+"""NVML and CUDA show a tenant the same memory, to the byte."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _PRELUDE = """\
 import json, os, sys
 from dataclasses import asdict
 from pathlib import Path
-from gpupool.node import native
+from gpupool.node.host import native
 native.FOLDER = Path(sys.argv[1])
 from gpupool.node.inventory.emulated import EmulatedInventory, parse_emulation
 run = Path(sys.argv[2])
@@ -34,7 +34,7 @@ def holder(native_out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_agent(native_out: Path, run: Path, cards: str, script: str) -> Any:
-    """What a process like the agent tells, with these emulated cards and this run folder."""
+    """Return the output of a process like the agent, with these emulated cards and this run folder."""
     command = [sys.executable, "-c", _PRELUDE + textwrap.dedent(script), str(native_out), str(run), cards]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_use_and_foreign_processes_of_emulated_gpus_are_real(native_out: Path, t
         assert used == [[0, []], [0, []], [512, []]]
 
 
-def test_the_fake_driver_is_made_for_other_users_where_the_pool_is_shared(native_out: Path, tmp_path: Path) -> None:
+def test_fake_driver_files_of_shared_pool_are_open_to_other_users(native_out: Path, tmp_path: Path) -> None:
     script = """
         folder = inventory.fake_driver_folder(run, shared=True)
         tell(sorted([p.name, oct(p.stat().st_mode & 0o777)] for p in folder.iterdir()))
@@ -99,7 +99,7 @@ def test_without_the_native_parts_cards_exist_on_paper(tmp_path: Path) -> None:
     assert in_agent(tmp_path / "nothing", tmp_path, "2xT4", script) == [0, 0]
 
 
-def test_an_inventory_of_real_cards_works_on_the_fake_driver(native_out: Path, tmp_path: Path) -> None:
+def test_nvml_inventory_works_on_fake_driver(native_out: Path, tmp_path: Path) -> None:
     script = """
         import ctypes
         folder = inventory.fake_driver_folder(run)

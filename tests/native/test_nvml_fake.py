@@ -1,4 +1,4 @@
-"""The fake NVML shows pynvml the simulated GPUs and what goes on on them."""
+"""The fake NVML shows pynvml the simulated GPUs and their use."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_memory_and_processes_are_those_of_the_shared_state_until_they_are_kille
         assert told["v1"][1] == 512 * MIB
 
 
-def test_a_busy_card_and_its_processes_show_use(fake: Fake, holder: Path) -> None:
+def test_busy_gpu_and_its_processes_show_use(fake: Fake, holder: Path) -> None:
     script = """
         import time
         nvmlInit()

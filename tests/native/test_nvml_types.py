@@ -1,12 +1,13 @@
 """native/include/nvml_types.h says of NVML's structures what the real header says, where one is at hand."""
 
 import re
-import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
+
+from requires import cc
 
 NATIVE = Path(__file__).parents[2] / "native"
 HEADERS = (
@@ -47,11 +48,10 @@ def answers(header: Path, folder: Path) -> str:
     source = folder / "ask.c"
     includes = f'#include <stddef.h>\n#include <stdio.h>\n#include "{header}"\n'
     source.write_text(f"{includes}int main(void) {{\n{questions()}\nreturn 0;\n}}\n")
-    subprocess.run(["cc", "-o", folder / "ask", source], check=True)
+    cc("-o", folder / "ask", source)
     return subprocess.run([folder / "ask"], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_structures_and_codes_are_those_of_the_real_header(tmp_path: Path) -> None:
     real = next((path for path in HEADERS if path.exists()), None)
     if real is None:

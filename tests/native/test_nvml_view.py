@@ -1,9 +1,10 @@
-"""What a tenant sees through NVML: its GPUs, its memory, its processes, its use, and nobody else's."""
+"""A tenant sees through NVML only its own GPUs, memory, processes and use."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 from lease_folder import UNIT, LeasedGpu, LeaseFolder, owner_of
-from native_harness import GIB, MIB, clean_environment
+from native_harness import GIB, MIB, NATIVE, clean_environment
 from nvml_harness import A100, LAST, MIG_2G, MIG_3G, T4, ask, cards_folder, holder_program, on_gpu
+
+from requires import cc
 
 NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino
 INSUFFICIENT, INVALID, NOT_FOUND, NO_LIBRARY = 7, 2, 6, 12
@@ -148,7 +151,7 @@ def test_processes_are_those_with_a_slot_in_the_lease(tenant: Make, holder: Path
         assert made.ask(PROCESSES)[0] == [[own.pid, GIB]]
 
 
-def test_a_process_of_another_namespace_is_known_by_its_number_on_the_host(tenant: Make, holder: Path) -> None:
+def test_process_of_other_namespace_has_its_host_pid(tenant: Make, holder: Path) -> None:
     made = tenant(leased(T4))
     with on_gpu(holder, made.gpus, (0, -1), GIB) as far:
         made.enlist(0, 4242, host_pid=far.pid, namespace=1)
@@ -212,7 +215,7 @@ def test_utilisation_is_that_of_the_lease(tenant: Make, holder: Path) -> None:
         assert made.ask(script) >= 50
 
 
-def test_a_slice_of_a_mig_instance_is_found_with_its_card(tenant: Make, holder: Path) -> None:
+def test_slice_of_mig_instance_is_found_with_its_gpu(tenant: Make, holder: Path) -> None:
     made = tenant(leased(MIG_2G, 3 * GIB))
     script = f"""
         nvmlInit()
@@ -226,7 +229,7 @@ def test_a_slice_of_a_mig_instance_is_found_with_its_card(tenant: Make, holder: 
         assert made.ask(script) == [1, MIG_2G, 3 * GIB, [[own.pid, GIB]], A100, NOT_FOUND]
 
 
-def test_without_a_lease_everything_passes_through(native_out: Path, tmp_path: Path, holder: Path) -> None:
+def test_calls_pass_through_without_a_lease(native_out: Path, tmp_path: Path, holder: Path) -> None:
     gpus = cards_folder(tmp_path / "gpus")
     env = {"GPUPOOL_FAKE_GPUS": str(gpus), "GPUPOOL_NVML_DRIVER": str(native_out / "fake/libnvidia-ml.so.1")}
     with on_gpu(holder, gpus, (0, -1), GIB) as process:
@@ -239,7 +242,7 @@ def test_without_a_lease_everything_passes_through(native_out: Path, tmp_path: P
     assert told == [3, 16 * GIB, GIB, [[process.pid, GIB]]]
 
 
-def test_pages_that_cannot_be_used_leave_no_gpu(tenant: Make) -> None:
+def test_unusable_pages_leave_no_gpu(tenant: Make) -> None:
     made = tenant(leased(T4))
     (made.lease.path / "control").write_bytes(b"nonsense" * 1024)
     env = {
@@ -274,7 +277,7 @@ def test_every_export_is_there_and_passes_on_what_is_not_a_hook(native_out: Path
     assert tenant(leased(T4)).ask(script) == [70000, 3, "580.00.00", 3, "Not Found"]
 
 
-def test_in_a_program_that_asks_nothing_it_does_nothing(native_out: Path, tmp_path: Path) -> None:
+def test_library_does_nothing_without_calls(native_out: Path, tmp_path: Path) -> None:
     env = clean_environment() | {
         "LD_PRELOAD": str(native_out / "share/libnvidia-ml.so.1"),
         "GPUPOOL_LEASE_DIR": str(tmp_path / "absent"),
@@ -299,3 +302,62 @@ def test_children_of_fork_see_the_same(tenant: Make, holder: Path) -> None:
         os.waitpid(pid, 0)
     """
     assert made.ask(script) == [1, 4 * GIB]
+
+
+@pytest.mark.parametrize(
+    "find", ["nvmlDeviceGetHandleBySerial(b'EMULATED2')", "nvmlDeviceGetHandleByPciBusId(b'00000000:03:00.0')"]
+)
+def test_calls_inside_real_nvml_do_not_reach_the_view(native_out: Path, tmp_path: Path, find: str) -> None:
+    """NVML looks for the machine's third card by its own export; the lease's view has only one card."""
+    tenant = Tenant(native_out, tmp_path, (leased(LAST),))
+    assert tenant.ask(f"nvmlInit(); tell(nvmlDeviceGetUUID({find}))") == LAST
+
+
+def test_only_its_own_exports_are_bound_anew(tmp_path: Path) -> None:
+    """Calls and tables of functions; an allocator that is preloaded stays the library's."""
+    sources = {
+        "real": """
+            #include <stdlib.h>
+            int nvmlInner(void) { return 1; }
+            int (*const table[])(void) = {nvmlInner};
+            int nvmlOuter(void) { void *volatile got = malloc(7777); free(got); return nvmlInner() * 10 + table[0](); }
+        """,
+        "front": """
+            #include "real_library.h"
+            #include <dlfcn.h>
+            #include <stdint.h>
+            int nvmlInner(void) { return 2; }
+            int ask(const char *path) {
+                void *real = gp_open_real_library(path, "", "", "nvmlOuter", (const void *)0);
+                return ((int (*)(void))(uintptr_t)dlsym(real, "nvmlOuter"))();
+            }
+        """,
+        "allocator": """
+            #include <dlfcn.h>
+            #include <stddef.h>
+            int count;
+            void *malloc(size_t size) {
+                static void *(*real)(size_t);
+                if (real == NULL) real = (void *(*)(size_t))dlsym(RTLD_NEXT, "malloc");
+                count += size == 7777;
+                return real(size);
+            }
+        """,
+    }
+    common = [str(NATIVE / "common" / name) for name in ("real_library.c", "bind_to_itself.c")]
+    for name, source in sources.items():
+        (tmp_path / f"{name}.c").write_text(source)
+        flags = ["-D_GNU_SOURCE=", f"-I{NATIVE / 'common'}", "-shared", "-fPIC", "-O1", "-Wl,-z,relro,-z,now"]
+        more = common if name == "front" else []
+        cc(*flags, "-o", tmp_path / f"{name}.so", tmp_path / f"{name}.c", *more, "-ldl")
+    program = """
+import ctypes, sys
+front, allocator = (ctypes.CDLL(path, ctypes.RTLD_GLOBAL) for path in sys.argv[1:3])
+print(front.ask(sys.argv[3].encode()), ctypes.c_int.in_dll(allocator, "count").value)
+"""
+    paths = [str(tmp_path / f"{name}.so") for name in ("front", "allocator", "real")]
+    environment = clean_environment() | {"LD_PRELOAD": ":".join(paths[:2])}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *paths], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["11", "1"]

@@ -29,7 +29,7 @@ def hooks() -> list[str]:
     return [str(name) for name in generate.hooks_of(generate.CUDA)]
 
 
-def test_a_program_that_asks_for_the_driver_gets_the_share_library(share: Path, driver: Path) -> None:
+def test_dlopen_of_driver_gets_share_library(share: Path, driver: Path) -> None:
     source = "print(cuda.cuInit(0), file_of(address('cuInit')), file_of(address('cuMemcpy')))"
     assert run_python(source, unleased(share, driver)).split() == ["0", str(share), str(share)]
 
@@ -37,14 +37,14 @@ def test_a_program_that_asks_for_the_driver_gets_the_share_library(share: Path, 
 def test_every_export_reaches_the_driver(share: Path, driver: Path) -> None:
     generate = generator()
     aside = {*hooks(), *WRITTEN_OUT}
-    plain = {name: 1000 + at for at, name in enumerate(generate.read_api(generate.CUDA)) if name not in aside}
+    plain = {name: 1000 + at for at, name in enumerate(generate.read_exports(generate.CUDA)) if name not in aside}
     source = "import json; print(json.dumps({name: getattr(cuda, name)() for name in json.loads(sys.argv[1])}))"
     said = run_python(source, unleased(share, driver), json.dumps(list(plain)))
     assert json.loads(said) == plain
     assert len(plain) > 400
 
 
-def test_the_first_call_keeps_arguments_of_every_kind(share: Path, driver: Path) -> None:
+def test_first_call_keeps_arguments_of_all_types(share: Path, driver: Path) -> None:
     said = run_python(
         """
         wide = [ctypes.c_uint64(n) for n in range(1, 13)]
@@ -86,7 +86,7 @@ def test_lookups_of_what_is_not_guarded_give_the_drivers_own_pointer(share: Path
     assert said.split() == [str(driver)] * 3 + ["42"]
 
 
-def test_what_the_driver_says_of_a_lookup_stays_as_it_is(share: Path, driver: Path) -> None:
+def test_failed_lookup_of_driver_is_returned_unchanged(share: Path, driver: Path) -> None:
     said = run_python("print(look_up('cuNoSuchThing', 13000), look_up('cuMemAlloc', 1000))", unleased(share, driver))
     assert said.split(") (") == [f"({NOT_FOUND}, None, 1", f"{NOT_FOUND}, None, 1)\n"]
 
@@ -98,7 +98,7 @@ def test_lookups_lead_back_to_the_hooked_lookup(share: Path, driver: Path) -> No
 
 
 @pytest.mark.skipif("cuMemAlloc_v2" not in hooks(), reason="memory is not guarded in this tree")
-def test_a_pointer_that_is_no_export_opens_no_hole(share: Path, own_lease: LeaseFolder) -> None:
+def test_lookup_of_unexported_address_still_returns_hook(share: Path, own_lease: LeaseFolder) -> None:
     source = "cuda.cuInit(0); print(look_up('cuMemAlloc', 13000)[1] == address('cuMemAlloc_v2'))"
     said = run_python(source, leased(own_lease, share) | {"STANDIN_MODE": "private"})
     assert said.strip() == "True"
@@ -106,7 +106,7 @@ def test_a_pointer_that_is_no_export_opens_no_hole(share: Path, own_lease: Lease
 
 
 @pytest.mark.skipif("cuMemAlloc_v2" not in hooks(), reason="memory is not guarded in this tree")
-def test_a_newer_form_of_a_guarded_function_is_handed_out_and_counted(share: Path, own_lease: LeaseFolder) -> None:
+def test_newer_version_of_guarded_function_is_returned_and_counted(share: Path, own_lease: LeaseFolder) -> None:
     source = "cuda.cuInit(0); print(ctypes.CFUNCTYPE(ctypes.c_int)(look_up('cuMemAlloc', 14000)[1])())"
     said = run_python(source, leased(own_lease, share) | {"STANDIN_MODE": "newer"})
     assert said.strip() == "9"
@@ -123,7 +123,7 @@ def test_exports_that_an_older_driver_lacks_are_not_to_be_seen(share: Path, tmp_
     assert run_python(source, unleased(share, older)).split() == ["cuCtxGetDevice", "cuLaunchKernel", "True"]
 
 
-def test_the_name_without_a_version_leads_to_the_share_library_too(share: Path, driver: Path, tmp_path: Path) -> None:
+def test_name_without_version_also_leads_to_share_library(share: Path, driver: Path, tmp_path: Path) -> None:
     (tmp_path / "libcuda.so").symlink_to(driver)
     both = f"{share}:{share.with_suffix('')}"
     environment = unleased(share, driver) | {"LD_PRELOAD": both, "LD_LIBRARY_PATH": str(tmp_path)}
@@ -148,10 +148,10 @@ def test_without_a_driver_clients_that_look_everything_up_are_told_so_too(share:
     assert said.split() == ["0", "0", str(NO_DEVICE), str(NOT_FOUND)]
 
 
-def test_the_library_does_not_take_itself_for_the_driver(share: Path) -> None:
+def test_library_does_not_mistake_itself_for_driver(share: Path) -> None:
     assert run_python("print(cuda.cuInit(0))", unleased(share, share)).strip() == str(NO_DEVICE)
 
 
-def test_a_lease_whose_driver_is_gone_is_refused(share: Path, tmp_path: Path) -> None:
+def test_lease_without_driver_is_refused(share: Path, tmp_path: Path) -> None:
     with LeaseFolder(tmp_path / "lease", [LeasedGpu(bytes(16), 1 << 30)], "/nowhere/libcuda.so.1") as lease:
         assert run_python("print(cuda.cuInit(0))", leased(lease, share)).strip() == str(SYSTEM_NOT_READY)

@@ -21,7 +21,7 @@ def run(source: str, environment: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("per_thread", ["0", "1"], ids=["legacy default stream", "default stream of each thread"])
-def test_the_client_sees_the_device_and_moves_bytes(
+def test_client_sees_device_and_copies_bytes(
     per_thread: str, lease: LeaseFolder, leased_environment: Callable[[LeaseFolder], dict[str, str]]
 ) -> None:
     said = run(

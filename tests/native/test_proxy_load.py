@@ -31,13 +31,13 @@ def test_there_is_no_constructor(library: Path) -> None:
     assert ".ctors" not in readelf(library, "-S")
 
 
-def test_it_needs_the_c_library_only(library: Path) -> None:
+def test_share_library_needs_only_the_c_library(library: Path) -> None:
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", readelf(library, "-d"))
     loader = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
     assert set(needed) <= loader | {"libc.so.6", "libpthread.so.0", "libdl.so.2", "libcuda.so.1"}
 
 
-def test_it_carries_the_name_of_what_it_stands_for(library: Path) -> None:
+def test_share_library_has_soname_of_driver(library: Path) -> None:
     assert f"[{library.name}]" in readelf(library, "-d")
 
 

@@ -48,7 +48,7 @@ def measured(native_out: Path, tmp_path: Path) -> Callable[[tuple[Scenario, ...]
 
 
 def is_fair(of: Measured) -> bool:
-    """Whether each got what is due."""
+    """Check that each tenant got its share."""
     return all(abs(got - due) <= POINTS for got, due in zip(of.shares, of.scenario.due, strict=True))
 
 
@@ -66,7 +66,7 @@ def test_shares_are_kept(
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_caps_idleness_and_answers(native_out: Path, tmp_path: Path) -> None:
+def test_caps_idle_gpus_and_response_times(native_out: Path, tmp_path: Path) -> None:
     capped, alone, beside = measure(native_out, tmp_path, ALONE, WINDOW_S, patience_s=PATIENCE_S)
     assert 25 < capped.utilisation < 32
     assert alone.utilisation > 90

@@ -1,7 +1,10 @@
 /* Stream capture: work issued to a capturing stream becomes nodes of a graph.
  *
  * Calls that could spoil a capture are forbidden while one is under way, depending on the capture's mode and the
- * calling thread's; a forbidden call fails and breaks the capture, and its end says so.
+ * calling thread's; a forbidden call fails and breaks the capture, and its end says so. These are the calls that begin
+ * with fake_unsafe_call(): what allocates or frees at once, what waits for or asks about work, and what reads or changes
+ * memory pools or graph memory. NVIDIA documents the rule (cuThreadExchangeStreamCaptureMode) but no list of the calls;
+ * of attributes of pools it is known that they break captures, and that a thread in relaxed mode may use them.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,11 +1,16 @@
-/* Contexts: what a process needs on a GPU before it can do anything there.
+/* Contexts: a process needs one on a GPU before any other operation there.
  *
- * The first of a process on a GPU takes that GPU's context_bytes; its end gives them back. All of a process's contexts
+ * The first of a process on a GPU takes that GPU's context_bytes, or GPUPOOL_FAKE_CONTEXT_MIB; its end gives them back.
+ * Each module that is loaded takes GPUPOOL_FAKE_CONTEXT_GROWTH_MIB more (default 0). Both variables are for tests. All of a process's contexts
  * on one GPU share one place in the GPU's time, where a real driver would give each its own time slices.
  */
 #include <stdlib.h>
 
 #include "fake.h"
+
+#define SIZE_VARIABLE "GPUPOOL_FAKE_CONTEXT_MIB"
+#define GROWTH_VARIABLE "GPUPOOL_FAKE_CONTEXT_GROWTH_MIB"
+#define MIB_LIMIT (UINT64_C(1) << 30)
 
 uint64_t fake_next_id(void) {
     static uint64_t last;
@@ -23,12 +28,31 @@ bool fake_joined(struct gpu *gpu) {
     return gpu->slot >= 0;
 }
 
+/* A size in MiB from the environment, in bytes; `otherwise` when the variable is unset or no number. */
+static uint64_t size_variable(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    char *end = NULL;
+    unsigned long long mib = text != NULL ? strtoull(text, &end, 10) : 0;
+    return text != NULL && end != text && *end == '\0' && mib < MIB_LIMIT ? mib << 20 : otherwise;
+}
+
+static bool take(struct gpu *gpu, uint64_t bytes) {
+    if (!fake_take(gpu->shared, gpu->slot, FAKE_CONTEXT, bytes)) return false;
+    gpu->context_bytes += bytes;
+    return true;
+}
+
 /* Takes what contexts need. */
 static CUresult arrive(struct gpu *gpu) {
     if (!fake_joined(gpu)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (gpu->context_count > 0) return CUDA_SUCCESS;
-    bool there = fake_take(gpu->shared, gpu->slot, FAKE_CONTEXT, gpu->shared->gpu->context_bytes);
+    bool there = take(gpu, size_variable(SIZE_VARIABLE, gpu->shared->gpu->context_bytes));
     return there ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult fake_context_grow(struct gpu *gpu) {
+    uint64_t bytes = size_variable(GROWTH_VARIABLE, 0);
+    return bytes == 0 || take(gpu, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static void set_limits(CUcontext context) {
@@ -79,7 +103,8 @@ void fake_context_close(CUcontext context) {
     if (--gpu->context_count > 0) return;
     fake_pools_close(gpu);
     fake_graphs_close(gpu);
-    fake_give(gpu->shared, gpu->slot, FAKE_CONTEXT, gpu->shared->gpu->context_bytes);
+    fake_give(gpu->shared, gpu->slot, FAKE_CONTEXT, gpu->context_bytes);
+    gpu->context_bytes = 0;
 }
 
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {

@@ -1,4 +1,4 @@
-/* What a context says of itself, and its settings. */
+/* Attributes and settings of contexts. */
 #include "fake.h"
 
 API CUresult cuCtxGetFlags(unsigned int *flags) {

@@ -1,4 +1,4 @@
-/* Devices: what they are called and how large they are. */
+/* Devices: names and sizes. */
 #include <stdio.h>
 #include <string.h>
 

@@ -92,7 +92,8 @@ API CUresult cuEventSynchronize(CUevent event) {
 }
 
 API CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent from, CUevent to) {
-    ENTER;
+    ENTER_CONTEXT(context);
+    (void)context;
     if (!fake_is_event(from) || !fake_is_event(to)) return CUDA_ERROR_INVALID_HANDLE;
     if (milliseconds == NULL) return CUDA_ERROR_INVALID_VALUE;
     if (!from->recorded || !to->recorded) return CUDA_ERROR_INVALID_HANDLE;

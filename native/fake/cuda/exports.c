@@ -1,4 +1,4 @@
-/* Every name that the driver exports. What is simulated is defined elsewhere and takes the place of the weak name here;
+/* Every name that the driver exports. Simulated functions are defined in other files and replace the weak names here;
  * the rest answers CUDA_ERROR_NOT_SUPPORTED. A form for per-thread default streams calls the plain form and says so.
  *
  * This file knows no types on purpose: it needs the functions' addresses and the number of their parameters only, all
@@ -37,9 +37,15 @@ typedef uint64_t any;
 #define GIVES_10 GIVES_9, j
 #define GIVES_11 GIVES_10, k
 
+#if __has_attribute(noipa)
+#define APART weak, noipa
+#else
+#define APART weak /* clang does not merge functions */
+#endif
+
 /* Each a function of its own: programs tell functions apart by their addresses. */
 #define GP_EXPORT(name)                                                                                               \
-    API __attribute__((weak, noipa)) int name(void);                                                                  \
+    API __attribute__((APART)) int name(void);                                                                        \
     int name(void) { return NOT_SUPPORTED; }
 #define GP_STREAM_EXPORT(name, base, count)                                                                           \
     API int name(TAKES_##count);                                                                                      \

@@ -1,10 +1,10 @@
-/* The fake driver from the inside: a libcuda.so.1 whose GPUs are simulated (see ../gpus.h).
+/* Internal interfaces of the fake driver, a libcuda.so.1 with simulated GPUs (see ../gpus.h).
  *
  * One lock guards everything of this process; what is shared with other processes lies under each GPU's own lock,
  * which is only ever taken inside that one. Work is an `op`: it is issued to a stream, gets its place in the GPU's
  * time as soon as all it depends on has one, and has its effect (bytes moved, a demo kernel run, a host function
- * called) when somebody looks and virtual time has passed its end. No thread works here but the caller's, except that
- * one is started with the first host function, or the first piece of work that must wait for another GPU.
+ * called) when a thread looks and virtual time has passed its end. All work is done in the callers' threads, except that
+ * one thread is started with the first host function, or the first op that must wait for another GPU.
  *
  *   init.c devices.c attributes.c      the driver and its devices     errors.c procaddress.c exports.c   names
  *   contexts.c current.c ctxinfo.c     contexts                       streams.c events.c hosts.c         order
@@ -64,6 +64,7 @@ struct gpu { /* a device of this process */
     int slot; /* of this process in the shared state; negative: not yet */
     CUcontext primary;
     uint32_t primary_count, primary_flags, context_count;
+    uint64_t context_bytes; /* taken for contexts and modules */
     struct gp_CUstream *streams; /* all of them, of every context */
     uint64_t pending;            /* ops that have their place in time and are not over */
     uint64_t launches_pending;   /* kernels and graphs among them */
@@ -179,9 +180,10 @@ struct gpu *fake_gpu(CUdevice ordinal); /* NULL: no such device */
 
 CUresult fake_current(CUcontext *context); /* INVALID_CONTEXT, CONTEXT_IS_DESTROYED or its sticky error */
 CUresult fake_current_device(struct gpu **gpu);
-CUcontext fake_top(void); /* whatever is on the thread's stack */
+CUcontext fake_top(void); /* the top of the thread's stack */
 CUresult fake_context_open(struct gpu *gpu, bool primary, uint32_t flags, uint32_t version, CUcontext *context);
 void fake_context_close(CUcontext context);
+CUresult fake_context_grow(struct gpu *gpu); /* a module was loaded */
 bool fake_is_context(CUcontext context);
 bool fake_joined(struct gpu *gpu); /* this process has its slot in the GPU's shared state */
 uint64_t fake_next_id(void);

@@ -1,4 +1,4 @@
-/* What a kernel says of itself. */
+/* Attributes of kernels. */
 #include "kernels.h"
 
 static struct kernel *kernel_of(const void *handle) {

@@ -104,6 +104,8 @@ API CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute 
     struct gpu *gpu = fake_gpu(device);
     if (gpu == NULL) return CUDA_ERROR_INVALID_DEVICE;
     if (value == NULL || (int)attribute < 0 || (int)attribute > 3) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = fake_unsafe_call();
+    if (result != CUDA_SUCCESS) return result;
     fake_settle();
     const uint64_t all[] = {gpu->graph.used, gpu->graph.used_high, gpu->graph.reserved, gpu->graph.reserved_high};
     *(cuuint64_t *)value = all[attribute];
@@ -126,6 +128,8 @@ API CUresult cuDeviceGraphMemTrim(CUdevice device) {
     ENTER;
     struct gpu *gpu = fake_gpu(device);
     if (gpu == NULL) return CUDA_ERROR_INVALID_DEVICE;
+    CUresult result = fake_unsafe_call();
+    if (result != CUDA_SUCCESS) return result;
     fake_settle();
     for (CUgraphExec exec = fake_execs; exec != NULL; exec = exec->next) {
         if (exec->gpu != gpu || !exec->backed || exec->live > 0 ||

@@ -14,7 +14,7 @@ __thread int fake_per_thread;
 __thread bool fake_in_callback;
 
 static bool initialized, ended;
-static bool forked; /* from a process that had begun to use the driver: this one cannot */
+static bool forked; /* child of a process that used the driver: it cannot use it */
 static pid_t owner;
 static struct gpu gpus[FAKE_GPUS];
 static uint32_t gpu_count;
@@ -73,7 +73,7 @@ static bool add_named(const char *entry, size_t length) {
     return false;
 }
 
-/* As the real driver reads it: the list ends at the first entry that means nothing. */
+/* Parsed like in the real driver: the list ends at the first invalid entry. */
 static void find_devices(void) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (visible == NULL) {

@@ -22,6 +22,8 @@ static CUresult load(CUmodule *loaded, const void *image) {
     CUresult result = fake_current(&context);
     if (result != CUDA_SUCCESS) return result;
     if (loaded == NULL || image == NULL) return CUDA_ERROR_INVALID_VALUE;
+    result = fake_context_grow(context->gpu);
+    if (result != CUDA_SUCCESS) return result;
     *loaded = (CUmodule)new_module(context, false);
     return *loaded != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -1,4 +1,4 @@
-/* What a pointer is. */
+/* Attributes of pointers. */
 #include <string.h>
 
 #include "fake.h"

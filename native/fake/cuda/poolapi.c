@@ -43,6 +43,8 @@ API CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
     ENTER;
     struct pool *pool = pool_of(handle);
     if (pool == NULL) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = fake_unsafe_call();
+    if (result != CUDA_SUCCESS) return result;
     fake_settle();
     fake_pool_shrink(pool, keep);
     return CUDA_SUCCESS;
@@ -96,6 +98,8 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attr
     ENTER;
     struct pool *pool = pool_of(handle);
     if (pool == NULL || value == NULL) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = fake_unsafe_call();
+    if (result != CUDA_SUCCESS) return result;
     fake_settle();
     int *number = value;
     cuuint64_t *bytes = value;
@@ -122,6 +126,8 @@ API CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attr
     ENTER;
     struct pool *pool = pool_of(handle);
     if (pool == NULL || value == NULL) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = fake_unsafe_call();
+    if (result != CUDA_SUCCESS) return result;
     const cuuint64_t *bytes = value;
     switch ((int)attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:

@@ -24,6 +24,7 @@ struct pool *fake_pool_default(struct gpu *gpu) {
 }
 
 static void give_chunk(struct pool *pool, struct chunk *chunk) {
+    pool->gpu->shared->state->processes[pool->gpu->slot].pool_unmaps++;
     pool->reserved -= chunk->space.bytes;
     fake_give(pool->gpu->shared, pool->gpu->slot, FAKE_POOL, chunk->space.bytes);
     fake_forget(chunk->space.base, chunk->space.bytes);
@@ -83,6 +84,7 @@ static struct chunk *add_chunk(struct pool *pool, uint64_t bytes) {
         return NULL;
     }
     fake_space_init(&chunk->space, at, bytes);
+    pool->gpu->shared->state->processes[pool->gpu->slot].pool_maps++;
     chunk->next = pool->chunks;
     pool->chunks = chunk;
     pool->reserved += bytes;

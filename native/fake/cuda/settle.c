@@ -1,4 +1,4 @@
-/* The end of work: whoever looks lets everything take effect whose time has come, in the order of its end. */
+/* The end of work: each call applies the effects of all work whose time has come, in the order of its end. */
 #include <stdlib.h>
 
 #include "fake.h"

@@ -4,13 +4,15 @@
  * charged from cuMemCreate until there is neither a handle nor a mapping of it.
  */
 #include <fcntl.h>
+#include <linux/memfd.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "fake.h"
 
-#define SPREAD 64u /* offsets for so many times the card's memory, so that holes never matter */
+#define SPREAD 64u /* offsets for this multiple of the GPU's memory, so that holes never matter */
 
 struct physical {
     enum magic magic;
@@ -34,7 +36,7 @@ static struct physical *physical_of(CUmemGenericAllocationHandle handle) {
 static bool open_backing(struct gpu *gpu) {
     if (gpu->backing >= 0) return true;
     uint64_t bytes = ALIGN_UP(gpu->shared->state->memory_bytes, BLOCK_BYTES) * SPREAD;
-    gpu->backing = memfd_create("gpupool-fake-gpu", MFD_CLOEXEC);
+    gpu->backing = (int)syscall(SYS_memfd_create, "gpupool-fake-gpu", MFD_CLOEXEC); /* glibc 2.27 has a function */
     if (gpu->backing < 0 || ftruncate(gpu->backing, (off_t)bytes) != 0) return false;
     fake_space_init(&gpu->physical, 0, bytes);
     return true;

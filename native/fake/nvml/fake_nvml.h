@@ -1,12 +1,12 @@
-/* The fake NVML from the inside.
+/* Internal interfaces of the fake NVML.
  *
  *   handles.c    start and end; which devices there are and how they are found
- *   identity.c   what a device is: name, UUID, PCI address, versions, capabilities
- *   usage.c      what goes on on it: memory, processes, utilisation, as the shared state of the fake driver tells
+ *   identity.c   identity of a device: name, UUID, PCI address, versions, capabilities
+ *   usage.c      use: memory, processes, utilisation, from the shared state of the fake driver
  *   mig.c        MIG instances
  *   health.c     errors and events: a simulated card has none
  *   physics.c    temperature, power and clocks: plausible constants
- *   links.c      how cards reach each other, and who is near
+ *   links.c      links and distances between cards
  *
  * Everything else that NVML exports answers NVML_ERROR_NOT_SUPPORTED, in stubs made when this is built.
  */

@@ -1,4 +1,4 @@
-/* What a device is: name, UUID, PCI address, versions, capabilities. */
+/* The identity of a device: name, UUID, PCI address, versions, capabilities. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ API nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned
     return NVML_SUCCESS;
 }
 
-/* Everybody who asks a simulated card for its name learns what it is. */
+/* The name says that the card is simulated. */
 API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
     nvmlReturn_t checked = fake_check(device);
     if (checked != NVML_SUCCESS) return checked;

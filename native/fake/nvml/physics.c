@@ -1,5 +1,5 @@
-/* Temperature, power and clocks: constants such as an idle or a busy card might show, so that displays have something
- * to display. Nothing here depends on anything. */
+/* Temperature, power and clocks: plausible constants of an idle or busy card, so that displays have values. They depend
+ * on nothing. */
 #include "fake_nvml.h"
 
 #define NUMBER_OF_KIND(name, value)                                                                                    \

@@ -1,5 +1,5 @@
-/* Every function of NVML that a simulated card does not know: not supported, as many cards say of many functions.
- * Weak, so that what the other files define stands. */
+/* Answers "not supported" for every function of NVML that a simulated card does not have, as real cards do for many.
+ * The symbols are weak, so that definitions in the other files replace them. */
 #include "fake_nvml.h"
 
 #define GP_EXPORT(name)                                                                                                \

@@ -1,4 +1,4 @@
-/* What goes on on a simulated card: memory, processes and utilisation, as the shared state tells. A process that was
+/* The use of a simulated GPU: memory, processes and utilisation, as the shared state tells. A process that was
  * killed is gone from here at the next look. A card that is cut into MIG instances shows the sum of them. */
 #include <string.h>
 #include <time.h>
@@ -139,7 +139,7 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsig
     return NVML_SUCCESS;
 }
 
-/* Nobody draws on a simulated card, and nobody serves it by MPS. */
+/* A simulated card has no graphics processes and no MPS. */
 #define NOBODY(name)                                                                                                   \
     API nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, void *infos) {                                     \
         (void)infos;                                                                                                   \

@@ -1,8 +1,8 @@
-/* The jump of an export that is only passed on; included by the generated *_jumps.S (see generate.py).
+/* The jump of an export without a hook; included by the generated *_jumps.S (see generate.py).
  *
  * gp_table[N] is 0 until the N-th export was asked for; then it holds the real function. A zeroed table costs nothing
  * when the library is loaded into programs that never use it: no relocation, no page touched. A jump whose slot is 0
- * saves every register that can carry an argument, lets gp_resolve(N) fill the slot, restores them and goes on.
+ * saves every register that can carry an argument, lets gp_resolve(N) fill the slot, restores them and continues.
  * Each stub begins with endbr64 / bti c, so that hardware which checks indirect jumps lets it pass.
  */
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-/* What the share library, the arbiter and the node agent say to each other through memory.
+/* The shared memory through which the share library, the arbiter and the node agent communicate.
  *
  * Each lease has a folder with three entries, made by the agent:
  *
@@ -7,10 +7,10 @@
  *   bell      a datagram socket of the arbiter's: "look at my status page"; the kernel adds the sender's true pid
  *
  * There is no lock in these pages. A word has one writer, except `slot.owner` (claimed by compare-and-swap) and
- * `tenant` (changed by compare-and-swap as described below). Whoever dies leaves words that say how far it came.
+ * `tenant` (changed by compare-and-swap as described below). A process that dies leaves words that show its progress.
  *
- * A tenant that scribbles on its own status page lies about itself only: time is charged by what the arbiter sees,
- * memory is compared with what the driver says.
+ * A tenant that overwrites its own status page can falsify only its own figures: time is charged by the arbiter's
+ * observation, and memory is compared with the driver's figures.
  *
  * All integers are native-endian and naturally aligned. Sizes and offsets are checked by tests; a change of the layout
  * is a new GPUPOOL_PAGES_ABI.
@@ -33,8 +33,8 @@
 
 enum gpupool_policy {
     GPUPOOL_POLICY_NONE = 0,      /* compute is not gated: memory only */
-    GPUPOOL_POLICY_GUARANTEE = 1, /* one's share when others want the GPU, all of it when nobody does */
-    GPUPOOL_POLICY_CAP = 2        /* never more than one's share */
+    GPUPOOL_POLICY_GUARANTEE = 1, /* the share when others want the GPU, all of it otherwise */
+    GPUPOOL_POLICY_CAP = 2        /* never more than the share */
 };
 
 /* control.grant: who may launch. A futex word. */
@@ -56,7 +56,7 @@ struct gpupool_control_gpu { /* GPUPOOL_PAGE bytes, one after another behind the
     uint8_t uuid[16];    /* as cuDeviceGetUuid gives it */
     char uuid_text[96];  /* as NVML prints it, "GPU-..." or "MIG-..." */
     uint64_t memory_limit_bytes;
-    uint64_t context_bytes; /* what a process's context is taken to need until measured; charged at its creation */
+    uint64_t context_bytes; /* what a context is taken to need until it is there and can be measured */
     uint32_t weight_permille;
     uint32_t policy;           /* enum gpupool_policy */
     uint32_t inflight_limit_us; /* at most this much work of a process is queued on the GPU (0: 4000) */
@@ -68,6 +68,9 @@ struct gpupool_control_gpu { /* GPUPOOL_PAGE bytes, one after another behind the
     uint8_t pad[GPUPOOL_PAGE - 256 - 8];
 };
 
+/* slot.flags */
+#define GPUPOOL_SLOT_MEASURED 1u /* context_bytes was measured when the context was made; else it is an estimate */
+
 struct gpupool_slot { /* 256 bytes: one process of the tenant on one GPU */
     _Atomic uint64_t owner;   /* 0: free; else gpupool_owner(pid, start) as the process sees itself */
     _Atomic uint64_t pid_ns;  /* inode of its pid namespace; 0: not written yet */
@@ -77,7 +80,8 @@ struct gpupool_slot { /* 256 bytes: one process of the tenant on one GPU */
     _Atomic uint64_t intent;  /* total and sequence number that the operation under way will bring */
     _Atomic uint64_t ledger;  /* total and sequence number of the last operation that is over */
     _Atomic uint64_t applied; /* highest sequence number known to be in `tenant`; written by helpers too */
-    _Atomic uint64_t vmm_bytes, pool_bytes, context_bytes; /* of which; for people */
+    /* Parts of the ledger's total. context_bytes is what the driver took by itself; the rest is what was asked for. */
+    _Atomic uint64_t vmm_bytes, pool_bytes, context_bytes;
     _Alignas(64) _Atomic uint32_t busy; /* not 0: work launched under a grant may not be over */
     _Atomic uint32_t waiting;           /* threads that wait for a grant */
     _Atomic uint64_t launches, graph_launches;
@@ -118,7 +122,7 @@ static inline uint64_t gpupool_owner_start(uint64_t owner) { return owner >> 22;
  *
  * An operation of slot s changes the tenant's total from T to T' and the slot's own from L to L':
  *   1. intent = (L', seq+1)
- *   2. compare-and-swap tenant: (T, t, q) -> (T', s, seq+1). Whoever does this has first stored q into
+ *   2. compare-and-swap tenant: (T, t, q) -> (T', s, seq+1). The process has first stored q into
  *      slots[t].applied, so that no sequence number vanishes from `tenant` without a trace. The limit is checked against
  *      T' here: no overshoot, and a request that is too large does not disturb a smaller one.
  *   3. ledger = intent
@@ -137,7 +141,7 @@ static inline uint64_t gpupool_units(uint64_t bytes) {
     return (bytes >> GPUPOOL_UNIT_SHIFT) + ((bytes & ((1u << GPUPOOL_UNIT_SHIFT) - 1)) != 0);
 }
 
-/* Bells: one datagram, one of these. The arbiter looks at the whole page whatever it reads; HELLO also tells it whose
+/* Bells: one datagram, one of these. The arbiter reads the whole page after each bell; HELLO also tells it whose
  * slots these are: SCM_CREDENTIALS gives the sender's pid as the arbiter's namespace knows it. */
 struct gpupool_bell {
     uint32_t kind; /* enum gpupool_bell_kind */
