@@ -1,4 +1,4 @@
-"""What ``gpupool doctor`` says of a pool's PostgreSQL database."""
+"""Findings of ``gpupool doctor`` about a pool's PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from databases import PostgresServer
 
-from gpupool.daemon.doctor import DoctorContext
-from gpupool.daemon.doctor_checks import Finding, Level
-from gpupool.daemon.doctor_checks_database import server as look
+from gpupool.daemon.doctor.check import Finding, Level
+from gpupool.daemon.doctor.database import server as look
+from gpupool.daemon.doctor.run import DoctorContext
 
 
 def findings(folder: Path, **options: object) -> dict[str, Finding]:
@@ -19,11 +19,11 @@ def findings(folder: Path, **options: object) -> dict[str, Finding]:
     return {finding.check: finding for finding in look(DoctorContext(state, run))}
 
 
-def test_a_pool_with_a_file_of_its_own_has_nothing_to_hear(tmp_path: Path) -> None:
+def test_doctor_is_silent_about_sqlite_pool(tmp_path: Path) -> None:
     assert findings(tmp_path) == {}
 
 
-def test_each_fault_has_its_remedy(tmp_path: Path, server: PostgresServer) -> None:
+def test_each_fault_has_advice(tmp_path: Path, server: PostgresServer) -> None:
     fresh, empty, newer, theirs = server.fresh(), server.empty(), server.fresh(), server.empty()
     server.sql("UPDATE alembic_version SET version_num = '9999'", newer.rpartition("/")[2])
     server.sql("CREATE TABLE somebody_elses (x int)", theirs.rpartition("/")[2])
@@ -32,7 +32,7 @@ def test_each_fault_has_its_remedy(tmp_path: Path, server: PostgresServer) -> No
     assert findings(tmp_path, database=fresh)["database-server"].level is Level.WARNING
 
 
-def test_a_server_that_does_not_answer_or_let_in_is_a_problem(tmp_path: Path, server: PostgresServer) -> None:
+def test_unreachable_or_refusing_server_is_a_problem(tmp_path: Path, server: PostgresServer) -> None:
     (password := tmp_path / "password").write_text("x\n")
     password.chmod(0o644)
     for options in (

@@ -15,8 +15,8 @@ import pytest
 from databases import PostgresServer, free_port
 from e2e_pool import RealPool, eventually
 
-from gpupool.client.locate import Location
-from gpupool.daemon.ask import WAITING, health
+from gpupool.client.discovery import Location
+from gpupool.daemon.local_api import WAITING, health
 
 JOB = 'echo $$ >> "$HOME/starts"; until [ -e "$HOME/end" ]; do sleep 0.1; done; echo done'
 
@@ -80,7 +80,7 @@ def supervisor(pool: RealPool) -> int:
     return int(json.loads((pool.run / "state.json").read_text())["pid"])
 
 
-def test_what_waits_says_who_leads(pair: Pair) -> None:
+def test_standby_names_the_leader(pair: Pair) -> None:
     assert pair.leads(pair.first)
     assert pair.waits(pair.second)
     done = pair.second("submit", "j", "--", "true", ok=False)
@@ -93,7 +93,7 @@ def test_what_waits_says_who_leads(pair: Pair) -> None:
     assert "control-plane: running" in status
 
 
-def test_work_goes_on_under_whoever_leads(pair: Pair) -> None:
+def test_work_continues_under_new_leader(pair: Pair) -> None:
     first, second = pair.first, pair.second
     first("submit", "long", "-n", "1", "--env", f"HOME={first.home}", "--", "sh", "-c", JOB)
     assert first.becomes("long", "running")
@@ -129,7 +129,7 @@ def test_work_goes_on_under_whoever_leads(pair: Pair) -> None:
 
 
 @pytest.mark.timeout(300)  # it only bounds a failing test, and machines may be busy
-def test_nothing_is_lost_while_the_database_is_away(pair: Pair, server: PostgresServer) -> None:
+def test_nothing_is_lost_while_database_is_unavailable(pair: Pair, server: PostgresServer) -> None:
     leader = pair.first if pair.standing(pair.first) == "leads" else pair.second
     control_plane = leader.pids()["control-plane"]
     leader("submit", "through", "-n", "1", "--", "sh", "-c", "sleep 1; echo it ended")

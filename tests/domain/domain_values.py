@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from gpupool.domain.events import Reason
-from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.supervision import ExitReason, ExitReport
-from gpupool.domain.workload import Program, Replica, ReplicaState, RestartPolicy, Retry, Workload, WorkloadKind
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.work.supervision import ExitReason, ExitReport
+from gpupool.domain.work.workload import (
+    Program,
+    Replica,
+    ReplicaState,
+    RestartPolicy,
+    Retry,
+    Workload,
+    WorkloadKind,
+)
 
 ID = WorkloadId("w0123456789")
 NEVER = Retry()

@@ -1,4 +1,4 @@
-"""Which whole nodes are booked for a number of GPUs: as few in the way as can be, by comparison with trying all."""
+"""Choice of whole nodes for a reservation: the least work in the way, compared with a search of all choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.domain.booking import Booking, Candidate, choose_nodes
+from gpupool.domain.nodes.reservation import Candidate, Reservation, choose_nodes
 
 CANDIDATES = st.lists(
     st.builds(Candidate, st.just(""), st.integers(0, 4), st.integers(0, 2), st.integers(0, 3)), max_size=7
@@ -24,7 +24,7 @@ def cost(chosen: list[Candidate]) -> tuple[int, int, int, int]:
 
 
 @given(CANDIDATES, st.integers(1, 10))
-def test_it_is_the_best_choice(candidates: list[Candidate], gpus: int) -> None:
+def test_choice_of_nodes_is_optimal(candidates: list[Candidate], gpus: int) -> None:
     ways = [list(c) for size in range(len(candidates) + 1) for c in combinations(candidates, size)]
     enough = [way for way in ways if sum(c.gpus for c in way) >= gpus]
     found = choose_nodes(candidates, gpus)
@@ -37,7 +37,7 @@ def test_it_is_the_best_choice(candidates: list[Candidate], gpus: int) -> None:
     assert cost(found)[:2] == min(map(cost, enough))[:2]
 
 
-def test_a_large_choice_is_made_roughly_and_is_enough() -> None:
+def test_large_choice_is_approximate_and_sufficient() -> None:
     candidates = [Candidate(f"n{i}", 8, 0, i % 3) for i in range(2000)]
     found = choose_nodes(candidates, 4000)
     assert found is not None
@@ -45,10 +45,10 @@ def test_a_large_choice_is_made_roughly_and_is_enough() -> None:
     assert max(c.preemptible for c in found) == 0
 
 
-def test_overlaps_are_of_nodes_and_times() -> None:
-    one = Booking("b1", "", ("a", "b"), 0, 10, ("x",))
-    assert one.overlaps(Booking("b2", "", ("b",), 9, 20))
-    assert not one.overlaps(Booking("b2", "", ("b",), 10, 20))
-    assert not one.overlaps(Booking("b2", "", ("c",), 0, 10))
-    assert Booking("b3", "", ("a",), 0, 1).maintenance
+def test_overlaps_need_common_nodes_and_times() -> None:
+    one = Reservation("b1", "", ("a", "b"), 0, 10, ("x",))
+    assert one.overlaps(Reservation("b2", "", ("b",), 9, 20))
+    assert not one.overlaps(Reservation("b2", "", ("b",), 10, 20))
+    assert not one.overlaps(Reservation("b2", "", ("c",), 0, 10))
+    assert Reservation("b3", "", ("a",), 0, 1).maintenance
     assert not one.maintenance

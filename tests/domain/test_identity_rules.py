@@ -1,4 +1,4 @@
-"""Who somebody is here whom a provider vouches for: a table of claims and rules."""
+"""The local user for an identity of a provider: a table of claims and rules."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpupool.domain.access import Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.identity import ProviderSettings, RoleRule, identify
+from gpupool.domain.people.access import Role
+from gpupool.domain.people.identity import ProviderSettings, RoleRule, identify
 
 ADA = {"sub": "1", "preferred_username": "Ada", "email": "ada@lab.example", "email_verified": True}
 ADMINS = RoleRule("groups", "admins", Role.ADMIN)
@@ -45,7 +45,9 @@ def who(claims: dict[str, Any], **changes: Any) -> tuple[str, Role | None, str]:
         ({"allowed_domains": ("LAB.example",)}, {}, ("ada", None, "ada@lab.example")),
     ],
 )
-def test_who_somebody_is(changes: dict[str, Any], claims: dict[str, Any], expected: tuple[Any, ...]) -> None:
+def test_identity_is_mapped_by_rules(
+    changes: dict[str, Any], claims: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
     assert who({**ADA, **claims}, **changes) == expected
 
 
@@ -68,12 +70,12 @@ def test_who_somebody_is(changes: dict[str, Any], claims: dict[str, Any], expect
         ({"roles": (ADMINS,), "default_role": None}, {"groups": {"admins": True}}, "groups"),
     ],
 )
-def test_whom_the_rules_refuse(changes: dict[str, Any], claims: dict[str, Any], why: str) -> None:
+def test_rules_refuse_other_identities(changes: dict[str, Any], claims: dict[str, Any], why: str) -> None:
     with pytest.raises(GpupoolError, match=why) as refused:
         who({**ADA, **claims}, **changes)
     assert refused.value.code is ErrorCode.FORBIDDEN
     assert refused.value.hint
 
 
-def test_a_secret_is_not_in_what_is_logged_of_settings() -> None:
+def test_secret_is_not_logged_with_settings() -> None:
     assert "hush" not in repr(settings(client_secret="hush"))

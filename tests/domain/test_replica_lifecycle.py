@@ -1,4 +1,4 @@
-"""The state machine of a replica as a table, and what holds after any history."""
+"""The state machine of a replica: tables of steps, and invariants after any history."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from domain_values import FOREVER, NEVER, TWICE, replica, report, workload
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.domain import lifecycle
 from gpupool.domain.events import Reason
 from gpupool.domain.ids import Epoch
-from gpupool.domain.lifecycle import ForgetProgram, StartProgram, Step, StopProgram
-from gpupool.domain.supervision import ExitReason, ProcessPhase, ProcessStatus
-from gpupool.domain.workload import Replica, ReplicaState, RestartPolicy, Retry, Workload, WorkloadKind, WorkloadState
+from gpupool.domain.work import lifecycle
+from gpupool.domain.work.lifecycle import ForgetProgram, StartProgram, StopProgram, Transition
+from gpupool.domain.work.supervision import ExitReason, ProcessPhase, ProcessStatus
+from gpupool.domain.work.workload import (
+    Replica,
+    ReplicaState,
+    RestartPolicy,
+    Retry,
+    Workload,
+    WorkloadKind,
+    WorkloadState,
+)
 
 P, S, R, X = ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.RUNNING, ReplicaState.STOPPING
 OK, BAD, END = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.STOPPED
@@ -25,12 +33,12 @@ NOW = 100.0
 
 
 def running(*notes: str) -> ProcessStatus:
-    """What a node says of a program that runs."""
+    """Return the status of a running program, as its node reports it."""
     mode = "share"
     return ProcessStatus("", 1, ProcessPhase.RUNNING, 99, notes=notes, mode=mode, guarantee=f"kept by {mode}")
 
 
-def names(step: Step) -> tuple[str, ...]:
+def names(step: Transition) -> tuple[str, ...]:
     return tuple(type(effect).__name__ for effect in step.effects)
 
 
@@ -46,19 +54,38 @@ def names(step: Step) -> tuple[str, ...]:
         *[(WorkloadKind.TRAINING, state, state, ()) for state in EVERY_STATE if state is not P],
     ],
 )
-def test_granted(kind: WorkloadKind, before: ReplicaState, after: ReplicaState, effects: tuple[str, ...]) -> None:
+def test_granted_replica_is_starting(
+    kind: WorkloadKind, before: ReplicaState, after: ReplicaState, effects: tuple[str, ...]
+) -> None:
     row = replica(before)
-    step = lifecycle.granted(workload(kind), row, Epoch(9), "there", NOW)
+    step = lifecycle.grant_lease(workload(kind), row, Epoch(9), "there", NOW)
     assert (step.replica.state, names(step)) == (after, effects)
     if before is P:
         assert (step.replica.lease, step.replica.node, step.replica.attempt) == (9, "there", row.attempt + 1)
     else:
-        assert step == Step(row)
+        assert step == Transition(row)
+
+
+@pytest.mark.parametrize(("state", "heard"), [(R, True), (X, True), (P, False), (S, False), (OK, False), (BAD, False)])
+def test_later_reports_of_node_are_added_with_events(state: ReplicaState, *, heard: bool) -> None:
+    row = replace(replica(state), notes=("at the start", "by the pool"))
+    step = lifecycle.add_notes(row, running("at the start", "later", "at last"), NOW)
+    if not heard:
+        assert step == Transition(row)
+        return
+    assert step.replica == replace(row, notes=("at the start", "by the pool", "later", "at last"))
+    assert [(event.reason, event.message) for event in step.events] == [
+        (Reason.NODE_WARNING, "later"),
+        (Reason.NODE_WARNING, "at last"),
+    ]
+    assert lifecycle.add_notes(step.replica, running("at the start", "later", "at last"), NOW) == Transition(
+        step.replica
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [(S, R), (X, X), (P, P), (R, R), (OK, OK), (BAD, BAD), (END, END)])
-def test_started(before: ReplicaState, after: ReplicaState) -> None:
-    step = lifecycle.started(replica(before), running("no cgroup"), NOW)
+def test_started_replica_is_running(before: ReplicaState, after: ReplicaState) -> None:
+    step = lifecycle.mark_started(replica(before), running("no cgroup"), NOW)
     assert step.replica.state is after
     assert step.effects == ()
     heard = before in {S, X}
@@ -99,13 +126,19 @@ EXITS = [
     (TWICE, X, Reason.PREEMPTED, ExitReason.TIME_LIMIT, None, BAD, Reason.TIME_LIMIT, 0, 0),
     (TWICE, X, Reason.IDLE_LIMIT, ExitReason.STOPPED, None, END, Reason.IDLE_LIMIT, 0, 0),
     (TWICE, X, Reason.LEASE_ENDED, ExitReason.SHEPHERD_LOST, None, END, Reason.LEASE_ENDED, 0, 0),
+    (NEVER, X, Reason.RESTARTED_BY_USER, ExitReason.STOPPED, None, P, Reason.RESTARTED_BY_USER, 0, 0),
+    (NEVER, X, Reason.RESTARTED_BY_USER, ExitReason.EXITED, 3, P, Reason.RESTARTED_BY_USER, 0, 0),
+    (NEVER, X, Reason.RESTARTED_BY_USER, ExitReason.SHEPHERD_LOST, None, P, Reason.RESTARTED_BY_USER, 0, 0),
+    (NEVER, X, Reason.RESTARTED_BY_USER, ExitReason.TIME_LIMIT, None, BAD, Reason.TIME_LIMIT, 0, 0),
+    (NEVER, X, Reason.RESTARTED_BY_USER, ExitReason.FENCED, None, BAD, Reason.NODE_LOST, 0, 0),
+    (TWICE, X, Reason.RESTARTED_BY_USER, ExitReason.NODE_RESTARTED, None, P, Reason.NODE_RESTARTED, 0, 1),
 ]
 
 
 @pytest.mark.parametrize("row", EXITS, ids=lambda row: f"{row[0].policy}-{row[1]}-{row[2]}-{row[3]}-{row[4]}")
-def test_ended(row: tuple[Any, ...]) -> None:
+def test_exit_status_decides_the_final_state(row: tuple[Any, ...]) -> None:
     retry, before, next_reason, how, code, state, reason, failures, interruptions = row
-    step = lifecycle.ended(workload(retry=retry), replica(before, next_reason), report(how, code), NOW)
+    step = lifecycle.end_attempt(workload(retry=retry), replica(before, next_reason), report(how, code), NOW)
     after = step.replica
     assert (after.state, after.reason) == (state, reason)
     assert (after.failures, after.interruptions) == (failures, interruptions)
@@ -115,41 +148,41 @@ def test_ended(row: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("state", [P, *FINAL])
-def test_an_end_of_what_is_not_placed_is_stale(state: ReplicaState) -> None:
+def test_end_of_unplaced_replica_is_stale(state: ReplicaState) -> None:
     row = replica(state)
-    assert lifecycle.ended(workload(), row, report(), NOW) == Step(row)
+    assert lifecycle.end_attempt(workload(), row, report(), NOW) == Transition(row)
 
 
-def test_a_signal_is_a_failure_with_the_shells_status() -> None:
-    after = lifecycle.ended(workload(), replica(R), report(code=None, signal=9), NOW).replica
+def test_signal_is_a_failure_with_shell_status() -> None:
+    after = lifecycle.end_attempt(workload(), replica(R), report(code=None, signal=9), NOW).replica
     assert (after.state, after.exit_status, after.message) == (BAD, 137, "killed by signal 9")
 
 
 @pytest.mark.parametrize(("kind", "bound"), [(WorkloadKind.EXEC, False), (WorkloadKind.RUN, True)])
-def test_what_hangs_on_a_client_or_a_host_is_not_run_again_when_lost(kind: WorkloadKind, bound: bool) -> None:
-    lost = lifecycle.ended(
+def test_replica_bound_to_client_or_host_is_not_retried_when_lost(kind: WorkloadKind, bound: bool) -> None:
+    lost = lifecycle.end_attempt(
         workload(kind, TWICE, client_bound=bound), replica(R), report(ExitReason.SHEPHERD_LOST, None), NOW
     )
     assert lost.replica.state is BAD
 
 
-def test_a_replica_that_is_lost_over_and_over_is_given_up() -> None:
-    row = replica(R, interruptions=lifecycle.MOST_INTERRUPTIONS)
-    after = lifecycle.ended(workload(retry=TWICE), row, report(ExitReason.SHEPHERD_LOST, None), NOW).replica
+def test_repeatedly_lost_replica_fails() -> None:
+    row = replica(R, interruptions=lifecycle.MAX_INTERRUPTIONS)
+    after = lifecycle.end_attempt(workload(retry=TWICE), row, report(ExitReason.SHEPHERD_LOST, None), NOW).replica
     assert after.state is BAD
 
 
-def test_tries_run_out_after_the_back_off_limit_and_the_last_sentence_says_so() -> None:
+def test_replica_fails_after_back_off_limit_with_message() -> None:
     job, row, delays = workload(retry=TWICE), replica(P), []
     for _ in range(10):
-        row = lifecycle.granted(job, row, Epoch(1), "here", NOW).replica
-        row = lifecycle.ended(job, row, report(code=1), NOW).replica
+        row = lifecycle.grant_lease(job, row, Epoch(1), "here", NOW).replica
+        row = lifecycle.end_attempt(job, row, report(code=1), NOW).replica
         if row.state is not P:
             break
         delays.append(row.not_before - NOW)
     assert (row.state, row.attempt, row.failures, row.reason) == (BAD, 3, 3, Reason.BACKOFF_EXHAUSTED)
     assert delays == [2.0, 4.0]
-    assert "no try is left" in row.message
+    assert "retries are used" in row.message
 
 
 def test_delays_double_up_to_five_minutes() -> None:
@@ -159,8 +192,8 @@ def test_delays_double_up_to_five_minutes() -> None:
 def test_losses_do_not_count_against_the_back_off_limit() -> None:
     job, row = workload(retry=Retry(RestartPolicy.ON_FAILURE, 0)), replica(P)
     for _ in range(5):
-        row = lifecycle.granted(job, row, Epoch(1), "here", NOW).replica
-        row = lifecycle.ended(job, row, report(ExitReason.SHEPHERD_LOST, None), NOW).replica
+        row = lifecycle.grant_lease(job, row, Epoch(1), "here", NOW).replica
+        row = lifecycle.end_attempt(job, row, report(ExitReason.SHEPHERD_LOST, None), NOW).replica
     assert (row.state, row.failures, row.interruptions, row.not_before) == (P, 0, 5, NOW)
 
 
@@ -175,19 +208,55 @@ STOPS = [
     (R, None, Reason.PREEMPTED, X, Reason.PREEMPTED, ("StopProgram",)),
     (X, Reason.PREEMPTED, Reason.STOPPED_BY_USER, X, Reason.STOPPED_BY_USER, ("StopProgram",)),
     (X, Reason.STOPPED_BY_USER, Reason.PREEMPTED, X, Reason.STOPPED_BY_USER, ("StopProgram",)),
+    (X, Reason.RESTARTED_BY_USER, Reason.PREEMPTED, X, Reason.PREEMPTED, ("StopProgram",)),
+    (X, Reason.RESTARTED_BY_USER, Reason.STOPPED_BY_USER, X, Reason.STOPPED_BY_USER, ("StopProgram",)),
     (X, Reason.STOPPED_BY_USER, Reason.EXPIRED, X, Reason.STOPPED_BY_USER, ("StopProgram",)),
     *[(state, None, Reason.STOPPED_BY_USER, state, None, ()) for state in FINAL],
 ]
 
 
 @pytest.mark.parametrize("row", STOPS, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
-def test_stop(row: tuple[Any, ...]) -> None:
+def test_stop_depends_on_the_state(row: tuple[Any, ...]) -> None:
     before, next_before, asked, state, next_after, effects = row
     step = lifecycle.stop(workload(), replica(before, next_before), asked, NOW)
     assert (step.replica.state, step.replica.next_reason, names(step)) == (state, next_after, effects)
 
 
-def test_a_stop_carries_the_grace_it_was_asked_with_or_the_workloads() -> None:
+@pytest.mark.parametrize(
+    ("sentence", "event"),
+    [
+        ("", "asked to stop with 10 s of grace"),
+        ("its window has closed", "its window has closed; asked to stop with 10 s of grace"),
+        ("Preempted for ada.", "Preempted for ada; asked to stop with 10 s of grace"),
+    ],
+)
+def test_event_of_stop_has_one_punctuation_mark_after_reason(sentence: str, event: str) -> None:
+    step = lifecycle.stop(workload(), replica(R), Reason.PREEMPTED, NOW, 10.0, sentence)
+    assert [each.message for each in step.events] == [event]
+    assert step.replica.message == sentence
+
+
+@pytest.mark.parametrize(
+    ("before", "next_reason", "restarts"),
+    [
+        (S, None, True),
+        (R, None, True),
+        (X, Reason.RESTARTED_BY_USER, True),
+        (X, Reason.PREEMPTED, False),
+        (X, Reason.STOPPED_BY_USER, False),
+        *[(state, None, False) for state in (P, *FINAL)],
+    ],
+)
+def test_only_a_placed_replica_that_is_not_stopped_otherwise_restarts(
+    before: ReplicaState, next_reason: Reason | None, restarts: bool
+) -> None:
+    row = replica(before, next_reason)
+    step = lifecycle.restart(workload(), row, NOW, 0.0, "restarted by ann")
+    assert lifecycle.keeps_place(step.replica) is restarts
+    assert restarts or step == Transition(row)
+
+
+def test_stop_uses_requested_or_default_grace_period() -> None:
     own = lifecycle.stop(workload(), replica(R), Reason.STOPPED_BY_USER, NOW)
     shorter = lifecycle.stop(workload(), own.replica, Reason.STOPPED_BY_USER, NOW, 0.0)
     assert [
@@ -202,15 +271,15 @@ def test_a_stop_carries_the_grace_it_was_asked_with_or_the_workloads() -> None:
     ("reason", "state"),
     [(Reason.RELEASED, OK), (Reason.EXPIRED, END), (Reason.IDLE_LIMIT, END), (Reason.TIME_LIMIT, BAD)],
 )
-def test_a_bare_lease_ends_when_nothing_runs_on_it(reason: Reason, state: ReplicaState) -> None:
-    after = lifecycle.released(workload(WorkloadKind.LEASE), replica(X, reason), NOW).replica
+def test_lease_without_program_ends_when_nothing_runs_on_it(reason: Reason, state: ReplicaState) -> None:
+    after = lifecycle.end_lease(workload(WorkloadKind.LEASE), replica(X, reason), NOW).replica
     assert (after.state, after.reason, after.lease) == (state, reason, None)
 
 
 @pytest.mark.parametrize("kind", [k for k in WorkloadKind if k is not WorkloadKind.LEASE])
-def test_only_bare_leases_are_released(kind: WorkloadKind) -> None:
+def test_only_leases_without_program_are_released(kind: WorkloadKind) -> None:
     row = replica(X, Reason.RELEASED)
-    assert lifecycle.released(workload(kind), row, NOW) == Step(row)
+    assert lifecycle.end_lease(workload(kind), row, NOW) == Transition(row)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +288,7 @@ def test_only_bare_leases_are_released(kind: WorkloadKind) -> None:
         ({P: 1}, {}, WorkloadState.QUEUED),
         ({P: 1}, {"suspended": True}, WorkloadState.SUSPENDED),
         ({P: 1, R: 1}, {"suspended": True}, WorkloadState.RUNNING),
+        ({P: 1, X: 1}, {"suspended": True}, WorkloadState.STOPPING),
         ({X: 1, OK: 1}, {}, WorkloadState.RUNNING),
         ({X: 1}, {"stop_reason": Reason.STOPPED_BY_USER}, WorkloadState.STOPPING),
         ({P: 1, BAD: 2}, {}, WorkloadState.QUEUED),
@@ -227,10 +297,10 @@ def test_only_bare_leases_are_released(kind: WorkloadKind) -> None:
         ({OK: 2}, {}, WorkloadState.SUCCEEDED),
     ],
 )
-def test_a_workload_stands_where_its_replicas_stand(
+def test_workload_state_follows_its_replicas(
     counts: dict[ReplicaState, int], changes: dict[str, Any], state: WorkloadState
 ) -> None:
-    assert lifecycle.summarise(workload(**changes), counts) is state
+    assert lifecycle.workload_state(workload(**changes), counts) is state
 
 
 # --- any history ------------------------------------------------------------------------------------------------------
@@ -250,37 +320,41 @@ STOP_REASONS = st.sampled_from(
         Reason.LEASE_ENDED,
     ]
 )
+RESTARTS = st.tuples(st.just("restart"), st.none() | st.floats(0, 60))
 OCCURRENCES = st.one_of(
     st.just(("granted",)),
     st.just(("started",)),
     st.just(("released",)),
     st.tuples(st.just("ended"), REPORTS),
     st.tuples(st.just("stop"), STOP_REASONS, st.none() | st.floats(0, 60)),
+    RESTARTS,
 )
 
 
-def happen(job: Workload, row: Replica, occurrence: tuple[Any, ...], now: float) -> Step:
+def happen(job: Workload, row: Replica, occurrence: tuple[Any, ...], now: float) -> Transition:
     match occurrence:
         case ("granted",):
-            return lifecycle.granted(job, row, Epoch(int(now)), "here", now)
+            return lifecycle.grant_lease(job, row, Epoch(int(now)), "here", now)
         case ("started",):
-            return lifecycle.started(row, running(), now)
+            return lifecycle.mark_started(row, running(), now)
         case ("released",):
-            return lifecycle.released(job, row, now)
+            return lifecycle.end_lease(job, row, now)
         case ("ended", how):
-            return lifecycle.ended(job, row, how, now)
+            return lifecycle.end_attempt(job, row, how, now)
+        case ("restart", grace):
+            return lifecycle.restart(job, row, now, grace, "restarted by ann")
         case (_, reason, grace):
             return lifecycle.stop(job, row, reason, now, grace)
 
 
 @given(WORKLOADS, st.lists(OCCURRENCES, max_size=30))
-def test_whatever_happens_each_step_is_sound(job: Workload, history: list[tuple[Any, ...]]) -> None:
+def test_every_step_keeps_invariants(job: Workload, history: list[tuple[Any, ...]]) -> None:
     row = replica(P)
     for now, occurrence in enumerate(history, 1000):
         step = happen(job, row, occurrence, float(now))
         after = step.replica
         if row.state.final:
-            assert step == Step(row), "nothing leaves a final state"
+            assert step == Transition(row), "nothing leaves a final state"
         assert (after.lease is not None) is after.state.placed, "a lease exactly while placed"
         assert after.next_reason is None or after.state is X
         assert after.state is not X or after.next_reason is not None
@@ -297,7 +371,7 @@ def test_whatever_happens_each_step_is_sound(job: Workload, history: list[tuple[
 
 
 @given(WORKLOADS, st.lists(OCCURRENCES, max_size=20), REPORTS)
-def test_every_path_out_of_stopping_ends_the_attempt(
+def test_every_transition_from_stopping_ends_the_attempt(
     job: Workload, history: list[tuple[Any, ...]], how: ExitReason
 ) -> None:
     row = replica(X, Reason.STOPPED_BY_USER)
@@ -307,13 +381,11 @@ def test_every_path_out_of_stopping_ends_the_attempt(
         if after.state is not X:
             return
         row = after
-    assert lifecycle.ended(job, row, how, 2000.0).replica.lease is None  # type: ignore[arg-type]
+    assert lifecycle.end_attempt(job, row, how, 2000.0).replica.lease is None  # type: ignore[arg-type]
 
 
 @given(WORKLOADS, st.lists(OCCURRENCES, max_size=20), OCCURRENCES)
-def test_a_message_that_comes_twice_does_nothing_the_second_time(
-    job: Workload, history: list[tuple[Any, ...]], last: tuple[Any, ...]
-) -> None:
+def test_repeated_message_does_nothing(job: Workload, history: list[tuple[Any, ...]], last: tuple[Any, ...]) -> None:
     row = replica(P)
     for now, occurrence in enumerate(history, 1000):
         row = happen(job, row, occurrence, float(now)).replica
@@ -322,8 +394,8 @@ def test_a_message_that_comes_twice_does_nothing_the_second_time(
 
 
 @given(st.lists(REPORTS, max_size=20), RETRIES)
-def test_a_stopped_workload_never_runs_again(reports: list[Any], retry: Retry) -> None:
+def test_stopped_workload_never_runs_again(reports: list[Any], retry: Retry) -> None:
     job = replace(workload(retry=retry), stop_reason=Reason.STOPPED_BY_USER)
     for how in reports:
         for before in (replica(S), replica(R), replica(X, Reason.PREEMPTED), replica(X, Reason.STOPPED_BY_USER)):
-            assert lifecycle.ended(job, before, how, NOW).replica.state.final
+            assert lifecycle.end_attempt(job, before, how, NOW).replica.state.final

@@ -1,13 +1,24 @@
-"""Which compute policy and sharing mode work gets: who decides, in which order, and what is refused."""
+"""Choice of compute policy and sharing mode: precedence of settings, and refusals."""
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+
 import pytest
 
-from gpupool.domain.access import Project
+import gpupool
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import ComputePolicy, GpuRequest, Sharing
-from gpupool.domain.sharing import check_project, guarantee, settled_compute, settled_request, slice_mode
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.nodes.sharing import TRAITS, ComputePolicy, Sharing, describe_guarantee
+from gpupool.domain.people.access import Project
+from gpupool.domain.work.sharing_policy import (
+    check_project,
+    resolve_compute,
+    resolve_request,
+    slice_mode,
+)
 
 GUARANTEE, CAP, NONE = ComputePolicy.GUARANTEE, ComputePolicy.CAP, ComputePolicy.NONE
 WHOLE, SHARE, MPS, MIG, ADVISORY = Sharing.WHOLE, Sharing.SHARE, Sharing.MPS, Sharing.MIG, Sharing.ADVISORY
@@ -29,7 +40,7 @@ FORBIDDEN = None
         (NONE, NONE, (CAP,), FORBIDDEN),
     ],
 )
-def test_compute_is_the_jobs_else_the_projects(
+def test_compute_policy_of_job_precedes_project_default(
     asked: ComputePolicy | None,
     default: ComputePolicy | None,
     allowed: tuple[ComputePolicy, ...],
@@ -37,10 +48,10 @@ def test_compute_is_the_jobs_else_the_projects(
 ) -> None:
     project = Project("red", compute_default=default, compute_allowed=allowed)
     if expected is not FORBIDDEN:
-        assert settled_compute(asked, project) is expected
+        assert resolve_compute(asked, project) is expected
         return
     with pytest.raises(GpupoolError) as refused:
-        settled_compute(asked, project)
+        resolve_compute(asked, project)
     assert refused.value.code is ErrorCode.FORBIDDEN
     assert "red" in refused.value.message
 
@@ -68,15 +79,15 @@ def test_compute_is_the_jobs_else_the_projects(
         (GpuRequest(memory_mib=2048), ADVISORY, (), GpuRequest(memory_mib=2048, sharing=ADVISORY)),
     ],
 )
-def test_the_mode_insisted_on_is_the_jobs_else_the_projects(
+def test_sharing_mode_of_job_precedes_project_default(
     request_: GpuRequest, default: Sharing | None, allowed: tuple[Sharing, ...], expected: GpuRequest | None
 ) -> None:
     project = Project("red", sharing_default=default, sharing_allowed=allowed)
     if expected is not FORBIDDEN:
-        assert settled_request(request_, project) == expected
+        assert resolve_request(request_, project) == expected
         return
     with pytest.raises(GpupoolError) as refused:
-        settled_request(request_, project)
+        resolve_request(request_, project)
     assert refused.value.code is ErrorCode.FORBIDDEN
 
 
@@ -101,7 +112,7 @@ NOT_HERE = None
         ("share", "whole", ("share",), NOT_HERE),
     ],
 )
-def test_the_mode_of_a_part_of_a_gpu(asked: str, policy: str, offered: tuple[str, ...], expected: str | None) -> None:
+def test_sharing_mode_of_a_slice(asked: str, policy: str, offered: tuple[str, ...], expected: str | None) -> None:
     assert slice_mode(asked, policy, offered) == expected
 
 
@@ -114,15 +125,36 @@ def test_the_mode_of_a_part_of_a_gpu(asked: str, policy: str, offered: tuple[str
         Project("red", sharing_default=MIG, sharing_allowed=(MIG,)),
     ],
 )
-def test_a_project_that_contradicts_itself_is_refused(project: Project) -> None:
+def test_contradictory_project_is_refused(project: Project) -> None:
     with pytest.raises(GpupoolError) as refused:
         check_project(project)
     assert refused.value.code is ErrorCode.INVALID_REQUEST
     assert refused.value.hint
 
 
-def test_every_mode_and_policy_has_a_sentence_of_its_own() -> None:
-    said = {guarantee(mode, policy) for mode in (SHARE, MPS) for policy in ComputePolicy}
-    said |= {guarantee(mode, GUARANTEE) for mode in (WHOLE, MIG, ADVISORY, "")}
+def test_every_mode_and_policy_has_a_description() -> None:
+    said = {describe_guarantee(mode, policy) for mode in (SHARE, MPS) for policy in ComputePolicy}
+    said |= {describe_guarantee(mode, GUARANTEE) for mode in (WHOLE, MIG, ADVISORY, "")}
     assert len(said) == 10
-    assert "nothing enforces" in guarantee("advisory", CAP)
+    assert "nothing enforces" in describe_guarantee("advisory", CAP)
+
+
+NAME_OF_A_MODE = re.compile(r"\bSharing\.(?:WHOLE|SHARE|MPS|MIG|ADVISORY)\b|\"(?:mps|advisory)\"")
+MODULES_OF_MODES = ("node/sharing/advisory", "node/sharing/mps/")
+WITH_NAMES = {
+    "domain/nodes/sharing.py",  # declares the modes
+    "node/sharing/choose.py",  # the default for slices
+    "cli/fast/launch.py",  # imports no enums, which take milliseconds
+}
+
+
+def test_code_outside_of_a_modes_own_module_asks_for_its_traits() -> None:
+    root = Path(gpupool.__file__).parent
+    modules = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
+    found = {name for name, text in modules.items() if NAME_OF_A_MODE.search(text)}
+    assert {name for name in found if not name.startswith(MODULES_OF_MODES)} == WITH_NAMES
+
+
+def test_every_mode_is_declared_once_and_has_an_implementation() -> None:
+    assert list(TRAITS) == list(Sharing)
+    assert entry_points(group="gpupool.sharing").names >= set(Sharing)

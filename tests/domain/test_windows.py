@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.windows import Windows, parse_moment, parse_window, parse_windows, read_zone
+from gpupool.domain.work.time_windows import TimeWindows, parse_moment, parse_window, parse_windows, read_zone
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -18,8 +18,8 @@ def at(text: str, zone: ZoneInfo = BERLIN, fold: int = 0) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold).timestamp()
 
 
-def windows(*texts: str, zone: ZoneInfo = BERLIN) -> Windows:
-    return Windows(parse_windows(texts), zone)
+def windows(*texts: str, zone: ZoneInfo = BERLIN) -> TimeWindows:
+    return TimeWindows(parse_windows(texts), zone)
 
 
 # 2026-11-16 is a Monday.
@@ -40,7 +40,7 @@ def windows(*texts: str, zone: ZoneInfo = BERLIN) -> Windows:
         ("sun 22:00-24:00", "2026-11-22 23:00", True, "2026-11-23 00:00"),
     ],
 )
-def test_over_a_week(text: str, moment: str, is_open: bool, changes: str) -> None:
+def test_windows_are_evaluated_over_a_week(text: str, moment: str, is_open: bool, changes: str) -> None:
     found, t = windows(text), at(moment)
     assert found.open_at(t) is is_open
     if is_open:
@@ -51,33 +51,33 @@ def test_over_a_week(text: str, moment: str, is_open: bool, changes: str) -> Non
         assert found.closes_at(t) is None
 
 
-def test_windows_that_touch_are_one() -> None:
+def test_adjacent_windows_are_merged() -> None:
     both = windows("nights", "weekends")
     assert both.closes_at(at("2026-11-20 21:00")) == at("2026-11-23 08:00")
     assert windows("always").closes_at(at("2026-11-20 21:00")) == inf
     assert windows("mon-fri", "sat,sun").closes_at(at("2026-11-20 21:00")) == inf
 
 
-def test_nights_when_the_clocks_change() -> None:
+def test_night_windows_follow_clock_changes() -> None:
     spring, autumn = at("2026-03-28 20:00"), at("2026-10-24 20:00")
     assert windows("nights").closes_at(spring) == at("2026-03-29 08:00") == spring + 11 * 3600
     assert windows("nights").closes_at(autumn) == at("2026-10-25 08:00") == autumn + 13 * 3600
 
 
-def test_a_time_that_is_left_out_in_spring() -> None:
+def test_skipped_time_in_spring() -> None:
     found = windows("02:30-05:00")
     assert found.next_open(at("2026-03-29 00:00")) == at("2026-03-29 03:30")  # 02:30 would have been now
     assert not windows("02:00-03:00").open_at(at("2026-03-29 03:30"))
     assert windows("01:00-02:30").closes_at(at("2026-03-29 01:10")) == at("2026-03-29 03:30")
 
 
-def test_a_time_that_comes_twice_in_autumn() -> None:
+def test_repeated_time_in_autumn() -> None:
     opens, closes = windows("02:30-05:00"), windows("01:00-02:30")
     assert opens.next_open(at("2026-10-25 00:00")) == at("2026-10-25 02:30", fold=0)
     assert closes.closes_at(at("2026-10-25 01:10")) == at("2026-10-25 02:30", fold=1)
 
 
-def test_it_says_when_the_next_one_opens() -> None:
+def test_next_opening_is_returned() -> None:
     assert windows("mon-fri 20:00-08:00").describe(at("2026-11-21 12:00")).endswith("; next Monday 20:00")
     assert windows("nights").describe(at("2026-11-21 22:00")) == "nights"
 
@@ -89,13 +89,13 @@ def test_it_says_when_the_next_one_opens() -> None:
         *("24:00-01:00", "x" * 500, "mon,,tue", "mon-fri 20:00-08:00 sat"),
     ],
 )
-def test_what_cannot_be_read(text: str) -> None:
+def test_invalid_windows_are_refused(text: str) -> None:
     with pytest.raises(GpupoolError) as caught:
         parse_window(text)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
-def test_too_many_and_a_strange_zone() -> None:
+def test_too_many_windows_and_unknown_time_zone_are_refused() -> None:
     with pytest.raises(GpupoolError):
         parse_windows(["nights"] * 17)
     for name in ("Nowhere/City", "../etc/passwd", ""):
@@ -111,8 +111,8 @@ def test_too_many_and_a_strange_zone() -> None:
         max_size=3,
     ),
 )
-def test_openings_and_closings_agree_with_being_open(t: float, texts: list[str]) -> None:
-    def fresh() -> Windows:
+def test_openings_and_closings_match_open_state(t: float, texts: list[str]) -> None:
+    def fresh() -> TimeWindows:
         return windows(*texts)
 
     opens = fresh().next_open(t)
@@ -138,11 +138,11 @@ def test_openings_and_closings_agree_with_being_open(t: float, texts: list[str])
         ("2026-11-23T08:00:00+00:00", 1_795_420_800.0),
     ],
 )
-def test_a_moment_is_meant_by_the_clocks_of_the_zone(text: str, moment: float) -> None:
+def test_moment_is_parsed_in_its_time_zone(text: str, moment: float) -> None:
     assert parse_moment(text, read_zone("Europe/Berlin"), 1_000.0) == moment
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "+", "+soon", "2026-13-01 09:00", "9" * 50])
-def test_what_is_no_moment_is_refused(text: str) -> None:
+def test_invalid_moment_is_refused(text: str) -> None:
     with pytest.raises(GpupoolError):
         parse_moment(text, read_zone("UTC"), 0.0)

@@ -15,20 +15,20 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session", params=KINDS)
 def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
-    """New databases of one kind; a test that uses it runs once with each."""
+    """Yield new databases of one kind; a test that uses it runs once with each kind."""
     server = request.getfixturevalue("server") if request.param == "postgresql" else None
     return Databases(tmp_path_factory.mktemp("databases"), server)
 
 
 @pytest.fixture
 def target(databases: Databases) -> str:
-    """What opens a database of the present schema with nothing in it."""
+    """Return the URL of an empty database of the current schema."""
     return databases.fresh()
 
 
 @pytest.fixture(scope="module")
 def engine(databases: Databases) -> Iterator[Engine]:
-    """Connections to a database of the present schema that all tests of a module share."""
+    """Return connections to a database of the current schema that all tests of a module share."""
     made = databases.engine()
     yield made
     made.dispose()

@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
-import pytest
 from sqlalchemy import Engine
 
-from gpupool.store import migrate, migrate_postgres, postgres, sqlite
-from gpupool.store.address import PostgresAddress
-from gpupool.store.usage_tables import metadata
+from gpupool.store.backends import postgres, sqlite
+from gpupool.store.backends.address import PostgresAddress
+from gpupool.store.migrations import migrate, migrate_postgres
+from gpupool.store.schema.usage_tables import metadata
+from requires import postgres_program, require
 
 KINDS = ("sqlite", "postgresql")
-REQUIRED = os.environ.get("CI_REQUIRES_ALL") == "1"
 TEMPLATE = "gpupool_template"
 ROLE = "gpupool"
-QUICK = {  # what is written is not kept: a test's database need not survive the machine
+QUICK = {  # a test's database need not survive a crash of the machine
     "fsync": "off",
     "full_page_writes": "off",
     "max_connections": "200",
@@ -37,12 +37,6 @@ QUICK = {  # what is written is not kept: a test's database need not survive the
     "autovacuum": "off",
     "listen_addresses": "127.0.0.1",
 }
-
-
-def find_program(name: str) -> str | None:
-    """A program of PostgreSQL, in PATH or where Debian keeps it."""
-    versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda p: int(p.parts[-3].split(".")[0]))
-    return shutil.which(name) or (str(versions[-1]) if versions else None)
 
 
 def end_with_parent() -> None:
@@ -57,19 +51,19 @@ def free_port() -> int:
 
 @dataclass
 class PostgresServer:
-    """A server in a folder; not run as root, which PostgreSQL refuses."""
+    """A server in a folder; it must not run as root, which PostgreSQL refuses."""
 
     folder: Path
     port: int = field(default_factory=free_port)
     made: int = 0
     has_template: bool = False
     wiped_url: str = ""
-    space: str = ""  # the network namespace in which it listens, and the address there
+    space: str = ""  # network namespace in which it listens, and the address there
     address: str = "127.0.0.1"
     process: subprocess.Popen[bytes] | None = None
 
     def run(self, program: str, *arguments: str, check: bool = True) -> str:
-        found = find_program(program)
+        found = postgres_program(program)
         assert found is not None
         user = "postgres" if os.geteuid() == 0 else None
         done = subprocess.run([found, *arguments], user=user, capture_output=True, text=True, cwd="/", check=False)
@@ -91,8 +85,8 @@ class PostgresServer:
                 rules.write(f"host all all {self.address}/24 trust\n")
 
     def start(self) -> None:
-        """Start it, to end with this process at the latest, and wait until it answers."""
-        program = find_program("postgres")
+        """Start the server so that it ends with this process, and wait until it answers."""
+        program = postgres_program("postgres")
         assert program is not None
         settings = QUICK | {"listen_addresses": self.address}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -116,7 +110,7 @@ class PostgresServer:
         raise TimeoutError((self.folder / "log").read_text())
 
     def stop(self) -> None:
-        """End it at once, as a crash would."""
+        """Stop the server at once, like a crash."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait()
@@ -125,7 +119,7 @@ class PostgresServer:
         return f"postgresql://{ROLE}@{self.address}:{self.port}/{database}"
 
     def socket_url(self, database: str) -> str:
-        """The same from any network namespace of this machine."""
+        """Return the URL that works in every network namespace of this machine."""
         return f"postgresql://{ROLE}@/{database}?host={self.folder}&port={self.port}"
 
     def sql(self, statement: str, database: str = "postgres") -> str:
@@ -134,13 +128,13 @@ class PostgresServer:
         ).strip()
 
     def empty(self) -> str:
-        """The URL of a database with nothing in it."""
+        """Return the URL of an empty database."""
         self.made += 1
         self.sql(f"CREATE DATABASE empty{self.made} TEMPLATE template0")
         return self.url(f"empty{self.made}")
 
     def fresh(self) -> str:
-        """The URL of a database of the present schema that nothing was written to."""
+        """Return the URL of a new database of the current schema."""
         if not self.has_template:
             self.has_template = True
             self.sql(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
@@ -150,7 +144,7 @@ class PostgresServer:
         return self.url(f"test{self.made}")
 
     def wiped(self) -> str:
-        """The URL of the one database that tests use in turn, as if it were fresh; quicker than a new one."""
+        """Return the URL of a shared database after its tables were emptied; faster than a new one."""
         if not self.wiped_url:
             self.wiped_url = self.fresh()
             return self.wiped_url
@@ -167,10 +161,7 @@ def postgres_server(space: str = "", address: str = "127.0.0.1") -> Iterator[Pos
 
     With ``space`` it listens in that network namespace, which needs root.
     """
-    if find_program("initdb") is None:
-        if REQUIRED:
-            pytest.fail("PostgreSQL is not installed")
-        pytest.skip("PostgreSQL is not installed")
+    require("postgresql")
     folder = Path(tempfile.mkdtemp(prefix="gpupool-pg-"))
     server = PostgresServer(folder, space=space, address=address)
     try:
@@ -191,7 +182,7 @@ class Databases:
     made: int = 0
 
     def fresh(self) -> str:
-        """What opens a database of the present schema with nothing in it."""
+        """Return the URL of an empty database of the current schema."""
         if self.server is not None:
             return self.server.wiped()
         self.made += 1
@@ -200,7 +191,7 @@ class Databases:
         return str(path)
 
     def engine(self) -> Engine:
-        """Connections to such a database."""
+        """Return connections to such a database."""
         target = self.fresh()
         return (
             sqlite.make_engine(Path(target)) if self.server is None else postgres.make_engine(PostgresAddress(target))

@@ -8,25 +8,15 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from gpupool.domain import workload as workload_domain
-from gpupool.domain.access import Project, Role, Token, User
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import (
-    ComputePolicy,
-    ForeignProcess,
-    Gpu,
-    GpuHealth,
-    GpuRequest,
-    GpuShare,
-    Node,
-    NodeReport,
-    NodeState,
-    Sharing,
-)
 from gpupool.domain.ids import ID_ALPHABET, Epoch, WorkloadId
-from gpupool.domain.supervision import Stdio
-from gpupool.domain.workload import (
+from gpupool.domain.nodes.gpu import ForeignProcess, Gpu, GpuHealth, GpuRequest, GpuShare, Node, NodeReport, NodeState
+from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
+from gpupool.domain.people.access import Project, Role, Token, User
+from gpupool.domain.work import workload as workload_domain
+from gpupool.domain.work.gang import Gang
+from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.workload import (
     Dependency,
     Framework,
     Lease,
@@ -37,6 +27,7 @@ from gpupool.domain.workload import (
     ReplicaState,
     RestartPolicy,
     Retry,
+    SuccessPolicy,
     Workload,
     WorkloadKind,
     WorkloadState,
@@ -104,7 +95,7 @@ def token(number: int, **changes: Any) -> Token:
     return Token(**{**plain, **changes})
 
 
-# --- anything that the types allow ----------------------------------------------------------------------------------
+# --- all values that the types allow --------------------------------------------------------------------------------
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,20}[a-z0-9])?", fullmatch=True)
 SENTENCES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
@@ -162,6 +153,7 @@ WORKLOADS = st.builds(
     gang=GANGS,
     framework=st.sampled_from(Framework),
     on_member_end=st.sampled_from(OnMemberEnd),
+    success_policy=st.sampled_from(SuccessPolicy),
     processes=COUNTS,
     id=IDS,
     name=NAMES,

@@ -1,4 +1,4 @@
-"""Looking back at events by who, why, what and when."""
+"""Searches of the event history by user, reason, object and time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Engine, event
 
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import WorkloadId
-from gpupool.services.ports import AuditFilter, ChangeSet
-from gpupool.store.audit import ROUTINE, audit
-from gpupool.store.writes import apply
+from gpupool.services.ports.store import AuditFilter, ChangeSet
+from gpupool.store.events import ROUTINE, audit
+from gpupool.store.work.writes import apply
 
 ACTORS = ("pool", "ada", "root")
 REASONS = (Reason.GRANTED, Reason.EXITED, Reason.CHANGED, Reason.PREEMPTED, Reason.CORDONED)
@@ -23,7 +23,7 @@ TARGETS = ("", "node n1", "project red")
 
 @cache
 def events() -> list[Event]:
-    """Two thousand, several at one moment and some of a clock that was put back."""
+    """Generate two thousand events, some at the same moment and some with a clock that was set back."""
     chance = random.Random(7)
     return [
         Event(
@@ -65,7 +65,7 @@ def expected(wanted: AuditFilter) -> list[Event]:
     return sorted(found, key=lambda row: (row.at, row.id), reverse=True)[: wanted.limit]
 
 
-def test_every_combination_of_filters_gives_what_reading_everything_gives(engine: Engine) -> None:
+def test_every_combination_of_filters_equals_full_scan(engine: Engine) -> None:
     chance = random.Random(11)
     with engine.connect() as conn:
         for _ in range(200):
@@ -82,7 +82,7 @@ def test_every_combination_of_filters_gives_what_reading_everything_gives(engine
             assert audit(conn, wanted) == expected(wanted), wanted
 
 
-def test_pages_follow_each_other_without_gap_or_repetition(engine: Engine) -> None:
+def test_pages_have_no_gaps_or_repetitions(engine: Engine) -> None:
     seen: list[Event] = []
     with engine.connect() as conn:
         while page := audit(conn, AuditFilter(before=(seen[-1].at, seen[-1].id) if seen else None, limit=130)):
@@ -129,7 +129,7 @@ def plans(conn: Connection, wanted: AuditFilter) -> list[str]:
     return said
 
 
-def test_the_partial_index_leaves_out_exactly_the_routine() -> None:
-    from gpupool.store.tables import NOT_ROUTINE
+def test_partial_index_excludes_exactly_routine_events() -> None:
+    from gpupool.store.schema.tables import NOT_ROUTINE
 
     assert {word for word in str(NOT_ROUTINE).split("'") if word.isupper()} == {reason.value for reason in ROUTINE}

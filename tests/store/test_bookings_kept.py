@@ -1,4 +1,4 @@
-"""Bookings, labels of nodes and rules of projects come back from the database as they were."""
+"""Reservations, node labels and project rules are read back unchanged."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from sqlalchemy import Connection, Engine
 from store_values import COUNTS, NAMES, NODES, PROJECTS, SENTENCES, TIMES
 from test_round_trip import with_database
 
-from gpupool.domain.access import Project, ProjectRules
-from gpupool.domain.booking import Booking
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import Node
-from gpupool.store import access, bookings
+from gpupool.domain.nodes.gpu import Node
+from gpupool.domain.nodes.reservation import Reservation
+from gpupool.domain.people.access import Project, ProjectRules
+from gpupool.store.pool import rows
+from gpupool.store.pool.nodes import save_nodes
 
 MANY = st.lists(NAMES, max_size=3).map(tuple)
 SECONDS = st.none() | st.floats(0, 1e6)
-BOOKINGS = st.builds(Booking, st.just("b1"), NAMES, MANY, TIMES, TIMES, MANY, MANY, st.floats(0, 1e6), NAMES, SENTENCES)
+RESERVATIONS = st.builds(
+    Reservation, st.just("b1"), NAMES, MANY, TIMES, TIMES, MANY, MANY, st.floats(0, 1e6), NAMES, SENTENCES
+)
 RULES = st.builds(ProjectRules, SECONDS, SECONDS, MANY, MANY, st.none() | COUNTS)
 few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @few
-@given(BOOKINGS, BOOKINGS)
-def test_a_booking(engine: Engine, first: Booking, second: Booking) -> None:
+@given(RESERVATIONS, RESERVATIONS)
+def test_reservation_is_read_back_unchanged(engine: Engine, first: Reservation, second: Reservation) -> None:
     def check(conn: Connection) -> None:
-        for booking in (first, second):
-            bookings.save_booking(conn, booking)
-            assert bookings.bookings(conn) == [booking]
-        bookings.delete_booking(conn, second.id)
-        assert bookings.bookings(conn) == []
+        for reservation in (first, second):
+            rows.RESERVATIONS.save(conn, reservation)
+            assert rows.RESERVATIONS.all(conn) == [reservation]
+        rows.RESERVATIONS.delete(conn, second.id)
+        assert rows.RESERVATIONS.all(conn) == []
         with pytest.raises(GpupoolError) as caught:
-            bookings.delete_booking(conn, second.id)
+            rows.RESERVATIONS.delete(conn, second.id)
         assert caught.value.code is ErrorCode.UNKNOWN_BOOKING
 
     with_database(engine, check)
@@ -42,14 +45,14 @@ def test_a_booking(engine: Engine, first: Booking, second: Booking) -> None:
 
 @few
 @given(PROJECTS, RULES, NODES, st.dictionaries(NAMES, SENTENCES, max_size=3))
-def test_rules_and_labels(
+def test_rules_and_labels_are_read_back_unchanged(
     engine: Engine, project: Project, rules: ProjectRules, node: Node, labels: dict[str, str]
 ) -> None:
     def check(conn: Connection) -> None:
         ruled, labelled = replace(project, rules=rules), replace(node, labels=labels)
-        access.save_project(conn, ruled)
-        access.save_node(conn, labelled)
-        assert ruled in access.projects(conn)
-        assert labelled in access.nodes(conn)
+        rows.PROJECTS.save(conn, ruled)
+        save_nodes(conn, [labelled])
+        assert ruled in rows.PROJECTS.all(conn)
+        assert labelled in rows.NODES.all(conn)
 
     with_database(engine, check)

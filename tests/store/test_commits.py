@@ -1,4 +1,4 @@
-"""A change is written whole or not at all, never over somebody else's, and never gives a GPU twice."""
+"""Commits are atomic, never overwrite concurrent changes, and never grant a GPU twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from store_values import event, lease, run_async, share, wid, workload
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.workload import Replica, ReplicaState, WorkloadState
-from gpupool.services.ports import ChangeSet, EventFilter, LiveState
+from gpupool.domain.work.workload import Replica, ReplicaState, WorkloadState
+from gpupool.services.ports.store import ChangeSet, EventFilter, LiveState
 from gpupool.store import SqlStore, open_store
 
 A, B, C = wid(1), wid(2), wid(3)
@@ -35,7 +35,7 @@ def with_store(target: str, scenario: Callable[[SqlStore], Awaitable[None]]) -> 
 
 
 async def refused(store: SqlStore, changes: ChangeSet, code: ErrorCode = ErrorCode.STALE_WRITE) -> GpupoolError:
-    """The error of a commit, which has changed nothing."""
+    """Return the error of a commit, which must have changed nothing."""
     before = await everything(store)
     with pytest.raises(GpupoolError) as caught:
         await store.commit(changes)
@@ -49,7 +49,7 @@ async def everything(store: SqlStore) -> tuple[LiveState, object]:
     return await store.load_live(), await store.list_events(EventFilter(limit=1000))
 
 
-def test_all_parts_of_a_change_arrive(target: str) -> None:
+def test_all_parts_of_a_change_are_stored(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         held = lease(7, A, share("g0", 500), share("g1", 500))
         member = Replica(A, 0, state=ReplicaState.STARTING, lease=held.epoch)
@@ -64,7 +64,7 @@ def test_all_parts_of_a_change_arrive(target: str) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 3])
-def test_a_stale_workload_takes_the_whole_change_back(target: str, version: int) -> None:
+def test_stale_workload_rolls_back_the_whole_change(target: str, version: int) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet(workloads=(workload(A),)))
         await store.commit(ChangeSet(workloads=(workload(A, version=1),)))
@@ -75,7 +75,7 @@ def test_a_stale_workload_takes_the_whole_change_back(target: str, version: int)
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_a_stale_replica_takes_the_whole_change_back(target: str, version: int) -> None:
+def test_stale_replica_rolls_back_the_whole_change(target: str, version: int) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet((workload(A),), (Replica(A, 0), Replica(A, 1))))
         await refused(
@@ -86,7 +86,7 @@ def test_a_stale_replica_takes_the_whole_change_back(target: str, version: int) 
     with_store(target, scenario)
 
 
-def test_a_replica_of_no_workload_is_refused(target: str) -> None:
+def test_replica_without_workload_is_refused(target: str) -> None:
     with_store(target, lambda store: _refuse(store, ChangeSet(replicas=(Replica(A, 0),))))
 
 
@@ -94,7 +94,7 @@ async def _refuse(store: SqlStore, changes: ChangeSet) -> None:
     await refused(store, changes)
 
 
-def test_writes_in_a_row_within_one_change_become_one(target: str) -> None:
+def test_repeated_writes_in_one_change_are_merged(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         steps = tuple(replace(workload(A), priority=n, version=n) for n in range(3))
         await store.commit(ChangeSet(workloads=steps))
@@ -107,7 +107,7 @@ def test_writes_in_a_row_within_one_change_become_one(target: str) -> None:
     with_store(target, scenario)
 
 
-def test_a_gpu_is_filled_to_the_last_thousandth_and_no_further(target: str) -> None:
+def test_gpu_is_filled_to_exactly_1000_permille(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet(leases=(lease(1, A, share("g0", 600)), lease(2, B, share("g0", 400)))))
         error = await refused(store, ChangeSet(leases=(lease(3, C, share("g1", 1000), share("g0", 1)),)))
@@ -118,7 +118,7 @@ def test_a_gpu_is_filled_to_the_last_thousandth_and_no_further(target: str) -> N
     with_store(target, scenario)
 
 
-def test_a_gpu_moves_from_one_to_another_in_one_change(target: str) -> None:
+def test_gpu_moves_between_leases_in_one_change(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         whole = lease(1, A, share("g0", 1000))
         await store.commit(ChangeSet(leases=(whole,)))
@@ -131,11 +131,11 @@ def test_a_gpu_moves_from_one_to_another_in_one_change(target: str) -> None:
 
 
 @pytest.mark.parametrize("permille", [0, -500, 1001])
-def test_a_share_outside_one_gpu_is_refused(target: str, permille: int) -> None:
+def test_share_outside_valid_range_is_refused(target: str, permille: int) -> None:
     with_store(target, lambda store: _refuse(store, ChangeSet(leases=(lease(1, A, share("g0", permille)),))))
 
 
-def test_a_replica_holds_one_lease_at_most(target: str) -> None:
+def test_replica_holds_at_most_one_lease(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet(leases=(lease(1, A, share("g0", 1)), lease(2, A, share("g0", 1), index=1))))
         await refused(store, ChangeSet(leases=(lease(3, A, share("g1", 1)),)))
@@ -143,7 +143,7 @@ def test_a_replica_holds_one_lease_at_most(target: str) -> None:
     with_store(target, scenario)
 
 
-def test_an_epoch_is_granted_once_and_released_once(target: str) -> None:
+def test_epoch_is_granted_and_released_once(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         held = lease(1, A, share("g0", 500))
         ended = replace(held, released_at=5.0)
@@ -153,13 +153,13 @@ def test_an_epoch_is_granted_once_and_released_once(target: str) -> None:
         await refused(store, ChangeSet(leases=(replace(ended, released_at=6.0),), events=(event(),)))
         await refused(store, ChangeSet(leases=(held,)))
         fresh = lease(2, B, share("g0", 500), released_at=2000.0)
-        await store.commit(ChangeSet(leases=(fresh,)))  # granted and released before anybody wrote it
+        await store.commit(ChangeSet(leases=(fresh,)))  # granted and released before the first write
         assert list(await store.leases_of(B)) == [fresh]
 
     with_store(target, scenario)
 
 
-def test_a_name_is_taken_while_its_workload_lives(target: str) -> None:
+def test_name_is_unique_while_its_workload_is_active(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         first = workload(A, name="train", state=WorkloadState.RUNNING)
         await store.commit(ChangeSet(workloads=(first,)))
@@ -168,14 +168,14 @@ def test_a_name_is_taken_while_its_workload_lives(target: str) -> None:
         assert "'default'" in error.message
         await store.commit(ChangeSet((workload(B, name="train", project="other"),)))
         ended = replace(first, state=WorkloadState.FAILED, version=1)
-        await store.commit(ChangeSet((workload(C, name="train"), ended)))  # within one change, too
+        await store.commit(ChangeSet((workload(C, name="train"), ended)))  # also within one change
         await store.commit(ChangeSet((workload(C, name="train", deleted_at=5.0, version=1),)))
         await store.commit(ChangeSet((workload(wid(4), name="train"),)))
 
     with_store(target, scenario)
 
 
-def test_a_request_is_carried_out_once(target: str) -> None:
+def test_request_id_is_used_once(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet((workload(A, request_id="r1"), workload(B), workload(C))))
         await refused(store, ChangeSet((workload(wid(4), request_id="r1"),)), ErrorCode.REQUEST_SEEN)
@@ -188,14 +188,14 @@ def test_a_request_is_carried_out_once(target: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"name": "caf\udce9"}, {"priority": 2**70}])
-def test_what_cannot_be_stored_is_refused_as_a_request(target: str, changes: dict[str, object]) -> None:
+def test_unstorable_value_is_refused_as_invalid_request(target: str, changes: dict[str, object]) -> None:
     async def scenario(store: SqlStore) -> None:
         await refused(store, ChangeSet((workload(A), workload(B, **changes))), ErrorCode.INVALID_REQUEST)
 
     with_store(target, scenario)
 
 
-def test_event_ids_are_never_used_again(target: str) -> None:
+def test_event_ids_are_never_reused(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         done = workload(A, state=WorkloadState.SUCCEEDED, finished_at=5.0)
         last = await store.commit(ChangeSet((done,), events=(event(workload=A), event(workload=A))))
@@ -206,7 +206,7 @@ def test_event_ids_are_never_used_again(target: str) -> None:
     with_store(target, scenario)
 
 
-def test_a_thousand_replicas_go_in_and_on_at_once(target: str) -> None:
+def test_thousand_replicas_are_inserted_and_updated_at_once(target: str) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet((workload(A),), tuple(Replica(A, i) for i in range(1000))))
         started = tuple(Replica(A, i, state=ReplicaState.STARTING, version=1) for i in range(1000))

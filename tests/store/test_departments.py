@@ -1,4 +1,4 @@
-"""Departments and the shares of projects come back as they were; leases that are over are told since a time."""
+"""Departments and project weights are read back unchanged; past leases are listed since a time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from sqlalchemy import Engine
 from store_values import COUNTS, LEASES, NAMES, PROJECTS, SENTENCES, event, run_async
 from test_round_trip import with_database
 
-from gpupool.domain.access import Department, Project
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import Epoch
-from gpupool.domain.workload import Lease
-from gpupool.services.ports import PastLease
-from gpupool.store import access, departments, mapping, open_store
-from gpupool.store import tables as t
+from gpupool.domain.people.access import Department, Project
+from gpupool.domain.work.workload import Lease
+from gpupool.services.ports.store import PastLease
+from gpupool.store import open_store
+from gpupool.store.pool import rows
+from gpupool.store.schema import tables as t
+from gpupool.store.work import history, mapping
 
 WEIGHTS = st.floats(0, 1e6)
 DEPARTMENTS = st.builds(Department, NAMES, st.none() | COUNTS, WEIGHTS, st.none() | COUNTS, SENTENCES)
@@ -33,13 +35,15 @@ few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthChec
 
 @few
 @given(DEPARTMENTS, SHARED)
-def test_departments_and_shares_of_projects(engine: Engine, department: Department, project: Project) -> None:
+def test_departments_and_project_weights_are_read_back_unchanged(
+    engine: Engine, department: Department, project: Project
+) -> None:
     def check(conn: object) -> None:
-        departments.save_department(conn, department)  # type: ignore[arg-type]
-        departments.save_department(conn, department)  # type: ignore[arg-type]
-        access.save_project(conn, project)  # type: ignore[arg-type]
-        assert departments.departments(conn) == [department]  # type: ignore[arg-type]
-        assert access.projects(conn) == [project]  # type: ignore[arg-type]
+        rows.DEPARTMENTS.save(conn, department)  # type: ignore[arg-type]
+        rows.DEPARTMENTS.save(conn, department)  # type: ignore[arg-type]
+        rows.PROJECTS.save(conn, project)  # type: ignore[arg-type]
+        assert rows.DEPARTMENTS.all(conn) == [department]  # type: ignore[arg-type]
+        assert rows.PROJECTS.all(conn) == [project]  # type: ignore[arg-type]
 
     with_database(engine, check)
 
@@ -53,7 +57,7 @@ def test_past_leases_are_those_released_since(engine: Engine, leases: list[Lease
     def check(conn: object) -> None:
         for lease in ended:
             conn.execute(t.leases.insert(), mapping.lease_row(lease))  # type: ignore[attr-defined]
-        assert departments.past_leases(conn, since) == [  # type: ignore[arg-type]
+        assert history.past_leases(conn, since) == [  # type: ignore[arg-type]
             PastLease(lease.project, lease.user, lease.permille, lease.granted_at, lease.released_at or 0.0)
             for lease in ended
             if (lease.released_at or 0.0) > since
@@ -62,15 +66,15 @@ def test_past_leases_are_those_released_since(engine: Engine, leases: list[Lease
     with_database(engine, check)
 
 
-def test_a_department_lives_until_it_is_deleted(target: str) -> None:
+def test_department_exists_until_it_is_deleted(target: str) -> None:
     async def main() -> None:
         store = await open_store(target)
-        await store.save_department(Department("research", 6000, 2.0, 8000), event())
+        await store.departments.save(Department("research", 6000, 2.0, 8000), event())
         assert (await store.load_live()).departments == (Department("research", 6000, 2.0, 8000),)
-        await store.delete_department("research", event())
+        await store.departments.delete("research", event())
         assert (await store.load_live()).departments == ()
         with pytest.raises(GpupoolError) as caught:
-            await store.delete_department("research", event())
+            await store.departments.delete("research", event())
         assert caught.value.code is ErrorCode.UNKNOWN_DEPARTMENT
         await store.close()
 

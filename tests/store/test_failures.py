@@ -1,4 +1,4 @@
-"""Killed processes, full disks, lost rights, damage while running, cancelled callers, copies of a running database."""
+"""Killed processes, full disks, missing permissions, damage at run time, cancelled callers, copies during writes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from store_values import event, run_async, wid, workload
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.workload import WorkloadState
-from gpupool.services.ports import ChangeSet, EventFilter, WorkloadFilter
+from gpupool.domain.work.workload import WorkloadState
+from gpupool.services.ports.store import ChangeSet, EventFilter, WorkloadFilter
 from gpupool.store import open_store
+from gpupool.store.database_copy import write_copy
 
 BIG = "x" * 300_000
 
 
 @contextmanager
 def no_room(path: Path) -> Iterator[None]:
-    """No file of this process may grow beyond what the log is now: every larger write fails, as on a full disk."""
+    """Limit the file size of this process to the current log: each larger write fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 4096, hard))
     try:
@@ -37,7 +39,7 @@ def no_room(path: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_said_and_work_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_writes_resume_with_free_space(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = await open_store(tmp_path / "pool.db")
         await store.commit(ChangeSet((workload(wid(1)),), events=(event("before"),)))
@@ -57,7 +59,7 @@ def test_a_full_disk_is_said_and_work_goes_on_when_there_is_room(tmp_path: Path)
     run_async(scenario())
 
 
-def test_a_database_at_its_largest_is_said_the_same_way(tmp_path: Path) -> None:
+def test_database_at_maximum_size_is_reported_as_full(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = await open_store(tmp_path / "pool.db")
         await store._database.write(lambda conn: conn.exec_driver_sql("PRAGMA max_page_count=1"))
@@ -72,8 +74,8 @@ def test_a_database_at_its_largest_is_said_the_same_way(tmp_path: Path) -> None:
     run_async(scenario())
 
 
-def test_a_database_locked_by_another_program_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpupool.store.sqlite.BUSY_TIMEOUT_MS", 10)
+def test_database_locked_by_another_program_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpupool.store.backends.sqlite.BUSY_TIMEOUT_MS", 10)
 
     async def scenario() -> None:
         store = await open_store(tmp_path / "pool.db")
@@ -91,14 +93,14 @@ def test_a_database_locked_by_another_program_is_said(tmp_path: Path, monkeypatc
     run_async(scenario())
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(GpupoolError) as caught:
         run_async(open_store(tmp_path / "file" / "pool.db"))
     assert caught.value.code is ErrorCode.DATABASE_UNWRITABLE
 
 
-def test_damage_met_while_running_is_said_with_a_remedy(tmp_path: Path) -> None:
+def test_damage_at_run_time_is_reported_with_advice(tmp_path: Path) -> None:
     path = tmp_path / "pool.db"
 
     async def fill() -> None:
@@ -132,7 +134,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from store_values import event, wid, workload
-from gpupool.services.ports import ChangeSet
+from gpupool.services.ports.store import ChangeSet
 from gpupool.store import open_store
 
 async def main():
@@ -146,7 +148,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("acknowledged", [1, 20, 77])
-def test_a_killed_writer_leaves_all_it_acknowledged_and_no_half(tmp_path: Path, acknowledged: int) -> None:
+def test_killed_writer_keeps_acknowledged_commits_only(tmp_path: Path, acknowledged: int) -> None:
     path = tmp_path / "pool.db"
     here = str(Path(__file__).parent)
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path), here], stdout=subprocess.PIPE, text=True) as writer:
@@ -167,7 +169,7 @@ def test_a_killed_writer_leaves_all_it_acknowledged_and_no_half(tmp_path: Path, 
     run_async(scenario())
 
 
-def test_a_cancelled_caller_waits_for_the_end_of_its_transaction(tmp_path: Path) -> None:
+def test_cancelled_caller_waits_for_its_transaction(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = await open_store(tmp_path / "pool.db")
         commits = [asyncio.create_task(store.commit(ChangeSet(events=(event(str(n)),)))) for n in range(20)]
@@ -183,7 +185,7 @@ def test_a_cancelled_caller_waits_for_the_end_of_its_transaction(tmp_path: Path)
     run_async(scenario())
 
 
-def test_a_closed_store_says_so_and_closes_again(tmp_path: Path) -> None:
+def test_closed_store_is_reported_and_close_is_idempotent(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = await open_store(tmp_path / "pool.db")
         await store.close()
@@ -196,7 +198,7 @@ def test_a_closed_store_says_so_and_closes_again(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["pool.db"]
 
 
-def test_a_copy_made_while_writing_is_one_moment(tmp_path: Path) -> None:
+def test_copy_during_writes_is_consistent(tmp_path: Path) -> None:
     target = tmp_path / "copies" / "pool-copy.db"
 
     async def scenario() -> None:
@@ -213,8 +215,8 @@ def test_a_copy_made_while_writing_is_one_moment(tmp_path: Path) -> None:
         begun = asyncio.Event()
         writing = asyncio.create_task(write())
         await begun.wait()
-        await store.backup(target)
-        await store.backup(target)
+        await store._database.read(partial(write_copy, path=target))
+        await store._database.read(partial(write_copy, path=target))
         await writing
         await store.close()
         copy = await open_store(target)
@@ -228,13 +230,13 @@ def test_a_copy_made_while_writing_is_one_moment(tmp_path: Path) -> None:
     assert [file.name for file in target.parent.iterdir()] == [target.name]
 
 
-def test_a_copy_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_copy_leaves_no_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = await open_store(tmp_path / "pool.db")
         (tmp_path / "folder").mkdir()
         for target in (tmp_path / "folder", tmp_path / "pool.db" / "copy"):
             with pytest.raises(GpupoolError) as caught:
-                await store.backup(target)
+                await store._database.read(partial(write_copy, path=target))
             assert caught.value.code is ErrorCode.DATABASE_UNWRITABLE
         await store.commit(ChangeSet((workload(wid(1), state=WorkloadState.RUNNING),)))
         await store.close()

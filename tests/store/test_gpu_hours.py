@@ -1,4 +1,4 @@
-"""Sums of hours and days, and leases for the rest, are together what the leases alone say."""
+"""Hourly and daily sums plus leases of the remaining time equal sums over leases alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, delete, insert, select
 from store_values import lease, share, wid, workload
 
-from gpupool.domain.gpu import GpuRequest
-from gpupool.domain.usage import Scope
-from gpupool.domain.workload import Lease, Workload, WorkloadKind, WorkloadState
-from gpupool.services.ports import ChangeSet
-from gpupool.services.usage_books import Dim, TimeQuery, TimeRow
-from gpupool.store import gpu_hours, summing
-from gpupool.store import tables as t
-from gpupool.store import usage_tables as ut
-from gpupool.store.gpu_hours import DAY_S, HOUR_S, Family, Marks, Source, Span, cover
-from gpupool.store.writes import apply
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.usage import UsageFilter
+from gpupool.domain.work.workload import Lease, Workload, WorkloadKind, WorkloadState
+from gpupool.services.ports.store import ChangeSet
+from gpupool.services.ports.usage import Dim, TimeQuery, TimeRow
+from gpupool.store.schema import tables as t
+from gpupool.store.schema import usage_tables as ut
+from gpupool.store.usage import gpu_hours, rollup
+from gpupool.store.usage.gpu_hours import DAY_S, HOUR_S, Family, Marks, Source, Span, cover
+from gpupool.store.work.writes import apply
 
 BEGIN = 20_007 * DAY_S  # the last of eight days that are summed together
 SPAN_S = 3 * DAY_S
@@ -49,14 +49,14 @@ LENGTHS = st.one_of(
 
 @dataclass(frozen=True)
 class Past:
-    """What happened: ended leases and workloads, those of which nobody knows the end yet included."""
+    """A history of ended leases and workloads, including ends that are not known yet."""
 
     leases: tuple[Lease, ...]
     workloads: tuple[Workload, ...]
     measured: tuple[dict[str, Any], ...] = ()
 
     def known_at(self, now: float) -> ChangeSet:
-        """What a store holds at a moment."""
+        """Return the contents of the store at a moment."""
         leases = [held for held in self.leases if held.granted_at <= now]
         asked = [w for w in self.workloads if w.created_at <= now]
         open_end = [replace(e, released_at=None) if (e.released_at or now) >= now else e for e in leases]
@@ -96,7 +96,7 @@ def pasts(draw: st.DrawFn) -> Past:
 
 
 def looks_at(draw: st.DrawFn, held: Lease) -> Iterator[dict[str, Any]]:
-    """Hours of measurements of a lease, some of which are missing, and some of which saw nothing."""
+    """Return hourly measurements of a lease, some of which are missing or empty."""
     assert held.released_at is not None
     amounts = st.sampled_from([None, (0.0, 0.0), (1000.0, 17.5), (12.25, 0.0), (0.0, 3600.0)])
     for hour in range(int(held.granted_at // HOUR_S) * HOUR_S, int(held.released_at), HOUR_S * draw(st.integers(1, 9))):
@@ -123,7 +123,7 @@ def conn(engine: Engine) -> Iterator[Connection]:
 
 
 def put(conn: Connection, known: ChangeSet) -> None:
-    """Make the store hold just this of leases and workloads."""
+    """Make the store contain exactly these leases and workloads."""
     for table in (t.lease_shares, t.leases, t.workloads):
         conn.execute(delete(table))
     apply(conn, known)
@@ -131,8 +131,8 @@ def put(conn: Connection, known: ChangeSet) -> None:
 
 def sum_all(conn: Connection, until: float) -> int:
     done = 0
-    while (chunk := summing.sum_up(conn, until)) is not None:
-        assert summing.write(conn, chunk)
+    while (chunk := rollup.sum_up(conn, until)) is not None:
+        assert rollup.write(conn, chunk)
         done += 1
     return done
 
@@ -148,7 +148,7 @@ def overlap(begin: float, end: float | None, span: tuple[float, float], now: flo
 
 
 def part_of_hour(held: Lease, hour: int, span: tuple[float, float], now: float) -> float:
-    """Of what a lease held in an hour, the part that a time has."""
+    """Return the part of an hour's lease time that lies in a period."""
     inside = max(hour, held.granted_at), min(hour + HOUR_S, now if held.released_at is None else held.released_at, now)
     length = inside[1] - inside[0]
     return overlap(*inside, span, now) / length if length > 0 else 0.0
@@ -160,7 +160,7 @@ NOTHING = (0.0, 0.0, 0, 0.0, 0.0, 0.0)  # allocated, requested, grants, used, id
 def by_hand(
     known: ChangeSet, measured: Sequence[Any], query: TimeQuery
 ) -> dict[tuple[int, tuple[str, ...]], list[float]]:
-    """As in ``NOTHING``, share by share and workload by workload."""
+    """Compute the values of ``NOTHING`` share by share and workload by workload."""
     found: dict[tuple[int, tuple[str, ...]], list[float]] = defaultdict(lambda: list(NOTHING))
     scope = query.scope
     for step, span in enumerate(zip(query.edges, query.edges[1:], strict=False)):
@@ -189,7 +189,7 @@ def by_hand(
     return found
 
 
-def scope_items(scope: Scope) -> list[tuple[str, str | None]]:
+def scope_items(scope: UsageFilter) -> list[tuple[str, str | None]]:
     return [("project", scope.project), ("user", scope.user), ("node", scope.node), ("model", scope.model)]
 
 
@@ -218,12 +218,12 @@ DIMS = st.sampled_from(
 )
 SCOPES = st.sampled_from(
     [
-        Scope(),
-        Scope(project="x"),
-        Scope(user="bob"),
-        Scope(node="n1"),
-        Scope(model="Tesla T4"),
-        Scope(project="x", node="n2"),
+        UsageFilter(),
+        UsageFilter(project="x"),
+        UsageFilter(user="bob"),
+        UsageFilter(node="n1"),
+        UsageFilter(model="Tesla T4"),
+        UsageFilter(project="x", node="n2"),
     ]
 )
 
@@ -235,8 +235,8 @@ SCOPES = st.sampled_from(
     edges=st.lists(MOMENTS, min_size=2, max_size=5, unique=True).map(sorted),
     asked=st.tuples(DIMS, SCOPES, st.sampled_from([0, 8])),
 )
-def test_what_is_summed_and_what_is_not_yet_are_what_the_leases_say(
-    engine: Engine, past: Past, looks: list[float], edges: list[float], asked: tuple[tuple[Dim, ...], Scope, int]
+def test_sums_and_remaining_leases_equal_all_leases(
+    engine: Engine, past: Past, looks: list[float], edges: list[float], asked: tuple[tuple[Dim, ...], UsageFilter, int]
 ) -> None:
     dims, scope, few = asked
     now = max([*looks, *edges])
@@ -244,7 +244,7 @@ def test_what_is_summed_and_what_is_not_yet_are_what_the_leases_say(
         conn.execute(delete(ut.replica_use))
         for start in range(0, len(past.measured), 500):
             conn.execute(insert(ut.replica_use), past.measured[start : start + 500])
-        for look in looks:  # at each, what has not ended is open: its end comes later
+        for look in looks:  # at each moment, unended leases are open
             put(conn, past.known_at(look))
             sum_all(conn, look)
         known = past.known_at(now)
@@ -262,7 +262,7 @@ HOURS = st.integers(0, 60 * 24).map(lambda hour: hour * HOUR_S)
 
 
 @given(since=TIMES, until=TIMES, summed=HOURS, hours_from=HOURS)
-def test_a_time_is_covered_once(since: float, until: float, summed: int, hours_from: int) -> None:
+def test_each_moment_is_counted_once(since: float, until: float, summed: int, hours_from: int) -> None:
     spans = cover(Span(Source.LEASES, 7, since, until), Marks(0, summed), hours_from)
     at = since
     for span in spans:
@@ -281,7 +281,7 @@ def test_a_time_is_covered_once(since: float, until: float, summed: int, hours_f
 
 @pytest.fixture
 def held(conn: Connection) -> Connection:
-    """A GPU held for three and a half days, and asked for an hour before."""
+    """Insert a GPU lease of three and a half days that was requested one hour before."""
     held = lease(1, wid(1), share("g1-1", 1000), granted_at=BEGIN + 5400.0, released_at=BEGIN + 3.5 * DAY_S)
     asked = workload(wid(1), gpus=GpuRequest(), created_at=BEGIN + 1800.0, finished_at=BEGIN + 3.5 * DAY_S)
     put(conn, ChangeSet(leases=(held,), workloads=(replace(asked, state=WorkloadState.SUCCEEDED),)))
@@ -292,7 +292,7 @@ def rows_of(conn: Connection) -> list[Any]:
     return list(conn.execute(select(ut.gpu_hours).order_by(*ut.gpu_hours.primary_key)))
 
 
-def test_each_hour_and_day_is_summed_once_in_each_family(held: Connection) -> None:
+def test_each_hour_and_day_is_summed_once_per_table(held: Connection) -> None:
     assert sum_all(held, BEGIN + 3 * DAY_S + 1900.0) == 3
     rows = [(*r[:7], r.allocated_s, r.requested_s, r.leases) for r in rows_of(held)]
     t4 = "Tesla T4"
@@ -308,7 +308,7 @@ def test_each_hour_and_day_is_summed_once_in_each_family(held: Connection) -> No
         assert sum(row[7] for row in rows if row[:2] == (family, HOUR_S)) == 3 * DAY_S - 5400.0
 
 
-def test_nothing_is_summed_before_it_is_over_or_again(held: Connection) -> None:
+def test_period_is_summed_once_after_its_end(held: Connection) -> None:
     assert sum_all(held, BEGIN + 3599.0) == 0
     assert sum_all(held, BEGIN + 3600.0) == 1
     before = rows_of(held)
@@ -316,19 +316,19 @@ def test_nothing_is_summed_before_it_is_over_or_again(held: Connection) -> None:
     assert rows_of(held) == before
 
 
-def test_what_was_begun_and_not_written_is_done_again_and_what_was_written_is_not(held: Connection) -> None:
-    lost = summing.sum_up(held, BEGIN + DAY_S)
-    again = summing.sum_up(held, BEGIN + DAY_S)
+def test_unwritten_sum_is_repeated_and_written_sum_is_not(held: Connection) -> None:
+    lost = rollup.sum_up(held, BEGIN + DAY_S)
+    again = rollup.sum_up(held, BEGIN + DAY_S)
     assert lost == again
     assert again is not None
-    assert summing.write(held, again)
+    assert rollup.write(held, again)
     before = rows_of(held)
-    assert not summing.write(held, again)
+    assert not rollup.write(held, again)
     assert rows_of(held) == before
 
 
 @pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
-def test_old_hours_go_and_their_days_stay(held: Connection) -> None:
+def test_old_hours_are_deleted_and_their_days_stay(held: Connection) -> None:
     sum_all(held, BEGIN + 2 * DAY_S)
     hours = {(r.family, r.at) for r in rows_of(held) if r.step_s == HOUR_S}
     assert min(at for family, at in hours if family == "member") == BEGIN
@@ -343,7 +343,7 @@ def test_old_hours_go_and_their_days_stay(held: Connection) -> None:
 
 
 @pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
-def test_days_that_no_hours_are_kept_of_are_summed_all_the_same(held: Connection) -> None:
+def test_days_without_stored_hours_are_summed(held: Connection) -> None:
     until = BEGIN + (Family.MEMBER.hours_kept_s + 4 * DAY_S)
     assert sum_all(held, until) == until // DAY_S - BEGIN // DAY_S
     steps = {(r.family, r.step_s) for r in rows_of(held)}
@@ -353,10 +353,10 @@ def test_days_that_no_hours_are_kept_of_are_summed_all_the_same(held: Connection
     agree(gpu_hours.gpu_time(held, query), {(0, ("ada",)): [3.5 * DAY_S - 5400.0, 3.5 * DAY_S - 1800.0, 1, 0, 0, 0]})
 
 
-def test_hours_that_are_to_come_after_the_clock_was_set_back_are_opened_again(held: Connection) -> None:
+def test_future_hours_are_reopened_after_clock_is_set_back(held: Connection) -> None:
     sum_all(held, BEGIN + 2 * DAY_S)
-    assert not summing.reopen(held, BEGIN + 2 * DAY_S)
-    assert summing.reopen(held, BEGIN + 30 * HOUR_S + 5)
+    assert not rollup.reopen(held, BEGIN + 2 * DAY_S)
+    assert rollup.reopen(held, BEGIN + 30 * HOUR_S + 5)
     assert gpu_hours.load_marks(held).until == BEGIN + 30 * HOUR_S
     early = lease(1, wid(1), share("g1-1", 1000), granted_at=BEGIN + 5400.0, released_at=BEGIN + 30 * HOUR_S + 60.0)
     put(held, ChangeSet(leases=(early,)))
@@ -366,8 +366,8 @@ def test_hours_that_are_to_come_after_the_clock_was_set_back_are_opened_again(he
 
 
 @pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
-def test_what_was_held_is_found_by_indexes(conn: Connection) -> None:
-    from gpupool.store.gpu_time import _leases_in
+def test_lease_queries_use_indexes(conn: Connection) -> None:
+    from gpupool.store.usage.gpu_time import _leases_in
 
     found = select(_leases_in()).params(since=BEGIN, until=BEGIN + HOUR_S)
     text = str(found.compile(conn.engine, compile_kwargs={"literal_binds": True}))

@@ -1,16 +1,19 @@
-"""Heads of a cluster come back from the database as they were, on both databases and from one of before."""
+"""Heads of a cluster are read back unchanged from both databases and from an older schema."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from store_values import run_async
 from test_migrations import make_at
 
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.heads import Head
-from gpupool.domain.joining import JoinToken, Member
-from gpupool.store import migrate, open_store, sqlite
+from gpupool.domain.nodes.heads import Head
+from gpupool.domain.nodes.joining import JoinToken, Member, RemovedMember
+from gpupool.store import open_store
+from gpupool.store.backends import sqlite
+from gpupool.store.migrations import migrate
 
 EVENT = Event(1.0, "root", Reason.CHANGED, "joined")
 FIRST = Head("h1", "https://10.0.0.1:8443", "-----BEGIN…", "10.0.0.1", 8650, 1.0)
@@ -22,7 +25,7 @@ def member(name: str) -> Member:
     return Member(name, "0" * 64, "1" * 64, "10.0.0.2", 3.0, "t1")
 
 
-def test_heads_come_with_their_admission_and_go_with_their_node(target: str) -> None:
+def test_heads_are_stored_at_admission_and_deleted_with_their_node(target: str) -> None:
     async def scene() -> None:
         store = await open_store(target)
         try:
@@ -45,7 +48,29 @@ def test_heads_come_with_their_admission_and_go_with_their_node(target: str) -> 
     run_async(scene())
 
 
-def test_tokens_of_before_make_nodes(tmp_path: Path) -> None:
+def test_removed_node_is_recognised_by_its_secret(target: str) -> None:
+    async def scene() -> None:
+        store = await open_store(target)
+        try:
+            joins = store.joins
+            await joins.save_token(TOKEN, EVENT)
+            await joins.admit(TOKEN.secret_sha256, replace(member("n1"), secret_sha256="a" * 64), EVENT)
+            await joins.admit(TOKEN.secret_sha256, replace(member("n2"), secret_sha256="b" * 64), EVENT)
+            await joins.drop_member("n1", EVENT)
+            await store.delete_node("n2", replace(EVENT, at=2.0))
+            await store.delete_node("never-joined", EVENT)
+            assert list(await joins.members()) == []
+            assert list(await joins.removed()) == [
+                RemovedMember("b" * 64, "n2", 2.0, "root"),
+                RemovedMember("a" * 64, "n1", 1.0, "root"),
+            ]
+        finally:
+            await store.close()
+
+    run_async(scene())
+
+
+def test_join_tokens_of_older_schema_admit_nodes(tmp_path: Path) -> None:
     path = tmp_path / "pool.db"
     make_at(path, "0006")
     engine = sqlite.make_engine(path)

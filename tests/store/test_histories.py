@@ -1,4 +1,4 @@
-"""Random histories with crashes: what was acknowledged is loaded again, exactly, and no GPU is over-full."""
+"""Random histories with crashes: acknowledged changes are loaded exactly, and no GPU is overcommitted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from store_values import EVENTS, IDS, LIMITS, PROGRAMS, event, share, workload
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
-from gpupool.services.ports import ChangeSet, EventFilter
+from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.services.ports.store import ChangeSet, EventFilter
 from gpupool.store import open_store
 
 GPUS = ("g0", "g1")
@@ -27,7 +27,7 @@ LIVE = [state for state in WorkloadState if not state.final]
 
 
 class Histories(RuleBasedStateMachine):
-    """A store beside a model in dictionaries."""
+    """A store next to a model in dictionaries."""
 
     live = Bundle("live")
     held = Bundle("held")
@@ -45,7 +45,7 @@ class Histories(RuleBasedStateMachine):
         self.epoch = 0
 
     def commit(self, changes: ChangeSet) -> None:
-        """Write to the store and, once that has answered, to the model."""
+        """Write to the store and, after its answer, to the model."""
         self.loop.run(self.store.commit(changes))
         self.workloads.update({w.id: w for w in changes.workloads})
         self.replicas.update({(r.workload, r.index): r for r in changes.replicas})
@@ -73,7 +73,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(target=held, key=live, index=st.integers(0, 2), gpu=st.sampled_from(GPUS), permille=st.integers(1, 1000))
     def grant(self, key: WorkloadId, index: int, gpu: str, permille: int) -> Epoch:
-        """Grant without looking: the store must refuse what does not fit, and change nothing then."""
+        """Grant without a check: the store must refuse an overcommitted GPU and change nothing."""
         self.epoch += 1
         epoch = Epoch(self.epoch)
         old = self.replicas.get((key, index), Replica(key, index, version=-1))
@@ -106,7 +106,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(polite=st.booleans())
     def crash(self, polite: bool) -> None:
-        """Open again: after a close, or from the files as a killed process would leave them."""
+        """Reopen the store after a close, or from the files that a killed process leaves."""
         old = self.folder / f"pool{self.generation}.db"
         if not polite:
             self.generation += 1

@@ -1,4 +1,4 @@
-"""A database is made, upgraded after a backup copy, or refused with a remedy."""
+"""A database is created, upgraded after a backup, or refused with advice."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from store_values import run_async, workload
 
-from gpupool.domain.access import Project
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import WorkloadId
-from gpupool.services.ports import ChangeSet, WorkloadFilter
-from gpupool.store import faults, migrate, open_store, sqlite
-from gpupool.store.tables import metadata
+from gpupool.domain.people.access import Project
+from gpupool.services.ports.store import ChangeSet, WorkloadFilter
+from gpupool.store import open_store
+from gpupool.store.backends import errors, sqlite
+from gpupool.store.migrations import migrate
+from gpupool.store.schema.tables import metadata
 
 EVENT = Event(at=1.0, actor="ada", reason=Reason.CHANGED, message="made")
 
 
 def make_at(path: Path, revision: str) -> None:
-    """A database as the release with that revision left it, with one labelled workload and a project."""
+    """Create a database of an old revision, with one labelled workload and a project."""
     sqlite.create_private(path)
     engine = sqlite.make_engine(path, foreign_keys=False)
     with engine.begin() as conn:
@@ -52,7 +54,7 @@ def schema_of(path: Path) -> set[tuple[str, str]]:
     return {(name, "".join(sql.split())) for name, sql in rows}
 
 
-def test_the_constant_names_every_revision_there_is() -> None:
+def test_constant_lists_all_revisions() -> None:
     config = Config()
     config.set_main_option("script_location", str(migrate.MIGRATIONS))
     script = ScriptDirectory.from_config(config)
@@ -60,7 +62,7 @@ def test_the_constant_names_every_revision_there_is() -> None:
     assert script.get_current_head() == migrate.HEAD
 
 
-def test_migrations_lead_to_the_tables_that_the_code_uses(tmp_path: Path) -> None:
+def test_migrations_create_the_tables_of_the_code(tmp_path: Path) -> None:
     path = tmp_path / "pool.db"
     make_at(path, migrate.HEAD)
     engine = sqlite.make_engine(path)
@@ -70,14 +72,14 @@ def test_migrations_lead_to_the_tables_that_the_code_uses(tmp_path: Path) -> Non
     assert differences == []
 
 
-def test_a_new_database_equals_a_migrated_one_to_the_letter(tmp_path: Path) -> None:
+def test_new_database_equals_migrated_database(tmp_path: Path) -> None:
     make_at(tmp_path / "migrated.db", migrate.HEAD)
     migrate.prepare(tmp_path / "new.db")
     assert schema_of(tmp_path / "new.db") == schema_of(tmp_path / "migrated.db")
 
 
 @pytest.mark.parametrize("revision", migrate.REVISIONS[:-1])
-def test_an_old_database_is_copied_and_upgraded(tmp_path: Path, revision: str) -> None:
+def test_old_database_is_copied_and_upgraded(tmp_path: Path, revision: str) -> None:
     path = tmp_path / "pool.db"
     make_at(path, revision)
     before = schema_of(path)
@@ -87,11 +89,11 @@ def test_an_old_database_is_copied_and_upgraded(tmp_path: Path, revision: str) -
         assert store.pool_id == "p1"
         found = await store.list_workloads(WorkloadFilter(labels=(("team", "vision"),)))
         assert [w.id for w in found] == ["w0000000001"]
-        await store.save_project(Project("default"), EVENT)
+        await store.projects.save(Project("default"), EVENT)
         await store.close()
 
     run_async(scenario())
-    (copy,) = faults.backups(path)
+    (copy,) = errors.backups(path)
     assert copy.name.startswith(f"pool.db.backup-{revision}-")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert schema_of(copy) == before
@@ -99,25 +101,25 @@ def test_an_old_database_is_copied_and_upgraded(tmp_path: Path, revision: str) -
     assert schema_of(path) == schema_of(tmp_path / "fresh.db")
 
 
-def test_opening_an_upgraded_database_again_makes_no_copy(tmp_path: Path) -> None:
+def test_reopened_upgraded_database_is_not_copied(tmp_path: Path) -> None:
     path = tmp_path / "pool.db"
     make_at(path, "0001")
     migrate.prepare(path)
     migrate.prepare(path)
-    assert len(faults.backups(path)) == 1
+    assert len(errors.backups(path)) == 1
 
 
-def test_the_newest_five_copies_stay(tmp_path: Path) -> None:
+def test_newest_five_copies_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "pool.db"
     make_at(path, "0001")
     names = [f"pool.db.backup-{rev}-2020010{day}T000000Z" for day, rev in enumerate(("0002", *["0001"] * 6))]
     for name in names:
         (tmp_path / name).touch()
     made = migrate.back_up(path, "0001")
-    assert [copy.name for copy in faults.backups(path)] == [*names[-4:], made.name]
+    assert [copy.name for copy in errors.backups(path)] == [*names[-4:], made.name]
 
 
-def test_an_upgrade_that_fails_leaves_the_old_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_upgrade_keeps_the_old_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "pool.db"
     make_at(path, "0001")
     before = schema_of(path)
@@ -137,7 +139,7 @@ def test_an_upgrade_that_fails_leaves_the_old_database(tmp_path: Path, monkeypat
     assert schema_of(path) == schema_of(tmp_path / "fresh.db")
 
 
-def test_a_newer_database_is_refused_untouched(tmp_path: Path) -> None:
+def test_newer_database_is_refused_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "pool.db"
     make_at(path, migrate.HEAD)
     with sqlite3.connect(path) as conn:
@@ -147,7 +149,7 @@ def test_a_newer_database_is_refused_untouched(tmp_path: Path) -> None:
         migrate.prepare(path)
     assert caught.value.code is ErrorCode.DATABASE_NEWER
     assert "9999" in caught.value.message
-    assert faults.backups(path) == []
+    assert errors.backups(path) == []
 
 
 def garbage(path: Path) -> None:
@@ -167,7 +169,7 @@ def strange(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [garbage, cut, strange])
-def test_a_damaged_database_is_named_with_its_newest_copy(tmp_path: Path, damage: object) -> None:
+def test_damaged_database_is_reported_with_its_newest_copy(tmp_path: Path, damage: object) -> None:
     path = tmp_path / "pool.db"
     assert callable(damage)
     damage(path)
@@ -180,7 +182,7 @@ def test_a_damaged_database_is_named_with_its_newest_copy(tmp_path: Path, damage
     assert str(newest) in caught.value.hint
 
 
-def test_pages_damaged_inside_an_old_database_stop_the_upgrade(tmp_path: Path) -> None:
+def test_damaged_pages_stop_the_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "pool.db"
     make_at(path, "0001")
     with sqlite3.connect(path) as conn:
@@ -193,7 +195,7 @@ def test_pages_damaged_inside_an_old_database_stop_the_upgrade(tmp_path: Path) -
     with pytest.raises(GpupoolError) as caught:
         migrate.prepare(path)
     assert caught.value.code is ErrorCode.DATABASE_CORRUPT
-    assert faults.backups(path) == []
+    assert errors.backups(path) == []
 
 
 def test_only_an_upgrade_imports_alembic(tmp_path: Path) -> None:
@@ -208,13 +210,13 @@ def test_only_an_upgrade_imports_alembic(tmp_path: Path) -> None:
         assert done.stdout.split() == ["False", "False"]
 
 
-def test_another_kind_of_database_is_not_supported() -> None:
+def test_other_database_kind_is_refused() -> None:
     with pytest.raises(GpupoolError) as caught:
         run_async(open_store("mysql://somewhere/pool"))
     assert caught.value.code is ErrorCode.UNSUPPORTED
 
 
-def test_files_are_private_even_under_a_loose_umask(tmp_path: Path) -> None:
+def test_files_are_private_despite_permissive_umask(tmp_path: Path) -> None:
     path = tmp_path / "state" / "pool.db"
     path.parent.mkdir()
     path.touch(mode=0o644)

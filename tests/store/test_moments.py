@@ -1,4 +1,4 @@
-"""How the pool stood at moments of its past, against counting by hand."""
+"""State of the pool at past moments, compared with manual counts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import random
 
 from store_values import lease, run_async, share, wid, workload
 
-from gpupool.domain.workload import Lease, Workload, WorkloadKind, WorkloadState
-from gpupool.services.moments import Moments
-from gpupool.services.ports import ChangeSet
+from gpupool.domain.work.workload import Lease, Workload, WorkloadKind, WorkloadState
+from gpupool.services.ports.store import ChangeSet
+from gpupool.services.ports.usage import Moments
 from gpupool.store import open_store
 
 MOMENTS = Moments(first=100.0, step_s=10.0, count=9)
@@ -33,26 +33,26 @@ def kept(target: str, changes: ChangeSet) -> tuple[list[int], object]:
     return found
 
 
-def test_work_waits_from_its_submission_to_its_first_start_or_its_end(target: str) -> None:
+def test_workload_waits_from_submission_to_first_start_or_end(target: str) -> None:
     found, _ = kept(
         target,
         ChangeSet(
             workloads=(
-                wait(1, 50.0, 105.0, 400.0),  # waited at 100 alone
-                wait(2, 50.0, 90.0, 200.0),  # had begun before
-                wait(3, 110.0, 130.0),  # at 110 and 120; begins at 130 and waits no more
+                wait(1, 50.0, 105.0, 400.0),  # only it waited at 100
+                wait(2, 50.0, 90.0, 200.0),  # had started before
+                wait(3, 110.0, 130.0),  # waits at 110 and 120, starts at 130
                 wait(4, 112.0, 119.0),  # between two moments
-                wait(5, 20.0, None),  # all the time
-                wait(6, 95.0, None, 141.0),  # gave up
-                wait(7, 181.0, None),  # after the last
-                workload(wid(8), name="on", kind=WorkloadKind.EXEC, created_at=50.0),  # wants no GPUs of its own
+                wait(5, 20.0, None),  # at all moments
+                wait(6, 95.0, None, 141.0),  # stopped while waiting
+                wait(7, 181.0, None),  # after the last moment
+                workload(wid(8), name="on", kind=WorkloadKind.EXEC, created_at=50.0),  # requests no GPUs
             )
         ),
     )
     assert found == [3, 3, 3, 2, 2, 1, 1, 1, 1]
 
 
-def test_what_is_free_beside_a_part_of_a_gpu_lies_in_pieces(target: str) -> None:
+def test_free_rest_of_a_partly_used_gpu_is_fragmented(target: str) -> None:
     _, found = kept(
         target,
         ChangeSet(
@@ -70,7 +70,7 @@ def test_what_is_free_beside_a_part_of_a_gpu_lies_in_pieces(target: str) -> None
     assert found.partly == (0, 1, 1, 0, 1, 1, 1, 0, 1)  # type: ignore[attr-defined]
 
 
-def test_it_agrees_with_looking_at_each_moment(target: str) -> None:
+def test_result_equals_state_at_each_moment(target: str) -> None:
     draw = random.Random(3)
     leases: list[Lease] = []
     for number in range(1, 120):

@@ -1,22 +1,22 @@
-"""Which runs came to their own end: what is expected of those to come rests on them."""
+"""Past runs that ended by themselves: the basis of run time predictions."""
 
 from __future__ import annotations
 
 from store_values import lease, run_async, share, wid, workload
 
 from gpupool.domain.events import Reason
-from gpupool.domain.workload import Replica, ReplicaState
-from gpupool.services.ports import ChangeSet, PastLease
+from gpupool.domain.work.workload import Replica, ReplicaState
+from gpupool.services.ports.store import ChangeSet, PastLease
 from gpupool.store import open_store
 
 
-def test_only_runs_that_came_to_their_own_end_are_told_the_oldest_first(target: str) -> None:
+def test_only_runs_that_ended_by_themselves_are_listed_oldest_first(target: str) -> None:
     ends = {
         1: (ReplicaState.SUCCEEDED, Reason.EXITED, 1, 50.0),
         2: (ReplicaState.FAILED, Reason.EXITED, 1, 60.0),
         3: (ReplicaState.FAILED, Reason.TIME_LIMIT, 1, 40.0),
         4: (ReplicaState.STOPPED, Reason.STOPPED_BY_USER, 1, 30.0),
-        5: (ReplicaState.SUCCEEDED, Reason.EXITED, 2, 70.0),  # this lease was of an attempt that was evicted
+        5: (ReplicaState.SUCCEEDED, Reason.EXITED, 2, 70.0),  # lease of an attempt that was evicted
         6: (ReplicaState.SUCCEEDED, Reason.EXITED, 1, None),  # not released yet
     }
 

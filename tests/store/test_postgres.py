@@ -1,4 +1,4 @@
-"""What only PostgreSQL has: several writers, a server that goes away, and a control plane that was replaced."""
+"""Behaviour of PostgreSQL only: several writers, an unavailable server, a replaced control plane."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from sqlalchemy import inspect
 from store_values import event, lease, run_async, share, wid, workload
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.services.ports import ChangeSet, EventFilter
-from gpupool.store import SqlStore, migrate, open_store, postgres
-from gpupool.store.address import PostgresAddress
-from gpupool.store.sqlstore import open_postgres
-from gpupool.store.usage_tables import metadata
+from gpupool.services.ports.store import ChangeSet, EventFilter
+from gpupool.store import SqlStore, open_store
+from gpupool.store.backends import postgres
+from gpupool.store.backends.address import PostgresAddress
+from gpupool.store.migrations import migrate
+from gpupool.store.schema.usage_tables import metadata
+from gpupool.store.sql_store import open_postgres
 
 Scenario = Callable[[SqlStore], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[PostgresServer]:
-    """A server that tests may stop and freeze."""
+    """Yield a server that tests may stop and freeze."""
     with postgres_server() as made:
         yield made
 
@@ -51,7 +53,7 @@ async def refused(work: Awaitable[object]) -> GpupoolError:
     return caught.value
 
 
-def test_a_new_database_is_made_and_found_again(server: PostgresServer) -> None:
+def test_new_database_is_created_and_reopened(server: PostgresServer) -> None:
     url, seen = server.empty(), set()
 
     async def scenario(store: SqlStore) -> None:
@@ -67,7 +69,7 @@ def test_a_new_database_is_made_and_found_again(server: PostgresServer) -> None:
     engine.dispose()
 
 
-def test_migrations_lead_to_the_same_tables_and_indexes(server: PostgresServer) -> None:
+def test_migrations_create_equal_tables_and_indexes(server: PostgresServer) -> None:
     described = []
     for step in ("migrated", "made"):
         engine = postgres.make_engine(PostgresAddress(server.empty()))
@@ -91,7 +93,7 @@ def test_migrations_lead_to_the_same_tables_and_indexes(server: PostgresServer) 
     assert described[0] == described[1]
 
 
-def test_a_database_of_others_or_of_a_newer_release_is_refused_untouched(server: PostgresServer) -> None:
+def test_foreign_or_newer_database_is_refused_unchanged(server: PostgresServer) -> None:
     theirs = server.empty()
     server.sql("CREATE TABLE somebody_elses (x int)", theirs.rpartition("/")[2])
     newer = server.fresh()
@@ -101,12 +103,12 @@ def test_a_database_of_others_or_of_a_newer_release_is_refused_untouched(server:
     assert server.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", theirs.rpartition("/")[2]) == "1"
 
 
-def test_a_database_that_is_not_of_unicode_is_refused(server: PostgresServer) -> None:
+def test_database_without_unicode_is_refused(server: PostgresServer) -> None:
     server.sql("CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
     assert run_async(refused(open_store(server.url("latin")))).code is ErrorCode.UNSUPPORTED
 
 
-def test_two_writers_at_once_never_fill_a_gpu_twice(server: PostgresServer) -> None:
+def test_two_writers_never_overcommit_a_gpu(server: PostgresServer) -> None:
     url = server.fresh()
 
     async def scenario() -> None:
@@ -122,7 +124,7 @@ def test_two_writers_at_once_never_fill_a_gpu_twice(server: PostgresServer) -> N
     run_async(scenario())
 
 
-def test_an_earlier_term_writes_nothing_any_more(server: PostgresServer) -> None:
+def test_earlier_term_cannot_write(server: PostgresServer) -> None:
     url = server.fresh()
 
     async def scenario() -> None:
@@ -137,7 +139,7 @@ def test_an_earlier_term_writes_nothing_any_more(server: PostgresServer) -> None
     run_async(scenario())
 
 
-def test_a_server_that_was_restarted_is_not_noticed(mortal: PostgresServer) -> None:
+def test_server_restart_is_transparent(mortal: PostgresServer) -> None:
     async def scenario(store: SqlStore) -> None:
         await store.commit(ChangeSet((workload(wid(1)),)))
         mortal.stop()
@@ -151,7 +153,7 @@ def test_a_server_that_was_restarted_is_not_noticed(mortal: PostgresServer) -> N
     with_store(mortal.fresh(), scenario)
 
 
-def test_a_server_that_hangs_lets_go_of_who_waits_when_told(mortal: PostgresServer) -> None:
+def test_interrupt_ends_wait_for_hanging_server(mortal: PostgresServer) -> None:
     told = []
 
     async def scenario(store: SqlStore) -> None:
@@ -178,7 +180,7 @@ def test_a_server_that_hangs_lets_go_of_who_waits_when_told(mortal: PostgresServ
     with_store(mortal.fresh(), scenario)
 
 
-def test_nobody_knows_of_a_commit_whose_answer_was_lost(server: PostgresServer) -> None:
+def test_commit_with_lost_answer_has_unknown_result(server: PostgresServer) -> None:
     told = []
 
     async def scenario(store: SqlStore) -> None:
@@ -192,7 +194,7 @@ def test_nobody_knows_of_a_commit_whose_answer_was_lost(server: PostgresServer) 
             commit = raw.commit
 
             def cut() -> None:
-                postgres.hang_up(raw)
+                postgres.disconnect(raw)
                 commit()
 
             raw.commit = cut
@@ -204,7 +206,7 @@ def test_nobody_knows_of_a_commit_whose_answer_was_lost(server: PostgresServer) 
     with_store(server.fresh(), scenario)
 
 
-def test_numbers_and_texts_that_do_not_fit_are_refused_as_a_request(server: PostgresServer) -> None:
+def test_oversized_values_are_refused_as_invalid_request(server: PostgresServer) -> None:
     async def scenario(store: SqlStore) -> None:
         for changes in ({"priority": 2**40}, {"name": "n" * 64}, {"name": "a\0b"}):
             error = await refused(store.commit(ChangeSet((workload(wid(1), **changes),))))
@@ -213,7 +215,7 @@ def test_numbers_and_texts_that_do_not_fit_are_refused_as_a_request(server: Post
     with_store(server.fresh(), scenario)
 
 
-def test_a_database_that_must_not_be_written_is_said(server: PostgresServer) -> None:
+def test_read_only_database_is_reported(server: PostgresServer) -> None:
     url = server.fresh()
     name = url.rpartition("/")[2]
     server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
@@ -235,21 +237,21 @@ def test_a_database_that_must_not_be_written_is_said(server: PostgresServer) -> 
         "mysql://db/pool",
     ],
 )
-def test_a_password_in_the_address_is_refused_and_not_repeated(url: str) -> None:
+def test_password_in_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(GpupoolError) as caught:
         PostgresAddress(url)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert "secret" not in str(caught.value)
 
 
-def test_a_password_comes_from_a_file_that_is_private(tmp_path: Path) -> None:
+def test_password_is_read_from_private_file(tmp_path: Path) -> None:
     file = tmp_path / "password"
     address = PostgresAddress("postgresql://ada@db/pool?sslmode=verify-full", str(file))
     with pytest.raises(GpupoolError, match="cannot be read"):
         address.conninfo()
     file.write_text("it's \\ secret\n")
     file.chmod(0o640)
-    with pytest.raises(GpupoolError, match="by others"):
+    with pytest.raises(GpupoolError, match="other users"):
         address.conninfo()
     file.chmod(stat.S_IRUSR)
     assert "password='it\\'s \\\\ secret'" in address.conninfo()

@@ -1,4 +1,4 @@
-"""Whatever the domain can say comes back from the database as it was."""
+"""Every value of the domain is read back unchanged."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from store_values import (
     workload,
 )
 
-from gpupool.domain.access import Project, Token, User
 from gpupool.domain.events import Event
-from gpupool.domain.gpu import Node
 from gpupool.domain.ids import Epoch
-from gpupool.domain.workload import Lease, Replica, Workload
-from gpupool.services.ports import ChangeSet, EventFilter
-from gpupool.store import access, mapping, open_store, queries, writes
-from gpupool.store import tables as t
+from gpupool.domain.nodes.gpu import Node
+from gpupool.domain.people.access import Project, Token, User
+from gpupool.domain.work.workload import Lease, Replica, Workload
+from gpupool.services.ports.store import ChangeSet, EventFilter
+from gpupool.store import events, open_store
+from gpupool.store.pool import rows
+from gpupool.store.pool.nodes import save_nodes
+from gpupool.store.schema import tables as t
+from gpupool.store.work import mapping, queries, writes
 
 thorough = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def with_database(engine: Engine, work: Callable[[Connection], None]) -> None:
-    """Run in a transaction on one shared database and take everything back."""
+    """Run in a transaction on a shared database and roll it back."""
     with engine.connect() as conn, conn.begin() as transaction:
         work(conn)
         transaction.rollback()
@@ -43,7 +46,7 @@ def with_database(engine: Engine, work: Callable[[Connection], None]) -> None:
 
 @thorough
 @given(WORKLOADS)
-def test_workload(engine: Engine, value: Workload) -> None:
+def test_workload_is_read_back_unchanged(engine: Engine, value: Workload) -> None:
     def check(conn: Connection) -> None:
         writes.apply(conn, ChangeSet(workloads=(value,)))
         assert queries.workload_by_ref(conn, value.id, None) == value
@@ -53,7 +56,7 @@ def test_workload(engine: Engine, value: Workload) -> None:
 
 @thorough
 @given(WORKLOADS, WORKLOADS)
-def test_workload_rewritten(engine: Engine, first: Workload, second: Workload) -> None:
+def test_rewritten_workload_is_read_back_unchanged(engine: Engine, first: Workload, second: Workload) -> None:
     second = replace(second, id=first.id, version=1)
 
     def check(conn: Connection) -> None:
@@ -68,7 +71,7 @@ def test_workload_rewritten(engine: Engine, first: Workload, second: Workload) -
 
 @thorough
 @given(REPLICAS, REPLICAS)
-def test_replica(engine: Engine, value: Replica, later: Replica) -> None:
+def test_replica_is_read_back_unchanged(engine: Engine, value: Replica, later: Replica) -> None:
     later = replace(later, workload=value.workload, index=value.index, version=1)
 
     def check(conn: Connection) -> None:
@@ -82,7 +85,7 @@ def test_replica(engine: Engine, value: Replica, later: Replica) -> None:
 
 @thorough
 @given(LEASES)
-def test_lease(engine: Engine, value: Lease) -> None:
+def test_lease_is_read_back_unchanged(engine: Engine, value: Lease) -> None:
     held = replace(value, released_at=None, shares=value.shares[:1])
 
     def check(conn: Connection) -> None:
@@ -98,26 +101,28 @@ def test_lease(engine: Engine, value: Lease) -> None:
 
 @thorough
 @given(EVENTS)
-def test_event(engine: Engine, value: Event) -> None:
+def test_event_is_read_back_unchanged(engine: Engine, value: Event) -> None:
     def check(conn: Connection) -> None:
-        key = writes.append_events(conn, (value,))
-        assert queries.events(conn, EventFilter(after_id=key - 1)) == [replace(value, id=key)]
+        key = events.append_events(conn, (value,))
+        assert events.listing(conn, EventFilter(after_id=key - 1)) == [replace(value, id=key)]
 
     with_database(engine, check)
 
 
 @thorough
 @given(PROJECTS, USERS, TOKENS, NODES)
-def test_small_things(engine: Engine, project: Project, user: User, token: Token, node: Node) -> None:
+def test_small_objects_are_read_back_unchanged(
+    engine: Engine, project: Project, user: User, token: Token, node: Node
+) -> None:
     def check(conn: Connection) -> None:
-        access.save_project(conn, project)
-        access.save_user(conn, user)
-        access.save_token(conn, token)
-        access.save_node(conn, node)
-        assert access.projects(conn) == [project]
-        assert access.users(conn) == [user]
-        assert access.nodes(conn) == [node]
-        assert access.token_by_secret(conn, token.secret_sha256) == token
+        rows.PROJECTS.save(conn, project)
+        rows.USERS.save(conn, user)
+        rows.TOKENS.save(conn, token)
+        save_nodes(conn, [node])
+        assert rows.PROJECTS.all(conn) == [project]
+        assert rows.USERS.all(conn) == [user]
+        assert rows.NODES.all(conn) == [node]
+        assert rows.TOKENS.all(conn) == [token]
 
     with_database(engine, check)
 
@@ -125,7 +130,7 @@ def test_small_things(engine: Engine, project: Project, user: User, token: Token
 @thorough
 @given(WORKLOADS)
 def test_documents_of_other_releases_are_read(engine: Engine, value: Workload) -> None:
-    """An older one lacks a key, a newer one has one more."""
+    """An older document lacks a key; a newer one has an additional key."""
     row = mapping.workload_row(value)
     row["spec"]["limits"] = {"from_the_future": 1}
     del row["spec"]["retry"]
@@ -141,7 +146,7 @@ def test_documents_of_other_releases_are_read(engine: Engine, value: Workload) -
     with_database(engine, check)
 
 
-def test_sentences_that_are_not_unicode_are_stored_readably(target: str) -> None:
+def test_texts_with_invalid_unicode_are_stored_readably(target: str) -> None:
     async def scenario() -> None:
         store = await open_store(target)
         await store.commit(ChangeSet(events=(event("no such file: caf\udce9\0 \U0001f600"),)))

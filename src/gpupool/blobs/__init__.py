@@ -1,6 +1,7 @@
-"""Files by their content on a disk: the same few pieces for whoever sends a folder, keeps it and makes it again.
+"""Files addressed by content, used by clients, heads and nodes to send and store folders.
 
-``scan`` turns a folder into a tree (``domain.trees``), ``ignore`` says what of it stays behind, ``keep`` holds blobs by
-their SHA-256, ``walk`` reaches files inside a folder that somebody else may be changing, ``make`` writes a tree out,
-``rights`` has it done with a user's rights. Standard library only: the node's agent and the client both load it.
+``scan`` turns a folder into a tree (``domain.work.file_tree``), ``ignore`` selects the files to leave out.
+``blob_store`` keeps blobs by SHA-256, ``safe_open`` opens files in a folder that others may change. ``materialize``
+writes a tree to a folder, ``run_as_user`` does so with a user's rights. Standard library only: the node's agent and the
+client both load it.
 """

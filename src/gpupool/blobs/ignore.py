@@ -1,7 +1,7 @@
-"""What of a folder stays behind: patterns as ``.gitignore`` has them (gitignore(5)).
+"""Patterns for files that are not sent, in the syntax of ``.gitignore`` (gitignore(5)).
 
-The last pattern that fits decides; ``!`` takes a thing in again, unless a folder above it stays behind. Files of
-patterns in folders below count for what is below them.
+The last matching pattern decides. ``!`` includes a file again, unless its folder is excluded. Pattern files in
+subfolders apply to the content of that folder.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cache
 
 IGNORE_FILE = ".gpupoolignore"
 GIT_IGNORE_FILE = ".gitignore"
-MOST_PATTERNS_BYTES = 1 << 20
-# What nobody means to send, unless a pattern takes it in again.
+MAX_PATTERNS_BYTES = 1 << 20
+# Excluded by default, unless a pattern includes it again.
 ALWAYS = (
     ".git/",
     ".hg/",
@@ -33,7 +33,7 @@ ALWAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One line of a file of patterns; ``base`` is the folder that the file is in (empty: the root)."""
+    """One line of a pattern file; ``base`` is the folder of that file (empty: the root)."""
 
     expression: re.Pattern[str]
     base: str
@@ -41,7 +41,7 @@ class Pattern:
     folders_only: bool
 
     def fits(self, path: str, *, is_folder: bool) -> bool:
-        """Whether it speaks of a path (from the root)."""
+        """Return True if the pattern matches a path (from the root)."""
         if self.folders_only and not is_folder:
             return False
         if self.base:
@@ -58,20 +58,20 @@ class Ignored:
     patterns: tuple[Pattern, ...] = ()
 
     def more(self, text: str, base: str = "") -> Ignored:
-        """With the lines of a file of patterns in the folder ``base``."""
+        """Return the patterns extended by a pattern file in the folder ``base``."""
         found = (_pattern(line, base) for line in text.splitlines())
         return Ignored(self.patterns + tuple(pattern for pattern in found if pattern is not None))
 
     def leaves(self, path: str, *, is_folder: bool) -> bool:
-        """Whether this stays behind (and, for a folder, all that is in it)."""
+        """Return True if the path (and, for a folder, its content) is excluded."""
         for pattern in reversed(self.patterns):
             if pattern.fits(path, is_folder=is_folder):
                 return not pattern.takes_in
         return False
 
 
-def usual() -> Ignored:
-    """What stays behind everywhere."""
+def default_patterns() -> Ignored:
+    """Return the default patterns."""
     return Ignored().more("\n".join(ALWAYS))
 
 

@@ -1,4 +1,4 @@
-"""From a folder to its tree: what is in it, without what stays behind, each file read once."""
+"""Scan of a folder to a tree, without excluded files; each file is read once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gpupool.blobs.ignore import GIT_IGNORE_FILE, IGNORE_FILE, MOST_PATTERNS_BYTES, Ignored, usual
+from gpupool.blobs.ignore import GIT_IGNORE_FILE, IGNORE_FILE, MAX_PATTERNS_BYTES, Ignored, default_patterns
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.trees import MODES, FileEntry, FolderEntry, LinkEntry, Tree, check_size, checked, shown
+from gpupool.domain.work.file_tree import (
+    MODES,
+    FileEntry,
+    FileTree,
+    FolderEntry,
+    LinkEntry,
+    check_size,
+    check_tree,
+    printable_path,
+)
 
 _PIECE = 1 << 20
 # By path: size, change of content and of anything (nanoseconds), number of the file, SHA-256.
@@ -19,7 +28,7 @@ Known = Mapping[str, tuple[int, int, int, int, str]]
 
 @dataclass(slots=True)
 class Scan:
-    """One look at a folder; ``outside`` are links that lead out of it, ``special`` what is neither file nor folder."""
+    """The result of a scan; ``outside`` are links that lead out, ``special`` are neither files nor folders."""
 
     files: list[FileEntry] = field(default_factory=list)
     links: list[LinkEntry] = field(default_factory=list)
@@ -30,10 +39,10 @@ class Scan:
     count: int = 0
     size: int = 0
 
-    def tree(self) -> Tree:
-        """The tree, in its one order. Raises ``GpupoolError``."""
-        return checked(
-            Tree(
+    def tree(self) -> FileTree:
+        """Return the tree in its canonical order. Raises ``GpupoolError``."""
+        return check_tree(
+            FileTree(
                 tuple(sorted(self.files, key=_path)),
                 tuple(sorted(self.links, key=_path)),
                 tuple(sorted(self.folders, key=_path)),
@@ -44,19 +53,19 @@ class Scan:
 def scan(
     root: str, *, gitignore: bool = False, known: Known | None = None, tick: Callable[[int], None] | None = None
 ) -> Scan:
-    """Look at everything below ``root``; links are taken as they are and never followed.
+    """Scan everything below ``root``; links are stored and never followed.
 
-    ``known`` saves reading files that have not changed since; ``tick`` hears how many entries there are so far.
-    Raises ``GpupoolError`` (TOO_LARGE, INVALID_FILE for what cannot be read).
+    ``known`` avoids reading unchanged files; ``tick`` is called with the number of entries. Raises ``GpupoolError``
+    (TOO_LARGE, INVALID_FILE for unreadable files).
     """
     found = Scan()
     names = (IGNORE_FILE, *((GIT_IGNORE_FILE,) if gitignore else ()))
     try:
-        _look(found, root, "", usual(), names, known or {}, tick)
+        _look(found, root, "", default_patterns(), names, known or {}, tick)
     except OSError as error:
         raise GpupoolError(
             ErrorCode.INVALID_FILE,
-            f"'{shown(str(error.filename))}' cannot be read: {error.strerror}.",
+            f"'{printable_path(str(error.filename))}' cannot be read: {error.strerror}.",
             f"Make it readable, or leave it out with a line in {IGNORE_FILE}.",
         ) from error
     return found
@@ -132,7 +141,7 @@ def _marks(about: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def digest(fd: int) -> tuple[str, int]:
-    """The SHA-256 of an open file, and how many bytes were read for it."""
+    """Return the SHA-256 of an open file, and the number of bytes read."""
     total, size = hashlib.sha256(), 0
     while piece := os.read(fd, _PIECE):
         total.update(piece)
@@ -141,7 +150,7 @@ def digest(fd: int) -> tuple[str, int]:
 
 
 def leads_out(path: str, target: str) -> bool:
-    """Whether a link at ``path`` leads out of the folder that all paths begin in, as its text says."""
+    """Return True if a link at ``path`` points outside the root folder, judged by its text."""
     if target.startswith("/"):
         return True
     depth = path.count("/")
@@ -154,7 +163,7 @@ def leads_out(path: str, target: str) -> bool:
 
 def _patterns(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - names need not be UTF-8
-        return file.read(MOST_PATTERNS_BYTES)
+        return file.read(MAX_PATTERNS_BYTES)
 
 
 def _path(entry: FileEntry | LinkEntry | FolderEntry) -> str:

@@ -1,5 +1,4 @@
-"""The nouns of the pool and their state machines.
+"""Core concepts of the pool and their state machines.
 
-Nothing here touches a clock, the network, a disk, a database or a thread: everything is a frozen value or a
-function from values to values.
+Nothing here uses a clock, the network, a disk, a database or a thread. Everything is a frozen value or a pure function.
 """

@@ -1,4 +1,4 @@
-"""Errors as part of the interface: a stable code, one sentence, and what to do next."""
+"""Errors of the pool: a stable code, one sentence, and a hint what to do next."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ class ErrorCode(StrEnum):
     UNKNOWN_NODE = "UNKNOWN_NODE"
     UNKNOWN_TOKEN = "UNKNOWN_TOKEN"
     UNKNOWN_BOOKING = "UNKNOWN_BOOKING"
+    UNKNOWN_WORKSPACE = "UNKNOWN_WORKSPACE"
     ALREADY_BOOKED = "ALREADY_BOOKED"
     UNKNOWN_MODEL = "UNKNOWN_MODEL"
     IMPOSSIBLE_REQUEST = "IMPOSSIBLE_REQUEST"
     OVER_LIMIT = "OVER_LIMIT"
+    QUEUE_LIMIT = "QUEUE_LIMIT"
     WRONG_STATE = "WRONG_STATE"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     FORBIDDEN = "FORBIDDEN"
     TOO_MANY_ATTEMPTS = "TOO_MANY_ATTEMPTS"
+    RATE_LIMITED = "RATE_LIMITED"
+    OVERLOADED = "OVERLOADED"
     NO_CAPACITY = "NO_CAPACITY"
     WAIT_EXPIRED = "WAIT_EXPIRED"
     POOL_UNREACHABLE = "POOL_UNREACHABLE"
@@ -45,11 +49,14 @@ class ErrorCode(StrEnum):
     DATABASE_NEWER = "DATABASE_NEWER"
     DATABASE_UNWRITABLE = "DATABASE_UNWRITABLE"
     DATABASE_FOREIGN = "DATABASE_FOREIGN"
+    DATABASE_OTHER_POOL = "DATABASE_OTHER_POOL"
     DATABASE_UNREACHABLE = "DATABASE_UNREACHABLE"
     NOT_LEADING = "NOT_LEADING"
     STALE_WRITE = "STALE_WRITE"
     REQUEST_SEEN = "REQUEST_SEEN"
+    REQUEST_ID_REUSED = "REQUEST_ID_REUSED"
     NODE_UNREACHABLE = "NODE_UNREACHABLE"
+    NODE_REMOVED = "NODE_REMOVED"
     PROVIDER_UNREACHABLE = "PROVIDER_UNREACHABLE"
     INTERNAL = "INTERNAL"
 
@@ -66,17 +73,23 @@ HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.UNKNOWN_NODE: 404,
     ErrorCode.UNKNOWN_TOKEN: 404,
     ErrorCode.UNKNOWN_BOOKING: 404,
+    ErrorCode.UNKNOWN_WORKSPACE: 404,
     ErrorCode.ALREADY_BOOKED: 409,
     ErrorCode.IMPOSSIBLE_REQUEST: 422,
     ErrorCode.OVER_LIMIT: 422,
+    ErrorCode.QUEUE_LIMIT: 429,
     ErrorCode.WRONG_STATE: 409,
     ErrorCode.UNAUTHENTICATED: 401,
     ErrorCode.FORBIDDEN: 403,
+    ErrorCode.NODE_REMOVED: 403,
     ErrorCode.TOO_MANY_ATTEMPTS: 429,
+    ErrorCode.RATE_LIMITED: 429,
+    ErrorCode.OVERLOADED: 503,
     ErrorCode.NO_CAPACITY: 409,
     ErrorCode.WAIT_EXPIRED: 409,
     ErrorCode.STALE_WRITE: 409,
     ErrorCode.REQUEST_SEEN: 409,
+    ErrorCode.REQUEST_ID_REUSED: 409,
     ErrorCode.NODE_UNREACHABLE: 503,
     ErrorCode.PROVIDER_UNREACHABLE: 503,
     ErrorCode.POOL_UNREACHABLE: 503,
@@ -86,16 +99,16 @@ HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.INTERNAL: 500,
 }
 
-# Exit statuses of the command line that are the pool's own and not the job's (125 as `docker run` and `timeout` do).
+# Exit statuses that the command line itself uses, not the job's (125 as in `docker run` and `timeout`).
 EXIT_POOL_ERROR = 125
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 
 
 class GpupoolError(Exception):
-    """What went wrong, said once and the same way on every surface.
+    """An error that the command line, the API, pages and logs show in the same way.
 
-    ``message`` is one sentence; ``hint`` says what to do next (it may be empty only when nothing helps).
+    ``message`` is one sentence; ``hint`` says what to do next. The hint is empty only when nothing helps.
     """
 
     def __init__(self, code: ErrorCode, message: str, hint: str = "") -> None:
@@ -106,16 +119,16 @@ class GpupoolError(Exception):
 
     @property
     def http_status(self) -> int:
-        """The HTTP status that carries this error."""
+        """Return the HTTP status for this error."""
         return HTTP_STATUS.get(self.code, 400)
 
     def to_dict(self) -> dict[str, str]:
-        """The body of the error as every API answer and ``--json`` listing gives it."""
+        """Return the error as API answers and ``--json`` output contain it."""
         return {"code": str(self.code), "message": self.message, "hint": self.hint}
 
     @classmethod
     def from_dict(cls, body: dict[str, str]) -> GpupoolError:
-        """Rebuild an error that crossed the wire; a code of a newer server becomes ``INTERNAL``."""
+        """Rebuild an error received from a peer; an unknown code of a newer server becomes ``INTERNAL``."""
         code = body.get("code", "")
         known = ErrorCode(code) if code in ErrorCode.__members__ else ErrorCode.INTERNAL
         return cls(known, body.get("message", "unknown error"), body.get("hint", ""))

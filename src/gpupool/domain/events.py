@@ -1,4 +1,4 @@
-"""What happens to work, people and nodes, and why: the codes that events, `describe` and `why` show."""
+"""Events and their reason codes, as ``describe`` and ``why`` show them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpupool.domain.ids import WorkloadId
 
 
 class Reason(StrEnum):
-    """Why something happened; events, `describe` and `why` show these codes."""
+    """The reason of an event or of a state; events, `describe` and `why` show these codes."""
 
     SUBMITTED = "SUBMITTED"
     GRANTED = "GRANTED"
@@ -21,12 +21,14 @@ class Reason(StrEnum):
     STOPPED_BY_USER = "STOPPED_BY_USER"
     SUSPENDED_BY_USER = "SUSPENDED_BY_USER"
     RESUMED_BY_USER = "RESUMED_BY_USER"
+    RESTARTED_BY_USER = "RESTARTED_BY_USER"
     DELETED_BY_USER = "DELETED_BY_USER"
     CLIENT_GONE = "CLIENT_GONE"
     TIME_LIMIT = "TIME_LIMIT"
     IDLE_LIMIT = "IDLE_LIMIT"
     IDLE_WARNING = "IDLE_WARNING"
     TIME_WARNING = "TIME_WARNING"
+    NODE_WARNING = "NODE_WARNING"
     EXPIRED = "EXPIRED"
     EXTENDED = "EXTENDED"
     RELEASED = "RELEASED"
@@ -34,6 +36,7 @@ class Reason(StrEnum):
     PREEMPTED = "PREEMPTED"
     WINDOW_CLOSED = "WINDOW_CLOSED"
     QUEUED_AGAIN = "QUEUED_AGAIN"
+    ADOPTED = "ADOPTED"
     SHEPHERD_LOST = "SHEPHERD_LOST"
     NODE_RESTARTED = "NODE_RESTARTED"
     NODE_LOST = "NODE_LOST"
@@ -42,6 +45,9 @@ class Reason(StrEnum):
     GANG_INCOMPLETE = "GANG_INCOMPLETE"
     GANG_RESTART = "GANG_RESTART"
     GANG_DONE = "GANG_DONE"
+    HEAD_READY = "HEAD_READY"
+    HEAD_NOT_READY = "HEAD_NOT_READY"
+    BACKUP_FAILED = "BACKUP_FAILED"
     CORDONED = "CORDONED"
     UNCORDONED = "UNCORDONED"
     CHANGED = "CHANGED"
@@ -52,7 +58,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: who did what to which workload, with a code and a sentence. ``id`` grows."""
+    """A record of who did what to which workload, with a code and a sentence. ``id`` grows."""
 
     at: float
     actor: str

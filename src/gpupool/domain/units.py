@@ -1,7 +1,7 @@
-"""Reading and writing the quantities people type: durations, sizes, fractions of a GPU.
+"""Parsing and formatting of quantities: durations, sizes, shares of a GPU.
 
-Inside the program a share of one GPU is an integer number of thousandths (``permille``): sums are exact, and the
-sum over a GPU can be compared with 1000 without a tolerance.
+Internally a share of one GPU is an integer number of thousandths (``permille``): sums are exact, and the sum over a
+GPU can be compared with 1000 without a tolerance.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from decimal import Decimal
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 WHOLE_GPU = 1000  # permille
-MOST_GPUS_PERMILLE = 1_000_000 * WHOLE_GPU
-MOST_CHARACTERS = 40  # of a quantity that somebody typed
+MAX_GPUS_PERMILLE = 1_000_000 * WHOLE_GPU
+MAX_QUANTITY_LENGTH = 40  # of a quantity in user input
 MAX_DURATION_S = 10 * 366 * 86400
 
 _DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -23,11 +23,11 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds in ``90``, ``30s``, ``30m``, ``1h30m``, ``2d``; a bare number is seconds.
+    """Return the seconds in ``90``, ``30s``, ``30m``, ``1h30m``, ``2d``; a bare number is seconds.
 
-    Raises ``GpupoolError(INVALID_DURATION)`` for anything else, zero, or more than ten years.
+    Raises ``GpupoolError(INVALID_DURATION)`` for other text, zero, or more than ten years.
     """
-    cleaned = text.strip().lower().replace(" ", "") if len(text) <= MOST_CHARACTERS else ""
+    cleaned = text.strip().lower().replace(" ", "") if len(text) <= MAX_QUANTITY_LENGTH else ""
     parts = list(_DURATION.finditer(cleaned))
     if not parts or "".join(m.group(0) for m in parts) != cleaned:
         raise _bad_duration(text)
@@ -46,7 +46,7 @@ def _bad_duration(text: str) -> GpupoolError:
 
 
 def format_duration(seconds: float | None) -> str:
-    """A short form for people: ``42s``, ``3m10s``, ``2h05m``, ``4d03h``; ``-`` for none."""
+    """Return a short form for people: ``42s``, ``3m10s``, ``2h05m``, ``4d03h``; ``-`` for none."""
     if seconds is None:
         return "-"
     whole = max(0, int(seconds))
@@ -63,11 +63,11 @@ def format_duration(seconds: float | None) -> str:
 
 
 def parse_memory_mib(text: str) -> int:
-    """MiB in ``2048``, ``2048M``, ``4G``, ``1.5GiB``; a bare number is MiB.
+    """Return the MiB in ``2048``, ``2048M``, ``4G``, ``1.5GiB``; a bare number is MiB.
 
-    Raises ``GpupoolError(INVALID_SIZE)`` for anything else, zero, or a part of a MiB.
+    Raises ``GpupoolError(INVALID_SIZE)`` for other text, zero, or less than a MiB.
     """
-    match = _SIZE.fullmatch(text.strip()) if len(text) <= MOST_CHARACTERS else None
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= MAX_QUANTITY_LENGTH else None
     unit = _SIZE_UNITS.get(match.group(2).lower()) if match else None
     if match is None or unit is None or float(match.group(1)) * unit < 1:
         raise GpupoolError(
@@ -79,7 +79,7 @@ def parse_memory_mib(text: str) -> int:
 
 
 def parse_fraction(text: str) -> int:
-    """Thousandths of a GPU in ``0.1``, ``1``, ``25%``: from 0.001 to 1.
+    """Return the thousandths of a GPU in ``0.1``, ``1``, ``25%``: from 0.001 to 1.
 
     Raises ``GpupoolError(INVALID_FRACTION)`` outside (0, 1] and for parts smaller than a thousandth.
     """
@@ -92,7 +92,7 @@ def parse_fraction(text: str) -> int:
 
 
 def fraction_to_permille(value: Decimal | float) -> int:
-    """Thousandths in a fraction given as a number; see ``parse_fraction`` for the errors."""
+    """Return the thousandths in a numeric fraction; see ``parse_fraction`` for the errors."""
     exact = Decimal(str(value)) * WHOLE_GPU
     if not exact.is_finite() or not 0 < exact <= WHOLE_GPU or exact != exact.to_integral_value():
         raise _bad_fraction(str(value))
@@ -100,7 +100,7 @@ def fraction_to_permille(value: Decimal | float) -> int:
 
 
 def parse_gpus(text: str) -> int:
-    """Thousandths in a number of GPUs: ``2``, ``0.5``, ``12.25``; none or more, in steps of 0.001.
+    """Return the thousandths in a number of GPUs: ``2``, ``0.5``, ``12.25``; 0 or more, in steps of 0.001.
 
     Raises ``GpupoolError(INVALID_COUNT)``.
     """
@@ -108,8 +108,8 @@ def parse_gpus(text: str) -> int:
         permille = round(float(text) * WHOLE_GPU, 6)
     except ValueError:
         permille = -1.0
-    if not (0 <= permille <= MOST_GPUS_PERMILLE and permille.is_integer()):
-        raise GpupoolError(ErrorCode.INVALID_COUNT, f"'{text[:40]}' is not a number of GPUs.", "Write 2, 0.5, or none.")
+    if not (0 <= permille <= MAX_GPUS_PERMILLE and permille.is_integer()):
+        raise GpupoolError(ErrorCode.INVALID_COUNT, f"'{text[:40]}' is not a number of GPUs.", "Write 2, 0.5 or none.")
     return int(permille)
 
 
@@ -122,13 +122,13 @@ def _bad_fraction(text: str) -> GpupoolError:
 
 
 def format_permille(permille: int) -> str:
-    """A share for people: ``1.00``, ``0.50``, ``0.025``."""
+    """Return a share for people: ``1.00``, ``0.50``, ``0.025``."""
     text = f"{permille / WHOLE_GPU:.3f}"
     return text.removesuffix("0")
 
 
 def format_mib(mib: int) -> str:
-    """Memory for people: ``512 MiB``, ``1.6 GiB``, ``80 GiB``."""
+    """Return memory for people: ``512 MiB``, ``1.6 GiB``, ``80 GiB``."""
     if mib < 1024:
         return f"{mib} MiB"
     gib = f"{mib / 1024:.1f}".removesuffix(".0")

@@ -1,4 +1,4 @@
-"""What was used of the pool, by whom, how long it was waited for, and what it costs."""
+"""Use of the pool: GPU time by user and project, wait times, and costs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpupool.domain.gpu import names_model
+from gpupool.domain.nodes.gpu import model_matches
 
 
-class By(StrEnum):
-    """What GPU time is told apart by."""
+class GroupBy(StrEnum):
+    """The key by which GPU time is grouped."""
 
     PROJECT = "project"
     USER = "user"
@@ -19,11 +19,11 @@ class By(StrEnum):
     MODEL = "model"
     WORKLOAD = "workload"
     MEMBER = "member"  # a user in a project
-    POOL = "pool"  # not at all: one sum
+    POOL = "pool"  # one sum over everything
 
 
 class Period(StrEnum):
-    """The steps of a timeline; days and longer are those of a time zone's calendar."""
+    """The step of a timeline; days and longer steps follow the calendar of a time zone."""
 
     HOUR = "hour"
     DAY = "day"
@@ -40,8 +40,8 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """Which GPU time is meant; None: all."""
+class UsageFilter:
+    """A filter of GPU time; None: all."""
 
     project: str | None = None
     user: str | None = None
@@ -49,17 +49,17 @@ class Scope:
     model: str | None = None
 
 
-EVERYTHING = Scope()
+ALL_USAGE = UsageFilter()
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
     """GPU seconds (thousandths of a GPU times seconds, divided by 1000).
 
-    ``allocated_s``: held under leases. ``requested_s``: asked for, from submission to end; None where what was asked
-    for cannot be told apart like this (by node, by model). ``used_s``: computing, and ``idle_s``: held by replicas that
-    computed on none of their GPUs; both None where nothing was measured. ``measured_s``: the part of what was allocated
-    while somebody looked. ``leases`` were held at some time of it.
+    ``allocated_s``: held under leases. ``requested_s``: requested, from submission to end; None where requests have no
+    such key (by node, by model). ``used_s``: computing. ``idle_s``: held by replicas that computed on none of their
+    GPUs. Both are None without measurements. ``measured_s``: the allocated time with samples. ``leases``: the number of
+    leases in the period.
     """
 
     allocated_s: float = 0.0
@@ -71,16 +71,16 @@ class GpuTime:
 
     @property
     def used_part(self) -> float | None:
-        """Of the GPU time that was measured, the part used; above 1 where slices computed while neighbours did not."""
+        """Return the used part of the measured GPU time; above 1 if slices computed in idle time of other slices."""
         return None if self.used_s is None or not self.measured_s else self.used_s / self.measured_s
 
 
 @dataclass(frozen=True, slots=True)
 class UsageLine:
-    """GPU time of one project, user, node ... (``key``), in one step of a timeline or altogether.
+    """GPU time of one project, user, node ... (``key``), in one step of a timeline or in total.
 
-    ``key`` of a workload is its id; ``project`` and ``user`` are given where they are known (by member, workload).
-    ``at`` and ``until`` are the bounds of the step. ``cost`` is None where no rate covers all of it.
+    ``key`` of a workload is its id; ``project`` and ``user`` are set where they are known (by member, workload). ``at``
+    and ``until`` are the bounds of the step. ``cost`` is None if a part of it has no rate.
     """
 
     key: str
@@ -95,9 +95,10 @@ class UsageLine:
 
 @dataclass(frozen=True, slots=True)
 class WaitLine:
-    """How long workloads submitted in a time waited for their first start; None: none of them has started.
+    """Wait times until the first start, of workloads submitted in a period; None: none of them has started.
 
-    ``started`` did, ``waiting`` have not yet, ``never`` ended without. Seconds; percentiles by nearest rank.
+    ``started``, ``waiting`` (still queued) and ``never`` (ended without a start) are counts. Seconds; percentiles by
+    nearest rank.
     """
 
     key: str
@@ -115,7 +116,7 @@ class WaitLine:
 
 @dataclass(frozen=True, slots=True)
 class CostRates:
-    """What an hour of a whole GPU costs: by model as somebody would name it (``a100``), and any other (``default``)."""
+    """The cost of an hour of a whole GPU: by model name (``a100``), and for other models (``default``)."""
 
     currency: str = ""
     default: float | None = None
@@ -125,15 +126,15 @@ class CostRates:
         return self.default is not None or bool(self.models)
 
     def rate_of(self, model: str) -> float | None:
-        """The rate of a GPU model: that of its very name, else of the longest name that means it, else the default."""
+        """Return the rate of a GPU model: by exact name, else by the longest matching name, else the default."""
         exact = [rate for name, rate in self.models if name == model]
         if exact:
             return exact[0]
-        named = [(len(name), rate) for name, rate in self.models if names_model(name, model)]
+        named = [(len(name), rate) for name, rate in self.models if model_matches(name, model)]
         return max(named)[1] if named else self.default
 
     def cost_of(self, seconds_by_model: Iterable[tuple[str, float]]) -> float | None:
-        """What GPU seconds cost; None where a model has no rate."""
+        """Return the cost of GPU seconds; None if a model has no rate."""
         total = 0.0
         for model, seconds in seconds_by_model:
             if not seconds:

@@ -1,10 +1,10 @@
-"""What Alembic executes: the migrations, inside the transaction that ``migrate.migrate_to`` has begun."""
+"""Entry point of Alembic: execute the migrations, inside the transaction that ``migrate.migrate_to`` has begun."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from gpupool.store.tables import metadata
+from gpupool.store.schema.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,4 +1,4 @@
-"""How GPUs are shared: policies of projects and nodes, and the mode and compute policy of each lease."""
+"""Sharing of GPUs: policies of projects and nodes, and the mode and compute policy of each lease."""
 
 from __future__ import annotations
 

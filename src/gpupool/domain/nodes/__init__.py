@@ -1,0 +1,1 @@
+"""Nodes and GPUs: shares, sharing modes, reservations, capacity, heads and joining."""

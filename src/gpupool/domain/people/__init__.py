@@ -1,0 +1,1 @@
+"""People: users, roles, projects, sign-in and warnings."""

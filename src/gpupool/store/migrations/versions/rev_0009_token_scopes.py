@@ -1,0 +1,17 @@
+"""What a token may be used for, and the token with which it, a session or a join token was made."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+
+
+def upgrade() -> None:
+    """Add them; what is there already may be used for everything, as before, and has no parent."""
+    op.add_column("tokens", sa.Column("scope", sa.String(16), nullable=False, server_default="full"))
+    op.add_column("tokens", sa.Column("parent", sa.String(63), nullable=False, server_default=""))
+    op.add_column("sessions", sa.Column("scope", sa.String(16), nullable=False, server_default="full"))
+    op.add_column("join_tokens", sa.Column("parent", sa.String(63), nullable=False, server_default=""))

@@ -1,0 +1,1 @@
+"""The database schema: tables, and migrations from older versions."""

@@ -1,0 +1,82 @@
+"""GPU time and wait times over a database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, func, select
+
+from gpupool.domain.usage import UsageFilter
+from gpupool.domain.work.workload import WorkloadKind
+from gpupool.services.ports.usage import TimeQuery, TimeRow, Wait
+from gpupool.store.backends.database import Database
+from gpupool.store.schema import tables as t
+from gpupool.store.usage import gpu_hours, gpu_time, rollup
+
+NAMES_PER_QUERY = 500
+
+_w = t.workloads.c
+
+
+class SqlUsageBooks:
+    """GPU time from leases and their sums; implements ``UsageBooks``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def gpu_time(self, query: TimeQuery) -> Sequence[TimeRow]:
+        """Return exact GPU time; no rows for keys without any."""
+        return await self._database.read(lambda conn: gpu_hours.gpu_time(conn, query))
+
+    async def leases_held_at(self, moment: float) -> Sequence[tuple[str, str, int]]:
+        """Return how many leases each user held in each project at a time."""
+        return await self._database.read(lambda conn: gpu_time.leases_held_at(conn, moment))
+
+    async def names_of(self, workloads: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+        """Return name, project and user of workloads by id; the name is empty if the history is deleted."""
+        return await self._database.read(lambda conn: _names(conn, workloads))
+
+    async def waits(self, since: float, until: float, scope: UsageFilter) -> Sequence[Wait]:
+        """Return workloads with their own GPUs, submitted between two times, oldest first."""
+        return await self._database.read(lambda conn: _waits(conn, since, until, scope))
+
+    async def sum_next(self, until: float) -> bool:
+        """Sum the next hours that are over, at most a day; return False if none are left before ``until``.
+
+        The sums are computed concurrently with the writer, which only stores them.
+        """
+        chunk = await self._database.read(lambda conn: rollup.sum_up(conn, until))
+        return chunk is not None and await self._database.write(lambda conn: rollup.write(conn, chunk))
+
+    async def summed_until(self) -> float:
+        """Return the end of the summed hours; 0 if there are none."""
+        return (await self._database.read(gpu_hours.load_marks)).until
+
+    async def reopen(self, now: float) -> bool:
+        """Delete sums of hours that are not over because the clock was set back; return whether there were any."""
+        return await self._database.write(lambda conn: rollup.reopen(conn, now))
+
+
+def _names(conn: Connection, workloads: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    found: dict[str, tuple[str, str, str]] = {}
+    for start in range(0, len(workloads), NAMES_PER_QUERY):
+        chunk = workloads[start : start + NAMES_PER_QUERY]
+        held = select(t.leases.c.workload, func.max(t.leases.c.project), func.max(t.leases.c.user_name))
+        held = held.where(t.leases.c.workload.in_(chunk)).group_by(t.leases.c.workload)
+        found |= {key: ("", project, user) for key, project, user in conn.execute(held)}
+        known = select(_w.id, _w.name, _w.project, _w.user_name).where(_w.id.in_(chunk))
+        found |= {key: (name, project, user) for key, name, project, user in conn.execute(known)}
+    return found
+
+
+def _waits(conn: Connection, since: float, until: float, scope: UsageFilter) -> list[Wait]:
+    statement = (
+        select(_w.project, _w.user_name, _w.created_at, _w.started_at, _w.finished_at)
+        .where(_w.created_at >= since, _w.created_at < until, _w.kind != WorkloadKind.EXEC.value)
+        .order_by(_w.created_at)
+    )
+    if scope.project is not None:
+        statement = statement.where(_w.project == scope.project)
+    if scope.user is not None:
+        statement = statement.where(_w.user_name == scope.user)
+    return [Wait._make(row) for row in conn.execute(statement)]

@@ -1,0 +1,1 @@
+"""Workloads, replicas, leases and events in the database."""
