@@ -1,14 +1,14 @@
-"""Cases of the scheduler as tables: a small world, what is expected of it at rest, and the runner of all of them.
+"""Cases of the scheduler as tables: a small world, its expected final state, and the function that runs all cases.
 
-A case runs to rest, then five more rounds in which nothing may move; so it does after each step of ``then``. It is run
-again with other names of nodes (their order by name reversed), which must give the same result under the new names, and
-with the nodes declared in reverse, which must give the same result up to nodes that nothing tells apart.
+A case runs until nothing changes, then five more rounds in which nothing may change. The same happens after each step
+of ``then``. The case runs again with other node names (in reverse order), which must give the same result under the new
+names, and with the nodes declared in reverse order, which must give the same result up to indistinguishable nodes.
 
-A step of ``then`` is a pair of an event and who runs where afterwards:
+A step of ``then`` is a pair of an event and the expected places of running replicas after it:
 
-"end r1" (it is done)   "stop p1" (waiting or running, it is gone)   "add p9 blue 1 train"   "run r9 red 1 on a:0"
-"requeue p1.0" (that member failed and waits again)
-"down a", "up a", "cordon a", "lose a" (for good)   "node c 2xT4" (comes, or reports anew)   "fail a:0", "heal a:0"
+"end r1" (it succeeds)   "stop p1" (waiting or running, it is removed)   "add p9 blue 1 train"   "run r9 red 1 on a:0"
+"requeue p1.0" (that member failed and is queued again)
+"down a", "up a", "cordon a", "lose a" (for good)   "node c 2xT4" (joins or reports again)   "fail a:0", "heal a:0"
 "project red quota=2", "department ml quota=4", "user ann limit=1"   "unbook m1"   "wait 400" (seconds)
 """
 
@@ -23,23 +23,21 @@ import pytest
 from scheduling_world import (
     World,
     as_pending,
-    booking,
     department,
     lines,
     node,
     pendings,
     project,
+    reservation,
     running,
     user,
     words,
     world,
 )
 
-from gpupool.domain.gpu import GpuHealth, NodeState
 from gpupool.domain.ids import WorkloadId
+from gpupool.domain.nodes.gpu import GpuHealth, NodeState
 from gpupool.scheduling.scheduler import (
-    BookingChanged,
-    BookingRemoved,
     DepartmentChanged,
     GpusChanged,
     LeaseReleased,
@@ -50,6 +48,8 @@ from gpupool.scheduling.scheduler import (
     PendingAdded,
     PendingRemoved,
     ProjectChanged,
+    ReservationChanged,
+    ReservationRemoved,
     UserChanged,
 )
 from gpupool.scheduling.values import HoldKind, ReplicaKey
@@ -59,7 +59,7 @@ Names = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Case:
-    """A world in words, and who runs where at rest: ``p1@a``, a gang's members one by one."""
+    """A small world in words, and the expected places at the end: ``p1@a``, each member of a gang separately."""
 
     name: str
     nodes: str
@@ -69,17 +69,17 @@ class Case:
     projects: str = ""
     users: str = ""
     departments: str = ""
-    bookings: str = ""
+    reservations: str = ""
     past: str = ""
-    evicted: str = ""  # everybody who was told to go, as often as that happened, over the whole case
+    evicted: str = ""  # all evicted replicas, once for each eviction, over the whole case
     then: tuple[tuple[str, str], ...] = ()
     slots: str = ""  # "p1:23": the GPUs it holds at the end
-    reserved: str | None = None  # "p1@a": for whom space is reserved at the end; None: not looked at
+    reserved: str | None = None  # "p1@a": for whom space is reserved at the end; None: not compared
     settings: dict[str, Any] = field(default_factory=dict)
-    slow: int = 0  # rounds that victims take to go
+    slow: int = 0  # rounds that victims take to end
 
     def check(self) -> None:
-        """Run it under its own names, under others, and declared in another order."""
+        """Run the case with its own names, with other names, and with nodes in reverse order."""
         _same(_Run(self).outcome(), self.wanted(), "as it stands")
         renamed = _renamed(self, _other_names(self))
         _same(_Run(renamed, watch=False).outcome(), renamed.wanted(), "with other names of nodes")
@@ -92,14 +92,14 @@ class Case:
         )
 
     def wanted(self) -> Outcome:
-        """What has to come out."""
+        """Return the expected outcome."""
         places = [_sorted(self.expect)] + [_sorted(expect) for _, expect in self.then]
         return Outcome(places, sorted(self.evicted.split()), self.slots, _sorted(self.reserved))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out: who ran where at each rest, who was evicted, GPUs and reservations where they are looked at."""
+    """Places at the end of each step, evicted replicas, and GPUs and reservations where the case compares them."""
 
     places: list[str]
     evicted: list[str]
@@ -108,7 +108,7 @@ class Outcome:
 
 
 def table(cases: Sequence[Case]) -> list[Any]:
-    """Cases as parameters, each under its own name."""
+    """Return the cases as pytest parameters with their names as ids."""
     found = [pytest.param(case, id=case.name) for case in cases]
     names = [case.name for case in cases]
     assert len(set(names)) == len(names), f"two cases of one name: {sorted(n for n in names if names.count(n) > 1)}"
@@ -120,13 +120,13 @@ def _same(found: object, wanted: object, how: str) -> None:
 
 
 class _Run:
-    """One run of a case, with what must hold at every moment looked at on the way."""
+    """One run of a case that checks invariants after each cycle."""
 
     def __init__(self, case: Case, *, watch: bool = True) -> None:
         self._case = case
         parts: dict[str, Any] = {
             "departments": case.departments,
-            "bookings": case.bookings,
+            "reservations": case.reservations,
             "past": case.past,
             **case.settings,
         }
@@ -140,7 +140,7 @@ class _Run:
             self._places.append(self.world.places())
 
     def outcome(self) -> Outcome:
-        """What is compared."""
+        """Return what is compared."""
         w, case = self.world, self._case
         slots = " ".join(f"{name}:{''.join(map(str, w.slots(name)))}" for name, _ in _pairs(case.slots))
         kept = [f"{h.workload}@{h.node}" for h in w.scheduler.holds if h.kind is HoldKind.RESERVED]
@@ -149,15 +149,15 @@ class _Run:
 
 
 class Watched(World):
-    """A world in which nothing wrong may pass unnoticed."""
+    """A world that checks each cycle."""
 
     @classmethod
     def around(cls, inner: World) -> Watched:
-        """The same world, watched from now on."""
+        """Return a watched copy of a world."""
         return cls(inner.scheduler, inner.waiting, inner.running)
 
     def step(self) -> bool:
-        """One cycle: no GPU is given twice, nobody goes who may not, and the books are what is held."""
+        """Run one cycle; check that no GPU is granted twice, evictions are allowed, and the books match the leases."""
         before = {key: r for key, r in self.scheduler.demand.running.items() if not r.releasing}
         went = super().step()
         cluster = self.scheduler.cluster
@@ -193,7 +193,7 @@ class Watched(World):
 
 
 def happen(w: World, event: str) -> None:
-    """Let something happen; see the module."""
+    """Apply an event of ``then``; see the module."""
     verb, _, rest = event.partition(" ")
     _EVENTS[verb](w, rest)
 
@@ -269,8 +269,8 @@ _EVENTS: dict[str, Callable[[World, str], None]] = {
     "node": lambda w, line: w.scheduler.apply(NodeChanged(node(line))),
     "fail": _health(GpuHealth.FAILED),
     "heal": _health(GpuHealth.OK),
-    "book": lambda w, line: w.scheduler.apply(BookingChanged(booking(line))),
-    "unbook": lambda w, name: w.scheduler.apply(BookingRemoved(name)),
+    "book": lambda w, line: w.scheduler.apply(ReservationChanged(reservation(line))),
+    "unbook": lambda w, name: w.scheduler.apply(ReservationRemoved(name)),
     "department": lambda w, line: w.scheduler.apply(DepartmentChanged(department(line))),
     "project": lambda w, line: w.scheduler.apply(ProjectChanged(project(line))),
     "user": lambda w, line: w.scheduler.apply(UserChanged(user(line))),
@@ -293,7 +293,7 @@ def _sorted(text: str | None) -> str:
 
 
 def _other_names(case: Case) -> Names:
-    """The node that was first by name becomes the last."""
+    """Give the first node by name the last name, and so on."""
     come = [event[5:] for event, _ in case.then if event.startswith("node ")]
     names = sorted({line.split()[0] for line in [*lines(case.nodes), *come]})
     new = {name: f"n{len(names) - at:03}" for at, name in enumerate(names)}
@@ -325,11 +325,11 @@ def _renamed(case: Case, new: Names) -> Case:
         expect=placed(case.expect),
         reserved=None if case.reserved is None else placed(case.reserved),
         then=tuple((told(event), placed(expect)) for event, expect in case.then),
-        bookings="; ".join(_rebooked(line, new) for line in lines(case.bookings)),
+        reservations="; ".join(_renamed_reservation(line, new) for line in lines(case.reservations)),
     )
 
 
-def _rebooked(line: str, new: Names) -> str:
+def _renamed_reservation(line: str, new: Names) -> str:
     named = (
         "on=" + ",".join(map(new, word[3:].split(","))) if word.startswith("on=") else word for word in line.split()
     )
@@ -337,7 +337,7 @@ def _rebooked(line: str, new: Names) -> str:
 
 
 class _Anonymous:
-    """Outcomes in which nodes that nothing tells apart, and what already ran on them, have no names."""
+    """Outcomes in which indistinguishable nodes, and the replicas that already ran on them, have no names."""
 
     def __init__(self, case: Case) -> None:
         told = case.then and " ".join(event for event, _ in case.then).split()
@@ -355,7 +355,7 @@ class _Anonymous:
             self._kind[name] = f"{name if name in (told or ()) else ''} {rest} {sorted(on.get(name, ()))}"
 
     def of(self, outcome: Outcome) -> tuple[Any, ...]:
-        """What is left to compare."""
+        """Return what is compared."""
         evicted = sorted(self._alias.get(name, name) for name in outcome.evicted)
         return [self._by_kind(text) for text in outcome.places], evicted, self._by_kind(outcome.reserved)
 

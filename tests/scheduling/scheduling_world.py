@@ -1,22 +1,23 @@
-"""A small world written in words, in which the scheduler decides and the rest obeys.
+"""A small world written in words: the scheduler decides, and nodes and victims obey.
 
 nodes     "a 4xT4 cpus=8 mem=32000 rack=x cordoned|down failed=0 foreign=1 nvlink mig=3g.40gb offers=share policy=mps"
-          what is no known word is a label; mig: instances, with indices from 100
+          other words are labels; mig: instances, with indices from 100
 projects  "red quota=2 limit=3 user=1 strict weight=2 dep=ml min=600 quota.a100=1"
-          in GPUs; strict: training may not exceed the quota; min: runs that long before it may be evicted
+          in GPUs; strict: training may not exceed the quota; min: the min-runtime before eviction
 departments "ml quota=4 limit=6 weight=2"
 users     "ann limit=1"
 bookings  "m1 on=a,b from=100 for=3600 lead=600 projects=red users=ann"   (seconds from now; for nobody: maintenance)
-past      "red/ann 2 for=3600 ago=60"   (GPUs held by leases that are over)
+past      "red/ann 2 for=3600 ago=60"   (GPUs held by leases that have ended)
 running   "r1 red/ann 1 on a:0 train prio=5 age=100 end=500 releasing min=600 pool=x grace=30 evictions=2"
           on node:gpus, the whole request on each; indices of two digits have commas: a:100,101
 pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 wait=900 later=50 pool=x,y sharing=mps"
+          also placement=spread
 
-A GPU request is "1", "4", "0.5", "2x0.5", "8000M" (memory of one card) or "0" (CPU and memory only). Work
-is protected unless it says "train".
-A gang that waits says "gang=2" (two replicas, both or none) or "gang=2-4", and "within=rack", strictly "within=rack!".
-Members that ask for different things: "0+1+1" in the place of the request, one for each.
-A gang that runs has a line for each member: "r1.0 red 1 on a:0 gang=2", "r1.1 red 1 on b:0 gang=2".
+A GPU request is "1", "4", "0.5", "2x0.5", "8000M" (memory of one GPU) or "0" (CPU and memory only). Work is protected
+unless it says "train".
+A waiting gang says "gang=2" (two replicas, both or none) or "gang=2-4", and "within=rack", strictly "within=rack!".
+Members with different requests: "0+1+1" in the place of the request, one for each.
+A running gang has a line for each member: "r1.0 red 1 on a:0 gang=2", "r1.1 red 1 on b:0 gang=2".
 """
 
 from __future__ import annotations
@@ -25,10 +26,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from gpupool.domain.access import Department, Project, ProjectRules, User
-from gpupool.domain.booking import Booking
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import (
+from gpupool.domain.ids import Epoch, WorkloadId
+from gpupool.domain.nodes.gpu import (
     ForeignProcess,
     Gpu,
     GpuHealth,
@@ -37,12 +36,15 @@ from gpupool.domain.gpu import (
     Node,
     NodeReport,
     NodeState,
-    Sharing,
+    Placement,
 )
-from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Lease
+from gpupool.domain.nodes.reservation import Reservation
+from gpupool.domain.nodes.sharing import Sharing
+from gpupool.domain.people.access import Department, Project, ProjectRules, User
+from gpupool.domain.work.gang import Gang
+from gpupool.domain.work.workload import Lease
+from gpupool.scheduling.policy import Settings
 from gpupool.scheduling.scheduler import (
-    BookingChanged,
     DepartmentChanged,
     LeaseReleased,
     LeaseTaken,
@@ -50,11 +52,12 @@ from gpupool.scheduling.scheduler import (
     PastUse,
     PendingAdded,
     ProjectChanged,
+    ReservationChanged,
     Scheduler,
     UserChanged,
 )
-from gpupool.scheduling.usage import Decay
-from gpupool.scheduling.values import Decisions, Held, PendingReplica, ReplicaKey, RunningReplica, Settings
+from gpupool.scheduling.state.decayed_usage import Decay
+from gpupool.scheduling.values import BlockReason, Decisions, PendingReplica, ReplicaKey, RunningReplica
 
 NOW = 100_000.0
 NODE_WORDS = {"cpus", "mem", "failed", "foreign", "mig", "offers", "policy"}
@@ -71,6 +74,11 @@ def words(line: str) -> tuple[list[str], dict[str, str]]:
 
 
 def request(text: str, options: dict[str, str]) -> GpuRequest:
+    placement = Placement(options["placement"]) if "placement" in options else None
+    return replace(_request(text, options), placement=placement)
+
+
+def _request(text: str, options: dict[str, str]) -> GpuRequest:
     models = tuple(options["model"].split(",")) if "model" in options else ()
     labels = tuple((name, options[name]) for name in ("zone", "rack") if name in options)
     sharing = Sharing(options["sharing"]) if "sharing" in options else None
@@ -97,7 +105,7 @@ def pools(options: dict[str, str]) -> tuple[str, ...]:
 
 
 def nvlink_pairs(count: int, index: int) -> dict[int, str]:
-    """GPUs 0-1, 2-3, ... are joined by NVLink; all others meet over PCIe."""
+    """Join GPUs 0-1, 2-3, ... by NVLink; all others are connected by PCIe."""
     return {other: "NV4" if other // 2 == index // 2 else "PHB" for other in range(count) if other != index}
 
 
@@ -160,14 +168,14 @@ def department(line: str) -> Department:
     return Department(plain[0], quota, float(options.get("weight", 1)), limit)
 
 
-def booking(line: str) -> Booking:
+def reservation(line: str) -> Reservation:
     plain, options = words(line)
     start = NOW + float(options["from"])
     nodes, projects, users = (
         tuple(options[name].split(",")) if name in options else () for name in ("on", "projects", "users")
     )
     lead = float(options.get("lead", 43_200))
-    return Booking(plain[0], plain[0], nodes, start, start + float(options["for"]), projects, users, lead)
+    return Reservation(plain[0], plain[0], nodes, start, start + float(options["for"]), projects, users, lead)
 
 
 def past_use(line: str) -> PastUse:
@@ -190,7 +198,7 @@ def owner(text: str) -> tuple[str, str]:
 def pending(line: str, number: int = 0) -> PendingReplica:
     plain, options = words(line)
     name, person = owner(plain[1])
-    held = next((h for h in Held if h.value in plain), None)
+    held = next((h for h in BlockReason if h.value in plain), None)
     return PendingReplica(
         workload=WorkloadId(plain[0]),
         index=0,
@@ -205,6 +213,7 @@ def pending(line: str, number: int = 0) -> PendingReplica:
         not_before=NOW + float(options["later"]) if "later" in options else 0.0,
         max_time_s=float(options["max"]) if "max" in options else None,
         grace_s=float(options.get("grace", 0)),
+        checkpoint_s=None if "unsaved" in plain else 0.0,
         held=held,
         gang=gang(options),
         node_pools=pools(options),
@@ -212,7 +221,7 @@ def pending(line: str, number: int = 0) -> PendingReplica:
 
 
 def pendings(line: str, number: int = 0) -> list[PendingReplica]:
-    """All replicas of a workload: as many as its gang may have, else one."""
+    """Return all replicas of a workload: the maximum size of its gang, else one."""
     plain, _ = words(line)
     if "+" in plain[2]:
         wanted = plain[2].split("+")
@@ -270,6 +279,7 @@ def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
         pools(options),
         grace_s=float(options.get("grace", 0)),
         evictions=int(options.get("evictions", 0)),
+        checkpoint_s=None if "unsaved" in plain else 0.0,
     )
 
 
@@ -291,6 +301,7 @@ def as_pending(ended: RunningReplica, now: float = NOW) -> PendingReplica:
         node_pools=ended.node_pools,
         grace_s=ended.grace_s,
         evictions=ended.evictions,
+        checkpoint_s=ended.checkpoint_s,
     )
 
 
@@ -301,7 +312,7 @@ def lines(text: str | Iterable[str]) -> list[str]:
 
 @dataclass
 class World:
-    """The scheduler with everybody around it who does what it says."""
+    """The scheduler, and around it a pool that carries out its decisions."""
 
     scheduler: Scheduler
     waiting: dict[ReplicaKey, PendingReplica]
@@ -310,11 +321,11 @@ class World:
     evicted: list[str] = field(default_factory=list)
     granted: list[str] = field(default_factory=list)
     last: Decisions = field(default_factory=Decisions)
-    slow: int = 0  # rounds that victims take to go
+    slow: int = 0  # rounds that victims take to end
     told: dict[ReplicaKey, int] = field(default_factory=dict)
 
     def step(self) -> bool:
-        """One cycle, then all victims (and those releasing before) go; whether anything happened."""
+        """Run one cycle, then end all victims and releasing replicas; return whether anything changed."""
         leaving = [key for key, r in self.scheduler.demand.running.items() if r.releasing]
         self.last = decisions = self.scheduler.decide(self.now)
         for grant in decisions.grants:
@@ -331,7 +342,7 @@ class World:
         return bool(decisions.grants or decisions.evictions or leaving)
 
     def leave(self, key: ReplicaKey) -> None:
-        """Ends, and if it was evicted, queues again."""
+        """End a replica; queue it again if it was evicted."""
         ended = self.scheduler.demand.running[key]
         self.running.pop(key, None)
         self.scheduler.apply(LeaseReleased(key))
@@ -341,7 +352,7 @@ class World:
             self.scheduler.apply(PendingAdded(self.waiting[key], self.now))
 
     def settle(self, limit: int = 30, *, watch: bool = True) -> None:
-        """Until a round changes nothing; then five more rounds, which must change nothing; else only their time."""
+        """Run until a round changes nothing, then five more rounds, in which only times may change."""
         for _ in range(limit):
             if not self.step():
                 break
@@ -358,17 +369,17 @@ class World:
         assert self.places() == before
 
     def places(self) -> str:
-        """Who runs where: ``p1@a`` in order of name."""
+        """Return the places of running replicas: ``p1@a``, ordered by name."""
         found = sorted((str(key[0]), r.lease.node) for key, r in self.scheduler.demand.running.items())
         return " ".join(f"{name}@{where}" for name, where in found)
 
     def slots(self, name: str) -> list[int]:
-        """The GPU indices a running workload holds."""
+        """Return the GPU indices that a running workload holds."""
         lease = self.scheduler.demand.running[WorkloadId(name), 0].lease
         return [share.gpu_index for share in lease.shares]
 
     def permille(self, name: str) -> int:
-        """GPU thousandths a running workload holds."""
+        """Return the GPU thousandths that a running workload holds."""
         return self.scheduler.demand.running[WorkloadId(name), 0].lease.permille
 
 
@@ -380,7 +391,7 @@ def world(  # noqa: PLR0913 - the parts of a world
     users: str = "",
     *,
     departments: str = "",
-    bookings: str = "",
+    reservations: str = "",
     past: str = "",
     **settings: float,
 ) -> World:
@@ -389,7 +400,7 @@ def world(  # noqa: PLR0913 - the parts of a world
     made = {n.name: n for n in map(node, lines(nodes))}
     scheduler.apply_all(NodeChanged(n) for n in made.values())
     scheduler.apply_all(DepartmentChanged(department(line)) for line in lines(departments))
-    scheduler.apply_all(BookingChanged(booking(line)) for line in lines(bookings))
+    scheduler.apply_all(ReservationChanged(reservation(line)) for line in lines(reservations))
     scheduler.apply_all(ProjectChanged(project(line)) for line in lines(projects))
     scheduler.apply_all(UserChanged(user(line)) for line in lines(users))
     scheduler.apply_all(past_use(line) for line in lines(past))

@@ -1,4 +1,4 @@
-"""Nodes that are booked: who may be placed there before and while, who has to go, and what is said of it."""
+"""Reserved nodes: placement before and during a reservation, evictions for it, and wait reasons."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_world import NOW, World, node, pending, world
 
-from gpupool.domain.booking import Booking
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.explain import Explanation, WaitCode
-from gpupool.scheduling.scheduler import BookingChanged, BookingRemoved, LeaseTaken, NodeChanged, PendingAdded
+from gpupool.domain.nodes.reservation import Reservation
+from gpupool.scheduling.explain.wait_reason import Explanation, WaitCode
+from gpupool.scheduling.scheduler import LeaseTaken, NodeChanged, PendingAdded, ReservationChanged, ReservationRemoved
 from gpupool.scheduling.values import EvictionKind
 
 HOUR = 3600.0
 
 
-def booked(
+def reserved(
     w: World, nodes: str = "a", begin: float = 0.0, end: float = HOUR, lead: float = 600.0, **who: str
-) -> Booking:
-    made = Booking(
+) -> Reservation:
+    made = Reservation(
         id="b1",
         name="class",
         nodes=tuple(nodes.split(",")),
@@ -31,7 +31,7 @@ def booked(
         users=tuple(who.get("user", "").split()),
         lead_s=600.0,
     )
-    w.scheduler.apply(BookingChanged(made))
+    w.scheduler.apply(ReservationChanged(made))
     return made
 
 
@@ -49,26 +49,28 @@ def why(w: World, name: str) -> Explanation:
         (0, {"user": "bob"}, "p1 blue/bob 1; p2 red/ann 1", "p1@a"),
         (0, {}, "p1 red 1 train", ""),
         (0, {"project": "red"}, "p1 blue 1 max=1", ""),
-        (900, {"project": "red"}, "p1 blue 1", "p1@a"),  # longer ahead than the lead
+        (900, {"project": "red"}, "p1 blue 1", "p1@a"),  # the reservation begins after the lead time
         (500, {"project": "red"}, "p1 blue 1", ""),
         (500, {"project": "red"}, "p1 blue 1 max=400", "p1@a"),
         (500, {"project": "red"}, "p1 blue 1 max=600", ""),
         (500, {"project": "red"}, "p1 red 1", "p1@a"),
         (500, {"project": "red"}, "p1 blue 1 train", "p1@a"),
-        (200, {"project": "red"}, "p1 blue 1 train", ""),  # not worth beginning
+        (200, {"project": "red"}, "p1 blue 1 train", ""),  # too short to be worth a start
         (-2 * HOUR, {"project": "red"}, "p1 blue 1", "p1@a"),  # it is over
     ],
 )
-def test_who_may_be_placed(begin: float, who: dict[str, str], waiting: str, places: str) -> None:
+def test_only_admitted_or_short_work_is_placed_on_reserved_node(
+    begin: float, who: dict[str, str], waiting: str, places: str
+) -> None:
     w = world("a 1xT4", waiting)
-    booked(w, begin=begin, end=begin + HOUR, **who)
+    reserved(w, begin=begin, end=begin + HOUR, **who)
     w.settle()
     assert w.places() == places
 
 
-def test_it_opens_when_the_booking_ends_and_closes_before_it_begins() -> None:
+def test_node_is_available_after_reservation_and_not_within_its_lead() -> None:
     w = world("a 1xT4", "p1 blue 1")
-    booked(w, begin=0, end=100, project="red")
+    reserved(w, begin=0, end=100, project="red")
     w.settle()
     assert w.places() == ""
     assert w.last.wake_at is not None
@@ -77,32 +79,32 @@ def test_it_opens_when_the_booking_ends_and_closes_before_it_begins() -> None:
     w.settle()
     assert w.places() == "p1@a"
     v = world("a 1xT4", "p1 blue 1 later=50")
-    booked(v, begin=640, end=HOUR, project="red")
+    reserved(v, begin=640, end=HOUR, project="red")
     v.now = NOW + 50
     v.settle()
     assert v.places() == "", "the lead of ten minutes has begun"
 
 
-def test_a_cancelled_booking_keeps_nobody_off() -> None:
+def test_cancelled_reservation_blocks_no_placement() -> None:
     w = world("a 1xT4", "p1 blue 1")
-    made = booked(w)
+    made = reserved(w)
     w.settle()
-    w.scheduler.apply(BookingRemoved(made.id))
+    w.scheduler.apply(ReservationRemoved(made.id))
     w.settle()
     assert w.places() == "p1@a"
 
 
-def test_its_own_work_goes_to_the_booked_node_first() -> None:
+def test_admitted_work_prefers_the_reserved_node() -> None:
     w = world("a 4xT4; b 1xT4", "p1 red 1; p2 blue 1")
-    booked(w, "a", project="red")
+    reserved(w, "a", project="red")
     w.settle()
     assert w.places() == "p1@a p2@b"
 
 
-def test_training_is_sent_away_in_time_and_goes_on_elsewhere() -> None:
+def test_training_is_evicted_before_reservation_and_placed_on_other_node() -> None:
     w = world("a 1xT4; b 1xT4", running_="r1 blue 1 on a:0 train; r2 red 1 on b:0 train end=2000")
     w.scheduler.apply(LeaseTaken(replace(w.running[WorkloadId("r1"), 0], grace_s=60.0)))
-    booked(w, "a,b", begin=1000, end=2 * HOUR, project="red")
+    reserved(w, "a,b", begin=1000, end=2 * HOUR, project="red")
     assert not w.step()
     assert w.last.wake_at == NOW + 400, "the lead begins"
     w.now = NOW + 939
@@ -118,41 +120,41 @@ def test_training_is_sent_away_in_time_and_goes_on_elsewhere() -> None:
     assert w.places() == "r1@c r2@b"
 
 
-def test_protected_work_and_what_ends_before_is_left_alone() -> None:
+def test_protected_work_and_work_that_ends_before_reservation_is_not_evicted() -> None:
     w = world("a 2xT4", running_="r1 blue 1 on a:0; r2 blue 1 on a:1 train end=900")
-    booked(w, begin=1000, end=HOUR, project="red")
+    reserved(w, begin=1000, end=HOUR, project="red")
     w.now = NOW + 999
     assert not w.step()
     w.now = NOW + 1001
     assert not w.step()
 
 
-def test_nobody_is_evicted_for_space_that_is_booked_for_others() -> None:
+def test_no_eviction_on_node_reserved_for_other_project() -> None:
     w = world("a 1xT4", "p1 red 1", "r1 blue 1 on a:0 train", "red quota=1; blue quota=0")
-    booked(w, project="blue")
+    reserved(w, project="blue")
     w.settle()
     assert w.places() == "r1@a"
 
 
-def test_it_says_for_how_long_it_is_booked() -> None:
+def test_wait_reason_names_end_of_reservation() -> None:
     w = world("a 1xT4", "p1 blue 1")
-    booked(w, begin=-600, end=3000, project="red")
+    reserved(w, begin=-600, end=3000, project="red")
     w.settle()
     told = why(w, "p1")
     assert told.code is WaitCode.BOOKED
-    assert "booked for others (class) for another 49m" in told.sentence
+    assert "reserved for others (class) for another 49m" in told.sentence
     assert told.numbers["ends_at"] == NOW + 3000
     v = world("a 1xT4", "p1 blue 1")
-    booked(v, begin=300, end=HOUR)
+    reserved(v, begin=300, end=HOUR)
     v.settle()
     told = why(v, "p1")
     assert told.code is WaitCode.BOOKED
     assert any("time limit" in text for text in told.would_help)
 
 
-def test_a_node_that_comes_later_is_booked_too() -> None:
+def test_node_that_joins_later_is_reserved() -> None:
     w = world("b 1xT4", "")
-    booked(w, "a")
+    reserved(w, "a")
     w.scheduler.apply(NodeChanged(node("a 1xT4")))
     w.scheduler.apply_all(PendingAdded(pending(f"p{i} blue 1"), NOW) for i in (1, 2))
     w.settle()
@@ -176,11 +178,11 @@ WORK = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(WORK)
-def test_whatever_waits_and_runs_only_the_admitted_start_while_it_is_booked(work: list[str]) -> None:
+def test_only_admitted_work_starts_during_reservation(work: list[str]) -> None:
     w = world(
         "a 2xT4; b 2xT4", ";".join(f"p{i} {line}" for i, line in enumerate(work)), "", "red quota=2; blue quota=2"
     )
-    booking = booked(w, "a", begin=400, end=900, project="red", user="bob")
+    reservation = reserved(w, "a", begin=400, end=900, project="red", user="bob")
     for t in (0, 100, 390, 399, 400, 401, 500, 899, 900, 901):
         w.now = NOW + t
         before = set(w.scheduler.demand.running)
@@ -189,9 +191,9 @@ def test_whatever_waits_and_runs_only_the_admitted_start_while_it_is_booked(work
                 break
         for key, replica in w.scheduler.demand.running.items():
             lease, ends = replica.lease, replica.expected_end
-            if lease.node != "a" or booking.admits(lease.project, lease.user) or not 400 <= t < 900:
+            if lease.node != "a" or reservation.admits(lease.project, lease.user) or not 400 <= t < 900:
                 continue
             assert key in before, "nobody else starts there"
-            assert not replica.preemptible or (ends is not None and ends <= booking.starts_at), "training has gone"
+            assert not replica.preemptible or (ends is not None and ends <= reservation.starts_at), "training has gone"
     ready = [r for r in w.scheduler.demand.pending.values() if r.request.permille == 1000]
     assert not (ready and len(w.scheduler.demand.running) == 0), "when it is over all is as without it"

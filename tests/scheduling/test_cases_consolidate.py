@@ -1,4 +1,4 @@
-"""Restartable work is moved together when that alone lets somebody start."""
+"""Cases of consolidation: preemptible work is moved when only that lets another workload start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "two halves are put together for a whole",
+        "two slices move to one GPU for a whole-GPU replica",
         "a 2xT4",
         "p1 red 1 wait=100",
         "p1@a r1@a r2@a",
@@ -16,7 +16,7 @@ CASES = [
         slots="p1:0 r1:1 r2:1",
     ),
     Case(
-        "nobody moves before somebody has waited a while",
+        "nothing moves before consolidate_after_s",
         "a 2xT4",
         "p1 red 1",
         "r1@a r2@a",
@@ -25,7 +25,7 @@ CASES = [
         then=(("wait 60", "p1@a r1@a r2@a"),),
     ),
     Case(
-        "nobody moves when nobody waits",
+        "nothing moves when no replica waits",
         "a 2xT4",
         "",
         "r1@a r2@a",
@@ -40,7 +40,7 @@ CASES = [
         running="r1 red 0.5 on a:0; r2 red 0.5 on a:1",
     ),
     Case(
-        "training makes room beside protected work",
+        "training moves to the GPU of protected work",
         "a 2xT4",
         "p1 red 1 wait=100",
         "p1@a r1@a r2@a",
@@ -49,14 +49,14 @@ CASES = [
         slots="p1:1 r2:0",
     ),
     Case(
-        "nobody moves without a new place",
+        "nothing moves without a new place",
         "a 2xT4",
         "p1 red 1 wait=100",
         "r1@a r2@a",
         running="r1 red 0.6 on a:0 train; r2 red 0.6 on a:1 train",
     ),
     Case(
-        "no more is moved than starts",
+        "no more GPUs move than start",
         "a 4xT4",
         "p1 red 0.5 wait=100",
         "q1@a q2@a q3@a r0@a r1@a r2@a r3@a",
@@ -64,7 +64,7 @@ CASES = [
         "q1 red 0.8 on a:1; q2 red 0.8 on a:2; q3 red 0.8 on a:3",
     ),
     Case(
-        "as few as will do",
+        "as few replicas as possible move",
         "a 3xT4",
         "p1 red 0.6 wait=100",
         "p1@a r1@a r2@a r3@a r4@a r5@a",
@@ -73,7 +73,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "a whole node from two half empty ones",
+        "a replica moves so that a whole node becomes free",
         "a 2xT4; b 2xT4 cpus=32",
         "p1 red 2 wait=100",
         "p1@a r1@b r2@b",
@@ -81,7 +81,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "where least has to move",
+        "the node with the least to move is chosen",
         "a 4xT4; b 4xT4",
         "p1 red 4 wait=100",
         "p1@a r1@b r2@b",
@@ -89,7 +89,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "where least has to move, declared last",
+        "the node with the least to move is chosen when it is the last one",
         "a 4xT4; b 4xT4",
         "p1 red 4 wait=100",
         "p1@b r1@a r2@a",
@@ -97,7 +97,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "several move for one",
+        "several replicas move for one",
         "a 2xT4; b 2xT4 cpus=32",
         "p1 red 2 wait=100",
         "p1@a r1@b r2@b r3@b r4@b",
@@ -105,14 +105,14 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "not to a model that was not asked for",
+        "a replica does not move to a GPU model that it does not accept",
         "a 1xA100; b 1xT4",
         "p1 red 1 model=a100 wait=100",
         "r1@a",
         running="r1 red 0.5 model=a100 on a:0 train",
     ),
     Case(
-        "to another model if any will do",
+        "a replica that accepts any GPU model moves to another model",
         "a 1xA100; b 1xT4",
         "p1 red 1 model=a100 wait=100",
         "p1@a r1@b",
@@ -120,21 +120,21 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "not under another label",
+        "a replica does not move to a node without its label",
         "a 1xT4 zone=x cpus=32; b 1xT4 zone=y",
         "p1 red 1 zone=x wait=100",
         "r1@a",
         running="r1 red 0.5 zone=x on a:0 train",
     ),
     Case(
-        "nobody moves for somebody less important",
+        "nothing moves for work of lower priority",
         "a 2xT4",
         "p1 red 1 wait=100",
         "r1@a r2@a",
         running="r1 red 0.5 on a:0 train prio=1; r2 red 0.5 on a:1 train prio=1",
     ),
     Case(
-        "the young are not moved",
+        "replicas within their min-runtime are not moved",
         "a 2xT4",
         "p1 red 1 wait=100",
         "p1@a r1@a r2@a",
@@ -143,7 +143,7 @@ CASES = [
         slots="p1:1 r1:0",
     ),
     Case(
-        "not where it is not wanted",
+        "nothing moves with max_consolidations 0",
         "a 2xT4",
         "p1 red 1 wait=100",
         "r1@a r2@a",
@@ -151,7 +151,7 @@ CASES = [
         settings={"max_consolidations": 0},
     ),
     Case(
-        "no more than so many for one",
+        "max_moves bounds the moves for one replica",
         "a 2xT4; b 2xT4 cpus=32",
         "p1 red 2 wait=100",
         "r1@a r2@a r3@b r4@b",
@@ -159,7 +159,7 @@ CASES = [
         settings={"max_moves": 1},
     ),
     Case(
-        "the new place is nobody else's meanwhile",
+        "the new place of a moved replica is held for it",
         "a 2xT4",
         "p1 red 1 wait=100; p2 red 0.5 later=0.5",
         "p1@a r1@a r2@a",
@@ -167,7 +167,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "two move for two",
+        "two replicas move for two waiting replicas",
         "a 4xT4",
         "p1 red 1 wait=100; p2 red 1 wait=100",
         "p1@a p2@a r1@a r2@a r3@a r4@a",
@@ -175,7 +175,7 @@ CASES = [
         evicted="r1 r3",
     ),
     Case(
-        "who is over the limit moves nobody",
+        "nothing moves for a replica over its project limit",
         "a 2xT4",
         "p1 red 1 wait=100",
         "r1@a r2@a",
@@ -183,14 +183,14 @@ CASES = [
         projects="red limit=0.5",
     ),
     Case(
-        "who is suspended moves nobody",
+        "nothing moves for a suspended replica",
         "a 2xT4",
         "p1 red 1 wait=100 suspended",
         "r1@a r2@a",
         running="r1 red 0.5 on a:0 train; r2 red 0.5 on a:1 train",
     ),
     Case(
-        "work of another project moves, too",
+        "work of another project moves",
         "a 2xT4",
         "p1 red 1 wait=100",
         "p1@a r1@a r2@a",
@@ -198,21 +198,21 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "nobody moves to a cordoned node",
+        "nothing moves to a cordoned node",
         "a 1xT4; b 1xT4 cordoned",
         "p1 red 1 wait=100",
         "r1@a r2@b",
         running="r1 blue 0.5 on a:0 train; r2 blue 0.5 on b:0 train",
     ),
     Case(
-        "members of a gang stay",
+        "members of a gang are not moved",
         "a 2xT4",
         "p1 red 1 wait=100",
         "r1@a r1@a",
         running="r1.0 red 0.5 on a:0 train gang=2; r1.1 red 0.5 on a:1 train gang=2",
     ),
     Case(
-        "who has a reservation is helped as well",
+        "replicas move for a replica with a reservation",
         "a 2xT4",
         "p1 red 1 wait=900",
         "p1@a r1@a r2@a",

@@ -1,4 +1,4 @@
-"""What is left when quotas are served: by weight, department and use lately."""
+"""Cases of fair share: over-quota GPUs are divided by weight, department and decayed usage."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "two projects want all of it",
+        "two projects that request all GPUs get half each",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train",
         "r1@a r2@a b1@a b2@a",
     ),
     Case(
-        "by weight",
+        "over-quota GPUs are divided by weight",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train",
@@ -22,7 +22,7 @@ CASES = [
         projects="red quota=0 weight=3; blue quota=0 weight=1",
     ),
     Case(
-        "by weight, without quotas",
+        "projects without quotas get GPUs by weight",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train",
@@ -30,7 +30,7 @@ CASES = [
         projects="red weight=3; blue weight=1",
     ),
     Case(
-        "weights begin where quotas end",
+        "weights apply only to GPUs above the quotas",
         "a 6xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train",
@@ -38,13 +38,13 @@ CASES = [
         projects="red quota=2 weight=1; blue quota=2 weight=9",
     ),
     Case(
-        "who wants little leaves the rest",
+        "a project with little demand leaves the rest to others",
         "a 4xT4",
         "r1 red 1 train; b1 blue 1 train; b2 blue 1 train; b3 blue 1 train; b4 blue 1 train",
         "r1@a b1@a b2@a b3@a",
     ),
     Case(
-        "quotas beyond what there is, in proportion",
+        "quotas larger than the pool are served in proportion",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train",
@@ -52,21 +52,21 @@ CASES = [
         projects="red quota=6; blue quota=2",
     ),
     Case(
-        "no weight, only what nobody else wants",
+        "a project of weight 0 gets only GPUs that no other project requests",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train",
         "r1@a r2@a b1@a b2@a",
         projects="red quota=0 weight=0; blue quota=0",
     ),
     Case(
-        "a quota is served without any weight",
+        "a project of weight 0 gets its quota",
         "a 2xT4",
         "b1 blue 1 train; b2 blue 1 train; b3 blue 1 train; b4 blue 1 train; r1 red 1 train",
         "r1@a b1@a",
         projects="red quota=1 weight=0; blue quota=0",
     ),
     Case(
-        "parts are not rounded",
+        "fair shares of slices are not rounded",
         "a 1xT4",
         "r1 red 0.25 train; r2 red 0.25 train; r3 red 0.25 train; r4 red 0.25 train; r5 red 0.25 train; "
         "r6 red 0.25 train; b1 blue 0.25 train; b2 blue 0.25 train; b3 blue 0.25 train; b4 blue 0.25 train; "
@@ -75,7 +75,7 @@ CASES = [
         projects="red weight=3; blue weight=1",
     ),
     Case(
-        "a department is one",
+        "a department counts as one next to another department",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train; g1 green 1 train; g2 green 1 train; g3 green 1 train; g4 green 1 train",
@@ -84,7 +84,7 @@ CASES = [
         projects="red dep=ml; blue dep=ml; green dep=bio",
     ),
     Case(
-        "a project of no department stands beside departments",
+        "a project without a department counts like a department",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train; g1 green 1 train; g2 green 1 train; g3 green 1 train; g4 green 1 train",
@@ -93,7 +93,7 @@ CASES = [
         projects="red dep=ml; blue dep=ml; green",
     ),
     Case(
-        "departments by weight",
+        "departments get GPUs by weight",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train",
@@ -102,7 +102,7 @@ CASES = [
         projects="red dep=ml; blue dep=bio",
     ),
     Case(
-        "projects of a department by weight",
+        "projects of a department get GPUs by weight",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train",
@@ -111,7 +111,7 @@ CASES = [
         projects="red dep=ml quota=0 weight=1; blue dep=ml quota=0 weight=3",
     ),
     Case(
-        "a department's quota before others borrow",
+        "a department's quota is served before over-quota work of others",
         "a 5xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train; g1 green 1 train; g2 green 1 train; g3 green 1 train; g4 green 1 train",
@@ -120,7 +120,7 @@ CASES = [
         projects="red dep=ml quota=0; blue dep=ml quota=0; green dep=bio quota=3",
     ),
     Case(
-        "a department's limit",
+        "a department never exceeds its limit",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train",
@@ -129,7 +129,7 @@ CASES = [
         projects="red dep=ml; blue dep=ml",
     ),
     Case(
-        "a department's limit leaves the rest to others",
+        "GPUs above a department's limit go to other projects",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train; b1 blue 1 train; b2 blue 1 train; "
         "b3 blue 1 train; b4 blue 1 train; g1 green 1 train; g2 green 1 train; g3 green 1 train; g4 green 1 train",
@@ -138,7 +138,7 @@ CASES = [
         projects="red dep=ml; blue dep=ml; green",
     ),
     Case(
-        "a department's quota is all its protected work may have",
+        "protected work never exceeds the department's quota",
         "a 4xT4",
         "r1 red 1; b1 blue 1",
         "r1@a",
@@ -146,7 +146,7 @@ CASES = [
         projects="red dep=ml quota=2; blue dep=ml quota=2",
     ),
     Case(
-        "training of a department may exceed its quota",
+        "training may exceed the department's quota",
         "a 4xT4",
         "r1 red 1 train; b1 blue 1 train",
         "r1@a b1@a",
@@ -154,7 +154,7 @@ CASES = [
         projects="red dep=ml quota=2; blue dep=ml quota=2",
     ),
     Case(
-        "a department that wants nothing leaves all of it",
+        "a department without demand leaves its quota to others",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train",
         "r1@a r2@a r3@a r4@a",
@@ -162,7 +162,7 @@ CASES = [
         projects="red dep=ml quota=0; green dep=bio quota=4",
     ),
     Case(
-        "a department's limit raised",
+        "more work starts when a department's limit is raised",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train; r3 red 1 train; r4 red 1 train",
         "r1@a r2@a",
@@ -171,30 +171,30 @@ CASES = [
         then=(("department ml limit=3", "r1@a r2@a r3@a"),),
     ),
     Case(
-        "a project comes into a department and under its limit",
+        "a project that joins a department is subject to its limit",
         "a 4xT4",
         "r1 red 1 train; r2 red 1 train",
         "r1@a r2@a",
         departments="ml limit=2",
         then=(("project red dep=ml", "r1@a r2@a"), ("add r3 red 1 train", "r1@a r2@a")),
     ),
-    Case("a department nobody described has no bounds", "a 2xT4", "r1 red 2", "r1@a", projects="red dep=ghost"),
+    Case("an unknown department has no quota and no limit", "a 2xT4", "r1 red 2", "r1@a", projects="red dep=ghost"),
     Case(
-        "who held much lately waits",
+        "a project with more recent usage waits",
         "a 1xT4",
         "r1 red 1 train wait=900; b1 blue 1 train",
         "b1@a",
         past="red/ann 4 for=36000",
     ),
     Case(
-        "who held much long ago does not",
+        "usage of long ago does not count",
         "a 1xT4",
         "r1 red 1 train wait=900; b1 blue 1 train wait=5",
         "r1@a",
         past="red/ann 4 for=36000 ago=9000000",
     ),
     Case(
-        "use lately takes nothing from a quota",
+        "recent usage does not reduce a quota",
         "a 1xT4",
         "r1 red 1 train; b1 blue 1 train wait=900",
         "r1@a",
@@ -202,7 +202,7 @@ CASES = [
         projects="red quota=1; blue quota=0",
     ),
     Case(
-        "use lately weighs nothing where that is not wanted",
+        "recent usage does not count with usage_weight 0",
         "a 1xT4",
         "r1 red 1 train wait=900; b1 blue 1 train",
         "r1@a",
@@ -210,48 +210,48 @@ CASES = [
         settings={"usage_weight": 0.0},
     ),
     Case(
-        "of two who held something, who held less",
+        "the project with less recent usage is served first",
         "a 1xT4",
         "r1 red 1 train wait=900; b1 blue 1 train",
         "b1@a",
         past="red/ann 4 for=36000; blue/ann 1 for=36000",
     ),
     Case(
-        "a user who held much lately waits for another",
+        "a user with more recent usage waits for another user",
         "a 1xT4",
         "p1 red/ann 1 wait=900; p2 red/bob 1",
         "p2@a",
         past="red/ann 4 for=36000",
     ),
     Case(
-        "a user's use of long ago is forgotten",
+        "a user's usage of long ago does not count",
         "a 1xT4",
         "p1 red/ann 1 wait=900; p2 red/bob 1",
         "p1@a",
         past="red/ann 4 for=36000 ago=9000000",
     ),
     Case(
-        "a user's use in another project counts for nothing",
+        "a user's usage in another project does not count",
         "a 1xT4",
         "p1 red/ann 1 wait=900; p2 red/bob 1",
         "p1@a",
         past="blue/ann 4 for=36000",
     ),
     Case(
-        "importance goes before use lately",
+        "priority counts before a user's recent usage",
         "a 1xT4",
         "p1 red/ann 1 prio=1; p2 red/bob 1 wait=900",
         "p1@a",
         past="red/ann 4 for=36000",
     ),
     Case(
-        "a large job of the one, small ones of the other",
+        "small jobs of one project start before a large job of another",
         "a 4xT4",
         "r1 red 4 train wait=5; b1 blue 1 train; b2 blue 1 train; b3 blue 1 train; b4 blue 1 train",
         "b1@a b2@a b3@a b4@a",
     ),
     Case(
-        "who borrows shares with who would borrow",
+        "over-quota work is evicted until both projects have their fair share",
         "a 2xT4",
         "b1 blue 1 train; b2 blue 1 train",
         "b1@a r1@a",
@@ -260,7 +260,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "nobody gives a whole GPU when each is due half",
+        "a whole GPU is not reclaimed when each project's share is half",
         "a 1xT4",
         "b1 blue 1 train",
         "r1@a",
@@ -268,7 +268,7 @@ CASES = [
         projects="red quota=0; blue quota=0",
     ),
     Case(
-        "parts are shared out to the last",
+        "slices are reclaimed until both projects have their fair share",
         "a 1xT4",
         "b1 blue 0.25 train; b2 blue 0.25 train; b3 blue 0.25 train",
         "b1@a b2@a r1@a r2@a",
@@ -278,7 +278,7 @@ CASES = [
         evicted="r3 r4",
     ),
     Case(
-        "who weighs more gets more back",
+        "a project of larger weight reclaims more GPUs",
         "a 4xT4",
         "b1 blue 1 train; b2 blue 1 train; b3 blue 1 train; b4 blue 1 train",
         "b1@a b2@a b3@a r1@a",
@@ -289,7 +289,7 @@ CASES = [
         settings={"usage_weight": 0.0},
     ),
     Case(
-        "who borrows takes nothing from within a quota",
+        "over-quota work reclaims nothing within a quota",
         "a 2xT4",
         "b1 blue 1 train",
         "r1@a r2@a",
@@ -297,7 +297,7 @@ CASES = [
         projects="red quota=2; blue quota=0",
     ),
     Case(
-        "departments share first",
+        "GPUs are divided among departments before projects",
         "a 4xT4",
         "g1 green 1 train; g2 green 1 train; g3 green 1 train",
         "g1@a g2@a r1@a b1@a",
@@ -308,7 +308,7 @@ CASES = [
         evicted="b2 r2",
     ),
     Case(
-        "one department's projects among themselves",
+        "a project reclaims its fair share from another of its department",
         "a 2xT4",
         "b1 blue 1 train",
         "b1@a r1@a",
@@ -318,7 +318,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "a department within its quota gives nothing to another beyond",
+        "GPUs within a department's quota are not reclaimed",
         "a 2xT4",
         "g1 green 1 train",
         "r1@a r2@a",
@@ -327,7 +327,7 @@ CASES = [
         projects="red dep=ml quota=2; green dep=bio quota=0",
     ),
     Case(
-        "who is at its share waits",
+        "a project at its fair share waits",
         "a 2xT4",
         "b2 blue 1 train",
         "b1@a r1@a",
@@ -335,7 +335,7 @@ CASES = [
         projects="red quota=0; blue quota=0",
     ),
     Case(
-        "three who borrow end even",
+        "three over-quota projects end with equal shares",
         "a 3xT4",
         "b1 blue 1 train; g1 green 1 train",
         "b1@a g1@a r1@a",
@@ -344,7 +344,7 @@ CASES = [
         evicted="r2 r3",
     ),
     Case(
-        "in one department, nobody goes when the second of two would be from within the quota",
+        "nothing is evicted in a department when one of two victims is within its quota",
         "a 2xT4",
         "b1 blue 2",
         "r1@a r2@a",

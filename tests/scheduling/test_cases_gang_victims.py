@@ -1,4 +1,4 @@
-"""Gangs that are owed space, and gangs that have to give it."""
+"""Cases of gangs that reclaim or preempt, and of gangs that are victims."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "a gang gets its quota back at once",
+        "a gang reclaims its quota at once",
         "a 2xT4",
         "p1 blue 1 gang=2",
         "p1@a p1@a",
@@ -16,7 +16,7 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "a gang gets it back on two nodes",
+        "a gang reclaims its quota on two nodes",
         "a 1xT4; b 1xT4",
         "p1 blue 1 gang=2",
         "p1@a p1@b",
@@ -25,7 +25,7 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "what is free already is used first",
+        "a gang uses free GPUs before it reclaims others",
         "a 2xT4; b 2xT4",
         "p1 blue 1 gang=2",
         "p1@a p1@b r1@a r3@b",
@@ -34,7 +34,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "nobody goes when not all of a gang would fit",
+        "nothing is evicted when a member of the gang would not fit",
         "a 2xT4",
         "p1 blue 1 gang=2",
         "r1@a r2@a",
@@ -42,7 +42,7 @@ CASES = [
         projects="red quota=0; blue quota=2",
     ),
     Case(
-        "nobody goes for a gang beyond its quota",
+        "nothing is evicted for a gang above its quota",
         "a 2xT4",
         "p1 blue 1 gang=2",
         "r1@a r2@a",
@@ -50,7 +50,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "nobody goes for a gang that no rack can take",
+        "nothing is evicted for a gang that fits in no rack",
         "a 1xT4 rack=x; b 1xT4 rack=y",
         "p1 blue 1 gang=2 within=rack!",
         "r1@a r2@b",
@@ -58,7 +58,7 @@ CASES = [
         projects="red quota=0; blue quota=2",
     ),
     Case(
-        "the rack that a gang needs is cleared",
+        "victims are evicted in the rack that the gang needs",
         "a 1xT4 rack=x; b 1xT4 rack=y; c 1xT4 rack=y cpus=32",
         "p1 blue 1 gang=2 within=rack!",
         "p1@b p1@c r1@a",
@@ -67,7 +67,7 @@ CASES = [
         evicted="r2 r3",
     ),
     Case(
-        "a gang preempts for all its members",
+        "a gang preempts victims for all of its members",
         "a 2xT4",
         "p1 red 1 gang=2 prio=1",
         "p1@a p1@a",
@@ -75,14 +75,14 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "a gang preempts nobody when it still would not fit",
+        "a gang preempts nothing when it would still not fit",
         "a 2xT4",
         "p1 red 1 gang=2 prio=1",
         "r1@a r2@a",
         running="r1 red 1 on a:0 train; r2 red 1 on a:1",
     ),
     Case(
-        "a gang goes as a whole",
+        "a gang at its minimum is evicted as a whole",
         "a 2xT4",
         "p1 blue 1",
         "p1@a",
@@ -91,7 +91,7 @@ CASES = [
         evicted="r1 r1",
     ),
     Case(
-        "a gang on two nodes goes as a whole",
+        "a gang on two nodes is evicted as a whole",
         "a 1xT4; b 1xT4",
         "p1 blue 1; p2 blue 1",
         "p1@a p2@b",
@@ -100,7 +100,7 @@ CASES = [
         evicted="r1 r1",
     ),
     Case(
-        "a single one goes before a gang is broken",
+        "a single replica is evicted before a gang",
         "a 3xT4",
         "p1 blue 1",
         "p1@a r1@a r1@a",
@@ -110,7 +110,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "a gang gives only what it can spare",
+        "a gang above its minimum loses one spare member",
         "a 3xT4",
         "p1 blue 1",
         "p1@a r1@a r1@a",
@@ -120,7 +120,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "a gang that has nothing left to spare goes as a whole",
+        "a gang without spare members is evicted as a whole",
         "a 2xT4",
         "p1 blue 1",
         "p1@a",
@@ -129,7 +129,7 @@ CASES = [
         evicted="r1 r1",
     ),
     Case(
-        "a gang that went comes back as a whole",
+        "an evicted gang starts again as a whole",
         "a 2xT4",
         "p1 blue 1",
         "p1@a",
@@ -139,7 +139,7 @@ CASES = [
         then=(("end p1", "r1@a r1@a"),),
     ),
     Case(
-        "protected members are not touched",
+        "a protected gang is not evicted",
         "a 2xT4",
         "p1 blue 1",
         "r1@a r1@a",
@@ -147,7 +147,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "a gang within its quota is not touched",
+        "a gang within its quota is not evicted",
         "a 2xT4",
         "p1 blue 1",
         "r1@a r1@a",
@@ -163,7 +163,7 @@ CASES = [
         evicted="r1 r1",
     ),
     Case(
-        "gang against gang",
+        "a gang reclaims GPUs from another gang",
         "a 4xT4",
         "p1 blue 1 gang=3",
         "p1@a p1@a p1@a",
@@ -173,7 +173,7 @@ CASES = [
         evicted="r1 r1 r1 r1",
     ),
     Case(
-        "one gang goes and not a part of each of two",
+        "one gang is evicted instead of members of two gangs",
         "a 4xT4",
         "p1 blue 1 gang=2",
         "p1@a p1@a r1@a r1@a",
@@ -183,7 +183,7 @@ CASES = [
         evicted="r2 r2",
     ),
     Case(
-        "a gang is as old as its oldest member",
+        "a gang may be evicted once its oldest member has had its min-runtime",
         "a 2xT4",
         "p1 blue 1",
         "p1@a",
@@ -192,7 +192,7 @@ CASES = [
         evicted="r1 r1",
     ),
     Case(
-        "the important gang stays",
+        "the gang of lower priority is evicted",
         "a 4xT4",
         "p1 blue 1",
         "p1@a r1@a r1@a",
@@ -202,7 +202,7 @@ CASES = [
         evicted="r2 r2",
     ),
     Case(
-        "a whole gang is over quota by a little",
+        "a gang partly above the quota is evicted as a whole",
         "a 4xT4",
         "p1 blue 1",
         "p1@a",
@@ -212,7 +212,7 @@ CASES = [
         evicted="r1 r1 r1 r1",
     ),
     Case(
-        "of two gangs the less important makes way for a third",
+        "the gang of lower priority is evicted for another gang",
         "a 4xT4",
         "p1 blue 1 gang=2",
         "p1@a p1@a r2@a r2@a",
@@ -222,7 +222,7 @@ CASES = [
         evicted="r1 r1",
     ),
     Case(
-        "of two gangs the less important makes way for a third, the other way round",
+        "the gang of lower priority is evicted when it is the second one",
         "a 4xT4",
         "p1 blue 1 gang=2",
         "p1@a p1@a r1@a r1@a",
@@ -232,7 +232,7 @@ CASES = [
         evicted="r2 r2",
     ),
     Case(
-        "of two gangs the less important makes way for a large one",
+        "the gang of lower priority is evicted for a large replica",
         "a 4xT4",
         "p1 blue 2",
         "p1@a r1@a r1@a",

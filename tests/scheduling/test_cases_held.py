@@ -1,4 +1,4 @@
-"""Who must not start yet: suspended, waiting for a window, for others, or for a time."""
+"""Cases of replicas that must not start yet: suspended, before a time window, a dependency or a time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,29 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "suspended", "a 1xT4", "p1 red 1 suspended; p2 red 1", "p2@a", then=(("end p2", ""), ("add p1 red 1", "p1@a"))
+        "a suspended replica waits until it is resumed",
+        "a 1xT4",
+        "p1 red 1 suspended; p2 red 1",
+        "p2@a",
+        then=(("end p2", ""), ("add p1 red 1", "p1@a")),
     ),
-    Case("outside its window", "a 1xT4", "p1 red 1 train window", "", then=(("add p1 red 1 train", "p1@a"),)),
-    Case("waiting for what it depends on", "a 1xT4", "p1 red 1 dependency", "", then=(("add p1 red 1", "p1@a"),)),
     Case(
-        "as many as may run at once do",
+        "a replica outside its time window waits",
+        "a 1xT4",
+        "p1 red 1 train window",
+        "",
+        then=(("add p1 red 1 train", "p1@a"),),
+    ),
+    Case("a replica waits for its dependency", "a 1xT4", "p1 red 1 dependency", "", then=(("add p1 red 1", "p1@a"),)),
+    Case(
+        "a replica held by parallelism waits",
         "a 4xT4",
         "p1 red 1; p2 red 1 parallelism",
         "p1@a",
         then=(("end p1", ""), ("add p2 red 1", "p2@a")),
     ),
     Case(
-        "suspended while it waits",
+        "a replica that is suspended while it waits does not start",
         "a 1xT4",
         "p1 red 1",
         "r1@a",
@@ -42,9 +52,9 @@ CASES = [
         "",
         then=(("wait 100", "p1@a"), ("wait 900", "p1@a p2@a")),
     ),
-    Case("the important who is held keeps nobody from starting", "a 1xT4", "p1 red 1 prio=9 window; p2 red 1", "p2@a"),
+    Case("a held replica of high priority does not block others", "a 1xT4", "p1 red 1 prio=9 window; p2 red 1", "p2@a"),
     Case(
-        "the starving who is held reserves nothing",
+        "a held replica gets no reservation",
         "a 2xT4",
         "p1 red 2 wait=9000 window; p2 red 1",
         "p2@a r1@a",
@@ -52,7 +62,7 @@ CASES = [
         reserved="",
     ),
     Case(
-        "the owed who is held evicts nobody",
+        "a held replica evicts nothing within its quota",
         "a 1xT4",
         "p1 blue 1 window",
         "r1@a",
@@ -62,13 +72,13 @@ CASES = [
         then=(("add p1 blue 1", "p1@a"),),
     ),
     Case(
-        "all held",
+        "nothing starts when all replicas are held",
         "a 4xT4",
         "p1 red 1 window; p2 red 1 suspended; p3 red 1 dependency; p4 red 1 parallelism; p5 red 1 later=9999",
         "",
     ),
     Case(
-        "who is held and then stopped is forgotten",
+        "a held replica that is stopped leaves the queue",
         "a 1xT4",
         "p1 red 1 window",
         "",

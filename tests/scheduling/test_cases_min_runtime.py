@@ -1,4 +1,4 @@
-"""Nobody is evicted before it has run for a while."""
+"""Cases of min-runtime: no replica is preempted before it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "the default is a minute",
+        "the default min-runtime is one minute",
         "a 1xT4",
         "p1 blue 1",
         "r1@a",
@@ -17,7 +17,7 @@ CASES = [
         then=(("wait 20", "p1@a"),),
     ),
     Case(
-        "of the pool",
+        "the min-runtime of the pool delays an eviction",
         "a 1xT4",
         "p1 blue 1",
         "r1@a",
@@ -28,7 +28,7 @@ CASES = [
         then=(("wait 100", "p1@a"),),
     ),
     Case(
-        "none at all",
+        "a min-runtime of 0 allows immediate eviction",
         "a 1xT4",
         "p1 blue 1",
         "p1@a",
@@ -38,7 +38,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "the young is passed over for the old",
+        "a replica within its min-runtime is skipped for another victim",
         "a 2xT4",
         "p1 blue 1",
         "p1@a r1@a",
@@ -47,7 +47,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "nobody goes when one of two is too young",
+        "nothing is evicted while one of two victims is within its min-runtime",
         "a 2xT4",
         "p1 blue 2",
         "r1@a r2@a",
@@ -57,7 +57,7 @@ CASES = [
         then=(("wait 60", "p1@a"),),
     ),
     Case(
-        "who starts again is young again",
+        "the min-runtime begins again with each start",
         "a 1xT4",
         "p1 blue 1",
         "p1@a",
@@ -67,7 +67,7 @@ CASES = [
         then=(("end p1", "r1@a"), ("add p2 blue 1", "r1@a"), ("wait 60", "p2@a")),
     ),
     Case(
-        "who waits for the young is served elsewhere when that is free",
+        "a replica that waits for a min-runtime starts on a free GPU",
         "a 1xT4; b 1xT4 cpus=32",
         "p1 blue 1",
         "r1@a r2@b",
@@ -76,7 +76,7 @@ CASES = [
         then=(("end r2", "p1@b r1@a"), ("wait 100", "p1@b r1@a")),
     ),
     Case(
-        "bounds on use do not make the young go",
+        "preemption for a limit respects the min-runtime",
         "a 4xT4",
         "p1 red 1 prio=1",
         "r1@a",
@@ -86,7 +86,7 @@ CASES = [
         then=(("wait 60", "p1@a"),),
     ),
     Case(
-        "its own is longer",
+        "a longer min-runtime of a replica applies",
         "a 1xT4",
         "p1 blue 1",
         "r1@a",
@@ -96,7 +96,7 @@ CASES = [
         then=(("wait 100", "p1@a"),),
     ),
     Case(
-        "its own is shorter",
+        "a shorter min-runtime of a replica applies",
         "a 1xT4",
         "p1 blue 1",
         "p1@a",
@@ -105,7 +105,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "twice as long after each eviction, where nothing was promised to who waits",
+        "the min-runtime doubles with each eviction for claims by fair share",
         "a 2xT4",
         "p1 blue 1 train",
         "r1@a r2@a",
@@ -114,7 +114,7 @@ CASES = [
         then=(("wait 20", "r1@a r2@a"), ("wait 20", "p1@a r2@a"), ("wait 500", "p1@a r2@a")),
     ),
     Case(
-        "no longer for a project that is owed its quota",
+        "the min-runtime does not double for claims by quota",
         "a 2xT4",
         "p1 blue 1 train",
         "p1@a r1@a",
@@ -123,7 +123,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "no longer for the quota of a department",
+        "the min-runtime does not double for claims by department quota",
         "a 2xT4",
         "p1 blue 1 train",
         "p1@a r1@a",
@@ -133,7 +133,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "no longer for more important work of the project",
+        "the min-runtime does not double for preemption by priority",
         "a 1xT4",
         "p1 red 1 prio=1",
         "p1@a",
@@ -141,7 +141,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "a day at the longest",
+        "the doubled min-runtime is at most one day",
         "a 2xT4",
         "p1 blue 1 train",
         "r1@a r2@a",
@@ -150,9 +150,9 @@ CASES = [
         then=(("wait 50", "r1@a r2@a"), ("wait 50", "p1@a r2@a")),
     ),
     Case(
-        "a gang for as long as its oldest member",
+        "the min-runtime of a gang counts from its oldest member",
         "a 2xT4; b 1xT4",
-        "p1 blue 1 train",
+        "p1 blue 2 train",
         "r1@a r1@a r2@b",
         running="""r1.0 red 1 on a:0 train gang=2 age=900 evictions=4
                    r1.1 red 1 on a:1 train gang=2 age=100 evictions=4
@@ -161,7 +161,7 @@ CASES = [
         then=(("wait 30", "r1@a r1@a r2@b"), ("wait 30", "p1@a r2@b")),
     ),
     Case(
-        "against preemption as well",
+        "the min-runtime of a replica delays preemption",
         "a 1xT4",
         "p1 red 1 prio=1",
         "r1@a",

@@ -1,4 +1,4 @@
-"""Several rules at once."""
+"""Cases that combine several rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "reclaim for the one, preemption for the other",
+        "one replica reclaims and another preempts in the same pool",
         "a 3xT4",
         "p1 blue 1; p2 red 1 prio=1",
         "p1@a p2@a r1@a",
@@ -16,7 +16,7 @@ CASES = [
         evicted="r2 r3",
     ),
     Case(
-        "free space first, then a victim",
+        "a free GPU is used before a victim is evicted",
         "a 2xT4",
         "p1 blue 1; p2 blue 1",
         "p1@a p2@a",
@@ -25,7 +25,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "a victim of reclaim preempts less important work of its own",
+        "an evicted replica preempts work of lower priority in its project",
         "a 1xT4; b 1xA100",
         "p1 blue 1 model=a100",
         "p1@b r2@a",
@@ -34,7 +34,7 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "the starving is served by reclaim and not by waiting",
+        "a starving replica within its quota reclaims GPUs",
         "a 2xT4",
         "p1 blue 2 wait=900; p2 green 0.5 wait=5",
         "p1@a",
@@ -43,7 +43,7 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "who was promised space keeps it from the more important",
+        "a nominated replica keeps its GPU from work of higher priority",
         "a 1xT4",
         "p1 blue 1; p2 blue 1 prio=9 later=0.5",
         "p1@a",
@@ -52,7 +52,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "a whole pool changes hands",
+        "a project reclaims the whole pool",
         "a 2xT4; b 2xT4",
         "p1 blue 1; p2 blue 1; p3 blue 1; p4 blue 1",
         "p1@a p2@a p3@b p4@b",
@@ -61,7 +61,7 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "and back when the owner is done",
+        "evicted work starts again when the other project ends",
         "a 2xT4",
         "p1 blue 2",
         "p1@a",
@@ -71,40 +71,40 @@ CASES = [
         then=(("end p1", "r1@a r2@a"), ("wait 500", "r1@a r2@a")),
     ),
     Case(
-        "a part of a GPU, memory, CPUs and a label at once",
+        "GPU memory, CPUs and a label must all fit",
         "a 2xT4 cpus=8 zone=x; b 2xA100 cpus=2 zone=x; c 2xA100 cpus=8",
         "p1 red 20000M cpus=4 zone=x; p2 red 20000M cpus=2 zone=x",
         "p2@b",
     ),
     Case(
-        "a gang and single ones on what is left",
+        "single replicas use the GPUs that a gang leaves free",
         "a 4xT4; b 4xT4",
         "p1 red 2 gang=3; p2 red 1; p3 red 1; p4 red 1",
         "p1@a p1@a p1@b p2@b p3@b",
     ),
     Case(
-        "a quota for a model, borrowed otherwise",
+        "two projects get different GPU models within their quotas",
         "a 2xT4; b 2xA100",
         "p1 red 2 model=t4; p2 blue 2 model=a100",
         "p1@a p2@b",
         projects="red quota=2; blue quota=2",
     ),
     Case(
-        "the limit of one project leaves all to another",
+        "the limit of one project leaves the rest to another",
         "a 4xT4",
         "p1 red 1 train; p2 red 1 train; p3 blue 1 train; p4 blue 1 train; p5 blue 1 train",
         "p1@a p3@a p4@a p5@a",
         projects="red limit=1",
     ),
     Case(
-        "nobody waits while there is room for all",
+        "all replicas start when there is room for all",
         "a 4xT4; b 2xA100 zone=x; c 1xL4",
         "p1 red 2 model=t4; p2 red 0.5 model=l4; p3 blue 1 zone=x; p5 green 2 train model=t4; p6 green 0.5 model=l4",
         "p1@a p2@c p3@b p5@a p6@c",
         projects="red quota=3; blue quota=2; green quota=1",
     ),
     Case(
-        "protected work of a full project waits while its training runs elsewhere",
+        "protected work waits at the quota while training of its project runs",
         "a 2xT4",
         "p1 red 1",
         "r1@a r2@a",
@@ -112,7 +112,7 @@ CASES = [
         projects="red quota=1",
     ),
     Case(
-        "a training job that went over a lowered limit stays until somebody is owed",
+        "training above a lowered limit keeps running",
         "a 2xT4",
         "",
         "r1@a r2@a",
@@ -121,7 +121,7 @@ CASES = [
         then=(("project red quota=2 limit=1", "r1@a r2@a"), ("wait 300", "r1@a r2@a")),
     ),
     Case(
-        "whoever is owed a GPU takes the free one before another reserves it",
+        "a replica within its quota gets the free GPU before a reservation",
         "a 2xT4; b 1xT4 cpus=32",
         "p1 green 2 wait=900; p2 blue 1",
         "p2@a r1@a r2@b",
@@ -130,7 +130,7 @@ CASES = [
         reserved="p1@a",
     ),
     Case(
-        "the owed who has a reservation gets victims as soon as they may go",
+        "a replica with a reservation reclaims GPUs once the min-runtime has passed",
         "a 2xT4",
         "p1 blue 2 wait=900",
         "r1@a r2@a",
@@ -140,7 +140,7 @@ CASES = [
         then=(("wait 60", "r1@a r2@a"), ("wait 60", "p1@a")),
     ),
     Case(
-        "who was promised space keeps it while victims take their time",
+        "a nominated replica keeps its GPU while victims are ending",
         "a 1xT4",
         "p1 blue 1; p2 blue 1 prio=9 later=1.5",
         "p1@a",
@@ -150,7 +150,7 @@ CASES = [
         slow=4,
     ),
     Case(
-        "nobody else goes while victims take their time",
+        "no more victims are evicted while the first ones are ending",
         "a 3xT4",
         "p1 blue 1",
         "p1@a r1@a r2@a",
@@ -160,7 +160,7 @@ CASES = [
         slow=4,
     ),
     Case(
-        "a gang is promised all of its space while victims take their time",
+        "a nominated gang keeps all of its GPUs while victims are ending",
         "a 1xT4; b 1xT4",
         "p1 blue 1 gang=2; p2 red 1 prio=9 later=1.5",
         "p1@a p1@b",
@@ -170,7 +170,7 @@ CASES = [
         slow=4,
     ),
     Case(
-        "the moved keep their new place while they take their time",
+        "a moved replica keeps its new place while it is ending",
         "a 2xT4",
         "p1 red 1 wait=100; p2 red 0.5 later=1.5",
         "p1@a r1@a r2@a",

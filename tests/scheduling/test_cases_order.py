@@ -1,4 +1,4 @@
-"""Who is served first."""
+"""Cases of scheduling order."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "the project that has less goes first",
+        "the project with fewer GPUs is served first",
         "a 2xT4",
         "p1 red 1 wait=900; p2 blue 1",
         "p2@a r1@a",
         running="r1 red 1 on a:0",
     ),
     Case(
-        "less of its quota",
+        "the project with the lower part of its quota is served first",
         "a 4xT4",
         "p1 red 1 wait=90; p2 blue 1",
         "p2@a r1@a r2@a",
@@ -22,7 +22,7 @@ CASES = [
         projects="red quota=2; blue quota=8",
     ),
     Case(
-        "within quota before over it",
+        "work within quota starts before over-quota work",
         "a 2xT4",
         "p1 red 1 train wait=900; p2 blue 1 train",
         "p2@a r1@a",
@@ -31,22 +31,24 @@ CASES = [
     ),
     Case("projects without a quota take turns", "a 2xT4", "p1 red 1; p2 red 1; p3 blue 1", "p1@a p3@a"),
     Case(
-        "the user who holds less",
+        "the user with fewer GPUs is served first",
         "a 2xT4",
         "p1 red/ann 1 wait=900; p2 red/bob 1",
         "p2@a r1@a",
         running="r1 red/ann 1 on a:0",
     ),
     Case(
-        "but priority counts more than that",
+        "priority counts before the GPUs of a user",
         "a 2xT4",
         "p1 red/ann 1 prio=1; p2 red/bob 1",
         "p1@a r1@a",
         running="r1 red/ann 1 on a:0",
     ),
-    Case("priority is a matter within a project", "a 2xT4", "p1 red 1 prio=9; p2 red 1 prio=8; p3 blue 1", "p1@a p3@a"),
     Case(
-        "first come first served in a project",
+        "priority has no effect on other projects", "a 2xT4", "p1 red 1 prio=9; p2 red 1 prio=8; p3 blue 1", "p1@a p3@a"
+    ),
+    Case(
+        "the oldest replica of a project starts first",
         "a 2xT4",
         "p3 red 1 wait=10; p2 red 1 wait=20; p1 red 1 wait=30",
         "p1@a p2@a",
@@ -64,49 +66,59 @@ CASES = [
         "p1@a p3@a p5@a",
     ),
     Case(
-        "who is within quota goes before more important work over it",
+        "work within quota starts before over-quota work of higher priority",
         "a 1xT4",
         "p1 red 1 train prio=9 wait=900; p2 blue 1",
         "p2@a",
         projects="red quota=0; blue quota=1",
     ),
-    Case("the first project's large one does not block the second's", "a 2xT4", "p1 red 4 wait=200; p2 blue 2", "p2@a"),
     Case(
-        "turns by GPUs and not by jobs",
+        "a large replica of one project does not block another project",
+        "a 2xT4",
+        "p1 red 4 wait=200; p2 blue 2",
+        "p2@a",
+    ),
+    Case(
+        "projects are compared by GPUs, not by jobs",
         "a 4xT4",
         "p1 red 2; p2 red 2; p3 blue 1; p4 blue 1; p5 blue 1",
         "p1@a p3@a p4@a",
     ),
     Case(
-        "parts of GPUs count for turns",
+        "slices count in the order of projects",
         "a 2xT4",
         "p1 red 1; p2 red 1; p3 blue 0.5; p4 blue 0.5; p5 blue 0.5",
         "p1@a p3@a p4@a",
     ),
     Case(
-        "a turn of larger quota",
+        "a project with a larger quota gets more GPUs",
         "a 3xT4",
         "p1 red 1; p2 red 1; p3 blue 1; p4 blue 1",
         "p1@a p2@a p3@a",
         projects="red quota=4; blue quota=2",
     ),
     Case(
-        "a project that got its share waits for one that did not",
+        "a project at its fair share waits for one below its share",
         "a 2xT4",
         "p1 red 1 train wait=900; p2 blue 1 train",
         "p2@a r1@a",
         running="r1 red 1 on a:0 train",
         projects="red quota=0; blue quota=0",
     ),
-    Case("age among projects that hold the same", "a 1xT4", "p1 red 1 wait=10; p2 blue 1 wait=20", "p2@a"),
     Case(
-        "importance decides which of its own a project starts",
+        "the older replica starts first when projects hold equal amounts",
+        "a 1xT4",
+        "p1 red 1 wait=10; p2 blue 1 wait=20",
+        "p2@a",
+    ),
+    Case(
+        "priority decides the order within each project",
         "a 2xT4",
         "p1 red 1 wait=900; p2 red 1 prio=1; p3 blue 1; p4 blue 1 prio=7",
         "p2@a p4@a",
     ),
     Case(
-        "who lost the turn is next",
+        "the project that was not served is served next",
         "a 1xT4",
         "p1 red 1; p2 blue 1; p3 red 1",
         "p1@a",

@@ -1,4 +1,4 @@
-"""Work that may run only in some pools of nodes."""
+"""Cases of work that may run only in some node pools."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import pytest
 from scheduling_cases import Case, table
 
 CASES = [
-    Case("in its pool", "a 1xT4 pool=x; b 1xT4 pool=y", "p1 red 1 pool=y", "p1@b"),
-    Case("in none but its pool", "a 1xT4 pool=x; b 1xT4", "p1 red 1 pool=y", ""),
+    Case("a replica starts in its node pool", "a 1xT4 pool=x; b 1xT4 pool=y", "p1 red 1 pool=y", "p1@b"),
+    Case("a replica waits when its node pool has no node", "a 1xT4 pool=x; b 1xT4", "p1 red 1 pool=y", ""),
     Case(
-        "in either of two pools",
+        "a replica with two node pools starts in either",
         "a 1xT4 pool=x; b 2xT4 pool=y; c 1xT4 pool=z",
         "p1 red 1 pool=x,y; p2 red 1 pool=x,y; p3 red 1 pool=x,y",
         "p1@a p2@b p3@b",
     ),
-    Case("who is bound to no pool runs in any", "a 1xT4 pool=x; b 1xT4", "p1 red 1; p2 red 1", "p1@a p2@b"),
+    Case("a replica without a node pool starts in any", "a 1xT4 pool=x; b 1xT4", "p1 red 1; p2 red 1", "p1@a p2@b"),
     Case(
-        "pool and label",
+        "node pool and label must both match",
         "a 1xT4 pool=x zone=u; b 1xT4 pool=x zone=v; c 1xT4 pool=y zone=v",
         "p1 red 1 pool=x zone=v",
         "p1@b",
     ),
     Case(
-        "a part in its pool though others are shared already",
+        "a slice starts in its node pool although another GPU is shared already",
         "a 1xT4 pool=x; b 1xT4 pool=y",
         "p1 red 0.5 pool=y",
         "p1@b r1@a",
         running="r1 red 0.5 on a:0",
     ),
     Case(
-        "a full pool does not keep others out of theirs",
+        "a full node pool does not block other node pools",
         "a 1xT4 pool=x; b 1xT4 pool=y",
         "p1 red 1 pool=x; p2 red 1 pool=x; p3 red 1 pool=y",
         "p1@a p3@b",
     ),
     Case(
-        "reclaim in the pool only",
+        "GPUs are reclaimed only in the node pool",
         "a 1xT4 pool=x; b 1xT4 pool=y",
         "p1 blue 1 pool=y",
         "p1@b r1@a",
@@ -44,7 +44,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "preempt in the pool only",
+        "work is preempted only in the node pool",
         "a 1xT4 pool=x; b 1xT4 pool=y",
         "p1 red 1 pool=y prio=1",
         "p1@b r1@a",
@@ -52,7 +52,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "a reservation in the pool only",
+        "a reservation is made only in the node pool",
         "a 2xT4 pool=x; b 2xT4 pool=y",
         "p1 red 2 pool=y wait=900; p2 red 1",
         "p2@a r1@a r2@b",
@@ -60,7 +60,7 @@ CASES = [
         reserved="p1@b",
     ),
     Case(
-        "who has to go comes back in its pool only",
+        "a preempted replica starts again only in its node pool",
         "a 1xT4 pool=x; b 1xT4 pool=y",
         "p1 red 1 pool=y prio=1",
         "p1@b",
@@ -68,9 +68,15 @@ CASES = [
         evicted="r1",
         then=(("wait 5", "p1@b"), ("end p1", "r1@b")),
     ),
-    Case("a node changes its pool", "a 1xT4 pool=x", "p1 red 1 pool=y", "", then=(("node a 1xT4 pool=y", "p1@a"),)),
     Case(
-        "what runs stays when its node leaves the pool",
+        "a replica starts when a node joins its node pool",
+        "a 1xT4 pool=x",
+        "p1 red 1 pool=y",
+        "",
+        then=(("node a 1xT4 pool=y", "p1@a"),),
+    ),
+    Case(
+        "running work stays when its node leaves the node pool",
         "a 2xT4 pool=x",
         "p1 red 1 pool=x",
         "p1@a",

@@ -1,4 +1,4 @@
-"""More important work of a project goes before less important training of it."""
+"""Cases of preemption: higher priority work of a project preempts training of lower priority."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "more important work of the same project",
+        "work of higher priority preempts training of its project",
         "a 1xT4",
         "p1 red 1 prio=1",
         "p1@a",
         running="r1 red 1 on a:0 train",
         evicted="r1",
     ),
-    Case("equal importance waits", "a 1xT4", "p1 red 1", "r1@a", running="r1 red 1 on a:0 train"),
-    Case("not in another project", "a 1xT4", "p1 blue 1 prio=9", "r1@a", running="r1 red 1 on a:0 train"),
-    Case("not protected work", "a 1xT4", "p1 red 1 prio=9", "r1@a", running="r1 red 1 on a:0"),
-    Case("not the young", "a 1xT4", "p1 red 1 prio=9", "r1@a", running="r1 red 1 on a:0 train age=5"),
+    Case("work of equal priority waits", "a 1xT4", "p1 red 1", "r1@a", running="r1 red 1 on a:0 train"),
     Case(
-        "to stay within the limit",
+        "priority does not preempt work of another project",
+        "a 1xT4",
+        "p1 blue 1 prio=9",
+        "r1@a",
+        running="r1 red 1 on a:0 train",
+    ),
+    Case("protected work is never preempted", "a 1xT4", "p1 red 1 prio=9", "r1@a", running="r1 red 1 on a:0"),
+    Case(
+        "training within its min-runtime is not preempted",
+        "a 1xT4",
+        "p1 red 1 prio=9",
+        "r1@a",
+        running="r1 red 1 on a:0 train age=5",
+    ),
+    Case(
+        "preemption makes room within the project limit",
         "a 4xT4",
         "p1 red 1 prio=1",
         "p1@a r1@a",
@@ -28,7 +40,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "to stay within a user's limit only that user's",
+        "only work of the same user is preempted for a user limit",
         "a 4xT4",
         "p1 red/ann 1 prio=1",
         "p1@a r2@a",
@@ -37,7 +49,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "lowest first",
+        "the lowest priority is preempted first",
         "a 2xT4",
         "p1 red 1 prio=5",
         "p1@a r1@a",
@@ -45,7 +57,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "training preempts lesser training",
+        "training preempts training of lower priority",
         "a 1xT4",
         "p1 red 1 train prio=1",
         "p1@a",
@@ -53,7 +65,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "as few as needed",
+        "no more victims than needed are preempted",
         "a 4xT4",
         "p1 red 2 prio=1",
         "p1@a r1@a r3@a",
@@ -61,7 +73,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "protected work gets its quota from the project's own training",
+        "protected work preempts training of its project for its quota",
         "a 2xT4",
         "p1 red 1 prio=1; p2 red 1 prio=1",
         "p1@a r1@a",
@@ -70,7 +82,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "over a strict quota by the project's own",
+        "preemption makes room within a strict quota",
         "a 4xT4",
         "p1 red 1 prio=1",
         "p1@a",
@@ -79,7 +91,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "of another user of the project",
+        "work of another user in the project is preempted",
         "a 1xT4",
         "p1 red/bob 1 prio=1",
         "p1@a",
@@ -87,10 +99,14 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "nobody goes while something is free", "a 2xT4", "p1 red 1 prio=1", "p1@a r1@a", running="r1 red 1 on a:0 train"
+        "nothing is preempted when a GPU is free",
+        "a 2xT4",
+        "p1 red 1 prio=1",
+        "p1@a r1@a",
+        running="r1 red 1 on a:0 train",
     ),
     Case(
-        "who had to go goes on elsewhere",
+        "a preempted replica starts on another node",
         "a 1xT4; b 1xA100",
         "p1 red 1 prio=1 model=a100",
         "p1@b r1@a",
@@ -98,7 +114,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "down the ladder of importance",
+        "a preempted replica preempts work of lower priority",
         "a 1xT4; b 1xA100",
         "p1 red 1 prio=2 model=a100",
         "p1@b r2@a",
@@ -106,7 +122,7 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "two important ones, two who go",
+        "two replicas preempt two victims",
         "a 2xT4",
         "p1 red 1 prio=1; p2 red 1 prio=1",
         "p1@a p2@a",
@@ -114,17 +130,21 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "as important as waits for hours",
+        "work of equal priority does not preempt after a long wait",
         "a 1xT4",
         "p1 red 1 wait=90000",
         "r1@a",
         running="r1 red 1 on a:0 train age=90000",
     ),
     Case(
-        "who is suspended takes nothing", "a 1xT4", "p1 red 1 prio=9 suspended", "r1@a", running="r1 red 1 on a:0 train"
+        "a suspended replica preempts nothing",
+        "a 1xT4",
+        "p1 red 1 prio=9 suspended",
+        "r1@a",
+        running="r1 red 1 on a:0 train",
     ),
     Case(
-        "parts go from one GPU",
+        "slices of one GPU are preempted for a whole GPU",
         "a 2xT4",
         "p1 red 1 prio=1",
         "p1@a r3@a r4@a",
@@ -133,14 +153,14 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "nobody goes when another's work is in the way as well",
+        "nothing is preempted when work of another project is in the way",
         "a 2xT4",
         "p1 red 2 prio=1",
         "r1@a r2@a",
         running="r1 red 1 on a:0 train; r2 blue 1 on a:1 train",
     ),
     Case(
-        "to stay within a user's limit in the project",
+        "preemption makes room within the user limit of the project",
         "a 4xT4",
         "p1 red/ann 1 prio=1",
         "p1@a r2@a",
@@ -149,7 +169,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "for CPUs",
+        "preemption frees CPUs",
         "a 2xT4 cpus=4",
         "p1 red 1 prio=1 cpus=2",
         "p1@a",
@@ -157,7 +177,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "the newest of equals",
+        "the newest of equal victims is preempted",
         "a 2xT4",
         "p1 red 1 prio=1",
         "p1@a r1@a",
@@ -165,14 +185,14 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "not one who is more important than oneself, though others are less",
+        "nothing is preempted when one victim has a higher priority",
         "a 2xT4",
         "p1 red 2 prio=1",
         "r1@a r2@a",
         running="r1 red 1 on a:0 train; r2 red 1 on a:1 train prio=2",
     ),
     Case(
-        "negative importance yields to none",
+        "work of negative priority is preempted by work of priority 0",
         "a 1xT4",
         "p1 red 1",
         "p1@a",
@@ -180,7 +200,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "nobody over the limit evicts to get further over it",
+        "work of equal priority preempts nothing for the limit",
         "a 4xT4",
         "p1 red 2 prio=1",
         "r1@a",
@@ -188,7 +208,7 @@ CASES = [
         projects="red limit=2",
     ),
     Case(
-        "for a large one as few as the limit needs",
+        "only as many victims as the limit requires are preempted",
         "a 4xT4",
         "p1 red 2 prio=1",
         "p1@a r1@a",
@@ -197,7 +217,7 @@ CASES = [
         evicted="r2 r3",
     ),
     Case(
-        "protected work of the same importance waits for training",
+        "protected work waits for training of equal priority",
         "a 1xT4",
         "p1 red 1",
         "r1@a",
@@ -206,7 +226,7 @@ CASES = [
         then=(("end r1", "p1@a"),),
     ),
     Case(
-        "who went comes back and takes nobody's place",
+        "a preempted replica starts again only when a GPU is free",
         "a 2xT4",
         "p1 red 1 prio=1",
         "p1@a r1@a",
@@ -215,7 +235,7 @@ CASES = [
         then=(("wait 100", "p1@a r1@a"), ("end p1", "r1@a r2@a")),
     ),
     Case(
-        "what was reserved is taken from the less important instead",
+        "preemption replaces a reservation",
         "a 2xT4",
         "p1 red 2 wait=900 prio=1",
         "p1@a",

@@ -1,4 +1,4 @@
-"""Quotas, limits, and limits of users."""
+"""Cases of quotas, limits, and limits of users."""
 
 from __future__ import annotations
 
@@ -6,21 +6,43 @@ import pytest
 from scheduling_cases import Case, table
 
 CASES = [
-    Case("protected work stays within quota", "a 4xT4", "p1 red 1; p2 red 1", "p1@a", projects="red quota=1"),
-    Case("training may exceed it", "a 4xT4", "p1 red 1 train; p2 red 1 train", "p1@a p2@a", projects="red quota=1"),
-    Case("up to the limit", "a 4xT4", "p1 red 2 train; p2 red 2 train", "p1@a", projects="red quota=1 limit=3"),
+    Case("protected work stays within its quota", "a 4xT4", "p1 red 1; p2 red 1", "p1@a", projects="red quota=1"),
     Case(
-        "not where that is not wanted",
+        "training may exceed the quota", "a 4xT4", "p1 red 1 train; p2 red 1 train", "p1@a p2@a", projects="red quota=1"
+    ),
+    Case(
+        "training stays within the limit",
+        "a 4xT4",
+        "p1 red 2 train; p2 red 2 train",
+        "p1@a",
+        projects="red quota=1 limit=3",
+    ),
+    Case(
+        "training stays within a strict quota",
         "a 4xT4",
         "p1 red 1 train; p2 red 1 train",
         "p1@a",
         projects="red quota=1 strict",
     ),
-    Case("quotas have fractions", "a 4xT4", "p1 red 0.5; p2 red 0.5; p3 red 0.1", "p1@a p2@a", projects="red quota=1"),
-    Case("no quota at all", "a 4xT4", "p1 red 1; p2 red 1 train", "p2@a", projects="red quota=0"),
-    Case("a head over quota does not block", "a 4xT4", "p1 red 3; p2 red 1", "p2@a", projects="red quota=2"),
     Case(
-        "training over quota leaves the quota to protected work",
+        "a quota is filled by slices",
+        "a 4xT4",
+        "p1 red 0.5; p2 red 0.5; p3 red 0.1",
+        "p1@a p2@a",
+        projects="red quota=1",
+    ),
+    Case(
+        "protected work waits when the quota is 0", "a 4xT4", "p1 red 1; p2 red 1 train", "p2@a", projects="red quota=0"
+    ),
+    Case(
+        "a replica over quota at the head of the queue does not block others",
+        "a 4xT4",
+        "p1 red 3; p2 red 1",
+        "p2@a",
+        projects="red quota=2",
+    ),
+    Case(
+        "over-quota training leaves the quota to protected work",
         "a 4xT4",
         "p1 red 2",
         "p1@a r1@a",
@@ -28,36 +50,55 @@ CASES = [
         projects="red quota=2",
     ),
     Case(
-        "a user's limit in a project",
+        "a user stays within the user limit of the project",
         "a 4xT4",
         "p1 red/ann 1; p2 red/ann 1; p3 red/bob 1",
         "p1@a p3@a",
         projects="red user=1",
     ),
     Case(
-        "a user's limit over all",
+        "a user stays within the limit over all projects",
         "a 4xT4",
         "p1 red/ann 1; p2 blue/ann 1; p3 red/bob 1",
         "p1@a p3@a",
         users="ann limit=1",
     ),
-    Case("a limit by memory on the larger card", "a 1xT4; b 1xA100", "p1 red 8000M", "p1@b", projects="red limit=0.2"),
-    Case("what is held counts", "a 4xT4", "p1 red 1", "r1@a", running="r1 red 1 on a:0", projects="red quota=1"),
-    Case("the limit is for protected work, too", "a 4xT4", "p1 red 1; p2 red 1", "p1@a", projects="red limit=1"),
     Case(
-        "a limit below the quota counts", "a 4xT4", "p1 red 1; p2 red 1 train", "p1@a", projects="red quota=3 limit=1"
+        "a limit is checked with the part of a larger GPU",
+        "a 1xT4; b 1xA100",
+        "p1 red 8000M",
+        "p1@b",
+        projects="red limit=0.2",
     ),
-    Case("a limit of nothing", "a 4xT4", "p1 red 1; p2 red 0.001 train", "", projects="red limit=0"),
-    Case("no quota and nothing over it", "a 4xT4", "p1 red 1; p2 red 1 train", "", projects="red quota=0 strict"),
     Case(
-        "a user's limit has fractions",
+        "running work counts toward the quota",
+        "a 4xT4",
+        "p1 red 1",
+        "r1@a",
+        running="r1 red 1 on a:0",
+        projects="red quota=1",
+    ),
+    Case("the limit applies to protected work", "a 4xT4", "p1 red 1; p2 red 1", "p1@a", projects="red limit=1"),
+    Case(
+        "a limit below the quota applies", "a 4xT4", "p1 red 1; p2 red 1 train", "p1@a", projects="red quota=3 limit=1"
+    ),
+    Case("nothing starts when the limit is 0", "a 4xT4", "p1 red 1; p2 red 0.001 train", "", projects="red limit=0"),
+    Case(
+        "nothing starts when a strict quota is 0",
+        "a 4xT4",
+        "p1 red 1; p2 red 1 train",
+        "",
+        projects="red quota=0 strict",
+    ),
+    Case(
+        "a user limit may be a fraction of a GPU",
         "a 4xT4",
         "p1 red 0.5; p2 red 0.5; p3 red/bob 0.5",
         "p1@a p3@a",
         projects="red user=0.5",
     ),
     Case(
-        "the tighter of a user's two limits",
+        "the lower of two user limits applies",
         "a 4xT4",
         "p1 red/ann 1; p2 red/ann 1; p3 blue/ann 1",
         "p1@a p3@a",
@@ -65,33 +106,37 @@ CASES = [
         users="ann limit=2",
     ),
     Case(
-        "a user's limit in one project is none in another",
+        "a user limit of one project does not apply in another",
         "a 4xT4",
         "p1 red/ann 1; p2 blue/ann 1; p3 blue/ann 1",
         "p1@a p2@a p3@a",
         projects="red user=1",
     ),
     Case(
-        "training within a strict quota counts against protected work",
+        "training counts toward a strict quota",
         "a 4xT4",
         "p1 red 1",
         "r1@a",
         running="r1 red 2 on a:01 train",
         projects="red quota=2 strict",
     ),
-    Case("a project that nobody described has no bounds", "a 4xT4", "p1 new 4", "p1@a", projects="red quota=1"),
+    Case("an unknown project has no quota and no limit", "a 4xT4", "p1 new 4", "p1@a", projects="red quota=1"),
     Case(
-        "by memory within a quota of half a GPU", "a 2xT4", "p1 red 8000M; p2 red 1M", "p1@a", projects="red quota=0.5"
+        "a request by memory counts its part of the GPU toward the quota",
+        "a 2xT4",
+        "p1 red 8000M; p2 red 1M",
+        "p1@a",
+        projects="red quota=0.5",
     ),
     Case(
-        "a second half over a quota of one and a half",
+        "a slice that exceeds a quota of 1.5 GPUs waits",
         "a 4xT4",
         "p1 red 1; p2 red 0.5; p3 red 0.5",
         "p1@a p2@a",
         projects="red quota=1.5",
     ),
     Case(
-        "quota comes back when work ends",
+        "protected work starts when other work of the quota ends",
         "a 4xT4",
         "p1 red 1; p2 red 1",
         "p1@a",
@@ -99,7 +144,7 @@ CASES = [
         then=(("end p1", "p2@a"),),
     ),
     Case(
-        "a quota raised",
+        "more protected work starts when the quota is raised",
         "a 4xT4",
         "p1 red 1; p2 red 1; p3 red 1",
         "p1@a",
@@ -107,7 +152,7 @@ CASES = [
         then=(("project red quota=2", "p1@a p2@a"), ("project red", "p1@a p2@a p3@a")),
     ),
     Case(
-        "a quota lowered takes nothing from protected work",
+        "a lowered quota does not evict protected work",
         "a 4xT4",
         "p1 red 2; p2 blue 2",
         "p1@a p2@a",
@@ -115,7 +160,7 @@ CASES = [
         then=(("project red quota=0", "p1@a p2@a"), ("add p3 blue 1", "p1@a p2@a")),
     ),
     Case(
-        "a limit raised",
+        "more work starts when the limit is raised",
         "a 4xT4",
         "p1 red 1; p2 red 1 train",
         "p1@a",
@@ -123,7 +168,7 @@ CASES = [
         then=(("project red limit=2", "p1@a p2@a"),),
     ),
     Case(
-        "a user's limit raised, then gone",
+        "more work starts when a user limit is raised and removed",
         "a 4xT4",
         "p1 red/ann 1; p2 blue/ann 1; p3 red/ann 1",
         "p1@a",
@@ -131,14 +176,14 @@ CASES = [
         then=(("user ann limit=2", "p1@a p2@a"), ("user ann", "p1@a p2@a p3@a")),
     ),
     Case(
-        "a large one over quota does not keep a small one out",
+        "a large replica over quota does not block a small one",
         "a 4xT4",
         "p1 red 4 prio=5; p2 red 2",
         "p2@a",
         projects="red quota=2",
     ),
     Case(
-        "training over quota is no obstacle to another's protected work",
+        "over-quota training does not block protected work of another project",
         "a 2xT4",
         "p1 blue 1",
         "p1@a r1@a",
@@ -146,7 +191,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "the limit counts parts of several GPUs",
+        "all slices of a replica count toward the limit",
         "a 4xT4",
         "p1 red 3x0.5; p2 red 0.5; p3 red 0.1",
         "p1@a p2@a",

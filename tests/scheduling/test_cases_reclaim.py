@@ -1,4 +1,4 @@
-"""A project gets back what it is owed from those above their quotas."""
+"""Cases of reclaim: a project regains its quota from projects above their quotas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "the owed GPU comes back, from the newest",
+        "a project reclaims its quota from the newest replica",
         "a 2xT4",
         "p1 blue 1",
         "p1@a r2@a",
@@ -16,7 +16,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "lowest priority first",
+        "the replica of lowest priority is evicted first",
         "a 2xT4",
         "p1 blue 1",
         "p1@a r1@a",
@@ -25,7 +25,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "one large instead of many small",
+        "one large victim is preferred to two small ones",
         "a 2xT4; b 2xT4",
         "p1 blue 2",
         "p1@b r1@a r2@a",
@@ -34,7 +34,7 @@ CASES = [
         evicted="r3",
     ),
     Case(
-        "never from within a quota",
+        "GPUs within a quota are never reclaimed",
         "a 2xT4",
         "p1 blue 1",
         "r1@a r2@a",
@@ -42,7 +42,7 @@ CASES = [
         projects="red quota=2; blue quota=1",
     ),
     Case(
-        "never for somebody over quota",
+        "work over its quota reclaims nothing",
         "a 2xT4",
         "p1 blue 1 train",
         "r1@a r2@a",
@@ -50,7 +50,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "never protected work",
+        "protected work is never evicted",
         "a 2xT4",
         "p1 blue 1",
         "r1@a r2@a",
@@ -58,7 +58,7 @@ CASES = [
         projects="red quota=1; blue quota=1",
     ),
     Case(
-        "never the young",
+        "a replica within its min-runtime is not evicted",
         "a 1xT4",
         "p1 blue 1",
         "r1@a",
@@ -66,7 +66,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "only as much as is over",
+        "only GPUs above the quota are reclaimed",
         "a 4xT4",
         "p1 blue 1; p2 blue 1; p3 blue 1",
         "p1@a r1@a r2@a r3@a",
@@ -76,7 +76,7 @@ CASES = [
         evicted="r4",
     ),
     Case(
-        "nobody goes when it would not help",
+        "nothing is evicted when the request would still not fit",
         "a 2xT4",
         "p1 blue 2",
         "r1@a r2@a",
@@ -84,7 +84,7 @@ CASES = [
         projects="red quota=0; blue quota=2",
     ),
     Case(
-        "nobody goes when something is free",
+        "nothing is evicted when a GPU is free",
         "a 2xT4",
         "p1 blue 1",
         "p1@a r1@a",
@@ -92,7 +92,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "nobody more goes while somebody is going",
+        "nothing more is evicted while a suitable replica is ending",
         "a 2xT4",
         "p1 blue 1",
         "p1@a r2@a",
@@ -100,7 +100,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "slices are gathered from one GPU",
+        "slices of one GPU are evicted for a whole GPU",
         "a 2xT4",
         "p1 blue 1",
         "p1@a r3@a r4@a",
@@ -110,7 +110,7 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "from two projects over quota",
+        "two projects above their quotas lose one GPU each",
         "a 2xT4",
         "p1 blue 2",
         "p1@a",
@@ -119,7 +119,7 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "CPUs are reclaimed too",
+        "CPUs are reclaimed as well",
         "a 2xT4 cpus=4",
         "p1 blue 1 cpus=2",
         "p1@a",
@@ -128,7 +128,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "only on the model asked for",
+        "only GPUs of the requested model are reclaimed",
         "a 1xT4; b 1xA100",
         "p1 blue 1 model=a100",
         "p1@b r1@a",
@@ -137,7 +137,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "a project without a quota is owed its part of what is left",
+        "a project without a quota reclaims its share of the remaining GPUs",
         "a 2xT4",
         "p1 blue 1; p2 blue 1",
         "p1@a r2@a",
@@ -146,7 +146,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "by memory",
+        "a request by GPU memory reclaims a slice",
         "a 1xT4",
         "p1 blue 8000M",
         "p1@a r2@a",
@@ -155,7 +155,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "training within its quota reclaims too",
+        "training within its quota reclaims GPUs",
         "a 1xT4",
         "p1 blue 1 train",
         "p1@a",
@@ -164,7 +164,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "several are served in one go",
+        "two projects reclaim their quotas in one cycle",
         "a 4xT4",
         "p1 blue 1; p2 green 1",
         "p1@a p2@a r1@a r2@a",
@@ -174,7 +174,7 @@ CASES = [
         evicted="r3 r4",
     ),
     Case(
-        "from one node and not from two",
+        "victims are on one node for a request of two GPUs",
         "a 2xT4; b 2xT4",
         "p1 blue 2",
         "p1@b r1@a r2@a",
@@ -184,7 +184,7 @@ CASES = [
         evicted="r3 r4",
     ),
     Case(
-        "where one is enough because the rest is free",
+        "the node where one victim suffices is chosen",
         "a 2xT4; b 2xT4",
         "p1 blue 2",
         "p1@a r2@b r3@b",
@@ -193,7 +193,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "one that suffices instead of two that are newer",
+        "one sufficient victim is preferred to two newer ones",
         "a 1xT4",
         "p1 blue 0.4",
         "p1@a r1@a r2@a",
@@ -202,7 +202,7 @@ CASES = [
         evicted="r3",
     ),
     Case(
-        "two of three parts, the newest",
+        "the two newest slices are evicted when two are needed",
         "a 1xT4",
         "p1 blue 0.6",
         "p1@a r3@a",
@@ -211,7 +211,7 @@ CASES = [
         evicted="r1 r2",
     ),
     Case(
-        "the smaller of two when either would do",
+        "the smaller of two sufficient victims is evicted",
         "a 4xT4",
         "p1 blue 1",
         "p1@a r1@a",
@@ -220,7 +220,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "half a quota buys no whole GPU",
+        "a quota of half a GPU does not reclaim a whole GPU",
         "a 1xT4",
         "p1 blue 1",
         "r1@a",
@@ -228,7 +228,7 @@ CASES = [
         projects="red quota=0; blue quota=0.5",
     ),
     Case(
-        "what is left of a quota counts",
+        "only the unused part of a quota is reclaimed",
         "a 2xT4",
         "p1 blue 1; p2 blue 0.5",
         "p2@a r1@a r2@a",
@@ -238,7 +238,7 @@ CASES = [
         then=(("wait 1", "p2@a r1@a r2@a"),),
     ),
     Case(
-        "on a cordoned node nobody goes",
+        "nothing is evicted on a cordoned node",
         "a 1xT4 cordoned",
         "p1 blue 1",
         "r1@a",
@@ -246,7 +246,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "on a node that is down nobody goes",
+        "nothing is evicted on a node that is down",
         "a 1xT4 down",
         "p1 blue 1",
         "r1@a",
@@ -254,7 +254,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "from a failed GPU nobody goes",
+        "nothing is evicted from a failed GPU",
         "a 1xT4 failed=0",
         "p1 blue 1",
         "r1@a",
@@ -262,7 +262,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "from a GPU that others use nobody goes",
+        "nothing is evicted from a GPU with foreign processes",
         "a 1xT4 foreign=0",
         "p1 blue 1",
         "r1@a",
@@ -270,7 +270,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "only under the label asked for",
+        "only nodes with the requested label are considered",
         "a 1xT4 zone=x; b 1xT4 zone=y",
         "p1 blue 1 zone=y",
         "p1@b r1@a",
@@ -279,7 +279,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "two who are owed one GPU",
+        "one GPU is reclaimed once when two projects are entitled to it",
         "a 1xT4",
         "p1 blue 1; p2 green 1",
         "p1@a",
@@ -288,7 +288,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "who went comes back when there is room",
+        "an evicted replica starts again when a GPU is free",
         "a 1xT4",
         "p1 blue 1",
         "p1@a",
@@ -298,7 +298,7 @@ CASES = [
         then=(("end p1", "r1@a"),),
     ),
     Case(
-        "who went goes on elsewhere at once",
+        "an evicted replica starts at once on another node",
         "a 1xT4; b 1xA100",
         "p1 blue 1 model=a100",
         "p1@b r1@a",
@@ -307,7 +307,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "quotas of more than there is end in peace",
+        "quotas larger than the pool evict nothing within a quota",
         "a 1xT4",
         "p1 blue 1",
         "r1@a",
@@ -315,7 +315,7 @@ CASES = [
         projects="red quota=1; blue quota=1",
     ),
     Case(
-        "protected work makes a project be over its quota",
+        "protected work counts toward the quota of its project",
         "a 2xT4",
         "p1 blue 1",
         "p1@a r1@a",
@@ -324,7 +324,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "memory of the machine is reclaimed too",
+        "memory of the node is reclaimed as well",
         "a 2xT4 mem=1000",
         "p1 blue 1 mem=600",
         "p1@a",
@@ -333,7 +333,7 @@ CASES = [
         evicted="r1",
     ),
     Case(
-        "nobody is owed more than the limit",
+        "nothing is reclaimed beyond the project limit",
         "a 2xT4",
         "p1 blue 1",
         "r1@a r2@a",
@@ -341,7 +341,7 @@ CASES = [
         projects="red quota=0; blue quota=2 limit=1",
     ),
     Case(
-        "nobody is owed more than a user's limit",
+        "nothing is reclaimed beyond the user limit",
         "a 2xT4",
         "p1 blue/ann 1",
         "r1@a r2@a",
@@ -350,7 +350,7 @@ CASES = [
         users="ann limit=1",
     ),
     Case(
-        "who may not start yet reclaims nothing",
+        "replicas that may not start yet reclaim nothing",
         "a 1xT4",
         "p1 blue 1 suspended; p2 blue 1 later=1000; p3 blue 1 dependency",
         "r1@a",
@@ -358,7 +358,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "as many GPUs as are owed, one after the other",
+        "a project reclaims GPUs up to its quota and no more",
         "a 4xT4",
         "p1 blue 1; p2 blue 1; p3 blue 1",
         "p1@a p2@a r1@a r2@a",
@@ -368,7 +368,7 @@ CASES = [
         evicted="r3 r4",
     ),
     Case(
-        "a quota raised is owed",
+        "a raised quota is reclaimed",
         "a 1xT4",
         "p1 blue 1",
         "r1@a",
@@ -378,7 +378,7 @@ CASES = [
         then=(("project blue quota=1", "p1@a"),),
     ),
     Case(
-        "a victim's quota raised saves it",
+        "a raised quota protects the running work of its project",
         "a 2xT4",
         "",
         "r1@a r2@a",
@@ -387,7 +387,7 @@ CASES = [
         then=(("project red quota=2", "r1@a r2@a"), ("add p1 blue 1", "r1@a r2@a")),
     ),
     Case(
-        "a whole node from a node full of parts",
+        "two slices are evicted where they free a whole GPU",
         "a 1xT4; b 1xT4 cpus=32",
         "p1 blue 1",
         "p1@b r1@a r2@a r3@a",
@@ -397,7 +397,7 @@ CASES = [
         evicted="r4 r5",
     ),
     Case(
-        "a part is owed, a part goes",
+        "a slice is reclaimed for a slice",
         "a 1xT4",
         "p1 blue 0.5",
         "p1@a r1@a",
@@ -406,7 +406,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "a part takes the room that is left before it takes a victim's",
+        "a slice uses free space before anything is evicted",
         "a 2xT4",
         "p1 blue 0.5",
         "p1@a r1@a r2@a",
@@ -414,7 +414,7 @@ CASES = [
         projects="red quota=0; blue quota=1",
     ),
     Case(
-        "training that borrows gets its fair share from training that borrows more",
+        "over-quota training reclaims its fair share from training with more",
         "a 2xT4",
         "p1 blue 1 train; p2 blue 1 train",
         "p1@a r1@a",
@@ -423,7 +423,7 @@ CASES = [
         evicted="r2",
     ),
     Case(
-        "training that borrows takes no more than its fair share",
+        "over-quota training reclaims no more than its fair share",
         "a 3xT4",
         "p1 blue 2 train prio=9",
         "r1@a r2@a r3@a",
@@ -431,7 +431,7 @@ CASES = [
         projects="red quota=0; blue quota=0",
     ),
     Case(
-        "a large job within its quota of several GPUs",
+        "a large job reclaims all of its GPUs on one node",
         "a 4xT4; b 4xT4 cpus=32",
         "p1 blue 4",
         "p1@b r1@a r2@a r3@a",
@@ -442,7 +442,7 @@ CASES = [
         then=(("wait 1", "p1@b r1@a r2@a r3@a"),),
     ),
     Case(
-        "borrowed GPUs stay while nobody is owed them",
+        "over-quota GPUs are kept until another project needs its quota",
         "a 4xT4",
         "",
         "p1@a p2@a p3@a p4@a",
@@ -453,7 +453,7 @@ CASES = [
         then=(("wait 100", "p1@a p2@a p3@a p4@a"), ("add q1 blue 1", "p1@a p2@a p3@a q1@a")),
     ),
     Case(
-        "the owner gets all of it back, and no more goes",
+        "a project reclaims its whole quota and no more",
         "a 4xT4",
         "",
         "p1@a p2@a p3@a p4@a",
@@ -464,7 +464,7 @@ CASES = [
         then=(("wait 100", "p1@a p2@a p3@a p4@a"), ("add q1 blue 3", "p1@a q1@a")),
     ),
     Case(
-        "nobody goes when the second of two would be from within the quota",
+        "nothing is evicted when one of two victims is within its quota",
         "a 2xT4",
         "p1 blue 2",
         "r1@a r2@a",

@@ -1,4 +1,4 @@
-"""Who has waited long gets a reservation; others slip under it by their time limits."""
+"""Cases of holds for starving workloads, and of backfill by time limits."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from scheduling_cases import Case, table
 
 CASES = [
     Case(
-        "slices do not starve a whole GPU",
+        "a reservation keeps slices off the GPU of a starving replica",
         "a 1xT4",
         "p1 red 1 wait=900; p2 red 0.5 wait=5",
         "r1@a",
         running="r1 blue 0.5 on a:0 end=100",
     ),
     Case(
-        "who has not waited long gets no reservation",
+        "a replica that has not waited long gets no reservation",
         "a 1xT4",
         "p1 red 1 wait=50; p2 red 0.5 wait=5",
         "p2@a r1@a",
         running="r1 blue 0.5 on a:0 end=100",
     ),
     Case(
-        "the short may slip under it",
+        "work that ends before the reservation is backfilled",
         "a 1xT4",
         "p1 red 1 wait=900; p2 red 0.5 wait=5 max=50",
         "p2@a r1@a",
         running="r1 blue 0.5 on a:0 end=100",
     ),
     Case(
-        "not those that could end too late",
+        "work that could end after the start of a reservation is not backfilled",
         "a 1xT4",
         "p1 red 1 wait=900; p2 red 0.5 wait=5 max=200",
         "r1@a",
         running="r1 blue 0.5 on a:0 end=100",
     ),
     Case(
-        "the node that frees first is kept",
+        "the node that becomes free first is reserved",
         "a 2xT4; b 2xT4",
         "p1 red 2 wait=900; p2 red 1 wait=5",
         "p2@a r1@a r2@b",
         running="r1 blue 1 on a:0 end=500; r2 blue 1 on b:0 end=100",
     ),
     Case(
-        "space that is free is kept for who needs more",
+        "a free GPU is reserved for a replica of two GPUs",
         "a 2xT4",
         "p1 red 2 wait=900; p2 red 1 wait=5",
         "r1@a",
@@ -50,7 +50,7 @@ CASES = [
         reserved="p1@a",
     ),
     Case(
-        "of another project, too",
+        "a reservation keeps work of other projects off its GPUs",
         "a 2xT4",
         "p1 red 2 wait=900; p2 blue 1 wait=5",
         "r1@a",
@@ -58,7 +58,7 @@ CASES = [
         reserved="p1@a",
     ),
     Case(
-        "it starts when its space is free",
+        "a replica starts when its reserved GPUs are free",
         "a 2xT4",
         "p1 red 2 wait=900; p2 red 1 wait=5",
         "r1@a",
@@ -67,7 +67,7 @@ CASES = [
         then=(("end r1", "p1@a"), ("end p1", "p2@a")),
     ),
     Case(
-        "it starts where else there is space sooner",
+        "a replica with a reservation starts on another node that is free earlier",
         "a 2xT4; b 2xT4 cpus=32",
         "p1 red 2 wait=900; p2 red 1 wait=5",
         "p2@b r1@a r2@b",
@@ -76,7 +76,7 @@ CASES = [
         reserved="",
     ),
     Case(
-        "a part of one GPU reserves nothing",
+        "a slice of one GPU gets no reservation",
         "a 1xT4",
         "p1 red 0.6 wait=900; p2 red 0.5 wait=5",
         "p2@a r1@a",
@@ -84,7 +84,7 @@ CASES = [
         reserved="",
     ),
     Case(
-        "parts of several GPUs reserve",
+        "slices of several GPUs get a reservation",
         "a 2xT4",
         "p1 red 2x0.6 wait=900; p2 red 0.5 wait=5; p3 red 1 wait=5",
         "r1@a",
@@ -92,21 +92,21 @@ CASES = [
         reserved="p1@a",
     ),
     Case(
-        "who ends exactly when it begins may slip under",
+        "work that ends exactly at the start of a reservation is backfilled",
         "a 2xT4",
         "p1 red 2 wait=900; p2 red 1 wait=5 max=100",
         "p2@a r1@a",
         running="r1 blue 1 on a:0 end=100",
     ),
     Case(
-        "a moment later is too late",
+        "work that ends one second after the start of a reservation is not backfilled",
         "a 2xT4",
         "p1 red 2 wait=900; p2 red 1 wait=5 max=101",
         "r1@a",
         running="r1 blue 1 on a:0 end=100",
     ),
     Case(
-        "nobody slips under what begins nobody knows when",
+        "nothing is backfilled before a reservation with an unknown start",
         "a 2xT4",
         "p1 red 2 wait=900; p2 red 1 wait=5 max=10",
         "r1@a",
@@ -114,7 +114,7 @@ CASES = [
         reserved="p1@a",
     ),
     Case(
-        "no more than so many are reserved for",
+        "max_reservations bounds the number of reservations",
         "a 2xT4; b 2xT4 cpus=32",
         "p1 red 2 wait=900; p2 red 2 wait=800; p3 red 1 wait=5",
         "p3@b r1@a r2@b",
@@ -123,7 +123,7 @@ CASES = [
         settings={"max_reservations": 1},
     ),
     Case(
-        "who is suspended reserves nothing",
+        "a suspended replica gets no reservation",
         "a 2xT4",
         "p1 red 2 wait=900 suspended; p2 red 1 wait=5",
         "p2@a r1@a",
@@ -131,7 +131,7 @@ CASES = [
         reserved="",
     ),
     Case(
-        "who is over its limit reserves nothing",
+        "a replica over the project limit gets no reservation",
         "a 2xT4",
         "p1 red 2 wait=900; p2 blue 1 wait=5",
         "p2@a r1@a",
@@ -140,7 +140,7 @@ CASES = [
         reserved="",
     ),
     Case(
-        "waiting counts from the end of a back-off",
+        "the wait for a reservation counts from the end of a back-off",
         "a 2xT4",
         "p1 red 2 wait=900 later=50",
         "r1@a",
@@ -149,7 +149,7 @@ CASES = [
         then=(("wait 60", "r1@a"), ("add p2 red 1", "p2@a r1@a")),
     ),
     Case(
-        "what nobody can ever give is not reserved",
+        "a request that no node can serve gets no reservation",
         "a 2xT4",
         "p1 red 4 wait=900; p2 red 1 wait=5",
         "p2@a r1@a",
@@ -157,7 +157,7 @@ CASES = [
         reserved="",
     ),
     Case(
-        "other GPUs of the node are for others",
+        "a reservation moves to the GPUs that become free earlier",
         "a 4xT4",
         "p1 red 3 wait=900; p2 red 1 wait=5",
         "r1@a r2@a",
@@ -166,7 +166,7 @@ CASES = [
         then=(("end r2", "p1@a r1@a"),),
     ),
     Case(
-        "who gives up frees the space",
+        "a stopped replica releases its reservation",
         "a 2xT4",
         "p1 red 2 wait=900; p2 red 1 wait=5",
         "r1@a",
@@ -175,7 +175,7 @@ CASES = [
         then=(("stop p1", "p2@a r1@a"),),
     ),
     Case(
-        "a node that is lost takes its reservation along",
+        "a reservation ends when its node is down",
         "a 2xT4; b 1xT4",
         "p1 red 2 wait=900; p2 red 1 wait=5",
         "p2@b r1@a",
@@ -184,14 +184,14 @@ CASES = [
         then=(("down a", "p2@b r1@a"),),
     ),
     Case(
-        "several slip under one reservation",
+        "several replicas are backfilled before one reservation",
         "a 4xT4",
         "p1 red 4 wait=900; p2 red 1 wait=5 max=50; p3 red 1 wait=5 max=90; p4 red 1 wait=5 max=300",
         "p2@a p3@a r1@a",
         running="r1 blue 1 on a:0 end=100",
     ),
     Case(
-        "waiting becomes starving with time",
+        "a replica gets a reservation once it has waited long enough",
         "a 2xT4",
         "p1 red 2 wait=200",
         "r1@a",
@@ -200,7 +200,7 @@ CASES = [
         then=(("wait 120", "r1@a"), ("add p2 red 1", "r1@a")),
     ),
     Case(
-        "on the node that is fullest when nobody knows the end",
+        "the node with fewer GPUs in use is reserved when no end is known",
         "a 4xT4; b 4xT4",
         "p1 red 4 wait=900; p2 red 2 wait=5",
         "p2@b r1@a r2@b",
@@ -208,7 +208,7 @@ CASES = [
         reserved="p1@a",
     ),
     Case(
-        "two are reserved for",
+        "two replicas get reservations",
         "a 2xT4; b 2xT4 cpus=32",
         "p1 red 2 wait=900; p2 red 2 wait=800; p3 red 1 wait=5",
         "r1@a r2@b",
@@ -217,7 +217,7 @@ CASES = [
         settings={"reserved_part": 1.0},
     ),
     Case(
-        "beside the first, no more than a part of the pool is kept",
+        "reservations after the first are bounded by reserved_part",
         "a 2xT4; b 2xT4 cpus=32",
         "p1 red 2 wait=900; p2 red 2 wait=800; p3 red 1 wait=5",
         "p3@b r1@a r2@b",
@@ -225,7 +225,7 @@ CASES = [
         reserved="p1@a",
     ),
     Case(
-        "a back-off is no waiting, even beside one of the same shape who waited",
+        "a back-off does not count as a wait next to a starving replica",
         "a 2xT4; b 2xT4 cpus=32",
         "p0 red 2 wait=900; p1 red 2 wait=900 later=50",
         "r1@a r2@b",
@@ -240,10 +240,10 @@ GIVING_WAY = [
     Case(
         "it gives way to whoever is within a quota",
         "a 1xT4",
-        "p1 green 1 train wait=900; p2 blue 1",
+        "p1 green 1 wait=900; p2 blue 1",
         "p2@a",
         running="r1 red 1 on a:0 train",
-        projects="red quota=0; green quota=0; blue quota=1",
+        projects="red quota=0; blue quota=1",
         evicted="r1",
         reserved="p1@a",
     ),
@@ -286,10 +286,10 @@ GIVING_WAY = [
     Case(
         "what is free first, before anybody is evicted; who had it kept looks for another place",
         "a 1xT4; b 2xT4",
-        "p1 green 1 train wait=950; p2 green 2 train wait=900; p3 blue 1",
+        "p1 green 1 train wait=950; p2 lime 2 train wait=900; p3 blue 1",
         "p3@b r1@a r2@b",
         running="r1 red 1 on a:0 train end=50; r2 red 1 on b:0 end=900",
-        projects="red quota=1; green quota=0; blue quota=1",
+        projects="red quota=1; green quota=0 weight=2; lime quota=0 weight=4; blue quota=1",
         reserved="p1@a p2@b",
         settings={"reserved_part": 1.0},
     ),

@@ -1,4 +1,4 @@
-"""Among the users of a project: who holds less goes first, within one importance."""
+"""Cases of users in a project: at equal priority the user with less use is first."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import pytest
 from scheduling_cases import Case, table
 
 CASES = [
-    Case("the second turn is another user's", "a 2xT4", "p1 red/ann 1; p2 red/ann 1; p3 red/bob 1", "p1@a p3@a"),
+    Case("the second GPU goes to another user", "a 2xT4", "p1 red/ann 1; p2 red/ann 1; p3 red/bob 1", "p1@a p3@a"),
     Case(
-        "three users get one each",
+        "three users get one GPU each",
         "a 3xT4",
         "p1 red/ann 1; p2 red/ann 1; p3 red/bob 1; p4 red/bob 1; p5 red/eve 1",
         "p1@a p3@a p5@a",
     ),
     Case(
-        "GPUs count and not jobs",
+        "users are compared by GPUs, not by jobs",
         "a 4xT4",
         "p1 red/ann 1 wait=900; p2 red/bob 1",
         "p2@a r1@a r2@a r3@a",
         running="r1 red/ann 2 on a:01; r2 red/bob 0.5 on a:2; r3 red/bob 0.5 on a:2",
     ),
     Case(
-        "parts of GPUs count",
+        "slices count in the order of users",
         "a 2xT4",
         "p1 red/ann 0.5 wait=900; p2 red/bob 0.5; p3 red/bob 0.5",
         "p2@a r1@a r2@a",
         running="r1 red/ann 1 on a:0; r2 red/bob 0.5 on a:1",
     ),
     Case(
-        "what a user holds in another project counts for nothing here",
+        "GPUs of a user in another project do not count",
         "a 3xT4",
         "p1 red/ann 1; p2 red/bob 1 wait=900",
         "p1@a r1@a r2@a",
         running="r1 blue/ann 1 on a:0; r2 red/bob 1 on a:1",
     ),
     Case(
-        "importance goes before fairness among users",
+        "priority counts before fairness among users",
         "a 2xT4",
         "p1 red/ann 1 prio=1; p2 red/bob 1 wait=900",
         "p1@a r1@a",
@@ -72,10 +72,15 @@ CASES = [
         "p2@a r1@a",
         running="r1 red/bob 1 on a:0",
     ),
-    Case("equal users go by age", "a 1xT4", "p1 red/ann 1 wait=10; p2 red/bob 1 wait=20", "p2@a"),
-    Case("a user's own work goes by age", "a 1xT4", "p1 red/ann 1 wait=10; p2 red/ann 1 wait=20", "p2@a"),
     Case(
-        "who got one goes behind, who ended one comes back",
+        "the older replica of two equal users starts first",
+        "a 1xT4",
+        "p1 red/ann 1 wait=10; p2 red/bob 1 wait=20",
+        "p2@a",
+    ),
+    Case("the older replica of a user starts first", "a 1xT4", "p1 red/ann 1 wait=10; p2 red/ann 1 wait=20", "p2@a"),
+    Case(
+        "equal users are served by age after a replica ends",
         "a 1xT4",
         "p1 red/ann 1; p2 red/ann 1; p3 red/bob 1",
         "p1@a",

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scheduling_world import node
 
-from gpupool.domain.gpu import ForeignProcess, GpuHealth, GpuShare, NodeState
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.claims import Holding
-from gpupool.scheduling.cluster import ClusterState
+from gpupool.domain.nodes.gpu import ForeignProcess, GpuHealth, GpuShare, NodeState
+from gpupool.scheduling.state.allocation import Holding
+from gpupool.scheduling.state.cluster import ClusterState
 
 KEY = (WorkloadId("w1"), 0)
 OTHER = (WorkloadId("w2"), 0)
@@ -24,7 +24,7 @@ def cluster(*lines: str) -> ClusterState:
     return state
 
 
-def test_nodes_become_rows_padded_to_the_widest() -> None:
+def test_nodes_are_rows_padded_to_the_widest_node() -> None:
     state = cluster("a 2xT4 cpus=8 mem=1000", "b 4xT4")
     assert state.slots == 4
     assert state.gpu_free[state.rows["a"]].tolist() == [1000, 1000, 0, 0]
@@ -32,7 +32,7 @@ def test_nodes_become_rows_padded_to_the_widest() -> None:
     assert state.mem_free[state.rows["a"]] == 1000
 
 
-def test_what_is_held_is_off_and_comes_back() -> None:
+def test_taken_gpus_are_not_free_until_freed() -> None:
     state = cluster("a 2xT4 cpus=8 mem=1000")
     state.take(KEY, half("a-0"))
     assert (state.gpu_free[0, 0], state.gmem_free[0, 0], state.cpu_free[0], state.mem_free[0]) == (500, 8000, 6000, 900)
@@ -45,7 +45,7 @@ def test_what_is_held_is_off_and_comes_back() -> None:
     )
 
 
-def test_taking_twice_counts_once_and_freeing_twice_is_harmless() -> None:
+def test_repeated_take_and_free_count_once() -> None:
     state = cluster("a 1xT4")
     state.take(KEY, half("a-0"))
     state.take(KEY, half("a-0"))
@@ -55,7 +55,7 @@ def test_taking_twice_counts_once_and_freeing_twice_is_harmless() -> None:
     assert state.gpu_free[0, 0] == 1000
 
 
-def test_a_lease_on_a_gpu_that_vanished_counts_its_cpu_and_never_crashes() -> None:
+def test_lease_on_missing_gpu_counts_its_cpu() -> None:
     state = cluster("a 2xT4 cpus=8")
     state.take(KEY, half("a-1"))
     state.set_node(node("a 1xT4 cpus=8"))
@@ -65,14 +65,14 @@ def test_a_lease_on_a_gpu_that_vanished_counts_its_cpu_and_never_crashes() -> No
     assert state.gpu_free[0].tolist() == [1000, 500]
 
 
-def test_a_lease_on_a_failed_gpu_still_counts() -> None:
+def test_lease_on_failed_gpu_counts() -> None:
     state = cluster("a 1xT4 failed=0")
     state.take(KEY, half("a-0"))
     assert not state.available[0, 0]
     assert state.gpu_free[0, 0] == 500
 
 
-def test_a_lease_waits_for_its_node_to_come_back() -> None:
+def test_lease_of_absent_node_counts_when_node_returns() -> None:
     state = cluster()
     state.take(KEY, half("a-0"))
     state.set_node(node("a 1xT4"))
@@ -84,7 +84,7 @@ def test_a_lease_waits_for_its_node_to_come_back() -> None:
     assert state.gpu_free[0, 0] == 1000
 
 
-def test_the_row_of_a_removed_node_is_used_again() -> None:
+def test_row_of_removed_node_is_reused() -> None:
     state = cluster("a 4xT4", "b 1xT4")
     state.remove_node("a")
     state.set_node(node("c 2xT4"))
@@ -92,7 +92,7 @@ def test_the_row_of_a_removed_node_is_used_again() -> None:
     assert state.gpu_free[0].tolist() == [1000, 1000, 0, 0]
 
 
-def test_a_wider_node_later_keeps_what_is_held() -> None:
+def test_wider_node_keeps_existing_leases() -> None:
     state = cluster("a 1xT4")
     state.take(KEY, half("a-0"))
     state.set_node(node("b 4xT4"))
@@ -100,7 +100,7 @@ def test_a_wider_node_later_keeps_what_is_held() -> None:
     assert state.gpu_free[0].tolist() == [1000, 0, 0, 0]
 
 
-def test_health_and_foreign_processes_come_and_go() -> None:
+def test_health_and_foreign_processes_change_availability() -> None:
     state = cluster("a 2xT4")
     gpus = state.gpus[0]
     state.set_gpus("a", (replace(gpus[0], health=GpuHealth.FAILED), gpus[1]))
@@ -110,7 +110,7 @@ def test_health_and_foreign_processes_come_and_go() -> None:
     state.set_gpus("nobody", gpus)
 
 
-def test_a_gpu_that_comes_with_an_update_is_taken_up() -> None:
+def test_gpu_added_by_update_is_available() -> None:
     state = cluster("a 1xT4")
     state.take(KEY, half("a-0"))
     state.set_gpus("a", node("a 2xT4").report.gpus)
@@ -126,7 +126,7 @@ def test_cordoned_nodes_are_not_up() -> None:
     assert state.capacity_permille() == 1000
 
 
-def test_overlapping_leases_leave_less_than_nothing() -> None:
+def test_overlapping_leases_give_negative_free_share() -> None:
     state = cluster("a 1xT4")
     whole = Holding("a", (GpuShare("a-0", 0, 1000, 16000),), 0, 0)
     state.take(KEY, whole)
@@ -136,7 +136,7 @@ def test_overlapping_leases_leave_less_than_nothing() -> None:
     assert state.gpu_free[0, 0] == 0
 
 
-def test_nodes_may_not_change_during_a_trial() -> None:
+def test_node_change_during_trial_is_refused() -> None:
     state = cluster("a 1xT4")
     state.charge(state.claim_of(half("a-0")))
     with pytest.raises(RuntimeError):
@@ -145,7 +145,7 @@ def test_nodes_may_not_change_during_a_trial() -> None:
         state.remove_node("a")
 
 
-def test_a_trial_is_undone_and_its_rows_looked_at_again() -> None:
+def test_trial_is_undone_and_its_rows_are_marked_changed() -> None:
     state = cluster("a 1xT4 cpus=8", "b 1xT4")
     before, tick = state.gpu_free.copy(), state.tick
     state.charge(state.claim_of(half("a-0")))

@@ -1,4 +1,4 @@
-"""Work that can be restarted is moved together when that lets somebody start, and never otherwise."""
+"""Preemptible work is moved when that lets another workload start, and never otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Case:
     nodes: str
     running: str
     pending: str
-    expect: str  # who runs where at rest
+    expect: str  # places of running replicas at the end
     moved: str = ""
     projects: str = ""
 
@@ -93,7 +93,7 @@ CASES = [
         "r1 red 0.5 on a:0 train; r2 red 0.2 on a:1 train; r3 red 0.2 on a:2 train",
         "p1 red 1 wait=99; p2 red 1 wait=98",
         "p1@a p2@a r1@a r2@a r3@a",
-        "r1 r2",  # the half that is left free beside r1 is what others can use
+        "r1 r2",  # the free half next to r1 is usable for others
     ),
     Case(
         "a model has to fit the moved too",
@@ -128,7 +128,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_moves(case: Case) -> None:
+def test_consolidation_moves_expected_replicas(case: Case) -> None:
     w = world(case.nodes, case.pending, case.running, case.projects)
     for _ in range(100 if case.name == "not before it has waited" else 1):
         w.step()
@@ -137,14 +137,14 @@ def test_moves(case: Case) -> None:
         w.settle()
     assert w.places() == case.expect
     assert " ".join(sorted(set(w.evicted))) == case.moved
-    assert len(w.evicted) == len(set(w.evicted))  # nobody is moved twice
+    assert len(w.evicted) == len(set(w.evicted))  # no replica is moved twice
 
 
-def test_the_moved_have_their_place_held_while_they_leave() -> None:
+def test_moved_replicas_have_their_new_place_held() -> None:
     w = world("a 1xT4; b 1xT4", "p1 red 1 wait=99", "r1 red 0.4 on a:0 train; r2 red 0.5 on b:0 train")
     decisions = w.scheduler.decide(NOW)
     assert [(e.workload, e.kind) for e in decisions.evictions] == [("r1", EvictionKind.CONSOLIDATE)]
-    assert "starts again on b" in decisions.evictions[0].reason
+    assert "restarts on b" in decisions.evictions[0].reason
     assert {(h.workload, h.kind, h.node) for h in decisions.holds} == {
         ("p1", HoldKind.NOMINATED, "a"),
         ("r1", HoldKind.MOVED, "b"),
@@ -161,16 +161,16 @@ def test_the_moved_have_their_place_held_while_they_leave() -> None:
     assert {g.workload: g.node for g in w.scheduler.decide(NOW + 2).grants}["p1"] == "a"
 
 
-def test_a_move_of_something_that_was_stopped_meanwhile_holds_nothing() -> None:
+def test_move_of_stopped_replica_holds_nothing() -> None:
     w = world("a 1xT4; b 1xT4", "p1 red 1 wait=99", "r1 red 0.4 on a:0 train; r2 red 0.5 on b:0 train")
     assert w.scheduler.decide(NOW).evictions
-    w.scheduler.apply(LeaseReleased((WorkloadId("r1"), 0)))  # and it does not come back
+    w.scheduler.apply(LeaseReleased((WorkloadId("r1"), 0)))  # and it stays away
     decisions = w.scheduler.decide(NOW + 1)
     assert [grant.workload for grant in decisions.grants] == ["p1"]
     assert not decisions.holds
 
 
-def test_a_gang_and_work_of_unknown_request_are_never_moved() -> None:
+def test_gangs_and_work_of_unknown_request_are_not_moved() -> None:
     w = world("a 2xT4", "p1 red 1 wait=99", "r1 red 0.5 on a:0 train; r2 red 0.5 on a:1 train")
     for key, running in list(w.running.items()):
         w.scheduler.apply(LeaseTaken(replace(running, request=None)))
@@ -178,13 +178,13 @@ def test_a_gang_and_work_of_unknown_request_are_never_moved() -> None:
     assert not w.scheduler.decide(NOW).evictions
 
 
-def test_nobody_is_moved_when_that_is_switched_off() -> None:
+def test_disabled_consolidation_moves_nothing() -> None:
     running = "r1 red 0.5 on a:0 train; r2 red 0.5 on a:1 train"
     w = world("a 2xT4", "p1 red 1 wait=99", running, max_consolidations=0)
     assert not w.scheduler.decide(NOW).evictions
 
 
-def test_it_looks_again_ever_later_while_only_time_passes() -> None:
+def test_search_interval_grows_while_nothing_changes() -> None:
     running = "r1 red 0.6 on a:0 train; r2 red 0.6 on b:0 train; r3 red 0.6 on c:0 train"
     w = world("a 1xT4; b 1xT4; c 1xT4", "p1 red 1 wait=99", running)
     begun, looks = w.now, 0

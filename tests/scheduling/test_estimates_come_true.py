@@ -1,4 +1,4 @@
-"""Where every run is known to end at its limit and nobody is evicted, an estimate is what happens."""
+"""If every run ends at its limit and nothing is evicted, estimates are exact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpupool.scheduling.scheduler import LeaseReleased
 
 WAITING = st.lists(
     st.tuples(
-        st.just("red"),  # two projects may trade turns by what they hold meanwhile
+        st.just("red"),  # two projects may exchange their order because of usage in between
         st.sampled_from(["1", "2", "0.5", "0.25", "4"]),
         st.integers(5, 500),  # its time limit
         st.integers(1, 200),  # how long it has waited
@@ -23,7 +23,7 @@ RUNNING = st.lists(st.tuples(st.sampled_from(["red", "blue"]), st.integers(1, 40
 
 
 def simulated(w: World) -> dict[str, float]:
-    """When each one starts, played with the real scheduler."""
+    """Return the start times in a simulation with the real scheduler."""
     demand, starts = w.scheduler.demand, dict[str, float]()
     now = w.now
     for _ in range(100):
@@ -44,7 +44,7 @@ def simulated(w: World) -> dict[str, float]:
 def told_and_true(
     waiting: list[tuple[str, str, int, int]], active: list[tuple[str, int]]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """When each that waits is said to start, and when each does."""
+    """Return the estimated and the simulated start of each waiting workload."""
     running = [f"r{n} {project} 1 on {'ab'[n // 4]}:{n % 4} end={end}" for n, (project, end) in enumerate(active)]
     queue = [f"q{n} {project} {gpus} max={run} wait={wait}" for n, (project, gpus, run, wait) in enumerate(waiting)]
     w = world("a 4xT4; b 4xT4", "; ".join(queue), "; ".join(running), reserve_after_s=1e9)
@@ -54,14 +54,14 @@ def told_and_true(
         found = w.scheduler.explain((WorkloadId(f"q{number}"), 0), w.now, {})
         if found is not None:
             assert found.estimate_s is not None
-            assert "the pace" not in found.estimate_basis
+            assert "the rate" not in found.estimate_basis
             told[f"q{number}"] = NOW + found.estimate_s
     return told, simulated(w)
 
 
 @settings(max_examples=25, deadline=None)
 @given(WAITING, RUNNING)
-def test_an_estimate_from_time_limits_comes_true(
+def test_estimate_from_time_limits_is_exact(
     waiting: list[tuple[str, str, int, int]], active: list[tuple[str, int]]
 ) -> None:
     told, starts = told_and_true(waiting, active)
@@ -75,9 +75,9 @@ ALIKE = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(ALIKE, RUNNING)
-def test_of_two_projects_it_is_known_when_somebody_starts(
+def test_start_times_of_two_projects_are_exact(
     waiting: list[tuple[str, str, int, int]], active: list[tuple[str, int]]
 ) -> None:
-    """They may trade turns by what they held meanwhile: between equals that changes who, not when."""
+    """Usage in between may exchange two equal projects: that changes which one starts, not when."""
     told, starts = told_and_true(waiting, active)
     assert sorted(round(at, 3) for at in told.values()) == sorted(round(starts[name], 3) for name in told)

@@ -1,4 +1,4 @@
-"""The fragmentation gradient against the definition of it in plain Python, and what is learnt of the usual work."""
+"""The fragmentation gradient against its definition in plain Python, and the learned typical work."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.domain.gpu import GpuRequest, Placement, Sharing
-from gpupool.scheduling.fragmentation import UNMET, Fragmentation, GpuClass, need_on
-from gpupool.scheduling.scoring import prices
-from gpupool.scheduling.typical import BEFOREHAND, COVER, LEARN_LAST, Kind, TypicalWork, usual
+from gpupool.domain.nodes.gpu import GpuRequest, Placement
+from gpupool.domain.nodes.sharing import Sharing
+from gpupool.scheduling.placement.demand_profile import (
+    COVER,
+    DEFAULT_KINDS,
+    LEARN_LAST,
+    Kind,
+    TypicalWork,
+    frequent_kinds,
+)
+from gpupool.scheduling.placement.fragmentation import UNMET, Fragmentation, GpuClass, need_on
+from gpupool.scheduling.placement.scoring import prices
 
 CLASSES: tuple[GpuClass, ...] = (("", 0), ("T4", 16_000), ("A100", 80_000), ("A100 MIG 3g.40gb", 40_000))
 REQUESTS = (
@@ -39,7 +47,7 @@ def kinds(draw: st.DrawFn) -> list[Kind]:
 
 @st.composite
 def nodes(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
-    """The classes of a node's GPUs, what is free of each, and its free CPU."""
+    """Return the classes of each node's GPUs, the free share of each, and its free CPU."""
     gpus = draw(st.lists(st.integers(0, len(CLASSES) - 1), min_size=4, max_size=4))
     if draw(st.booleans()):
         gpus = gpus[:1] * 4
@@ -48,7 +56,7 @@ def nodes(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
 
 
 def fragmentation(kinds_: list[Kind], gpus: list[int], free: list[int], cpu: int) -> float:
-    """As it is defined, one kind after the other."""
+    """Compute the definition for one kind after the other."""
     found = 0.0
     for kind in kinds_:
         fits = [f for f, number in zip(free, gpus, strict=True) if need_on(kind, CLASSES[number]) <= f]
@@ -59,7 +67,7 @@ def fragmentation(kinds_: list[Kind], gpus: list[int], free: list[int], cpu: int
 
 @settings(max_examples=80, deadline=None)
 @given(kinds(), st.lists(nodes(), min_size=1, max_size=3), st.sampled_from([100, 300, 1000]), st.integers(0, 3))
-def test_the_gradient_is_what_the_definition_says(
+def test_gradient_equals_definition(
     kinds_: list[Kind], some: list[tuple[list[int], list[int], int]], need: int, cpus: int
 ) -> None:
     measure = Fragmentation(kinds_, CLASSES)
@@ -82,7 +90,7 @@ def test_the_gradient_is_what_the_definition_says(
 
 @settings(max_examples=20, deadline=None)
 @given(kinds(), st.integers(0, len(CLASSES) - 1), st.lists(st.sampled_from([0, 300, 1000]), min_size=4, max_size=4))
-def test_one_class_for_a_node_is_one_for_each_gpu(kinds_: list[Kind], number: int, free: list[int]) -> None:
+def test_one_class_per_node_equals_one_class_per_gpu(kinds_: list[Kind], number: int, free: list[int]) -> None:
     measure, cpu, there = Fragmentation(kinds_, CLASSES), np.array([3000]), np.array([free]) * (number > 0)
     short, long = np.array([[number]]), np.full((1, 4), number)
     assert measure.of(short, cpu, there) == pytest.approx(measure.of(long, cpu, there))
@@ -106,31 +114,31 @@ def test_one_class_for_a_node_is_one_for_each_gpu(kinds_: list[Kind], number: in
         (GpuRequest(1), ("", 0), UNMET),
     ],
 )
-def test_what_a_kind_needs_of_a_gpu(request_: GpuRequest, gpu: GpuClass, need: int) -> None:
+def test_share_that_a_request_needs_of_a_gpu(request_: GpuRequest, gpu: GpuClass, need: int) -> None:
     assert need_on(Kind(request_, 0, 1.0), gpu) == need
 
 
-# --- what is learnt
+# --- learned requests
 
 
-def test_before_anything_came_a_few_plain_kinds_stand_in() -> None:
+def test_default_kinds_are_used_before_submissions() -> None:
     known = TypicalWork().known()
-    assert {kind.request for kind in known} == {request for request, _ in BEFOREHAND}
+    assert {kind.request for kind in known} == {request for request, _ in DEFAULT_KINDS}
     assert sum(kind.part for kind in known) == pytest.approx(1)
     assert known[0].request == GpuRequest(1)
 
 
-def test_what_comes_often_is_first_and_the_past_fades() -> None:
+def test_frequent_requests_are_first_and_old_ones_decay() -> None:
     work = TypicalWork()
     for request, times in ((GpuRequest(2), 5_000), (GpuRequest(1, 300), 20_000)):
         for _ in range(times):
             work.submitted(request, 4000)
     known = {(kind.request, kind.cpu_milli): kind.part for kind in work.known()}
     assert work.known()[0] == Kind(GpuRequest(1, 300), 4000, known[GpuRequest(1, 300), 4000])
-    assert known[GpuRequest(2), 4000] < 0.03  # a fifth of all that came, and long ago
+    assert known[GpuRequest(2), 4000] < 0.03  # a fifth of all submissions, and long ago
 
 
-def test_labels_mode_and_placement_do_not_make_a_kind() -> None:
+def test_labels_mode_and_placement_do_not_distinguish_kinds() -> None:
     work = TypicalWork()
     for request in (
         GpuRequest(1, 300),
@@ -142,7 +150,7 @@ def test_labels_mode_and_placement_do_not_make_a_kind() -> None:
     assert sum(kind.request.permille == 300 for kind in work.known()) == 1
 
 
-def test_the_same_submissions_teach_the_same_in_any_order_of_equals() -> None:
+def test_learned_kinds_do_not_depend_on_order_of_equal_submissions() -> None:
     lists = [TypicalWork(), TypicalWork()]
     for work, order in zip(lists, (REQUESTS, REQUESTS), strict=True):
         for request in order:
@@ -150,7 +158,7 @@ def test_the_same_submissions_teach_the_same_in_any_order_of_equals() -> None:
     assert lists[0].known() == lists[1].known()
 
 
-def test_a_look_is_taken_rarely() -> None:
+def test_kinds_are_learned_rarely() -> None:
     work = TypicalWork()
     versions = set()
     for _ in range(10_000):
@@ -163,17 +171,17 @@ def test_a_look_is_taken_rarely() -> None:
     assert work.learn() == quiet or work.learn() == quiet + 1
 
 
-def test_the_usual_kinds_cover_most_of_the_work_and_add_up_to_one() -> None:
+def test_learned_kinds_cover_most_work_and_sum_to_one() -> None:
     rng, work = random.Random(1), TypicalWork()
     for _ in range(3_000):
         work.submitted(GpuRequest(1, 10 * (1 + int(rng.expovariate(0.2)) % 100)), 0)
     known = work.known()
-    chosen = usual(known)
+    chosen = frequent_kinds(known)
     assert sum(kind.part for kind in chosen) == pytest.approx(1)
     assert sum(kind.part for kind in known[: len(chosen)]) >= COVER or len(chosen) == len(known)
 
 
-def test_no_number_of_different_kinds_takes_more_than_so_much_memory() -> None:
+def test_number_of_remembered_kinds_is_bounded() -> None:
     work = TypicalWork()
     for number in range(30_000):
         work.submitted(GpuRequest(1), number)
@@ -181,21 +189,21 @@ def test_no_number_of_different_kinds_takes_more_than_so_much_memory() -> None:
     assert work.known()[0].cpu_milli > 0
 
 
-# --- how sought after a model is
+# --- demand for models
 
 
-def test_a_model_that_others_insist_on_is_dearer() -> None:
+def test_requested_model_has_higher_price() -> None:
     known = (Kind(GpuRequest(1), 0, 0.8), Kind(GpuRequest(1, 1000, None, ("a100",)), 0, 0.2))
     found = prices(known, CLASSES[:3], (0, 80, 20))
     assert found[2] > found[1] > 0 == found[0]
 
 
-def test_all_models_are_alike_to_work_that_takes_any() -> None:
+def test_models_have_equal_price_without_model_requests() -> None:
     found = prices((Kind(GpuRequest(1), 0, 1.0),), CLASSES[:3], (0, 80, 20))
     assert found[1] == found[2] == pytest.approx(1)
 
 
-def test_prices_do_not_depend_on_how_much_came_in_all() -> None:
+def test_prices_do_not_depend_on_total_submissions() -> None:
     kinds_ = [Kind(GpuRequest(1), 0, 0.5), Kind(GpuRequest(1, 1000, None, ("t4",)), 0, 0.5)]
     half = [replace(kind, part=kind.part / 2) for kind in kinds_]
     assert prices(kinds_, CLASSES[:3], (0, 8, 2)) == pytest.approx(prices(half, CLASSES[:3], (0, 8, 2)))

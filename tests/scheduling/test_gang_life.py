@@ -1,4 +1,4 @@
-"""Gangs over time: who waits for them, who slips in before them, and what becomes of those that lose members."""
+"""Gangs over time: holds and backfill for waiting gangs, and gangs that lose members."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduling_world import NOW, World, as_pending, lines, pendings, world
 
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.reserve import _row_ends, slot_ends
+from gpupool.scheduling.holds.starvation import Starvation, _row_ends, slot_ends
 from gpupool.scheduling.scheduler import LeaseReleased, PendingAdded, PendingRemoved
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.values import EvictionKind, HoldKind, ReplicaKey
@@ -29,7 +29,7 @@ def end(w: World, name: str, index: int = 0, ran_s: float | None = None) -> None
 
 
 def fail(w: World, name: str, index: int, back_off_s: float = 0.0) -> None:
-    """A member fails and will be run again."""
+    """Let a member fail; it is queued again."""
     key = (WorkloadId(name), index)
     again = as_pending(w.scheduler.demand.running[key], w.now)
     end(w, name, index)
@@ -37,7 +37,7 @@ def fail(w: World, name: str, index: int, back_off_s: float = 0.0) -> None:
 
 
 def learn(w: World, seconds: float, runs: int = 9, project: str = "red", user: str = "ann") -> None:
-    """So many runs of a GPU took so long."""
+    """Record a number of one-GPU runs of a length."""
     for _ in range(runs):
         w.scheduler.demand.ordering.past.add(project, user, 1000, seconds)
 
@@ -49,8 +49,8 @@ def reserved(w: World) -> list[str]:
 # --- starving
 
 
-def test_a_starving_gang_starts_within_bounds_under_a_stream_of_small_work() -> None:
-    """Each minute two jobs of a GPU come, each runs for four: without a reservation four GPUs are never free."""
+def test_starving_gang_starts_despite_stream_of_small_jobs() -> None:
+    """Two one-GPU jobs arrive each minute and run for four: without a hold, four GPUs are never free together."""
     w = world("a 4xT4", "big red 1 gang=4", "r1 blue 1 on a:0 end=60 age=1", reserve_after_s=300)
     ends: dict[str, float] = {}
     for minute in range(60):
@@ -71,7 +71,7 @@ def test_a_starving_gang_starts_within_bounds_under_a_stream_of_small_work() -> 
     assert "big@a big@a big@a big@a" in w.places()
 
 
-def test_space_for_all_members_is_kept_from_one_common_time() -> None:
+def test_hold_of_gang_begins_at_one_time_for_all_members() -> None:
     w = world(
         "a 1xT4; b 1xT4; c 1xT4",
         "big red 1 gang=2 wait=900",
@@ -82,13 +82,13 @@ def test_space_for_all_members_is_kept_from_one_common_time() -> None:
     assert {hold.starts_at for hold in w.scheduler.holds} == {NOW + 200}
 
 
-def test_an_elastic_gang_keeps_space_for_its_least_only() -> None:
+def test_hold_of_elastic_gang_covers_its_minimum() -> None:
     w = world("a 4xT4", "big red 1 gang=2-4 wait=900", "r1 blue 4 on a:0123 end=100")
     w.step()
     assert reserved(w) == ["big@a", "big@a"]
 
 
-def test_a_strict_gang_waits_for_one_zone() -> None:
+def test_strict_gang_waits_for_one_zone() -> None:
     w = world(
         "a 1xT4 zone=x; b 1xT4 zone=y; c 1xT4 zone=y",
         "big red 1 gang=2 wait=900 within=zone!",
@@ -99,18 +99,18 @@ def test_a_strict_gang_waits_for_one_zone() -> None:
     assert {hold.starts_at for hold in w.scheduler.holds} == {NOW + 300}
 
 
-def test_four_gangs_are_four_reservations_and_a_fifth_has_none() -> None:
+def test_at_most_four_gangs_get_a_hold() -> None:
     gangs = "; ".join(f"g{n} red 1 gang=2 wait={900 - n}" for n in range(5))
     nodes = "; ".join(f"n{n} 2xT4" for n in range(5))
     held = "; ".join(f"r{n} blue 2 on n{n}:01 end={100 + n}" for n in range(5))
     w = world(nodes, gangs, held, reserved_part=1.0)
-    for _ in range(6):  # one for each kind of work in a cycle
+    for _ in range(6):  # one for each shape in a cycle
         w.step()
     assert len(reserved(w)) == 8
     assert "g4" not in {str(hold.workload) for hold in w.scheduler.holds}
 
 
-def test_a_reservation_falls_when_a_node_goes_and_is_made_anew() -> None:
+def test_hold_is_created_again_after_node_is_lost() -> None:
     w = world(
         "a 2xT4; b 2xT4",
         "big red 1 gang=2 wait=900",
@@ -131,7 +131,7 @@ def test_a_reservation_falls_when_a_node_goes_and_is_made_anew() -> None:
 WALL = "r1 blue 1 on a:0 end=1000 age=1"  # the other GPU of the node is free until then
 
 
-def test_work_that_usually_ends_in_time_slips_in() -> None:
+def test_backfill_uses_work_that_usually_ends_in_time() -> None:
     w = world("a 2xT4", "big blue 1 gang=2 wait=900", WALL)
     learn(w, 300)
     w.step()
@@ -149,7 +149,7 @@ def test_work_that_usually_ends_in_time_slips_in() -> None:
         ("s1 green 1 train", "nor of that project: the pool's are too long as well"),
     ],
 )
-def test_who_does_not_slip_in(line: str, why: str) -> None:
+def test_no_backfill_by_long_or_unknown_work(line: str, why: str) -> None:
     w = world("a 2xT4", "big blue 1 gang=2 wait=900", WALL)
     learn(w, 300)
     learn(w, 5000, runs=30, user="eve")
@@ -160,7 +160,7 @@ def test_who_does_not_slip_in(line: str, why: str) -> None:
     assert w.places() == "r1@a", why
 
 
-def test_too_few_past_runs_tell_nothing() -> None:
+def test_few_past_runs_give_no_prediction() -> None:
     w = world("a 2xT4", "big blue 1 gang=2 wait=900", WALL)
     learn(w, 300, runs=2)
     w.step()
@@ -170,7 +170,7 @@ def test_too_few_past_runs_tell_nothing() -> None:
     assert w.places() == "r1@a"
 
 
-def test_nine_of_ten_runs_have_to_be_short() -> None:
+def test_backfill_needs_short_90th_percentile() -> None:
     w = world("a 2xT4", "big blue 1 gang=2 wait=900", WALL)
     learn(w, 300, runs=16)
     learn(w, 5000, runs=4)
@@ -192,9 +192,9 @@ def backfilled(runs_s: float = 300) -> World:
     return w
 
 
-def test_a_wrong_prediction_is_corrected_when_the_reserved_space_is_free_but_for_it() -> None:
+def test_backfilled_work_is_evicted_when_only_it_blocks_the_hold() -> None:
     w = backfilled()
-    w.now = NOW + 900  # far longer than predicted, but nobody would gain by its end
+    w.now = NOW + 900  # far longer than predicted, but its end would help no workload
     w.step()
     assert not w.last.evictions
     w.now = NOW + 1000
@@ -210,7 +210,7 @@ def test_a_wrong_prediction_is_corrected_when_the_reserved_space_is_free_but_for
     assert w.places() == "big@a big@a"
 
 
-def test_who_is_within_the_prediction_stays_until_it_is_over() -> None:
+def test_backfilled_work_stays_within_its_prediction() -> None:
     w = backfilled(900)
     w.now = NOW + 500
     end(w, "r1")  # earlier than its limit
@@ -222,7 +222,7 @@ def test_who_is_within_the_prediction_stays_until_it_is_over() -> None:
     assert [eviction.workload for eviction in w.last.evictions] == ["s1"]
 
 
-def test_work_that_was_there_before_the_reservation_is_not_backfill() -> None:
+def test_work_that_ran_before_the_hold_is_not_backfill() -> None:
     w = world("a 2xT4", "big blue 1 gang=2 wait=900", f"{WALL}; r2 red 1 on a:1 train age=5000")
     learn(w, 300)
     w.step()
@@ -233,7 +233,7 @@ def test_work_that_was_there_before_the_reservation_is_not_backfill() -> None:
     assert not w.last.evictions
 
 
-def test_ends_that_are_predicted_make_the_time_of_a_reservation() -> None:
+def test_predicted_ends_set_the_time_of_a_hold() -> None:
     w = world("a 2xT4", "big blue 1 gang=2 wait=900", "r1 red 1 on a:0 train age=100; r2 red 1 on a:1 train age=50")
     learn(w, 300)
     w.step()
@@ -250,7 +250,7 @@ def gang_of_two(**options: float) -> World:
     return w
 
 
-def test_a_gang_with_too_few_members_goes_back_to_the_queue() -> None:
+def test_gang_below_its_minimum_is_queued_again() -> None:
     w = gang_of_two(stale_gang_s=60)
     fail(w, "g", 1, back_off_s=300)
     w.now += 1
@@ -264,13 +264,13 @@ def test_a_gang_with_too_few_members_goes_back_to_the_queue() -> None:
     (eviction,) = w.last.evictions
     assert eviction.kind is EvictionKind.STALE_GANG
     assert eviction.key == (WorkloadId("g"), 0)
-    assert eviction.reason == "Only 1 of at least 2 members of its gang run, and there was no place for the others."
+    assert eviction.reason == "Its gang needs at least 2 members; only 1 run, and the others found no free GPUs."
     w.now = NOW + 305
     w.step()
     assert w.places() == "g@a g@a", "together again, once the back-off is over"
 
 
-def test_a_member_that_comes_back_in_time_saves_it() -> None:
+def test_returning_member_keeps_gang_running() -> None:
     w = gang_of_two(stale_gang_s=60)
     fail(w, "g", 1, back_off_s=30)
     for _ in range(40):
@@ -280,7 +280,7 @@ def test_a_member_that_comes_back_in_time_saves_it() -> None:
     assert w.places() == "g@a g@a"
 
 
-def test_a_gang_is_not_stale_while_somebody_leaves_for_its_member() -> None:
+def test_gang_is_not_stale_while_victims_end_for_its_member() -> None:
     w = world("a 2xT4", "g red 1 gang=2 train prio=5", stale_gang_s=60)
     w.step()
     fail(w, "g", 1, back_off_s=20)
@@ -295,7 +295,7 @@ def test_a_gang_is_not_stale_while_somebody_leaves_for_its_member() -> None:
     assert not w.scheduler.decide(w.now).evictions
 
 
-def test_protected_gangs_are_never_stale() -> None:
+def test_protected_gang_is_never_stale() -> None:
     w = world("a 2xT4", "g red 1 gang=2", stale_gang_s=60)
     w.step()
     fail(w, "g", 1, back_off_s=1000)
@@ -305,7 +305,7 @@ def test_protected_gangs_are_never_stale() -> None:
         assert not w.last.evictions
 
 
-def test_members_that_are_spare_may_be_missing() -> None:
+def test_optional_members_may_be_missing() -> None:
     w = world("a 4xT4", "g red 1 gang=2-4 train", stale_gang_s=60)
     w.step()
     for index in (1, 3):
@@ -319,7 +319,7 @@ def test_members_that_are_spare_may_be_missing() -> None:
 # --- joining
 
 
-def test_those_who_join_stay_in_the_zone_of_a_strict_gang() -> None:
+def test_joining_members_stay_in_zone_of_strict_gang() -> None:
     w = world("a 2xT4 zone=x; b 2xT4 zone=y", "g red 1 gang=2-4 train within=zone!")
     w.step()
     zone = {r.lease.node for r in w.running.values()}
@@ -329,7 +329,7 @@ def test_those_who_join_stay_in_the_zone_of_a_strict_gang() -> None:
     assert len(w.running) == 2, "the other zone is free, and not for it"
 
 
-def test_those_who_join_prefer_the_node_then_the_zone() -> None:
+def test_joining_members_prefer_node_then_zone() -> None:
     w = world(
         "a 2xT4 zone=x; b 1xT4 zone=x; c 8xT4 zone=y",
         "g red 1 gang=2-4 within=zone",
@@ -367,11 +367,11 @@ EVENTS = st.one_of(JOBS, st.tuples(st.just("end"), st.integers(0, 30)), st.tuple
 
 
 class Watch:
-    """Who of each gang runs, as the decisions say, without asking the scheduler."""
+    """The running members of each gang, from decisions only, without asking the scheduler."""
 
     def __init__(self, w: World) -> None:
         self.w = w
-        self.hurt: set[str] = set()  # gangs of which a member has ended or failed: those may be short
+        self.hurt: set[str] = set()  # gangs with a failed or ended member may be below their minimum
 
     def step(self) -> None:
         w = self.w
@@ -405,7 +405,7 @@ class Watch:
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(EVENTS, max_size=14))
-def test_no_gang_ever_starts_or_stays_with_too_few(events: list[tuple[str, ...]]) -> None:
+def test_no_gang_starts_or_stays_below_its_minimum(events: list[tuple[str, ...]]) -> None:
     w = world(
         "a 2xT4 zone=x; b 2xT4 zone=x; c 4xT4 zone=y",
         projects="red quota=3; blue quota=3",
@@ -434,7 +434,7 @@ def test_no_gang_ever_starts_or_stays_with_too_few(events: list[tuple[str, ...]]
     demand = w.scheduler.demand
     assert not demand.gangs.short
     assert demand.gangs == type(demand.gangs)(), "nothing is left of gangs that are gone"
-    assert not demand.lanes
+    assert not demand.project_queues
     assert not lines("; ".join(map(str, demand.shape_users)))
 
 
@@ -449,9 +449,7 @@ RUNS = st.tuples(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(RUNS, max_size=8), st.sampled_from((0, 100, 300)))
-def test_when_gpus_come_free_is_the_same_looked_at_together_and_one_by_one(
-    runs: list[tuple[str, str, str, int, str]], usual_s: int
-) -> None:
+def test_free_times_are_equal_for_one_gpu_and_for_all(runs: list[tuple[str, str, str, int, str]], usual_s: int) -> None:
     held = "; ".join(
         f"r{n} {who} 1 on {'ab'[n // 4]}:{n % 4} {kind} {limit} age={age} {leaving}"
         for n, (who, kind, limit, age, leaving) in enumerate(runs)
@@ -461,7 +459,8 @@ def test_when_gpus_come_free_is_the_same_looked_at_together_and_one_by_one(
         learn(w, usual_s)
     s = w.scheduler
     session = Session(s.placer, s.demand, NOW, s.settings)
-    together = slot_ends(session)
+    starvation = Starvation(session, s.settings)
+    together = slot_ends(starvation)
     for row in s.cluster.rows.values():
-        assert together[row].tolist() == _row_ends(session, row).tolist()
+        assert together[row].tolist() == _row_ends(starvation, row).tolist()
     session.close()

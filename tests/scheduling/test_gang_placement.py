@@ -1,4 +1,4 @@
-"""Where gangs go: a place is found whenever there is one, as near together as the rules say, and taken back exactly."""
+"""Placement of gangs: a place is found whenever there is one, as near together as required, and undone exactly."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scheduling_world import NOW, World, pending, request, world
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import GpuRequest
-from gpupool.scheduling.claims import Claim
-from gpupool.scheduling.feasible import check_gang_possible
-from gpupool.scheduling.gang import place
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.work.gang import Gang
+from gpupool.scheduling.explain.feasibility import check_gang_possible
+from gpupool.scheduling.gang_placement import place
 from gpupool.scheduling.session import Session
+from gpupool.scheduling.state.allocation import Claim
 
 CPUS_PER_NODE = 4
 REQUESTS = ("1", "2", "0.5", "0.3", "2x0.5", "2x0.3", "3x0.4", "6000M")
@@ -30,7 +30,7 @@ nodes_ = st.lists(
 
 
 def made(nodes: list[tuple[list[int], str]]) -> World:
-    """Nodes a, b, c; each of the parts given is in use on one of its GPUs."""
+    """Return nodes a, b, c; each given part is in use on one of their GPUs."""
     names = "abc"[: len(nodes)]
     lines = [
         f"{name} {len(gpus)}xT4 cpus={CPUS_PER_NODE}" + (f" zone={zone}" if zone else "")
@@ -48,7 +48,7 @@ def made(nodes: list[tuple[list[int], str]]) -> World:
 
 
 def most_on(free: tuple[int, ...], count: int, need: int) -> int:
-    """The most replicas of ``count`` GPUs with ``need`` thousandths of each, by trying everything."""
+    """Return the maximum number of replicas of ``count`` GPUs with ``need`` thousandths each, by exhaustive search."""
 
     @cache
     def best(left: tuple[int, ...]) -> int:
@@ -63,7 +63,7 @@ def most_on(free: tuple[int, ...], count: int, need: int) -> int:
 
 
 def most_together(nodes: list[tuple[list[int], str]], wanted: GpuRequest, cpus: int, gang: Gang) -> int:
-    """The most members there is room for; in one zone if the gang insists."""
+    """Return the maximum number of members; in one zone if the gang is strict."""
     need = wanted.permille_on(16_000)
     rooms: dict[str, int] = {}
     for gpus, zone in nodes:
@@ -94,7 +94,7 @@ def placed(w: World, wanted: str, gang: Gang, cpus: int = 0) -> tuple[list[Claim
     st.sampled_from((("", False), ("zone", False), ("zone", True), ("node", True))),
     st.sampled_from((0, 0, 1, 3)),
 )
-def test_a_place_is_found_whenever_there_is_one_and_for_as_many_as_can_be(
+def test_placement_finds_the_maximum_number_of_members(
     nodes: list[tuple[list[int], str]], wanted: str, sizes: tuple[int, int], near: tuple[str, bool], cpus: int
 ) -> None:
     gang = Gang(sizes[0], sizes[0] + sizes[1], *near)
@@ -148,18 +148,18 @@ def where(nodes: str, wanted: str, gang: Gang, running: str = "", cpus: int = 0)
         ("a 1xT4; b 2xT4", "0.5", Gang(2, 2), "a a"),
     ],
 )
-def test_where_they_go(nodes: str, wanted: str, gang: Gang, expect: str) -> None:
+def test_members_are_placed_on_expected_nodes(nodes: str, wanted: str, gang: Gang, expect: str) -> None:
     assert where(nodes, wanted, gang) == expect
 
 
-def test_the_fullest_zone_that_has_the_room() -> None:
+def test_fullest_sufficient_zone_is_chosen() -> None:
     nodes = "a 4xT4 zone=x; b 4xT4 zone=x; c 4xT4 zone=y; d 4xT4 zone=y"
     held = "r1 blue 3 on c:012"
     assert where(nodes, "1", Gang(5, 5, "zone", strict=True), held) == "d d d d c"
     assert where(nodes, "1", Gang(6, 6, "zone", strict=True), held) in {"a a a a b b", "b b b b a a"}
 
 
-def test_members_that_cross_nvlink_pairs_only_where_they_must() -> None:
+def test_members_split_nvlink_pairs_only_if_necessary() -> None:
     w = world("a 4xA100 nvlink", running_="r1 blue 1 on a:1")
     claims, session = placed(w, "2", Gang(1, 1))
     assert claims is not None
@@ -167,7 +167,7 @@ def test_members_that_cross_nvlink_pairs_only_where_they_must() -> None:
     session.close()
 
 
-def test_a_hundred_members_of_eight_gpus_on_many_nodes_are_looked_at_by_node() -> None:
+def test_large_gang_is_placed_node_by_node() -> None:
     w = world("; ".join(f"n{i} 8xT4" for i in range(150)))
     claims, session = placed(w, "8", Gang(100, 100))
     assert claims is not None
@@ -186,7 +186,7 @@ def test_a_hundred_members_of_eight_gpus_on_many_nodes_are_looked_at_by_node() -
         (Gang(2, 2, "rack"), True),
     ],
 )
-def test_what_could_never_start_is_known_beforehand(gang: Gang, possible: bool) -> None:
+def test_gang_that_can_never_start_is_detected(gang: Gang, possible: bool) -> None:
     w = world("a 2xT4 zone=x; b 2xT4 zone=x down; c 2xT4 zone=y", running_="r1 blue 2 on a:01")
     shape = w.scheduler.demand.shape_of(pending("g red 1"))
     if possible:

@@ -1,4 +1,4 @@
-"""MIG instances are GPUs of their own, given to those who ask for them and to nobody else."""
+"""MIG instances are separate GPUs for workloads that request them, and for no others."""
 
 from dataclasses import replace
 
@@ -6,14 +6,14 @@ import pytest
 from scheduling_world import World, world
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.gpu import Gpu, GpuRequest
+from gpupool.domain.nodes.gpu import Gpu, GpuRequest
 from gpupool.scheduling.scheduler import NodeChanged
 
 A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def cut(w: World, name: str, **profiles_mib: int) -> None:
-    """The first card of a node is cut into instances of these profiles (``m3g_40gb=40_000``)."""
+    """Divide the first GPU of a node into instances of these profiles (``m3g_40gb=40_000``)."""
     (row,) = [r for r, node in enumerate(w.scheduler.placer.cluster.nodes) if node and node.name == name]
     node = w.scheduler.placer.cluster.nodes[row]
     assert node is not None
@@ -31,7 +31,7 @@ def placed(w: World) -> dict[str, list[str]]:
     }
 
 
-def test_a_plain_request_gets_a_card_and_never_an_instance() -> None:
+def test_plain_request_gets_whole_gpu_and_no_instance() -> None:
     w = world("a 2xA100", "p1 red 1; p2 red 0.5; p3 red 8000M; p4 red 1 model=3g.40gb; p5 red 1 model=mig")
     cut(w, "a", m3g_40gb=40_000, m2g_20gb=20_000)
     given = placed(w)
@@ -41,7 +41,7 @@ def test_a_plain_request_gets_a_card_and_never_an_instance() -> None:
     assert (given["p4"], given["p5"]) == (["MIG-0"], ["MIG-1"])
 
 
-def test_an_instance_is_given_once_and_its_memory_is_its_own() -> None:
+def test_instance_is_granted_once_with_its_own_memory() -> None:
     w = world("a 1xA100", "p1 red 1 model=3g.40gb; p2 red 1 model=3g.40gb")
     cut(w, "a", m3g_40gb=40_000)
     (grant,) = w.scheduler.decide(w.now).grants
@@ -49,7 +49,7 @@ def test_an_instance_is_given_once_and_its_memory_is_its_own() -> None:
     assert (share.gpu_uuid, share.permille, share.memory_mib) == ("MIG-0", 1000, 40_000)
 
 
-def test_where_all_is_cut_a_plain_request_is_refused_with_what_to_ask_for() -> None:
+def test_plain_request_is_refused_with_advice_if_all_gpus_have_instances() -> None:
     w = world("a 1xA100")
     cut(w, "a", m3g_40gb=40_000)
     with pytest.raises(GpupoolError) as refused:

@@ -1,4 +1,4 @@
-"""Quotas of GPU models: a bound on protected work that asks for the model by name, and a right to such GPUs."""
+"""Quotas of GPU models: a limit for protected work that requests the model, and a right to such GPUs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scheduling_cases import Case, table
 from scheduling_world import NOW, node, project, world
 
-from gpupool.domain.access import Department, Project
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Department, Project
+from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.scheduler import (
     DepartmentChanged,
     LeaseReleased,
@@ -368,7 +368,7 @@ def test_case(case: Case) -> None:
     case.check()
 
 
-def test_it_says_why_and_may_be_changed() -> None:
+def test_wait_reason_names_model_quota_until_it_changes() -> None:
     w = world("a 3xA100", "p1 red 1 model=a100; p2 red 1 model=a100", projects="red quota=3 quota.a100=1")
     w.settle()
     why = w.scheduler.explain((WorkloadId("p2"), 0), NOW)
@@ -379,7 +379,7 @@ def test_it_says_why_and_may_be_changed() -> None:
     assert w.places() == "p1@a p2@a"
 
 
-def test_who_has_to_go_reads_why() -> None:
+def test_eviction_message_names_model_quota() -> None:
     w = world(
         "a 1xA100; b 1xT4",
         "p1 red 1 model=a100",
@@ -389,18 +389,18 @@ def test_who_has_to_go_reads_why() -> None:
     w.step()
     (eviction,) = w.last.evictions
     assert eviction.reason.replace(".00", "") == (
-        "blue holds 1 GPUs of model a100, and its quota of them is 0; red is owed them by its own."
+        "blue has 1 GPUs of model a100; its quota for this model is 0; red reclaims its quota."
     )
 
 
-def test_a_projects_standing_tells_what_it_holds_of_each() -> None:
+def test_standing_shows_use_of_each_model() -> None:
     w = world(
         "a 2xA100; b 1xT4",
         "p1 red 1 model=a100",
         "r1 blue 1 on a:0 train; r2 red 1 on a:1; r3 red 1 on b:0 train releasing",
         "red quota=3 quota.A100=2 quota.t4=1; blue quota=2",
     )
-    found = {row.project: row.of_models for row in w.scheduler.standings(NOW).projects}
+    found = {row.project: row.of_models for row in w.scheduler.share_report(NOW).projects}
     assert [(of.model, of.quota_permille, of.held_permille) for of in found["red"]] == [
         ("a100", 2000, 1000),
         ("t4", 1000, 0),
@@ -408,13 +408,13 @@ def test_a_projects_standing_tells_what_it_holds_of_each() -> None:
     assert found["blue"] == ()
 
 
-# --- it ends, and everybody has what is guaranteed
+# --- termination, and all guaranteed GPUs are held
 
 
 @st.composite
 def demands(draw: st.DrawFn) -> Demands:
-    """Projects with and without quotas of models, some of them in a department, and less than all of them want."""
-    alike = draw(st.booleans())  # everybody asks for whole GPUs, one by one
+    """Generate projects with and without model quotas, some in a department, that want more than there is."""
+    alike = draw(st.booleans())  # every workload requests whole GPUs by model
     nodes = draw(st.lists(st.sampled_from(["2xT4", "2xA100", "4xA100", "1xT4 2xA100", "4xT4"]), min_size=2, max_size=4))
     departments = [Department("ml", draw(st.sampled_from([None, 1000, 3000])))]
     projects = []
@@ -434,7 +434,7 @@ def demands(draw: st.DrawFn) -> Demands:
 
 @st.composite
 def waiting(draw: st.DrawFn, number: int, projects: list[Project], alike: bool) -> list[PendingReplica]:
-    """A replica, or the members of a gang."""
+    """One replica, or the members of a gang."""
     wanted = draw(st.sampled_from(WHOLE if alike else PARTS))
     gang = draw(st.sampled_from([None] if alike else [None, None, None, Gang(2, 2), Gang(2, 3)]))
     first = PendingReplica(
@@ -452,7 +452,7 @@ def waiting(draw: st.DrawFn, number: int, projects: list[Project], alike: bool) 
 
 
 class Pool:
-    """Everybody who waits stays for ever; whoever is evicted waits again."""
+    """Waiting work stays forever; evicted work waits again."""
 
     def __init__(self, nodes: list[str], departments: list[Department], projects: list[Project]) -> None:
         self.scheduler, self.now, self.evictions = Scheduler(), NOW, 0
@@ -473,7 +473,7 @@ class Pool:
         ledger = self.scheduler.demand.ledger
         department = {p.name: p.department or p.name for p in ledger.projects}
         came = [grant.key for grant in decisions.grants] + [hold.key for hold in decisions.holds]
-        grown = {department[self.specs[key].project] for key in came}  # and is guaranteed less, perhaps
+        grown = {department[self.specs[key].project] for key in came}  # and may have a smaller quota
         for eviction in decisions.evictions:
             whose, whom = self.specs[eviction.key].project, self.specs[eviction.for_workload, 0].project
             if whose != whom and department[whose] not in grown and eviction.kind is EvictionKind.RECLAIM:
@@ -486,7 +486,7 @@ class Pool:
         return bool(decisions.grants or decisions.evictions or leaving)
 
     def rest(self, rounds: int) -> None:
-        """Go on until nothing has moved for five rounds: a move that makes room in one piece may come later."""
+        """Run until nothing moved for five rounds: a move that defragments may come later."""
         quiet = 0
         for _ in range(rounds):
             quiet = 0 if self.step() else quiet + 1
@@ -494,7 +494,7 @@ class Pool:
                 return
         raise AssertionError(f"still moving after {rounds} rounds and {self.evictions} evictions")
 
-    # --- what is guaranteed, worked out without the scheduler's books
+    # --- guarantees, computed without the scheduler's books
 
     def held(self, project: str, model: str, *, protected: bool = False) -> int:
         return sum(
@@ -517,7 +517,7 @@ class Pool:
         return core
 
     def coming(self, project: str, model: str, *, protected: bool = False) -> int:
-        """What is held for those who start as soon as others have ended."""
+        """Return what is held for replicas that start as soon as others have ended."""
         return sum(
             share.permille
             for hold in self.scheduler.holds
@@ -537,7 +537,7 @@ class Pool:
         return room
 
     def safe(self) -> set[ReplicaKey]:
-        """Who is on guaranteed GPUs only; unless nothing more is to come to their project this is all that matters."""
+        """Return the replicas on guaranteed GPUs only; with no more work for their project only these matter."""
         safe = set()
         for key, r in self.scheduler.demand.running.items():
             project = next(p for p in self.scheduler.demand.ledger.projects if p.name == r.lease.project)
@@ -551,7 +551,7 @@ class Pool:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(demands())
-def test_it_ends_and_what_is_guaranteed_is_held(demand: Demands) -> None:
+def test_evictions_end_and_model_quotas_are_held(demand: Demands) -> None:
     nodes, departments, projects, waiting = demand
     pool = Pool(nodes, departments, projects)
     for at, members in enumerate(waiting):
@@ -567,9 +567,9 @@ def test_it_ends_and_what_is_guaranteed_is_held(demand: Demands) -> None:
 
 
 def _all_is_held(pool: Pool) -> None:
-    """Nobody waits for a GPU of a model within the quota of it while somebody holds one that he could be asked for.
+    """Check that no replica waits for a GPU within a model quota while a reclaimable replica holds one.
 
-    Nodes are left out where space is kept for others, who may have been promised it, and projects with such space.
+    Nodes with holds are left out, because their GPUs may be promised, and so are projects with such holds.
     """
     safe, ledger = pool.safe(), pool.scheduler.demand.ledger
     kept = {hold.node for hold in pool.scheduler.holds}
@@ -588,7 +588,7 @@ def _all_is_held(pool: Pool) -> None:
 
 
 def _quotas_are_held(pool: Pool) -> None:
-    """Nobody waits for a GPU within a quota while training of a project beyond its quota runs where it would do."""
+    """Check that no replica waits within quota while usable over-quota training of another project runs."""
     safe, ledger = pool.safe(), pool.scheduler.demand.ledger
     kept = {hold.node for hold in pool.scheduler.holds}
     keeping = {pool.specs[hold.key].project for hold in pool.scheduler.holds}

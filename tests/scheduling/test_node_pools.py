@@ -1,13 +1,13 @@
-"""A project's work runs only on nodes of the pools that its rules name."""
+"""Work of a project runs only on nodes of the node pools in its rules."""
 
 import pytest
 from scheduling_world import NOW, node, request, world
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.explain import WaitCode
+from gpupool.scheduling.explain.wait_reason import WaitCode
 from gpupool.scheduling.scheduler import NodeChanged
-from gpupool.scheduling.shape import Shapes
+from gpupool.scheduling.state.cluster import Shapes
 
 
 @pytest.mark.parametrize(
@@ -19,19 +19,19 @@ from gpupool.scheduling.shape import Shapes
         ("a 1xT4 pool=old; b 1xT4 pool=new", "p1 red 1 pool=new; p3 blue 1; p2 red 1 pool=new", "p1@b p3@a"),
     ],
 )
-def test_where_it_goes(nodes: str, pending: str, places: str) -> None:
+def test_work_is_placed_in_allowed_pools(nodes: str, pending: str, places: str) -> None:
     w = world(nodes, pending)
     w.settle()
     assert w.places() == places
 
 
-def test_nobody_is_evicted_on_a_node_of_another_pool() -> None:
+def test_no_eviction_on_node_of_other_pool() -> None:
     w = world("a 1xT4 pool=old", "p1 red 1 pool=new", "r1 blue 1 on a:0 train", "red quota=1; blue quota=0")
     w.settle()
     assert not w.evicted
 
 
-def test_a_label_given_later_lets_it_start() -> None:
+def test_later_label_allows_start() -> None:
     w = world("a 1xT4", "p1 red 1 pool=new")
     w.settle()
     found = w.scheduler.explain((WorkloadId("p1"), 0), NOW)
@@ -43,7 +43,7 @@ def test_a_label_given_later_lets_it_start() -> None:
     assert w.places() == "p1@a"
 
 
-def test_it_says_that_other_pools_are_free() -> None:
+def test_wait_reason_names_free_capacity_in_other_pools() -> None:
     w = world("a 1xT4 pool=old; b 1xT4 pool=new", "p1 red 1 pool=new", "r1 blue 1 on b:0")
     w.settle()
     found = w.scheduler.explain((WorkloadId("p1"), 0), NOW)
@@ -52,15 +52,15 @@ def test_it_says_that_other_pools_are_free() -> None:
     assert found.numbers["pools"] == "new"
 
 
-def test_a_request_that_no_pool_can_serve_is_refused() -> None:
+def test_request_that_no_pool_can_serve_is_refused() -> None:
     w = world("a 1xT4 pool=old")
-    with pytest.raises(GpupoolError, match="No node can ever") as caught:
+    with pytest.raises(GpupoolError, match="No node can provide") as caught:
         w.scheduler.check_possible(request("1", {}), pools=("new",))
     assert caught.value.code is ErrorCode.IMPOSSIBLE_REQUEST
     assert "the pool new" in caught.value.hint
 
 
-def test_shapes_of_other_pools_are_other_shapes() -> None:
+def test_pools_distinguish_shapes() -> None:
     shapes = Shapes()
     one = shapes.get(request("1", {}), 0, 0, pools=("a",))
     assert shapes.get(request("1", {}), 0, 0, pools=("a",)) is one

@@ -1,16 +1,16 @@
-"""Places in the queue: who counts as submitted when, and what that does to the order."""
+"""Positions in the queue: the effective submission time, and its effect on the order."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpupool.domain.access import Project
-from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.order import MOST_LATE_S, TURN_LATE_S, Order, Ordering
-from gpupool.scheduling.pastruns import FEW, MOST_KINDS, PastRuns
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Project
+from gpupool.scheduling.policy import Settings
 from gpupool.scheduling.scheduler import LeaseReleased, NodeChanged, PendingAdded, ProjectChanged, Scheduler
-from gpupool.scheduling.values import PendingReplica, Settings
+from gpupool.scheduling.state.user_order import MAX_KINDS, MAX_LATE_S, MIN_RUNS, TURN_LATE_S, Order, Ordering, PastRuns
+from gpupool.scheduling.values import PendingReplica
 from gpupool.simulate.clusters import parse_cluster
 
 
@@ -21,8 +21,8 @@ def past(*runs: tuple[str, str, int, float]) -> PastRuns:
     return known
 
 
-def test_a_kind_with_few_runs_is_judged_by_its_user_then_the_project_then_the_pool() -> None:
-    known = past(*[("a", "ann", 1000, 10.0)] * FEW, ("a", "ann", 8000, 500.0))
+def test_kind_with_few_runs_uses_user_then_project_then_pool() -> None:
+    known = past(*[("a", "ann", 1000, 10.0)] * MIN_RUNS, ("a", "ann", 8000, 500.0))
     assert known.mean_s("a", "ann", 1000) == pytest.approx(10)
     wider = known.mean_s("a", "ann", 8000)
     assert wider is not None
@@ -30,21 +30,21 @@ def test_a_kind_with_few_runs_is_judged_by_its_user_then_the_project_then_the_po
     assert known.mean_s("a", "bob", 1000) == known.mean_s("b", "eve", 1000) == wider
 
 
-def test_nothing_is_expected_before_enough_has_ended() -> None:
-    assert past(*[("a", "ann", 1000, 10.0)] * (FEW - 1)).mean_s("a", "ann", 1000) is None
+def test_no_expectation_before_enough_runs_have_ended() -> None:
+    assert past(*[("a", "ann", 1000, 10.0)] * (MIN_RUNS - 1)).mean_s("a", "ann", 1000) is None
 
 
-def test_later_runs_count_more_and_few_kinds_are_remembered() -> None:
+def test_later_runs_have_more_weight_and_kinds_are_bounded() -> None:
     known = past(*[("a", "ann", 1000, 10.0)] * 50, *[("a", "ann", 1000, 1000.0)] * 50)
     assert (known.mean_s("a", "ann", 1000) or 0) > 700
-    for number in range(MOST_KINDS):
+    for number in range(MAX_KINDS):
         known.add(f"p{number}", "ann", 1000, 1.0)
-    assert len(known._kinds) == MOST_KINDS
+    assert len(known._kinds) == MAX_KINDS
 
 
-def test_places_are_bounded() -> None:
-    long = past(*[("a", "ann", 64_000, 1e9)] * FEW)
-    assert Ordering(Order.SHORTEST, past=long).late_s("a", "ann", 64_000, 0.0) == MOST_LATE_S
+def test_queue_position_change_is_bounded() -> None:
+    long = past(*[("a", "ann", 64_000, 1e9)] * MIN_RUNS)
+    assert Ordering(Order.SHORTEST, past=long).late_s("a", "ann", 64_000, 0.0) == MAX_LATE_S
     assert Ordering(Order.FAIR, past=long).late_s("a", "ann", 64_000, 1e9) == 0
     turns = Ordering(Order.FAIR, 7200.0)
     assert [turns.late_s("a", "ann", 1000, served) for served in (7199, 7200, 1e6)] == [0, TURN_LATE_S, 1e6]
@@ -74,11 +74,11 @@ def _first(scheduler: Scheduler, *waiting: PendingReplica) -> str:
     return grant.workload
 
 
-def test_short_work_overtakes_what_is_expected_to_be_long_but_not_what_has_waited_longer_than_that() -> None:
+def test_short_work_overtakes_long_work_for_a_bounded_time() -> None:
     for order, soon, later in ((Order.SHORTEST, "short", "long"), (Order.FAIR, "long", "long")):
         for at, expected in ((10_500, soon), (15_000, later)):
             scheduler = _scheduler(order)
-            for number in range(FEW):
+            for number in range(MIN_RUNS):
                 _run(scheduler, f"l{number}", "ann", 1000 * number, 1000)
                 _run(scheduler, f"s{number}", "bob", 1000 * number, 1)
             assert _first(scheduler, _waits("long", "ann", 10_000), _waits("short", "bob", at)) == expected

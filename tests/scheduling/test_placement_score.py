@@ -1,4 +1,4 @@
-"""Which place is the best: names do not matter, scarce models are spared, and how far from the optimum it ends."""
+"""Placement scores: independent of names, sparing scarce models, and near the optimum."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_world import node, world
 
-from gpupool.domain.gpu import ForeignProcess, GpuRequest, Node, NodeState, Placement, Sharing
-from gpupool.scheduling.claims import Claim
-from gpupool.scheduling.cluster import ClusterState
-from gpupool.scheduling.placement import NO_FIT, Placer
-from gpupool.scheduling.shape import Shapes
-from gpupool.scheduling.values import Settings
+from gpupool.domain.nodes.gpu import ForeignProcess, GpuRequest, Node, NodeState, Placement
+from gpupool.domain.nodes.sharing import Sharing
+from gpupool.scheduling.placement.replica import NO_FIT, Placer
+from gpupool.scheduling.policy import Settings
+from gpupool.scheduling.state.allocation import Claim
+from gpupool.scheduling.state.cluster import ClusterState, Shapes
 
 KINDS = (
     (GpuRequest(1), 4.0),
@@ -32,7 +32,7 @@ NODES = ("a 4xT4 cpus=32", "b 2xT4 cpus=8", "c 4xA100 cpus=32", "d 2xA100 cpus=1
 
 
 class Pool:
-    """A placer with nobody round it."""
+    """A placer without a scheduler around it."""
 
     def __init__(self, nodes: Sequence[Node], usual: Sequence[tuple[GpuRequest, float]] = ()) -> None:
         self.cluster, self.shapes = ClusterState(), Shapes()
@@ -73,7 +73,7 @@ work = st.lists(st.sampled_from(KINDS), min_size=1, max_size=25)
 
 @settings(max_examples=40, deadline=None)
 @given(work, st.permutations(range(len(NODES))), st.permutations("vwxyz"))
-def test_names_and_the_order_of_nodes_do_not_matter(
+def test_placement_is_independent_of_names_and_node_order(
     queue: list[tuple[GpuRequest, float]], order: list[int], names: list[str]
 ) -> None:
     first = Pool([node(line) for line in NODES])
@@ -90,9 +90,9 @@ def test_names_and_the_order_of_nodes_do_not_matter(
 
 @settings(max_examples=40, deadline=None)
 @given(work, st.integers(0, 2**16))
-def test_remembered_scores_are_those_of_a_fresh_look(queue: list[tuple[GpuRequest, float]], seed: int) -> None:
+def test_cached_scores_equal_computed_scores(queue: list[tuple[GpuRequest, float]], seed: int) -> None:
     rng, known = random.Random(seed), Pool([node(line) for line in NODES], queue)
-    shapes = [known.shapes.get(request, cpus, 0) for request, cpus in KINDS]  # what nobody has is forgotten
+    shapes = [known.shapes.get(request, cpus, 0) for request, cpus in KINDS]  # models that no node has are forgotten
     held = []
     for request, cpus in queue:
         claim = known.placer.find(known.shapes.get(request, cpus, 0))
@@ -127,7 +127,7 @@ HAPPENS = ("place", "place", "leave", "leave", "state", "foreign", "new")
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_remembered_of_a_node_in_the_same_state_is_what_a_look_at_it_says(seed: int) -> None:
+def test_cached_node_state_equals_computed_state(seed: int) -> None:
     rng, known, held = random.Random(seed), Pool([node(line) for line in TWINS]), list[Claim]()
     cluster = known.cluster
     shapes = [known.shapes.get(*part, user) for part in PARTS for user in ("ann", "bob")]
@@ -154,7 +154,7 @@ def test_what_is_remembered_of_a_node_in_the_same_state_is_what_a_look_at_it_say
             assert known.placer.scores(shape).tolist() == fresh.scores(shape).tolist()
 
 
-def test_a_node_that_reports_its_links_later_is_preferred_at_once() -> None:
+def test_node_with_new_links_is_preferred_at_once() -> None:
     known = pool("a 4xT4; b 4xT4; c 4xT4")
     pair = known.shapes.get(GpuRequest(2), 0, 0)
     known.placer.scores(pair)
@@ -167,19 +167,19 @@ def test_a_node_that_reports_its_links_later_is_preferred_at_once() -> None:
 # --- scarce models
 
 
-def test_work_that_takes_any_model_leaves_the_one_that_others_insist_on() -> None:
+def test_work_for_any_model_spares_requested_model() -> None:
     usual = [(ANY, 0.0)] * 20 + [(A100, 0.0)] * 10
     assert pool("a 4xA100; b 4xT4", usual).places(ANY, ANY, ANY, ANY, ANY) == "b:0 b:1 b:2 b:3 a:0"
     usual = [(ANY, 0.0)] * 20 + [(T4, 0.0)] * 10
     assert pool("a 4xA100; b 4xT4", usual).places(ANY, ANY, ANY, ANY, ANY) == "a:0 a:1 a:2 a:3 b:0"
 
 
-def test_work_that_needs_much_memory_keeps_the_large_cards() -> None:
+def test_large_gpus_are_kept_for_large_memory_requests() -> None:
     usual = [(HALF, 0.0)] * 10 + [(GpuRequest(1, 1000, 40_000), 0.0)] * 20
     assert pool("a 2xA100; b 2xT4", usual).places(HALF, HALF, HALF) == "b:0 b:0 b:1"
 
 
-def test_how_many_there_are_of_a_model_counts() -> None:
+def test_number_of_gpus_of_a_model_counts() -> None:
     usual = [(ANY, 0.0)] * 200 + [(A100, 0.0)] * 50 + [(T4, 0.0)] * 50
     nodes = "a 2xA100; b 8xT4"
     assert pool(nodes, usual).places(ANY).startswith("b")
@@ -188,18 +188,18 @@ def test_how_many_there_are_of_a_model_counts() -> None:
 # --- fragmentation
 
 
-def test_nodes_with_processors_are_left_to_work_that_needs_them() -> None:
+def test_nodes_with_many_cpus_are_kept_for_cpu_requests() -> None:
     usual = [(ANY, 8.0)] * 20
     found = pool("a 4xT4 cpus=32; b 4xT4 cpus=2", usual)
     assert [found.place(ANY, 0.0) for _ in range(2)] == [("b", [0]), ("b", [1])]
 
 
-def test_parts_go_together_so_that_whole_gpus_stay() -> None:
+def test_slices_share_gpus_to_keep_whole_gpus() -> None:
     usual = [(ANY, 0.0)] * 10 + [(HALF, 0.0)] * 10
     assert pool("a 2xT4; b 2xT4", usual).places(HALF, HALF, ANY, ANY, ANY) == "a:0 a:0 a:1 b:0 b:1"
 
 
-def test_a_part_goes_where_the_rest_is_of_use() -> None:
+def test_slice_is_placed_where_the_rest_is_usable() -> None:
     usual = [(GpuRequest(1, 700), 0.0)] * 10 + [(GpuRequest(1, 300), 0.0)] * 10
     found = pool("a 2xT4", usual)
     assert found.places(GpuRequest(1, 700), GpuRequest(1, 700), GpuRequest(1, 300), GpuRequest(1, 300)) == (
@@ -207,13 +207,13 @@ def test_a_part_goes_where_the_rest_is_of_use() -> None:
     )
 
 
-def test_instances_are_left_to_those_who_ask_for_them() -> None:
+def test_instances_are_kept_for_instance_requests() -> None:
     one, other = GpuRequest(1, 1000, None, ("1g.10gb",)), GpuRequest(1, 1000, None, ("3g.40gb",))
     found = pool("a 1xA100 mig=3g.40gb,1g.10gb,1g.10gb; b 2xT4", [(one, 0.0)] * 5 + [(ANY, 0.0)] * 5)
     assert found.places(one, one, one, other, other, ANY, ANY, ANY, ANY) == "a:2 a:3 - a:1 - a:0 b:0 b:1 -"
 
 
-def test_a_gpu_in_another_mode_is_not_free() -> None:
+def test_gpu_in_other_sharing_mode_is_not_free() -> None:
     mps = GpuRequest(1, 300, sharing=None)
     found = pool("a 2xT4 offers=share,mps", [(HALF, 0.0)] * 10)
     insists = GpuRequest(1, 300, sharing=node("x 1xT4 policy=mps").policy_of("x-0"))
@@ -223,21 +223,21 @@ def test_a_gpu_in_another_mode_is_not_free() -> None:
 # --- spread
 
 
-def test_spread_takes_the_emptiest_node_and_gpu() -> None:
+def test_spread_chooses_emptiest_node_and_gpu() -> None:
     assert pool("a 2xT4; b 2xT4").places(SPREAD, SPREAD, SPREAD) == "a:0 b:0 a:1"
     assert pool("a 2xT4").places(SPREAD_HALF, SPREAD_HALF, SPREAD_HALF) == "a:0 a:1 a:0"
 
 
-def test_spread_counts_the_part_of_a_node_that_is_taken() -> None:
+def test_spread_uses_allocated_fraction_of_node() -> None:
     found = pool("a 8xT4; b 2xT4").places(*[SPREAD] * 6)
     assert found == "a:0 a:1 a:2 b:0 a:3 a:4"
 
 
-def test_spread_is_still_about_places_that_fit() -> None:
+def test_spread_chooses_only_places_that_fit() -> None:
     assert pool("a 2xA100; b 2xT4").places(replace(SPREAD, models=("t4",)), replace(SPREAD, count=2)) == "b:0 a:0,1"
 
 
-def test_the_pool_may_spread_those_who_do_not_say() -> None:
+def test_pool_default_placement_can_be_spread() -> None:
     nodes, waiting = "a 2xT4; b 2xT4", "p1 red 1; p2 red 1"
     packed, spread = world(nodes, waiting), world(nodes, waiting, placement=Placement.SPREAD)  # type: ignore[arg-type]
     for one in (packed, spread):
@@ -247,7 +247,7 @@ def test_the_pool_may_spread_those_who_do_not_say() -> None:
     assert spread.places() == "p1@a p2@b"
 
 
-# --- how good it is in the end
+# --- quality of the result
 
 
 def used(found: Pool) -> int:
@@ -256,7 +256,7 @@ def used(found: Pool) -> int:
 
 
 def best_use(sizes: tuple[int, ...], gpus: int) -> int:
-    """The most thousandths that can be in use when those who do not fit are sent away, whoever that is."""
+    """Return the most thousandths that can be in use at once, if any replica may be evicted."""
 
     @cache
     def most(at: int, free: tuple[int, ...]) -> int:
@@ -272,8 +272,8 @@ def best_use(sizes: tuple[int, ...], gpus: int) -> int:
     return most(0, (1000,) * gpus)
 
 
-def test_close_to_the_best_that_could_be_done_knowing_what_comes() -> None:
-    """Thirty small pools filled in random order; the optimum knows all that comes and may send anybody away."""
+def test_utilisation_is_close_to_offline_optimum() -> None:
+    """Fill thirty small pools in random order; the optimum knows all requests and may evict any replica."""
     rng, ours, best, naive = random.Random(3), 0, 0, 0
     usual = (190, 250, 300, 500, 700, 810, 1000)
     for _ in range(30):
@@ -296,7 +296,7 @@ def first_fit(sizes: Sequence[int], gpus: int) -> int:
     return 1000 * gpus - sum(free)
 
 
-def test_nobody_fits_nowhere() -> None:
+def test_no_place_in_empty_cluster_state() -> None:
     found = pool("a 1xT4 down; b 1xT4 cordoned")
     assert found.place(ANY) is None
     assert (found.placer.scores(found.shapes.get(ANY, 0, 0)) == NO_FIT).all()
@@ -305,7 +305,7 @@ def test_nobody_fits_nowhere() -> None:
 
 
 @pytest.mark.parametrize("request_", [ANY, HALF, THIRD, GpuRequest(2), GpuRequest(2, 500), GpuRequest(1, 1000, 8_000)])
-def test_an_empty_cluster_of_equals_takes_the_first_row(request_: GpuRequest) -> None:
+def test_equal_nodes_choose_first_row(request_: GpuRequest) -> None:
     found = pool("a 4xT4; b 4xT4; c 4xT4").place(request_)
     assert found is not None
     assert found[0] == "a"

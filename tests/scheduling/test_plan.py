@@ -1,4 +1,4 @@
-"""What a dry run says is what happens, and it leaves no trace."""
+"""A dry run predicts what happens, and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scheduling_world import World, pending, pendings, world
 
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.explain import WaitCode
-from gpupool.scheduling.plan import Plan
+from gpupool.scheduling.explain.plan import Plan
+from gpupool.scheduling.explain.wait_reason import WaitCode
 from gpupool.scheduling.scheduler import PendingAdded, Scheduler
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
@@ -27,26 +27,26 @@ def arriving(w: World, text: str) -> PendingReplica:
     return pending(f"{text} wait=0")
 
 
-def test_it_says_where_it_would_start() -> None:
+def test_plan_names_place_of_start() -> None:
     found = plan(world("a 1xT4; b 2xA100", "", "r1 red 1 on a:0"), "p1 red 2 model=a100")
     assert [(g.node, [s.gpu_index for s in g.shares]) for g in found.starts] == [("b", [0, 1])]
     assert (found.waiting, found.why, found.displaced) == (0, None, ())
 
 
-def test_it_says_why_it_would_wait_and_for_how_long() -> None:
+def test_plan_names_wait_reason_and_estimate() -> None:
     found = plan(world("a 1xT4", "", "r1 red 1 on a:0 end=300"), "p1 red 1")
     assert (found.starts, found.waiting) == ((), 1)
     assert found.why is not None
     assert (found.why.code, found.why.position, found.why.estimate_s) == (WaitCode.WAITING_FOR_GPU, 1, 300)
 
 
-def test_some_of_several_start() -> None:
+def test_plan_counts_replicas_that_start() -> None:
     found = plan(world("a 2xT4"), "p1 red 1", "p2 red 1", "p3 red 1")
     assert [str(grant.workload) for grant in found.starts] == ["p1", "p2"]
     assert found.waiting == 1
 
 
-def test_it_says_whom_it_would_cost_their_gpus() -> None:
+def test_plan_names_victims() -> None:
     w = world("a 2xT4", "", "r1 red 1 on a:0 train; r2 red 1 on a:1 train", "red quota=0; blue quota=2")
     found = plan(w, "p1 blue 2")
     assert [(d.project, d.kind, d.replicas, d.permille) for d in found.displaced] == [
@@ -55,14 +55,14 @@ def test_it_says_whom_it_would_cost_their_gpus() -> None:
     assert found.waiting == 1
 
 
-def test_one_may_start_and_another_cost_somebody_a_gpu() -> None:
+def test_plan_reports_starts_and_victims_together() -> None:
     w = world("a 2xT4", "", "r1 red 1 on a:0 train", "red quota=0; blue quota=2")
     found = plan(w, "p1 blue 1", "p2 blue 1")
     assert [str(grant.workload) for grant in found.starts] == ["p1"]
     assert [(d.project, d.replicas) for d in found.displaced] == [("red", 1)]
 
 
-def test_a_gang_is_planned_as_one() -> None:
+def test_gang_is_planned_as_a_whole() -> None:
     w = world("a 2xT4; b 2xT4", "", "r1 red 1 on a:0 end=60")
     three, four = (pendings(f"p1 red 1 gang={n} wait=0") for n in (3, 4))
     assert (len(w.scheduler.plan(three, w.now).starts), w.scheduler.plan(three, w.now).waiting) == (3, 0)
@@ -72,13 +72,13 @@ def test_a_gang_is_planned_as_one() -> None:
     assert (found.why.code, found.why.estimate_s) == (WaitCode.GANG, 60)
 
 
-def test_what_waits_already_is_not_supposed() -> None:
+def test_plan_of_waiting_workload_is_refused() -> None:
     w = world("a 1xT4", "p1 red 1")
     with pytest.raises(ValueError, match="waits"):
         plan(w, "p1 red 1")
 
 
-# --- no trace
+# --- no change of state
 
 NAMES = st.sampled_from(["red", "blue", "green"])
 REQUESTS = st.sampled_from(["1", "2", "4", "0.5", "0.25", "2x0.5", "8000M", "1 model=t4"])
@@ -115,7 +115,7 @@ def made_of(waiting: list[tuple[str, str, str]], active: list[tuple[str, str, in
 
 
 def everything(scheduler: Scheduler) -> dict[str, Any]:
-    """All that a scheduler holds, but for caches of what it could work out again."""
+    """Return the whole state of a scheduler, except caches of derivable values."""
     demand, cluster = scheduler.demand, scheduler.cluster
     arrays = {
         f"{type(room).__name__}.{name}": value.tolist()
@@ -123,21 +123,21 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
         for name, value in vars(room).items()
         if isinstance(value, np.ndarray) and name != "touched"
     }
-    lanes = {
+    queues = {
         project: {
             shape: {key: list(group.entries) for key, group in groups.items()} for shape, groups in shapes.items()
         }
-        for project, shapes in demand.lanes.items()
+        for project, shapes in demand.project_queues.items()
     }
-    caches = {"lanes", "holders", "ordering", "ledger", "shapes", "accounts", "_heads", "_entries", "_log"}
+    caches = {"project_queues", "holders", "ordering", "ledger", "shapes", "accounts", "_heads", "_entries", "_log"}
     rest = {
         name: copy.deepcopy(value, {id(s): s for s in demand.shape_users})
         for name, value in vars(demand).items()
         if name not in caches
     }
-    rest["_ripening"], rest["_sleeping"] = sorted(rest["_ripening"]), sorted(rest["_sleeping"])
+    rest["_maturing"], rest["_sleeping"] = sorted(rest["_maturing"]), sorted(rest["_sleeping"])
     return arrays | {
-        "lanes": lanes,
+        "project_queues": queues,
         "rest": rest,
         "holds": scheduler.holds,
         "shapes": set(demand.shapes._known),
@@ -149,7 +149,7 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(PENDING, RUNNING, st.tuples(NAMES, REQUESTS, EXTRAS), st.booleans(), st.sampled_from([2, 10_000]))
-def test_a_plan_leaves_no_trace_and_tells_the_truth(
+def test_plan_changes_nothing_and_predicts_the_result(
     waiting: list[tuple[str, str, str]],
     active: list[tuple[str, str, int, str]],
     asked: tuple[str, str, str],
@@ -161,7 +161,7 @@ def test_a_plan_leaves_no_trace_and_tells_the_truth(
     if rested:
         w.scheduler.decide(w.now)
     w.scheduler.demand.wake(w.now)
-    w.scheduler.demand.mature(w.now - w.scheduler.settings.reserve_after_s)  # what time alone does
+    w.scheduler.demand.mature(w.now - w.scheduler.settings.reserve_after_s)  # changes that only time causes
     new = pendings(f"new {' '.join(asked)}")
     before, learnt = everything(w.scheduler), w.scheduler.placer.scorer.work.version
     said = w.scheduler.plan(new, w.now)
@@ -174,6 +174,6 @@ def test_a_plan_leaves_no_trace_and_tells_the_truth(
     granted = {g for cycle in cycles for g in cycle.grants if g.workload == WorkloadId("new")}
     if w.scheduler.placer.scorer.work.version == learnt:
         assert granted == set(said.starts)
-    assert {g.key for g in granted} == {g.key for g in said.starts}  # where may change by what was learnt from it
+    assert {g.key for g in granted} == {g.key for g in said.starts}  # the place may change because of learned requests
     evicted = [e for cycle in cycles for e in cycle.evictions if e.for_workload == WorkloadId("new")]
     assert len(evicted) == sum(d.replicas for d in said.displaced)

@@ -1,4 +1,4 @@
-"""What would help whoever waits: each sentence is tried, and true."""
+"""Advice for waiting workloads: each sentence is tried, and must be true."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduling_world import NOW, World, pending, world
 
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.explain import Explanation, WaitCode
+from gpupool.scheduling.explain.wait_reason import Explanation, WaitCode
 from gpupool.scheduling.scheduler import PendingAdded, PendingRemoved
 from gpupool.scheduling.values import EvictionKind
 
@@ -36,37 +36,37 @@ def why(w: World, name: str = "p1") -> Explanation:
 
 CASES = [
     Case(
-        "ask for 0.3 instead of 0.5: fits now on a",
+        "request 0.3 instead of 0.5: fits now on a",
         "a 1xT4; b 1xT4",
         "p1 red 0.5",
         "r1 red 0.7 on a:0; r2 red 1 on b:0",
     ),
-    Case("ask for 0.4 instead of 1: fits now on a", "a 1xT4", "p1 red 1", "r1 red 0.6 on a:0"),
-    Case("ask for 0.25 instead of 0.5 each: fits now on a", "a 2xT4", "p1 red 2x0.5", "r1 red 2x0.75 on a:01"),
+    Case("request 0.4 instead of 1: fits now on a", "a 1xT4", "p1 red 1", "r1 red 0.6 on a:0"),
+    Case("request 0.25 instead of 0.5 each: fits now on a", "a 2xT4", "p1 red 2x0.5", "r1 red 2x0.75 on a:01"),
     Case(
-        "ask for 2 GPUs instead of 4: fits now on b",
+        "request 2 GPUs instead of 4: fits now on b",
         "a 4xT4; b 4xT4",
         "p1 red 4",
         "r1 red 3 on a:012; r2 red 2 on b:01",
     ),
-    Case("ask for 7.8 GiB instead of 11.7 GiB: fits now on a", "a 1xT4", "p1 red 12000M", "r1 red 0.5 on a:0"),
-    Case("accept the model A100 too: fits now on b", "a 1xT4; b 1xA100", "p1 red 1 model=t4", "r1 red 1 on a:0"),
-    Case("without the label zone=x it fits now on b", "a 1xT4 zone=x; b 1xT4", "p1 red 1 zone=x", "r1 red 1 on a:0"),
+    Case("request 7.8 GiB instead of 11.7 GiB: fits now on a", "a 1xT4", "p1 red 12000M", "r1 red 0.5 on a:0"),
+    Case("also accept the model A100: fits now on b", "a 1xT4; b 1xA100", "p1 red 1 model=t4", "r1 red 1 on a:0"),
+    Case("remove the label zone=x: fits now on b", "a 1xT4 zone=x; b 1xT4", "p1 red 1 zone=x", "r1 red 1 on a:0"),
     Case(
-        "ask for 4 CPUs instead of 6 and 400 MiB of memory instead of 500 MiB: fits now on a",
+        "request 4 CPUs instead of 6 and 400 MiB of memory instead of 500 MiB: fits now on a",
         "a 4xT4 cpus=8 mem=1000",
         "p1 red 1 cpus=6 mem=500",
         "r1 red 1 on a:0 cpus=4 mem=600",
     ),
     Case(
-        "as preemptible training, which may exceed the quota, it could start now on a",
+        "submit it as preemptible training, which may exceed the quota: fits now on a",
         "a 4xT4",
         "p1 red 1",
         "r1 red 1 on a:0",
         "red quota=1",
     ),
     Case(
-        "a time limit under 40m00s would let it run now in reserved space on a",
+        "set a time limit under 40m00s: fits now on a as backfill",
         "a 4xT4",
         "p1 red 4 wait=900; p2 blue 1 wait=5",
         "r1 blue 2 on a:01 end=2400",
@@ -89,36 +89,36 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.says)
-def test_what_would_help(case: Case) -> None:
+def test_advice_for_waiting_workload(case: Case) -> None:
     w = world(case.nodes, case.pending, case.running, case.projects)
     helps = why(w, case.who).would_help
     assert any(case.says in said for said in helps), helps
 
 
-def test_nothing_is_promised_that_a_bound_forbids() -> None:
+def test_no_advice_that_a_limit_forbids() -> None:
     w = world("a 4xT4", "p1 red 2 train", "r1 red 1 on a:0 train", "red limit=1")
     found = why(w)
     assert found.code is WaitCode.PROJECT_LIMIT
     assert found.would_help == ("wait until red frees 2.00 GPU",)
 
 
-def test_a_gang_is_told_how_many_of_it_would_fit() -> None:
+def test_advice_names_number_of_gang_members_that_fit() -> None:
     w = world("a 2xT4; b 2xT4", "p1 red 1 gang=4", "r1 red 1 on a:0 end=60")
     found = why(w)
     assert (found.code, found.numbers["would_fit"]) == (WaitCode.GANG, 3)
-    assert "3 of 4 would fit" in found.sentence
-    assert found.would_help == ("let 3 members be enough to start with",)
+    assert "3 of 4 fit" in found.sentence
+    assert found.would_help == ("allow the gang to start with 3 members",)
     assert found.estimate_s == 60
 
 
-def test_a_gang_that_insists_on_one_rack_is_told_so() -> None:
+def test_advice_names_strict_rack_of_gang() -> None:
     nodes = "a 2xT4 rack=r1; b 2xT4 rack=r2"
     found = why(world(nodes, "p1 red 1 gang=3 within=rack!"))
-    assert "2 of 3 would fit in one rack" in found.sentence
-    assert "prefer one rack without insisting on it" in found.would_help
+    assert "2 of 3 fit in one rack" in found.sentence
+    assert "prefer one rack instead of requiring it" in found.would_help
 
 
-def test_who_is_first_in_its_project_hears_which_project_is_served_before_it() -> None:
+def test_first_of_project_sees_which_project_is_before_it() -> None:
     w = world(
         "a 3xT4",
         "p1 red 1 train; p2 blue 2 train",
@@ -129,14 +129,14 @@ def test_who_is_first_in_its_project_hears_which_project_is_served_before_it() -
     assert "0 ahead of you in red, but blue, which is below its fair share" in why(w).sentence
 
 
-# --- a part or a number that it says fits does fit
+# --- advised requests that fit now really fit
 
 USED = st.lists(st.sampled_from([0, 300, 500, 700, 900, 1000]), min_size=4, max_size=4)
 
 
 @settings(max_examples=60, deadline=None)
 @given(USED, st.sampled_from(["0.5", "1", "0.25", "2", "3", "4", "8000M", "16000M"]))
-def test_what_is_said_to_fit_now_starts_when_asked_for(used: list[int], asked: str) -> None:
+def test_advised_request_starts_at_once(used: list[int], asked: str) -> None:
     taken = "; ".join(f"r{slot} red {part / 1000:g} on a:{slot}" for slot, part in enumerate(used) if part)
     w = world("a 4xT4", f"p1 red {asked}", taken)
     if w.scheduler.decide(w.now).grants:
@@ -144,12 +144,12 @@ def test_what_is_said_to_fit_now_starts_when_asked_for(used: list[int], asked: s
     offers = [said for said in why(w).would_help if said.startswith("ask for") and "fits now" in said]
     w.scheduler.apply(PendingRemoved((WorkloadId("p1"), 0)))
     for number, said in enumerate(offers):
-        amount = said.removeprefix("ask for ").split(" instead")[0]
+        amount = said.removeprefix("request ").split(" instead")[0]
         request = pending(f"x red {asked}").request
         if "GPU" in amount:
             smaller = replace(request, count=int(amount.split()[0]))
         elif "iB" in amount:
-            continue  # rounded for people
+            continue  # rounded for output
         else:
             smaller = replace(request, permille=round(float(amount) * 1000))
         offered = replace(pending(f"x{number} red {asked}"), request=smaller)
@@ -157,7 +157,7 @@ def test_what_is_said_to_fit_now_starts_when_asked_for(used: list[int], asked: s
         assert [str(grant.workload) for grant in w.scheduler.decide(w.now).grants] == [f"x{number}"]
 
 
-def test_the_bounds_of_a_department_are_named() -> None:
+def test_advice_names_department_limits() -> None:
     w = world(
         "a 4xT4",
         "p1 red 1; p2 blue 3 train",
@@ -170,7 +170,7 @@ def test_the_bounds_of_a_department_are_named() -> None:
     assert "the limit of the department lab is 3.00 GPU" in why(w, "p2").sentence
 
 
-def test_a_search_for_room_that_was_cut_short_is_said_to_go_on() -> None:
+def test_advice_says_that_bounded_search_continues() -> None:
     borrowed = "; ".join(f"r{n} red 1 on {'ab'[n // 4]}:{n % 4} train age=900" for n in range(8))
     w = world("a 4xT4; b 4xT4", "p1 blue 4; p2 blue 4", borrowed, "red quota=0; blue quota=8", max_looks=1)
     assert w.scheduler.decide(w.now).exhausted
@@ -178,4 +178,4 @@ def test_a_search_for_room_that_was_cut_short_is_said_to_go_on() -> None:
     found = w.scheduler.explain(KEY, w.now)
     assert found is not None
     assert (found.code, found.numbers["search"]) == (WaitCode.WAITING_FOR_GPU, "unfinished")
-    assert "still being looked for" in found.sentence
+    assert "the search for victims continues" in found.sentence

@@ -1,4 +1,4 @@
-"""What the rest of a GPU is worth, against linear programmes that can be solved by hand or by brute force."""
+"""The value of the free rest of a GPU, compared with linear programmes solved by hand or by brute force."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.scheduling.residue import LEVELS, _Filling, _prices, _supply, level_of, wasted
+from gpupool.scheduling.placement.packing_value import LEVELS, _Filling, _prices, _supply, level_of, wasted
 
 
-def test_nothing_is_wasted_where_parts_fill_a_gpu_exactly() -> None:
+def test_no_waste_if_slices_fill_a_gpu_exactly() -> None:
     for part in (1000, 500, 250, 125, 200, 100):
         waste = wasted({part: 1.0})
         assert waste[1000] == pytest.approx(0, abs=0.1)
@@ -23,25 +23,25 @@ def test_thirds_fill_a_gpu() -> None:
     assert wasted({333: 1.0})[1000] == pytest.approx(0, abs=2)
 
 
-def test_a_rest_too_small_for_anything_is_wasted() -> None:
+def test_rest_too_small_for_any_request_is_wasted() -> None:
     waste = wasted({810: 1.0, 500: 1.0})
     assert waste[190] == 190
     assert waste[480] == 480
-    assert waste[500] < 100  # half of what a GPU with one for 810 wastes: two of 500 save it
+    assert waste[500] < 100  # half of the waste of a GPU with one slice of 810: two slices of 500 save it
 
 
-def test_a_rest_is_worth_more_where_small_work_is_common() -> None:
+def test_rest_has_higher_value_if_small_requests_are_common() -> None:
     rare, common = wasted({810: 10.0, 190: 1.0}), wasted({810: 1.0, 190: 10.0})
     assert rare[190] > common[190]
 
 
-def test_without_demand_nothing_is_said() -> None:
+def test_no_value_without_demand() -> None:
     assert not wasted({}).any()
-    assert not wasted({1: 1.0}).any()  # less than a level
+    assert not wasted({1: 1.0}).any()  # below one level
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
-def test_what_fits_by_thousandths_fits_by_levels(a: int, b: int) -> None:
+def test_fit_by_thousandths_implies_fit_by_levels(a: int, b: int) -> None:
     low, high = sorted((a, b))
     assert 0 <= level_of(low) <= level_of(high) <= LEVELS
 
@@ -53,8 +53,8 @@ demands = st.dictionaries(
 
 @settings(max_examples=25, deadline=None)
 @given(demands)
-def test_the_prices_are_those_of_the_linear_programme(demand: dict[int, int]) -> None:
-    """Weak duality: what prices add up to is never less than what the best mix reaches, so the least is the optimum."""
+def test_prices_equal_linear_programme(demand: dict[int, int]) -> None:
+    """Check weak duality: the sum of prices is at least the value of the best mix, so the smallest sum is optimal."""
     sizes, supply = _supply({size: float(often) for size, often in demand.items()})
     prices = _prices(sizes, supply)
     patterns = [
@@ -71,7 +71,7 @@ def test_the_prices_are_those_of_the_linear_programme(demand: dict[int, int]) ->
 
 
 def other_prices(patterns: list[np.ndarray], worth: np.ndarray, supply: np.ndarray) -> float:
-    """The least that many other prices add up to, found by following the gradient: it comes near, from above."""
+    """Return the smallest sum of many other prices, by gradient descent: it approaches the optimum from above."""
     table, prices, best = np.array(patterns, dtype=float), np.zeros(len(worth)), np.inf
     for step in range(2_000):
         gains = table @ (worth - prices)

@@ -1,4 +1,4 @@
-"""The state machine between cycles: what the control plane tells it, and what it keeps."""
+"""State of the scheduler between cycles: events from the control plane, and holds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from scheduling_world import NOW, node, pending, world
 
-from gpupool.domain.gpu import NodeState
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.scheduling.links import best_subset, link_matrix, link_score
+from gpupool.domain.nodes.gpu import NodeState
 from gpupool.scheduling.scheduler import (
     GpusChanged,
     LeaseReleased,
@@ -19,6 +18,7 @@ from gpupool.scheduling.scheduler import (
     PendingAdded,
     PendingRemoved,
 )
+from gpupool.scheduling.state.gpu_links import best_subset, link_matrix, link_score
 from gpupool.scheduling.values import EvictionKind, HoldKind, ReplicaKey
 
 
@@ -29,18 +29,18 @@ def key(name: str) -> ReplicaKey:
 RECLAIM = ("a 1xT4", "p1 blue 1; p2 blue 1", "r1 red 1 on a:0 train", "red quota=0; blue quota=2")
 
 
-def test_an_eviction_says_for_whom_and_why_and_keeps_the_space() -> None:
+def test_eviction_names_beneficiary_and_reason_and_creates_hold() -> None:
     s = world(*RECLAIM).scheduler
     decisions = s.decide(NOW)
     (eviction,) = decisions.evictions
     assert (eviction.key, eviction.for_workload, eviction.kind) == (key("r1"), "p1", EvictionKind.RECLAIM)
-    assert eviction.reason == "red holds 1.00 GPUs over its quota of 0.00; blue is owed them."
+    assert eviction.reason == "red has 1.00 GPUs allocated, above its quota of 0.00; blue reclaims its share."
     (hold,) = decisions.holds
     assert (hold.key, hold.node, hold.kind) == (key("p1"), "a", HoldKind.NOMINATED)
     assert not decisions.grants
 
 
-def test_nobody_takes_kept_space_while_victims_go() -> None:
+def test_held_space_is_not_granted_while_victims_end() -> None:
     s = world(*RECLAIM).scheduler
     s.decide(NOW)
     s.apply(PendingAdded(pending("vip green 1 prio=9"), NOW))
@@ -49,7 +49,7 @@ def test_nobody_takes_kept_space_while_victims_go() -> None:
     assert [grant.key for grant in s.decide(NOW + 2).grants] == [key("p1")]
 
 
-def test_kept_space_is_free_again_when_nobody_waits_for_it() -> None:
+def test_hold_ends_when_its_workload_no_longer_waits() -> None:
     s = world(*RECLAIM).scheduler
     s.decide(NOW)
     s.apply_all([PendingRemoved(key("p1")), LeaseReleased(key("r1"))])
@@ -58,14 +58,14 @@ def test_kept_space_is_free_again_when_nobody_waits_for_it() -> None:
     assert not decisions.holds
 
 
-def test_who_was_promised_one_node_takes_another_that_is_free_sooner() -> None:
+def test_workload_with_hold_starts_on_node_that_is_free_sooner() -> None:
     s = world(*RECLAIM).scheduler
     s.decide(NOW)
     s.apply(NodeChanged(node("b 1xT4")))
     assert [(g.key, g.node) for g in s.decide(NOW + 1).grants] == [(key("p1"), "b")]
 
 
-def test_a_promise_on_a_node_that_is_lost_ends() -> None:
+def test_hold_on_lost_node_ends() -> None:
     s = world(*RECLAIM).scheduler
     s.decide(NOW)
     s.apply(NodeStateChanged("a", NodeState.DOWN))
@@ -74,14 +74,14 @@ def test_a_promise_on_a_node_that_is_lost_ends() -> None:
     assert not s.decide(NOW + 2).holds
 
 
-def test_a_promise_on_a_gpu_that_fails_ends() -> None:
+def test_hold_on_failed_gpu_ends() -> None:
     s = world(*RECLAIM).scheduler
     s.decide(NOW)
     s.apply(GpusChanged("a", node("a 1xT4 failed=0").report.gpus))
     assert not s.decide(NOW + 1).holds
 
 
-def test_a_grant_counts_before_it_is_confirmed_and_once_after() -> None:
+def test_grant_counts_once_before_and_after_confirmation() -> None:
     s = world("a 1xT4", "p1 red 0.6; p2 red 0.6").scheduler
     assert len(s.decide(NOW).grants) == 1
     granted = s.demand.running[key("p1")]
@@ -90,28 +90,28 @@ def test_a_grant_counts_before_it_is_confirmed_and_once_after() -> None:
     assert not s.decide(NOW).grants
 
 
-def test_a_grant_can_be_taken_back() -> None:
+def test_grant_can_be_revoked() -> None:
     s = world("a 1xT4", "p1 red 1").scheduler
     s.decide(NOW)
     s.apply_all([LeaseReleased(key("p1")), PendingAdded(pending("p1 red 1"), NOW)])
     assert [grant.key for grant in s.decide(NOW).grants] == [key("p1")]
 
 
-def test_a_cycle_stops_at_its_bound_and_says_so() -> None:
+def test_cycle_reports_that_it_reached_its_bound() -> None:
     s = world("a 4xT4", "p1 red 1; p2 red 1; p3 red 1", max_grants=2).scheduler
     first, second = s.decide(NOW), s.decide(NOW)
     assert (len(first.grants), first.more) == (2, True)
     assert (len(second.grants), second.more) == (1, False)
 
 
-def test_whoever_got_something_hears_of_it_before_space_is_kept_for_others() -> None:
+def test_grants_are_returned_before_holds_are_searched() -> None:
     s = world("a 2xT4; b 1xT4", "p1 red 1 wait=950; p2 red 2 wait=900", "r1 red 1 on a:0 end=60").scheduler
     first, second = s.decide(NOW), s.decide(NOW)
     assert ([grant.key for grant in first.grants], first.holds, first.more) == ([key("p1")], (), True)
     assert (second.grants, [hold.key for hold in second.holds], second.more) == ((), [key("p2")], False)
 
 
-def test_it_says_when_to_look_again() -> None:
+def test_decision_has_wake_up_time() -> None:
     assert world("a 1xT4", "p1 red 1 later=90").scheduler.decide(NOW).wake_at == NOW + 90
     young = world("a 1xT4", "p1 blue 0.5", "r1 red 1 on a:0 train age=20", "red quota=0").scheduler
     assert young.decide(NOW).wake_at == NOW + 40
@@ -120,13 +120,13 @@ def test_it_says_when_to_look_again() -> None:
     assert world("a 1xT4", "p1 red 0.5", "r1 red 1 on a:0").scheduler.decide(NOW).wake_at is None
 
 
-def test_a_back_off_ends() -> None:
+def test_replica_starts_after_back_off() -> None:
     s = world("a 1xT4", "p1 red 1 later=90").scheduler
     assert not s.decide(NOW + 89).grants
     assert s.decide(NOW + 90).grants
 
 
-def test_a_changed_replica_keeps_only_its_last_word() -> None:
+def test_last_update_of_replica_applies() -> None:
     s = world("a 1xT4", "p1 red 1; p2 red 1").scheduler
     s.apply(PendingAdded(pending("p1 red 1 suspended"), NOW))
     assert [grant.key for grant in s.decide(NOW).grants] == [key("p2")]
@@ -134,7 +134,7 @@ def test_a_changed_replica_keeps_only_its_last_word() -> None:
     assert [grant.key for grant in s.decide(NOW).grants] == [key("p1")]
 
 
-def test_a_reservation_stays_until_its_replica_starts() -> None:
+def test_hold_stays_until_its_replica_starts() -> None:
     w = world("a 2xT4", "p1 red 2 wait=900; p2 red 1 wait=5", "r1 blue 1 on a:0 end=50; r2 blue 1 on a:1 end=90")
     w.settle()
     (hold,) = w.scheduler.holds
@@ -145,25 +145,25 @@ def test_a_reservation_stays_until_its_replica_starts() -> None:
     assert [grant.key for grant in w.scheduler.decide(w.now).grants] == [key("p1")]
 
 
-def test_neighbours_over_nvlink_are_taken_together() -> None:
+def test_gpus_joined_by_nvlink_are_granted_together() -> None:
     w = world("a 4xT4 nvlink", "p1 red 2", "r1 red 1 on a:0")
     w.settle()
     assert w.slots("p1") == [2, 3]
 
 
-def test_a_single_gpu_leaves_pairs_whole() -> None:
+def test_single_gpu_request_keeps_nvlink_pairs() -> None:
     w = world("a 4xT4 nvlink", "p1 red 1", "r1 red 1 on a:2")
     w.settle()
     assert w.slots("p1") == [3]
 
 
-def test_better_linked_among_equally_full_nodes() -> None:
+def test_better_links_decide_between_equally_full_nodes() -> None:
     w = world("a 2xT4; b 2xT4 nvlink", "p1 red 2")
     w.settle()
     assert w.places() == "p1@b"
 
 
-def test_links_are_ranked() -> None:
+def test_link_types_are_ranked() -> None:
     ranks = [link_score(link) for link in ("NV12", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS", "?")]
     assert ranks == sorted(ranks, reverse=True)
     assert len(set(ranks)) == len(ranks)
@@ -172,13 +172,13 @@ def test_links_are_ranked() -> None:
     assert best_subset(link_matrix(gpus), (0, 2, 3), 2) == ((2, 3), 64)
 
 
-def test_a_request_by_memory_takes_fewer_thousandths_of_a_larger_card() -> None:
+def test_request_by_memory_takes_smaller_share_of_larger_gpu() -> None:
     w = world("a 1xT4; b 1xA100", "p1 red 8000M model=t4; p2 red 8000M model=a100")
     w.settle()
     assert (w.permille("p1"), w.permille("p2")) == (500, 100)
 
 
-def test_a_promise_to_a_project_does_not_make_it_a_victim() -> None:
+def test_hold_does_not_make_its_project_a_victim() -> None:
     w = world(
         "a 3xT4",
         "p1 red 2 wait=900; p2 blue 1",

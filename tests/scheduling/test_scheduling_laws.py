@@ -1,4 +1,4 @@
-"""Laws of gangs, of minimum runtimes and of names, over drawn histories of small pools."""
+"""Properties of gangs, min-runtimes and names, over generated histories of small pools."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduling_world import NOW
 
-from gpupool.domain.access import Project
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeReport
 from gpupool.domain.ids import WorkloadId
+from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node, NodeReport
+from gpupool.domain.people.access import Project
+from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.scheduler import LeaseReleased, NodeChanged, PendingAdded, ProjectChanged, Scheduler
 from gpupool.scheduling.values import Decisions, EvictionKind, PendingReplica, ReplicaKey, RunningReplica
 
@@ -28,7 +28,7 @@ quotas = st.lists(st.sampled_from([None, 0, 1000, 2000, 3000]), min_size=2, max_
 
 @dataclass(frozen=True)
 class Job:
-    """One replica, or the members of a gang; of a mixed one, those of even index ask for ``other``."""
+    """One replica, or the members of a gang; in a mixed gang even indices request ``other``."""
 
     project: str
     request: GpuRequest
@@ -73,7 +73,7 @@ def gangs() -> st.SearchStrategy[Gang | None]:
 jobs = st.builds(Job, st.sampled_from(["red", "blue"]), requests, st.booleans(), st.integers(0, 1), gangs(), requests)
 training = jobs.map(lambda job: replace(job, training=True))
 protected = jobs.map(lambda job: replace(job, training=False))
-# Training first; then others who are owed or more important, when it may be evicted; in between something ends.
+# Training first; then work that may evict it, by quota or priority; meanwhile workloads end.
 Step = Job | float | int
 scripts = st.tuples(
     st.lists(training, min_size=2, max_size=6),
@@ -82,7 +82,7 @@ scripts = st.tuples(
 
 
 class Pool:
-    """A scheduler in a small pool; what it tells to end is gone a cycle later and waits again."""
+    """A scheduler in a small pool; evicted replicas end one cycle later and wait again."""
 
     def __init__(self, nodes: list[Node], bounds: list[int | None]) -> None:
         self.scheduler = Scheduler()
@@ -112,7 +112,7 @@ class Pool:
         self.count += 1
 
     def end(self, number: int) -> None:
-        """A whole workload ends."""
+        """End a whole workload."""
         names = sorted({key[0] for key in self.scheduler.demand.running})
         if names:
             for key in [k for k in self.scheduler.demand.running if k[0] == names[number % len(names)]]:
@@ -129,7 +129,7 @@ class Pool:
             self.scheduler.apply(PendingAdded(replace(self.specs[key], queued_at=self.now), self.now))
 
     def look(self, before: dict[ReplicaKey, RunningReplica], decisions: Decisions) -> None:
-        """Gangs are whole, and nobody went who may not."""
+        """Check that gangs are whole and that evictions are allowed."""
         running = self.scheduler.demand.running
         staying = Counter(key[0] for key, r in running.items() if not r.releasing)
         touched = {grant.workload for grant in decisions.grants} | {e.workload for e in decisions.evictions}
@@ -148,7 +148,7 @@ class Pool:
 
 
 def make(nodes: list[tuple[int, str]], names: list[str]) -> list[Node]:
-    """Nodes that something tells apart: their CPUs."""
+    """Return nodes that differ in their CPUs."""
     made = []
     for number, ((gpus, rack), name) in enumerate(zip(nodes, names, strict=True)):
         cards = tuple(Gpu(f"{name}-{i}", i, "T4", 16_000) for i in range(gpus))
@@ -158,7 +158,7 @@ def make(nodes: list[tuple[int, str]], names: list[str]) -> list[Node]:
 
 
 def told(pool: Pool, names: dict[str, str]) -> list[object]:
-    """All decisions, with nodes under other names."""
+    """Return all decisions of a history with renamed nodes."""
     return [
         (
             [(g.key, names[g.node], [s.gpu_index for s in g.shares]) for g in decisions.grants],
@@ -171,7 +171,7 @@ def told(pool: Pool, names: dict[str, str]) -> list[object]:
 
 @drawn
 @given(racks, quotas, scripts)
-def test_gangs_are_whole_and_the_young_and_the_protected_stay(
+def test_gangs_stay_whole_and_young_or_protected_work_is_not_evicted(
     nodes: list[tuple[int, str]], bounds: list[int | None], script: list[Step]
 ) -> None:
     Pool(make(nodes, [f"n{at}" for at in range(len(nodes))]), bounds).play(script)
@@ -179,7 +179,7 @@ def test_gangs_are_whole_and_the_young_and_the_protected_stay(
 
 @drawn
 @given(racks, quotas, scripts)
-def test_names_change_nothing_in_a_whole_history(
+def test_decisions_do_not_depend_on_names(
     nodes: list[tuple[int, str]], bounds: list[int | None], script: list[Step]
 ) -> None:
     names, others = [f"n{at}" for at in range(len(nodes))], [f"m{9 - at}" for at in range(len(nodes))]
@@ -190,9 +190,7 @@ def test_names_change_nothing_in_a_whole_history(
 
 @drawn
 @given(racks, st.lists(st.one_of(protected, st.sampled_from([1.0, 400.0]), st.integers(0, 9)), max_size=14))
-def test_the_order_in_which_nodes_came_changes_no_place_when_they_differ(
-    nodes: list[tuple[int, str]], script: list[Step]
-) -> None:
+def test_placement_does_not_depend_on_order_of_distinct_nodes(nodes: list[tuple[int, str]], script: list[Step]) -> None:
     names = [f"n{at}" for at in range(len(nodes))]
     one = Pool(make(nodes, names), [None, None]).play([*script, 1.0])
     other = Pool(list(reversed(make(nodes, names))), [None, None]).play([*script, 1.0])
@@ -202,7 +200,7 @@ def test_the_order_in_which_nodes_came_changes_no_place_when_they_differ(
 
 @drawn
 @given(racks, quotas, scripts)
-def test_constant_demand_of_gangs_comes_to_rest(
+def test_evictions_end_under_constant_demand_of_gangs(
     nodes: list[tuple[int, str]], bounds: list[int | None], script: list[Step]
 ) -> None:
     pool = Pool(make(nodes, [f"n{at}" for at in range(len(nodes))]), bounds).play(script)

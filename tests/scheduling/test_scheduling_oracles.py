@@ -1,4 +1,4 @@
-"""Small worlds in which all possibilities can be tried: what the scheduler finds beside what there is."""
+"""Small worlds with exhaustive search: results of the scheduler compared with the optimum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ small = settings(
 
 @dataclass(frozen=True)
 class Held:
-    """Somebody who runs: ``each`` thousandths of the GPUs ``slots`` of node ``node``."""
+    """A running replica: ``each`` thousandths of the GPUs ``slots`` of node ``node``."""
 
     node: int
     slots: tuple[int, ...]
@@ -33,17 +33,17 @@ class Held:
 
 
 Wanted = tuple[int, int]  # GPUs, thousandths of each
-Free = tuple[tuple[int, ...], ...]  # thousandths free of each GPU of each node
+Free = tuple[tuple[int, ...], ...]  # free thousandths of each GPU of each node
 
 simple = [(1, 1000), (2, 1000), (3, 1000), (4, 1000), (1, 300), (1, 500), (1, 700), (2, 600)]
 wanted = st.sampled_from([*simple, (2, 500)])
-# Two jobs that take half of two GPUs each go on the same two: three of them need all of three GPUs, and two get them.
+# Two jobs with half of two GPUs each share the same two: three of them need three whole GPUs, and two get them.
 several = st.sampled_from(simple)
 
 
 @st.composite
 def crowded(draw: st.DrawFn) -> tuple[list[int], list[Held]]:
-    """Nodes of up to four GPUs with work on them that fits."""
+    """Generate nodes of at most four GPUs with running work that fits."""
     nodes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     free = {(node, slot): 1000 for node, gpus in enumerate(nodes) for slot in range(gpus)}
     held: list[Held] = []
@@ -84,20 +84,20 @@ def fits(free: Free, want: Wanted) -> bool:
 
 
 def fewest_victims(nodes: list[int], held: list[Held], want: Wanted, quota: int) -> int | None:
-    """The size of the smallest set of training that makes room; each is above the quota when its turn comes."""
+    """Return the size of the smallest sufficient set of training, each above its quota when it is chosen."""
     training = [one for one in held if one.training]
     total = sum(one.each * len(one.slots) for one in held)
     for size in range(len(training) + 1):
         for victims in combinations(training, size):
             sizes = sorted(one.each * len(one.slots) for one in victims)
-            legal = not sizes or total - sum(sizes[:-1]) > quota  # the largest goes last
+            legal = not sizes or total - sum(sizes[:-1]) > quota  # the largest is evicted last
             if legal and fits(left(nodes, [one for one in held if one not in victims]), want):
                 return size
     return None
 
 
 def reclaimed(nodes: list[int], held: list[Held], want: Wanted, quota: int) -> tuple[bool, int]:
-    """Whether it started, and how many had to go."""
+    """Return whether the workload started, and the number of evictions."""
     running = "; ".join(one.line(f"r{at}") for at, one in enumerate(held))
     bounds = f"red quota={quota / 1000}; blue quota=99"
     w = world(nodes_line(nodes), f"p1 blue {request_word(want)}", running, bounds)
@@ -106,7 +106,7 @@ def reclaimed(nodes: list[int], held: list[Held], want: Wanted, quota: int) -> t
 
 
 def settle(w: World) -> int:
-    """How many had to go for p1; those who went may make others go in turn."""
+    """Return the number of evictions for p1; evicted workloads may evict others in turn."""
     evicted = 0
     for _ in range(6):
         if not w.step():
@@ -118,7 +118,7 @@ def settle(w: World) -> int:
 
 @small
 @given(crowded(), wanted)
-def test_victims_are_found_exactly_if_there_are_any(crowd: tuple[list[int], list[Held]], want: Wanted) -> None:
+def test_victims_are_found_if_and_only_if_they_exist(crowd: tuple[list[int], list[Held]], want: Wanted) -> None:
     nodes, held = crowd
     least = fewest_victims(nodes, held, want, 0)
     started, evicted = reclaimed(nodes, held, want, 0)
@@ -131,7 +131,7 @@ def test_victims_are_found_exactly_if_there_are_any(crowd: tuple[list[int], list
 
 @lru_cache(maxsize=100_000)
 def most_jobs(node: tuple[int, ...], want: Wanted) -> int:
-    """The most jobs of a kind on one node."""
+    """Return the maximum number of equal jobs on one node."""
     gpus, each = want
     best = 0
     for slots in combinations(range(len(node)), gpus):
@@ -143,7 +143,7 @@ def most_jobs(node: tuple[int, ...], want: Wanted) -> int:
 
 @small
 @given(crowded(), several)
-def test_of_equal_jobs_as_many_start_as_there_is_room_for(crowd: tuple[list[int], list[Held]], want: Wanted) -> None:
+def test_maximum_number_of_equal_jobs_starts(crowd: tuple[list[int], list[Held]], want: Wanted) -> None:
     nodes, held = crowd
     running = "; ".join(one.line(f"r{at}", stays=True) for at, one in enumerate(held))
     w = world(nodes_line(nodes), "; ".join(f"p{at} blue {request_word(want)}" for at in range(30)), running)
@@ -156,7 +156,7 @@ def test_of_equal_jobs_as_many_start_as_there_is_room_for(crowd: tuple[list[int]
 
 
 def most_members(free: Free, racks: list[str], want: Wanted, *, strict: bool) -> int:
-    """The most members of a gang that fit at once, in one rack if they insist."""
+    """Return the maximum number of members that fit at once, in one rack for a strict gang."""
     per_node = [most_jobs(tuple(sorted(node)), want) for node in free]
     if not strict:
         return sum(per_node)
@@ -167,7 +167,7 @@ def most_members(free: Free, racks: list[str], want: Wanted, *, strict: bool) ->
 @given(
     crowded(), several, st.integers(2, 5), st.integers(0, 2), st.booleans(), st.lists(st.sampled_from("xy"), min_size=3)
 )
-def test_a_gang_starts_exactly_if_it_can_and_as_large_as_it_can(
+def test_gang_starts_if_possible_with_maximum_size(
     crowd: tuple[list[int], list[Held]], want: Wanted, least: int, more: int, strict: bool, racks: list[str]
 ) -> None:
     nodes, held = crowd
@@ -182,7 +182,7 @@ def test_a_gang_starts_exactly_if_it_can_and_as_large_as_it_can(
 
 
 def gang_cost(nodes: list[int], held: list[Held], want: Wanted, size: int) -> int | None:
-    """The fewest victims that make room for all members."""
+    """Return the smallest number of victims that makes room for all members."""
     training = [one for one in held if one.training]
     for number in range(len(training) + 1):
         for victims in combinations(training, number):
@@ -194,7 +194,7 @@ def gang_cost(nodes: list[int], held: list[Held], want: Wanted, size: int) -> in
 
 @small
 @given(crowded(), several, st.integers(2, 4))
-def test_a_gang_gets_its_victims_exactly_if_there_are_any(
+def test_victims_of_gang_are_found_if_and_only_if_they_exist(
     crowd: tuple[list[int], list[Held]], want: Wanted, size: int
 ) -> None:
     nodes, held = crowd
@@ -203,4 +203,4 @@ def test_a_gang_gets_its_victims_exactly_if_there_are_any(
     evicted = settle(w)
     least = gang_cost(nodes, held, want, size)
     assert ("p1@" in w.places()) == (least is not None)
-    assert (least or 0) <= evicted <= (0 if least is None else least + 1)  # one important or two that are less
+    assert (least or 0) <= evicted <= (0 if least is None else least + 1)  # one of higher or two of lower priority

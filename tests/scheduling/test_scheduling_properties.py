@@ -1,4 +1,4 @@
-"""What holds whatever happens."""
+"""Invariants of the scheduler under generated events."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduling_world import NOW
 
-from gpupool.domain.access import Project
-from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeReport
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.cluster import ClusterState
-from gpupool.scheduling.cycle import decide
-from gpupool.scheduling.fairshare import ROUNDING, Shares
-from gpupool.scheduling.placement import Placer
+from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node, NodeReport
+from gpupool.domain.people.access import Project
+from gpupool.scheduling.fairness.fair_share import ROUNDING, Shares
+from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.scheduler import (
     LeaseReleased,
     NodeChanged,
@@ -24,8 +22,9 @@ from gpupool.scheduling.scheduler import (
     PendingRemoved,
     ProjectChanged,
     Scheduler,
+    decide,
 )
-from gpupool.scheduling.shape import Shapes
+from gpupool.scheduling.state.cluster import ClusterState, Shapes
 from gpupool.scheduling.values import EvictionKind, HoldKind, PendingReplica, ReplicaKey
 
 MODELS = {"T4": 16_000, "A100": 80_000}
@@ -74,7 +73,7 @@ steps = st.lists(st.one_of(replicas(), st.integers(0, 100), st.sampled_from([1.0
 
 @st.composite
 def contention(draw: st.DrawFn) -> list[PendingReplica | int | float]:
-    """Training fills the nodes; when it may be evicted, others come who are owed or more important."""
+    """Fill nodes with training; then add work that may evict it by quota or priority."""
     wanted = st.sampled_from([GpuRequest(1), GpuRequest(2), GpuRequest(1, 500), GpuRequest(2, 300)])
     first = draw(st.lists(st.builds(replace, replicas(), request=wanted), min_size=4, max_size=10))
     then = draw(st.lists(st.builds(replace, replicas(), request=wanted), min_size=1, max_size=6))
@@ -86,7 +85,7 @@ def contention(draw: st.DrawFn) -> list[PendingReplica | int | float]:
 
 
 class Watched:
-    """A scheduler whose every decision is checked; victims take a cycle to go."""
+    """A scheduler whose decisions are checked; victims end one cycle later."""
 
     def __init__(self, nodes: list[list[str]], projects_: list[Project]) -> None:
         self.scheduler = Scheduler()
@@ -131,9 +130,10 @@ class Watched:
         return bool(decisions.grants or decisions.evictions or leaving)
 
     def _check_eviction(self, victim: PendingReplica, evictor: PendingReplica, takers: set[ReplicaKey]) -> None:
-        """Within a project only for higher priority; else from above a quota to within a quota or a fair share.
+        """Allow evictions by priority inside a project, and by quota or fair share between projects.
 
-        What is held for others than ``takers`` came after that, of what was left over or by moves: it takes no right.
+        Work on whole GPUs counts each GPU of which others use a part as a whole one, at most.
+        Holds for others than ``takers`` were created later, from free capacity or by moves: they use no right.
         """
         assert victim.preemptible
         if victim.project == evictor.project:
@@ -142,14 +142,17 @@ class Watched:
         rules = {p.name: p.quota_permille for p in self.scheduler.demand.ledger.projects}
         running, holds = self.scheduler.demand.running.values(), self.scheduler.holds
         held = {name: sum(r.lease.permille for r in running if r.lease.project == name) for name in rules}
-        quota = rules[victim.project]
-        assert quota is None or held[victim.project] > quota
+        quota, counted = rules[victim.project], held[victim.project]
+        if evictor.request.permille == 1000:
+            shares = [share for r in running if r.lease.project == victim.project for share in r.lease.shares]
+            counted = 1000 * len({share.gpu_uuid for share in shares})
+        assert quota is None or counted > quota
         ledger, capacity = self.scheduler.demand.ledger, self.scheduler.cluster.capacity_permille()
         fair = dict(zip((p.name for p in ledger.projects), Shares(ledger, capacity, self.now).fair, strict=True))
         staying = sum(r.lease.permille for r in running if r.lease.project == evictor.project and not r.releasing)
         nominated = [h for h in holds if h.kind is HoldKind.MOVED or (h.kind is HoldKind.NOMINATED and h.key in takers)]
         promised = sum(s.permille for h in nominated if self.specs[h.key].project == evictor.project for s in h.shares)
-        slack = 50 + ROUNDING * 1000 * evictor.request.count  # starts count as use at once; work comes in pieces
+        slack = 50 + ROUNDING * 1000 * evictor.request.count  # starts count as use at once; workloads are indivisible
         assert staying + promised <= max(rules[evictor.project] or 0, fair[evictor.project] + slack)
 
     def _check(self) -> None:
@@ -189,7 +192,7 @@ def play(nodes: list[list[str]], projects_: list[Project], script: list[PendingR
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(clusters, projects(), st.one_of(steps, contention()))
-def test_nothing_is_ever_given_twice_and_no_bound_is_passed(
+def test_no_double_grant_and_no_limit_exceeded(
     nodes: list[list[str]], projects_: list[Project], script: list[PendingReplica | int | float]
 ) -> None:
     play(nodes, projects_, script)
@@ -197,7 +200,7 @@ def test_nothing_is_ever_given_twice_and_no_bound_is_passed(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(small, projects(), st.one_of(steps, contention()))
-def test_constant_demand_comes_to_rest(
+def test_evictions_end_under_constant_demand(
     nodes: list[list[str]], projects_: list[Project], script: list[PendingReplica | int | float]
 ) -> None:
     watched = play(nodes, projects_, script)
@@ -218,7 +221,7 @@ def test_constant_demand_comes_to_rest(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(clusters, projects(), steps)
-def test_the_same_history_gives_the_same_decisions(
+def test_equal_histories_give_equal_decisions(
     nodes: list[list[str]], projects_: list[Project], script: list[PendingReplica | int | float]
 ) -> None:
     assert play(nodes, projects_, script).trace == play(nodes, projects_, script).trace
@@ -226,7 +229,7 @@ def test_the_same_history_gives_the_same_decisions(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(small, projects(), contention(), st.lists(replicas(), max_size=6))
-def test_deciding_leaves_the_state_bit_for_bit(
+def test_decide_leaves_arrays_unchanged(
     nodes: list[list[str]],
     projects_: list[Project],
     script: list[PendingReplica | int | float],
@@ -243,14 +246,16 @@ def test_deciding_leaves_the_state_bit_for_bit(
 
 
 def arrays(s: Scheduler) -> dict[str, bytes]:
-    skip = {"touched"}  # a clock of changes, not a quantity
+    skip = {"touched"}  # a change counter, not a quantity
     parts = {**vars(s.cluster), **{f"ledger {name}": column for name, column in vars(s.demand.ledger).items()}}
     return {name: c.tobytes() for name, c in parts.items() if isinstance(c, np.ndarray) and name not in skip}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(clusters, st.lists(replicas(), max_size=15), st.randoms(use_true_random=False))
-def test_names_of_nodes_do_not_matter(nodes: list[list[str]], queue: list[PendingReplica], rng: object) -> None:
+def test_decisions_do_not_depend_on_node_names(
+    nodes: list[list[str]], queue: list[PendingReplica], rng: object
+) -> None:
     results = []
     for order in (list(range(len(nodes))), list(reversed(range(len(nodes))))):
         watched = Watched([nodes[at] for at in order], [])
@@ -272,7 +277,7 @@ cells = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(cells, requests, st.sampled_from([0.0, 4.0, 9.0]))
-def test_a_place_is_found_exactly_if_there_is_one(
+def test_place_is_found_if_and_only_if_it_exists(
     nodes: list[list[tuple[str, int]]], request: GpuRequest, cpus: float
 ) -> None:
     cluster = ClusterState()
@@ -301,7 +306,7 @@ def _fits(gpus: list[tuple[str, int]], request: GpuRequest) -> bool:
     return any(all(serves(*gpu) for gpu in some) for some in combinations(gpus, request.count))
 
 
-def test_a_replica_taken_back_is_not_started() -> None:
+def test_removed_replica_is_not_started() -> None:
     watched = Watched([["T4"]], [])
     replica = PendingReplica(WorkloadId("w1"), 0, "red", "ann", GpuRequest(1), NOW)
     watched.add(replica)

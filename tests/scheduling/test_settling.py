@@ -1,4 +1,4 @@
-"""Holds whose victims are on the way out: most are passed over at a glance, which must change nothing."""
+"""Holds whose victims still end: most are skipped by a quick check, which must not change results."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.domain.access import Project
-from gpupool.domain.gpu import GpuRequest
-from gpupool.scheduling import settling
-from gpupool.scheduling.values import Settings
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Project
+from gpupool.scheduling.holds import settlement
+from gpupool.scheduling.policy import Settings
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
 from gpupool.simulate.values import Job, Record, Rules
 
 REQUESTS = [GpuRequest(1), GpuRequest(1, 500), GpuRequest(1, 250), GpuRequest(2), GpuRequest(4)]
 CLUSTER = "2x4xT4,1x2xA100"
-GLANCE = settling._still_waits
+GLANCE = settlement._still_waits
 
 
 def jobs(seed: int, count: int) -> list[Job]:
@@ -52,26 +52,26 @@ def run(seed: int, count: int, limit: int | None) -> Record:
 
 
 def counted(counts: list[bool]) -> Callable[..., bool]:
-    def glance(*words: Any) -> bool:
+    def quick_check(*words: Any) -> bool:
         counts.append(GLANCE(*words))
         return counts[-1]
 
-    return glance
+    return quick_check
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([None, 3000]))
-def test_a_glance_decides_as_a_trial_would(seed: int, limit: int | None) -> None:
+def test_quick_check_decides_as_full_trial(seed: int, limit: int | None) -> None:
     quick = run(seed, 24, limit)
-    with patch.object(settling, "_still_waits", lambda *_: False):
+    with patch.object(settlement, "_still_waits", lambda *_: False):
         tried = run(seed, 24, limit)
     assert quick.fates == tried.fates
     assert quick.evictions == tried.evictions
 
 
-def test_most_holds_need_no_trial() -> None:
+def test_quick_check_avoids_most_trials() -> None:
     counts: list[bool] = []
-    with patch.object(settling, "_still_waits", counted(counts)):
+    with patch.object(settlement, "_still_waits", counted(counts)):
         run(7, 80, None)
     assert len(counts) > 20
     assert sum(counts) > len(counts) / 2

@@ -1,4 +1,4 @@
-"""One GPU hosts parts in one sharing mode only; policies of GPUs and nodes, and what a node can do, are kept."""
+"""A GPU hosts slices of one sharing mode only; policies of GPUs and nodes, and abilities of nodes, are respected."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from scheduling_world import NOW, World, node, world
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.gpu import Gpu, GpuRequest, Node, Sharing
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.sharing import slice_mode
-from gpupool.domain.workload import Lease
-from gpupool.scheduling.explain import WaitCode
+from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node
+from gpupool.domain.nodes.sharing import Sharing
+from gpupool.domain.work.sharing_policy import slice_mode
+from gpupool.domain.work.workload import Lease
+from gpupool.scheduling.explain.wait_reason import WaitCode
 from gpupool.scheduling.scheduler import LeaseTaken, NodeChanged, PendingAdded, Scheduler
 from gpupool.scheduling.values import PendingReplica, RunningReplica
 
@@ -24,7 +25,7 @@ ALL = ("share", "mps", "advisory")
 
 
 def shared(line: str, offered: tuple[str, ...] = ALL, **policies: Sharing) -> Node:
-    """A node that can do these modes; ``a_1=MPS`` is the policy of its GPU ``a-1``, ``node=MPS`` of the others."""
+    """Return a node that supports these modes; ``a_1=MPS`` is the policy of GPU ``a-1``, ``node=MPS`` of all others."""
     made = node(line)
     chosen = {"" if name == "node" else name.replace("_", "-"): mode for name, mode in policies.items()}
     return replace(made, report=replace(made.report, sharing=offered), sharing=chosen)
@@ -43,12 +44,12 @@ def begin(*nodes: Node) -> World:
 
 
 def decided(w: World) -> dict[str, tuple[str, list[int]]]:
-    """Who was granted what: its mode and its GPUs."""
+    """Return mode and GPUs of each grant."""
     grants = w.scheduler.decide(w.now).grants
     return {str(g.workload): (g.sharing, [s.gpu_index for s in g.shares]) for g in grants}
 
 
-def test_parts_in_different_modes_do_not_meet_on_a_gpu() -> None:
+def test_slices_of_different_modes_do_not_share_a_gpu() -> None:
     w = begin(shared("a 2xT4"))
     for name, mode in (("p1", None), ("p2", MPS), ("p3", SHARE), ("p4", MPS), ("p5", ADVISORY)):
         ask(w, name, mode)
@@ -66,7 +67,7 @@ def test_parts_in_different_modes_do_not_meet_on_a_gpu() -> None:
     assert found.code is WaitCode.OTHER_SHARING_MODE
 
 
-def test_when_the_last_part_has_gone_another_mode_may_come() -> None:
+def test_gpu_without_slices_accepts_another_mode() -> None:
     w = begin(shared("a 1xT4"))
     ask(w, "p1", MPS)
     assert decided(w) == {"p1": ("mps", [0])}
@@ -79,7 +80,7 @@ def test_when_the_last_part_has_gone_another_mode_may_come() -> None:
     assert not w.scheduler.cluster.guests.any()
 
 
-def test_what_ran_before_a_restart_counts_in_its_mode() -> None:
+def test_leases_from_before_restart_keep_their_mode() -> None:
     w = begin(shared("a 1xT4"))
     (gpu,) = shared("a 1xT4").report.gpus
     share = GpuRequest(permille=250)
@@ -92,12 +93,12 @@ def test_what_ran_before_a_restart_counts_in_its_mode() -> None:
 
 
 def _share(gpu: Gpu, wanted: GpuRequest) -> object:
-    from gpupool.domain.gpu import GpuShare
+    from gpupool.domain.nodes.gpu import GpuShare
 
     return GpuShare(gpu.uuid, gpu.index, wanted.permille, wanted.memory_on(gpu.memory_mib))
 
 
-def test_policies_send_parts_to_the_right_gpus_and_leave_whole_ones_alone() -> None:
+def test_policies_apply_to_slices_and_not_to_whole_gpus() -> None:
     w = begin(shared("a 3xT4", a_0=WHOLE, a_1=MPS))
     ask(w, "p1", MPS)
     ask(w, "p2", SHARE)
@@ -110,7 +111,7 @@ def test_policies_send_parts_to_the_right_gpus_and_leave_whole_ones_alone() -> N
     assert "p4" not in given_
 
 
-def test_several_parts_of_one_replica_have_one_mode() -> None:
+def test_slices_of_one_replica_have_one_mode() -> None:
     w = begin(shared("a 3xT4", a_0=MPS))
     ask(w, "p1", count=2)
     assert decided(w) == {"p1": ("share", [1, 2])}
@@ -120,7 +121,7 @@ def test_several_parts_of_one_replica_have_one_mode() -> None:
     assert decided(w) == {"p3": ("mps", [0])}
 
 
-def test_a_node_of_another_default_is_no_reason_to_wait() -> None:
+def test_node_with_other_default_mode_is_usable() -> None:
     w = begin(shared("a 1xT4", ("advisory",)), shared("b 1xT4", ("share", "mps"), node=MPS))
     ask(w, "p1", SHARE)
     ask(w, "p2", MPS)
@@ -131,27 +132,27 @@ def test_a_node_of_another_default_is_no_reason_to_wait() -> None:
 @pytest.mark.parametrize(
     ("made", "wanted", "says"),
     [
-        (shared("a 1xT4", ("advisory",)), GpuRequest(permille=100, sharing=SHARE), "can share by advisory"),
-        (shared("a 1xT4", node=SHARE), GpuRequest(permille=100, sharing=MPS), "has chosen share"),
-        (shared("a 1xT4", node=WHOLE), GpuRequest(permille=100), "gives away parts"),
-        (shared("a 1xT4", ("advisory",)), GpuRequest(sharing=SHARE), "in the mode share"),
+        (shared("a 1xT4", ("advisory",)), GpuRequest(permille=100, sharing=SHARE), "The nodes support: advisory"),
+        (shared("a 1xT4", node=SHARE), GpuRequest(permille=100, sharing=MPS), "has set the mode share"),
+        (shared("a 1xT4", node=WHOLE), GpuRequest(permille=100), "offers parts"),
+        (shared("a 1xT4", ("advisory",)), GpuRequest(sharing=SHARE), "the sharing mode share"),
     ],
 )
-def test_a_mode_that_no_node_has_is_refused_at_once(made: Node, wanted: GpuRequest, says: str) -> None:
+def test_mode_that_no_node_has_is_refused(made: Node, wanted: GpuRequest, says: str) -> None:
     w = begin(made)
     with pytest.raises(GpupoolError) as refused:
         w.scheduler.check_possible(wanted)
     assert says in refused.value.hint
 
 
-def test_whole_gpus_may_ask_for_the_library_and_mind_no_policy() -> None:
+def test_whole_gpu_may_request_share_mode_despite_policy() -> None:
     w = begin(shared("a 1xT4", node=MPS))
     ask(w, "p1", SHARE, permille=1000)
     assert decided(w) == {"p1": ("share", [0])}
 
 
-def test_those_who_leave_take_their_mode_along() -> None:
-    """Preemption: the only place is a GPU in another mode, and whoever makes it so may be evicted."""
+def test_sharing_mode_of_gpu_changes_after_preemption() -> None:
+    """The only place is a GPU in another mode: the replicas on it may be evicted."""
     w = begin(shared("a 1xT4"))
     ask(w, "low", MPS, preemptible=True)
     assert decided(w) == {"low": ("mps", [0])}
@@ -167,10 +168,10 @@ OFFERS = st.sampled_from([(), ("share",), ("advisory",), ("share", "mps"), ("mps
 
 
 @given(st.lists(st.tuples(OFFERS, POLICIES), min_size=1, max_size=4), st.none() | st.sampled_from([SHARE, MPS]))
-def test_the_arrays_say_what_the_rule_says(
+def test_arrays_agree_with_sharing_rule(
     gpus: list[tuple[tuple[str, ...], Sharing | None]], asked: Sharing | None
 ) -> None:
-    """A part goes somewhere if and only if the rule for one GPU allows it there, and gets the mode of the rule."""
+    """A slice is placed if and only if the rule for one GPU allows it, and gets the mode of the rule."""
     scheduler = Scheduler()
     modes: dict[str, str | None] = {}
     for number, (offered, policy) in enumerate(gpus):
@@ -185,7 +186,7 @@ def test_the_arrays_say_what_the_rule_says(
 
 
 @pytest.mark.parametrize(("offered", "mode"), [(("share", "mig"), "mig"), (("share",), "whole"), ((), "mig")])
-def test_an_instance_is_given_out_as_one_where_the_node_can(offered: tuple[str, ...], mode: str) -> None:
+def test_instance_is_granted_in_mig_mode_if_node_supports_it(offered: tuple[str, ...], mode: str) -> None:
     cut = shared("a 1xA100", offered)
     instance = replace(cut.report.gpus[0], model="A100 MIG 3g.40gb", mig_profile="3g.40gb", parent_uuid="a")
     w = begin(replace(cut, report=replace(cut.report, gpus=(instance,))))
@@ -194,7 +195,7 @@ def test_an_instance_is_given_out_as_one_where_the_node_can(offered: tuple[str, 
     assert decided(w) == {"p1": (mode, [0])}
 
 
-def test_a_gpu_serves_one_user_at_a_time_by_mps() -> None:
+def test_mps_gpu_serves_one_user() -> None:
     w = begin(shared("a 1xT4"))
     for name, user in (("p1", "ann"), ("p2", "ben"), ("p3", "ann")):
         ask(w, name, MPS, user=user)
@@ -208,8 +209,8 @@ def test_a_gpu_serves_one_user_at_a_time_by_mps() -> None:
     assert decided(w) == {"p2": ("mps", [0])}
 
 
-def test_whose_a_part_is_matters_as_soon_as_a_policy_says_mps() -> None:
-    """Also to those who wait already and insist on no mode, and not to those who share otherwise."""
+def test_user_matters_if_policy_is_mps() -> None:
+    """The policy applies to waiting workloads without a mode, and not to those with another mode."""
     w = begin(shared("a 1xT4"))
     ask(w, "r1", permille=1000)
     assert "r1" in decided(w)
@@ -226,7 +227,7 @@ def test_whose_a_part_is_matters_as_soon_as_a_policy_says_mps() -> None:
     assert {name: mode for name, (mode, _) in decided(w).items()} == {"p2": "share", "p4": "share"}
 
 
-def test_parts_of_several_gpus_are_not_had_by_mps() -> None:
+def test_slices_of_several_gpus_are_refused_for_mps() -> None:
     w = begin(shared("a 2xT4", node=MPS))
     for wanted in (GpuRequest(2, 250), GpuRequest(2, 250, sharing=MPS)):
         with pytest.raises(GpupoolError):
@@ -234,7 +235,7 @@ def test_parts_of_several_gpus_are_not_had_by_mps() -> None:
     w.scheduler.check_possible(GpuRequest(1, 250, sharing=MPS))
 
 
-def test_whoever_is_evicted_makes_room_for_another_user_by_mps() -> None:
+def test_eviction_frees_mps_gpu_for_another_user() -> None:
     w = begin(shared("a 1xT4"))
     ask(w, "low", MPS, preemptible=True, user="ben")
     assert "low" in decided(w)

@@ -1,13 +1,14 @@
-"""Turns: who has run for its time makes way for who has not, not too often, and comes back."""
+"""Time slicing: workloads that had their turn are preempted for others, not too often, and resume."""
 
 from __future__ import annotations
 
 import pytest
 from scheduling_world import world
 
-from gpupool.domain.access import Project
-from gpupool.domain.gpu import GpuRequest
-from gpupool.scheduling.values import EvictionKind, Settings
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Project
+from gpupool.scheduling.policy import Settings
+from gpupool.scheduling.values import EvictionKind
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
 from gpupool.simulate.values import Job, Record, Rules
@@ -27,25 +28,25 @@ def run(
     return Simulation(jobs, parse_cluster(cluster), projects, SAVES, settings).run()
 
 
-def test_a_short_run_does_not_wait_behind_one_that_had_its_turn() -> None:
+def test_short_run_preempts_run_that_had_its_turn() -> None:
     record = run([job(0, 30), job(5, 1)])
     assert [fate.wait_s for fate in record.fates] == [0, 10]
     assert record.fates[0].preemptions == 1
     assert record.fates[0].delay_s == pytest.approx(HOUR)
 
 
-def test_who_has_not_had_its_turn_stays() -> None:
+def test_run_before_end_of_turn_is_not_preempted() -> None:
     record = run([job(0, 30), job(1, 1)])
     assert record.fates[1].wait_s == pytest.approx(HOUR + 10)
 
 
-def test_nobody_makes_way_where_turns_are_off_or_for_protected_work() -> None:
+def test_no_time_slicing_if_disabled_or_for_protected_work() -> None:
     assert run([job(0, 30), job(5, 1)], settings=Settings()).fates[1].wait_s == 25 * HOUR
     protected = run([job(0, 30, preemptible=False), job(5, 1)])
     assert protected.fates[1].wait_s == 25 * HOUR
 
 
-def test_a_gang_and_several_gpus_are_made_way_for_by_no_more_than_needed() -> None:
+def test_only_necessary_victims_for_gang_or_several_gpus() -> None:
     jobs = [job(n / 100, 50) for n in range(8)] + [job(6, 1, 4)]
     record = run(jobs, "2x4xT4")
     assert record.fates[8].wait_s == 10
@@ -55,13 +56,13 @@ def test_a_gang_and_several_gpus_are_made_way_for_by_no_more_than_needed() -> No
     assert sum(fate.preemptions for fate in gang.fates) == 8
 
 
-def test_a_gang_is_not_sent_away_for_little() -> None:
+def test_gang_is_not_preempted_for_small_job() -> None:
     record = run([job(0, 50, 8), job(6, 1)], "2x4xT4")
     assert record.fates[1].wait_s == 44 * HOUR
     assert run([job(0, 50, 8), job(6, 1, 4)], "2x4xT4").fates[1].wait_s == 10
 
 
-def test_what_is_long_goes_on_again_and_again_where_the_short_alone_would_fill_the_pool() -> None:
+def test_long_run_progresses_despite_stream_of_short_runs() -> None:
     jobs = sorted([job(0, 40), *[job(2.5 + n, 1) for n in range(300)]], key=lambda j: j.submitted_s)
     record = run(jobs)
     assert 8 <= record.fates[0].preemptions <= 12
@@ -69,7 +70,7 @@ def test_what_is_long_goes_on_again_and_again_where_the_short_alone_would_fill_t
     assert (record.fates[0].ended_s or 0) == pytest.approx(340 * HOUR, abs=HOUR)  # the GPU was never idle
 
 
-def test_a_stream_of_short_runs_neither_starves_a_long_one_nor_evicts_it_often() -> None:
+def test_stream_of_short_runs_rarely_evicts_long_run() -> None:
     jobs = sorted([job(0, 40), *[job(2.5 + n, 0.8) for n in range(300)]], key=lambda j: j.submitted_s)
     record = run(jobs)
     long, last = record.fates[0], record.fates[-1]
@@ -78,7 +79,7 @@ def test_a_stream_of_short_runs_neither_starves_a_long_one_nor_evicts_it_often()
     assert max(fate.wait_s or 0 for fate in record.fates[1:]) < 10 * HOUR
 
 
-def test_other_projects_make_way_only_as_far_as_they_hold_more_than_their_share() -> None:
+def test_other_projects_give_gpus_only_above_their_share() -> None:
     red = [job(n / 100, 50, project="red") for n in range(2)]
     jobs = [*red, job(1, 50, project="blue"), job(1, 50, project="blue"), job(9, 1, project="blue")]
     record = run(jobs, "1x4xT4")
@@ -86,8 +87,8 @@ def test_other_projects_make_way_only_as_far_as_they_hold_more_than_their_share(
     assert record.fates[4].wait_s == 10
 
 
-def test_a_gang_takes_its_turn_from_several_of_another_project() -> None:
-    """Whoever is taken, and whoever has a place, is counted once."""
+def test_gang_takes_turn_from_several_jobs_of_other_project() -> None:
+    """Count each victim and each new place once."""
     lines = "; ".join(f"r{at} red 1 on a:{at} train age=9000 evictions=9" for at in range(4))
     w = world("a 4xT4", "p1 blue 1 train gang=2", lines, "red; blue weight=4", turn_s=600.0)
     w.step()

@@ -3,13 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.scheduling.undo import UndoLog, grown
+from gpupool.scheduling.state.undo import UndoLog, grown
 
 ops = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(-(2**40), 2**40)), max_size=40)
 
 
 @given(ops, ops)
-def test_rollback_restores_every_bit(kept: list[tuple[int, int, int]], undone: list[tuple[int, int, int]]) -> None:
+def test_rollback_restores_all_arrays(kept: list[tuple[int, int, int]], undone: list[tuple[int, int, int]]) -> None:
     columns = [np.arange(4), np.arange(12).reshape(4, 3), np.zeros((4, 2), np.int64)]
     log = UndoLog()
     for column, row, delta in kept:
@@ -23,7 +23,7 @@ def test_rollback_restores_every_bit(kept: list[tuple[int, int, int]], undone: l
     assert len(log) == len(kept)
 
 
-def test_rollback_tells_of_the_rows_it_changed_back() -> None:
+def test_rollback_returns_restored_rows() -> None:
     told: list[int] = []
     log = UndoLog(told.append)
     log.touch(3)
@@ -34,7 +34,7 @@ def test_rollback_tells_of_the_rows_it_changed_back() -> None:
     assert told == [2, 1]
 
 
-def test_a_commit_cannot_be_undone() -> None:
+def test_commit_cannot_be_undone() -> None:
     column = np.zeros(2, np.int64)
     log = UndoLog()
     log.add(column, 0, 5)
@@ -44,11 +44,11 @@ def test_a_commit_cannot_be_undone() -> None:
 
 
 @pytest.mark.parametrize("place", [-1, 1])
-def test_a_place_outside_the_log_is_refused(place: int) -> None:
+def test_index_outside_array_is_refused(place: int) -> None:
     with pytest.raises(ValueError, match="checkpoint"):
         UndoLog().rollback(place)
 
 
-def test_grown_keeps_what_was_there() -> None:
+def test_growth_keeps_contents() -> None:
     larger = grown(np.arange(4).reshape(2, 2), (3, 3), fill=9)
     assert larger.tolist() == [[0, 1, 9], [2, 3, 9], [9, 9, 9]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpupool.cli import entry
-from gpupool.cli.commands import simulating
+from gpupool.cli.commands.pool import simulate as simulating
 
 Program = Callable[..., tuple[int, str, str]]
 
@@ -56,21 +56,21 @@ def test_nodes_come_from_a_file_and_the_load_is_set(simulate: Program, trace: Pa
     assert json.loads(out)["span_s"] == 180.0
 
 
-def test_a_quota_and_the_number_of_jobs_are_taken_over(simulate: Program, trace: Path) -> None:
+def test_quota_and_number_of_jobs_are_applied(simulate: Program, trace: Path) -> None:
     args = ["--cluster", "1x1xA100", "--quota", "vision=0", "--quota", "speech=1", "--jobs", 2, "--grace", "5s"]
     shown = json.loads(simulate(trace, *args, "--json")[1])
     assert shown["jobs"] == 2
     assert (shown["preemptions"], shown["projects"]["speech"]["wait_s"]["mean"]) == (1, 55)
 
 
-def test_a_change_is_shown_beside_what_there_is(simulate: Program, trace: Path, tmp_path: Path) -> None:
+def test_change_is_shown_next_to_current_state(simulate: Program, trace: Path, tmp_path: Path) -> None:
     args = [trace, "--cluster", "1x1xA100", "--add-nodes", "1x1xA100", "--weight", "vision=2"]
     page, table = tmp_path / "figures.html", tmp_path / "jobs.csv"
     _, out, err = simulate(*args, "--html", page, "--csv", table)
     assert err == ""
     rows = {line.split("  ")[0]: line.split()[-2:] for line in out.splitlines()}
     assert rows["GPUs"] == ["1", "2"]
-    assert rows["Waited, longest"] == ["2m10s", "40s"]
+    assert rows["Waited, max"] == ["2m10s", "40s"]
     assert page.read_text().count("<polyline") == 10
     assert len(table.read_text().splitlines()) == 4
     shown = json.loads(simulate(*args, "--json")[1])
@@ -93,9 +93,9 @@ def test_turns_are_tried_out(simulate: Program, tmp_path: Path) -> None:
     assert wait == [26_000, 10]
 
 
-def test_a_long_run_says_how_far_it_is(simulate: Program, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_simulation_reports_progress(simulate: Program, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulating, "PROGRESS_EVERY_S", 0.0)
-    assert "3 of 3 jobs are submitted" in simulate(trace, "--cluster", "1x1xA100")[2]
+    assert "3 of 3 jobs submitted" in simulate(trace, "--cluster", "1x1xA100")[2]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_long_run_says_how_far_it_is(simulate: Program, trace: Path, monkeypat
         (["--cluster", "1x1xA", "--weight", "vision=much"], "is not a weight"),
         (["--cluster", "1x1xA", "--without", "n7"], "There is no node n7"),
         (["--cluster", "1x1xA", "--html", "/none/there.html"], "cannot be written"),
-        (["--from-pool"], "brings its own jobs"),
+        (["--from-pool"], "excludes a trace"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(simulate: Program, trace: Path, args: list[str], said: str) -> None:

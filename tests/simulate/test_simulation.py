@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpupool.domain.access import Project
-from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Project
 from gpupool.scheduling.scheduler import NodeChanged, Scheduler
 from gpupool.simulate.clusters import parse_cluster, parse_nodes
-from gpupool.simulate.engine import Simulation
+from gpupool.simulate.engine import Kind, Simulation, stranded_permille, usual_kinds
 from gpupool.simulate.metrics import summary
-from gpupool.simulate.stranded import Kind, stranded_permille, usual_kinds
 from gpupool.simulate.values import Job, Record, Rules
 
 ONE_GPU = parse_cluster("1x1xA100")
@@ -44,20 +43,20 @@ def test_halves_of_a_gpu_run_side_by_side() -> None:
     assert sorted(fate.wait_s or 0 for fate in record.fates) == [0, 0, 60]
 
 
-def test_a_job_larger_than_a_node_is_a_gang_that_starts_at_once_on_several() -> None:
+def test_job_larger_than_node_is_a_gang_on_several_nodes() -> None:
     record = Simulation([job(0, 100, 2), job(1, 50, 4)], parse_cluster("2x2xA100")).run()
     assert record.fates[1].replicas == 2
     assert waits(record) == [0, 99]
     assert record.fates[1].finished == 2
 
 
-def test_what_does_not_divide_into_equal_parts_starts_one_by_one() -> None:
+def test_indivisible_gpu_counts_start_one_by_one() -> None:
     record = Simulation([job(0, 100, 2), job(1, 50, 3)], parse_cluster("2x2xA100")).run()
     assert [fate.replicas for fate in record.fates] == [1, 2]
     assert waits(record) == [0, 50]  # the rest follows, on the node that is free sooner
 
 
-def test_work_that_no_node_can_ever_serve_is_told_and_does_not_wait() -> None:
+def test_job_that_fits_no_node_is_reported_and_not_queued() -> None:
     jobs = [Job(0, 10, GpuRequest(1, models=("H100",))), job(1, 10)]
     shown = summary(Simulation(jobs, ONE_GPU).run())
     assert (shown["impossible"], shown["left_waiting"], shown["finished"]) == (1, 0, 1)
@@ -70,7 +69,7 @@ def test_protected_work_beyond_its_quota_is_left_waiting_and_the_simulation_ends
     assert (shown["left_waiting"], shown["finished"], shown["wait_s"]["mean"]) == (1, 0, 0)
 
 
-def test_an_owner_takes_its_gpu_back_after_the_grace_and_the_victim_begins_anew() -> None:
+def test_owner_reclaims_gpu_after_grace_and_victim_restarts() -> None:
     jobs = [job(0, 1000, project="borrower"), job(100, 50, project="owner")]
     projects = [Project("borrower", 0), Project("owner", 1000)]
     record = Simulation(jobs, ONE_GPU, projects, Rules(grace_s=10)).run()
@@ -101,21 +100,21 @@ def test_work_that_saves_itself_now_and_then_loses_what_came_after() -> None:
     assert victim.ended_s == 160 + 940
 
 
-def test_nobody_is_evicted_before_a_minute_and_the_clock_wakes_the_scheduler_for_it() -> None:
+def test_eviction_happens_when_min_runtime_ends() -> None:
     jobs = [job(0, 1000, project="borrower"), job(5, 50, project="owner")]
     projects = [Project("borrower", 0), Project("owner", 1000)]
     record = Simulation(jobs, ONE_GPU, projects, Rules(grace_s=10)).run()
     assert record.fates[1].wait_s == 65
 
 
-def test_who_ends_within_the_grace_has_finished() -> None:
+def test_job_that_ends_within_grace_has_finished() -> None:
     jobs = [job(0, 105, project="borrower"), job(100, 50, project="owner")]
     projects = [Project("borrower", 0), Project("owner", 1000)]
     record = Simulation(jobs, ONE_GPU, projects, Rules(grace_s=10)).run()
     assert (record.fates[0].preemptions, record.fates[0].finished, record.fates[1].wait_s) == (0, 1, 5)
 
 
-def test_the_same_input_gives_the_same_record() -> None:
+def test_same_input_gives_same_record() -> None:
     jobs = [job(n * 3, 20 + n * 7 % 50, 1 + n % 3, project=f"p{n % 4}") for n in range(200)]
     runs = [summary(Simulation(jobs, parse_cluster("2x4xA100")).run()) for _ in range(2)]
     assert runs[0] == runs[1]
@@ -136,7 +135,7 @@ def test_progress_is_told() -> None:
     assert told[-1] == (2, 2)
 
 
-def test_what_is_stranded_depends_on_the_usual_work() -> None:
+def test_stranded_capacity_depends_on_typical_work() -> None:
     scheduler = Scheduler()
     lines = ["sn,cpu_milli,memory_mib,gpu,model", "n1,4000,1000,2,T4", "n2,64000,1000,1,T4"]
     scheduler.apply_all(NodeChanged(node) for node in parse_nodes(lines))

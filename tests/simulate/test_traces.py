@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.simulate.clusters import parse_cluster, parse_nodes, permuted
-from gpupool.simulate.files import read_nodes, read_trace
 from gpupool.simulate.load import at_load, capacity_of, inflated, offered_load, permille_of, split
-from gpupool.simulate.traces import TraceFormat, format_of, parse_all, parse_trace
+from gpupool.simulate.traces import TraceFormat, format_of, parse_all, parse_trace, read_nodes, read_trace
 
 OWN = "submitted_s,duration_s,gpus,gpu_permille,gpu_memory_mib,cpus,memory_mib,model,project,user,kind"
 OPENB = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
@@ -31,7 +30,7 @@ def test_three_columns_of_our_own_are_enough_and_order_does_not_matter() -> None
     assert trace.skipped == 1
 
 
-def test_an_openb_pod_runs_from_its_scheduling_to_its_deletion() -> None:
+def test_openb_pod_runs_from_scheduling_to_deletion() -> None:
     lines = [OPENB, "p1,12000,16384,1,460,V100M16|V100M32,BE,Running,100,700,200", "p2,8000,1,1,1000,,LS,Failed,5,25,"]
     late, early = parse_trace([*lines, "p3,1000,1,0,0,,LS,Running,1,2,1"], TraceFormat.OPENB).jobs[::-1]
     assert (late.submitted_s, late.duration_s, late.cpus, late.preemptible) == (100.0, 500.0, 12.0, True)
@@ -40,7 +39,7 @@ def test_an_openb_pod_runs_from_its_scheduling_to_its_deletion() -> None:
     assert len(parse_all([*lines, "p3,1000,1,0,0,,LS,Running,1,2,1"], TraceFormat.OPENB)) == 3
 
 
-def test_a_philly_job_has_its_virtual_cluster_as_project() -> None:
+def test_philly_job_has_virtual_cluster_as_project() -> None:
     lines = ["timestamp,duration,num_gpus,gpu_time,cluster", "1970-01-01 00:01:00,66.0,4,264.0,11cb48"]
     (job,) = parse_trace(lines, TraceFormat.PHILLY).jobs
     assert (job.submitted_s, job.duration_s, job.request.count, job.project) == (60.0, 66.0, 4, "11cb48")
@@ -54,7 +53,7 @@ def test_a_philly_job_has_its_virtual_cluster_as_project() -> None:
         ("timestamp,duration,num_gpus,gpu_time,cluster\n", TraceFormat.PHILLY),
     ],
 )
-def test_the_first_line_tells_the_format(header: str, kind: TraceFormat) -> None:
+def test_first_line_determines_format(header: str, kind: TraceFormat) -> None:
     assert format_of(header) is kind
 
 
@@ -78,14 +77,14 @@ def test_the_first_line_tells_the_format(header: str, kind: TraceFormat) -> None
         (["submitted_s,duration_s,gpus", f'1,2,"{"x" * 140_000}"'], "field larger"),
     ],
 )
-def test_a_mistake_in_a_trace_is_named_with_its_line(lines: list[str], said: str) -> None:
+def test_trace_error_names_its_line(lines: list[str], said: str) -> None:
     with pytest.raises(GpupoolError, match=said) as raised:
         parse_trace(lines, TraceFormat.GPUPOOL)
     assert raised.value.code is ErrorCode.INVALID_FILE
     assert raised.value.hint
 
 
-def test_an_unknown_first_line_and_unreadable_files_are_refused(tmp_path: Path) -> None:
+def test_unknown_header_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     strange = tmp_path / "strange.csv"
     strange.write_bytes(b"\xff\xfe\x00")
     for path, said in [(tmp_path / "none.csv", "No such file"), (tmp_path, "directory"), (strange, "UTF-8")]:
@@ -111,7 +110,7 @@ def test_clusters_in_words_and_tables() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "8xA100", "0x8xA100", "2x0xA100", "2x65xA100", "x", "1x1xA,", "200000x1xA"])
-def test_a_cluster_that_makes_no_sense_is_refused(text: str) -> None:
+def test_invalid_cluster_is_refused(text: str) -> None:
     with pytest.raises(GpupoolError) as raised:
         parse_cluster(text)
     assert raised.value.hint
@@ -132,7 +131,7 @@ def test_permuting_keeps_the_machines_and_changes_their_names() -> None:
     assert len({n.name for n in again}) == 10
 
 
-def test_a_trace_is_stretched_to_a_load() -> None:
+def test_trace_is_stretched_to_a_load() -> None:
     lines = ["submitted_s,duration_s,gpus", "0,100,1", "50,100,2", "100,100,1"]
     jobs = parse_trace(lines, TraceFormat.GPUPOOL).jobs
     assert offered_load(jobs, 4000) == pytest.approx(1.0)
@@ -152,7 +151,7 @@ def test_inflating_keeps_every_job_and_is_the_same_for_a_seed() -> None:
     assert sorted(j.request.count for j in more[:20]) == sorted(j.request.count for j in jobs)
 
 
-def test_what_is_too_large_for_a_node_is_split() -> None:
+def test_request_too_large_for_node_is_split() -> None:
     assert [part.count for part in split(GpuRequest(19), 8)] == [8, 8, 3]
     assert split(GpuRequest(8), 8) == (GpuRequest(8),)
     assert split(GpuRequest(12), 8) == (GpuRequest(6), GpuRequest(6))

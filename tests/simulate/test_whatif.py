@@ -7,18 +7,16 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from gpupool.domain.access import Project
+from gpupool.cli.transport.pool_history import needs_replicas, pool_jobs, pool_nodes, pool_projects
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Project
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
-from gpupool.simulate.fairness import fair_levels, share_errors
-from gpupool.simulate.figures import CHARTS, page
-from gpupool.simulate.listing import job_table
-from gpupool.simulate.metrics import summary
-from gpupool.simulate.pooltrace import needs_replicas, pool_jobs, pool_nodes, pool_projects
+from gpupool.simulate.html_report import CHARTS, page
+from gpupool.simulate.load import Change
+from gpupool.simulate.metrics import fair_levels, job_table, share_errors, summary
 from gpupool.simulate.values import Job
-from gpupool.simulate.whatif import Change
 
 TWO = parse_cluster("2x2xT4")
 
@@ -48,7 +46,7 @@ def test_fair_levels_serve_quotas_first_and_then_go_by_weight() -> None:
     assert fair_levels(10_000, {"red": 1000}, projects) == {"red": 1000, "blue": 0, "idle": 0}
 
 
-def test_the_share_error_is_what_others_hold_of_what_is_due() -> None:
+def test_share_error_counts_gpus_held_above_fair_share() -> None:
     jobs = [Job(0, 100, GpuRequest(4), "red"), Job(1, 100, GpuRequest(1), "blue", preemptible=False)]
     record = Simulation(jobs, parse_cluster("1x4xT4"), [Project("red", 4000), Project("blue", 0)]).run()
     assert share_errors(record) == [0.0] * 100
@@ -115,7 +113,7 @@ def _workload(name: str, **more: Any) -> dict[str, Any]:
     return usual | more
 
 
-def test_what_a_pool_lists_becomes_a_trace() -> None:
+def test_workloads_of_pool_become_a_trace() -> None:
     sweep = _workload("sweep", completions=3)
     gang = _workload("gang", completions=2, gang={"workers": 2, "min": 2, "within": "", "strict": False})
     waits = _workload("waits", started_at=None, finished_at=None)
@@ -124,11 +122,11 @@ def test_what_a_pool_lists_becomes_a_trace() -> None:
     trace = pool_jobs([sweep, gang, waits, _workload("shell", kind="exec")], {"sweep": ran}, now=60.0)
     assert [(job.duration_s, job.members) for job in trace.jobs] == [(5.0, 1), (35.0, 1), (30.0, 2)]
     assert trace.skipped == 2
-    with pytest.raises(GpupoolError, match="Nothing with a GPU ran"):
+    with pytest.raises(GpupoolError, match="No job with a GPU ran"):
         pool_jobs([waits], {}, now=60.0)
 
 
-def test_a_pools_nodes_and_projects_are_taken_over() -> None:
+def test_nodes_and_projects_of_pool_are_imported() -> None:
     gpu = {"uuid": "g1", "index": 0, "model": "T4", "memory_mib": 15_360}
     listed = {"name": "n1", "cpus": 8.0, "memory_mib": 1000, "labels": {"rack": "r1"}, "gpus": [gpu]}
     (node,) = pool_nodes([listed, listed | {"name": "n2", "gpus": []}])

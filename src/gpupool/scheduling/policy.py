@@ -1,36 +1,75 @@
-"""What an administrator decides about scheduling, apart from projects and their quotas."""
+"""The settings of a cycle, and the policy that administrators set, except for projects and their quotas."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+import math
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import Placement
+from gpupool.domain.nodes.gpu import Placement
 from gpupool.domain.units import MAX_DURATION_S
-from gpupool.scheduling.order import Order
-from gpupool.scheduling.usage import Decay
-from gpupool.scheduling.values import Settings
+from gpupool.scheduling.state.decayed_usage import Decay
+from gpupool.scheduling.state.user_order import Order
 
-SHORTEST_HALF_LIFE_S = 60.0
-SHORTEST_TURN_S = 60.0
-SHORTEST_LOST_S = 20.0  # a silence is noticed after half of that
-MOST_USAGE_WEIGHT = 100.0
+MIN_HALF_LIFE_S = 60.0
+MIN_TURN_S = 60.0
+MIN_LOST_S = 20.0  # a silent node is detected after half of that
+MAX_QUEUED = 200_000
+MAX_USAGE_WEIGHT = 100.0
+MIN_REQUESTS, MAX_REQUESTS = 10, 100_000
+_DURATIONS = ("min_runtime_s", "unsaved_after_s", "reserve_after_s", "consolidate_after_s", "stale_gang_s", "turn_s")
 _CHOICES: dict[str, type[Order | Placement]] = {"order": Order, "placement": Placement}
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """How the pool is shared over time. Times in seconds.
+class Settings:
+    """Bounds and delays of a cycle; times in seconds.
 
-    ``min_runtime_s``: training is not evicted sooner after its start. ``reserve_after_s``: who needs whole GPUs and
-    waits longer gets a reservation. ``consolidate_after_s``: for who waits longer for space that is free in pieces
-    others are moved together; None: nobody is moved. ``stale_gang_s``: a gang with too few members left for longer
-    goes back to the queue. ``half_life_s`` and ``usage_weight``: how use is forgotten, and how much it weighs in fair
-    shares (0: not at all). ``order``: who is first among equals in a project. ``turn_s``: training that has run for so
-    long makes way for work that has not had a turn; None: it does not. ``placement``: of work that does not say.
-    ``node_lost_after_s``: a node that has been silent for so long ends what can be run again elsewhere, and then that
-    is; None: never.
+    ``order``: the order of equal priorities in a project. ``turn_s``: training that has run this long is evicted for
+    work that has not; None: never.
+    """
+
+    min_runtime_s: float = 60.0  # minimum run time before an eviction
+    # later, work without checkpoints is evicted only for a configured quota or priority
+    unsaved_after_s: float = 3600.0
+    reserve_after_s: float = 300.0  # a replica that needs whole GPUs and waits longer gets a reservation
+    max_reservations: int = 4
+    reserved_part: float = 1 / 16  # of the pool: bound on GPUs held by reservations after the first
+    max_grants: int = 2_000  # per cycle; then ``Decisions.more``
+    max_looks: int = 400  # victim searches per cycle, each over a thousand pieces of work at most
+    max_nodes_searched: int = 32  # nodes checked in detail in one search
+    max_backfills: int = 64  # tries per cycle to backfill a replica
+    placement: Placement = Placement.PACK  # the default placement
+    stale_gang_s: float = 60.0  # a gang with too few members for longer goes back to the queue
+    consolidate_after_s: float = 60.0  # after this wait for GPUs that are free in pieces, others are moved together
+    max_consolidations: int = 4  # replicas per cycle for which others are moved; 0: never
+    max_moves: int = 16  # replicas moved for one
+    decay: Decay = field(default_factory=Decay)  # how past usage loses weight
+    usage_weight: float = 1.0  # weight of recent usage in fair shares; 0: ignored
+    order: Order = Order.FAIR
+    turn_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings for sharing the pool over time. Times are in seconds.
+
+    - ``min_runtime_s``: training is not evicted earlier after its start.
+    - ``reserve_after_s``: a workload that needs whole GPUs and waits longer gets a reservation.
+    - ``unsaved_after_s``: training without checkpoints that has run longer is evicted only for a configured quota,
+      higher priority or a reservation of nodes; None: it is not protected.
+    - ``consolidate_after_s``: for a workload that waits longer for GPUs that are free in pieces, others are moved
+      together; None: never.
+    - ``stale_gang_s``: a gang with too few members for longer goes back to the queue.
+    - ``half_life_s`` and ``usage_weight``: the half-life of past usage, and its weight in fair shares (0: ignored).
+    - ``order``: the order of equal priorities in a project.
+    - ``turn_s``: training that has run this long is evicted for work that has not; None: never.
+    - ``placement``: the default placement.
+    - ``node_lost_after_s``: replicas on a node that is silent for this long are ended and retried on other nodes if
+      possible; None: never.
+    - ``max_queued_per_user``: the maximum number of waiting replicas of one user.
+    - ``max_requests_per_second``: the maximum request rate of one user; bursts may be five times as large.
     """
 
     min_runtime_s: float = 60.0
@@ -43,27 +82,36 @@ class Policy:
     turn_s: float | None = None
     placement: Placement = Placement.PACK
     node_lost_after_s: float | None = 300.0
+    max_queued_per_user: int = 10_000
+    unsaved_after_s: float | None = 3600.0
+    max_requests_per_second: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("min_runtime_s", "reserve_after_s", "consolidate_after_s", "stale_gang_s", "turn_s"):
+        for name in _DURATIONS:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MAX_DURATION_S:
                 raise _impossible(name, value, "Give a time such as 5m.")
-        if self.turn_s is not None and self.turn_s < SHORTEST_TURN_S:
-            raise _impossible("turn_s", self.turn_s, "Give a minute or more, for example 2h.")
-        if self.node_lost_after_s is not None and not SHORTEST_LOST_S <= self.node_lost_after_s <= MAX_DURATION_S:
-            raise _impossible("node_lost_after_s", self.node_lost_after_s, "Give 20s or more, for example 5m.")
-        if not SHORTEST_HALF_LIFE_S <= self.half_life_s <= MAX_DURATION_S:
-            raise _impossible("half_life_s", self.half_life_s, "Give a minute or more, for example 1d.")
-        if not 0 <= self.usage_weight <= MOST_USAGE_WEIGHT:
-            raise _impossible("usage_weight", self.usage_weight, f"Give 0 (not at all) to {MOST_USAGE_WEIGHT:g}.")
+        if self.turn_s is not None and self.turn_s < MIN_TURN_S:
+            raise _impossible("turn_s", self.turn_s, "Give at least 1m, for example 2h.")
+        if self.node_lost_after_s is not None and not MIN_LOST_S <= self.node_lost_after_s <= MAX_DURATION_S:
+            raise _impossible("node_lost_after_s", self.node_lost_after_s, "Give at least 20s, for example 5m.")
+        if not MIN_HALF_LIFE_S <= self.half_life_s <= MAX_DURATION_S:
+            raise _impossible("half_life_s", self.half_life_s, "Give at least 1m, for example 1d.")
+        if not 1 <= self.max_queued_per_user <= MAX_QUEUED:
+            raise _impossible("max_queued_per_user", self.max_queued_per_user, f"Give 1 to {MAX_QUEUED}.")
+        least, most = MIN_REQUESTS, MAX_REQUESTS
+        if not least <= self.max_requests_per_second <= most:
+            raise _impossible("max_requests_per_second", self.max_requests_per_second, f"Give {least} to {most}.")
+        if not 0 <= self.usage_weight <= MAX_USAGE_WEIGHT:
+            raise _impossible("usage_weight", self.usage_weight, f"Give 0 (off) to {MAX_USAGE_WEIGHT:g}.")
 
     def settings(self, base: Settings) -> Settings:
-        """The settings of a scheduler under this policy; what it says nothing about stays as in ``base``."""
+        """Return the settings of a scheduler under this policy; all other values come from ``base``."""
         moves = self.consolidate_after_s is not None
         return replace(
             base,
             min_runtime_s=self.min_runtime_s,
+            unsaved_after_s=math.inf if self.unsaved_after_s is None else self.unsaved_after_s,
             reserve_after_s=self.reserve_after_s,
             stale_gang_s=self.stale_gang_s,
             consolidate_after_s=base.consolidate_after_s
@@ -78,16 +126,9 @@ class Policy:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> Policy:
-        """The inverse of ``to_dict``; unknown keys (of a newer version) are dropped."""
-        known = {field.name: document[field.name] for field in fields(cls) if field.name in document}
-        chosen = {name: kind(known[name]) for name, kind in _CHOICES.items() if name in known}
-        return cls(**{**known, **chosen})
 
 
 def _impossible(name: str, value: float, hint: str) -> GpupoolError:
-    return GpupoolError(ErrorCode.INVALID_REQUEST, f"{name}: {value:g} is not possible.", hint)
+    return GpupoolError(ErrorCode.INVALID_REQUEST, f"{name}: {value:g} is out of range.", hint)

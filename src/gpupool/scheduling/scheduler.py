@@ -1,45 +1,56 @@
-"""The scheduler as a state machine: events in, decisions out, nothing rebuilt in between."""
+"""The scheduler as a state machine: events in, decisions out, incremental state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
-from gpupool.domain.access import Department, Project, User
-from gpupool.domain.booking import Booking
-from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeState
 from gpupool.domain.ids import Epoch
-from gpupool.domain.workload import Lease
-from gpupool.scheduling.background import Background
-from gpupool.scheduling.claims import Holding
-from gpupool.scheduling.cluster import MILLI, ClusterState
-from gpupool.scheduling.cycle import decide
-from gpupool.scheduling.explain import Explanation, explain
-from gpupool.scheduling.feasible import check_possible
-from gpupool.scheduling.modes import serves_users
-from gpupool.scheduling.order import Ordering
-from gpupool.scheduling.pastruns import PastRuns
-from gpupool.scheduling.placement import Placer
-from gpupool.scheduling.plan import Plan, plan
-from gpupool.scheduling.queue import Demand
-from gpupool.scheduling.runtimes import History
+from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node, NodeState
+from gpupool.domain.nodes.reservation import Reservation
+from gpupool.domain.people.access import Department, Project, User
+from gpupool.domain.people.shares import ShareReport
+from gpupool.domain.work.workload import Lease
+from gpupool.scheduling.allocate import SimulatedQueue, allocate
+from gpupool.scheduling.eviction.consolidation import consolidate
+from gpupool.scheduling.eviction.reclaim import make_room
+from gpupool.scheduling.eviction.reserved_nodes import evict_for_reservations
+from gpupool.scheduling.eviction.time_slicing import evict_for_time_slicing
+from gpupool.scheduling.explain.background import Background
+from gpupool.scheduling.explain.feasibility import check_possible
+from gpupool.scheduling.explain.plan import Plan, plan
+from gpupool.scheduling.explain.share_report import share_report
+from gpupool.scheduling.explain.wait_reason import Actions, Explanation, explain
+from gpupool.scheduling.gang_placement import evict_stale, evict_whole_gangs
+from gpupool.scheduling.holds.runtime_model import History
+from gpupool.scheduling.holds.settlement import settle_holds
+from gpupool.scheduling.holds.starvation import Starvation, end_overruns, refresh_reservations
+from gpupool.scheduling.placement.replica import Placer
+from gpupool.scheduling.policy import Settings
 from gpupool.scheduling.session import Session
-from gpupool.scheduling.standing import Standings, standings
-from gpupool.scheduling.values import Decisions, Grant, Hold, PendingReplica, ReplicaKey, RunningReplica, Settings
+from gpupool.scheduling.state.allocation import Holding
+from gpupool.scheduling.state.cluster import MILLI, ClusterState
+from gpupool.scheduling.state.queue import Demand
+from gpupool.scheduling.state.sharing_modes import serves_users
+from gpupool.scheduling.state.user_order import Ordering, PastRuns
+from gpupool.scheduling.values import Decisions, Grant, Hold, PendingReplica, ReplicaKey, RunningReplica
 
-GRANTED = Epoch(0)  # the epoch of a lease that was granted but not written yet
+GRANTED = Epoch(0)  # the epoch of a lease that is granted but not stored yet
+_DEFAULTS = Settings()
+_ACTIONS = Actions(make_room, SimulatedQueue)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeChanged:
-    """A node came, or its report or state changed."""
+    """A node was added, or its report or state changed."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRemoved:
-    """A node is no longer part of the pool."""
+    """A node was removed from the pool."""
 
     name: str
 
@@ -62,42 +73,42 @@ class NodeStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class ProjectChanged:
-    """A project came, or its bounds changed."""
+    """A project was added, or its quota or limits changed."""
 
     project: Project
 
 
 @dataclass(frozen=True, slots=True)
 class DepartmentChanged:
-    """A department came, or its bounds changed."""
+    """A department was added, or its quota or limits changed."""
 
     department: Department
 
 
 @dataclass(frozen=True, slots=True)
 class UserChanged:
-    """A user came, or the user's bound changed."""
+    """A user was added, or the user's limit changed."""
 
     user: User
 
 
 @dataclass(frozen=True, slots=True)
-class BookingChanged:
-    """Nodes were booked, or a booking changed."""
+class ReservationChanged:
+    """A reservation of nodes was added or changed."""
 
-    booking: Booking
+    reservation: Reservation
 
 
 @dataclass(frozen=True, slots=True)
-class BookingRemoved:
-    """A booking is over, or was cancelled."""
+class ReservationRemoved:
+    """A reservation of nodes ended, or was cancelled."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PendingAdded:
-    """A replica waits (again), or something about its waiting changed."""
+    """A replica waits (again), or its request changed."""
 
     replica: PendingReplica
     now: float
@@ -105,23 +116,23 @@ class PendingAdded:
 
 @dataclass(frozen=True, slots=True)
 class PendingRemoved:
-    """A replica waits no more and did not start: stopped, or deleted."""
+    """A waiting replica was stopped or deleted without a start."""
 
     key: ReplicaKey
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTaken:
-    """A replica holds a lease, or something about its running changed (time limit, being told to end)."""
+    """A replica has a lease, or the lease changed (time limit, request to end)."""
 
     replica: RunningReplica
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """A replica's lease has been released. ``ran_s``: how long it had run, if it ended by itself.
+    """A replica's lease was released. ``ran_s``: its run time, if it ended by itself.
 
-    ``at`` is when; None: now.
+    ``at`` is the time; None: now.
     """
 
     key: ReplicaKey
@@ -131,9 +142,9 @@ class LeaseReleased:
 
 @dataclass(frozen=True, slots=True)
 class PastUse:
-    """What a user held in a project by leases that are over: decayed thousandth-seconds as of ``at``.
+    """The decayed usage of a user in a project from ended leases: thousandth-seconds as of ``at``.
 
-    For a scheduler that begins anew.
+    It initialises a new scheduler.
     """
 
     project: str
@@ -150,8 +161,8 @@ Event = (
     | ProjectChanged
     | DepartmentChanged
     | UserChanged
-    | BookingChanged
-    | BookingRemoved
+    | ReservationChanged
+    | ReservationRemoved
     | PendingAdded
     | PendingRemoved
     | LeaseTaken
@@ -160,37 +171,99 @@ Event = (
 )
 
 
-class Scheduler:
-    """Cluster, queue, ledger and holds from one event to the next.
+def decide(
+    placer: Placer,
+    demand: Demand,
+    now: float,
+    holds: Sequence[Hold] = (),
+    settings: Settings = _DEFAULTS,
+    *,
+    whole: bool = False,
+) -> Decisions:
+    """Return the grants, evictions and holds at ``now`` (seconds since the epoch).
 
-    ``decide`` applies its own decisions: a granted replica counts as running from then on (with a lease of epoch 0),
-    an evicted one as releasing. The caller confirms a grant with ``LeaseTaken`` (the real lease), or takes it back
-    with ``LeaseReleased`` and ``PendingAdded``.
+    ``holds`` are those of the last decisions. Everything is tried on the given cluster and ledger and reverted. The
+    caller applies the decisions through the same events as any other change (``Scheduler`` does). Replicas whose
+    back-off has ended join the queue. Evictions are decided in a cycle without grants, or in every second cycle. With
+    ``whole``, one cycle does everything and ignores the previous one.
+    """
+    placer.cluster.pass_time(now)
+    demand.wake(now)
+    session = Session(placer, demand, now, settings)
+    starvation = Starvation(session, settings, stop_early=not (whole or demand.room_wanted))
+    try:
+        session.holds.apply(holds)
+        evict_for_reservations(session)
+        refresh_reservations(starvation)
+        settle_holds(session)
+        end_overruns(starvation)
+        cut_short = allocate(starvation)
+        granted = bool(session.outcome.grants) and session.others_wait()
+        exhausted = False
+        make_room_now = not cut_short and (whole or demand.room_wanted or not granted)
+        if make_room_now:
+            exhausted = make_room(session)
+            evict_for_time_slicing(session)
+            consolidate(session)
+        if not whole:
+            demand.room_wanted = not make_room_now  # report grants first, evict in the next cycle
+        evict_stale(session)
+        evict_whole_gangs(session)
+        return _decisions(session, more=cut_short or granted, exhausted=exhausted)
+    finally:
+        session.close()
+
+
+def _decisions(session: Session, *, more: bool, exhausted: bool) -> Decisions:
+    return Decisions(
+        grants=tuple(session.outcome.grants),
+        evictions=tuple(session.outcome.evictions),
+        holds=tuple(active.hold for active in session.holds.active.values()),
+        more=more,
+        exhausted=exhausted,
+        wake_at=_wake_at(session),
+    )
+
+
+def _wake_at(session: Session) -> float | None:
+    """Return the next time at which time alone can change the decisions; None if nothing waits."""
+    times: list[float | None] = [session.demand.next_wake(), *session.outcome.running_wake_times]
+    if session.others_wait():
+        times += session.outcome.wake_times
+    return min((t for t in times if t is not None and session.now < t < inf), default=None)
+
+
+class Scheduler:
+    """The cluster, queue, ledger and holds between events.
+
+    ``decide`` applies its own decisions: a granted replica counts as running from then on (with a lease of epoch 0), an
+    evicted one as releasing. The caller confirms a grant with ``LeaseTaken`` (the real lease), or reverts it with
+    ``LeaseReleased`` and ``PendingAdded``.
     """
 
     def __init__(self, settings: Settings | None = None, past: PastRuns | None = None) -> None:
-        """``past`` is what is known of run times already."""
+        """Create a scheduler; ``past`` contains known run times."""
         self.settings = settings or Settings()
         self.cluster = ClusterState()
         self.demand = Demand()
         self.demand.ledger.tune(self.settings.decay, self.settings.usage_weight)
         self.demand.ordering = Ordering(self.settings.order, self.settings.turn_s, past or PastRuns())
-        self.demand.bookings = self.cluster.bookings
+        self.demand.reservations = self.cluster.reservations
         self.placer = Placer(self.cluster)
         self.placer.scorer.placement = self.settings.placement
         self.holds: tuple[Hold, ...] = ()
 
     def apply_all(self, events: Iterable[Event]) -> None:
-        """``apply`` each of them."""
+        """Apply each of the events."""
         for event in events:
             self.apply(event)
 
     def apply(self, event: Event) -> None:  # noqa: C901, PLR0912 - one line per kind of event
-        """Take over what happened. Events about things not known are ignored; the latest word counts."""
+        """Apply an event. Events about unknown objects are ignored; the latest event counts."""
         match event:
             case NodeChanged(node):
                 self.cluster.set_node(node)
-                self.demand.tell_users_apart(apart=serves_users(self.cluster.mode_default))
+                self.demand.distinguish_users(apart=serves_users(self.cluster.mode_default))
             case NodeRemoved(name):
                 self.cluster.remove_node(name)
             case GpusChanged(name, gpus):
@@ -203,11 +276,11 @@ class Scheduler:
                 self.demand.ledger.set_department(department)
             case UserChanged(user):
                 self.demand.ledger.set_user(user)
-            case BookingChanged(booking):
-                self.cluster.bookings.put(booking)
+            case ReservationChanged(reservation):
+                self.cluster.reservations.put(reservation)
                 self._rebook()
-            case BookingRemoved(id_):
-                self.cluster.bookings.remove(id_)
+            case ReservationRemoved(id_):
+                self.cluster.reservations.remove(id_)
                 self._rebook()
             case PendingAdded(replica, now):
                 self._learn(replica.key, replica.request, replica.cpus)
@@ -225,7 +298,7 @@ class Scheduler:
                 self.demand.ledger.remember(account, permille_s, as_of)
 
     def decide(self, now: float) -> Decisions:
-        """One cycle at ``now`` (seconds since the epoch), its decisions applied."""
+        """Run one cycle at ``now`` (seconds since the epoch) and apply its decisions."""
         decisions = decide(self.placer, self.demand, now, self.holds, self.settings)
         for grant in decisions.grants:
             self._start(self._granted(grant, now))
@@ -243,21 +316,30 @@ class Scheduler:
         *,
         foretell: bool = True,
     ) -> Explanation | None:
-        """Why a replica waits; None when it does not. ``history``, if nothing else is known: past run times."""
+        """Explain why a replica waits; None when it does not. ``history`` are past run times."""
         known = background or Background(history or {})
-        return explain(self.placer, self.demand, self.holds, key, now, known, self.settings, foretell=foretell)
+        state = self.placer, self.demand, self.holds
+        return explain(*state, key, now, known, self.settings, actions=_ACTIONS, foretell=foretell)
 
     def plan(self, replicas: Sequence[PendingReplica], now: float, background: Background | None = None) -> Plan:
-        """Where and when replicas would start if they queued now. Nothing changes."""
-        known = background or Background()
-        return plan(self.placer, self.demand, self.holds, replicas, now, known, self.settings)
+        """Return where and when replicas would start if they queued now. Nothing changes."""
+        known, state = background or Background(), (self.placer, self.demand, self.holds)
 
-    def standings(self, now: float) -> Standings:
-        """How everybody stands at ``now``: shares, use lately, and the order of turns. Nothing changes."""
+        def decide_all() -> Decisions:
+            return decide(self.placer, self.demand, now, self.holds, self.settings, whole=True)
+
+        def explain_after(key: ReplicaKey, decided: Decisions) -> Explanation | None:
+            return explain(*state, key, now, known, self.settings, decided, actions=_ACTIONS)
+
+        self.cluster.pass_time(now)
+        return plan(self.demand, replicas, now, decide_all, explain_after)
+
+    def share_report(self, now: float) -> ShareReport:
+        """Return shares, recent usage and the order of projects at ``now``. Nothing changes."""
         self.demand.wake(now)
         session = Session(self.placer, self.demand, now, self.settings)
         try:
-            return standings(session)
+            return share_report(session)
         finally:
             session.close()
 
@@ -278,13 +360,13 @@ class Scheduler:
             self.cluster.take(running.key, held)
 
     def _learn(self, key: ReplicaKey, request: GpuRequest, cpus: float) -> None:
-        """Note what usual work asks for, once for each replica that comes."""
+        """Record the request of each new replica for the demand profile."""
         if request.count and key not in self.demand.pending and key not in self.demand.running:
             self.placer.scorer.work.submitted(request, round(cpus * MILLI))
 
     def _rebook(self) -> None:
-        self.cluster.mark_booked()
-        self.demand.list_anew()
+        self.cluster.mark_reserved()
+        self.demand.rebuild()
 
     def _note_run(self, key: ReplicaKey, ran_s: float | None) -> None:
         running = self.demand.running.get(key)
@@ -321,4 +403,5 @@ class Scheduler:
             served_s=waited.served_s,
             evictions=waited.evictions,
             grace_s=waited.grace_s,
+            checkpoint_s=waited.checkpoint_s,
         )

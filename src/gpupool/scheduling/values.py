@@ -1,22 +1,20 @@
-"""What goes into the scheduler and what comes out: plain frozen values."""
+"""The inputs and outputs of the scheduler: plain frozen values."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import GpuRequest, GpuShare, Placement
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Lease
-from gpupool.scheduling.order import Order
-from gpupool.scheduling.usage import Decay
+from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
+from gpupool.domain.work.gang import Gang
+from gpupool.domain.work.workload import Lease
 
 ReplicaKey = tuple[WorkloadId, int]
 
 
-class Held(StrEnum):
-    """Why a pending replica must not start yet, whatever is free."""
+class BlockReason(StrEnum):
+    """The reason why a pending replica must not start yet, even with free GPUs."""
 
     DEPENDENCY = "dependency"
     SUSPENDED = "suspended"
@@ -27,14 +25,14 @@ class Held(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingReplica:
-    """One replica that waits. Times are seconds since the epoch.
+    """A waiting replica. Times are seconds since the epoch.
 
-    Work that is not ``preemptible`` is protected: it never leaves its project's quota and is never evicted.
-    ``not_before`` is the end of a back-off, ``held`` keeps it out of the queue altogether with ``held_note`` saying
-    what for. ``max_time_s`` bounds its run time when known. ``gang``: it starts with other replicas of its workload.
-    ``node_pools``: it may run only on nodes whose label ``pool`` is one of these; empty: on any. ``served_s``: how
-    long it has run already, all its starts together. ``grace_s``: how long it takes to end when it is told to.
-    ``evictions``: how often the pool has taken its GPUs away before.
+    Work that is not ``preemptible`` is protected: it never exceeds its project's quota and is never evicted.
+    ``not_before`` is the end of a back-off. ``held`` keeps the replica out of the queue; ``held_note`` explains it.
+    ``max_time_s`` is its time limit, if any. ``gang``: it starts with other replicas of its workload. ``node_pools``:
+    the allowed values of the node label ``pool``; empty: any. ``served_s``: the run time of earlier attempts.
+    ``grace_s``: the time that it needs to end. ``evictions``: how often it was evicted. ``checkpoint_s``: the interval
+    of its checkpoints (0: only when asked to end); None: it saves nothing and starts from the beginning.
     """
 
     workload: WorkloadId
@@ -49,34 +47,35 @@ class PendingReplica:
     memory_mib: int = 0
     not_before: float = 0.0
     max_time_s: float | None = None
-    held: Held | None = None
+    held: BlockReason | None = None
     held_note: str = ""
     gang: Gang | None = None
     node_pools: tuple[str, ...] = ()
     served_s: float = 0.0
     grace_s: float = 0.0
     evictions: int = 0
+    checkpoint_s: float | None = None
 
     @property
     def key(self) -> ReplicaKey:
-        """What names it in the scheduler."""
+        """Return its key in the scheduler."""
         return (self.workload, self.index)
 
     @property
     def protected(self) -> bool:
-        """Whether it may never be evicted, and therefore never exceed its project's quota."""
+        """Return True if it is never evicted, and therefore never exceeds its project's quota."""
         return not self.preemptible
 
 
 @dataclass(frozen=True, slots=True)
 class RunningReplica:
-    """One replica that holds a lease. Times are seconds since the epoch.
+    """A replica with a lease. Times are seconds since the epoch.
 
-    ``releasing``: it has been told to end, so its GPUs will be free soon. ``expected_end`` is from its time limit.
-    ``min_runtime_s``: not evicted sooner after its start; None: the setting of the scheduler. ``request`` is what it
-    asked for, and with ``node_pools`` says where else it could run; None: it is never moved. ``served_s``: how long it
-    had run before this start. ``grace_s`` is the time it has to end once it is told to. ``evictions``: how often the
-    pool has taken its GPUs away before.
+    ``releasing``: it was asked to end, so its GPUs will be free soon. ``expected_end`` comes from its time limit.
+    ``min_runtime_s``: it is not evicted earlier after its start; None: the scheduler's setting. ``request`` and
+    ``node_pools`` say where else it could run; None: it is never moved. ``served_s``: the run time of earlier attempts.
+    ``grace_s``: the time that it needs to end. ``evictions``: how often it was evicted. ``checkpoint_s``: as in
+    ``PendingReplica``.
     """
 
     lease: Lease
@@ -92,28 +91,29 @@ class RunningReplica:
     served_s: float = 0.0
     grace_s: float = 0.0
     evictions: int = 0
+    checkpoint_s: float | None = None
 
     @property
     def key(self) -> ReplicaKey:
-        """What names it in the scheduler."""
+        """Return its key in the scheduler."""
         return (self.lease.workload, self.lease.index)
 
 
 class HoldKind(StrEnum):
-    """Why space is kept for somebody who waits."""
+    """The reason why GPUs are held for a waiting replica."""
 
-    NOMINATED = "nominated"  # somebody is on the way out for it
-    RESERVED = "reserved"  # it has waited too long: the space that frees first is kept for it
-    MOVED = "moved"  # it is on the way out elsewhere, to start again here
+    NOMINATED = "nominated"  # victims are ending for it
+    RESERVED = "reserved"  # it is starving: the GPUs that become free first are held for it
+    MOVED = "moved"  # it is ending on another node, and will start again here
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Space kept for a pending replica; it counts as taken for all others.
+    """GPUs held for a pending replica; they count as used for all others.
 
-    ``starts_at`` is when it is expected to be free (infinite: unknown); of a RESERVED hold, others may use the space
-    if they are sure, or likely, to end before. ``sharing`` is the mode that its shares will have. ``since`` is when the
-    space was first kept.
+    ``starts_at`` is when they are expected to be free (infinite: unknown). On a RESERVED hold, others may use the GPUs
+    if they are sure, or likely, to end before. ``sharing`` is the sharing mode. ``since`` is when the GPUs were first
+    held.
     """
 
     workload: WorkloadId
@@ -129,7 +129,7 @@ class Hold:
 
     @property
     def key(self) -> ReplicaKey:
-        """Whom it is for."""
+        """Return the replica that it is for."""
         return (self.workload, self.index)
 
 
@@ -145,25 +145,25 @@ class Grant:
 
     @property
     def key(self) -> ReplicaKey:
-        """Who may start."""
+        """Return the key of the replica."""
         return (self.workload, self.index)
 
 
 class EvictionKind(StrEnum):
-    """On which ground a replica has to go."""
+    """The rule behind an eviction."""
 
-    RECLAIM = "reclaim"  # its project is over quota and another one is owed
-    PREEMPT = "preempt"  # more important work of its own project
-    CONSOLIDATE = "consolidate"  # it is moved: it starts again elsewhere at once
-    STALE_GANG = "stale gang"  # too few of its gang are left
-    BOOKING = "booking"  # its node is booked for others
+    RECLAIM = "reclaim"  # its project is above its quota or fair share, another one below
+    PREEMPT = "preempt"  # work of higher priority in its own project
+    CONSOLIDATE = "consolidate"  # it is moved: it starts again on another place at once
+    STALE_GANG = "stale gang"  # too few members of its gang are left
+    BOOKING = "booking"  # its node is reserved for others
     TURN = "turn"  # it has had its turn, others have not
-    BACKFILL = "backfill"  # it was let into reserved space, and runs longer than such work did
+    BACKFILL = "backfill"  # it was backfilled and runs longer than expected
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A running replica has to end so that another can start; ``reason`` is a sentence for its owner."""
+    """A running replica that must end so that another can start; ``reason`` is a sentence for its owner."""
 
     workload: WorkloadId
     index: int
@@ -174,18 +174,17 @@ class Eviction:
 
     @property
     def key(self) -> ReplicaKey:
-        """Who has to go."""
+        """Return the key of the victim."""
         return (self.workload, self.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What one cycle decided.
+    """The decisions of one cycle.
 
-    ``holds`` replaces the holds given to it: space that later cycles must keep. ``more``: the cycle has granted
-    something and left the rest (more grants, room for others) to the next one: call again at once. ``exhausted``: it
-    stopped looking for victims at its bound on that, and the next goes on with those it did not come to. ``wake_at``:
-    when time alone may change the answer.
+    ``holds`` replaces the given holds. ``more``: call again at once; the cycle left grants or evictions to the next
+    one. ``exhausted``: the bound on victim searches was reached; the next cycle continues. ``wake_at``: when time alone
+    may change the decisions.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -194,30 +193,3 @@ class Decisions:
     more: bool = False
     exhausted: bool = False
     wake_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Bounds and delays of a cycle; times in seconds.
-
-    ``order``: who is first among equals of one priority in a project. ``turn_s``: training that has run for so long
-    makes way for work that has not had a turn; None: it does not.
-    """
-
-    min_runtime_s: float = 60.0  # nobody is evicted sooner after its start
-    reserve_after_s: float = 300.0  # a replica that needs whole GPUs and waits longer gets a reservation
-    max_reservations: int = 4
-    reserved_part: float = 1 / 16  # of the pool that reservations beside the first may keep
-    max_grants: int = 2_000  # per cycle; then ``Decisions.more``
-    max_looks: int = 400  # looks for victims per cycle, each at a thousand pieces of work at most
-    max_nodes_searched: int = 32  # nodes looked at closely in one such search
-    max_backfills: int = 64  # tries per cycle to slip a short replica under a reservation
-    placement: Placement = Placement.PACK  # of work that does not say how it wants to be placed
-    stale_gang_s: float = 60.0  # a gang with too few members left for longer goes back to the queue
-    consolidate_after_s: float = 60.0  # who waits longer for space that is free in pieces has others moved together
-    max_consolidations: int = 4  # replicas per cycle for which others are moved; 0: nobody is ever moved
-    max_moves: int = 16  # others moved for one
-    decay: Decay = field(default_factory=Decay)  # how use is forgotten
-    usage_weight: float = 1.0  # how much use lately weighs in fair shares; 0: not at all
-    order: Order = Order.FAIR
-    turn_s: float | None = None

@@ -1,27 +1,35 @@
-"""The loop in virtual time: what is submitted and ends goes into the real scheduler, and its decisions come true."""
+"""The loop in virtual time: submissions and ends go into the real scheduler, and its decisions are carried out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from heapq import heappop, heappush
 
-from gpupool.domain.access import Project
+import numpy as np
+import numpy.typing as npt
+
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import GpuRequest, Node
 from gpupool.domain.ids import WorkloadId
+from gpupool.domain.nodes.gpu import GpuRequest, Node
+from gpupool.domain.people.access import Project
+from gpupool.domain.work.gang import Gang
+from gpupool.scheduling.policy import Settings
 from gpupool.scheduling.scheduler import LeaseReleased, NodeChanged, PendingAdded, ProjectChanged, Scheduler
-from gpupool.scheduling.values import Eviction, Grant, PendingReplica, ReplicaKey, Settings
+from gpupool.scheduling.state.cluster import MILLI, ClusterState
+from gpupool.scheduling.values import Eviction, Grant, PendingReplica, ReplicaKey
 from gpupool.simulate.load import capacity_of, permille_of, split
-from gpupool.simulate.rows import MOST_SECONDS
-from gpupool.simulate.stranded import stranded_permille, usual_kinds
+from gpupool.simulate.rows import MAX_SECONDS
 from gpupool.simulate.values import Fate, Job, Record, Rules, Sample
 
 _Kind = tuple[str, str, int, bool, GpuRequest, float, int, bool]
-Progress = Callable[[int, int], None]  # how many jobs have been submitted, of how many
+Progress = Callable[[int, int], None]  # submitted jobs, of all jobs
+COVER = 0.95  # part of the jobs that the typical kinds cover
+MAX_KINDS = 64
+
+Ints = npt.NDArray[np.int64]
 
 
 class _What(IntEnum):
@@ -34,7 +42,7 @@ class _What(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A replica that runs: which of its starts this is, since when, on how much, and how long it needs to begin."""
+    """A running replica: the number of its start, since when, on how much, and its start-up time."""
 
     number: int
     since: float
@@ -66,7 +74,9 @@ class Simulation:
         self._capacity = capacity_of(nodes)
         self._kinds = usual_kinds(jobs)
         self._possible: dict[object, str] = {}
-        self._events: list[tuple[float, int, int, ReplicaKey | None, int]] = []  # time, what, order, who, which start
+        self._events: list[
+            tuple[float, int, int, ReplicaKey | None, int]
+        ] = []  # time, what, order, replica, number of the start
         self._order = self._decisions = self._starts = self._allocated = 0
         self._now = self._first = jobs[0].submitted_s if jobs else 0.0
         self._last = jobs[-1].submitted_s if jobs else 0.0
@@ -76,14 +86,14 @@ class Simulation:
         self._running: dict[ReplicaKey, _Run] = {}
         self._asked: dict[ReplicaKey, PendingReplica] = {}
         self._samples: list[Sample] = []
-        self._done: dict[ReplicaKey, float] = {}  # seconds of the work of those evicted that need not be done again
-        self._alike: Counter[_Kind] = Counter()  # those who wait
+        self._done: dict[ReplicaKey, float] = {}  # seconds of work of evicted replicas that are saved
+        self._alike: Counter[_Kind] = Counter()  # waiting replicas of each kind
         self._evictions: Counter[str] = Counter()  # by kind
         self._held: Counter[str] = Counter()  # project -> thousandths
         self._queued: Counter[str] = Counter()
 
     def run(self, progress: Progress | None = None) -> Record:
-        """Until nothing is left that could happen; ``progress`` is told now and then."""
+        """Run until nothing more can happen; ``progress`` is called now and then."""
         submitted = 0
         while submitted < len(self.fates) or self._events:
             now = self._next_moment(submitted)
@@ -97,7 +107,7 @@ class Simulation:
             if progress is not None:
                 progress(submitted, len(self.fates))
             if submitted == len(self.fates) and not self._running:
-                break  # all GPUs were free and nobody took them: who waits now waits for ever
+                break  # all GPUs were free and unused: the rest waits for ever
         return self._record()
 
     # --- time
@@ -109,7 +119,7 @@ class Simulation:
         return float(min(times))  # the scheduler computes with times as floats
 
     def _pass_to(self, now: float) -> None:
-        """Look at the cluster at every moment that is due before ``now``, and count what was allocated."""
+        """Sample the cluster at every moment before ``now``, and count what was allocated."""
         step = (self._last - self._first) / max(1, self.rules.samples)
         while step and len(self._samples) < self.rules.samples and self._due(step) < now:
             self._samples.append(self._sample(self._due(step)))
@@ -132,7 +142,7 @@ class Simulation:
     # --- what happens
 
     def _happen(self, now: float) -> bool:
-        """Returns whether there is something new to decide on."""
+        """Apply the events of a moment; return whether there is something new to decide."""
         changed = False
         while self._events and self._events[0][0] <= now:
             _, what, _, key, number = heappop(self._events)
@@ -163,7 +173,7 @@ class Simulation:
         self._wait(self._asked[key], now)
 
     def _lost(self, key: ReplicaKey, worked_s: float) -> float:
-        """Seconds of work that an evicted replica has to do again; what it need not is noted."""
+        """Return the seconds of work that an evicted replica must repeat; record the saved ones."""
         every = self.rules.checkpoint_s
         if every is None:
             return worked_s
@@ -173,14 +183,15 @@ class Simulation:
         return done - self._done[key]
 
     def _submit(self, number: int) -> bool:
-        """Returns whether it could start: not behind one just like it that waits already."""
+        """Submit a job; return whether it could start: not if an equal one already waits."""
         fate = self.fates[number]
         parts = split(fate.job.request, self._most) * fate.job.members
         fate.replicas = len(parts)
         gang = Gang(len(parts), len(parts)) if len(set(parts)) == 1 < len(parts) else None
-        waiting = [_replica(fate.job, number, index, part, gang) for index, part in enumerate(parts)]
+        saves = self.rules.checkpoint_s
+        waiting = [_replica(fate.job, number, index, part, gang, saves) for index, part in enumerate(parts)]
         if self.rules.told:
-            place = self._first - MOST_SECONDS + fate.job.duration_s
+            place = self._first - MAX_SECONDS + fate.job.duration_s
             waiting = [replace(replica, queued_at=place) for replica in waiting]
         fate.impossible = next(filter(None, map(self._why_impossible, waiting)), "")
         if fate.impossible:
@@ -230,7 +241,7 @@ class Simulation:
         self._alike[_kind(replica)] -= 1
         self._queued[replica.project] -= permille_of(replica.request)
         self._held[replica.project] += permille
-        again = key in self._done
+        again = self._asked[key].evictions > 0
         run = self._running[key] = _Run(self._starts, now, permille, self.rules.restart_s if again else 0.0)
         fate.starts.setdefault(key[1], now)
         left = fate.job.duration_s - self._done.get(key, 0.0)
@@ -264,19 +275,21 @@ class Simulation:
 
 
 def _kind(replica: PendingReplica) -> _Kind:
-    """What two that wait have in common when neither could start before the other, were it not for their age."""
+    """Return what two waiting replicas have in common if only their age decides which starts first."""
     turned = replica.served_s > 0
     asked = (replica.request, replica.cpus, replica.memory_mib)
     return (replica.project, replica.user, replica.priority, replica.preemptible, *asked, turned)
 
 
 def _number(key: ReplicaKey) -> int:
-    """The place in the trace of the job that a replica belongs to."""
+    """Return the place of a replica's job in the trace."""
     return int(key[0])
 
 
-def _replica(job: Job, number: int, index: int, part: GpuRequest, gang: Gang | None) -> PendingReplica:
-    """A replica with its part of the job's processors and memory."""
+def _replica(
+    job: Job, number: int, index: int, part: GpuRequest, gang: Gang | None, checkpoint_s: float | None
+) -> PendingReplica:
+    """Return a replica with its part of the job's processors and memory."""
     return PendingReplica(
         workload=WorkloadId(str(number)),
         index=index,
@@ -289,4 +302,46 @@ def _replica(job: Job, number: int, index: int, part: GpuRequest, gang: Gang | N
         cpus=job.cpus * part.count / job.request.count,
         memory_mib=job.memory_mib * part.count // job.request.count,
         gang=gang,
+        checkpoint_s=checkpoint_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of work and its part of all jobs."""
+
+    request: GpuRequest
+    cpu_milli: int
+    part: float
+
+
+def usual_kinds(jobs: Iterable[Job]) -> tuple[Kind, ...]:
+    """Return the most frequent kinds of work that cover 95 % of the jobs."""
+    counts = Counter((job.request, round(job.cpus * MILLI)) for job in jobs)
+    chosen: list[tuple[GpuRequest, int, int]] = []
+    covered = 0
+    for (request, cpu_milli), count in counts.most_common(MAX_KINDS):
+        if covered >= COVER * counts.total():
+            break
+        chosen.append((request, cpu_milli, count))
+        covered += count
+    return tuple(Kind(request, cpu_milli, count / covered) for request, cpu_milli, count in chosen)
+
+
+def stranded_permille(cluster: ClusterState, kinds: Sequence[Kind]) -> float:
+    """Return the free GPU thousandths that a job cannot use, on average over the typical kinds of work.
+
+    Where the job does not fit on a node, everything free there counts; otherwise the free parts of GPUs too full for
+    it.
+    """
+    free = np.where(cluster.available & cluster.up[:, None], np.maximum(cluster.gpu_free, 0), 0)
+    return sum(kind.part * _stranded_for(cluster, free, kind) for kind in kinds)
+
+
+def _stranded_for(cluster: ClusterState, free: Ints, kind: Kind) -> float:
+    request = kind.request
+    accepted = np.array([bool(model) and request.accepts_model(model) for model in cluster.models])
+    need = permille_of(request) // max(1, request.count)
+    usable = accepted[cluster.model] & (free >= need)
+    fits = (usable.sum(axis=1) >= request.count) & (cluster.cpu_free >= kind.cpu_milli)
+    return float(free.sum() - (free * usable)[fits].sum())

@@ -1,20 +1,66 @@
-"""What a simulation showed, as plain numbers."""
+"""The results of a simulation as plain numbers, and as a table with a row for each job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpupool.simulate.fairness import share_errors
+from gpupool.domain.people.access import Project
+from gpupool.scheduling.fairness.water_filling import fill
 from gpupool.simulate.values import Fate, Record
 
 _HOUR_PERMILLE_S = 3600.0 * 1000
+COLUMNS = (
+    "submitted_s",
+    "project",
+    "user",
+    "gpus",
+    "gpu_permille",
+    "members",
+    "duration_s",
+    "wait_s",
+    "delay_s",
+    "preemptions",
+    "wasted_gpu_s",
+    "impossible",
+)
+
+
+def fair_levels(capacity: float, asked: Mapping[str, int], projects: Sequence[Project]) -> dict[str, float]:
+    """Return what each project would hold, in thousandths, if GPUs were divisible: quotas first, then by weight.
+
+    A project without a quota counts as quota 0 if other projects have one. Departments and decayed usage are ignored.
+    """
+    names = [project.name for project in projects]
+    want = np.array([float(asked.get(name, 0)) for name in names])
+    quota = np.array([float(project.quota_permille or 0) for project in projects])
+    weight = np.array([project.weight for project in projects])
+    owed = np.minimum(quota, want)
+    pot, room = np.zeros(len(names), np.int64), np.array([capacity])
+    given = fill(room, pot, owed, quota) if owed.sum() > capacity else owed
+    given = given + fill(np.maximum(room - given.sum(), 0.0), pot, want - given, weight)
+    return dict(zip(names, given.tolist(), strict=True))
+
+
+def share_errors(record: Record) -> list[float]:
+    """Return for each sample the part of the capacity that other projects hold than fair shares give, from 0 to 1."""
+    return [_error(record, sample.held, sample.asked) for sample in record.samples]
+
+
+def _error(record: Record, held: Mapping[str, int], asked: Mapping[str, int]) -> float:
+    capacity = float(record.capacity_permille)
+    levels = fair_levels(capacity, asked, record.projects)
+    missing = sum(max(0.0, level - held.get(name, 0)) for name, level in levels.items())
+    free = max(0.0, capacity - sum(held.values()))
+    return max(0.0, missing - free) / capacity if capacity else 0.0
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """All figures of a run: shares are of all GPUs from 0 to 1, waiting times seconds, amounts GPU hours.
+    """Return all figures of a run: shares are of all GPUs from 0 to 1, waiting times seconds, amounts GPU hours.
 
     Waiting times are those of the jobs that started; ``left_waiting`` never did. ``allocated`` is averaged between the
     first submission and the last; ``stranded`` and ``share_error`` (see ``fairness``) are means of the samples.
@@ -43,12 +89,12 @@ def summary(record: Record) -> dict[str, Any]:
 
 
 def waits(fates: Sequence[Fate]) -> dict[str, float]:
-    """The waiting times in seconds: mean, percentiles and the longest; zeros when nobody started."""
+    """Return the waiting times in seconds: mean, percentiles and the longest; zeros if nothing started."""
     return _spread([fate.wait_s for fate in fates if fate.wait_s is not None])
 
 
 def delays(fates: Sequence[Fate]) -> dict[str, float]:
-    """The same of the seconds by which jobs ended later than alone: waiting, evictions and what they cost."""
+    """Return the seconds by which jobs ended later than alone: waiting, evictions and their cost."""
     return _spread([fate.delay_s for fate in fates if fate.delay_s is not None])
 
 
@@ -104,3 +150,23 @@ def _series(record: Record, errors: Sequence[float]) -> list[dict[str, float]]:
 
 def _ratio(part: float, whole: float) -> float:
     return round(part / whole, 6) if whole else 0.0
+
+
+def job_table(record: Record) -> str:
+    """Return CSV with the columns of ``COLUMNS``; times in seconds, empty where a job did not start or end."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(_row(fate) for fate in record.fates)
+    return out.getvalue()
+
+
+def _row(fate: Fate) -> tuple[object, ...]:
+    job = fate.job
+    asked = (job.request.count, job.request.permille, job.members, _number(job.duration_s))
+    became = (_number(fate.wait_s), _number(fate.delay_s), fate.preemptions, _number(fate.wasted_permille_s / 1000))
+    return (_number(job.submitted_s), job.project, job.user, *asked, *became, fate.impossible)
+
+
+def _number(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.3f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""Tables of text with limits: a mistake names its line, and nothing that is too large is taken in."""
+"""Tables of text with limits: an error names its line, and too large input is refused."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
-MOST_ROWS = 2_000_000
-MOST_CHARACTERS = 200  # of a field
-MOST_GPUS = 10_000  # of a job
-MOST_SECONDS = 1e11
-MOST_AMOUNT = 1e9
+MAX_ROWS = 2_000_000
+MAX_CHARACTERS = 200  # of a field
+MAX_GPUS = 10_000  # of a job
+MAX_SECONDS = 1e11
+MAX_AMOUNT = 1e9
 
 
 class Row:
@@ -24,14 +24,14 @@ class Row:
         self._fields, self._line = fields, line
 
     def text(self, name: str, default: str = "") -> str:
-        """A field as it stands; ``default`` when it is empty or not there."""
+        """Return a field as text; ``default`` if it is empty or missing."""
         value = (self._fields.get(name) or "").strip()
-        if len(value) > MOST_CHARACTERS:
-            raise self.wrong(f"the field {name} is longer than {MOST_CHARACTERS} characters")
+        if len(value) > MAX_CHARACTERS:
+            raise self.wrong(f"the field {name} is longer than {MAX_CHARACTERS} characters")
         return value or default
 
-    def number(self, name: str, default: float | None = None, most: float = MOST_AMOUNT) -> float:
-        """A field as a number from 0 to ``most``; without ``default`` it must be there."""
+    def number(self, name: str, default: float | None = None, most: float = MAX_AMOUNT) -> float:
+        """Return a field as a number from 0 to ``most``; without ``default`` it is required."""
         text = self.text(name)
         if not text and default is not None:
             return default
@@ -43,25 +43,25 @@ class Row:
             raise self.wrong(f"{name} is '{text[:40]}', not a number from 0 to {most:g}")
         return value
 
-    def whole(self, name: str, default: int | None = None, most: int = int(MOST_AMOUNT)) -> int:
-        """A field as a whole number from 0 to ``most``."""
+    def whole(self, name: str, default: int | None = None, most: int = int(MAX_AMOUNT)) -> int:
+        """Return a field as a whole number from 0 to ``most``."""
         value = self.number(name, default, most)
         if value != int(value):
             raise self.wrong(f"{name} is '{self.text(name)[:40]}', not a whole number")
         return int(value)
 
     def wrong(self, what: str) -> GpupoolError:
-        """The error that names this line."""
+        """Return the error that names this line."""
         return GpupoolError(ErrorCode.INVALID_FILE, f"Line {self._line}: {what}.", "Correct the line or remove it.")
 
 
 def header_of(line: str) -> tuple[str, ...]:
-    """The names of the columns."""
+    """Return the names of the columns."""
     return tuple(name.strip() for name in line.lstrip("\ufeff").split(","))
 
 
-def rows(lines: Iterable[str], needed: Sequence[str], most: int = MOST_ROWS) -> Iterator[Row]:
-    """The lines after the header; raises ``GpupoolError`` (INVALID_FILE, TOO_LARGE)."""
+def rows(lines: Iterable[str], needed: Sequence[str], most: int = MAX_ROWS) -> Iterator[Row]:
+    """Yield the lines after the header; raise ``GpupoolError`` (INVALID_FILE, TOO_LARGE)."""
     reader = csv.reader(lines)
     try:
         names = header_of(",".join(next(reader, [])))

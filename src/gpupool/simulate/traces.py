@@ -5,32 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.nodes.gpu import GpuRequest, Node
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.workload import WorkloadKind
-from gpupool.simulate.rows import MOST_GPUS, MOST_SECONDS, Row, header_of, rows
+from gpupool.domain.work.workload import WorkloadKind
+from gpupool.simulate.clusters import parse_nodes
+from gpupool.simulate.rows import MAX_GPUS, MAX_SECONDS, Row, header_of, rows
 from gpupool.simulate.values import Job, Trace
+
+MAX_BYTES = 512 * 1024 * 1024
 
 
 class TraceFormat(StrEnum):
-    """How a trace is written."""
+    """The format of a trace."""
 
-    GPUPOOL = "gpupool"  # OWN: submitted_s, duration_s, gpus and, where wanted, the columns of OWN_MORE
+    GPUPOOL = "gpupool"  # the columns of OWN; `gpupool simulate --help` names the optional ones
     OPENB = "openb"  # pods of the Alibaba cluster trace of 2023
     PHILLY = "philly"  # jobs of the Philly traces as one flat table
 
 
 OWN = ("submitted_s", "duration_s", "gpus")
-OWN_MORE = ("gpu_permille", "gpu_memory_mib", "cpus", "memory_mib", "model", "project", "user", "kind")
 OPENB = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "qos", "creation_time", "deletion_time")
 PHILLY = ("timestamp", "duration", "num_gpus", "cluster")
 _BEST_EFFORT = "BE"
 
 
 def format_of(header: str) -> TraceFormat:
-    """Which format a file has, by its first line; raises ``GpupoolError(INVALID_FILE)``."""
+    """Return the format of a file by its first line; raise ``GpupoolError(INVALID_FILE)``."""
     names = set(header_of(header.strip()))
     for kind, needed in ((TraceFormat.GPUPOOL, OWN), (TraceFormat.OPENB, OPENB), (TraceFormat.PHILLY, PHILLY)):
         if names.issuperset(needed):
@@ -43,22 +46,22 @@ def format_of(header: str) -> TraceFormat:
 
 
 def parse_trace(lines: Iterable[str], kind: TraceFormat, most: int | None = None) -> Trace:
-    """The jobs of a trace, at most the first ``most`` to be submitted; raises ``GpupoolError``."""
+    """Return the jobs of a trace, at most the first ``most`` to be submitted; raise ``GpupoolError``."""
     found = parse_all(lines, kind)
     jobs = sorted((job for job in found if job.request.count), key=lambda job: job.submitted_s)
     if not jobs:
-        raise GpupoolError(ErrorCode.INVALID_FILE, "The trace has no job that asks for a GPU.", "Name another file.")
+        raise GpupoolError(ErrorCode.INVALID_FILE, "The trace has no job that asks for a GPU.", "Use another file.")
     return Trace(tuple(jobs[:most]), len(found) - len(jobs))
 
 
 def parse_all(lines: Iterable[str], kind: TraceFormat) -> list[Job]:
-    """The jobs of a trace as they stand, those without a GPU included; raises ``GpupoolError``."""
+    """Return the jobs of a trace in file order, including those without a GPU; raise ``GpupoolError``."""
     needed, reader = _READERS[kind]
     return [reader(row) for row in rows(lines, needed)]
 
 
 def _own(row: Row) -> Job:
-    gpus = row.whole("gpus", most=MOST_GPUS)
+    gpus = row.whole("gpus", most=MAX_GPUS)
     memory = row.whole("gpu_memory_mib", 0)
     permille = row.whole("gpu_permille", WHOLE_GPU, WHOLE_GPU)
     if not permille:
@@ -69,8 +72,8 @@ def _own(row: Row) -> Job:
 
 def _own_job(row: Row, request: GpuRequest) -> Job:
     return Job(
-        row.number("submitted_s", most=MOST_SECONDS),
-        row.number("duration_s", most=MOST_SECONDS),
+        row.number("submitted_s", most=MAX_SECONDS),
+        row.number("duration_s", most=MAX_SECONDS),
         request,
         row.text("project", "default"),
         row.text("user", "default"),
@@ -89,11 +92,11 @@ def _kind(row: Row) -> WorkloadKind:
 
 
 def _openb(row: Row) -> Job:
-    """A pod. It ran from its scheduling (else its creation) to its deletion."""
-    created = row.number("creation_time", most=MOST_SECONDS)
-    began = row.number("scheduled_time", created, MOST_SECONDS)
-    ended = row.number("deletion_time", most=MOST_SECONDS)
-    gpus, permille = row.whole("num_gpu", most=MOST_GPUS), row.whole("gpu_milli", 0, WHOLE_GPU)
+    """Return the job of a pod. It ran from its scheduling (else its creation) to its deletion."""
+    created = row.number("creation_time", most=MAX_SECONDS)
+    began = row.number("scheduled_time", created, MAX_SECONDS)
+    ended = row.number("deletion_time", most=MAX_SECONDS)
+    gpus, permille = row.whole("num_gpu", most=MAX_GPUS), row.whole("gpu_milli", 0, WHOLE_GPU)
     request = GpuRequest(gpus if permille else 0, permille or WHOLE_GPU, models=_models(row.text("gpu_spec")))
     return Job(
         created,
@@ -106,14 +109,14 @@ def _openb(row: Row) -> Job:
 
 
 def _philly(row: Row) -> Job:
-    """A job; its virtual cluster is its project. The flat table names no users."""
+    """Return a job; its virtual cluster is its project. The flat table names no users."""
     try:
         submitted = datetime.fromisoformat(row.text("timestamp")).replace(tzinfo=UTC).timestamp()
     except ValueError as error:
         raise row.wrong("timestamp is not like 2017-10-09 07:01:55") from error
-    gpus = row.whole("num_gpus", most=MOST_GPUS)
+    gpus = row.whole("num_gpus", most=MAX_GPUS)
     project = row.text("cluster", "default")
-    duration = row.number("duration", most=MOST_SECONDS)
+    duration = row.number("duration", most=MAX_SECONDS)
     return Job(submitted, duration, GpuRequest(gpus), project, project)
 
 
@@ -126,3 +129,29 @@ _READERS: dict[TraceFormat, tuple[tuple[str, ...], Callable[[Row], Job]]] = {
     TraceFormat.OPENB: (OPENB, _openb),
     TraceFormat.PHILLY: (PHILLY, _philly),
 }
+
+
+def read_trace(path: Path, kind: TraceFormat | None = None, most: int | None = None) -> Trace:
+    """Read the jobs of a file, whose first line tells the format unless it is given; raise ``GpupoolError``."""
+    lines = read_lines(path)
+    return parse_trace(lines, kind or format_of(lines[0] if lines else ""), most)
+
+
+def read_nodes(path: Path) -> tuple[Node, ...]:
+    """Read the nodes of a file; raise ``GpupoolError``."""
+    return parse_nodes(read_lines(path))
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a file that is not too large; raise ``GpupoolError`` (INVALID_FILE, TOO_LARGE)."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            sentence = f"{path} is larger than {MAX_BYTES // 1024**2} MiB."
+            raise GpupoolError(ErrorCode.TOO_LARGE, sentence, "Cut it.")
+        with path.open(encoding="utf-8", newline="") as file:
+            return file.readlines()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        sentence = f"{path} cannot be read: {why}."
+        raise GpupoolError(ErrorCode.INVALID_FILE, sentence, "Give a readable CSV file.") from error

@@ -1,20 +1,20 @@
-"""Jobs, and what became of them: plain values. Times are seconds, GPU quantities thousandths."""
+"""Jobs and their outcomes as plain values. Times are seconds, GPU quantities thousandths."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpupool.domain.access import Project
-from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Project
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job of a trace: ``cpus`` and ``memory_mib`` (of the host) are for all GPUs of ``request`` together.
 
-    ``members``: so many replicas of ``request`` each, which start together; one that asks for more GPUs than a node has
-    is split into such.
+    ``members``: the number of replicas with ``request`` each, which start together; a replica that needs more GPUs than
+    a node has is split.
     """
 
     submitted_s: float
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs in the order of their submission; ``skipped`` counts those in the file that no GPU pool would take."""
+    """Jobs in the order of their submission; ``skipped`` counts jobs in the file that need no GPU pool."""
 
     jobs: tuple[Job, ...]
     skipped: int = 0
@@ -39,12 +39,12 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the simulated pool behaves: an evicted replica holds its GPUs for ``grace_s`` more.
+    """The behaviour of the simulated pool: an evicted replica holds its GPUs for ``grace_s`` more.
 
-    ``checkpoint_s``: evicted work has saved what it had done after each so many seconds of running (0: it loses
-    nothing), and goes on from there, ``restart_s`` after it starts again; None: it begins anew. ``samples`` is how
-    often, evenly between the first submission and the last, the cluster is looked at. ``told``: the queue is in the
-    order of the run times to come, which no pool knows; for comparison.
+    ``checkpoint_s``: evicted work has saved its progress every so often (0: it loses nothing) and continues from there,
+    ``restart_s`` after its next start; None: it starts from the beginning. ``samples`` is the number of cluster
+    samples, evenly between the first submission and the last. ``told``: the queue is ordered by the actual run times,
+    which no real pool knows; for comparison.
     """
 
     grace_s: float = 10.0
@@ -56,9 +56,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster at a moment: GPU thousandths that are allocated, and those free ones that are stranded.
+    """The cluster at a moment: allocated GPU thousandths, and free ones that are stranded.
 
-    ``held`` and ``asked`` are thousandths by project: what runs, and what waits as well.
+    ``held`` and ``asked`` are thousandths by project: of running work, and of running and waiting work.
     """
 
     at_s: float
@@ -71,9 +71,9 @@ class Sample:
 
 @dataclass(slots=True)
 class Fate:
-    """What became of a job: ``started_s`` is when the last of its replicas first started.
+    """The outcome of a job: ``started_s`` is when the last of its replicas first started.
 
-    ``wasted_permille_s`` is what was run in vain: lost by evictions, or spent on starting again.
+    ``wasted_permille_s`` is work lost by evictions, or spent on starting again.
     """
 
     job: Job
@@ -88,18 +88,18 @@ class Fate:
 
     @property
     def started_s(self) -> float | None:
-        """None while one of its replicas has never started."""
+        """Return the start time; None while one of its replicas has never started."""
         return max(self.starts.values()) if len(self.starts) == self.replicas else None
 
     @property
     def wait_s(self) -> float | None:
-        """From submission until it had started as a whole; None if it never did."""
+        """Return the time from submission until it had started as a whole; None if it never did."""
         started = self.started_s
         return None if started is None else started - self.job.submitted_s
 
     @property
     def delay_s(self) -> float | None:
-        """By how much it ended later than it would have alone, whatever the reason; None if it did not end."""
+        """Return the delay of its end compared with running alone; None if it did not end."""
         if self.ended_s is None or self.finished < self.replicas:
             return None
         return max(0.0, self.ended_s - self.job.submitted_s - self.job.duration_s)
@@ -107,7 +107,7 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A finished simulation: every job's fate, in the order of the trace, and the cluster over time.
+    """A finished simulation: every job's outcome, in the order of the trace, and the cluster over time.
 
     ``busy_permille_s`` is what was allocated between the first submission and the last, summed over that time;
     ``evictions`` are counted by their kind.

@@ -1,0 +1,389 @@
+"""Reclaim: evict preemptible work of projects above their fair share for projects that are entitled to GPUs.
+
+It serves single replicas and whole gangs. ``Preemption`` handles the rest, inside each project: it evicts work of lower
+priority for work of higher priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+
+import numpy as np
+
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.eviction.gpu_victim_search import GpuClearing
+from gpupool.scheduling.eviction.notices import reason_of, reason_of_model, reason_of_parts
+from gpupool.scheduling.eviction.planner import ALL_PRIORITIES, OTHERS, EvictionPlanner, Why
+from gpupool.scheduling.eviction.victim_search import Clearing, OutOfWorkError, Refused, Search
+from gpupool.scheduling.eviction.victims import VictimPool
+from gpupool.scheduling.eviction.whole_claims import WholeClaims
+from gpupool.scheduling.placement.capacity import Need
+from gpupool.scheduling.scheduling_order import SchedulingOrder
+from gpupool.scheduling.session import Session
+from gpupool.scheduling.state.allocation import Bools
+from gpupool.scheduling.state.cluster import Shape
+from gpupool.scheduling.state.ledger import UNBOUNDED
+from gpupool.scheduling.state.queue import Group
+from gpupool.scheduling.values import EvictionKind, PendingReplica, ReplicaKey
+
+RETRY_S = 1.0  # delay before an interrupted search continues
+Serve = Callable[[Group, PendingReplica], bool]
+_WHY = partial(reason_of, kind=EvictionKind.PREEMPT)
+
+
+class Preemption:
+    """The preemption state of one cycle, with the searches that are known to fail."""
+
+    def __init__(self, room: EvictionPlanner) -> None:
+        self._room = room
+        self._hopeless: set[tuple[object, ...]] = set()
+
+    def projects(self) -> list[int]:
+        """Return the projects with waiting work of a higher priority than some evictable work."""
+        demand = self._room.session.demand
+        if max(demand.priorities_waiting, default=-inf) <= min(demand.priorities_evictable, default=inf):
+            return []
+        return [p for p in demand.project_queues if max(demand.importance[p]) > self.lowest(p)]
+
+    def lowest(self, project: int) -> float:
+        """Return the lowest priority of evictable work in a project."""
+        return min(self._room.session.demand.evictable.get(project, ()), default=inf)
+
+    def preempt(self, group: Group, replica: PendingReplica) -> bool:
+        """Hold GPUs for a replica, by eviction of lower priorities in the project if needed."""
+        session, project = self._room.session, group.account.project
+        if replica.priority <= self.lowest(project) or group.shape.gpuless:
+            return False
+        if self._room.nominate(group, replica):
+            return True
+        known = (group.shape, group.size, group.gang, group.joins, project, replica.priority, group.account.user)
+        if known in self._hopeless:
+            return False
+        self._room.work.begin()
+        pool = self._room.pool(project)
+        among = (pool.pieces.priority < replica.priority) & pool.alive
+        room = session.ledger.room(group.account)
+        if self._room.permille(group) > room:
+            return self._preempt_for_bounds(group, replica, pool, among)
+        budget = room // group.size
+        found = self._preempt_from(group, replica, pool, among, budget)
+        if not found:
+            with without_reservations(session, self._gives_way_in(project)) as anything:
+                found = anything and self._preempt_from(group, replica, pool, among, budget)
+        if not found:
+            self._hopeless.add(known)
+        return found
+
+    def _gives_way_in(self, project: int) -> Callable[[Group], bool]:
+        """Return which groups yield to a project: for a project within a configured quota, those without one."""
+        within = self._room.rights.promised(project, 0)
+        return lambda reserved: within and self._room.gives_way(reserved)
+
+    def _preempt_from(self, group: Group, replica: PendingReplica, pool: VictimPool, among: Bools, budget: int) -> bool:
+        search = self._room.search(group, pool, among, _nobody, budget)
+        return search is not None and self._room.evict(group, replica, search, EvictionKind.PREEMPT, _WHY)
+
+    def _preempt_for_bounds(self, group: Group, replica: PendingReplica, pool: VictimPool, among: Bools) -> bool:
+        """Evict one after another until quotas and limits have room, then remove unnecessary victims."""
+        groups = self._until_it_fits(group, replica, pool, among)
+        for unit in reversed(groups.copy()):
+            rest = [other for other in groups if other is not unit]
+            if self._fits_without(group, replica, pool, rest):
+                groups = rest
+        slots = tuple(slot for unit in groups for slot in unit)
+        kind, clearing = EvictionKind.PREEMPT, Clearing(slots)
+        return bool(slots) and self._room.carry_out(group, replica, clearing, kind, _WHY, pool)
+
+    def _until_it_fits(self, group: Group, replica: PendingReplica, pool: VictimPool, among: Bools) -> list[list[int]]:
+        p, at, users = pool.pieces, np.flatnonzero(among), pool.holders.user
+        other_user = users[np.where(p.slot[at] >= 0, p.slot[at], 0)] != group.account.user
+        at = at[np.lexsort((-p.newness[at], p.stake[at], p.priority[at], other_user))]
+        for end in range(1, 1 + min(len(at), self._room.session.settings.max_nodes_searched)):
+            units = pool.slots_of(at[:end].tolist())
+            if self._fits_without(group, replica, pool, units):
+                return units
+        return []
+
+    def _fits_without(
+        self, group: Group, replica: PendingReplica, pool: VictimPool, units: Sequence[Sequence[int]]
+    ) -> bool:
+        """Return True if there is a place once the victims are gone."""
+        session = self._room.session
+        self._room.work.look()
+        mark = session.log.checkpoint()
+        for key in pool.keys(slot for unit in units for slot in unit):
+            session.discharge_running(key)
+        fits = self._room.claims(group, replica) is not None
+        session.log.rollback(mark)
+        return fits
+
+
+def _nobody(_units: Sequence[Sequence[int]]) -> list[int]:
+    return []
+
+
+@contextmanager
+def without_reservations(session: Session, gives_way: Callable[[Group], bool]) -> Iterator[bool]:
+    """Lift the reservations of groups that yield; yield True if there were any.
+
+    A reservation keeps smaller work off the GPUs that become free first. It gives no right beyond quotas. It must not
+    keep other projects from their quotas, or from the GPUs of their own work of lower priority.
+
+    Afterwards they get back what is not on nodes with new holds; the others look for another place.
+    """
+    reserved = session.holds.reservations()
+    yielding = [holds for leader, holds in reserved.items() if _yields(session, leader, gives_way)]
+    lifted = [[session.holds.remove(active.hold.key) for active in holds] for holds in yielding]
+    before = set(session.holds.active)
+    try:
+        yield bool(lifted)
+    finally:
+        taken = {active.claim.row for key, active in session.holds.active.items() if key not in before}
+        for active_holds in lifted:
+            if taken.isdisjoint(active.claim.row for active in active_holds):
+                for active in active_holds:
+                    session.holds.add(active)
+
+
+def _yields(session: Session, leader: ReplicaKey, gives_way: Callable[[Group], bool]) -> bool:
+    group = session.demand.group_of(leader)
+    return group is not None and gives_way(group)
+
+
+def make_room(session: Session) -> bool:
+    """Decide on evictions for work that does not fit; the session then looks as if the victims had ended.
+
+    The search of a cycle is bounded (``Settings.max_looks``): return True if the bound was reached. The next cycle
+    starts with the work that was left out.
+    """
+    search = _Searches(session)
+    owed, important = search.owed_projects(), search.preemption.projects()
+    if not (owed or important or search.someone_reserved()):
+        session.demand.searched.clear()
+        return False
+    for key in session.outcome.leaving:
+        session.discharge_running(key)
+    try:
+        search.retry_reserved()
+        for again in (False, True) if session.demand.searched else (False,):
+            search.serve_all(search.hopeful(owed), search.reclaim, again=again)
+            search.serve_all(important, search.preemption.preempt, again=again)
+            session.demand.searched.clear()
+    except OutOfWorkError:
+        session.demand.searched |= search.in_vain
+        session.outcome.wake_at(session.now + RETRY_S)
+        return True
+    return False
+
+
+class _Searches:
+    """The searches of one cycle, with those that are known to fail.
+
+    ``in_vain`` are the groups without a result.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.room = EvictionPlanner(session)
+        self.rights = self.room.rights
+        self.whole = WholeClaims(session)
+        self.preemption = Preemption(self.room)
+        self.in_vain: set[tuple[EvictionKind, int, Shape]] = set()
+        self._hopeless: set[tuple[object, ...]] = set()
+        self._hopeful: set[Shape] = set()  # shapes that may get GPUs by reclaim
+        self._dead: set[Shape] = set()  # the other shapes, as far as they are known
+        self._least: dict[Shape, int] = {}
+        self._budgets: dict[int, int] = {}  # of projects
+        self._promised = False  # whether an entitled project may have a configured quota
+
+    def owed_projects(self) -> list[int]:
+        """Return the projects entitled to more, if any project is above its fair share or any GPUs are held."""
+        demand, sources = self.session.demand, self.rights.sources()
+        anybody = any(kinds and sources[project] for project, kinds in demand.evictable.items())
+        anybody = anybody or (any(demand.evictable.values()) and self.whole.exist)
+        reserved = self.session.holds.reservations()
+        if not anybody and not (reserved and self.rights.any_promised(list(demand.project_queues))):
+            return []
+        takers = self.rights.takers()
+        return [project for project in demand.project_queues if project in takers]
+
+    def hopeful(self, owed: list[int]) -> list[int]:
+        """Return the projects with work that might fit if all victims above their fair share were gone."""
+        session, placer = self.session, self.session.placer
+        if not owed:
+            return []
+        shapes = list(session.demand.shape_users)
+        least = self._least = {shape: placer.least_permille(shape) for shape in shapes}
+        wants = [(shape.request.count, least[shape] // max(shape.request.count, 1)) for shape in shapes]
+        needs = [(*want, shape.cpu_milli, shape.mem_mib) for want, shape in zip(wants, shapes, strict=True)]
+        promised = self._promised = self.rights.any_promised(owed)
+        with without_reservations(session, lambda other: promised and self.room.gives_way(other)):
+            may_fit = self.room.pool(OTHERS).may_fit(needs, promised=promised).tolist()
+            hopeful = {shape for shape, fits in zip(shapes, may_fit, strict=True) if fits and not shape.gpuless}
+            hopeful |= placer.fitting(session.demand.shape_users.keys() - hopeful)
+        if self.whole.exist:
+            hopeful |= {shape for shape in shapes if shape.whole and not shape.gpuless}
+        queues, budgets = session.demand.project_queues, self.rights.budgets()
+        self._hopeful, self._budgets, self._dead = hopeful, budgets, session.demand.shape_users.keys() - hopeful
+        smallest = min((least[shape] for shape in hopeful), default=inf)
+        able = [p for p in owed if budgets[p] >= smallest]
+        return [p for p in able if any(least[shape] <= budgets[p] for shape in hopeful & queues[p].keys())]
+
+    def someone_reserved(self) -> bool:
+        """Return True if there is a reservation: it counts as held and hides the entitlement."""
+        return any(self.session.demand.evictable.values()) and bool(self.session.holds.reservations())
+
+    def retry_reserved(self) -> None:
+        """Let replicas with a reservation evict too: there may be new victims."""
+        session = self.session
+        for leader, reserved in session.holds.reservations().items():
+            keys, group = [active.hold.key for active in reserved], session.demand.group_of(leader)
+            if group is None or not session.holds.active.keys() >= set(keys):  # it was released for an earlier one
+                continue
+            names = {(k, group.account.project, group.shape) for k in (EvictionKind.RECLAIM, EvictionKind.PREEMPT)}
+            if names & session.demand.searched:
+                continue
+            active_holds = [session.holds.remove(key) for key in keys]
+            replica, served = session.demand.pending[leader], False
+            try:
+                served = self.reclaim(group, replica) or self.preemption.preempt(group, replica)
+                self.in_vain |= set() if served else names
+            finally:
+                for active in () if served else active_holds:
+                    session.holds.add(active)
+
+    def serve_all(self, projects: list[int], serve: Serve, *, again: bool) -> None:
+        """Serve one after another: those that the previous cycle left out, or with ``again`` the others."""
+        kind = EvictionKind.RECLAIM if serve == self.reclaim else EvictionKind.PREEMPT
+        session, searched = self.session, self.session.demand.searched.copy()
+
+        def wanted(project: int, shape: Shape) -> bool:
+            if ((kind, project, shape) in searched) is not again:
+                return False
+            if kind is EvictionKind.PREEMPT:
+                return True
+            return shape in self._hopeful and self._least[shape] <= self._budgets[project]
+
+        dead = self._dead if kind is EvictionKind.RECLAIM else set[Shape]()
+        if not projects:
+            return
+        turns = SchedulingOrder(session, projects, dead, wanted)
+        while (first := turns.next()) is not None:
+            group, replica, queue = first
+            project = group.account.project
+            if serve(group, replica):
+                self._budgets[project] = self.rights.budget(project)
+            else:
+                self.in_vain.add((kind, project, group.shape))
+                queue.drop()
+                if kind is EvictionKind.RECLAIM and not self.room.is_owed(group):
+                    queue.bar(group.shape)
+                if kind is EvictionKind.PREEMPT and replica.priority <= self.preemption.lowest(project):
+                    queue.close()  # the rest of the queue has no higher priority
+            turns.again(project)
+
+    # --- reclaim
+
+    def reclaim(self, group: Group, replica: PendingReplica) -> bool:
+        """Hold GPUs for an entitled group, by eviction of projects above their fair share if needed."""
+        account, need = group.account, self.room.permille(group)
+        if not self.room.is_owed(group) or group.shape.gpuless:
+            return False
+        standing = self.rights.standing(account, need, self.room.pool(OTHERS).sizes)
+        claimant = account.project if self.whole.of(group, need) else None
+        known = (
+            group.shape,
+            group.size,
+            group.gang,
+            group.joins,
+            standing,
+            claimant,
+            len(self.session.outcome.evictions),
+        )
+        if known in self._hopeless:
+            return False
+        if self.room.nominate(group, replica):
+            return True
+        if need > self.session.ledger.room(account):
+            return False
+        self.room.work.begin()
+        if self._take(group, replica, need) or self._take_reserved(group, replica, need):
+            return True
+        self._hopeless.add(known)
+        if self._speaks_for_all(group, need):
+            self._hopeful.discard(group.shape)
+            self._dead.add(group.shape)
+        return False
+
+    def _take(self, group: Group, replica: PendingReplica, need: int) -> bool:
+        return (
+            self._reclaim_share(group, replica, need)
+            or self._reclaim_model(group, replica, need)
+            or self._reclaim_whole(group, replica, need)
+        )
+
+    def _take_reserved(self, group: Group, replica: PendingReplica, need: int) -> bool:
+        """Do the same with a configured quota, on GPUs that are held for groups without one."""
+        if not self.room.promised(group):
+            return False
+        with without_reservations(self.session, self.room.gives_way) as anything:
+            return anything and (self.room.nominate(group, replica) or self._take(group, replica, need))
+
+    def _reclaim_share(self, group: Group, replica: PendingReplica, need: int) -> bool:
+        """Reclaim by fair share: from projects above theirs."""
+        pool, project = self.room.pool(OTHERS), group.account.project
+        accepted = self.room.session.placer.accepted(group.shape)
+        among = self.rights.by_share(pool, project, need, accepted)
+        whole = among & (pool.pieces.freed.gpu >= WHOLE_GPU).any(axis=1)
+        if whole.any() and self.whole.outgrows(group):
+            among &= ~whole
+        refused = self.rights.refuses(pool, project, need, accepted)
+        why = partial(reason_of, kind=EvictionKind.RECLAIM)
+        return self._reclaim_from(group, replica, self._search(group, pool, among, refused), why)
+
+    def _reclaim_model(self, group: Group, replica: PendingReplica, need: int) -> bool:
+        """Reclaim by a GPU model quota: from projects that hold such GPUs beyond their own quota."""
+        if not self.rights.models.may_take(group.account, need):
+            return False
+        pool = self.room.pool(OTHERS)
+        among, refused = self.rights.by_model(pool, group.account), self.rights.refuses_model(pool, group.account)
+        why = partial(reason_of_model, model=group.shape.request.models[0], account=group.account)
+        return self._reclaim_from(group, replica, self._search(group, pool, among, refused), why)
+
+    def _reclaim_whole(self, group: Group, replica: PendingReplica, need: int) -> bool:
+        """Reclaim by a quota in whole GPUs: from projects whose footprint exceeds theirs."""
+        claim = self.whole.of(group, need)
+        found = self.whole.effective(claim, need) if claim else None
+        if claim is None or found is None:
+            return False
+        session, pool = self.session, self.room.pool(ALL_PRIORITIES)
+        accepted = session.placer.accepted(group.shape)
+        open_ = self.rights.open_to_whole(pool, accepted, promised=claim.promised)
+        wanted = Need(group.shape, accepted, UNBOUNDED, group.size)
+        search = GpuClearing(session, pool, found, open_, wanted, self.room.work)
+        why = partial(reason_of_parts, used=found.standing.used, due=claim.bounds.project)
+        return any(
+            self.room.carry_out(group, replica, clearing, EvictionKind.RECLAIM, why, pool)
+            for clearing in search.clearings(group)
+            if not self.rights.takes_safe(pool, clearing.slots, accepted)
+        )
+
+    def _search(self, group: Group, pool: VictimPool, among: Bools, refused: Refused) -> Search | None:
+        budget = min(self.session.ledger.room(group.account), self.rights.budget(group.account.project)) // group.size
+        return self.room.search(group, pool, among, refused, budget)
+
+    def _reclaim_from(self, group: Group, replica: PendingReplica, search: Search | None, why: Why) -> bool:
+        return search is not None and self.room.evict(group, replica, search, EvictionKind.RECLAIM, why)
+
+    def _speaks_for_all(self, group: Group, need: int) -> bool:
+        """Return True if no other waiting group of this shape may take from more projects than this one."""
+        if group.size > 1 or group.joins is not None or group.shape.fixed_permille is None:
+            return False
+        if self.rights.models.of_interest(group.shape.request.models) or (group.shape.whole and self.whole.exist):
+            return False
+        if self._promised and not self.room.promised(group) and self.session.holds.reservations():
+            return False
+        return not self.rights.may_come(self.room.pool(OTHERS), group.account.project, need)

@@ -1,0 +1,290 @@
+"""The wait rules: each may keep a replica waiting; they are checked in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from gpupool.domain.units import format_duration, format_permille
+from gpupool.scheduling.explain.feasibility import lacking, no_such_model, present_models
+from gpupool.scheduling.explain.formatting import pools_text
+from gpupool.scheduling.explain.wait_case import Case, Finding, Numbers, WaitCode
+from gpupool.scheduling.placement.capacity import Need, capacity
+from gpupool.scheduling.placement.node_filter import EMPTY, Relax, fitting_rows
+from gpupool.scheduling.state.cluster import ALONE, domains
+from gpupool.scheduling.state.ledger import UNBOUNDED, Bound
+from gpupool.scheduling.state.reservations import reservation_texts
+from gpupool.scheduling.values import BlockReason, HoldKind
+
+# --- the rules, in order
+
+
+def _model(case: Case) -> Finding | None:
+    if not no_such_model(case.placer, case.shape):
+        return None
+    wanted, models = " or ".join(case.replica.request.models), sorted(present_models(case.placer))
+    sentence = f"no node has a GPU of model {wanted}; the pool has {', '.join(models) or 'no GPUs'}"
+    return Finding(WaitCode.NO_SUCH_MODEL, sentence, {"models": ", ".join(models)}, ("request an available model",))
+
+
+def _size(case: Case) -> Finding | None:
+    if case.fits_if(EMPTY):
+        return None
+    reason = lacking(case.placer, case.shape)
+    sentence = f"needs {case.wants}, more than any node has: {reason[0].lower()}{reason[1:].rstrip('.')}"
+    return Finding(WaitCode.TOO_LARGE, sentence, {"need_permille": case.need}, ("request less", "add a larger node"))
+
+
+_HELD = {
+    BlockReason.DEPENDENCY: WaitCode.DEPENDENCY,
+    BlockReason.SUSPENDED: WaitCode.SUSPENDED,
+    BlockReason.WINDOW: WaitCode.WINDOW,
+    BlockReason.PARALLELISM: WaitCode.PARALLELISM,
+    BlockReason.FOLDER: WaitCode.FOLDER,
+}
+_HELD_SENTENCES = {
+    BlockReason.DEPENDENCY: "waits for other work to end",
+    BlockReason.SUSPENDED: "is suspended",
+    BlockReason.WINDOW: "waits for its time window to open",
+    BlockReason.PARALLELISM: "waits for other replicas of its workload: its parallelism is reached",
+    BlockReason.FOLDER: "waits for its folder, which is on another head",
+}
+
+
+def _held(case: Case) -> Finding | None:
+    held = case.replica.held
+    if held is None:
+        return None
+    help_ = ("resume it",) if held is BlockReason.SUSPENDED else ()
+    return Finding(_HELD[held], case.replica.held_note or _HELD_SENTENCES[held], {}, help_)
+
+
+def _back_off(case: Case) -> Finding | None:
+    left = case.replica.not_before - case.session.now
+    if left <= 0:
+        return None
+    return Finding(WaitCode.BACK_OFF, f"is retried in {format_duration(left)}", {"seconds": left})
+
+
+_BOUND_CODES: Mapping[Bound, WaitCode] = {
+    Bound.PROJECT_QUOTA: WaitCode.PROJECT_QUOTA,
+    Bound.MODEL_QUOTA: WaitCode.PROJECT_QUOTA,
+    Bound.PROJECT_LIMIT: WaitCode.PROJECT_LIMIT,
+    Bound.DEPARTMENT_QUOTA: WaitCode.DEPARTMENT_QUOTA,
+    Bound.DEPARTMENT_LIMIT: WaitCode.DEPARTMENT_LIMIT,
+    Bound.USER_IN_PROJECT: WaitCode.USER_LIMIT,
+    Bound.USER: WaitCode.USER_LIMIT,
+}
+
+
+_QUOTAS = frozenset({Bound.PROJECT_QUOTA, Bound.MODEL_QUOTA, Bound.DEPARTMENT_QUOTA})
+
+
+def _owner(case: Case, bound: Bound) -> str:
+    """Return the name of the user, project or department that a limit belongs to."""
+    if bound is Bound.USER:
+        return case.replica.user
+    department = case.session.ledger.projects[case.account.project].department
+    return department if bound in {Bound.DEPARTMENT_QUOTA, Bound.DEPARTMENT_LIMIT} else case.replica.project
+
+
+def _bounds(case: Case) -> Finding | None:
+    if case.active is not None:
+        return None  # its own hold is counted already
+    for bound, value, left in case.session.ledger.rooms(case.account):
+        if case.need > left and case.need:
+            owner = _owner(case, bound)
+            holder = case.replica.user if bound is Bound.USER_IN_PROJECT else owner
+            used = value - left
+            by = f" by {holder}" if holder != owner else ""
+            sentence = (
+                f"needs {case.wants}; the {bound} {owner} is {format_permille(value)} GPU, "
+                f"{format_permille(used)} in use{by}"
+            )
+            numbers: Numbers = {"need_permille": case.need, "bound_permille": value, "used_permille": used}
+            helps = [f"wait until {holder} frees {format_permille(case.need - left)} GPU"]
+            if bound in _QUOTAS:
+                helps.append("submit it as preemptible training, which may exceed the quota")
+            return Finding(_BOUND_CODES[bound], sentence, numbers, tuple(helps))
+    return None
+
+
+def _whole_quotas(case: Case) -> Finding | None:
+    session, project = case.session, case.replica.project
+    if case.active is not None or case.size > 1 or not case.fits():
+        return None
+    if session.find(case.shape, case.account) is not None:
+        return None
+    sentence = (
+        f"needs {case.wants}; protected work of {project} may not start on another GPU: "
+        "quotas guarantee the free ones as whole GPUs"
+    )
+    helps = ("submit it as preemptible training", "give the project a larger quota")
+    return Finding(WaitCode.PROJECT_QUOTA, sentence, {"need_permille": case.need}, helps)
+
+
+def _soon(case: Case) -> Finding | None:
+    if case.active is not None and case.active.hold.kind is HoldKind.NOMINATED:
+        node = case.active.hold.node
+        return Finding(WaitCode.STARTING_SOON, f"starts on {node} as soon as work there has ended", {"node": node})
+    if case.active is None and case.fits():
+        return Finding(WaitCode.STARTING_SOON, f"fits now; {_behind(case)}", {"ahead": case.ahead})
+    return None
+
+
+def _reserved(case: Case) -> Finding | None:
+    others = [active for key, active in case.session.holds.active.items() if key != case.replica.key]
+    if not others or case.active is not None:
+        return None
+    mark = case.session.log.checkpoint()
+    for active in others:
+        case.cluster.discharge(active.claim)
+    fits = case.fits()
+    case.session.log.rollback(mark)
+    if not fits:
+        return None
+    helps = ("set a time limit: short work may start as backfill",) if case.replica.max_time_s is None else ()
+    sentence = f"needs {case.wants}; the free space is held for work that has waited longer or reclaims it"
+    return Finding(WaitCode.RESERVED_FOR_OTHERS, sentence, {"reservations": len(others)}, helps)
+
+
+def _host(case: Case) -> Finding | None:
+    if not case.fits_if(Relax(host=True)):
+        return None
+    c = case.cluster
+    cpus, memory = int(c.cpu_free[c.up].max(initial=0)) / 1000, int(c.mem_free[c.up].max(initial=0))
+    sentence = f"needs {case.wants}; a GPU is free, but its node lacks the CPUs or memory"
+    numbers: Numbers = {"most_cpus_free": cpus, "most_memory_free_mib": memory}
+    return Finding(WaitCode.CPU_OR_MEMORY, sentence, numbers, ("request fewer CPUs or less memory",))
+
+
+def _reserved_nodes(case: Case) -> Finding | None:
+    guest, rows = case.shape.guest, fitting_rows(case.cluster, case.shape, Relax(reservations=True))
+    if guest is None or not len(rows):
+        return None
+    reservations, node = case.cluster.reservations, case.cluster.name_of(int(rows[0]))
+    found = reservations.in_the_way(guest, node)
+    if found is None:
+        return None
+    span, helps = reservation_texts(found, case.session.now)
+    numbers: Numbers = {"starts_at": found.starts_at, "ends_at": found.ends_at, "booking": found.id, "nodes": len(rows)}
+    sentence = f"needs {case.wants}; {node} is free, but reserved for others ({found.name}) {span}"
+    return Finding(WaitCode.BOOKED, sentence, numbers, helps)
+
+
+def _pool(case: Case) -> Finding | None:
+    pools = case.shape.pools
+    nodes = case.fits_if(Relax(pools=True)) if pools else 0
+    if not nodes:
+        return None
+    because = f"{case.replica.project} may use only nodes of {pools_text(pools)}; other nodes have free space"
+    helps = ("wait for a node of its pools", "ask an administrator to add a pool to the project")
+    return Finding(
+        WaitCode.OTHER_NODE_POOL,
+        f"needs {case.wants}; {because}",
+        {"nodes": nodes, "pools": ", ".join(pools)},
+        helps,
+    )
+
+
+def _gang(case: Case) -> Finding | None:
+    gang = case.replica.gang
+    if gang is None or case.size == 1:
+        return None
+    c = case.cluster
+    rows = np.flatnonzero(c.present & c.up)
+    fit = capacity(c, Need(case.shape, case.placer.accepted(case.shape), UNBOUNDED, case.size), rows)
+    most, where = int(fit.sum()), ""
+    if gang.strict:
+        domain = domains(c, gang.within)[rows]
+        known = domain != ALONE
+        most = int(np.bincount(domain[known], fit[known]).max(initial=0))
+        where = f" in one {gang.within}"
+    if not 0 < most < case.size:
+        return None
+    sentence = f"needs {case.wants}, which start together; {most} of {case.size} fit{where}; {_behind(case)}"
+    numbers: Numbers = {"members": case.size, "would_fit": most, "ahead": case.ahead}
+    helps = [f"allow the gang to start with {most} members"]
+    if gang.strict and int(fit.sum()) >= case.size:
+        helps.append(f"prefer one {gang.within} instead of requiring it")
+    return Finding(WaitCode.GANG, sentence, numbers, tuple(helps))
+
+
+def _relaxed(code: WaitCode, relax: Relax, because: str, helps: str) -> Callable[[Case], Finding | None]:
+    def rule(case: Case) -> Finding | None:
+        nodes = case.fits_if(relax)
+        if not nodes:
+            return None
+        return Finding(code, f"needs {case.wants}; {because}", {"nodes": nodes}, (helps,))
+
+    return rule
+
+
+def _waiting(case: Case) -> Finding:
+    free = case.most_free()
+    amount = f"{format_permille(free)} free"
+    amount = amount if case.shape.request.count == 1 else f"at most {amount} on one node"
+    sentence = f"needs {case.wants}; {amount}; {_behind(case)}"
+    numbers: Numbers = {"need_permille": case.need, "free_permille": free, "ahead": case.ahead}
+    if case.active is not None:
+        sentence += f"; the next free space on {case.active.hold.node} is held for it"
+    helps = [] if case.shape.request.permille == 1 else ["request a smaller share of a GPU"]
+    if case.shape.request.count > 1:
+        helps = ["request fewer GPUs"]
+    if case.replica.request.models:
+        helps.append("accept other models")
+    return Finding(WaitCode.WAITING_FOR_GPU, sentence, numbers, tuple(helps))
+
+
+def _behind(case: Case) -> str:
+    text = f"{case.ahead} ahead of you in {case.replica.project}"
+    first = next(iter(case.turns), case.account.project)
+    if case.ahead or first == case.account.project:
+        return text
+    return f"{text}, but {_standing(case, first)} is served first"
+
+
+def _standing(case: Case, project: int) -> str:
+    """Return text such as ``blue, which is below its fair share (1.00 of 4.00 GPU),``."""
+    shares, ledger = case.session.shares, case.session.ledger
+    used, fair = int(ledger.used[project]), int(shares.fair[project])
+    held = f"{format_permille(used)} of {format_permille(fair)} GPU"
+    name = ledger.projects[project].name
+    if used < fair:
+        return f"{name}, which is below its fair share ({held}),"
+    return f"{name}, which uses a smaller part of its fair share ({format_permille(used)} GPU),"
+
+
+RULES: tuple[Callable[[Case], Finding | None], ...] = (
+    _model,
+    _size,
+    _held,
+    _back_off,
+    _bounds,
+    _whole_quotas,
+    _soon,
+    _reserved,
+    _gang,
+    _host,
+    _reserved_nodes,
+    _pool,
+    _relaxed(
+        WaitCode.NODE_CORDONED, Relax(state=True), "it fits on a node that accepts no work now", "uncordon the node"
+    ),
+    _relaxed(
+        WaitCode.GPU_IN_USE_BY_OTHERS,
+        Relax(foreign=True),
+        "processes that the pool did not start use the GPU",
+        "end those processes",
+    ),
+    _relaxed(WaitCode.GPU_UNHEALTHY, Relax(health=True), "the free GPU has failed", "repair the GPU"),
+    _relaxed(
+        WaitCode.OTHER_SHARING_MODE,
+        Relax(mode=True),
+        "the GPU with free parts is in another sharing mode, or in use by another user with MPS: "
+        "one GPU has one mode at a time",
+        "let the pool choose the sharing mode, or wait until the other workloads on that GPU have ended",
+    ),
+    _waiting,
+)

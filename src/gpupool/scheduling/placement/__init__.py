@@ -1,0 +1,1 @@
+"""Placement: which nodes and GPUs a replica or a gang gets."""

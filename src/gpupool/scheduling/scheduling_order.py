@@ -1,0 +1,99 @@
+"""The scheduling order: the most deprived project first, and the first replica of its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from heapq import heappop, heappush
+from math import inf
+
+import numpy as np
+
+from gpupool.scheduling.session import Session
+from gpupool.scheduling.state.cluster import Shape
+from gpupool.scheduling.state.queue import Group, ProjectQueue
+from gpupool.scheduling.values import PendingReplica
+
+_Turn = tuple[int, float, float, float, int]  # see ``Shares.order``; queue time, project
+_FOR_SMALLEST = -inf  # instead of a queue time: the order is a lower bound
+
+
+class SchedulingOrder:
+    """The scheduling order of projects: the most deprived first, each with the first replica of its queue.
+
+    A project's key only grows while work is granted, so an old key is a lower bound. It is checked when the project
+    comes up, and put back if it was too low. The first key is for the smallest shape of all, the next for the project's
+    smallest.
+    """
+
+    def __init__(
+        self, session: Session, projects: Iterable[int], dead: set[Shape], wanted: Callable[[int, Shape], bool]
+    ) -> None:
+        """Include ``projects`` with shapes that are ``wanted`` and not ``dead``; the set of dead shapes may grow."""
+        self._session, self._dead, self._wanted = session, dead, wanted
+        self._queues: dict[int, ProjectQueue] = {}
+        self._live = session.demand.shape_users.keys() - dead
+        self._alive, self._dead_when = self._live, len(dead)
+        self._least = {shape: session.placer.least_permille(shape) for shape in self._live}
+        who = np.fromiter(projects, np.int64) if self._live else np.zeros(0, np.int64)
+        least = min(self._least.values(), default=0)
+        self._untouched = iter(session.shares.orders(who, least) if len(who) else ())
+        self._upcoming = next(self._untouched, None)
+        self._heap: list[_Turn] = []
+
+    def next(self) -> tuple[Group, PendingReplica, ProjectQueue] | None:
+        """Return the next group; the caller grants it or drops it from the queue, then calls ``again``."""
+        while (self._heap or self._upcoming) and self.alive():
+            if self._upcoming is not None and (not self._heap or self._upcoming[:3] <= self._heap[0][:3]):
+                project, self._upcoming = self._upcoming[-1], next(self._untouched, None)
+                self._bound(project)
+                continue
+            turn = heappop(self._heap)
+            fresh, first = self._fresh(turn[-1])
+            if first is None or fresh is None:
+                continue
+            if fresh <= turn:
+                return (*first, self._queue(turn[-1]))
+            heappush(self._heap, fresh)
+        return None
+
+    def _bound(self, project: int) -> None:
+        live = self._session.demand.project_queues[project].keys() & self.alive()
+        if live:
+            least = min(map(self._least.__getitem__, live))
+            heappush(self._heap, (*self._session.shares.order(project, least), _FOR_SMALLEST, project))
+
+    def again(self, project: int) -> None:
+        """Put a project back: it may have more work."""
+        heappush(self._heap, (-1, -inf, -inf, _FOR_SMALLEST, project))
+
+    def alive(self) -> AbstractSet[Shape]:
+        """Return the shapes that are not dead."""
+        if len(self._dead) != self._dead_when:
+            self._alive, self._dead_when = self._live - self._dead, len(self._dead)
+        return self._alive
+
+    def _fresh(self, project: int) -> tuple[_Turn | None, tuple[Group, PendingReplica] | None]:
+        first = self._first(project)
+        if first is None:
+            return None, None
+        group, replica = first
+        need = self._least[group.shape] * group.size
+        return (*self._session.shares.order(project, need), replica.queued_at, project), first
+
+    def _first(self, project: int) -> tuple[Group, PendingReplica] | None:
+        if self.alive().isdisjoint(self._session.demand.project_queues[project]):
+            return None
+        if project not in self._queues:
+            first = self._session.first(project, self.alive(), self._wanted)
+            if first is not None:
+                return first
+        queue = self._queue(project)
+        while (first := queue.peek()) is not None and first[0].shape in self._dead:
+            queue.bar(first[0].shape)
+        return first
+
+    def _queue(self, project: int) -> ProjectQueue:
+        if project not in self._queues:
+            self._queues[project] = self._session.project_queue(project, self.alive(), self._wanted)
+        return self._queues[project]
