@@ -8,16 +8,19 @@ import json
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from node_harness import PATIENCE_S, PIPES, Node, new_key, spec
 
-from gpupool.domain import frames
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.supervision import ExitReport, ProcessPhase
+from gpupool.domain.protocol import frames
+from gpupool.domain.protocol.fencing import SoleLeadership
+from gpupool.domain.work.supervision import ExitReport, ProcessPhase
 from gpupool.fabric.local import link
-from gpupool.fabric.machines import MachinesFabric, Together, WrittenDirectory
-from gpupool.services.ports import Fabric, FabricEvent, NodeLink
+from gpupool.fabric.machines import CombinedDirectory, MachinesFabric, StaticDirectory
+from gpupool.node.host.heartbeat import Contact
+from gpupool.services.ports.fabric import Fabric, FabricEvent, NodeLink
 
 
 class Hearing:
@@ -47,7 +50,7 @@ class Hearing:
 
 @contextlib.asynccontextmanager
 async def hearing(node: Node) -> AsyncIterator[Hearing]:
-    fabric = MachinesFabric(WrittenDirectory({"n1": node.run / "agent.sock"}))
+    fabric = MachinesFabric(StaticDirectory({"n1": node.run / "agent.sock"}), SoleLeadership())
     await fabric.start()
     try:
         yield Hearing(fabric)
@@ -63,7 +66,7 @@ def with_fabric(node: Node, story: Callable[[Hearing], Awaitable[None]]) -> None
     asyncio.run(run())
 
 
-def test_everything_a_link_can_do(own_node: Node) -> None:
+def test_all_operations_of_a_link_work(own_node: Node) -> None:
     async def story(heard: Hearing) -> None:
         link = await heard.up()
         report = await link.report()
@@ -94,7 +97,7 @@ def test_everything_a_link_can_do(own_node: Node) -> None:
     with_fabric(own_node, story)
 
 
-def test_errors_cross_the_wire(own_node: Node) -> None:
+def test_errors_are_transferred(own_node: Node) -> None:
     async def story(heard: Hearing) -> None:
         with pytest.raises(GpupoolError, match="not known"):
             heard.fabric.link("n1")
@@ -109,7 +112,7 @@ def test_errors_cross_the_wire(own_node: Node) -> None:
     with_fabric(own_node, story)
 
 
-def test_a_lost_agent_comes_back(own_node: Node, tmp_path: Path) -> None:
+def test_link_reconnects_to_restarted_agent(own_node: Node, tmp_path: Path) -> None:
     async def story(heard: Hearing) -> None:
         link = await heard.up()
         wanted = spec(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 4")
@@ -128,7 +131,7 @@ def test_a_lost_agent_comes_back(own_node: Node, tmp_path: Path) -> None:
     with_fabric(own_node, story)
 
 
-def test_a_question_in_the_air_fails_when_the_agent_dies(own_node: Node) -> None:
+def test_pending_request_fails_when_agent_dies(own_node: Node) -> None:
     async def story(heard: Hearing) -> None:
         link = await heard.up()
         assert own_node.process is not None
@@ -145,7 +148,29 @@ def test_a_question_in_the_air_fails_when_the_agent_dies(own_node: Node) -> None
     with_fabric(own_node, story)
 
 
-def test_many_at_once(own_node: Node) -> None:
+def test_answer_does_not_hide_cancellation(own_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    expect = link.LocalLink._expect
+
+    def expect_and_cancel(self: link.LocalLink, number: int) -> asyncio.Future[Any]:
+        future, asking = expect(self, number), asyncio.current_task()
+        if number > 0 and asking is not None and asking.get_name() == "asking":
+            future.add_done_callback(lambda _answer: asking.cancel())
+        return future
+
+    async def ask(of: NodeLink) -> None:
+        await of.report()
+
+    async def story(heard: Hearing) -> None:
+        node = await heard.up()
+        monkeypatch.setattr(link.LocalLink, "_expect", expect_and_cancel)
+        asking = asyncio.create_task(ask(node), name="asking")
+        await asyncio.wait({asking}, timeout=PATIENCE_S)
+        assert asking.cancelled()
+
+    with_fabric(own_node, story)
+
+
+def test_many_simultaneous_requests_work(own_node: Node) -> None:
     async def story(heard: Hearing) -> None:
         link = await heard.up()
         wanted = [spec(f"exit {number}") for number in range(60)]
@@ -184,9 +209,9 @@ def test_attach_is_a_raw_stream(own_node: Node) -> None:
     with_fabric(own_node, story)
 
 
-def test_no_agent_is_waited_for(tmp_path: Path) -> None:
+def test_missing_agent_is_not_awaited(tmp_path: Path) -> None:
     async def run() -> None:
-        fabric = MachinesFabric(WrittenDirectory({"n1": tmp_path / "agent.sock"}))
+        fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "agent.sock"}), SoleLeadership())
         await fabric.start()
         await asyncio.sleep(0.1)
         with pytest.raises(GpupoolError) as caught:
@@ -198,7 +223,7 @@ def test_no_agent_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nonsense", [b"[]\n", b"{}x\n", b'{"event":"status","status":7}\n', b"x" * (17 << 20)])
-def test_an_agent_that_talks_nonsense_is_hung_up_on_and_asked_again(tmp_path: Path, nonsense: bytes) -> None:
+def test_agent_with_invalid_answer_is_disconnected_and_retried(tmp_path: Path, nonsense: bytes) -> None:
     async def run() -> None:
         asked = 0
 
@@ -211,7 +236,7 @@ def test_an_agent_that_talks_nonsense_is_hung_up_on_and_asked_again(tmp_path: Pa
                 await writer.drain()
 
         server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
-        fabric = MachinesFabric(WrittenDirectory({"n1": tmp_path / "s"}))
+        fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "s"}), SoleLeadership())
         await fabric.start()
         events = fabric.events()
         async with asyncio.timeout(PATIENCE_S):
@@ -223,7 +248,7 @@ def test_an_agent_that_talks_nonsense_is_hung_up_on_and_asked_again(tmp_path: Pa
     asyncio.run(run())
 
 
-def test_an_agent_that_falls_silent_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_agent_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readline()
@@ -232,7 +257,7 @@ def test_an_agent_that_falls_silent_is_hung_up_on(tmp_path: Path, monkeypatch: p
                 pass
 
         server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
-        fabric = MachinesFabric(WrittenDirectory({"n1": tmp_path / "s"}))
+        fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "s"}), SoleLeadership())
         await fabric.start()
         events = fabric.events()
         async with asyncio.timeout(PATIENCE_S):
@@ -245,10 +270,64 @@ def test_an_agent_that_falls_silent_is_hung_up_on(tmp_path: Path, monkeypatch: p
     asyncio.run(run())
 
 
-def test_nodes_come_and_go_with_their_directory(own_node: Node) -> None:
+class LeadUntil:
+    """The lead of a control plane that can lose it."""
+
+    term: int | None = 7
+
+    def __init__(self) -> None:
+        self.is_held = True
+
+    def held(self) -> bool:
+        return self.is_held
+
+
+def test_unproven_leader_commands_nothing_and_is_no_contact(own_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    contact = Contact(own_node.run / "heard")
+
     async def run() -> None:
-        directory = WrittenDirectory({})
-        fabric = MachinesFabric(Together(directory, WrittenDirectory({"n2": own_node.root / "nowhere"})))
+        lead = LeadUntil()
+        fabric = MachinesFabric(StaticDirectory({"n1": own_node.run / "agent.sock"}), lead)
+        await fabric.start()
+        try:
+            node = await Hearing(fabric).up()
+            await wait_until(lambda: contact.last() is not None)
+            lead.is_held = False
+            with pytest.raises(GpupoolError) as caught:
+                await node.start(spec("sleep 1"))
+            assert caught.value.code == "DATABASE_UNREACHABLE"
+            files = await node.files()
+            with pytest.raises(GpupoolError) as caught:
+                await files.blob_put("u-1", [])
+            await files.close()
+            assert caught.value.code == "DATABASE_UNREACHABLE"
+            await node.list()  # behind the last ping that counts
+            before = contact.last()
+            await asyncio.sleep(20 * link.PING_EVERY_S)
+            assert contact.last() == before
+            assert await node.list() == []
+            lead.is_held = True
+            await wait_until(lambda: (contact.last() or 0) > (before or 0))
+            await node.start(spec("true"))
+        finally:
+            await fabric.close()
+
+    monkeypatch.setattr(link, "PING_EVERY_S", 0.05)
+    asyncio.run(run())
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - nothing tells of a file that changes
+            await asyncio.sleep(0.01)
+
+
+def test_nodes_follow_their_directory(own_node: Node) -> None:
+    async def run() -> None:
+        directory = StaticDirectory({})
+        fabric = MachinesFabric(
+            CombinedDirectory(directory, StaticDirectory({"n2": own_node.root / "nowhere"})), SoleLeadership()
+        )
         await fabric.start()
         directory.put("n1", own_node.run / "agent.sock")
         heard = Hearing(fabric)

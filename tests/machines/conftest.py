@@ -8,13 +8,23 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "store"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "ray"))
 
+from databases import PostgresServer, postgres_server
 from machines_harness import Machines, machines
 
 
 @pytest.fixture(scope="session")
 def shared_machines() -> Iterator[Machines]:
     with machines(4, "1xT4", hasty=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server that tests may stop and start."""
+    with postgres_server() as made:
         yield made
 
 

@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from byte_proxy import Network, Weather
 from e2e_pool import PATIENCE_S, RealPool, eventually, folder_for_pool
 from node_harness import Caller
 
-from gpupool.cli.fast.http import call
+from gpupool.client.transport.http import call
 from gpupool.daemon.config import OFF, PoolConfig, PoolKind, save_config
 from gpupool.daemon.folders import prepare_folders
-from gpupool.node import proctree
+from gpupool.node.host import process_tree
 
 AS_ROOT = os.geteuid() == 0
 START_PATIENCE_S = 110.0  # a test may take 120
@@ -85,13 +85,13 @@ class Machine:
 
     def programs(self) -> list[str]:
         """Keys of the programs of which a process lives here, by what the processes themselves carry."""
-        table = proctree.scan()
+        table = process_tree.scan()
         replicas = self.state / "replicas"
         keys = [path.name for path in replicas.iterdir()] if replicas.exists() else []
-        return [key for key in keys if proctree.alive(proctree.marked(key, table), table)]
+        return [key for key in keys if process_tree.alive(process_tree.marked(key, table), table)]
 
     def end(self) -> None:
-        """End its programs and its agent, whatever state they are in."""
+        """End its programs and its agent in any state."""
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -113,15 +113,113 @@ class Machine:
         return False
 
 
-class Machines(RealPool):
+class ControlPlane(RealPool):
+    """A control plane over nodes that a file names, and its API."""
+
+    def __init__(self, folder: Path, emulate: str, *, hasty: bool = False) -> None:
+        super().__init__(folder, emulate)
+        self._hasty = hasty
+        self.control_plane: subprocess.Popen[bytes] | None = None
+
+    def write_directory(self, sockets: Mapping[str, Path]) -> None:
+        """Tell it which nodes there are, and where each is reached."""
+        path = self.folder / "nodes.json"
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps({name: str(socket) for name, socket in sockets.items()}))
+        fresh.replace(path)
+
+    def begin_control_plane(self) -> None:
+        """Start it; it need not answer yet."""
+        script = str(Path(__file__).with_name("machines_pool.py"))
+        command = [*PYTHON, script, str(self.folder / "nodes.json"), "--state-dir", str(self.state)]
+        with (self.folder / "control-plane.log").open("ab") as log:
+            env = os.environ | {"HASTY": "1" if self._hasty else ""}
+            self.control_plane = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL, env=env)
+
+    def kill_control_plane(self) -> None:
+        assert self.control_plane is not None
+        self.control_plane.kill()
+        self.control_plane.wait(PATIENCE_S)
+
+    def log(self) -> str:
+        """Return the end of what it has logged."""
+        return (self.folder / "control-plane.log").read_text()[-5000:]
+
+    def all_up(self, count: int) -> bool:
+        assert self.control_plane is not None
+        assert self.control_plane.poll() is None, self.log()
+        if not (self.run / "api.sock").exists():
+            return False
+        with contextlib.suppress(Exception):
+            return sum(state != "down" for state in self.node_states().values()) >= count
+        return False
+
+    def node_states(self) -> dict[str, str]:
+        return {node["name"]: node["state"] for node in self.get("nodes")["nodes"]}
+
+    def get(self, path: str) -> Any:
+        """Ask the API."""
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The same with any method; a command would take a second on a busy machine."""
+        answer = call(str(self.run / "api.sock"), method, f"/v1/{path}", body, PATIENCE_S)
+        assert answer.ok, (method, path, answer.body)
+        return answer.body
+
+    def health(self) -> str:
+        """Return ``ok`` from one that leads, ``waiting`` from one that does not, and nothing where none answers."""
+        with contextlib.suppress(OSError):
+            answer = call(str(self.run / "api.sock"), "GET", "/v1/health", None, PATIENCE_S)
+            return str((answer.body or {}).get("status"))
+        return ""
+
+    def submit(self, name: str, line: str, **body: Any) -> None:
+        """Batch work of one GPU: a line of shell."""
+        asked = {"name": name, "kind": "training", "command": ["sh", "-c", line], "workdir": str(self.work)}
+        self.ask("POST", "workloads", asked | {"env": {"PATH": os.environ["PATH"]}, "gpus": {"count": 1}} | body)
+
+    def output(self, name: str, attempt: int = 1) -> str:
+        """Return the output so far of an attempt of its first replica."""
+        chunks = self.get(f"workloads/{name}/logs?attempt={attempt}")["chunks"]
+        return b"".join(base64.b64decode(chunk["data"]) for chunk in chunks).decode()
+
+    def state_of(self, name: str) -> str:
+        return str(self.get(f"workloads/{name}")["state"])
+
+    def becomes(self, name: str, *states: str) -> bool:
+        return eventually(lambda: self.state_of(name) in states)
+
+    def replica(self, name: str, index: int = 0) -> Any:
+        """A replica of a workload as the API shows it."""
+        found = self.get(f"workloads/{name}")["replicas"]
+        return next(row for row in found if row["index"] == index)
+
+    def node_of(self, name: str, index: int = 0) -> str:
+        return str(self.replica(name, index)["node"])
+
+    def key_of(self, name: str, index: int = 0) -> str:
+        """Of the present attempt."""
+        return f"{self.get(f'workloads/{name}')['id']}.{index}.{self.replica(name, index)['attempt']}"
+
+    def node_becomes(self, name: str, *states: str, timeout_s: float = PATIENCE_S) -> bool:
+        return eventually(lambda: self.node_states().get(name) in states, timeout_s)
+
+    def clear(self) -> None:
+        for found in self.get("workloads?limit=1000")["workloads"]:
+            if found["state"] not in {"succeeded", "failed", "stopped"}:
+                self.ask("POST", f"workloads/{found['id']}/stop", {"force": True})
+        gpus = lambda: [gpu["allocated_permille"] for gpu in self.get("gpus")["gpus"]]  # noqa: E731
+        assert eventually(lambda: not any(gpus()))
+
+
+class Machines(ControlPlane):
     """Nodes ``n1``, ``n2``, ... with GPUs ``emulate`` each, reached at 127.0.0.11, 127.0.0.12, ..."""
 
     def __init__(self, folder: Path, count: int, emulate: str, *, hasty: bool = False) -> None:
-        super().__init__(folder, emulate)
-        self._hasty = hasty
+        super().__init__(folder, emulate, hasty=hasty)
         self.network = Network()
         self.nodes: dict[str, Machine] = {}
-        self.control_plane: subprocess.Popen[bytes] | None = None
         kind = PoolKind.SYSTEM if AS_ROOT else PoolKind.USER
         config = PoolConfig(str(self.state), str(self.run), kind, node_name="head", dashboard=OFF)
         prepare_folders(config)
@@ -142,89 +240,18 @@ class Machines(RealPool):
         self._write_directory()
 
     def _write_directory(self) -> None:
-        path = self.folder / "nodes.json"
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps({name: str(node.link) for name, node in self.nodes.items()}))
-        fresh.replace(path)
-
-    # -- the control plane ---------------------------------------------------------------------------------------------
+        self.write_directory({name: node.link for name, node in self.nodes.items()})
 
     def up(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[bytes]:  # type: ignore[override]
         """Start a control plane and wait until all nodes that live are up (no words are understood)."""
         del words
-        script = str(Path(__file__).with_name("machines_pool.py"))
-        command = [*PYTHON, script, str(self.folder / "nodes.json"), "--state-dir", str(self.state)]
-        with (self.folder / "control-plane.log").open("ab") as log:
-            env = os.environ | {"HASTY": "1" if self._hasty else ""}
-            self.control_plane = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL, env=env)
+        self.begin_control_plane()
         if ok:
-            assert eventually(self._all_up, START_PATIENCE_S), (self.folder / "control-plane.log").read_text()[-5000:]
+            assert eventually(self._all_up, START_PATIENCE_S), self.log()
         return subprocess.CompletedProcess([], 0)
 
     def _all_up(self) -> bool:
-        assert self.control_plane is not None
-        assert self.control_plane.poll() is None, (self.folder / "control-plane.log").read_text()[-5000:]
-        if not (self.run / "api.sock").exists():
-            return False
-        with contextlib.suppress(Exception):
-            return sum(state != "down" for state in self.node_states().values()) >= len(self.nodes)
-        return False
-
-    def node_states(self) -> dict[str, str]:
-        return {node["name"]: node["state"] for node in self.get("nodes")["nodes"]}
-
-    def get(self, path: str) -> Any:
-        """Ask the API."""
-        return self.ask("GET", path)
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The same with any method; a command would take a second on a busy machine."""
-        answer = call(str(self.run / "api.sock"), method, f"/v1/{path}", body, PATIENCE_S)
-        assert answer.ok, (method, path, answer.body)
-        return answer.body
-
-    def submit(self, name: str, line: str, **body: Any) -> None:
-        """Batch work of one GPU: a line of shell."""
-        asked = {"name": name, "kind": "training", "command": ["sh", "-c", line], "workdir": str(self.work)}
-        self.ask("POST", "workloads", asked | {"env": {"PATH": os.environ["PATH"]}, "gpus": {"count": 1}} | body)
-
-    def output(self, name: str, attempt: int = 1) -> str:
-        """What an attempt of its first replica has written so far."""
-        chunks = self.get(f"workloads/{name}/logs?attempt={attempt}")["chunks"]
-        return b"".join(base64.b64decode(chunk["data"]) for chunk in chunks).decode()
-
-    def state_of(self, name: str) -> str:
-        return str(self.get(f"workloads/{name}")["state"])
-
-    def becomes(self, name: str, *states: str) -> bool:
-        return eventually(lambda: self.state_of(name) in states)
-
-    def clear(self) -> None:
-        for found in self.get("workloads?limit=1000")["workloads"]:
-            if found["state"] not in {"succeeded", "failed", "stopped"}:
-                self.ask("POST", f"workloads/{found['id']}/stop", {"force": True})
-        gpus = lambda: [gpu["allocated_permille"] for gpu in self.get("gpus")["gpus"]]  # noqa: E731
-        assert eventually(lambda: not any(gpus()))
-
-    def replica(self, name: str, index: int = 0) -> Any:
-        """A replica of a workload as the API shows it."""
-        found = self.get(f"workloads/{name}")["replicas"]
-        return next(row for row in found if row["index"] == index)
-
-    def node_of(self, name: str, index: int = 0) -> str:
-        return str(self.replica(name, index)["node"])
-
-    def key_of(self, name: str, index: int = 0) -> str:
-        """Of the present attempt."""
-        return f"{self.get(f'workloads/{name}')['id']}.{index}.{self.replica(name, index)['attempt']}"
-
-    def node_becomes(self, name: str, *states: str, timeout_s: float = PATIENCE_S) -> bool:
-        return eventually(lambda: self.node_states().get(name) in states, timeout_s)
-
-    def kill_control_plane(self) -> None:
-        assert self.control_plane is not None
-        self.control_plane.kill()
-        self.control_plane.wait(PATIENCE_S)
+        return self.all_up(len(self.nodes))
 
     def heal(self) -> None:
         """Good weather everywhere, every agent alive, every node up."""
@@ -252,9 +279,9 @@ class Machines(RealPool):
 
 @contextlib.contextmanager
 def machines(count: int = 4, emulate: str = "2xT4", *, hasty: bool = False) -> Iterator[Machines]:
-    """A pool of so many nodes, all up; at the end nothing of it is left.
+    """Yield a pool with this number of nodes, all up; everything is removed at the end.
 
-    ``hasty``: silence is noticed after three seconds, and a fence is certain four seconds after its time.
+    ``hasty``: silence is noticed after three seconds, and a fence is certain about six seconds after its time.
     """
     with folder_for_pool() as folder:
         pool = Machines(folder, count, emulate, hasty=hasty)

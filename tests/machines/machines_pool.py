@@ -12,14 +12,17 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from gpupool.daemon import control_plane
+from gpupool.daemon.cluster import leader
+from gpupool.daemon.config import PoolConfig
+from gpupool.domain.protocol import fencing
+from gpupool.domain.protocol.fencing import Leadership
 from gpupool.fabric.local import link
-from gpupool.fabric.machines import MachinesFabric, Place
+from gpupool.fabric.machines import MachinesFabric, NodePlace
 from gpupool.scheduling import policy
-from gpupool.services import lost_nodes
-from gpupool.services.ports import Ports
+from gpupool.services.ports.adapters import Ports
+from gpupool.store import SqlStore
 
 LOOK_EVERY_S = 0.1
 
@@ -30,21 +33,22 @@ class FileDirectory:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def places(self) -> AsyncIterator[Place]:
+    async def places(self) -> AsyncIterator[NodePlace]:
         known: dict[str, str] = {}
         while True:
             now = json.loads(self._path.read_bytes())
             for name in known.keys() | now.keys():
                 if known.get(name) != now.get(name):
-                    yield Place(name, Path(now[name]) if name in now else None)
+                    yield NodePlace(name, Path(now[name]) if name in now else None)
             known = now
             await asyncio.sleep(LOOK_EVERY_S)
 
 
 def hasten() -> None:
     link.PING_EVERY_S, link.SILENT_S = 0.5, 3.0
-    policy.SHORTEST_LOST_S = 1.0
-    lost_nodes.FENCE_GRACE_S, lost_nodes.MARGIN_S = 1.0, 3.0
+    policy.MIN_LOST_S = 1.0
+    leader.PING_EVERY_S = 0.4
+    fencing.FENCE_GRACE_S, fencing.PROOF_LIFETIME_S, fencing.FENCE_MARGIN_S = 1.0, 3.0, 2.0
 
 
 def main() -> int:
@@ -53,9 +57,9 @@ def main() -> int:
     nodes, *rest = sys.argv[1:]
     ports_of_one_machine = control_plane._ports
 
-    def ports(*wanted: Any) -> Ports:
-        made = ports_of_one_machine(*wanted)
-        made.fabric = MachinesFabric(FileDirectory(Path(nodes)))
+    def ports(config: PoolConfig, store: SqlStore, lead: Leadership) -> Ports:
+        made = ports_of_one_machine(config, store, lead)
+        made.fabric = MachinesFabric(FileDirectory(Path(nodes)), lead)
         return made
 
     control_plane._ports = ports

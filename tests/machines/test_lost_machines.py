@@ -1,4 +1,4 @@
-"""Machines that are lost, in every way: no work is lost with them, none runs twice, no GPU is held twice."""
+"""Lost machines: their work is not lost, nothing runs twice, no GPU is leased twice."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ import itertools
 import random
 import sqlite3
 import time
-from collections import defaultdict
-from pathlib import Path
 
 from machines_harness import Machines, Weather, eventually
+from ticks import TICK, attempts
 
 FENCE_S = 5
 SEED = 11
-# Says ten times a second that it runs, and as which attempt.
-BEAT = 'while :; do echo "$GPUPOOL_ATTEMPT $(date +%s.%N)" >> {}; sleep 0.1; done'
-
-
-def beats(path: Path) -> dict[int, tuple[float, float]]:
-    """When each attempt ran first and last."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for line in path.read_text().splitlines():
-        attempt, at = line.split()
-        found[int(attempt)].append(float(at))
-    return {attempt: (min(times), max(times)) for attempt, times in found.items()}
 
 
 def check_leases(pool: Machines) -> None:
@@ -37,11 +25,11 @@ def check_leases(pool: Machines) -> None:
         assert gpu != other or end <= begin, (gpu, end, begin)
 
 
-def test_work_of_lost_machines_goes_on_elsewhere_and_never_twice_at_once(pool: Machines) -> None:
+def test_work_of_lost_machines_moves_and_never_runs_twice(pool: Machines) -> None:
     pool.ask("PATCH", "policy", {"node_lost_after_s": FENCE_S})
     names = ("frozen", "cut")
     for name in names:
-        line = f"echo this is $GPUPOOL_ATTEMPT; {BEAT.format(pool.work / name)}"
+        line = f"echo this is $GPUPOOL_ATTEMPT; {TICK.format(pool.work / name)}"
         pool.submit(name, line, grace="1s", restart="on-failure")
     assert all(pool.becomes(name, "running") for name in names)
     first = {name: pool.nodes[pool.node_of(name)] for name in names}
@@ -52,10 +40,10 @@ def test_work_of_lost_machines_goes_on_elsewhere_and_never_twice_at_once(pool: M
         assert pool.node_of(name) != first[name].name
         events = pool.get(f"events?workload={name}&limit=100")["events"]
         assert "NODE_LOST" in [event["reason"] for event in events]
-    assert eventually(lambda: all(2 in beats(pool.work / name) for name in names))
+    assert eventually(lambda: all(2 in attempts(pool.work / name) for name in names))
     pool.heal()
     for name in names:
-        ran = beats(pool.work / name)
+        ran = attempts(pool.work / name)
         assert ran[1][1] < ran[2][0], "both attempts ran at the same time"
         assert first[name].programs() == []
         assert eventually(lambda n=name: not any(s["key"].startswith(n) for s in first[n].ask("list")))
@@ -64,10 +52,10 @@ def test_work_of_lost_machines_goes_on_elsewhere_and_never_twice_at_once(pool: M
     check_leases(pool)
 
 
-def test_machines_whose_control_plane_is_gone_end_batch_work_and_it_is_run_again(pool: Machines) -> None:
+def test_machines_without_control_plane_end_batch_work_which_is_retried(pool: Machines) -> None:
     pool.ask("PATCH", "policy", {"node_lost_after_s": FENCE_S})
     path = pool.work / "alone"
-    pool.submit("alone", BEAT.format(path), grace="1s")
+    pool.submit("alone", TICK.format(path), grace="1s")
     pool.submit("sits", "while :; do sleep 0.2; done", kind="interactive")
     assert pool.becomes("alone", "running")
     assert pool.becomes("sits", "running")
@@ -76,15 +64,15 @@ def test_machines_whose_control_plane_is_gone_end_batch_work_and_it_is_run_again
     assert eventually(lambda: node.programs() == []), "the fence"
     pool.up()
     assert eventually(lambda: pool.replica("alone")["attempt"] == 2 and pool.state_of("alone") == "running")
-    assert eventually(lambda: 2 in beats(path))
-    ran = beats(path)
+    assert eventually(lambda: 2 in attempts(path))
+    ran = attempts(path)
     assert ran[1][1] < ran[2][0]
     assert (pool.state_of("sits"), pool.key_of("sits")) == ("running", kept)
     check_leases(pool)
 
 
-def test_whatever_breaks_each_job_succeeds_once(pool: Machines) -> None:
-    """Short losses only: nobody is fenced, so each job must run exactly once."""
+def test_each_job_succeeds_once_under_random_faults(pool: Machines) -> None:
+    """Losses are short: no program is fenced, so each job must run exactly once."""
     dice = random.Random(SEED)
     pool.ask("PATCH", "policy", {"node_lost_after_s": None})
     ran = pool.work / "ran"

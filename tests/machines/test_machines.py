@@ -1,4 +1,4 @@
-"""Several machines as one pool: work goes where there is room, and everything about it comes from where it runs."""
+"""Several machines as one pool: work starts where it fits, and its output and state come from its machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from machines_harness import Machines, Weather, eventually
 SLEEP = "while :; do sleep 0.2; done"
 
 
-def test_work_is_spread_over_nodes_and_its_output_comes_from_there(pool: Machines) -> None:
+def test_work_is_spread_over_nodes_and_output_is_read_from_them(pool: Machines) -> None:
     for number in range(3):
         pool.submit(f"job-{number}", f"echo this is {number}; {SLEEP}")
     for number in range(3):
@@ -22,7 +22,7 @@ def test_work_is_spread_over_nodes_and_its_output_comes_from_there(pool: Machine
         assert pool.nodes[pool.node_of(f"job-{number}")].programs() == [pool.key_of(f"job-{number}")]
 
 
-def test_a_cut_link_is_noticed_and_heals_without_the_job_noticing(pool: Machines) -> None:
+def test_cut_link_is_noticed_and_restored_without_effect_on_the_job(pool: Machines) -> None:
     pool.submit("kept", f"echo begun; {SLEEP}")
     assert pool.becomes("kept", "running")
     assert eventually(lambda: pool.output("kept") == "begun\n"), "its exec may be under way else"
@@ -35,7 +35,7 @@ def test_a_cut_link_is_noticed_and_heals_without_the_job_noticing(pool: Machines
     assert (pool.state_of("kept"), pool.key_of("kept")) == ("running", key)
 
 
-def test_a_program_on_another_machine_has_this_terminal(pool: Machines) -> None:
+def test_program_on_another_machine_has_the_local_terminal(pool: Machines) -> None:
     done = pool("run", "-g", "1", "--", "sh", "-c", "read line; echo got $line; exit 7", stdin=b"this\n", ok=False)
     assert (done.returncode, done.stdout) == (7, b"got this\n"), done.stderr
 
@@ -54,7 +54,7 @@ def start_run(pool: Machines, name: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_a_run_that_is_killed_here_ends_its_program_on_another_machine_at_once(pool: Machines) -> None:
+def test_killed_run_ends_its_remote_program_at_once(pool: Machines) -> None:
     with start_run(pool, "killed") as run:
         assert run.stdout is not None
         run.stdout.readline()
@@ -66,7 +66,7 @@ def test_a_run_that_is_killed_here_ends_its_program_on_another_machine_at_once(p
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["runs on", "ends meanwhile"])
-def test_a_run_goes_on_where_its_connection_broke(pool: Machines, ends: bool) -> None:
+def test_run_resumes_after_broken_connection(pool: Machines, ends: bool) -> None:
     name = f"breaks-{ends}".lower()
     run = start_run(pool, name)
     assert run.stdin is not None
@@ -84,24 +84,24 @@ def test_a_run_goes_on_where_its_connection_broke(pool: Machines, ends: bool) ->
     out, err = run.communicate(b"" if ends else b"this\n", PATIENCE_S * 2)
     assert (first + out).split() == [*(b"%d" % number for number in range(1, 31)), b"got", b"this", b"last"]
     assert run.returncode == 6
-    assert b"broke; connecting again" in err
+    assert b"was lost; reconnecting" in err
     assert pool.key_of(name) == key
 
 
-def test_a_frozen_agent_is_noticed_and_its_work_goes_on(pool: Machines) -> None:
+def test_frozen_agent_is_noticed_and_its_work_continues(pool: Machines) -> None:
     pool.submit("lives", SLEEP)
     assert pool.becomes("lives", "running")
     node, key = pool.nodes[pool.node_of("lives")], pool.key_of("lives")
     node.freeze()
     assert pool.node_becomes(node.name, "down")
     assert "no answer for" in pool.text("nodes")
-    assert "it is run elsewhere" in pool.text("describe", "lives")
+    assert "the replica is retried on another node" in pool.text("describe", "lives")
     node.thaw()
     assert pool.node_becomes(node.name, "up")
     assert (pool.state_of("lives"), pool.key_of("lives"), node.programs()) == ("running", key, [key])
 
 
-def test_a_drained_node_sends_its_training_to_the_others(pool: Machines) -> None:
+def test_training_of_drained_node_moves_to_other_nodes(pool: Machines) -> None:
     pool.submit("travels", SLEEP)
     assert pool.becomes("travels", "running")
     left = pool.node_of("travels")
@@ -114,7 +114,7 @@ def test_a_drained_node_sends_its_training_to_the_others(pool: Machines) -> None
     assert pool.node_states()[left] == "up"
 
 
-def test_a_node_leaves_for_good(pool: Machines) -> None:
+def test_node_leaves_permanently(pool: Machines) -> None:
     node = pool.add("n9", "2xV100")
     assert pool.node_becomes("n9", "up")
     pool("node", "label", "n9", "pool=leaving")

@@ -8,13 +8,13 @@ from node_harness import Node, fresh_node
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    """One agent for all tests of a module that do not harm it."""
+    """Yield one agent for all tests of a module that do not harm it."""
     with fresh_node() as made:
         yield made
 
 
 @pytest.fixture
 def own_node() -> Iterator[Node]:
-    """An agent that a test may kill."""
+    """Yield an agent that a test may kill."""
     with fresh_node() as made:
         yield made

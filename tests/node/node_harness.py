@@ -1,4 +1,4 @@
-"""A real agent in a process of its own, and the two kinds of peers it has: a control plane and attached clients."""
+"""A real agent in its own process, and its two kinds of peers: a control plane and attached clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import os
-import random
+import secrets
 import shutil
 import signal
 import socket
@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpupool.domain import frames, ids
-from gpupool.domain.logrecords import Stretch
-from gpupool.domain.supervision import ExitReport, ProcessPhase, ProcessSpec, ProcessStatus, Stdio
-from gpupool.node import proctree
-from gpupool.node.paths import StateFolder
+from gpupool.domain import ids
+from gpupool.domain.decode import decode
+from gpupool.domain.protocol import frames
+from gpupool.domain.protocol.log_records import LogBatch
+from gpupool.domain.work.supervision import ExitReport, ProcessPhase, ProcessSpec, ProcessStatus, Stdio
+from gpupool.node.host import process_tree
+from gpupool.node.host.paths import StateFolder
 
 PATIENCE_S = 30.0
 PATH = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
@@ -32,7 +34,7 @@ T = TypeVar("T")
 
 
 def eventually(look: Callable[[], T], what: str = "") -> T:
-    """The first true value that ``look`` gives; fails after a while."""
+    """Return the first true value of ``look``; fail after a while."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if value := look():
@@ -42,11 +44,11 @@ def eventually(look: Callable[[], T], what: str = "") -> T:
 
 
 def new_key(index: int = 0, attempt: int = 1) -> str:
-    return ids.attempt_key(ids.workload_id(random.getrandbits(50)), index, attempt)
+    return ids.attempt_key(ids.workload_id(secrets.randbits(ids.ID_BITS)), index, attempt)
 
 
 def spec(*argv: str, **changes: Any) -> ProcessSpec:
-    """A program to run; a shell line when there is one text with a space in it."""
+    """Return the spec of a program; a single text with a space is a shell command."""
     if len(argv) == 1 and " " in argv[0]:
         argv = ("sh", "-c", argv[0])
     defaults: dict[str, Any] = {"env": {"PATH": PATH}, "cwd": "/tmp", "grace_s": 5.0, "emulated": True}
@@ -63,7 +65,7 @@ class RefusedError(Exception):
 
 
 class Caller:
-    """A control plane: one connection, one question at a time."""
+    """A control plane: one connection, one request at a time."""
 
     def __init__(self, path: Path) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -71,11 +73,14 @@ class Caller:
         self.sock.connect(str(path))
         self.file = self.sock.makefile("rwb")
         self.events: list[ProcessStatus] = []
+        self.term: int | None = None  # the leader on whose behalf it asks
         self._ids = itertools.count(1)
 
     def ask(self, method: str, **params: Any) -> Any:
         number = next(self._ids)
-        self.file.write(json.dumps({"id": number, "method": method, "params": params}).encode() + b"\n")
+        as_leader = {} if self.term is None else {"term": self.term}
+        request = {"id": number, "method": method, "params": params, **as_leader}
+        self.file.write(json.dumps(request).encode() + b"\n")
         self.file.flush()
         while True:
             message = self.next_message()
@@ -88,10 +93,10 @@ class Caller:
     def next_message(self) -> dict[str, Any]:
         line = self.file.readline()
         if not line:
-            raise ConnectionError("the agent hung up")
+            raise ConnectionError("the agent closed the connection")
         message: dict[str, Any] = json.loads(line)
         if message.get("event") == "status":
-            self.events.append(ProcessStatus.from_dict(message["status"]))
+            self.events.append(decode(ProcessStatus, message["status"]))
         return message
 
     def close(self) -> None:
@@ -121,7 +126,7 @@ class Attached:
         self.sock.sendall(frames.encode(kind, payload))
 
     def pump(self) -> bool:
-        """Take what comes; False at the end."""
+        """Read what arrives; return False at the end."""
         data = self.sock.recv(1 << 18)
         self._buffer += data
         for kind, payload in frames.decode(self._buffer):
@@ -190,7 +195,7 @@ class Node:
     @property
     def spawner_pid(self) -> int:
         assert self.process is not None
-        table = proctree.scan()
+        table = process_tree.scan()
         mine = [p.pid for p in table.values() if p.ppid == self.process.pid]
         return next(pid for pid in mine if b"gpupool.node.spawner" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
@@ -199,11 +204,11 @@ class Node:
         return self.caller.ask(method, **params)
 
     def start(self, wanted: ProcessSpec) -> ProcessStatus:
-        return ProcessStatus.from_dict(self.ask("start", spec=wanted.to_dict()))
+        return decode(ProcessStatus, self.ask("start", spec=wanted.to_dict()))
 
     def status(self, key: str) -> ProcessStatus | None:
         found = [s for s in self.ask("list") if s["key"] == key]
-        return ProcessStatus.from_dict(found[0]) if found else None
+        return decode(ProcessStatus, found[0]) if found else None
 
     def running(self, key: str) -> ProcessStatus:
         def look() -> ProcessStatus | None:
@@ -227,8 +232,8 @@ class Node:
         return self.ended(wanted.key)
 
     def living(self, key: str) -> set[int]:
-        table = proctree.scan()
-        return proctree.alive(proctree.marked(key, table), table)
+        table = process_tree.scan()
+        return process_tree.alive(process_tree.marked(key, table), table)
 
     def shepherd(self, key: str) -> int:
         path = self.state.replica(key).shepherd
@@ -236,11 +241,11 @@ class Node:
         return int(record["pid"])
 
     def log(self, key: str, stream: str | None = None) -> bytes:
-        """All of a log, page by page."""
+        """Return a whole log, page by page."""
         found, cursor = b"", ""
         while (answer := self.ask("read_records", key=key, cursor=cursor, limit=1 << 20))[0]:
             for segment, after, length in answer[0]:
-                stretch = Stretch(segment, after, answer[1][:length])
+                stretch = LogBatch(segment, after, answer[1][:length])
                 answer = answer[0], answer[1][length:]
                 cursor = stretch.cursor
                 found += b"".join(data for name, data in stretch.runs() if stream in {None, name})
@@ -255,7 +260,7 @@ class Node:
         return Attached(self.start(wanted).attach_path, **hello)
 
     def destroy(self) -> None:
-        """End every program that a test has left, then the agent, then the files."""
+        """End all programs that a test has left, then the agent, and remove its files."""
         assert self.process is not None
         if self.process.poll() is None:
             alive = [status["key"] for status in self.ask("list") if status["exit"] is None]

@@ -1,4 +1,4 @@
-"""Several users on one node: programs run as their user, and are out of everybody else's reach."""
+"""Several users on one node: programs run as their user and cannot be reached by others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from node_harness import AS_ROOT, PIPES, TTY, Node, RefusedError, eventually, spec
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.supervision import ExitReason
-from gpupool.node import cgroups, proctree
-from gpupool.node.orders import check_spec
+from gpupool.domain.work.supervision import ExitReason
+from gpupool.node.agent.attempt import check_spec
+from gpupool.node.host import cgroups, process_tree
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(not AS_ROOT, reason="changing users needs root")]
 
-STRANGER = 54321  # in no user database
+STRANGER = 54321  # not in a user database
 NOBODY = pwd.getpwnam("nobody").pw_uid
 
 ATTACH = """
@@ -51,7 +51,7 @@ def python_for_all() -> None:
 
 @pytest.mark.parametrize("uid", [STRANGER, NOBODY])
 @pytest.mark.parametrize("stdio", [PIPES, TTY])
-def test_a_program_runs_as_its_user(node: Node, uid: int, stdio: object) -> None:
+def test_program_runs_as_its_user(node: Node, uid: int, stdio: object) -> None:
     gid = pwd.getpwuid(uid).pw_gid if uid == NOBODY else uid
     line = "id -u; id -g; id -G; grep -E '^(CapEff|CapPrm):' /proc/self/status; touch /etc/x 2>&1 | wc -l"
     wanted = spec(line, uid=uid, stdio=stdio)
@@ -62,20 +62,20 @@ def test_a_program_runs_as_its_user(node: Node, uid: int, stdio: object) -> None
     assert lines[5] == b"1"
 
 
-def test_a_given_group_is_taken(node: Node) -> None:
+def test_given_group_is_used(node: Node) -> None:
     wanted = spec("id -g", uid=STRANGER, gid=12345)
     node.run_to_end(wanted)
     assert node.log(wanted.key) == b"12345\n"
 
 
-def test_a_folder_closed_to_the_user_is_said(node: Node, tmp_path: Path) -> None:
+def test_inaccessible_folder_is_reported(node: Node, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     report = node.run_to_end(spec("true", uid=STRANGER, cwd=str(tmp_path)))
     assert (report.reason, report.exit_code) == (ExitReason.START_FAILED, 126)
     assert "Permission denied" in report.message
 
 
-def test_the_user_may_attach_and_others_may_not(node: Node) -> None:
+def test_only_the_user_may_attach(node: Node) -> None:
     wanted = spec("cat; echo done >&2", uid=STRANGER, stdio=PIPES, client_bound=True)
     path = node.start(wanted).attach_path
     assert b"PermissionError" in attach_as(NOBODY, path).stderr
@@ -85,7 +85,7 @@ def test_the_user_may_attach_and_others_may_not(node: Node) -> None:
     assert node.ended(wanted.key).exit_code == 0
 
 
-def test_even_with_the_door_open_the_kernel_tells_who_comes(node: Node) -> None:
+def test_attach_checks_peer_credentials_despite_open_permissions(node: Node) -> None:
     wanted = spec("cat", uid=STRANGER, stdio=PIPES)
     path = Path(node.start(wanted).attach_path)
     node.running(wanted.key)
@@ -97,7 +97,7 @@ def test_even_with_the_door_open_the_kernel_tells_who_comes(node: Node) -> None:
     assert b"PermissionError" in agent.stderr
 
 
-def test_a_user_sees_neither_others_logs_nor_sockets(node: Node) -> None:
+def test_logs_and_sockets_of_others_are_inaccessible(node: Node) -> None:
     wanted = spec("echo secret; sleep 100", uid=NOBODY)
     node.start(wanted)
     eventually(lambda: node.log(wanted.key))
@@ -112,34 +112,34 @@ def test_a_user_sees_neither_others_logs_nor_sockets(node: Node) -> None:
     assert as_user(STRANGER, "cat", f"/proc/{status.pid}/environ").returncode != 0
 
 
-def test_a_lost_shepherd_takes_a_users_program_with_it(node: Node) -> None:
-    """Also what has cleared its environment, in a session of its own, as far as groups can be made to hold it."""
+def test_program_of_user_ends_with_its_lost_shepherd(node: Node) -> None:
+    """Includes processes with a cleared environment in their own session, if control groups can hold them."""
     wanted = spec("(setsid env -i sleep 1000 &) ; echo ready; sleep 1000", uid=STRANGER)
     node.start(wanted)
     node.running(wanted.key)
     shepherd = node.shepherd(wanted.key)
 
     def tree() -> set[int]:
-        return proctree.descendants([shepherd], proctree.children_of(proctree.scan()))
+        return set(process_tree.descendants([shepherd], process_tree.children_of(process_tree.scan())))
 
     eventually(lambda: len(tree()) == 3)
     members = tree()
     os.kill(shepherd, signal.SIGKILL)
     assert node.ended(wanted.key).reason is ExitReason.SHEPHERD_LOST
     if cgroups.make("probe", None, None).own is not None:
-        assert proctree.alive(members, proctree.scan()) == set()
+        assert process_tree.alive(members, process_tree.scan()) == set()
 
 
-def test_an_agent_of_a_user_runs_programs_as_that_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused in a sentence, not found out at the exec."""
+def test_agent_without_root_runs_programs_as_its_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other users are refused with a message before the exec."""
     monkeypatch.setattr("os.geteuid", lambda: STRANGER)
-    check_spec(spec("true", uid=STRANGER))
+    check_spec(spec("true", uid=STRANGER), has_command=False)
     with pytest.raises(GpupoolError, match="runs programs as user 54321 only") as caught:
-        check_spec(spec("true", uid=NOBODY))
+        check_spec(spec("true", uid=NOBODY), has_command=False)
     assert caught.value.code == "FORBIDDEN"
 
 
-def test_errors_of_unknown_keys(node: Node) -> None:
+def test_unknown_keys_are_refused(node: Node) -> None:
     with pytest.raises(RefusedError) as caught:
         node.ask("attach", key="w0123456789.0.1")
     assert caught.value.code == "NOT_FOUND"

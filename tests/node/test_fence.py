@@ -1,4 +1,4 @@
-"""A node that hears no control plane ends by itself what others may have taken over."""
+"""A node without contact to a control plane ends programs that others may have taken over."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from node_harness import Node, RefusedError, eventually, spec
 
-from gpupool.domain.supervision import ExitReason
-from gpupool.node.contact import Contact, Fence, Pings, boottime
+from gpupool.domain.work.supervision import ExitReason
+from gpupool.node.host.heartbeat import Contact, Fence, Pings, boottime
 
 LIVES = "while :; do sleep 0.1; done"
 
 
 def pinging(node: Node) -> Callable[[], None]:
-    """A control plane: each call is a ping that is answered."""
+    """Return a control plane: each call is a ping that is answered."""
     numbers = itertools.count(1)
 
     def ping() -> None:
@@ -28,7 +28,7 @@ def pinging(node: Node) -> Callable[[], None]:
     return ping
 
 
-def test_a_fenced_program_lives_while_a_control_plane_is_heard_and_no_longer(own_node: Node) -> None:
+def test_fenced_program_ends_without_contact_to_control_plane(own_node: Node) -> None:
     ping = pinging(own_node)
     ping()
     ping()
@@ -42,14 +42,14 @@ def test_a_fenced_program_lives_while_a_control_plane_is_heard_and_no_longer(own
         time.sleep(0.2)
     assert own_node.running(fenced.key).pid
     assert own_node.process is not None
-    own_node.process.send_signal(signal.SIGSTOP)  # a frozen agent cannot do it: the shepherd does
+    own_node.process.send_signal(signal.SIGSTOP)  # a frozen agent cannot end it: the shepherd does
     eventually(lambda: not own_node.living(fenced.key), "the fence")
     own_node.process.send_signal(signal.SIGCONT)
     assert own_node.ended(fenced.key).reason is ExitReason.FENCED
     assert own_node.running(free.key).pid
 
 
-def test_a_start_that_comes_too_late_is_refused_until_there_is_contact(own_node: Node) -> None:
+def test_late_start_is_refused_until_there_is_contact(own_node: Node) -> None:
     wanted = spec(LIVES, fence_after_s=0.3)
     ping = pinging(own_node)
     ping()
@@ -63,7 +63,7 @@ def test_a_start_that_comes_too_late_is_refused_until_there_is_contact(own_node:
     own_node.start(wanted)
 
 
-def test_the_clock_goes_on_from_the_last_contact_when_the_agent_starts_again(own_node: Node) -> None:
+def test_restarted_agent_counts_from_the_last_contact(own_node: Node) -> None:
     ping = pinging(own_node)
     ping()
     ping()
@@ -76,9 +76,9 @@ def test_the_clock_goes_on_from_the_last_contact_when_the_agent_starts_again(own
     assert own_node.ended(wanted.key).reason is ExitReason.FENCED
 
 
-def test_only_contact_that_both_sides_know_of_counts(tmp_path: Path) -> None:
+def test_only_confirmed_contact_counts(tmp_path: Path) -> None:
     contact = Contact(tmp_path / "heard")
-    pings = Pings(contact)
+    pings = Pings(contact, boottime)
     pings.take(1, 0)
     assert contact.last() is None, "nobody knows yet that the answer came"
     before = boottime()
@@ -86,20 +86,20 @@ def test_only_contact_that_both_sides_know_of_counts(tmp_path: Path) -> None:
     pings.take(2, 1)
     assert (contact.last() or 0) < before + 0.005, "what counts is when ping 1 came; it is kept in thousandths"
     kept = contact.last()
-    for number in range(3, 200):  # they waited in a buffer: none of them says that a later answer came
+    for number in range(3, 200):  # they waited in a buffer: none confirms a later answer
         pings.take(number, 1)
     assert contact.last() == kept
-    Pings(contact).take(7, 6)  # another connection, another count
+    Pings(contact, boottime).take(7, 6)  # a new connection has a new count
     assert Contact(tmp_path / "heard").last() == kept
 
 
-def test_a_fence_is_looked_at_when_it_is_due(tmp_path: Path) -> None:
+def test_fence_is_checked_at_its_deadline(tmp_path: Path) -> None:
     contact = Contact(tmp_path / "heard")
-    assert not Fence(contact, None).passed(0.0)
+    assert not Fence(contact, None).expired(0.0)
     contact.confirm(boottime())
     fence = Fence(contact, 60.0)
-    assert not fence.passed(100.0)
-    assert fence.look_at == 105.0
+    assert not fence.expired(100.0)
+    assert fence.check_at == 105.0
     contact_long_ago = Fence(Contact(tmp_path / "never"), 1e-9)
-    assert contact_long_ago.passed(0.0)
-    assert not contact_long_ago.passed(1.0), "once"
+    assert contact_long_ago.expired(0.0)
+    assert not contact_long_ago.expired(1.0), "once"

@@ -1,4 +1,4 @@
-"""Frames cut at any place come out as they went in."""
+"""Frames are decoded correctly, wherever the stream is divided."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.domain import frames
+from gpupool.domain.protocol import frames
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=100)), max_size=20), st.lists(st.integers(1, 50)))
-def test_any_cutting_gives_the_same_frames(sent: list[tuple[int, bytes]], cuts: list[int]) -> None:
+def test_frames_are_independent_of_read_boundaries(sent: list[tuple[int, bytes]], cuts: list[int]) -> None:
     data = b"".join(frames.encode(kind, payload) for kind, payload in sent)
     buffer, got, at = bytearray(), [], 0
     for size in [*cuts, len(data)]:
@@ -21,14 +21,14 @@ def test_any_cutting_gives_the_same_frames(sent: list[tuple[int, bytes]], cuts: 
     assert not buffer
 
 
-def test_too_large_is_refused_on_both_sides() -> None:
+def test_too_large_frame_is_refused_on_both_sides() -> None:
     with pytest.raises(ValueError, match="at most"):
-        frames.encode(frames.STDIN, b"x" * (frames.LIMIT + 1))
+        frames.encode(frames.STDIN, b"x" * (frames.MAX_PAYLOAD_BYTES + 1))
     with pytest.raises(ValueError, match="above the limit"):
-        frames.decode(bytearray(frames.HEADER.pack(1, frames.LIMIT + 1)))
+        frames.decode(bytearray(frames.HEADER.pack(1, frames.MAX_PAYLOAD_BYTES + 1)))
 
 
-def test_sizes() -> None:
+def test_terminal_sizes_are_encoded_and_decoded() -> None:
     assert frames.unpack_size(frames.pack_size(24, 80)) == (24, 80)
     assert frames.unpack_size(frames.pack_size(-1, 1 << 20)) == (0, 0xFFFF)
     with pytest.raises(ValueError, match="four bytes"):

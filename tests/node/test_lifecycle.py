@@ -1,4 +1,4 @@
-"""Whatever is killed, and whenever: nothing runs twice, nothing is lost, nothing is called ended that lives."""
+"""Kills at any point: nothing runs twice, nothing is lost, and no running program is reported as ended."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ import pytest
 from node_harness import PIPES, TTY, Attached, Caller, Node, RefusedError, eventually, fresh_node, new_key, spec
 
 from gpupool.domain import ids
-from gpupool.domain.supervision import ExitReason, ProcessPhase
-from gpupool.node import locks, proctree
-from gpupool.node.paths import boot_id
-from gpupool.node.record import Order, ShepherdRecord, reserve_exit
+from gpupool.domain.work.supervision import ExitReason, ProcessPhase
+from gpupool.node.host import locks, process_tree
+from gpupool.node.host.paths import boot_id
+from gpupool.node.host.records import ShepherdRecord, StartRequest, reserve_exit
 
 MARKING = "echo x >> {mark}; sleep {seconds}; echo y >> {mark}; exit 3"
 
 
 def order_on_disk(node: Node, line: str, boot: str | None = None) -> str:
-    """What an agent leaves that is killed between writing the spec and asking for a shepherd."""
+    """Write the files of an agent that was killed between writing the spec and asking for a shepherd."""
     wanted = spec(line)
     folder = node.state.replica(wanted.key)
     folder.path.mkdir()
-    Order(wanted, {}, (), boot_id() if boot is None else boot, node.run).write(folder)
+    StartRequest(wanted, {}, (), boot_id() if boot is None else boot, node.run).write(folder)
     return wanted.key
 
 
-def test_programs_outlive_a_killed_agent(own_node: Node, tmp_path: Path) -> None:
+def test_programs_survive_a_killed_agent(own_node: Node, tmp_path: Path) -> None:
     node = own_node
     marks = [tmp_path / f"mark{i}" for i in range(3)]
     wanted = [spec(MARKING.format(mark=mark, seconds=s)) for mark, s in zip(marks, (0.1, 0.8, 1.5), strict=True)]
@@ -52,7 +52,7 @@ def test_programs_outlive_a_killed_agent(own_node: Node, tmp_path: Path) -> None
     assert [mark.read_text() for mark in marks] == ["x\ny\n"] * 3
 
 
-def test_a_clean_stop_of_the_agent_leaves_programs_alone(own_node: Node, tmp_path: Path) -> None:
+def test_programs_survive_a_clean_stop_of_the_agent(own_node: Node, tmp_path: Path) -> None:
     node = own_node
     wanted = spec(MARKING.format(mark=tmp_path / "mark", seconds=0.6))
     node.start(wanted)
@@ -62,7 +62,7 @@ def test_a_clean_stop_of_the_agent_leaves_programs_alone(own_node: Node, tmp_pat
     assert node.ended(wanted.key).exit_code == 3
 
 
-def test_started_exactly_once_after_a_kill_before_the_spawn(own_node: Node, tmp_path: Path) -> None:
+def test_program_starts_exactly_once_after_kill_before_spawn(own_node: Node, tmp_path: Path) -> None:
     node = own_node
     node.down(signal.SIGKILL)
     mark = tmp_path / "mark"
@@ -75,7 +75,7 @@ def test_started_exactly_once_after_a_kill_before_the_spawn(own_node: Node, tmp_
     assert mark.read_text() == "x\n"
 
 
-def test_a_half_written_order_never_happened(own_node: Node) -> None:
+def test_partly_written_order_is_ignored(own_node: Node) -> None:
     node = own_node
     node.down(signal.SIGKILL)
     key = new_key()
@@ -88,7 +88,7 @@ def test_a_half_written_order_never_happened(own_node: Node) -> None:
     assert not folder.path.exists()
 
 
-def test_folders_that_make_no_sense_are_left_alone(own_node: Node) -> None:
+def test_invalid_folders_are_not_touched(own_node: Node) -> None:
     node = own_node
     node.down()
     strange = node.state.replicas / "not a key"
@@ -99,8 +99,8 @@ def test_folders_that_make_no_sense_are_left_alone(own_node: Node) -> None:
     assert strange.exists()
 
 
-def test_a_machine_that_restarted(own_node: Node) -> None:
-    """Neither what ran before nor what may have run is started again."""
+def test_restarted_machine_reports_programs_as_ended(own_node: Node) -> None:
+    """Programs that ran, or may have run, are not started again."""
     node = own_node
     node.down()
     ran, waited = order_on_disk(node, "echo never"), order_on_disk(node, "echo never", boot="another boot")
@@ -111,8 +111,8 @@ def test_a_machine_that_restarted(own_node: Node) -> None:
         assert node.log(key) == b""
 
 
-def test_a_held_lock_is_waited_for(own_node: Node) -> None:
-    """A shepherd may be on its way: nothing is started while somebody holds the lock."""
+def test_start_waits_for_a_held_lock(own_node: Node) -> None:
+    """A shepherd may be starting: nothing is started while the lock is held."""
     node = own_node
     node.down()
     key = order_on_disk(node, "exit 4")
@@ -128,7 +128,7 @@ def test_a_held_lock_is_waited_for(own_node: Node) -> None:
 
 
 @pytest.mark.parametrize("agent_down", [False, True])
-def test_a_killed_shepherd_takes_the_whole_tree_with_it(own_node: Node, *, agent_down: bool) -> None:
+def test_process_tree_ends_with_its_killed_shepherd(own_node: Node, *, agent_down: bool) -> None:
     node = own_node
     wanted = spec("(setsid sh -c 'trap \"\" TERM HUP; sleep 1000 & wait' &) ; sleep 1000")
     node.start(wanted)
@@ -144,7 +144,7 @@ def test_a_killed_shepherd_takes_the_whole_tree_with_it(own_node: Node, *, agent
     assert (report.reason, report.signal) == (ExitReason.SHEPHERD_LOST, signal.SIGKILL)
 
 
-def test_a_shepherd_lost_while_stopping_was_stopped(own_node: Node) -> None:
+def test_lost_shepherd_during_stop_counts_as_stopped(own_node: Node) -> None:
     node = own_node
     wanted = spec("trap '' TERM; echo ready; while :; do sleep 0.1; done")
     node.start(wanted)
@@ -154,8 +154,8 @@ def test_a_shepherd_lost_while_stopping_was_stopped(own_node: Node) -> None:
     assert node.ended(wanted.key).reason is ExitReason.STOPPED
 
 
-def test_a_stop_survives_the_agent(own_node: Node) -> None:
-    """The agent dies right after the stop was written: the next one sees to it."""
+def test_stop_survives_restart_of_agent(own_node: Node) -> None:
+    """The agent is killed right after the stop was written: the next agent executes it."""
     node = own_node
     wanted = spec("sleep 1000")
     node.start(wanted)
@@ -166,7 +166,7 @@ def test_a_stop_survives_the_agent(own_node: Node) -> None:
     assert node.ended(wanted.key).reason is ExitReason.STOPPED
 
 
-def test_a_killed_spawner_is_replaced(own_node: Node, tmp_path: Path) -> None:
+def test_killed_spawner_is_replaced(own_node: Node, tmp_path: Path) -> None:
     node = own_node
     long = spec("sleep 1000")
     node.start(long)
@@ -181,8 +181,8 @@ def test_a_killed_spawner_is_replaced(own_node: Node, tmp_path: Path) -> None:
     assert status.phase is ProcessPhase.RUNNING
 
 
-def test_a_frozen_spawner_is_replaced_and_starts_nothing_twice(own_node: Node, tmp_path: Path) -> None:
-    """It is killed with the request in its hands."""
+def test_frozen_spawner_is_replaced_and_starts_nothing_twice(own_node: Node, tmp_path: Path) -> None:
+    """The spawner is killed while it has a request."""
     node = own_node
     spawner = node.spawner_pid
     os.kill(spawner, signal.SIGSTOP)
@@ -198,7 +198,7 @@ def test_a_frozen_spawner_is_replaced_and_starts_nothing_twice(own_node: Node, t
     caller.close()
 
 
-def test_random_kills_lose_nothing_and_repeat_nothing(own_node: Node, tmp_path: Path) -> None:
+def test_random_kills_lose_and_repeat_nothing(own_node: Node, tmp_path: Path) -> None:
     node, rng = own_node, random.Random(7)
     wanted = [spec(f"echo s >> {tmp_path}/{i}; sleep 0.{rng.randrange(1, 9)}; exit {i}") for i in range(24)]
     lost: set[str] = set()
@@ -250,7 +250,7 @@ def test_stale_epochs_are_refused_across_restarts_and_forgetting(own_node: Node)
     assert refused(spec("true", key=second.key, epoch=19))
     node.ask("forget", key=second.key)
     assert refused(first)
-    assert node.start(second).exit is not None  # the very same start again: what became of it
+    assert node.start(second).exit is not None  # the identical start again returns its result
     node.down(signal.SIGKILL)
     node.up()
     assert refused(first)
@@ -259,7 +259,7 @@ def test_stale_epochs_are_refused_across_restarts_and_forgetting(own_node: Node)
     assert node.run_to_end(spec("true", key=ids.attempt_key(workload, index, 3), epoch=30)).exit_code == 0
 
 
-def test_forgetting_keeps_the_log_until_told_otherwise(node: Node) -> None:
+def test_forget_keeps_the_log_unless_requested(node: Node) -> None:
     wanted = spec("echo kept")
     node.run_to_end(wanted)
     node.ask("forget", key=wanted.key)
@@ -270,7 +270,7 @@ def test_forgetting_keeps_the_log_until_told_otherwise(node: Node) -> None:
     assert node.log(wanted.key) == b""
 
 
-def test_the_living_are_not_forgotten(node: Node) -> None:
+def test_running_program_is_not_forgotten(node: Node) -> None:
     wanted = spec("sleep 1000")
     node.start(wanted)
     with pytest.raises(RefusedError, match="has not ended"):
@@ -287,7 +287,7 @@ def test_two_agents_never_share_a_folder(own_node: Node) -> None:
     node.up()
 
 
-def test_a_state_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+def test_unusable_state_folder_is_reported(tmp_path: Path) -> None:
     node = Node()
     (tmp_path / "file").write_text("")
     node.state = type(node.state)(tmp_path / "file" / "state")
@@ -313,7 +313,7 @@ def test_changes_are_pushed_to_watchers(node: Node) -> None:
     "line",
     [b"nonsense\n", b"[]\n", b'{"id":1}\n', b'{"id":1,"method":"do_list"}\n', b'{"id":1,"method":"start"}\n'],
 )
-def test_bad_requests_are_answered_or_hung_up_on(node: Node, line: bytes) -> None:
+def test_bad_requests_get_an_error_or_a_closed_connection(node: Node, line: bytes) -> None:
     caller = Caller(node.run / "agent.sock")
     caller.sock.sendall(line)
     answer = caller.file.readline()
@@ -333,7 +333,7 @@ def test_bad_requests_are_answered_or_hung_up_on(node: Node, line: bytes) -> Non
         ({"env": {"A=B": "c"}}, "INVALID_REQUEST"),
     ],
 )
-def test_bad_specs_are_refused_and_leave_nothing(node: Node, changes: dict[str, object], code: str) -> None:
+def test_bad_specs_are_refused_and_leave_no_files(node: Node, changes: dict[str, object], code: str) -> None:
     before = sorted(node.state.replicas.iterdir())
     with pytest.raises(RefusedError) as caught:
         node.ask("start", spec=spec("true", **changes).to_dict())
@@ -341,7 +341,7 @@ def test_bad_specs_are_refused_and_leave_nothing(node: Node, changes: dict[str, 
     assert sorted(node.state.replicas.iterdir()) == before
 
 
-def test_sockets_work_at_any_depth() -> None:
+def test_sockets_work_in_deep_folders() -> None:
     with fresh_node() as node:
         node.down()
         node.run = node.root / ("deep" * 30) / "run"
@@ -387,15 +387,15 @@ def test_many_starts_leak_nothing(own_node: Node) -> None:
 
 
 def _held(node: Node) -> tuple[int, int, int]:
-    """Descriptors of the agent and of the spawner, and the processes below the agent."""
+    """Return descriptors of the agent and of the spawner, and the processes below the agent."""
     assert node.process is not None
     agent, spawner = node.process.pid, node.spawner_pid
-    below = proctree.descendants([agent], proctree.children_of(proctree.scan()))
+    below = process_tree.descendants([agent], process_tree.children_of(process_tree.scan()))
     agent_fds, spawner_fds = (len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in (agent, spawner))
     return agent_fds, spawner_fds, len(below)
 
 
-def test_a_viewer_through_a_terminal_survives_the_agent(own_node: Node) -> None:
+def test_attached_viewer_survives_the_agent(own_node: Node) -> None:
     node = own_node
     wanted = spec("echo ready; read line; exit 8", stdio=TTY, client_bound=True)
     client = node.start_attached(wanted)
@@ -407,7 +407,7 @@ def test_a_viewer_through_a_terminal_survives_the_agent(own_node: Node) -> None:
     assert node.ended(wanted.key).exit_code == 8
 
 
-def test_attach_through_the_agent(node: Node) -> None:
+def test_attach_works_through_the_agent(node: Node) -> None:
     wanted = spec("cat; exit 5", stdio=PIPES, client_bound=True)
     node.start(wanted)
     sock = socket.socket(socket.AF_UNIX)

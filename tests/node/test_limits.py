@@ -1,4 +1,4 @@
-"""Limits of host memory and processors: kept by control groups, or said not to be."""
+"""Limits of host memory and CPUs: enforced by control groups, or reported as not enforced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from node_harness import AS_ROOT, Node, spec
 
-from gpupool.node import cgroups
+from gpupool.node.host import cgroups
 
 HOG = "x = bytearray(400 << 20); print(len(x))"
 
@@ -20,7 +20,7 @@ def writable(controller: str) -> bool:
     return not groups.notes
 
 
-def test_memory_limit_is_kept_or_said(node: Node) -> None:
+def test_memory_limit_is_enforced_or_reported(node: Node) -> None:
     wanted = spec(sys.executable, "-c", HOG, memory_mib=100)
     report = node.run_to_end(wanted)
     status = node.status(wanted.key)
@@ -34,7 +34,7 @@ def test_memory_limit_is_kept_or_said(node: Node) -> None:
         assert status.notes == ("memory limit not enforced: no writable cgroup",)
 
 
-def test_a_program_within_its_limits_is_left_alone_and_its_groups_go(node: Node) -> None:
+def test_program_within_limits_runs_and_its_groups_are_removed(node: Node) -> None:
     wanted = spec("cat /proc/self/cgroup", memory_mib=200, cpus=0.5)
     assert node.run_to_end(wanted).exit_code == 0
     if AS_ROOT and writable("memory"):
@@ -42,7 +42,7 @@ def test_a_program_within_its_limits_is_left_alone_and_its_groups_go(node: Node)
     assert not list(Path("/sys/fs/cgroup").glob(f"**/{wanted.key}"))
 
 
-def test_without_groups_a_note_says_so(tmp_path: Path) -> None:
+def test_missing_control_groups_are_noted(tmp_path: Path) -> None:
     groups = cgroups.make("k", 2.0, 512, root=tmp_path)
     assert groups.paths == ()
     assert groups.notes == [
@@ -53,12 +53,12 @@ def test_without_groups_a_note_says_so(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hierarchy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that looks like the control groups of a machine to root."""
+    """Return a folder that looks like the control groups of a machine to root."""
     monkeypatch.setattr("os.geteuid", lambda: 0)
     return tmp_path
 
 
-def test_unified_limits(hierarchy: Path) -> None:
+def test_unified_hierarchy_limits_are_written(hierarchy: Path) -> None:
     (hierarchy / "cgroup.procs").touch()
     (hierarchy / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     groups = cgroups.make("k", 1.5, 512, root=hierarchy)
@@ -67,10 +67,10 @@ def test_unified_limits(hierarchy: Path) -> None:
     assert groups.notes == []
     assert (folder / "cpu.max").read_text() == "150000 100000"
     assert (folder / "memory.max").read_text() == str(512 << 20)
-    assert (hierarchy / cgroups.BASE / "cgroup.subtree_control").read_text() == "+memory"
+    assert (hierarchy / cgroups.BASE / "cgroup.subtree_control").read_text() == "+pids"  # the last one
 
 
-def test_separate_limits_beside_a_unified_hierarchy_without_controllers(hierarchy: Path) -> None:
+def test_separate_hierarchies_are_used_if_unified_has_no_controllers(hierarchy: Path) -> None:
     for name in ("cpu", "memory", "unified"):
         (hierarchy / name).mkdir()
         (hierarchy / name / "cgroup.procs").touch()
@@ -83,7 +83,7 @@ def test_separate_limits_beside_a_unified_hierarchy_without_controllers(hierarch
     assert (memory / "memory.limit_in_bytes").read_text() == str(64 << 20)
 
 
-def test_deaths_for_want_of_memory_are_read_in_both_forms(tmp_path: Path) -> None:
+def test_out_of_memory_kills_are_read_in_both_formats(tmp_path: Path) -> None:
     assert not cgroups.out_of_memory((str(tmp_path),))
     (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     assert cgroups.out_of_memory((str(tmp_path),))

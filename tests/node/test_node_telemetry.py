@@ -1,4 +1,4 @@
-"""What the agent sees of programs and of itself, and how it keeps and hands out its looks."""
+"""Samples that the agent takes of programs and itself, and how it stores and returns them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ from types import SimpleNamespace
 import pytest
 from node_harness import Node, eventually, spec
 
-from gpupool.domain.gpu import Gpu, GpuShare
-from gpupool.domain.telemetry import GpuSample, NodeSample, ReplicaSample
-from gpupool.domain.wire import look_from_list, look_to_list
-from gpupool.node.entry import Entry, first_status
-from gpupool.node.gpu_use import GpuUseOfProgram, Holder, Sights, SliceMeter, SliceUse, sights, use_of
-from gpupool.node.housekeeping import Activity
-from gpupool.node.inventory.host_use import HostMeter
-from gpupool.node.paths import ReplicaFolder
-from gpupool.node.ports import GpuLook, SliceCount, Tree
-from gpupool.node.program_use import ProgramMeter
-from gpupool.node.record import Order
-from gpupool.node.telemetry import ANSWER_LOOKS, LookRing
+from gpupool.domain.nodes.gpu import Gpu, GpuShare
+from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
+from gpupool.domain.protocol.node_json import sample_from_list, sample_to_list
+from gpupool.domain.work.supervision import ProcessStatus
+from gpupool.node.agent.attempt import AttemptEntry, first_status
+from gpupool.node.agent_main import ActivitySampler
+from gpupool.node.host.paths import ReplicaFolder
+from gpupool.node.host.records import StartRequest
+from gpupool.node.inventory.host import HostMeter
+from gpupool.node.ports import GpuUsageSample, ProcessTree, SliceCount
+from gpupool.node.telemetry.gpu_attribution import (
+    GpuObservations,
+    GpuUseOfProgram,
+    Holder,
+    SliceMeter,
+    SliceUse,
+    attribute_use,
+    observe,
+)
+from gpupool.node.telemetry.sampler import MAX_ANSWER_SAMPLES, ProgramMeter, SampleRing
 
 MIB = 1 << 20
 SPIN = "import time\nwhile True: pass"
@@ -36,7 +44,7 @@ WRITE = (
 
 
 def looks(node: Node, after: int = 0) -> list[NodeSample]:
-    return [look_from_list("n1", json.loads(text)) for text in node.ask("samples", after=after)]
+    return [sample_from_list("n1", json.loads(text)) for text in node.ask("samples", after=after)]
 
 
 def until(node: Node, key: str, enough: Callable[[ReplicaSample], bool]) -> ReplicaSample:
@@ -50,7 +58,7 @@ def until(node: Node, key: str, enough: Callable[[ReplicaSample], bool]) -> Repl
 # -- a real agent ----------------------------------------------------------------------------------------------------
 
 
-def test_processors_memory_and_disks_of_programs_are_seen(own_node: Node, tmp_path: Path) -> None:
+def test_cpu_memory_and_disk_use_of_programs_is_sampled(own_node: Node, tmp_path: Path) -> None:
     node, python = own_node, sys.executable
     busy = spec(python, "-c", "x = bytearray(64 << 20)\n" + SPIN)
     writer = spec(python, "-c", "import time\n" + WRITE.format(path=tmp_path / "out"))
@@ -82,19 +90,19 @@ def test_processors_memory_and_disks_of_programs_are_seen(own_node: Node, tmp_pa
 # -- in parts --------------------------------------------------------------------------------------------------------
 
 
-def test_looks_travel_unchanged_and_newer_fields_are_dropped() -> None:
+def test_samples_are_transferred_unchanged_without_newer_fields() -> None:
     gpu = GpuSample("GPU-1", 12.0, 100, 2, 70.5, None, 1500, None)
     one = ReplicaSample("wabcdefghjk.0.1", 12.0, 90, 50.5, 30, 10, 20, 3, 11.5, 1, 7)
     look = NodeSample("n1", 7, 1.5, 150.25, 2000, (gpu,), (one,))
-    row = json.loads(json.dumps(look_to_list(look)))
-    assert look_from_list("n1", row) == look
+    row = json.loads(json.dumps(sample_to_list(look)))
+    assert sample_from_list("n1", row) == look
     row[4][0].append("newer")
     row[5][0].append("newer")
-    assert look_from_list("n1", [*row, "newer"]) == look
+    assert sample_from_list("n1", [*row, "newer"]) == look
 
 
-def test_the_ring_is_bounded_and_read_from_any_look_on() -> None:
-    ring = LookRing(kept=5, kept_bytes=1000)
+def test_sample_buffer_is_bounded_and_read_from_any_sample() -> None:
+    ring = SampleRing(max_samples=5, max_bytes=1000)
     assert (ring.after(0), ring.newest) == ([], 0)
     for number in range(10, 20):
         ring.add(number, f"look {number}")
@@ -103,18 +111,20 @@ def test_the_ring_is_bounded_and_read_from_any_look_on() -> None:
     assert ring.after(3) == ring.after(99) == [f"look {n}" for n in range(15, 20)], "older and newer than any: all"
     ring.add(20, "x" * 1000)
     assert ring.after(0) == ["x" * 1000], "too much for the room: the oldest go"
-    many = LookRing()
+    many = SampleRing()
     for number in range(1, 200):
         many.add(number, "look")
-    assert len(many.after(0)) == ANSWER_LOOKS
+    assert len(many.after(0)) == MAX_ANSWER_SAMPLES
 
 
 def share(permille: int = 1000, uuid: str = "GPU-0") -> GpuShare:
     return GpuShare(uuid, 0, permille, 16 * permille)
 
 
-def card(percent: float | None, memory: dict[int, int], shares: dict[int, float] | None) -> GpuLook:
-    return GpuLook(GpuSample("GPU-0", percent, 2000, len(memory)), {p: m * MIB for p, m in memory.items()}, shares)
+def card(percent: float | None, memory: dict[int, int], shares: dict[int, float] | None) -> GpuUsageSample:
+    return GpuUsageSample(
+        GpuSample("GPU-0", percent, 2000, len(memory)), {p: m * MIB for p, m in memory.items()}, shares
+    )
 
 
 ALONE, TWO = Holder((share(),), frozenset({1, 2}), sole=True), Holder((share(),), frozenset({1, 2}), sole=False)
@@ -142,19 +152,19 @@ USES = {
 
 
 @pytest.mark.parametrize("case", USES, ids=str)
-def test_whose_use_it_is(case: str) -> None:
+def test_gpu_use_is_attributed_to_programs(case: str) -> None:
     holder, look, part, expected = USES[case]
-    seen = sights([] if look is None else [look], frozenset({1, 2, 9}))
-    assert use_of(holder, seen, {} if part is None else {"GPU-0": part}) == GpuUseOfProgram(*expected)
+    seen = observe([] if look is None else [look], frozenset({1, 2, 9}))
+    assert attribute_use(holder, seen, {} if part is None else {"GPU-0": part}) == GpuUseOfProgram(*expected)
 
 
 def test_use_is_summed_over_gpus() -> None:
     both = Holder((share(), share(uuid="GPU-1")), frozenset({1}), sole=True)
     looks = {"GPU-0": card(100.0, {1: 5}, None), "GPU-1": card(60.0, {1: 6}, None)}
-    assert use_of(both, Sights(looks), {}) == GpuUseOfProgram(160.0, 11, 2)
+    assert attribute_use(both, GpuObservations(looks), {}) == GpuUseOfProgram(160.0, 11, 2)
 
 
-def test_what_the_arbiter_counts_becomes_percent() -> None:
+def test_arbiter_counters_become_percent() -> None:
     meter = SliceMeter()
 
     def at(now: float, held_s: float, counted_at: float) -> list[float]:
@@ -171,18 +181,20 @@ def test_what_the_arbiter_counts_becomes_percent() -> None:
 
 
 class Trees:
-    """A runner whose programs have used so many seconds of processors."""
+    """A runner whose programs have used a given number of CPU seconds."""
 
     def __init__(self) -> None:
         self.cpu_s: dict[str, float] = {}
         self.surveys = 0
 
-    def survey(self, folders: list[Path]) -> dict[str, Tree]:
+    def survey(self, folders: list[Path]) -> dict[str, ProcessTree]:
         self.surveys += 1
-        return {f.name: Tree(frozenset({os.getpid()}), self.cpu_s[f.name]) for f in folders if f.name in self.cpu_s}
+        return {
+            f.name: ProcessTree(frozenset({os.getpid()}), self.cpu_s[f.name]) for f in folders if f.name in self.cpu_s
+        }
 
 
-def test_processor_time_by_the_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_use_is_computed_from_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     trees, folders = Trees(), [Path("/a"), Path("/b")]
     meter = ProgramMeter(trees)  # type: ignore[arg-type]  # as much of a runner as it uses
     monkeypatch.setattr(time, "thread_time", lambda: 0.0)
@@ -195,16 +207,16 @@ def test_processor_time_by_the_differences(monkeypatch: pytest.MonkeyPatch) -> N
     assert {key: use.cpu_percent for key, use in meter.look(folders, 13.0).items()} == {"b": 0.0}
 
 
-def test_a_machine_with_very_many_processes_is_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_with_many_processes_is_sampled_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     trees, spent = Trees(), iter(range(1000))
-    monkeypatch.setattr(time, "thread_time", lambda: next(spent) * 0.04)  # a look takes 40 ms of a processor
+    monkeypatch.setattr(time, "thread_time", lambda: next(spent) * 0.04)  # a sample takes 40 ms of CPU time
     meter = ProgramMeter(trees)  # type: ignore[arg-type]  # likewise
     for second in range(40):
         meter.look([Path("/a")], float(second))
     assert trees.surveys == 10
 
 
-def test_of_a_limited_machine_the_limited_part_is_seen(tmp_path: Path) -> None:
+def test_memory_and_cpus_of_a_limited_container_are_reported(tmp_path: Path) -> None:
     files = {
         "proc/stat": "cpu  100 0 100 800 50 0 0 0 0 0\n",
         "proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n",
@@ -226,20 +238,20 @@ def test_of_a_limited_machine_the_limited_part_is_seen(tmp_path: Path) -> None:
     assert HostMeter(tmp_path).look(10.0).memory_used_mib == 700
 
 
-# -- who is idle -----------------------------------------------------------------------------------------------------
+# -- idle programs -----------------------------------------------------------------------------------------------------
 
 HELD = (GpuShare("GPU-0", 0, 300, 4800),)
 
 
 class Watched:
-    """As much of an agent as activity needs: a program that uses no processor, on a real GPU where others compute."""
+    """The part of an agent that activity needs: a program without CPU use on a real GPU where others compute."""
 
     def __init__(self, folder: Path, computed_at: float | None) -> None:
         wanted = spec("work", gpus=HELD, emulated=False)
         self.key = wanted.key
-        order = Order(wanted, {}, (), "boot", folder)
+        order = StartRequest(wanted, {}, (), "boot", folder)
         status = replace(first_status(order, ""), started_at=1.0)
-        self.entries = {wanted.key: Entry(ReplicaFolder(folder / wanted.key), order, status)}
+        self.entries = {wanted.key: AttemptEntry(ReplicaFolder(folder / wanted.key), order, status)}
         self.sampler = SimpleNamespace(computed={} if computed_at is None else {wanted.key: computed_at})
         self.backends = SimpleNamespace(runner=SimpleNamespace(survey=lambda _folders: {}))
         self.told: list[str] = []
@@ -247,17 +259,15 @@ class Watched:
     async def gpus(self) -> list[Gpu]:
         return [Gpu("GPU-0", 0, "Tesla T4", 16_000, utilisation_percent=100)]
 
-    def publish_activity(self, entry: Entry) -> None:
-        self.told.append(entry.key)
+    def changed(self, status: ProcessStatus) -> None:
+        self.told.append(status.key)
 
 
 @pytest.mark.parametrize(
     ("seen_s_ago", "active"), [(2.0, True), (60.0, False), (None, True)], ids=["computed", "did not", "nobody can tell"]
 )
-def test_a_slice_is_idle_though_its_neighbours_compute(
-    tmp_path: Path, seen_s_ago: float | None, *, active: bool
-) -> None:
+def test_slice_is_idle_although_neighbours_compute(tmp_path: Path, seen_s_ago: float | None, *, active: bool) -> None:
     agent = Watched(tmp_path, None if seen_s_ago is None else time.monotonic() - seen_s_ago)
-    asyncio.run(Activity(agent).sample())  # type: ignore[arg-type]
+    asyncio.run(ActivitySampler(agent).sample())  # type: ignore[arg-type]
     assert (agent.told == [agent.key]) is active
     assert (agent.entries[agent.key].status.last_active_at is not None) is active

@@ -1,4 +1,4 @@
-"""A program that has to go is given notice first: a file, and a signal of its choice where it has a handler for it."""
+"""Notices before a stop: a file, and a chosen signal if the program handles it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from node_harness import AS_ROOT, Node, eventually, spec
 
-from gpupool.node.ending import Ending, ask_at
-from gpupool.node.paths import RunFolder
+from gpupool.node.host.paths import RunFolder
+from gpupool.node.shepherd.termination import Termination, ask_at
 
-NOTICE = {"reason": "PREEMPTED", "message": "blue is owed them."}
+NOTICE = {"reason": "PREEMPTED", "message": "blue reclaims its share."}
 CATCHER = (
     "import json, os, signal, sys, time\n"
     "def told(signum, frame):\n"
@@ -36,19 +36,19 @@ def ready(node: Node, key: str) -> None:
     eventually(lambda: b"ready" in node.log(key), "the program to be ready")
 
 
-def test_the_signal_finds_the_notice_written(node: Node) -> None:
+def test_notice_is_written_before_the_signal(node: Node) -> None:
     wanted = python(CATCHER, notice_signal="USR1", grace_s=30.0)
     node.start(wanted)
     ready(node, wanted.key)
     node.ask("stop", key=wanted.key, grace_s=30.0, notice=NOTICE)
     report = node.ended(wanted.key)
     assert (report.exit_code, report.reason) == (0, "stopped")
-    assert b"10 PREEMPTED blue is owed them. True" in node.log(wanted.key)
+    assert b"10 PREEMPTED blue reclaims its share. True" in node.log(wanted.key)
     assert not RunFolder(node.run).notice(wanted.key).exists()
 
 
-def test_a_wrapper_without_a_handler_lives_until_the_term(node: Node) -> None:
-    """The shell has no handler for USR1, which would kill it; its child saves, and the shell goes on."""
+def test_wrapper_without_handler_runs_until_sigterm(node: Node) -> None:
+    """The shell has no handler for USR1, which would kill it; its child saves, and the shell continues."""
     import sys
 
     line = f'{sys.executable} -c "$PROGRAM"; echo after $?'
@@ -62,7 +62,7 @@ def test_a_wrapper_without_a_handler_lives_until_the_term(node: Node) -> None:
     assert b"after 0" in node.log(wanted.key)
 
 
-def test_term_comes_before_the_kill_and_a_stop_by_a_user_at_once(node: Node) -> None:
+def test_sigterm_precedes_kill_and_user_stop_is_immediate(node: Node) -> None:
     polite = (
         "import signal,sys,time; signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(60)"
     )
@@ -78,7 +78,7 @@ def test_term_comes_before_the_kill_and_a_stop_by_a_user_at_once(node: Node) -> 
     assert node.ended(soon.key).exit_code == 7
 
 
-def test_a_notice_to_a_program_that_runs_on(node: Node) -> None:
+def test_notice_can_be_withdrawn(node: Node) -> None:
     wanted = spec("sleep 60")
     node.start(wanted)
     pid = node.running(wanted.key).pid
@@ -100,7 +100,7 @@ def test_a_notice_to_a_program_that_runs_on(node: Node) -> None:
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root runs programs as others")
-def test_the_notice_is_its_owners_alone(node: Node) -> None:
+def test_notice_is_readable_by_its_owner_only(node: Node) -> None:
     wanted = spec("sleep 60", uid=65534)
     node.start(wanted)
     node.running(wanted.key)
@@ -111,10 +111,10 @@ def test_the_notice_is_its_owners_alone(node: Node) -> None:
     node.ended(wanted.key)
 
 
-def test_when_a_program_is_asked_that_was_given_notice() -> None:
+def test_sigterm_time_after_a_notice() -> None:
     assert ask_at(100.0, 120.0) == 215.0
     assert ask_at(100.0, 4.0) == 103.0
-    ending = Ending("stopped", 110.0, ask_at=105.0)  # type: ignore[arg-type]
+    ending = Termination("stopped", 110.0, ask_at=105.0)  # type: ignore[arg-type]
     assert ending.next_at() == 105.0
     assert not ending.must_ask(104.0)
     assert ending.must_ask(105.0)

@@ -1,4 +1,4 @@
-"""What a program sees and does under a shepherd: streams, exit, limits of time, what is left behind."""
+"""Programs under a shepherd: streams, exit, time limits, remaining processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from node_harness import PATIENCE_S, PIPES, TTY, Node, RefusedError, eventually, new_key, spec
 
-from gpupool.domain import frames
-from gpupool.domain.supervision import ExitReason, ProcessPhase
+from gpupool.domain.protocol import frames
+from gpupool.domain.work.supervision import ExitReason, ProcessPhase
+from gpupool.node.host import process_tree
 
 TERM_DEAF = "trap '' TERM; echo ready; while :; do sleep 0.2; done"
 
 
-def test_output_of_both_streams_reaches_the_log(node: Node) -> None:
+def test_output_of_both_streams_is_logged(node: Node) -> None:
     wanted = spec("printf 'a\\0b'; printf err >&2; exit 3")
     report = node.run_to_end(wanted)
     assert (report.reason, report.exit_code, report.status) == (ExitReason.EXITED, 3, 3)
@@ -28,7 +29,7 @@ def test_output_of_both_streams_reaches_the_log(node: Node) -> None:
     assert node.log(wanted.key, "err") == b"err"
 
 
-def test_a_signal_is_the_exit(node: Node) -> None:
+def test_signal_is_reported_as_exit(node: Node) -> None:
     report = node.run_to_end(spec("kill -9 $$"))
     assert (report.exit_code, report.signal, report.status) == (None, 9, 137)
 
@@ -58,7 +59,7 @@ def test_environment_is_exactly_the_given_one(node: Node) -> None:
     assert b"LANG_\xff=\xfe\n" in lines
 
 
-def test_nothing_is_inherited_but_the_three_streams(node: Node) -> None:
+def test_only_the_standard_streams_are_inherited(node: Node) -> None:
     code = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int), os.getsid(0) == os.getpid())"
     wanted = spec(sys.executable, "-c", code)
     node.run_to_end(wanted)
@@ -68,7 +69,7 @@ def test_nothing_is_inherited_but_the_three_streams(node: Node) -> None:
     assert node.log(wanted.key) == b"0 set()\n"
 
 
-def test_folder_and_umask(node: Node, tmp_path: Path) -> None:
+def test_program_has_given_folder_and_umask(node: Node, tmp_path: Path) -> None:
     wanted = spec("pwd; umask", cwd=str(tmp_path), umask=0o077)
     node.run_to_end(wanted)
     assert node.log(wanted.key) == f"{tmp_path}\n0077\n".encode()
@@ -85,7 +86,7 @@ def test_folder_and_umask(node: Node, tmp_path: Path) -> None:
         (("true", "y" * 200_000), {}, 126, "Argument list too long"),
     ],
 )
-def test_what_cannot_be_started_says_why(
+def test_failed_start_reports_its_reason(
     node: Node, argv: tuple[str, ...], changes: dict[str, str], code: int, message: str
 ) -> None:
     report = node.run_to_end(spec(*argv, **changes))
@@ -93,7 +94,7 @@ def test_what_cannot_be_started_says_why(
     assert message in report.message
 
 
-def test_path_is_the_programs_own(node: Node, tmp_path: Path) -> None:
+def test_path_of_program_environment_is_used(node: Node, tmp_path: Path) -> None:
     script = tmp_path / "hello"
     script.write_text("echo hello from $0\n")  # no #! line: a shell runs it, as execvp would
     script.chmod(0o755)
@@ -103,8 +104,8 @@ def test_path_is_the_programs_own(node: Node, tmp_path: Path) -> None:
     assert node.run_to_end(spec("hello", cwd=str(tmp_path), env={"PATH": ":/bin"})).exit_code == 0
 
 
-def test_every_byte_in_and_out(node: Node) -> None:
-    """Ten MiB through `cat`, both ways at once, exactly; and the log has them too."""
+def test_all_bytes_are_transferred_in_both_directions(node: Node) -> None:
+    """Transfer ten MiB through `cat`, both ways at once; the log has them, too."""
     wanted = spec("cat", stdio=PIPES, client_bound=True)
     client = node.start_attached(wanted)
     data = os.urandom(10 << 20)
@@ -125,13 +126,13 @@ def test_every_byte_in_and_out(node: Node) -> None:
     assert hashlib.sha256(node.log(wanted.key)).digest() == hashlib.sha256(data).digest()
 
 
-def test_streams_stay_apart_over_pipes(node: Node) -> None:
+def test_streams_are_separate_over_pipes(node: Node) -> None:
     client = node.start_attached(spec("echo out; echo err >&2; exit 7", stdio=PIPES, client_bound=True))
     assert client.finish()["status"] == 7
     assert (bytes(client.out), bytes(client.err)) == (b"out\n", b"err\n")
 
 
-def test_a_program_that_closed_its_input_loses_it(node: Node) -> None:
+def test_input_after_program_closed_it_is_dropped(node: Node) -> None:
     client = node.start_attached(spec("exec <&-; sleep 0.3; echo done", stdio=PIPES, client_bound=True))
     client.until(lambda: client.pid)
     for _ in range(20):
@@ -140,7 +141,7 @@ def test_a_program_that_closed_its_input_loses_it(node: Node) -> None:
     assert client.out == b"done\n"
 
 
-def test_a_slow_client_holds_its_program_back_and_loses_nothing(node: Node) -> None:
+def test_slow_client_blocks_its_program_and_loses_nothing(node: Node) -> None:
     wanted = spec("head -c 20000000 /dev/zero; echo end >&2", stdio=PIPES, client_bound=True)
     client = node.start_attached(wanted)
     client.until(lambda: client.out)
@@ -157,8 +158,8 @@ def _asleep_writing(node: Node, key: str) -> bool:
     return any("pipe_write" in wait for wait in waits) or not any(waits)
 
 
-def test_a_viewer_far_behind_is_dropped_and_the_program_goes_on(node: Node) -> None:
-    """Its bound client holds a program back; a mere viewer beside it does not."""
+def test_slow_viewer_is_disconnected_and_program_continues(node: Node) -> None:
+    """Only the bound client blocks a program; a viewer does not."""
     wanted = spec("read go; head -c 30000000 /dev/zero; echo end >&2", stdio=PIPES, client_bound=True)
     bound = node.start_attached(wanted)
     bound.until(lambda: bound.pid)
@@ -173,7 +174,7 @@ def test_a_viewer_far_behind_is_dropped_and_the_program_goes_on(node: Node) -> N
     assert len(idle.out) < 30_000_000
 
 
-def test_terminal_has_the_clients_size_and_follows_it(node: Node) -> None:
+def test_terminal_size_follows_the_client(node: Node) -> None:
     line = "trap 'stty size; exit 0' WINCH; stty size; while :; do sleep 0.05; done"
     client = node.start_attached(spec(line, stdio=TTY, client_bound=True), rows=31, columns=99)
     client.until(lambda: b"31 99" in client.out)
@@ -182,7 +183,7 @@ def test_terminal_has_the_clients_size_and_follows_it(node: Node) -> None:
     assert b"44 120" in client.out
 
 
-def test_control_c_and_end_of_input_on_a_terminal(node: Node) -> None:
+def test_control_c_and_end_of_input_work_on_a_terminal(node: Node) -> None:
     client = node.start_attached(spec("echo ready; exec sleep 60", stdio=TTY, client_bound=True))
     client.until(lambda: b"ready" in client.out)
     client.send(frames.STDIN, b"\x03")
@@ -194,7 +195,7 @@ def test_control_c_and_end_of_input_on_a_terminal(node: Node) -> None:
     assert client.out == b"line\r\nline\r\n"
 
 
-def test_who_lets_go_of_the_terminal_is_not_hung_up_on_before_its_end(node: Node, tmp_path: Path) -> None:
+def test_program_that_closed_its_terminal_gets_no_hangup(node: Node, tmp_path: Path) -> None:
     line = f"exec 3>{tmp_path}/said <&- >&- 2>&-; sleep 0.5; echo still here >&3; echo again >/dev/tty; exit 4"
     client = node.start_attached(spec("sh", "-c", line, stdio=TTY, client_bound=True))
     assert client.finish()["exit_code"] == 4
@@ -208,7 +209,7 @@ def test_terminal_output_is_complete_at_the_end(node: Node) -> None:
     assert client.out == b"".join(b"%d\n" % i for i in range(1, 20001))
 
 
-def test_signals_reach_the_foreground(node: Node) -> None:
+def test_signals_reach_the_foreground_process(node: Node) -> None:
     line = "trap 'echo usr1; exit 9' USR1; echo ready; while :; do sleep 0.05; done"
     for stdio in (PIPES, TTY):
         wanted = spec(line, stdio=stdio, client_bound=True)
@@ -221,7 +222,7 @@ def test_signals_reach_the_foreground(node: Node) -> None:
         assert client.finish()["status"] == 9
 
 
-def test_a_gone_client_ends_its_program(node: Node) -> None:
+def test_disconnected_client_ends_its_program(node: Node) -> None:
     wanted = spec("echo ready; sleep 60", stdio=PIPES, client_bound=True)
     client = node.start_attached(wanted)
     client.until(lambda: client.out)
@@ -230,7 +231,15 @@ def test_a_gone_client_ends_its_program(node: Node) -> None:
     assert (report.reason, report.signal) == (ExitReason.CLIENT_GONE, signal.SIGTERM)
 
 
-def test_a_detached_client_leaves_its_program_running(node: Node) -> None:
+def test_parents_are_signalled_before_their_children() -> None:
+    """A shell whose child is signalled first could exit with a status instead of dying from the signal."""
+    tree = {9: [50, 3], 50: [4, 700], 3: [8], 4: [2], 700: [1]}
+    order = process_tree.descendants([9], tree)
+    assert sorted(order) == [1, 2, 3, 4, 8, 50, 700]
+    assert all(order.index(parent) < order.index(child) for parent in order for child in tree.get(parent, ()))
+
+
+def test_program_continues_after_detach(node: Node) -> None:
     wanted = spec("echo ready; read line; echo got $line", stdio=TTY, client_bound=True)
     client = node.start_attached(wanted)
     client.until(lambda: b"ready" in client.out)
@@ -244,7 +253,7 @@ def test_a_detached_client_leaves_its_program_running(node: Node) -> None:
     assert b"got hello" in again.out
 
 
-def test_viewers_come_and_go(node: Node) -> None:
+def test_viewers_connect_and_disconnect(node: Node) -> None:
     wanted = spec("read line; echo got $line", stdio=PIPES)
     node.start(wanted)
     node.running(wanted.key)
@@ -262,7 +271,7 @@ def test_viewers_come_and_go(node: Node) -> None:
 
 
 @pytest.mark.parametrize("nonsense", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, frames.encode(frames.STDIN, b"x")])
-def test_nonsense_on_the_attach_socket_harms_nobody(node: Node, nonsense: bytes) -> None:
+def test_invalid_data_on_the_attach_socket_is_harmless(node: Node, nonsense: bytes) -> None:
     wanted = spec("read line; echo $line", stdio=PIPES)
     node.start(wanted)
     stranger = node.attach(wanted.key, say_hello=False)
@@ -274,7 +283,7 @@ def test_nonsense_on_the_attach_socket_harms_nobody(node: Node, nonsense: bytes)
     stranger.close()
 
 
-def test_bad_hellos_are_not_clients(node: Node) -> None:
+def test_invalid_hello_is_refused(node: Node) -> None:
     wanted = spec("echo ran", stdio=PIPES, client_bound=True)
     bad = node.start_attached(wanted, say_hello=False)
     bad.send(frames.HELLO, b"[]")
@@ -285,19 +294,19 @@ def test_bad_hellos_are_not_clients(node: Node) -> None:
     bad.close()
 
 
-def test_daemons_go_with_their_program(node: Node) -> None:
+def test_daemons_end_with_their_program(node: Node) -> None:
     line = "(setsid sh -c 'trap \"\" TERM HUP; (sleep 1000 &) ; sleep 1000' >/dev/null 2>&1 &) ; sleep 0.3; exit 5"
     wanted = spec(line, grace_s=0.2)
     assert node.run_to_end(wanted).exit_code == 5
 
 
-def test_a_daemon_that_holds_the_output_is_ended_too(node: Node) -> None:
+def test_daemon_that_holds_the_output_is_ended(node: Node) -> None:
     wanted = spec("(setsid sleep 1000 &) ; echo out", grace_s=0.2)
     assert node.run_to_end(wanted).exit_code == 0
     assert node.log(wanted.key) == b"out\n"
 
 
-def test_stop_is_gentle_first(node: Node) -> None:
+def test_stop_sends_sigterm_first(node: Node) -> None:
     wanted = spec("trap 'echo bye; exit 4' TERM; echo ready; while :; do sleep 0.05; done 2>/dev/null")
     node.start(wanted)
     eventually(lambda: node.log(wanted.key) == b"ready\n")
@@ -308,7 +317,7 @@ def test_stop_is_gentle_first(node: Node) -> None:
 
 
 @pytest.mark.parametrize("stdio", [PIPES, TTY])
-def test_stop_kills_what_does_not_listen(node: Node, stdio: object) -> None:
+def test_stop_kills_program_that_ignores_sigterm(node: Node, stdio: object) -> None:
     wanted = spec(TERM_DEAF.replace("TERM;", "TERM HUP;"), stdio=stdio)
     node.start(wanted)
     eventually(lambda: b"ready" in node.log(wanted.key))
@@ -326,7 +335,7 @@ def test_stop_wakes_a_stopped_program(node: Node) -> None:
     assert node.ended(wanted.key).signal == signal.SIGTERM
 
 
-def test_stop_before_the_client_came(node: Node) -> None:
+def test_stop_works_before_the_client_connects(node: Node) -> None:
     wanted = spec("echo never", stdio=PIPES, client_bound=True)
     node.start(wanted)
     node.ask("stop", key=wanted.key, grace_s=5)
@@ -335,12 +344,12 @@ def test_stop_before_the_client_came(node: Node) -> None:
     assert node.log(wanted.key) == b""
 
 
-def test_time_limit(node: Node) -> None:
+def test_time_limit_ends_the_program(node: Node) -> None:
     report = node.run_to_end(spec(TERM_DEAF, max_time_s=0.3, grace_s=0.1))
     assert (report.reason, report.signal) == (ExitReason.TIME_LIMIT, signal.SIGKILL)
 
 
-def test_stop_of_the_unknown_and_the_ended_is_nothing(node: Node) -> None:
+def test_stop_of_unknown_or_ended_program_is_ignored(node: Node) -> None:
     node.ask("stop", key=new_key(), grace_s=1)
     wanted = spec("true")
     node.run_to_end(wanted)
@@ -352,7 +361,7 @@ def test_stop_of_the_unknown_and_the_ended_is_nothing(node: Node) -> None:
         node.ask("signal", key=new_key(), signum=15)
 
 
-def test_a_signal_that_comes_before_the_program_reaches_it(node: Node) -> None:
+def test_early_signal_is_delivered_after_the_start(node: Node) -> None:
     for _ in range(5):
         client = node.start_attached(spec("exec sleep 60", stdio=PIPES, client_bound=True))
         client.send(frames.SIGNAL, bytes([signal.SIGUSR1]))

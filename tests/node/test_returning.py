@@ -1,4 +1,4 @@
-"""A client whose connection breaks comes back: its program has waited, and nothing is lost either way."""
+"""Reconnection of clients: the program has waited, and no data is lost."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from node_harness import Node, eventually, spec
 
-from gpupool.domain import frames
-from gpupool.domain.logrecords import ERR, OUT
-from gpupool.domain.supervision import ExitReason, ProcessSpec, Stdio
-from gpupool.node import logs, returning
-from gpupool.node.returning import missed_of
+from gpupool.domain.protocol import frames
+from gpupool.domain.protocol.log_records import ERR, OUT
+from gpupool.domain.work.supervision import ExitReason, ProcessSpec, Stdio
+from gpupool.node.shepherd import attach_resume, output_log
+from gpupool.node.shepherd.attach_resume import missed_output
 
 LINE = """
 echo one
@@ -26,7 +26,7 @@ def waits(go: Path, stdio: Stdio = Stdio.PIPES) -> ProcessSpec:
     return spec("sh", "-c", LINE.format(go=go), stdio=stdio, client_bound=True)
 
 
-def test_what_was_missed_is_said_and_the_program_goes_on(node: Node, tmp_path: Path) -> None:
+def test_missed_output_is_sent_and_program_continues(node: Node, tmp_path: Path) -> None:
     wanted = waits(tmp_path / "go")
     first = node.start_attached(wanted, returns_s=60)
     first.until(lambda: first.out)
@@ -41,7 +41,7 @@ def test_what_was_missed_is_said_and_the_program_goes_on(node: Node, tmp_path: P
     assert second.out.endswith(b"three\ngot this\n")
 
 
-def test_a_terminal_goes_on_where_it_was(node: Node, tmp_path: Path) -> None:
+def test_terminal_continues_after_reconnection(node: Node, tmp_path: Path) -> None:
     wanted = waits(tmp_path / "go", Stdio.TTY)
     first = node.start_attached(wanted, returns_s=60)
     first.until(lambda: first.out.endswith(b"one\r\n"))
@@ -54,7 +54,7 @@ def test_a_terminal_goes_on_where_it_was(node: Node, tmp_path: Path) -> None:
     assert second.finish()["status"] == 3
 
 
-def test_who_comes_back_replaces_a_connection_that_nobody_has_missed_yet(node: Node, tmp_path: Path) -> None:
+def test_reconnection_replaces_a_stale_connection(node: Node, tmp_path: Path) -> None:
     wanted = waits(tmp_path / "go")
     first = node.start_attached(wanted, returns_s=60)
     first.until(lambda: first.out)
@@ -73,10 +73,10 @@ def test_who_comes_back_replaces_a_connection_that_nobody_has_missed_yet(node: N
 
 @pytest.mark.parametrize(
     ("returns_s", "said"),
-    [(0.3, None), (600, frames.gone()), (600, frames.gone(0.3)), (0.3, frames.gone(600))],
+    [(0.3, None), (600, frames.gone_frame()), (600, frames.gone_frame(0.3)), (0.3, frames.gone_frame(600))],
     ids=["in time", "ever", "in the time said for it", "in its own time, which nobody makes longer"],
 )
-def test_a_client_that_does_not_come_back_ends_its_program(
+def test_program_ends_if_its_client_does_not_return(
     node: Node, tmp_path: Path, returns_s: float, said: bytes | None
 ) -> None:
     wanted = waits(tmp_path / "go")
@@ -88,11 +88,11 @@ def test_a_client_that_does_not_come_back_ends_its_program(
     assert node.ended(wanted.key).reason is ExitReason.CLIENT_GONE
 
 
-def test_a_client_of_which_it_was_said_that_it_may_be_back_soon_is_waited_for(node: Node, tmp_path: Path) -> None:
+def test_announced_reconnection_is_awaited(node: Node, tmp_path: Path) -> None:
     wanted = waits(tmp_path / "go")
     first = node.start_attached(wanted, returns_s=600)
     first.until(lambda: first.out)
-    first.sock.sendall(frames.gone(60))
+    first.sock.sendall(frames.gone_frame(60))
     first.close()
     second = node.attach(wanted.key, returns_s=600, seen=[0, 0])
     second.until(lambda: second.out)
@@ -115,7 +115,7 @@ def test_a_client_of_which_it_was_said_that_it_may_be_back_soon_is_waited_for(no
     ],
     ids=range(8),
 )
-def test_nothing_that_a_client_says_of_itself_harms_the_program(node: Node, tmp_path: Path, words: bytes) -> None:
+def test_invalid_client_state_is_harmless(node: Node, tmp_path: Path, words: bytes) -> None:
     wanted = waits(tmp_path / "go")
     client = node.start_attached(wanted)
     client.until(lambda: client.out)
@@ -127,7 +127,7 @@ def test_nothing_that_a_client_says_of_itself_harms_the_program(node: Node, tmp_
     assert client.finish()["status"] == 3
 
 
-def test_a_mere_viewer_that_comes_back_binds_nothing(node: Node, tmp_path: Path) -> None:
+def test_reconnected_viewer_does_not_bind_the_program(node: Node, tmp_path: Path) -> None:
     wanted = waits(tmp_path / "go")
     client = node.start_attached(wanted)
     client.until(lambda: client.out)
@@ -140,34 +140,32 @@ def test_a_mere_viewer_that_comes_back_binds_nothing(node: Node, tmp_path: Path)
     assert client.finish()["status"] == 3
 
 
-def test_the_last_bytes_of_each_stream_come_in_order_whatever_the_segments(tmp_path: Path) -> None:
-    writer = logs.LogWriter(tmp_path / "log", 1)
+def test_last_bytes_of_each_stream_are_ordered_across_segments(tmp_path: Path) -> None:
+    writer = output_log.LogWriter(tmp_path / "log", 1)
     lines = [(OUT if n % 3 else ERR, f"{n:06}".encode() * 200) for n in range(600)]  # more than one segment
     for stream, data in lines:
         writer.write(stream, data)
     writer.close()
-    assert len(logs.segments(tmp_path / "log")) > 1
+    assert len(output_log.segments(tmp_path / "log")) > 1
     for left in ({OUT: 300_000, ERR: 5}, {OUT: 0, ERR: 1300}, {OUT: 7, ERR: 0}, {OUT: 0, ERR: 0}):
-        found = missed_of(tmp_path / "log", left)
+        found = missed_output(tmp_path / "log", left)
         for stream in (OUT, ERR):
             whole = b"".join(data for at, data in lines if at == stream)
             assert b"".join(data for at, data in found if at == stream) == whole[len(whole) - left[stream] :]
-    order = [data[-6:] for _, data in missed_of(tmp_path / "log", {OUT: 10_000, ERR: 10_000})]
+    order = [data[-6:] for _, data in missed_output(tmp_path / "log", {OUT: 10_000, ERR: 10_000})]
     assert order == sorted(order)
 
 
-def test_of_very_much_only_the_last_part_comes_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: Node
-) -> None:
-    writer = logs.LogWriter(tmp_path / "log", 1)
+def test_only_the_end_of_long_output_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: Node) -> None:
+    writer = output_log.LogWriter(tmp_path / "log", 1)
     writer.write(OUT, b"x" * 5000 + b"end")
     writer.close()
-    monkeypatch.setattr(returning, "MOST_MISSED_BYTES", 1000)
-    assert missed_of(tmp_path / "log", {OUT: 5003, ERR: 0}) == [(OUT, b"x" * 997 + b"end")]
+    monkeypatch.setattr(attach_resume, "MAX_REPLAY_BYTES", 1000)
+    assert missed_output(tmp_path / "log", {OUT: 5003, ERR: 0}) == [(OUT, b"x" * 997 + b"end")]
     wanted = spec("head -c 20000000 /dev/zero; sleep 60", stdio=Stdio.PIPES, client_bound=True)
     first = node.start_attached(wanted, returns_s=60)
     first.until(lambda: len(first.out) == 20_000_000)
     first.close()
     second = node.attach(wanted.key, returns_s=60, seen=[0, 0])
     second.until(lambda: len(second.out) == 8 << 20)
-    assert second.notes == [f"{20_000_000 - (8 << 20)} bytes of output are left out here; see its log"]
+    assert second.notes == [f"{20_000_000 - (8 << 20)} bytes of output are omitted here; see the log"]

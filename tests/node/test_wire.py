@@ -1,4 +1,4 @@
-"""What travels between control plane and agent survives JSON."""
+"""Messages between control plane and agent survive JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.domain import wire
-from gpupool.domain.gpu import ForeignProcess, Gpu, GpuHealth, NodeReport
+from gpupool.domain.decode import decode
+from gpupool.domain.nodes.gpu import ForeignProcess, Gpu, GpuHealth, NodeReport
+from gpupool.domain.protocol import node_json
 
 text = st.text(max_size=10)
 number = st.integers(0, 1 << 40)
@@ -40,8 +41,8 @@ reports = st.builds(
 
 
 @given(reports)
-def test_reports(report: NodeReport) -> None:
-    data = json.loads(json.dumps(wire.report_to_dict(report)))
-    assert wire.report_from_dict(data) == report
+def test_reports_survive_json(report: NodeReport) -> None:
+    data = json.loads(json.dumps(node_json.report_to_dict(report)))
+    assert decode(NodeReport, data) == report
     data["new"] = data["gpus"] and data["gpus"][0].setdefault("newer", 1)
-    assert wire.report_from_dict(data) == report
+    assert decode(NodeReport, data) == report

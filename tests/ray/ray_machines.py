@@ -19,6 +19,8 @@ from typing import Any
 
 from e2e_pool import COMMAND, PATIENCE_S, RealPool, alive, eventually
 
+import fork_server
+
 LAN = "10.213.{net}.{host}"
 PORT = 8443
 COUNT = "echo $$ >> starts; n=0; while [ ! -e stop ]; do n=$((n+1)); echo line $n; sleep 0.1; done; exit 7"
@@ -86,9 +88,9 @@ class Machine(RealPool):
 
     def __call__(self, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
         ok, stdin = options.pop("ok", True), options.pop("stdin", b"")
-        options = {"cwd": self.work, "env": self.env, "timeout": PATIENCE_S * 2, **options}
-        command = ["ip", "netns", "exec", self.space, str(COMMAND), *words]
-        done = subprocess.run(command, input=stdin, capture_output=True, check=False, **options)
+        timeout_s = options.pop("timeout", PATIENCE_S * 2)
+        options = {"cwd": self.work, "env": self.env, "space": self.space, **options}
+        done = fork_server.run([str(COMMAND), *words], stdin, timeout_s, **options)
         assert not ok or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
         assert b"Traceback" not in done.stderr, done.stderr.decode()
         return done
@@ -105,8 +107,8 @@ class Machine(RealPool):
 
     def begin_join(self, head: Machine, token: str, *words: str) -> subprocess.Popen[bytes]:
         """Join, in the background."""
-        command = ["ip", "netns", "exec", self.space, str(COMMAND), *self.join_words(head, token), *words]
-        return subprocess.Popen(command, env=self.env, cwd=self.work)
+        command = [str(COMMAND), *self.join_words(head, token), *words]
+        return fork_server.popen(command, env=self.env, cwd=self.work, space=self.space)
 
     def heads(self) -> dict[str, Any]:
         """The heads that this machine knows, by name."""
@@ -171,7 +173,7 @@ class Cluster:
         return str(found.get(node, "gone"))
 
     def becomes(self, node: str, state: str) -> bool:
-        return eventually(lambda: self.state_of(node) == state, PATIENCE_S * 4)
+        return eventually(lambda: self.state_of(node) == state, PATIENCE_S * 4, pause_s=0.3)
 
     def close(self) -> None:
         for machine in [*self.nodes, self.head]:
@@ -190,11 +192,11 @@ class TwoHeads(Cluster):
         self.other = Machine(folder / "h2", "1xA100", "h2", self.wire)
         self.database, self.database_address = self.wire.connect()
 
-    def lead(self, url: str) -> None:
-        """Start the first head, then let all others join at once."""
+    def lead(self, url: str, *words: str) -> None:
+        """Start the first head, with more options if any, then let all others join at once."""
         self.head.state.mkdir(mode=0o711)
         (self.head.state / "config.json").write_text(json.dumps({"node_name": "head"}))
-        self.head.head("--database", url)
+        self.head.head("--database", url, *words)
         token, for_head = self.head.token("--uses", str(len(self.nodes))), self.head.token("--head")
         joins = [self.other.begin_join(self.head, for_head, "--as-head")]
         joins += [node.begin_join(self.head, token) for node in self.nodes]
@@ -230,7 +232,9 @@ class Outsider:
 
     def begin(self, *words: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
         """Start a command of ours, with pipes."""
-        return self.begin_program(str(COMMAND), *words, cwd=cwd)
+        pipe = subprocess.PIPE
+        options = {"cwd": cwd or self.home, "env": self.env, "space": self.space}
+        return fork_server.popen([str(COMMAND), *words], stdin=pipe, stdout=pipe, stderr=pipe, **options)
 
     def begin_program(self, *command: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
         """Start any program, with pipes."""
@@ -239,7 +243,7 @@ class Outsider:
         return subprocess.Popen(full, cwd=cwd or self.home, env=self.env, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def __call__(self, *words: str, stdin: bytes = b"", cwd: Path | None = None) -> str:
-        """What a command of ours prints; it has to succeed."""
+        """Return the output of a gpupool command that must succeed."""
         began = self.begin(*words, cwd=cwd)
         out, err = began.communicate(stdin, timeout=PATIENCE_S * 2)
         assert began.returncode == 0, f"{words}: {began.returncode}\n{out!r}\n{err.decode()}"
@@ -247,7 +251,7 @@ class Outsider:
 
     def login(self, head: Machine) -> None:
         """Once, at one head."""
-        from gpupool.api.tls import fingerprint
+        from gpupool.api.server.tls import fingerprint
 
         token = head.json("token", "create", "--expires", "1h")["secret"]
         seen = fingerprint(head.state / "tls" / "cert.pem")
@@ -263,7 +267,7 @@ class Outsider:
 
 
 class Job:
-    """A program on a node that says when it starts, counts, and ends when it is told to."""
+    """A program on a node that prints when it starts, counts, and ends on request."""
 
     def __init__(self, machines: Cluster, name: str, node: Machine, *options: str) -> None:
         self.machines, self.name, self.node = machines, name, node
@@ -352,7 +356,7 @@ def ancestors_of(pid: int) -> list[str]:
 
 
 def gpus_leased(machine: Machine) -> list[int]:
-    """What is leased of every GPU, in thousandths."""
+    """Return the leased thousandths of every GPU."""
     return [gpu["allocated_permille"] for gpu in machine.json("list_gpus")["gpus"]]
 
 

@@ -1,4 +1,4 @@
-"""Whom a machine follows: what heads say, asked over TLS, and what is kept of them."""
+"""The head that a machine follows: answers of heads over TLS, and what the machine stores of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpupool.api.tls import CertificateFiles, ensure_self_signed, server_context
-from gpupool.domain.heads import Followed, Head, choose
-from gpupool.fabric.ray import following as following_module
-from gpupool.fabric.ray.following import Following, Lead, keep_heads, read_heads, term_of
+from gpupool.api.server.tls import CertificateFiles, ensure_self_signed, server_context
+from gpupool.domain.nodes.heads import FollowedHead, Head, choose_leader
+from gpupool.fabric.ray import head_selection as following_module
+from gpupool.fabric.ray.head_selection import HeadFollower, HeadLead, keep_heads, read_heads, term_of
 
 A, B = ("10.0.0.1", 8650), ("10.0.0.2", 8650)
 
@@ -25,19 +25,21 @@ A, B = ("10.0.0.1", 8650), ("10.0.0.2", 8650)
     ("said", "present", "expected"),
     [
         ({}, None, None),  # nobody leads yet: wait
-        ({"a": 5}, None, Followed("a", 5)),
-        ({"a": 5, "b": 6}, None, Followed("b", 6)),  # a was cut off and does not know it
-        ({}, Followed("a", 5), Followed("a", 5)),  # nobody answers: stay
-        ({"a": 5}, Followed("a", 5), Followed("a", 5)),
-        ({"a": 7}, Followed("a", 5), Followed("a", 7)),  # it lost its lead and has it again
-        ({"b": 6}, Followed("a", 5), Followed("b", 6)),
-        ({"a": 5, "b": 6}, Followed("a", 5), Followed("b", 6)),
-        ({"a": 5}, Followed("b", 6), Followed("b", 6)),  # an old leader is not gone back to
-        ({"b": 1}, Followed("a"), Followed("b", 1)),  # of the present one no term is known
+        ({"a": 5}, None, FollowedHead("a", 5)),
+        ({"a": 5, "b": 6}, None, FollowedHead("b", 6)),  # a was cut off and does not know it
+        ({}, FollowedHead("a", 5), FollowedHead("a", 5)),  # nobody answers: stay
+        ({"a": 5}, FollowedHead("a", 5), FollowedHead("a", 5)),
+        ({"a": 7}, FollowedHead("a", 5), FollowedHead("a", 7)),  # it lost its lead and has it again
+        ({"b": 6}, FollowedHead("a", 5), FollowedHead("b", 6)),
+        ({"a": 5, "b": 6}, FollowedHead("a", 5), FollowedHead("b", 6)),
+        ({"a": 5}, FollowedHead("b", 6), FollowedHead("b", 6)),  # an old leader is not gone back to
+        ({"b": 1}, FollowedHead("a"), FollowedHead("b", 1)),  # of the present one no term is known
     ],
 )
-def test_the_newest_term_is_followed(said: dict[str, int], present: Followed | None, expected: Followed | None) -> None:
-    assert choose(said, present) == expected
+def test_newest_term_is_followed(
+    said: dict[str, int], present: FollowedHead | None, expected: FollowedHead | None
+) -> None:
+    assert choose_leader(said, present) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_the_newest_term_is_followed(said: dict[str, int], present: Followed | N
         ({"status": "ok"}, 0),  # of an older release
     ],
 )
-def test_only_who_leads_has_a_term(health: dict[str, Any], term: int | None) -> None:
+def test_only_a_leader_has_a_term(health: dict[str, Any], term: int | None) -> None:
     assert term_of(health) == term
 
 
@@ -60,6 +62,7 @@ class StandIn:
 
     head: Head
     answers: dict[str, Any] = field(default_factory=dict)  # by path; absent: 503
+    refuses: dict[str, Any] = field(default_factory=dict)  # by path: an error instead
     asked: list[tuple[str, Any]] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)  # set: it answers
 
@@ -84,7 +87,8 @@ def stand_in(folder: Path, name: str, gcs: tuple[str, int]) -> Iterator[StandIn]
             made.asked.append((self.path, json.loads(body) if body else None))
             made.held.wait(60)
             found = made.answers.get(self.path)
-            text = json.dumps(found if found is not None else {"error": {"code": "NOT_LEADING"}}).encode()
+            error = made.refuses.get(self.path, {"code": "NOT_LEADING"})
+            text = json.dumps(found if found is not None else {"error": error}).encode()
             self.send_response(200 if found is not None else 503)
             self.send_header("content-length", str(len(text)))
             self.end_headers()
@@ -117,9 +121,9 @@ def two(tmp_path: Path) -> Iterator[tuple[StandIn, StandIn]]:
         yield a, b
 
 
-def test_a_node_follows_whoever_leads(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
+def test_node_follows_the_leader(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
     a, b = two
-    following = Following("n1", tmp_path, A, None)
+    following = HeadFollower("n1", tmp_path, A, None)
     a.leads(None)
     b.leads(None)
     assert following.look() == (False, None)
@@ -135,12 +139,10 @@ def test_a_node_follows_whoever_leads(tmp_path: Path, two: tuple[StandIn, StandI
     assert following.look() == (True, A)
 
 
-def test_a_head_follows_itself_while_nobody_else_leads_in_a_newer_term(
-    tmp_path: Path, two: tuple[StandIn, StandIn]
-) -> None:
+def test_head_follows_itself_without_a_newer_leader(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
     _, b = two
     lead = tmp_path / "leader.json"
-    following = Following("a", tmp_path, None, lead)
+    following = HeadFollower("a", tmp_path, None, lead)
     assert following.look() == (False, None)
     lead.write_text('{"leads": true, "term": 2}')
     assert following.look() == (True, None)
@@ -157,12 +159,12 @@ def test_a_head_follows_itself_while_nobody_else_leads_in_a_newer_term(
     assert [path for path, _ in two[0].asked] == []  # nobody asks itself
 
 
-def test_a_newer_leader_is_followed_before_others_have_answered(
+def test_newer_leader_is_followed_before_other_answers(
     tmp_path: Path, two: tuple[StandIn, StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = two
     monkeypatch.setattr(following_module, "ANSWER_S", 60.0)
-    following = Following("n1", tmp_path, A, None)
+    following = HeadFollower("n1", tmp_path, A, None)
     a.leads(3)
     assert following.look() == (True, A)
     following.follow(A)
@@ -175,10 +177,10 @@ def test_a_newer_leader_is_followed_before_others_have_answered(
         a.held.set()
 
 
-def test_a_head_that_begins_to_lead_asks_nobody(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
+def test_new_leader_asks_no_other_head(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
     _, b = two
     b.leads(4)
-    following = Following("a", tmp_path, None, tmp_path / "leader.json")
+    following = HeadFollower("a", tmp_path, None, tmp_path / "leader.json")
     assert following.look() == (True, B)
     following.follow(B)
     asked = len(b.asked)
@@ -187,38 +189,38 @@ def test_a_head_that_begins_to_lead_asks_nobody(tmp_path: Path, two: tuple[Stand
     assert len(b.asked) == asked
 
 
-def test_where_there_is_one_head_nobody_is_asked(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
+def test_single_head_asks_no_other_head(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
     a, b = two
-    assert Following("a", tmp_path, None, None).look() == (True, None)  # a head with a database of its own
+    assert HeadFollower("a", tmp_path, None, None).look() == (True, None)  # a head with a database of its own
     keep_heads(tmp_path, [a.head])
-    assert Following("a", tmp_path, None, tmp_path / "none").look() == (True, None)
-    assert Following("n1", tmp_path, A, None).look() == (True, A)
+    assert HeadFollower("a", tmp_path, None, tmp_path / "none").look() == (True, None)
+    assert HeadFollower("n1", tmp_path, A, None).look() == (True, A)
     keep_heads(tmp_path, [b.head])  # the one that it joined at has gone for good
-    assert Following("n1", tmp_path, A, None).look() == (True, B)
+    assert HeadFollower("n1", tmp_path, A, None).look() == (True, B)
     (tmp_path / "heads.json").unlink()
-    assert Following("n1", tmp_path, A, None).look() == (True, A)
+    assert HeadFollower("n1", tmp_path, A, None).look() == (True, A)
     assert a.asked == b.asked == []
 
 
-def test_who_shows_another_certificate_is_not_believed(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
+def test_head_with_other_certificate_is_not_trusted(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
     a, b = two
     forged = Head("a", b.head.url, a.head.certificate, *A)
     keep_heads(tmp_path, [forged, b.head])
     b.leads(9)
-    following = Following("n1", tmp_path, A, None)
+    following = HeadFollower("n1", tmp_path, A, None)
     assert following.look() == (True, B)
     assert len(b.asked) == 1
 
 
-def test_a_node_learns_of_heads_that_came_later(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
+def test_node_learns_of_new_heads(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
     a, b = two
     keep_heads(tmp_path, [a.head])
     member = {"url": a.head.url, "certificate": a.head.certificate, "node": "n1", "secret": "s"}
     (tmp_path / "member.json").write_text(json.dumps(member))
-    path = "/v1/members/n1/standing"
+    path = "/v1/members/n1/heads"
     both = [{**_plain(head), "strange": 1} for head in (a.head, b.head)]
     a.answers[path] = {"state": "up", "heads": both}
-    following = Following("n1", tmp_path, A, None)
+    following = HeadFollower("n1", tmp_path, A, None)
     following.refresh()
     assert a.asked == [(path, {"secret": "s"})]
     assert read_heads(tmp_path) == (a.head, b.head)
@@ -231,7 +233,46 @@ def test_a_node_learns_of_heads_that_came_later(tmp_path: Path, two: tuple[Stand
     assert read_heads(tmp_path) == (b.head,)  # none at all is no answer
 
 
-def test_heads_are_kept_for_the_owner_alone_and_damage_is_none(tmp_path: Path) -> None:
+def joined(folder: Path, head: Head) -> HeadFollower:
+    """A node that joined at a head and knows no other."""
+    keep_heads(folder, [head])
+    member = {"url": head.url, "certificate": head.certificate, "node": "n1", "secret": "s"}
+    (folder / "member.json").write_text(json.dumps(member))
+    return HeadFollower("n1", folder, A, None)
+
+
+def test_node_learns_of_leader_from_a_known_head(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
+    a, b = two
+    following = joined(tmp_path, a.head)
+    a.leads(None)
+    b.leads(6)
+    a.answers["/v1/members/n1/heads"] = {"heads": [_plain(a.head), _plain(b.head)]}  # it waits, and knows all heads
+    following.refresh()
+    assert following.look() == (True, B)
+
+
+def test_head_of_older_release_is_supported(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
+    a, b = two
+    following = joined(tmp_path, a.head)
+    a.answers["/v1/members/n1/standing"] = {"state": "up", "heads": [_plain(a.head), _plain(b.head)]}
+    following.refresh()
+    assert read_heads(tmp_path) == (a.head, b.head)
+
+
+def test_removed_machine_is_informed_and_stays_out(tmp_path: Path, two: tuple[StandIn, StandIn]) -> None:
+    a, _ = two
+    following = joined(tmp_path, a.head)
+    following.refresh()
+    assert following.removed is None  # that a head does not lead, or does not know a machine, is no removal
+    said = {"code": "NODE_REMOVED", "message": "n1 was removed", "hint": "Join again."}
+    a.refuses["/v1/members/n1/heads"] = said
+    following.refresh()
+    assert following.removed is not None
+    assert following.removed.to_dict() == said
+    assert (tmp_path / "removed.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_list_of_heads_is_private_and_damaged_list_is_ignored(tmp_path: Path) -> None:
     head = Head("a", "https://10.0.0.1:8443", "pem", *A, 7.0)
     keep_heads(tmp_path, [head])
     path = tmp_path / "heads.json"
@@ -243,13 +284,13 @@ def test_heads_are_kept_for_the_owner_alone_and_damage_is_none(tmp_path: Path) -
         assert read_heads(tmp_path) == ()
 
 
-def test_what_the_control_plane_says_is_read_or_nothing(tmp_path: Path) -> None:
+def test_answer_of_control_plane_is_parsed_or_ignored(tmp_path: Path) -> None:
     path = tmp_path / "leader.json"
-    assert Lead.read(path) is None
+    assert HeadLead.read(path) is None
     path.write_text('{"leads": true, "term": 8}')
-    assert Lead.read(path) == Lead(leads=True, term=8)
+    assert HeadLead.read(path) == HeadLead(leads=True, term=8)
     path.write_text("{")
-    assert Lead.read(path) is None
+    assert HeadLead.read(path) is None
 
 
 def _plain(head: Head) -> dict[str, Any]:

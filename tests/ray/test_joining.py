@@ -1,4 +1,4 @@
-"""Join tokens: who may make them, whom they let in, and what a machine is given."""
+"""Join tokens: who may create them, which machines they admit, and what a machine gets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from gpupool.daemon.heads import database_for_others
-from gpupool.domain.access import Actor, Role
+from gpupool.daemon.cluster.heads import database_for_others
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.heads import Head as ClusterHead
-from gpupool.domain.heads import HeadStanding
-from gpupool.domain.joining import JoinText, Member, Versions
+from gpupool.domain.nodes.heads import Head as ClusterHead
+from gpupool.domain.nodes.heads import HeadStatus
+from gpupool.domain.nodes.joining import JoinText, Member, Versions
+from gpupool.domain.people.access import Actor, Role
 from gpupool.fabric.ray.authority import FolderAuthority, new_request, versions
-from gpupool.fabric.ray.following import read_heads
-from gpupool.services.heads import HeadOffer, Heads
-from gpupool.services.joining import HeadFacts, Invitation, JoinRequest, JoinService, check_versions
+from gpupool.fabric.ray.head_selection import read_heads, read_refused
+from gpupool.services.cluster.heads import HeadOffer, Heads
+from gpupool.services.cluster.joining import HeadFacts, Invitation, JoinRequest, JoinService, check_versions
 from gpupool.store import SqlStore, open_store
 
 ROOT = Actor("root", Role.ADMIN, "test", 0)
@@ -40,7 +40,7 @@ class Clock:
 
 
 class Engine:
-    """As much of an engine as joining needs."""
+    """The parts of an engine that joining needs."""
 
     def __init__(self, store: SqlStore, authority: FolderAuthority | None) -> None:
         self.ports = self
@@ -49,7 +49,7 @@ class Engine:
         self.clock = Clock()
         self.authority = authority
 
-    async def alone(self, work: Any) -> None:
+    async def run_exclusive(self, work: Any) -> None:
         await work()
 
 
@@ -72,6 +72,14 @@ class Nodes:
         raise GpupoolError(ErrorCode.UNKNOWN_NODE, name)
 
 
+class Access:
+    def on_revoked(self, act: Any) -> None:
+        self.revoke = act
+
+    async def end_of(self, actor: Actor) -> float:
+        return 50.0 if actor.token_id else float("inf")
+
+
 class Head:
     """A head on a real database, with a real authority."""
 
@@ -82,7 +90,7 @@ class Head:
         self.engine = Engine(store, self.authority)
         facts = HeadFacts("pool", "0.0.0.0:8443")
         self.heads = Heads(self.engine, FIRST, database)  # type: ignore[arg-type]
-        self.service = JoinService(self.engine, Permissions(), Nodes(), facts, self.heads)  # type: ignore[arg-type]
+        self.service = JoinService(self.engine, Permissions(), Nodes(), facts, Access(), self.heads)  # type: ignore[arg-type]
 
     async def invite(self, **options: Any) -> Invitation:
         return await self.service.create_token(ROOT, **({"expires_in_s": 60.0} | options))
@@ -111,14 +119,14 @@ async def refusal(work: Coroutine[Any, Any, Any]) -> ErrorCode:
     return caught.value.code
 
 
-def test_what_is_carried_to_a_machine_can_be_read_there() -> None:
+def test_transferred_credentials_are_readable() -> None:
     text = JoinText("gpj_ab12cd34_" + "0" * 40, "f" * 64)
     assert JoinText.read(f" {text}\n") == text
     for other in ("", "gpt_a_b", str(text)[:-1], str(text).replace("gpj", "gpt"), "gpj_" + "x" * 300):
         assert JoinText.read(other) is None
 
 
-def test_a_token_lets_as_many_machines_in_as_it_says(tmp_path: Path) -> None:
+def test_join_token_admits_its_number_of_machines(tmp_path: Path) -> None:
     async def scene(head: Head) -> None:
         invitation = await head.invite(uses=2)
         assert invitation.head == "10.0.0.1:8443"
@@ -131,7 +139,7 @@ def test_a_token_lets_as_many_machines_in_as_it_says(tmp_path: Path) -> None:
     with_head(tmp_path, scene)
 
 
-def test_two_machines_cannot_use_the_last_use(tmp_path: Path) -> None:
+def test_last_use_of_join_token_is_exclusive(tmp_path: Path) -> None:
     async def scene(head: Head) -> list[str]:
         invitation = await head.invite()
         tries = (head.service.join(head.request(invitation, f"m{n}")) for n in range(5))
@@ -141,7 +149,7 @@ def test_two_machines_cannot_use_the_last_use(tmp_path: Path) -> None:
     assert sorted(with_head(tmp_path, scene)) == ["Admission", *["GpupoolError"] * 4]
 
 
-def test_tokens_that_ended_or_were_revoked_or_never_were_let_nobody_in(tmp_path: Path) -> None:
+def test_expired_revoked_or_unknown_join_tokens_are_refused(tmp_path: Path) -> None:
     async def scene(head: Head) -> None:
         old, revoked = await head.invite(expires_in_s=10.0), await head.invite()
         await head.service.revoke_token(ROOT, revoked.token.id)
@@ -155,7 +163,7 @@ def test_tokens_that_ended_or_were_revoked_or_never_were_let_nobody_in(tmp_path:
     with_head(tmp_path, scene)
 
 
-def test_only_administrators_make_see_and_revoke_tokens(tmp_path: Path) -> None:
+def test_only_administrators_manage_join_tokens(tmp_path: Path) -> None:
     async def scene(head: Head) -> None:
         made = await head.invite()
         for work in (
@@ -168,7 +176,7 @@ def test_only_administrators_make_see_and_revoke_tokens(tmp_path: Path) -> None:
     with_head(tmp_path, scene)
 
 
-def test_a_name_is_one_machines(tmp_path: Path) -> None:
+def test_node_name_belongs_to_one_machine(tmp_path: Path) -> None:
     async def scene(head: Head) -> None:
         invitation = await head.invite(uses=5)
         key = tmp_path / "node.key"
@@ -193,14 +201,14 @@ def test_a_name_is_one_machines(tmp_path: Path) -> None:
         (dataclasses.replace(SAME, gpupool="0.2.0"), "gpupool 0.2.0 (the head has 0.1.0)"),
     ],
 )
-def test_versions_that_do_not_fit_are_named(theirs: Versions, said: str) -> None:
+def test_incompatible_versions_are_named(theirs: Versions, said: str) -> None:
     check_versions(SAME, dataclasses.replace(SAME, gpupool="0.1.9"))
     with pytest.raises(GpupoolError) as caught:
         check_versions(SAME, theirs)
     assert said in caught.value.message
 
 
-def test_a_certificate_says_what_the_head_decided_and_nothing_that_was_asked(tmp_path: Path) -> None:
+def test_certificate_has_only_contents_decided_by_the_head(tmp_path: Path) -> None:
     authority = FolderAuthority(tmp_path / "cluster", "10.0.0.1", 8650)
     authority.establish("head")
     papers = authority.papers("n1", "10.0.0.2", new_request(tmp_path / "none", "head")[1])
@@ -217,7 +225,7 @@ def test_a_certificate_says_what_the_head_decided_and_nothing_that_was_asked(tmp
         authority.papers("n1", "gpu2.example.org", new_request(tmp_path / "none", "n1")[1])
 
 
-def test_a_head_that_starts_again_keeps_its_authority_and_token(tmp_path: Path) -> None:
+def test_restarted_head_keeps_authority_and_token(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     for _ in range(2):
         FolderAuthority(folder, "10.0.0.1", 8650).establish("head")
@@ -227,7 +235,7 @@ def test_a_head_that_starts_again_keeps_its_authority_and_token(tmp_path: Path) 
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
-def test_a_machine_speaks_for_itself_only_with_its_secret(tmp_path: Path) -> None:
+def test_machine_is_identified_by_its_secret(tmp_path: Path) -> None:
     async def scene(head: Head) -> None:
         admission = await head.service.join(head.request(await head.invite(), "n7"))
         assert (await head.service.standing("n7", admission.secret)).state is None
@@ -235,7 +243,26 @@ def test_a_machine_speaks_for_itself_only_with_its_secret(tmp_path: Path) -> Non
         assert await refusal(head.service.leave("n2", admission.secret, force=True)) is ErrorCode.UNAUTHENTICATED
         await head.service.leave("n7", admission.secret, force=False)
         await head.service.gone("n7", admission.secret)
-        assert await refusal(head.service.standing("n7", admission.secret)) is ErrorCode.UNAUTHENTICATED
+        assert await refusal(head.service.standing("n7", admission.secret)) is ErrorCode.NODE_REMOVED
+
+    with_head(tmp_path, scene)
+
+
+def test_removed_machine_needs_a_new_join_token(tmp_path: Path) -> None:
+    async def scene(head: Head) -> None:
+        service, folder = head.service, head.folder
+        old = await service.join(head.request(await head.invite(), "n7"))
+        await head.engine.joins.drop_member("n7", dataclasses.replace(EVENT, actor="ann"))
+        await head.heads.refresh()
+        for work in (service.standing, service.heads_for, service.gone):
+            assert await refusal(work("n7", old.secret)) is ErrorCode.NODE_REMOVED
+        assert read_refused(folder) == {"n7"}  # for this machine's bridge
+        new = await service.join(head.request(await head.invite(), "n7"))
+        assert read_refused(folder) == frozenset()
+        assert (await service.standing("n7", new.secret)).state is None
+        assert await refusal(service.standing("n7", old.secret)) is ErrorCode.NODE_REMOVED  # the name may be reused
+        with pytest.raises(GpupoolError, match="removed from the pool by ann"):
+            await service.standing("n7", old.secret)
 
     with_head(tmp_path, scene)
 
@@ -244,7 +271,7 @@ def wish(head: Head) -> HeadOffer:
     return HeadOffer("https://10.0.0.2:8443", (head.folder / "node.pem").read_text(), 8650)
 
 
-def test_a_token_for_heads_makes_one_that_everybody_hears_of(tmp_path: Path) -> None:
+def test_head_token_admits_a_head_that_all_nodes_learn(tmp_path: Path) -> None:
     async def scene(head: Head) -> None:
         await head.heads.announce()
         assert head.heads.standing("head") is None  # the only one
@@ -261,8 +288,8 @@ def test_a_token_for_heads_makes_one_that_everybody_hears_of(tmp_path: Path) -> 
         assert (await head.service.standing("n1x", before.secret)).heads == admission.heads
         assert read_heads(head.folder) == admission.heads  # for this machine's own Ray
         assert [head.heads.standing(name) for name in ("head", "h2", "n1x")] == [
-            HeadStanding.LEADS,
-            HeadStanding.WAITS,
+            HeadStatus.LEADS,
+            HeadStatus.WAITS,
             None,
         ]
         await head.service.leave("h2", admission.secret, force=False)
@@ -272,7 +299,7 @@ def test_a_token_for_heads_makes_one_that_everybody_hears_of(tmp_path: Path) -> 
     with_head(tmp_path, scene)
 
 
-def test_a_head_is_refused_without_a_token_for_it_and_loses_no_use(tmp_path: Path) -> None:
+def test_head_needs_head_token_and_refusal_uses_no_admission(tmp_path: Path) -> None:
     async def scene(head: Head) -> None:
         invitation = await head.invite()
         assert await refusal(head.service.join(head.request(invitation, "h2", head=wish(head)))) is ErrorCode.FORBIDDEN
@@ -286,7 +313,7 @@ def test_a_head_is_refused_without_a_token_for_it_and_loses_no_use(tmp_path: Pat
     with_head(tmp_path, scene)
 
 
-def test_a_pool_whose_database_is_its_own_has_one_head(tmp_path: Path) -> None:
+def test_pool_with_sqlite_has_one_head(tmp_path: Path) -> None:
     async def scene(first: Head) -> None:
         invitation = await first.invite(for_head=True)
         head = Head(tmp_path, first.engine.store, None)  # it was PostgreSQL before
@@ -301,10 +328,13 @@ def test_a_pool_whose_database_is_its_own_has_one_head(tmp_path: Path) -> None:
     with_head(tmp_path, scene)
 
 
-def test_the_head_that_leads_does_not_leave(tmp_path: Path) -> None:
+def test_leader_cannot_leave(tmp_path: Path) -> None:
     async def scene(head: Head) -> None:
         await head.heads.announce()
-        secret = await head.service.enrol(FIRST, new_request(head.folder / "node.key", "head")[1])
+        secret = "a-secret"
+        await head.service.enrol(FIRST, new_request(head.folder / "node.key", "head")[1], secret)
+        assert await head.service.knows("head", secret)
+        assert not await head.service.knows("head", "another")
         for force in (False, True):
             assert await refusal(head.service.leave("head", secret, force=force)) is ErrorCode.WRONG_STATE
 
@@ -327,5 +357,5 @@ def test_the_head_that_leads_does_not_leave(tmp_path: Path) -> None:
         ("postgresql://u@[fd00::1]:5432/p", "postgresql://u@[fd00::1]:5432/p"),
     ],
 )
-def test_which_database_another_machine_reaches(url: str | None, others: str | None) -> None:
+def test_database_url_for_other_machines(url: str | None, others: str | None) -> None:
     assert database_for_others(url) == others

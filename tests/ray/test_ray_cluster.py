@@ -1,4 +1,4 @@
-"""A cluster of machines with real Rays: what joins, what it keeps to itself, and what it survives.
+"""A cluster of machines with real Ray: joining, isolation, and faults that it survives.
 
 One pool for the whole module; the tests come in the order in which they are written.
 """
@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,18 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def leased(machines: Cluster) -> dict[str, int]:
-    """What is leased of each GPU, by node."""
+    """Return the leased part of each GPU, by node."""
     views = machines.head.json("nodes")["nodes"]
     return {view["name"]: sum(gpu["allocated_permille"] for gpu in view["gpus"]) for view in views}
+
+
+@pytest.fixture(autouse=True)
+def ended_jobs(machines: Cluster) -> Iterator[None]:
+    """End the jobs that a failed test leaves running: they would hold the GPU during all later tests."""
+    yield
+    for starts in machines.head.work.glob("*/starts"):
+        (starts.parent / "stop").touch()
+    assert eventually(lambda: not any(leased(machines).values()))
 
 
 def test_machines_join_and_run_work(machines: Cluster) -> None:
@@ -32,7 +42,7 @@ def test_machines_join_and_run_work(machines: Cluster) -> None:
         assert (done.returncode, done.stdout) == (3, b"hello\n")
 
 
-def test_nothing_of_ray_reaches_a_program_and_no_program_is_rays(machines: Cluster) -> None:
+def test_programs_are_isolated_from_ray(machines: Cluster) -> None:
     node = machines.nodes[0]
     job = Job(machines, "apart", node)
     assert not [name for name in environment_of(job.starts[0]) if "RAY" in name.upper()]
@@ -46,7 +56,7 @@ def test_nothing_of_ray_reaches_a_program_and_no_program_is_rays(machines: Clust
     job.ends_well()
 
 
-def test_keys_tokens_and_sockets_are_closed_to_others(machines: Cluster) -> None:
+def test_keys_tokens_and_sockets_are_private(machines: Cluster) -> None:
     for machine in (machines.head, *machines.nodes):
         secrets = machine.state / "cluster"
         assert secrets.stat().st_mode & 0o777 == 0o700
@@ -72,7 +82,7 @@ except OSError:
 """
 
 
-def test_ports_answer_only_to_who_has_a_certificate_of_the_pool(machines: Cluster) -> None:
+def test_ports_need_a_certificate_of_the_pool(machines: Cluster) -> None:
     node = machines.nodes[0]
     own = [str(node.state / "cluster" / name) for name in ("node.pem", "node.key")]
 
@@ -86,13 +96,13 @@ def test_ports_answer_only_to_who_has_a_certificate_of_the_pool(machines: Cluste
         assert heard(machine, port, *own) == b"1"
 
 
-def test_a_used_up_token_lets_nobody_in(machines: Cluster) -> None:
+def test_used_join_token_is_refused(machines: Cluster) -> None:
     tokens = machines.head.json("join-token", "list")["join_tokens"]
     assert [token["uses_left"] for token in tokens] == [0]
     assert "secret_sha256" not in tokens[0]
 
 
-def test_a_job_survives_relay_raylet_bridge_and_gcs(machines: Cluster) -> None:
+def test_job_survives_relay_raylet_bridge_and_gcs(machines: Cluster) -> None:
     node, head = machines.nodes[0], machines.head
     job = Job(machines, "outlives-connections", node)
     node.kill_ray("ray::Relay")
@@ -102,14 +112,14 @@ def test_a_job_survives_relay_raylet_bridge_and_gcs(machines: Cluster) -> None:
     still_held(machines, job)
 
 
-def test_a_job_survives_all_of_ray_on_the_head(machines: Cluster) -> None:
+def test_job_survives_restart_of_ray_on_the_head(machines: Cluster) -> None:
     job = Job(machines, "outlives-head", machines.nodes[0])
     os.kill(machines.head.pids()["ray"], signal.SIGKILL)
     still_held(machines, job)
 
 
 def still_held(machines: Cluster, job: Job) -> None:
-    """The job runs, what it holds is nobody else's, and its end is heard of once there is a connection again."""
+    """Check that the job runs, keeps its GPU, and that its end is reported after the connection returns."""
     assert job.runs()
     assert leased(machines)[job.node.name] == 500
     job.ends_well()
@@ -117,7 +127,7 @@ def still_held(machines: Cluster, job: Job) -> None:
     assert machines.becomes(job.node.name, "up")
 
 
-def test_a_cut_cable_is_noticed_and_nothing_is_lost(machines: Cluster) -> None:
+def test_disconnected_node_is_noticed_and_nothing_is_lost(machines: Cluster) -> None:
     node = machines.nodes[0]
     job = Job(machines, "cut-off", node)
     machines.wire.pull(node.space)
@@ -131,7 +141,7 @@ def test_a_cut_cable_is_noticed_and_nothing_is_lost(machines: Cluster) -> None:
     job.ends_well()
 
 
-def test_a_node_is_upgraded_while_its_job_runs(machines: Cluster) -> None:
+def test_node_upgrade_does_not_end_its_job(machines: Cluster) -> None:
     node = machines.nodes[0]
     job = Job(machines, "upgraded", node)
     node("down")
@@ -142,7 +152,7 @@ def test_a_node_is_upgraded_while_its_job_runs(machines: Cluster) -> None:
     job.ends_well()
 
 
-def test_a_machine_leaves_only_without_work(machines: Cluster) -> None:
+def test_machine_with_work_cannot_leave(machines: Cluster) -> None:
     node = machines.nodes[0]
     job = Job(machines, "stays", node, "--no-preemptible")
     refused = node("leave", ok=False)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from gpupool.fabric.machines import directory as directory_module
+from gpupool.fabric.machines.directory import BridgeDirectory
 from gpupool.fabric.ray import bridge as bridge_module
-from gpupool.fabric.ray import directory as directory_module
 from gpupool.fabric.ray import relay as relay_module
-from gpupool.fabric.ray.directory import BridgeDirectory
 from gpupool.fabric.ray.relay import AGENT_SOCKET_VARIABLE, PIECE, Relay
-from gpupool.fabric.ray.tunnel import Refused, Tunnel
+from gpupool.fabric.ray.remote_node import AgentRefused, Tunnel
 
 
 class Hurried:
@@ -70,7 +70,7 @@ async def outlet(relay: Relay, path: Path, seed: int = 0) -> AsyncIterator[list[
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tunnel = Tunnel(FarAway(relay, seed), reader, writer)  # type: ignore[arg-type]
         tunnels.append(tunnel)
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(AgentRefused):
             await tunnel.run()
         writer.close()
 
@@ -79,7 +79,7 @@ async def outlet(relay: Relay, path: Path, seed: int = 0) -> AsyncIterator[list[
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_bytes_arrive_in_order_whatever_calls_do(relay: Relay, tmp_path: Path, seed: int) -> None:
+def test_bytes_arrive_in_order_despite_failed_calls(relay: Relay, tmp_path: Path, seed: int) -> None:
     said = random.Random(seed).randbytes(9 * PIECE + 17)
 
     async def scene() -> bytes:
@@ -99,7 +99,7 @@ async def _say(writer: asyncio.StreamWriter, data: bytes) -> None:
     await writer.drain()
 
 
-def test_what_the_agent_said_before_it_hung_up_arrives(relay: Relay, tmp_path: Path) -> None:
+def test_last_bytes_before_disconnect_arrive(relay: Relay, tmp_path: Path) -> None:
     async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"x" * (3 * PIECE))
         writer.close()
@@ -114,7 +114,7 @@ def test_what_the_agent_said_before_it_hung_up_arrives(relay: Relay, tmp_path: P
     assert asyncio.run(scene()) == 3 * PIECE
 
 
-def test_whoever_hangs_up_is_noticed_at_the_other_end(relay: Relay, tmp_path: Path) -> None:
+def test_disconnect_is_noticed_at_the_other_end(relay: Relay, tmp_path: Path) -> None:
     gone = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -136,7 +136,7 @@ def test_whoever_hangs_up_is_noticed_at_the_other_end(relay: Relay, tmp_path: Pa
     assert asyncio.run(scene()) == 0
 
 
-def test_an_agent_that_is_away_is_an_end_at_once(relay: Relay, tmp_path: Path) -> None:
+def test_connection_to_missing_agent_ends_at_once(relay: Relay, tmp_path: Path) -> None:
     async def scene() -> bytes:
         async with outlet(relay, tmp_path / "near.sock"):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "near.sock")
@@ -147,9 +147,7 @@ def test_an_agent_that_is_away_is_an_end_at_once(relay: Relay, tmp_path: Path) -
     assert asyncio.run(scene()) == b""
 
 
-def test_connections_of_a_bridge_that_died_are_closed(
-    relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_of_dead_bridge_are_closed(relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "_SWEEP_S", 0.01)
     monkeypatch.setattr(relay_module, "DESERTED_AFTER_S", 0.05)
 
@@ -167,9 +165,7 @@ def test_connections_of_a_bridge_that_died_are_closed(
     assert asyncio.run(scene()) == 1
 
 
-def test_a_node_is_where_the_bridge_has_put_a_socket_and_stays_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_appears_with_its_socket_and_stays_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_module, "LOOK_EVERY_S", 0.01)
     (tmp_path / "gpu2.sock").touch()
     (tmp_path / ".gpu3.sock.tmp").touch()
@@ -186,7 +182,7 @@ def test_a_node_is_where_the_bridge_has_put_a_socket_and_stays_known(
     assert asyncio.run(scene()) == [("gpu2", tmp_path / "gpu2.sock"), ("gpu1", tmp_path / "gpu1.sock")]
 
 
-def test_a_bridge_lists_machines_that_live_and_say_who_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bridge_lists_running_identified_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     class FakeRay:
         @staticmethod
         def nodes() -> list[dict[str, Any]]:

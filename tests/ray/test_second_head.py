@@ -50,7 +50,7 @@ def nodes_as_heads(asked: Machine) -> dict[str, tuple[str, str | None]]:
     return {node["name"]: (node["state"], node["head"]) for node in asked.json("nodes")["nodes"]}
 
 
-def test_only_a_token_for_heads_makes_one(heads: TwoHeads) -> None:
+def test_head_needs_a_head_token(heads: TwoHeads) -> None:
     stranger = Machine(heads.head.folder.parent / "n9", "1xT4", "n9", heads.wire)
     refused = stranger(*stranger.join_words(heads.head, heads.head.token()), "--as-head", ok=False)
     assert refused.returncode != 0
@@ -61,7 +61,7 @@ def test_only_a_token_for_heads_makes_one(heads: TwoHeads) -> None:
     assert sorted(token["for_head"] for token in listed) == [False, False, True]
 
 
-def test_who_leads_and_who_waits_is_shown(heads: TwoHeads) -> None:
+def test_leader_and_standby_are_shown(heads: TwoHeads) -> None:
     expected = {"head": ("up", "leads"), "h2": ("up", "waits"), "n1": ("up", None), "n2": ("up", None)}
     assert eventually(lambda: nodes_as_heads(heads.head) == expected)
     assert "gcs_server" in str(heads.head.processes())
@@ -73,7 +73,7 @@ def test_who_leads_and_who_waits_is_shown(heads: TwoHeads) -> None:
 ASK = """
 import asyncio, sys
 from pathlib import Path
-from gpupool.daemon.other_heads import HeadsOfFolder
+from gpupool.daemon.cluster.peer_heads import HeadsOfFolder
 from gpupool.domain.errors import GpupoolError
 try:
     print("needed", asyncio.run(HeadsOfFolder(Path(sys.argv[1])).needed(sys.argv[2])))
@@ -83,13 +83,13 @@ except GpupoolError as error:
 
 
 def answer_to(asks: Machine, head: str) -> str:
-    """What a head answers to a machine that asks it with its own secret which folders are needed."""
+    """Return a head's answer to a machine that asks with its own secret for the needed folders."""
     command = ["ip", "netns", "exec", asks.space, sys.executable, "-c", ASK, str(asks.state / "cluster"), head]
     done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=PATIENCE_S)
     return done.stdout.strip()
 
 
-def test_files_are_given_to_heads_only(heads: TwoHeads) -> None:
+def test_files_are_sent_to_heads_only(heads: TwoHeads) -> None:
     node = heads.nodes[0]
     assert answer_to(heads.other, "head") == "needed []"
     assert eventually(lambda: answer_to(heads.head, "h2") == "NOT_LEADING")
@@ -144,11 +144,11 @@ class User:
         return {head["name"]: head["last"] for head in pool["heads"]}
 
     def submits(self) -> None:
-        """One more command, while nobody leads."""
+        """Submit one more job while no head leads."""
         self.late = self.machine.begin("submit", "late", "-g", "0", "--", "true")
 
     def goes_on(self) -> None:
-        """Everything is whole, and nobody has logged in again."""
+        """Check that all jobs are complete without a new login."""
         _, err = self.late.communicate(timeout=PATIENCE_S * 2)
         assert self.late.returncode == 0, err.decode()
         assert self.heads() == {"head": False, "h2": True}
@@ -161,12 +161,12 @@ class User:
         assert (self.said + out).decode().split("\n") == [*said, ""]
 
     def read_the_log(self, job: Job) -> None:
-        """What was followed is what is kept."""
+        """Check that the followed output equals the stored log."""
         out, err = self.log.communicate(timeout=PATIENCE_S * 2)
         assert out.decode().splitlines() == job.output(), err.decode()
 
 
-def test_the_machine_that_leads_is_lost(
+def test_standby_takes_over_from_lost_leader(
     heads: TwoHeads, tmp_path: Path, record_property: pytest.FixtureRequest
 ) -> None:
     first, second = heads.head, heads.other
@@ -195,7 +195,7 @@ def test_the_machine_that_leads_is_lost(
         code, said = reason_of(second, name)
         assert code == "FOLDER"
         assert "waits for its folder" in said
-        assert "head may have it and cannot be asked" in said
+        assert "head may have it but cannot be reached" in said
     for job in jobs:
         job.ends_well()
     assert second.becomes("sent-before", "succeeded")
@@ -204,7 +204,7 @@ def test_the_machine_that_leads_is_lost(
     user.read_the_log(jobs[0])
 
 
-def test_who_led_comes_back_as_the_one_that_waits(heads: TwoHeads) -> None:
+def test_old_leader_returns_as_standby(heads: TwoHeads) -> None:
     back = heads.other
     for path in (back.state / "files").glob("u-*/blobs/*/*"):
         if path.read_bytes() == b"in the folder of sent-and-lost\n":
@@ -222,10 +222,10 @@ def test_who_led_comes_back_as_the_one_that_waits(heads: TwoHeads) -> None:
     assert heads.head.becomes("sent-and-lost", "failed")
     replica = heads.head.json("describe", "sent-and-lost")["replicas"][0]
     assert (replica["reason"], replica["attempt"]) == ("START_FAILED", 0)
-    assert "not kept here" in replica["message"]
+    assert "files are not on the leader" in replica["message"]
 
 
-def test_a_machine_that_leaves_by_force_ends_what_runs_there(heads: TwoHeads) -> None:
+def test_forced_leave_ends_programs_of_the_machine(heads: TwoHeads) -> None:
     node, head = heads.nodes[1], heads.head
     ends = Job(heads, "ends-with-it", node, "--no-preemptible")
     head("submit", "goes-on", "-g", "0", "--filter", "node=n2", "--restart", "on-failure", "--", "sleep", "1000")
@@ -241,7 +241,7 @@ def test_a_machine_that_leaves_by_force_ends_what_runs_there(heads: TwoHeads) ->
     head("stop", "goes-on")
 
 
-def test_a_head_that_waits_can_leave(heads: TwoHeads) -> None:
+def test_standby_can_leave(heads: TwoHeads) -> None:
     heads.other("leave")
     assert set(nodes_as_heads(heads.head)) == {"h2", "n1"}
     assert set(heads.head.heads()) == {"h2"}

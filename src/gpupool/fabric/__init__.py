@@ -1,1 +1,1 @@
-"""How the control plane reaches nodes. ``local``: one node, over the agent's unix socket."""
+"""Connections from the control plane to nodes. ``local``: one agent on this machine, over its unix socket."""

@@ -1,5 +1,6 @@
-"""What runs on a GPU machine: the agent, its inventory and sharing modes, and a shepherd beside every program.
+"""The code that runs on a GPU machine: the agent, its inventory and sharing modes, and a shepherd for each program.
 
-``agent_main`` starts the agent; ``agent_server`` answers on its socket; ``agent`` keeps the books; ``runners`` bring
-programs into being through the ``spawner``; ``shepherd`` outlives them all. Files are the truth: see ``record``.
+``agent_main`` starts the agent. ``agent`` tracks the programs and serves requests on a socket. ``runners`` start
+programs through the ``spawner``. A ``shepherd`` outlives the agent and supervises one program. State is kept in files:
+see ``host/records.py``.
 """

@@ -1,46 +1,49 @@
-"""What the agent needs of the machine, as Protocols: an inventory of GPUs, sharing modes, runners.
+"""The interfaces between the agent and the machine: inventories of GPUs, sharing modes, and runners.
 
-Each is found by entry point (``gpupool.inventories``, ``gpupool.sharing``, ``gpupool.runners``), so that a third party
-can add one. Implementations may block: the agent calls inventories from one worker thread and with a time limit.
+Implementations are found by entry point (``gpupool.inventories``, ``gpupool.sharing``, ``gpupool.runners``), so that a
+third party can add one. Inventories may block: the agent calls them from one worker thread, with a time limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from gpupool.domain.gpu import Gpu, NodeReport
-from gpupool.domain.supervision import ProcessSpec
-from gpupool.domain.telemetry import GpuSample
+from gpupool.domain.nodes.gpu import Gpu, NodeReport
+from gpupool.domain.nodes.telemetry import GpuSample
+from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.node.host.child import ProgramChild
+from gpupool.node.host.paths import ReplicaFolder
+from gpupool.node.host.records import StartRequest
 
 
 class Inventory(Protocol):
-    """What the machine has."""
+    """The hardware of the machine."""
 
     name: ClassVar[str]
 
     @classmethod
     def open(cls, node_name: str, options: str) -> Self:
-        """Build one for a node; ``options`` is its own language (``4xT4,2xV100`` for emulated, empty for NVML).
+        """Create an inventory for a node. Each kind defines ``options``: ``4xT4,2xV100`` for emulated, empty for NVML.
 
         Raises ``GpupoolError`` when the machine cannot serve it (no driver, a bad option).
         """
 
     def report(self) -> NodeReport:
-        """A full scan: name, processors, memory, driver and GPUs. May take seconds."""
+        """Return a full scan: name, CPUs, memory, driver and GPUs. May take seconds."""
 
     def gpus(self, pool_pids: frozenset[int]) -> tuple[Gpu, ...]:
-        """The GPUs with fresh health, foreign processes and use.
+        """Return the GPUs with current health, foreign processes and use.
 
-        ``pool_pids`` are the processes of the pool's own trees: anything else found on a GPU is foreign.
+        ``pool_pids`` are the processes of the pool's own trees; any other process on a GPU is foreign.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class GpuLook:
-    """One look at one GPU: bytes by process, and percent of its time by process (None: nobody can tell)."""
+class GpuUsageSample:
+    """One sample of one GPU, with bytes and percent of its time by process (None: not known)."""
 
     sample: GpuSample
     memory: Mapping[int, int]
@@ -49,17 +52,17 @@ class GpuLook:
 
 @runtime_checkable
 class Meter(Protocol):
-    """An inventory that can also measure; one that cannot is of GPUs whose use nobody knows."""
+    """An inventory that can also measure. The GPU use of other inventories is unknown."""
 
-    def look(self) -> tuple[GpuLook, ...]:
-        """One look at each GPU, once a second, so cheap; may block."""
+    def look(self) -> tuple[GpuUsageSample, ...]:
+        """Take one sample of each GPU. It is called once per second, so it must be cheap; it may block."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceCount:
-    """What a sharing mode counted for a lease on one GPU: seconds that it had it, and bytes.
+    """The use of one GPU by a lease, counted by a sharing mode: seconds of GPU time, and bytes.
 
-    ``at`` (monotonic seconds) is when that was. ``sole``: only one program is on the lease.
+    ``at`` is the time of the count in monotonic seconds. ``sole``: only one program is on the lease.
     """
 
     held_s: float
@@ -70,31 +73,36 @@ class SliceCount:
 
 @runtime_checkable
 class Counting(Protocol):
-    """A sharing mode that counts what its leases use."""
+    """A sharing mode that counts the use of its leases."""
 
     def counts(self) -> Mapping[str, Mapping[str, SliceCount]]:
-        """By the keys of programs, then by the UUIDs of GPUs."""
+        """Return the counts by program key, then by GPU UUID."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharingHost:
-    """What a sharing mode is told of the node it serves.
+    """The node, as a sharing mode sees it.
 
-    ``folder`` is its own place for what lives as long as programs do; other users pass through it where ``shared``
-    (a pool of several users), and cannot list it. ``note(key, sentence)`` adds a note to a program, for all to see.
+    ``folder`` is for files that live as long as the programs. In a pool of several users (``shared``), other users can
+    pass through it but not list it. ``store`` is a folder on the disk with the same permissions. ``note(key,
+    sentence)`` adds a note to a program that all users see. ``end_reason(key, sentence)`` is called before a process of
+    a program is ended; the sentence becomes the reason in the exit report.
     """
 
     folder: Path
     inventory: Inventory
     shared: bool
     note: Callable[[str, str], None]
+    end_reason: Callable[[str, str], None]
+    store: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """What a mode has made ready for one program.
+class PreparedShare:
+    """The result of preparing one program.
 
-    ``env`` wins over the program's own variables. ``guarantee`` says in a sentence what holds; ``notes`` what does not.
+    ``env`` overrides the program's own variables. ``guarantee`` says in a sentence what is enforced; ``notes`` what is
+    not.
     """
 
     mode: str
@@ -104,19 +112,23 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A program that has been prepared and not released; ``folder`` has its records, its supervisor's among them."""
+class NodeProgram:
+    """A program between ``prepare`` and ``release``; ``folder`` has its records, including its shepherd's.
+
+    ``path_inside`` is that of its ``ProgramTraits``.
+    """
 
     spec: ProcessSpec
     env: dict[str, str]
     folder: Path
+    path_inside: Callable[[str], str] = str
 
 
 class SharingMode(Protocol):
-    """How programs are kept to their shares of GPUs. Built with the host it serves, once for an agent's life.
+    """The way in which programs are limited to their shares of GPUs. One object per agent.
 
-    Everything runs on the agent's event loop and must not block for longer than a file takes. Between a ``prepare`` and
-    its ``release`` the agent may be killed: the next one calls ``adopt`` before it serves anybody.
+    All methods run in the agent's event loop and must not block longer than a file access takes. The agent may be
+    killed between ``prepare`` and ``release``: the next agent calls ``adopt`` before it serves requests.
     """
 
     name: ClassVar[str]
@@ -124,69 +136,158 @@ class SharingMode(Protocol):
     def __init__(self, host: SharingHost) -> None: ...
 
     def missing(self) -> str:
-        """Why this node cannot use the mode and what would help, in a sentence; empty when it can."""
+        """Return why this node cannot use the mode and what would help, in a sentence; empty if it can."""
 
-    async def adopt(self, running: Sequence[Running]) -> None:
-        """Take over what an earlier agent prepared for these programs, and clear away what it prepared for others."""
+    async def adopt(self, running: Sequence[NodeProgram]) -> None:
+        """Take over what an earlier agent prepared for these programs, and clean up after all others."""
 
-    async def prepare(self, program: Running) -> Prepared:
-        """Make ready for a program that is about to start (its ``env`` is empty). Several may have the same lease.
+    async def prepare(self, program: NodeProgram) -> PreparedShare:
+        """Prepare a program that is about to start (its ``env`` is empty). Programs can share a lease.
 
-        Raises ``GpupoolError`` when that cannot be; nothing is left then.
+        Raises ``GpupoolError`` if that is not possible; nothing is left then.
         """
 
-    async def release(self, program: Running) -> None:
-        """No process of the program is left. May be called again, and for a program that was never prepared."""
+    async def release(self, program: NodeProgram) -> None:
+        """Clean up after the last process of the program. May be called twice, and without ``prepare``."""
 
     def helpers(self) -> frozenset[int]:
-        """Processes that the mode itself runs on GPUs for programs: they are the pool's own. Any thread may ask."""
+        """Return the mode's own processes on GPUs, which are not foreign. Any thread may call this."""
 
     async def close(self) -> None:
-        """The agent ends; programs run on."""
+        """Stop with the agent; programs continue to run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """One program ready to be started: its folder on disk, its spec, and what the sharing mode adds."""
+class LaunchRequest:
+    """One program ready to start: its folder with the start request, and its spec."""
 
     folder: Path
     run_folder: Path
     spec: ProcessSpec
-    added_env: dict[str, str]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """The processes of one program, its shepherd included, and the processor seconds of all it ever ran."""
+class ProcessTree:
+    """The processes of one program with its shepherd, and the CPU seconds of all that it ever ran."""
 
     pids: frozenset[int]
     cpu_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class PrepareRequest:
+    """A program to prepare: its request, its folder (empty), and the keys of all programs that have not ended.
+
+    ``files`` is the program's job folder or the home of its workspace, if it has one.
+    """
+
+    request: StartRequest
+    folder: Path
+    running: Collection[str] = ()
+    files: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTraits:
+    """The properties of a program that its runner decides; the default is a process of the node.
+
+    ``has_command``: it has a command of its own, so its spec needs none. ``has_login``: the home folder, the PATH and
+    the user names come from where it runs, not from the node. ``path_inside`` returns the path under which it sees one
+    of the pool's own files; other paths are unchanged.
+    """
+
+    has_command: bool = False
+    has_login: bool = False
+    path_inside: Callable[[str], str] = str
+
+
 class Runner(Protocol):
-    """Brings a supervised program into being and can find and end what is left of it. Built without arguments."""
+    """Starts supervised programs, and finds and ends what is left of them. Constructed without arguments.
+
+    ``gpupool.testing.runner_conformance`` tests a runner. ``docs/contributing/add-a-runner.md`` has an example.
+    """
 
     name: ClassVar[str]
 
     async def open(self) -> None:
-        """Get ready (start helpers)."""
+        """Start helper processes."""
 
-    async def launch(self, launch: Launch, lock_fd: int) -> int:
-        """Start a shepherd that holds ``lock_fd`` for life; returns its pid.
+    async def adopt(self, keys: Collection[str]) -> None:
+        """Clean up after all programs that an earlier agent started, except these."""
 
-        Raises ``ConnectionError`` when it is unknown whether one started (the lock will tell), ``OSError`` or
-        ``GpupoolError`` when none did.
+    def traits(self, spec: ProcessSpec) -> ProgramTraits:
+        """Return the properties of a program before it is prepared. Called often, so it must be fast."""
+
+    async def prepare(self, program: PrepareRequest) -> StartRequest:
+        """Return the request that the shepherd gets, with another command for example; write files into the folder.
+
+        Raises ``GpupoolError`` or ``OSError`` if the program cannot run; the folder is then deleted.
         """
 
-    def survey(self, folders: Sequence[Path]) -> dict[str, Tree]:
-        """By key, the processes of each program that has any left and the processor time they used. May block."""
+    async def launch(self, launch: LaunchRequest, lock_fd: int) -> int:
+        """Start a shepherd that holds ``lock_fd`` as long as it lives; return its pid.
+
+        Raises ``ConnectionError`` when it is unknown if one was started (its lock shows that), ``OSError`` or
+        ``GpupoolError`` when none was.
+        """
+
+    def survey(self, folders: Sequence[Path]) -> dict[str, ProcessTree]:
+        """Return, by key, the processes of each program that has any, and their CPU time. May block."""
 
     def end_remains(self, folder: Path) -> bool:
-        """Kill what a lost shepherd left behind, without waiting; True when nothing was left. Call until it is."""
+        """Kill what a lost shepherd left, without waiting; return True if nothing was left. Call until then."""
+
+    async def clean(self, folder: Path) -> None:
+        """Remove what a program has left outside of its folder. No process is left; may be called twice."""
 
     def drop(self, folder: Path) -> None:
-        """The program has ended: nothing about it need be remembered."""
+        """Forget a program that has ended."""
 
     async def close(self) -> None:
-        """Let helpers go; programs run on."""
+        """Stop helper processes; programs continue to run."""
+
+
+class ImageStore(Protocol):
+    """The images from which programs can start on the node."""
+
+    async def answer(self, params: dict[str, Any]) -> Any:
+        """Answer an image request by ``what``: ``list``, ``put``, ``import``, ``pull``, ``job`` or ``remove``.
+
+        ``import`` and ``pull`` may take long: they return the name of a job. Raises ``GpupoolError``.
+        """
+
+
+class Execution(Protocol):
+    """The part of a runner inside the shepherd of one program: starts it, and signals and ends its processes.
+
+    The runner names the class in ``StartRequest.execution``. It is loaded after the fork of the shepherd.
+    """
+
+    def __init__(self, folder: ReplicaFolder, spec: ProcessSpec) -> None: ...
+
+    extra_cgroups: tuple[str, ...]  # control groups of the program that others than the shepherd make
+    helper_grace_s: float | None  # how long helper processes may outlive the program; None: not at all
+
+    def check(self) -> None:
+        """Raise ``StartError`` if the program cannot start."""
+
+    def child(self, plain: ProgramChild) -> ProgramChild:
+        """Return the child that becomes the program, or the command that starts it."""
+
+    def send(self, signals: tuple[int, ...], *, catching: bool, ended: bool) -> bool:
+        """Signal the program; return False if all processes below the shepherd have to be signalled.
+
+        ``catching``: only processes with their own handler. ``ended``: the program has ended, but not its helpers.
+        """
+
+    def send_to_foreground(self, signum: int) -> bool:
+        """Signal the program's foreground process group; return False if the shepherd has to find it."""
+
+    def on_helper_exit(self) -> bool:
+        """Return True if the end of another child than the program means that the program has to end."""
+
+    def out_of_memory(self, groups: tuple[str, ...]) -> bool:
+        """Return True if the memory limit of these control groups ended a process of the program."""
+
+    def close(self) -> None:
+        """End what is not below the shepherd."""

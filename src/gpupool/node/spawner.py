@@ -1,29 +1,40 @@
-"""A tiny fork server: it has everything a shepherd needs in memory and does nothing but fork.
+"""A small fork server: it has imported all modules that a shepherd needs, and only forks.
 
-Started by the agent over a SOCK_SEQPACKET pair on descriptor 0. A request is one packet: the replica's folder, with
-two descriptors (the lock, the listening attach socket); the answer is the shepherd's pid. It ends when the agent does;
-shepherds do not.
+The agent starts it with one end of a SOCK_SEQPACKET pair as descriptor 0. A request is one packet: the folder of the
+replica, with two descriptors (the lock and the listening attach socket). The answer is the pid of the shepherd. The
+fork server ends when the agent ends; shepherds continue.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import socket
+import time
+import traceback
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
-from gpupool.node.birth import become_shepherd
+from gpupool.domain.work.supervision import ExitReason, ExitReport
+from gpupool.node.host.child import become_subreaper
+from gpupool.node.host.paths import ReplicaFolder, boot_id
+from gpupool.node.host.priority import protect_session
+from gpupool.node.host.records import StartRequest, read_exit, write_exit
+from gpupool.node.runners.container import execution as _loaded_before_forks  # noqa: F401 - by name in requests
+from gpupool.node.shepherd.shepherd import Shepherd
 
 PACKET_LIMIT = 8192  # bytes
 _DESCRIPTORS = 2
 
 
 def serve(control: socket.socket) -> None:
-    """Fork a shepherd for every request until the other side hangs up."""
+    """Fork a shepherd for each request until the agent closes the connection."""
     while True:
         data, fds, _flags, _address = socket.recv_fds(control, PACKET_LIMIT, _DESCRIPTORS)
-        for fd in fds:  # the program must hold neither the lock nor the door
+        for fd in fds:  # the program must inherit neither the lock nor the listener
             os.set_inheritable(fd, False)  # noqa: FBT003 - the call takes no names
         if not data:
             return
@@ -35,7 +46,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _fork(control: socket.socket, data: bytes, fds: list[int]) -> int:
-    """The pid of a new shepherd, or minus the error number."""
+    """Return the pid of a new shepherd, or the negative error number."""
     try:
         pid = os.fork()
     except OSError as error:
@@ -55,18 +66,53 @@ def _close_all(fds: list[int]) -> None:
 
 
 def main() -> None:
-    """Take descriptor 0 as the control socket and serve it."""
+    """Use descriptor 0 as the control socket and serve requests."""
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.chdir("/")
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's keys are for the agent, whose end is ours
+    for number in (signal.SIGINT, signal.SIGHUP):  # keys of a terminal are for the agent; we end when it ends
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the shepherds
     gc.collect()
     gc.freeze()
     serve(control)
+
+
+def become_shepherd(path: Path, listener: socket.socket) -> NoReturn:
+    """Run a shepherd in a freshly forked process, then exit. The lock is one of its descriptors."""
+    folder = ReplicaFolder(path)
+    try:
+        os.setsid()
+        protect_session()
+        _detach_streams()
+        become_subreaper()
+        request = StartRequest.read(folder)
+        if request is not None and read_exit(folder) is None:
+            Shepherd(folder, replace(request, boot_id=boot_id()), listener).run()
+    except BaseException as error:  # noqa: BLE001 - the agent notices that we are gone and reads the traceback
+        _record_failure(folder, error)
+    finally:
+        os._exit(0)
+
+
+def _record_failure(folder: ReplicaFolder, error: BaseException) -> None:
+    """Record the failure. If there is no record yet, nothing was started and the attempt has ended."""
+    with contextlib.suppress(OSError):
+        folder.failure.write_text(traceback.format_exc(), encoding="utf-8")
+    if not folder.shepherd.exists():
+        with contextlib.suppress(OSError):
+            why = f"The shepherd process failed: {error}"
+            write_exit(folder, ExitReport(ExitReason.START_FAILED, None, None, why, time.time()))
+
+
+def _detach_streams() -> None:
+    """Replace the standard streams, so that the agent's terminal and pipes are not held open."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for target in (0, 1, 2):
+        os.dup2(null, target)
+    os.close(null)
 
 
 if __name__ == "__main__":

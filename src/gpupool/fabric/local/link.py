@@ -1,45 +1,51 @@
 """Requests to an agent: JSON lines over its socket, many at once on one connection.
 
-An answer whose line says ``raw`` is followed by so many bytes.
+If the line of an answer has ``raw``, that many bytes follow it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import Gpu, NodeReport
-from gpupool.domain.logrecords import Stretch
-from gpupool.domain.supervision import ProcessSpec, ProcessStatus
-from gpupool.domain.telemetry import NodeSample
-from gpupool.domain.wire import gpu_from_dict, look_from_list, report_from_dict
-from gpupool.fabric.local.files import LocalFiles
+from gpupool.domain.nodes.gpu import Gpu, NodeReport
+from gpupool.domain.nodes.telemetry import NodeSample
+from gpupool.domain.protocol.fencing import COMMANDS, END, PING, HeartbeatCounter, Leadership
+from gpupool.domain.protocol.log_records import LogBatch
+from gpupool.domain.protocol.node_json import sample_from_list
+from gpupool.domain.work.job_files import FilesSpec
+from gpupool.domain.work.supervision import ListeningPort, ProcessSpec, ProcessStatus
+from gpupool.domain.work.workspace import WorkspaceTask
+from gpupool.services.ports.files import Found, Making
 
 LINE_LIMIT = 16 << 20  # bytes; a list of ten thousand statuses is about four MiB
-ANSWER_WAIT_S = 60.0
+ANSWER_TIMEOUT_S = 60.0
 PING_EVERY_S = 2.0
-SILENT_S = 10.0  # without an answer of any kind: the agent, or what lies between, is frozen or cut off
+SILENT_S = 10.0  # without any answer: the agent or the connection is frozen or cut
 _NAME_LIMIT = 107
 
 OnStatus = Callable[[ProcessStatus], None]
 
 
 def unreachable(node: str, why: str = "does not answer") -> GpupoolError:
-    """The error of a node that cannot be asked."""
+    """Return the error for an unreachable node."""
     return GpupoolError(ErrorCode.NODE_UNREACHABLE, f"Node {node} {why}.", "See `gpupool status` and the node's log.")
 
 
 @contextlib.asynccontextmanager
 async def connection(socket: Path) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A stream to a unix socket with a path of any length; closed at the end. Raises OSError."""
+    """Open a stream to a unix socket with a path of any length; close it at the end. Raises OSError."""
     name, folder = str(socket), None
     if len(os.fsencode(name)) > _NAME_LIMIT:
         folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -56,7 +62,7 @@ async def connection(socket: Path) -> AsyncIterator[tuple[asyncio.StreamReader, 
 
 
 class LocalStream:
-    """A raw stream to a program's shepherd, through the agent; see ``domain.frames`` for what travels on it."""
+    """A raw stream to a program's shepherd, through the agent; see ``domain.protocol.frames`` for its format."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stack: contextlib.AsyncExitStack
@@ -66,44 +72,44 @@ class LocalStream:
         self._stack = stack
 
     async def read(self, limit: int) -> bytes:
-        """Up to ``limit`` bytes; empty at the end, and when the node is gone."""
+        """Read up to ``limit`` bytes; empty at the end, and if the node is gone."""
         try:
             return await self._reader.read(limit)
         except OSError:
             return b""
 
     async def write(self, data: bytes) -> None:
-        """All of it, waiting while the other side is slow. Raises NODE_UNREACHABLE when it is gone."""
+        """Write all data, waiting for a slow receiver. Raises NODE_UNREACHABLE if it is gone."""
         try:
             self._writer.write(data)
             await self._writer.drain()
         except OSError as error:
-            raise unreachable("agent", "hung up") from error
+            raise unreachable("agent", "closed the connection") from error
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         await self._stack.aclose()
 
 
 class LocalLink:
-    """``services.ports.NodeLink`` over one connection, which its fabric makes and makes again."""
+    """``services.ports.fabric.NodeLink`` over one connection, which its fabric opens again when it is lost."""
 
-    def __init__(self, name: str, socket: Path) -> None:
+    def __init__(self, name: str, socket: Path, lead: Leadership) -> None:
         self.name = name
         self._socket = socket
+        self._lead = lead
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count(1)
         self._heard = False
-        self._pings = 0  # on this connection
-        self._answered = 0  # the number of the last one that was answered
+        self._pulse = HeartbeatCounter()  # of this connection
 
     # -- the connection, driven by the fabric ------------------------------------------------------------------------
 
     async def converse(self, on_up: Callable[[], None], on_status: OnStatus) -> None:
-        """Connect, watch, and hear the agent out until it hangs up or falls silent. Raises OSError."""
+        """Connect, watch, and handle messages until the agent disconnects or is silent. Raises OSError."""
         async with connection(self._socket) as (reader, writer):
-            writer.write(b'{"id":0,"method":"watch"}\n')
+            writer.write(request(0, "watch", self._lead, {}))
             self._writer = writer
             pulse = asyncio.create_task(self._keep_pulse(writer), name=f"pulse {self.name}")
             try:
@@ -119,27 +125,28 @@ class LocalLink:
                 self._fail_all()
 
     async def _raw(self, reader: asyncio.StreamReader, size: int) -> bytes:
-        """What follows the line of an answer; each part of it is a sign of life. Raises OSError."""
+        """Read the bytes after the line of an answer; each part counts as a sign of life. Raises OSError."""
         if not 0 <= size <= LINE_LIMIT:
             raise ConnectionAbortedError(f"an answer of {size} bytes")
         parts = []
         while size > 0:
             part = await reader.read(size)
             if not part:
-                raise ConnectionResetError("the agent hung up within an answer")
+                raise ConnectionResetError("the agent closed the connection during a response")
             self._heard = True
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
     async def _keep_pulse(self, writer: asyncio.StreamWriter) -> None:
-        """Ask for a sign of life every two seconds, and hang up on an agent that gives none.
+        """Ping every two seconds, and disconnect from an agent that does not answer.
 
-        Each ping says which one was answered last: only contact that both sides know of counts for the agent, so it
-        never believes to have been heard later than this side has heard it (see ``node.contact``).
+        Each ping names the last one that was answered. Contact counts for the agent only when both sides know of it, so
+        its last contact is never later than this side's (see ``node/host/heartbeat.py``). While this control plane
+        cannot prove that it leads, its pings name no answer and do not count.
         """
-        self._pings = self._answered = misses = 0
-        while misses * PING_EVERY_S < SILENT_S:  # counted, not timed: a stall of this process is nobody's silence
+        self._pulse, misses = HeartbeatCounter(), 0
+        while misses * PING_EVERY_S < SILENT_S:  # counted, not timed: a stall of this process must not count as silence
             self._heard = False
             self._ping(writer)
             await asyncio.sleep(PING_EVERY_S)
@@ -147,16 +154,14 @@ class LocalLink:
         writer.transport.abort()
 
     def _ping(self, writer: asyncio.StreamWriter) -> None:
-        self._pings += 1
-        self._expect(-self._pings).add_done_callback(partial(self._on_pong, writer, self._pings))
-        ask = {"id": -self._pings, "method": "ping", "params": {"number": self._pings, "answered": self._answered}}
-        writer.write(json.dumps(ask, separators=(",", ":")).encode() + b"\n")
+        number, answered = self._pulse.ping(leads=self._lead.held())
+        self._expect(-number).add_done_callback(partial(self._on_pong, writer, number))
+        writer.write(request(-number, PING, self._lead, {"number": number, "answered": answered}))
 
     def _on_pong(self, writer: asyncio.StreamWriter, number: int, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled() or answer.exception() is not None:
             return
-        first, self._answered = not self._answered, number
-        if first:  # at once, so that the agent knows of the contact before anything is started there
+        if self._pulse.pong(number):  # at once, so that the agent knows of the contact before a program is started
             self._ping(writer)
 
     def _expect(self, number: int) -> asyncio.Future[Any]:
@@ -166,7 +171,7 @@ class LocalLink:
 
     def _on_message(self, message: dict[str, Any], on_up: Callable[[], None], on_status: OnStatus) -> None:
         if message.get("event") == "status":
-            on_status(ProcessStatus.from_dict(message["status"]))
+            on_status(decode(ProcessStatus, message["status"]))
         elif message.get("id") == 0:
             on_up()
         elif (future := self._waiting.pop(message.get("id", 0), None)) is not None and not future.done():
@@ -176,58 +181,69 @@ class LocalLink:
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
-                future.set_exception(unreachable(self.name, "hung up"))
+                future.set_exception(unreachable(self.name, "closed the connection"))
 
     async def _ask(self, method: str, **params: Any) -> Any:
         if self._writer is None:
             raise unreachable(self.name, "is not connected")
+        check_lead(method, self._lead)
         number = next(self._ids)
         future = self._expect(number)
-        request = {"id": number, "method": method, "params": params}
         try:
-            self._writer.write(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+            self._writer.write(request(number, method, self._lead, params))
             await self._writer.drain()
-            return await asyncio.wait_for(future, ANSWER_WAIT_S)
+            async with asyncio.timeout(
+                ANSWER_TIMEOUT_S
+            ):  # not wait_for: in Python 3.11 an answer can hide a cancellation
+                return await future
         except (OSError, TimeoutError) as error:
             raise unreachable(self.name) from error
         finally:
             self._waiting.pop(number, None)
 
-    # -- what the control plane asks ---------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     async def report(self) -> NodeReport:
-        """The machine and its GPUs as they are now."""
-        return report_from_dict(await self._ask("report"))
+        """Return the current state of the machine and its GPUs."""
+        return decode(NodeReport, await self._ask("report"))
 
     async def gpus(self) -> Sequence[Gpu]:
-        """The GPUs with fresh health, foreign processes and use."""
-        return [gpu_from_dict(gpu) for gpu in await self._ask("gpus")]
+        """Return the GPUs with current health, foreign processes and use."""
+        return [decode(Gpu, gpu) for gpu in await self._ask("gpus")]
 
     async def samples(self, after: int) -> Sequence[NodeSample]:
-        """The looks at the node that follow one by its number, oldest first."""
-        return [look_from_list(self.name, json.loads(text)) for text in await self._ask("samples", after=after)]
+        """Return the samples of the node after one by its number, oldest first."""
+        return [sample_from_list(self.name, json.loads(text)) for text in await self._ask("samples", after=after)]
 
     async def list(self) -> Sequence[ProcessStatus]:
-        """Every program the agent keeps."""
-        return [ProcessStatus.from_dict(status) for status in await self._ask("list")]
+        """Return all programs of the agent."""
+        return [decode(ProcessStatus, status) for status in await self._ask("list")]
+
+    async def spec(self, key: str) -> ProcessSpec:
+        """Return the spec with which a program was started."""
+        return decode(ProcessSpec, await self._ask("spec", key=key))
 
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
         """Start a program, or return its status if this key was started before."""
-        return ProcessStatus.from_dict(await self._ask("start", spec=spec.to_dict()))
+        return decode(ProcessStatus, await self._ask("start", spec=spec.to_dict()))
 
     async def reserve_ports(
         self, key: str, address: str, count: int, wanted: Sequence[int] = ()
     ) -> tuple[tuple[int, ...], str]:
-        """Free ports for a program that is about to start, and the name of the interface with the address."""
+        """Reserve free ports for a program; return them and the interface with the address."""
         found = await self._ask("reserve_ports", key=key, address=address, count=count, wanted=list(wanted))
         return tuple(found["ports"]), str(found["interface"])
 
     async def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
-        """TERM, then KILL after the grace, to the whole tree; returns at once."""
+        """Stop the whole tree: TERM, then KILL after the grace period. Returns at once."""
         await self._ask("stop", key=key, grace_s=grace_s, notice=notice)
 
+    async def end(self, key: str, grace_s: float) -> None:
+        """Stop a program for a user while the database cannot confirm the lead."""
+        await self._ask(END, key=key, grace_s=grace_s)
+
     async def notify(self, key: str, notice: dict[str, Any] | None) -> None:
-        """Put a notice before a program, or take it away."""
+        """Write a notice for a program, or withdraw it."""
         await self._ask("notify", key=key, notice=notice)
 
     async def signal(self, key: str, signum: int) -> None:
@@ -235,59 +251,60 @@ class LocalLink:
         await self._ask("signal", key=key, signum=signum)
 
     async def forget(self, key: str, *, delete_logs: bool = False) -> None:
-        """The end has been written to the store: the agent need not report it again."""
+        """Tell the agent that the end is stored, so that it need not report it again."""
         await self._ask("forget", key=key, delete_logs=delete_logs)
 
-    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[Stretch]:
-        """Output from ``cursor``; empty when there is no more now."""
+    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[LogBatch]:
+        """Return output from ``cursor``; empty when there is no more now."""
         rows, data = await self._ask("read_records", key=key, cursor=cursor, limit=limit)
         ends = itertools.accumulate(int(length) for _segment, _after, length in rows)
         return [
-            Stretch(int(segment), int(after), data[end - int(length) : end])
+            LogBatch(int(segment), int(after), data[end - int(length) : end])
             for (segment, after, length), end in zip(rows, ends, strict=True)
         ]
 
     async def tail_log(self, key: str, lines: int) -> str:
-        """The cursor from which about ``lines`` lines follow."""
+        """Return the cursor before about ``lines`` last lines."""
         return str(await self._ask("tail_log", key=key, lines=lines))
 
     async def attach(self, key: str) -> LocalStream:
-        """A stream to the program's shepherd, on a connection of its own."""
+        """Open a stream to the program's shepherd, on a separate connection."""
         return await self._stream("attach", key=key)
 
     async def connect_port(self, key: str, port: int) -> LocalStream:
-        """A stream to a port on which a process of the program listens."""
+        """Open a stream to a port on which a process of the program listens."""
         return await self._stream("connect_port", key=key, port=port)
 
+    async def listening_ports(self, key: str) -> Sequence[ListeningPort]:
+        """Return the ports on which processes of the program listen."""
+        return [ListeningPort.from_list(values) for values in await self._ask("listening_ports", key=key)]
+
     async def images(self, what: str, **params: Any) -> Any:
-        """Container images: see ``services.ports.NodeLink``."""
+        """Manage container images: see ``services.ports.fabric.NodeLink``."""
         return await self._ask("images", what=what, **params)
 
     async def files(self) -> LocalFiles:
-        """A conversation about files, on a connection of its own."""
+        """Open a separate connection for file requests."""
         stack = contextlib.AsyncExitStack()
         try:
             reader, writer = await stack.enter_async_context(connection(self._socket))
         except OSError as error:
             raise unreachable(self.name) from error
-        return LocalFiles(self.name, reader, writer, stack)
+        return LocalFiles(self.name, reader, writer, stack, self._lead)
 
     async def _stream(self, method: str, **params: Any) -> LocalStream:
-        """A connection that becomes a raw stream once the agent has agreed."""
-        stack = contextlib.AsyncExitStack()
-        try:
-            reader, writer = await stack.enter_async_context(connection(self._socket))
-            request = {"id": 0, "method": method, "params": params}
-            writer.write(json.dumps(request).encode() + b"\n")
-            line = await asyncio.wait_for(reader.readline(), ANSWER_WAIT_S)
-            answer = json.loads(line)
-        except (OSError, TimeoutError, ValueError) as error:
-            await stack.aclose()
-            raise unreachable(self.name) from error
-        if "error" in answer:
-            await stack.aclose()
-            raise GpupoolError.from_dict(answer["error"])
-        return LocalStream(reader, writer, stack)
+        """Open a connection that becomes a raw stream once the agent has agreed."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                reader, writer = await stack.enter_async_context(connection(self._socket))
+                writer.write(request(0, method, self._lead, params))
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    answer = json.loads(await reader.readline())
+            except (OSError, ValueError) as error:
+                raise unreachable(self.name) from error
+            if "error" in answer:
+                raise GpupoolError.from_dict(answer["error"])
+            return LocalStream(reader, writer, stack.pop_all())
 
 
 def _settle(future: asyncio.Future[Any], message: dict[str, Any]) -> None:
@@ -296,3 +313,92 @@ def _settle(future: asyncio.Future[Any], message: dict[str, Any]) -> None:
     else:
         result = message.get("result")
         future.set_result((result, message["bytes"]) if "bytes" in message else result)
+
+
+class LocalFiles:
+    """``services.ports.files.FilesLink`` over a stream to the agent's socket."""
+
+    def __init__(
+        self,
+        node: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        stack: contextlib.AsyncExitStack,
+        lead: Leadership,
+    ) -> None:
+        self._node = node
+        self._reader = reader
+        self._writer = writer
+        self._stack = stack
+        self._lead = lead
+
+    async def _ask(self, method: str, **params: Any) -> Any:
+        check_lead(method, self._lead)
+        try:
+            self._writer.write(request(1, method, self._lead, params))
+            await self._writer.drain()
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                line = await self._reader.readline()
+            answer = json.loads(line)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise GpupoolError(
+                ErrorCode.NODE_UNREACHABLE, f"Node {self._node} closed the connection for files.", "See the node's log."
+            ) from error
+        if "error" in answer:
+            raise GpupoolError.from_dict(answer["error"])
+        return answer.get("result")
+
+    async def blob_missing(self, space: str, blobs: Sequence[tuple[str, int]]) -> list[int]:
+        """Return how many bytes of each blob the node has."""
+        return [int(size) for size in await self._ask("blob_missing", space=space, blobs=list(blobs))]
+
+    async def blob_put(self, space: str, pieces: Sequence[tuple[str, int, int, bytes]]) -> list[int]:
+        """Send pieces (digest, size, offset, bytes)."""
+        rows = [[sha256, size, offset, base64.b64encode(data).decode()] for sha256, size, offset, data in pieces]
+        return [int(size) for size in await self._ask("blob_put", space=space, pieces=rows)]
+
+    async def tree_make(self, files: FilesSpec, uid: int | None, env: dict[str, str]) -> Making:
+        """Create a job folder."""
+        return Making(await self._ask("tree_make", files=asdict(files), uid=uid, env=env))
+
+    async def tree_list(self, workload: str, path: str, uid: int | None, after: str) -> list[Found]:
+        """List a job folder below ``path``."""
+        rows = await self._ask("tree_list", workload=workload, path=path, uid=uid, after=after)
+        return [Found(*row) for row in rows]
+
+    async def tree_read(self, workload: str, path: str, uid: int | None, offset: int, limit: int) -> bytes:
+        """Read bytes of a file."""
+        asked = {"workload": workload, "path": path, "uid": uid, "offset": offset, "limit": limit}
+        return base64.b64decode(await self._ask("tree_read", **asked))
+
+    async def home_task(self, task: WorkspaceTask, workspace: str, uid: int | None) -> int | None:
+        """Change a home; return the bytes used, None while the change is in progress."""
+        plain = {"id": task.id, "kind": task.kind.value, "source": task.source, "snapshot": task.snapshot}
+        used = await self._ask("home_task", **plain, workspace=workspace, uid=uid)
+        return None if used is None else int(used)
+
+    async def home_usage(self, workspace: str) -> int:
+        """Return the bytes of disk that a workspace uses."""
+        return int(await self._ask("home_usage", workspace=workspace))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._stack.aclose()
+
+
+def request(number: int, method: str, lead: Leadership, params: dict[str, Any]) -> bytes:
+    """Return the line of a request."""
+    message: dict[str, Any] = {"id": number, "method": method, "params": params}
+    if lead.term is not None:
+        message["term"] = lead.term
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def check_lead(method: str, lead: Leadership) -> None:
+    """Raise ``GpupoolError(DATABASE_UNREACHABLE)`` for a command while another control plane may lead."""
+    if method in COMMANDS and method != END and not lead.held():
+        raise GpupoolError(
+            ErrorCode.DATABASE_UNREACHABLE,
+            f"'{method}' was not sent: the database has not recently confirmed that this control plane leads.",
+            "Commands are sent again once the database answers or another control plane leads.",
+        )

@@ -1,7 +1,6 @@
-"""Many nodes, each reached over a unix socket that leads to its agent; a directory says which there are and where."""
+"""Many nodes, each reached over a unix socket; a directory lists the nodes and their sockets."""
 
-from gpupool.fabric.machines.directory import Directory, Place
+from gpupool.fabric.machines.directory import BridgeDirectory, CombinedDirectory, Directory, NodePlace, StaticDirectory
 from gpupool.fabric.machines.fabric import MachinesFabric
-from gpupool.fabric.machines.static import Together, WrittenDirectory
 
-__all__ = ["Directory", "MachinesFabric", "Place", "Together", "WrittenDirectory"]
+__all__ = ["BridgeDirectory", "CombinedDirectory", "Directory", "MachinesFabric", "NodePlace", "StaticDirectory"]

@@ -1,4 +1,4 @@
-"""A fabric of many machines: one link to each, made again whenever it goes."""
+"""A fabric of many machines: one link per node, opened again when it is lost."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ from pathlib import Path
 
 import structlog
 
-from gpupool.domain.supervision import ProcessStatus
+from gpupool.domain.protocol.fencing import Leadership
+from gpupool.domain.work.supervision import ProcessStatus
 from gpupool.fabric.local.link import LocalLink, unreachable
 from gpupool.fabric.machines.directory import Directory
-from gpupool.services.ports import FabricEvent, NodeLink
+from gpupool.services.ports.fabric import FabricEvent, NodeLink
 
-FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 1.0
+MIN_PAUSE_S = 0.02
+MAX_PAUSE_S = 1.0
 DIRECTORY_PAUSE_S = 1.0
 
 log = structlog.get_logger("gpupool.fabric")
 
 
 class MachinesFabric:
-    """All nodes of a directory; ``services.ports.Fabric``.
+    """All nodes of a directory; implements ``services.ports.fabric.Fabric``.
 
-    A node is ``up`` once its agent has answered on a connection, and not ``up`` when that connection is lost or the
-    agent has not answered for ten seconds (``fabric.local.link``), whatever lies between thinks of it.
+    A node is ``up`` once its agent has answered on a connection. It is not ``up`` when that connection is lost or the
+    agent has not answered for ten seconds (``fabric.local.link``), even if the transport is still open.
     """
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, lead: Leadership) -> None:
         self._directory = directory
+        self._lead = lead
         self._events: asyncio.Queue[FabricEvent] = asyncio.Queue()
         self._machines: dict[str, _Machine] = {}
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to connect; nodes are announced by events."""
+        """Start to connect; nodes are announced by events."""
         if self._reader is None:
             self._reader = asyncio.create_task(self._read_directory())
 
     def link(self, node: str) -> NodeLink:
-        """The link of a node announced before; raises NODE_UNREACHABLE for another."""
+        """Return the link of an announced node; raise NODE_UNREACHABLE for others."""
         machine = self._machines.get(node)
         if machine is None or not machine.announced:
             raise unreachable(node, "is not known")
         return machine.link
 
     async def events(self) -> AsyncIterator[FabricEvent]:
-        """What nodes say, for ever; ``up`` true after every connect, false when the agent is lost."""
+        """Yield events of nodes, forever; ``up`` is true after every connect, false when the agent is lost."""
         while True:
             yield await self._events.get()
 
     async def close(self) -> None:
-        """Hang up; what runs on the nodes runs on."""
+        """Close all connections; programs on the nodes continue."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -64,7 +66,7 @@ class MachinesFabric:
             try:
                 async for place in self._directory.places():
                     await self._take(place.node, place.socket)
-            except Exception:  # the nodes that are known stay, and it is asked again
+            except Exception:  # known nodes stay, and the directory is read again
                 log.exception("the directory of nodes failed")
             await asyncio.sleep(DIRECTORY_PAUSE_S)
 
@@ -76,39 +78,39 @@ class MachinesFabric:
             del self._machines[name]
             await known.close()
         if socket is not None:
-            self._machines[name] = _Machine(name, socket, self._events.put_nowait)
+            self._machines[name] = _Machine(LocalLink(name, socket, self._lead), socket, self._events.put_nowait)
 
 
 class _Machine:
-    """One node: connected to for ever, until it is closed."""
+    """One node; it is reconnected until it is closed."""
 
-    def __init__(self, name: str, socket: Path, tell: Callable[[FabricEvent], None]) -> None:
+    def __init__(self, link: LocalLink, socket: Path, tell: Callable[[FabricEvent], None]) -> None:
         self.socket = socket
-        self.link = LocalLink(name, socket)
+        self.link = link
         self.announced = False
         self._tell = tell
         self._up = False
-        self._task = asyncio.create_task(self._stay_connected(), name=f"link {name}")
+        self._task = asyncio.create_task(self._stay_connected(), name=f"link {link.name}")
 
     async def close(self) -> None:
-        """Hang up, and say so."""
+        """Close the connection and send an event."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._lost()
 
     async def _stay_connected(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s = MIN_PAUSE_S
         while True:
             try:
                 await self.link.converse(self._on_up, self._on_status)
             except OSError:
                 pass
-            except Exception as error:  # noqa: BLE001 - whatever an agent says, it is asked again
-                log.warning("an agent is not understood", node=self.link.name, error=repr(error)[:200])
+            except Exception as error:  # noqa: BLE001 - any invalid message leads to a new connection
+                log.warning("invalid message from an agent", node=self.link.name, error=repr(error)[:200])
             if self._lost():
-                pause_s = FIRST_PAUSE_S
+                pause_s = MIN_PAUSE_S
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
     def _lost(self) -> bool:
         was_up, self._up = self._up, False

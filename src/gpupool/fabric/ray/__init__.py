@@ -1,9 +1,7 @@
-"""Many machines over Ray: how bytes get from the control plane to the agent of another machine.
+"""Many machines over Ray: the transport from the control plane to agents of other machines.
 
-``node_process`` runs Ray's own processes on a machine, ``bridge`` is the one process of the pool that is a client of
-Ray. For each machine it keeps a ``relay`` (an actor there, without state) and a unix socket here; whoever connects to
-the socket is joined, through the relay, with that machine's agent (``tunnel``). ``directory`` tells the control plane
-which sockets there are. Nothing here decides anything: each of these processes may be killed at any time.
-
-The control plane imports ``directory`` alone, never Ray.
+``node_process`` runs Ray's own processes on a machine. ``bridge`` is the only process of the pool that is a client of
+Ray. For each machine it keeps a ``relay`` (a stateless actor there) and a unix socket here. A connection to the socket
+is forwarded through the relay to that machine's agent (``tunnel``). ``BridgeDirectory`` lists the sockets for
+the control plane, which never imports Ray. These processes make no decisions and may be killed at any time.
 """

@@ -1,4 +1,4 @@
-"""The pool's own certificate authority and Ray's token: files on the head, made once."""
+"""The pool's own certificate authority and Ray's token: files on the head, created once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gpupool import __version__
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.heads import Head
-from gpupool.domain.joining import Versions
-from gpupool.fabric.ray import following
-from gpupool.fabric.ray.surroundings import Secrets, write_secret
-from gpupool.services.authority import Papers
+from gpupool.domain.nodes.heads import Head
+from gpupool.domain.nodes.joining import Versions
+from gpupool.fabric.ray import head_selection
+from gpupool.fabric.ray.environment import Secrets, write_secret
+from gpupool.services.ports.cluster import Papers
 
 LIFE_DAYS = 3650
 AUTHORITY_KEY = "ca.key"
@@ -31,7 +31,7 @@ _REQUEST_LIMIT = 16 << 10
 
 
 def versions() -> Versions:
-    """What is installed here; ``ray`` is empty where it is not."""
+    """Return the installed versions; ``ray`` is empty if it is not installed."""
     ray = ""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         ray = importlib.metadata.version("ray")
@@ -39,10 +39,10 @@ def versions() -> Versions:
 
 
 class FolderAuthority:
-    """Signs with the key in the head's folder; ``services.authority.Authority``."""
+    """Signs with the key in the head's folder; implements ``services.ports.cluster.Authority``."""
 
     def __init__(self, folder: Path, address: str, gcs_port: int, shown: Path | None = None) -> None:
-        """``shown`` is the certificate of the API."""
+        """Use the key in ``folder``; ``shown`` is the certificate of the API."""
         self._shown = shown
         self._secrets = Secrets(folder)
         self._key_file = folder / AUTHORITY_KEY
@@ -50,11 +50,11 @@ class FolderAuthority:
 
     @property
     def versions(self) -> Versions:
-        """What is installed on the head."""
+        """Return the versions installed on the head."""
         return versions()
 
     def fingerprint(self) -> str:
-        """SHA-256 of the certificate of the API."""
+        """Return the SHA-256 of the API's certificate."""
         try:
             loaded = x509.load_pem_x509_certificate((self._shown or self._secrets.ca).read_bytes())
         except (OSError, ValueError) as error:
@@ -64,7 +64,7 @@ class FolderAuthority:
         return loaded.fingerprint(hashes.SHA256()).hex()
 
     def establish(self, node: str) -> None:
-        """Make what is missing: authority, token, and this machine's own certificate. Raises OSError."""
+        """Create missing files: authority, token, and this machine's certificate. Raises OSError."""
         self._secrets.folder.mkdir(mode=0o700, exist_ok=True)
         if not (self._key_file.exists() and self._secrets.ca.exists()):
             self._make_authority()
@@ -76,12 +76,12 @@ class FolderAuthority:
         write_secret(self._secrets.certificate, papers.certificate.encode())
 
     def papers(self, node: str, address: str, request_pem: str) -> Papers:
-        """A certificate for the key of a signing request, for this node and address and nothing else in it."""
+        """Sign a certificate for the key in a request, for this node and address only."""
         request = _read(request_pem)
         ca = x509.load_pem_x509_certificate(self._secrets.ca.read_bytes())
         signer = serialization.load_pem_private_key(self._key_file.read_bytes(), None)
         if not isinstance(signer, ec.EllipticCurvePrivateKey):
-            raise GpupoolError(ErrorCode.INVALID_FILE, f"{self._key_file} is no key of this pool.", "Restore it.")
+            raise GpupoolError(ErrorCode.INVALID_FILE, f"{self._key_file} is not a key of this pool.", "Restore it.")
         names = [x509.DNSName(node), x509.DNSName("localhost"), *_addresses(address)]
         made = (
             _begin(_name(f"gpupool node {node}"[:64]), ca.subject, request.public_key())  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ class FolderAuthority:
         return Papers(_pem(made), _pem(ca), token)
 
     def secret_key(self) -> str:
-        """The key that it signs with (PEM)."""
+        """Return the signing key (PEM)."""
         try:
             return self._key_file.read_text("ascii")
         except (OSError, ValueError) as error:
@@ -106,20 +106,24 @@ class FolderAuthority:
             ) from error
 
     def checked(self, certificate_pem: str) -> str:
-        """A certificate as it is written down: one, and nothing around it."""
+        """Return a certificate in normal form: exactly one, without other text."""
         try:
             return _pem(x509.load_pem_x509_certificate(certificate_pem[:_REQUEST_LIMIT].encode()))
         except ValueError as error:
             raise GpupoolError(
-                ErrorCode.INVALID_REQUEST, "This is no certificate of a head.", "Update this machine."
+                ErrorCode.INVALID_REQUEST, "The data is not a certificate of a head.", "Update this machine."
             ) from error
 
     def keep_heads(self, heads: Sequence[Head]) -> None:
-        """Write them down beside the keys, where this machine's Ray looks. Raises OSError."""
-        following.keep_heads(self._secrets.folder, heads)
+        """Write the heads next to the keys, for this machine's Ray. Raises OSError."""
+        head_selection.keep_heads(self._secrets.folder, heads)
+
+    def keep_refused(self, names: Sequence[str]) -> None:
+        """Write the removed nodes for this machine's bridge. Raises OSError."""
+        head_selection.keep_refused(self._secrets.folder, names)
 
     def key_of(self, request_pem: str) -> str:
-        """SHA-256 of the public key in a signing request."""
+        """Return the SHA-256 of the public key in a signing request."""
         public = _read(request_pem).public_key()
         form = serialization.PublicFormat.SubjectPublicKeyInfo
         return hashlib.sha256(public.public_bytes(serialization.Encoding.DER, form)).hexdigest()
@@ -138,7 +142,7 @@ class FolderAuthority:
 
 
 def new_request(key_file: Path, node: str) -> tuple[bytes, str]:
-    """This machine's key (the one that is there, or a new one) and a signing request for it, both PEM."""
+    """Return this machine's key (existing or new) and a signing request for it, both PEM."""
     key: ec.EllipticCurvePrivateKey | None = None
     with contextlib.suppress(OSError, ValueError, TypeError):
         found = serialization.load_pem_private_key(key_file.read_bytes(), None)
@@ -159,7 +163,7 @@ def _read(request_pem: str) -> x509.CertificateSigningRequest:
 
 
 def _bad_request() -> GpupoolError:
-    return GpupoolError(ErrorCode.INVALID_REQUEST, "This is no request for a certificate.", "Update this machine.")
+    return GpupoolError(ErrorCode.INVALID_REQUEST, "The data is not a certificate request.", "Update this machine.")
 
 
 def _addresses(address: str) -> Iterator[x509.IPAddress]:

@@ -1,8 +1,8 @@
-"""The process of the pool that is a client of Ray: ``python -m gpupool.fabric.ray.bridge``, on the head.
+"""The only client of Ray in the pool: ``python -m gpupool.fabric.ray.bridge``, on the head.
 
-On a head that waits it waits too. It looks every second which machines there are, and keeps a socket for each in its
-folder (``directory`` reads that). It decides nothing and remembers nothing; Ray ends it when its raylet is lost, and
-the supervisor starts it again.
+On a standby head it waits. Every second it lists the machines, and it keeps a socket for each in its folder, which
+``directory`` reads. It makes no decisions and has no state. Ray ends it when its raylet is lost, and the supervisor
+starts it again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.fabric.ray.far import FarMachine
-from gpupool.fabric.ray.following import Lead
-from gpupool.fabric.ray.surroundings import NAMESPACE, NODE_LABEL, Secrets, load, put_on, ray_variables, say
+from gpupool.fabric.ray.environment import NAMESPACE, NODE_LABEL, Secrets, load, log_event, ray_variables, set_variables
+from gpupool.fabric.ray.head_selection import HeadLead, read_refused
+from gpupool.fabric.ray.remote_node import RemoteNode
 
 SOCKET_SUFFIX = ".sock"
 LOOK_EVERY_S = 1.0
-BLIND_S = 120.0  # without a list of machines for so long: another process may see more
-FORGET_AFTER_S = 60.0  # a machine that is started again comes back under its name before that
+BLIND_S = 120.0  # exit after this time without a list of machines: a new process may succeed
+FORGET_AFTER_S = 60.0  # a restarted machine returns with its name within this time
 _HEAD_PAUSE_S = 0.5
 _BACKLOG = 128
 
@@ -35,39 +35,39 @@ Listed = dict[str, str]  # node names by the ids of Ray
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the bridge is started with."""
+    """The options of the bridge."""
 
     gcs: tuple[str, int]
     folder: Path
     secrets: Secrets
     temp: Path
     own: str  # the node of this machine needs no relay
-    lead: Path | None = None  # where the control plane says whether it leads; None: nobody else can
+    lead: Path | None = None  # file in which the control plane writes its lead; None: no other head
 
 
 class Outlet:
-    """The socket of one node; whoever connects is joined with its agent by the newest relay that answers."""
+    """The socket of one node; connections are forwarded to its agent by the newest relay that answers."""
 
     def __init__(self, folder: Path, node: str) -> None:
-        self.machines: dict[str, FarMachine] = {}
+        self.machines: dict[str, RemoteNode] = {}
         self.listed_at = time.monotonic()
         self._node = node
         self._path = folder / f"{node}{SOCKET_SUFFIX}"
         self._server: asyncio.Server | None = None
 
     async def show(self, ray_ids: set[str]) -> None:
-        """Take what is listed now; open the socket once a relay answers. Raises OSError."""
+        """Update the listed machines; open the socket once a relay answers. Raises OSError."""
         for gone in self.machines.keys() - ray_ids:
             await self.machines.pop(gone).close()
         for new in ray_ids - self.machines.keys():
-            self.machines[new] = FarMachine(new, self._node)
+            self.machines[new] = RemoteNode(new, self._node)
         if ray_ids:
             self.listed_at = time.monotonic()
         if self._server is None and any(machine.ready for machine in self.machines.values()):
             self._server = await asyncio.start_unix_server(self._serve, sock=listen(self._path))
 
     async def close(self) -> None:
-        """Let go of the node."""
+        """Close the socket and the connections of the node."""
         self._path.unlink(missing_ok=True)
         if self._server is not None:
             self._server.close()
@@ -84,23 +84,25 @@ class Outlet:
 
 
 class Bridge:
-    """All nodes but the one of this machine."""
+    """Forwards connections to all nodes except this machine's."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._outlets: dict[str, Outlet] = {}
+        self._refused: frozenset[str] = frozenset()
 
     async def run(self, stop: asyncio.Event, term: int) -> bool:
-        """Until told to stop (True), or until another head leads or Ray has not named its machines for long (False)."""
+        """Run until stopped (True), or until another head leads or Ray lists no machines for too long (False)."""
         seen_at = time.monotonic()
         while not stop.is_set():
             if _led_elsewhere(self._options.lead, term):
-                say("another head leads")
+                log_event("another head leads")
                 return False
             try:
-                listed = await asyncio.wait_for(asyncio.to_thread(list_machines), BLIND_S)
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises while its GCS is away
-                say("machines not listed", error=repr(error)[:200])
+                async with asyncio.timeout(BLIND_S):
+                    listed = await asyncio.to_thread(list_machines)
+            except Exception as error:  # noqa: BLE001 - Ray raises many errors while its GCS is down
+                log_event("machines not listed", error=repr(error)[:200])
             else:
                 seen_at = time.monotonic()
                 await self._show(listed)
@@ -111,9 +113,16 @@ class Bridge:
 
     async def _show(self, listed: Listed) -> None:
         ids: dict[str, set[str]] = {name: set() for name in self._outlets}
+        refused = read_refused(self._options.secrets.folder)
+        for name in sorted((refused & set(listed.values())) - self._refused):
+            log_event("node refused", node=name, why="it was removed from the pool; it may join again with a new token")
+        self._refused = refused
         for ray_id, name in listed.items():
-            if name != self._options.own:
+            if name != self._options.own and name not in refused:
                 ids.setdefault(name, set()).add(ray_id)
+        for name in refused & self._outlets.keys():
+            await self._outlets.pop(name).close()
+            ids.pop(name, None)
         for name, ray_ids in ids.items():
             outlet = self._outlets.setdefault(name, Outlet(self._options.folder, name))
             await outlet.show(ray_ids)
@@ -122,7 +131,7 @@ class Bridge:
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket at a path of any length, for the pool's owner alone; an old one is replaced. Raises OSError."""
+    """Listen on a path of any length, for the pool's owner only; replace an old socket. Raises OSError."""
     path.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -139,16 +148,16 @@ def listen(path: Path) -> socket.socket:
 
 
 def list_machines() -> Listed:
-    """The machines that Ray believes to be alive and that say which node they are."""
+    """Return the machines that are alive in Ray and labelled as a node."""
     alive = (node for node in load("ray").nodes() if node["Alive"])
     named = ((str(node["NodeID"]), str(node["Labels"].get(NODE_LABEL, ""))) for node in alive)
     return {ray_id: name for ray_id, name in named if name and "/" not in name and name[0] != "."}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the bridge until SIGTERM: 0; 1 when it lost sight of the cluster. Ray may end the process at any time."""
+    """Run the bridge until SIGTERM: 0; 1 if it lost the cluster. Ray may end the process at any time."""
     options = _parse(argv)
-    put_on(ray_variables(options.secrets, options.temp))
+    set_variables(ray_variables(options.secrets, options.temp))
     options.folder.mkdir(mode=0o700, exist_ok=True)
     for left in options.folder.glob(f"*{SOCKET_SUFFIX}"):
         left.unlink(missing_ok=True)
@@ -162,7 +171,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
     parser.add_argument("--secrets", type=Path, required=True)
     parser.add_argument("--temp", type=Path, required=True)
     parser.add_argument("--own", required=True, help="the node of this machine")
-    parser.add_argument("--lead-file", type=Path, help="where the control plane says whether it leads")
+    parser.add_argument("--lead-file", type=Path, help="file in which the control plane reports whether it leads")
     options = parser.parse_args(argv)
     host, _, port = options.gcs.rpartition(":")
     gcs, secrets = (host.strip("[]"), int(port)), Secrets(options.secrets)
@@ -180,8 +189,8 @@ async def _run(options: Options) -> int:
             return 0
     await asyncio.to_thread(_connect, options.gcs)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)  # Ray took them
-    say("connected", gcs=list(options.gcs), pid=os.getpid())
+        loop.add_signal_handler(number, stop.set)  # Ray has replaced the handlers
+    log_event("connected", gcs=list(options.gcs), pid=os.getpid())
     return 0 if await Bridge(options).run(stop, term) else 1
 
 
@@ -198,22 +207,23 @@ def _connect(gcs: tuple[str, int]) -> None:
 
 
 def _leads(path: Path | None) -> int | None:
-    """The term in which this machine's control plane leads, as far as it has said; None: it does not."""
+    """Return the term in which this machine's control plane leads, from its file; None if it does not."""
     if path is None:
         return 0
-    lead = Lead.read(path)
+    lead = HeadLead.read(path)
     return lead.term if lead is not None and lead.leads else None
 
 
 def _led_elsewhere(path: Path | None, term: int) -> bool:
-    """Whether another head has begun to lead since ``term``; a control plane that was only restarted has not."""
-    lead = Lead.read(path) if path else None
+    """Return True if another head leads since ``term``; a mere restart of the control plane does not count."""
+    lead = HeadLead.read(path) if path else None
     return lead is not None and not lead.leads and lead.term > term
 
 
 async def _listens(address: tuple[str, int]) -> bool:
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*address), 5.0)
+        async with asyncio.timeout(5.0):
+            _, writer = await asyncio.open_connection(*address)
     except (OSError, TimeoutError):
         return False
     writer.close()
@@ -229,4 +239,4 @@ async def _sleep(seconds: float, stop: asyncio.Event) -> None:
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # Ray's threads must not keep it; the relays stay
+    os._exit(status)  # Ray's threads must not block the exit; relays stay

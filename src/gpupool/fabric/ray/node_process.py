@@ -1,13 +1,14 @@
-"""Ray's own processes on one machine, as one process for the supervisor: ``python -m gpupool.fabric.ray.node_process``.
+"""Ray's own processes on one machine, in one supervised process: ``python -m gpupool.fabric.ray.node_process``.
 
-It starts GCS (on the head that leads) and raylet, starts a GCS that died again on its records, and ends, with all that
-it started, when anything else dies or another head leads: the supervisor starts it anew. Ray's programs hang on it by
-the kernel (parent-death signals); what got away is found by a variable in its environment and killed first.
+It starts the GCS (on the leading head) and the raylet. It restarts a GCS that died, with its records. When another
+process dies or another head leads, it ends with all its processes, and the supervisor starts it again. Ray's processes
+get a parent-death signal; others are found by a variable in their environment and killed at the next start.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -21,17 +22,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpupool.fabric.ray.following import Following, Watch
+from gpupool.fabric.local.termination import end_programs
+from gpupool.fabric.ray.environment import (
+    MARKER,
+    NODE_LABEL,
+    START_TIMEOUT_S,
+    RayPorts,
+    Secrets,
+    load,
+    log_event,
+    ray_variables,
+    set_variables,
+)
+from gpupool.fabric.ray.head_selection import HeadFollower, HeadWatch
 from gpupool.fabric.ray.relay import AGENT_SOCKET_VARIABLE, NODE_NAME_VARIABLE
-from gpupool.fabric.ray.surroundings import MARKER, NODE_LABEL, Ports, Secrets, load, put_on, ray_variables, say
 
 EXIT_BROKEN = 1
-OBJECT_STORE_BYTES = 75 << 20  # the least that Ray takes; nothing is put into it
+OBJECT_STORE_BYTES = 75 << 20  # the minimum for Ray; it is not used
 _LOOK_S = 0.5
 _ASK_EVERY_S = 3.0
 _ASK_WAIT_S = 3.0
 _ALIVE_EVERY_S = 30.0
-_DEAD_AFTER = 2  # times that the GCS calls this machine dead
+_DEAD_AFTER = 2  # consecutive answers in which the GCS lists this machine as dead
 _HEAD_PAUSE_S = 1.0
 _REFRESH_EVERY_S = 10.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -40,17 +52,17 @@ _GCS = "gcs_server"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine is to the cluster. ``head`` is None where the GCS runs, else its place as (host, port)."""
+    """This machine's part in the cluster. ``head`` is None where the GCS runs, else its address (host, port)."""
 
     name: str
     address: str
-    ports: Ports
+    ports: RayPorts
     secrets: Secrets
     temp: Path
     storage: Path
     agent_socket: Path
     head: tuple[str, int] | None
-    lead: Path | None = None  # where the control plane of a head says whether it leads; None: no other head can
+    lead: Path | None = None  # file in which a head's control plane writes its lead; None: no other head
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,25 +71,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = _Stop()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     kill_leftovers(machine.temp)
-    following = Following(machine.name, machine.secrets.folder, machine.head, machine.lead)
-    watch = Watch(following, is_node=machine.lead is None and machine.head is not None)
-    if not _wait_for_head(following, stop):
-        return 0
-    machine = replace(machine, head=following.gcs)
+    follower = HeadFollower(machine.name, machine.secrets.folder, machine.head, machine.lead)
+    watch = HeadWatch(follower, is_node=machine.lead is None and machine.head is not None)
+    if not _wait_for_head(follower, stop):
+        return _idle(machine, follower, stop)
+    machine = replace(machine, head=follower.gcs)
     if taken := taken_ports(machine):
-        say("ports are taken", address=machine.address, ports=taken)
+        log_event("ports are taken", address=machine.address, ports=taken)
         return EXIT_BROKEN
     _prepare(machine)
     watch.start()
     try:
         return _run(machine, stop, watch)
+    except _StoppedError:
+        return 0
     finally:
         watch.close()
         kill_leftovers(machine.temp)
 
 
+class _StoppedError(Exception):
+    """SIGTERM or SIGINT was received while Ray was being started."""
+
+
 class _Stop:
-    """Whether SIGTERM or SIGINT came."""
+    """A flag that SIGTERM or SIGINT was received."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -97,13 +115,13 @@ def _parse(argv: Sequence[str] | None) -> Machine:
     parser.add_argument("--temp", type=Path, required=True, help="Ray's folder for sockets and logs")
     parser.add_argument("--agent-socket", type=Path, required=True)
     parser.add_argument("--head", metavar="HOST:PORT", help="the GCS to join; left out on heads")
-    parser.add_argument("--lead-file", type=Path, help="where the control plane says whether it leads")
+    parser.add_argument("--lead-file", type=Path, help="file in which the control plane reports whether it leads")
     options = parser.parse_args(argv)
     host, _, port = (options.head or "").rpartition(":")
     return Machine(
         options.name,
         options.address,
-        Ports(options.first_port),
+        RayPorts(options.first_port),
         Secrets(options.secrets),
         options.temp,
         options.temp.with_name("gcs"),
@@ -114,7 +132,7 @@ def _parse(argv: Sequence[str] | None) -> Machine:
 
 
 def taken_ports(machine: Machine) -> list[int]:
-    """Ports of ours that somebody else listens on: Ray would take most of a minute to fail of it."""
+    """Return ports of ours that are in use: Ray would need most of a minute to fail because of them."""
     return [port for port in machine.ports.fixed(head=machine.head is None) if not _free(machine.address, port)]
 
 
@@ -130,28 +148,46 @@ def _free(address: str, port: int) -> bool:
     return True
 
 
-def _wait_for_head(following: Following, stop: _Stop) -> bool:
-    """Wait until one leads, and something listens there, or it is this machine; False when told to stop."""
-    said, refresh_at = "", time.monotonic() + _REFRESH_EVERY_S
+def _idle(machine: Machine, follower: HeadFollower, stop: _Stop) -> int:
+    """End all programs on a machine that was removed from its cluster, then wait for the stop; return 0."""
+    ended = False
     while not stop.asked:
-        known, head = following.look()
-        why = _deaf(head) if known and head else "" if known else "no head says that it leads"
-        if not why:
-            following.follow(head)
-            return True
-        if why != said:
-            say("waiting for the head", address=f"{head[0]}:{head[1]}" if head else None, error=why)
-        said = why
+        if not ended and (removal := follower.removed) is not None:
+            try:
+                asyncio.run(end_programs(machine.agent_socket))
+            except (OSError, EOFError, ValueError) as error:
+                log_event("programs not ended yet", error=repr(error)[:200])
+            else:
+                log_event("removed", why=removal.message, hint=removal.hint)
+                ended = True
+        time.sleep(_HEAD_PAUSE_S)
+    return 0
+
+
+def _wait_for_head(follower: HeadFollower, stop: _Stop) -> bool:
+    """Wait until a head leads and listens, or this machine leads; return False when stopped or removed."""
+    said, refresh_at = "", 0.0
+    while not stop.asked and follower.removed is None:
         if time.monotonic() >= refresh_at:
             with contextlib.suppress(OSError):
-                following.refresh()  # those that are known may all be others by now
+                follower.refresh()  # the known heads may be outdated
             refresh_at = time.monotonic() + _REFRESH_EVERY_S
+            if follower.removed is not None:
+                return False
+        known, head = follower.look()
+        why = _deaf(head) if known and head else "" if known else "no head reports that it leads"
+        if not why:
+            follower.follow(head)
+            return True
+        if why != said:
+            log_event("waiting for the head", address=f"{head[0]}:{head[1]}" if head else None, error=why)
+        said = why
         time.sleep(_HEAD_PAUSE_S)
     return False
 
 
 def _deaf(head: tuple[str, int]) -> str:
-    """Why nothing can be said to a GCS, or empty."""
+    """Return why a GCS cannot be reached; empty if it can."""
     try:
         socket.create_connection(head, timeout=5.0).close()
     except OSError as error:
@@ -160,15 +196,14 @@ def _deaf(head: tuple[str, int]) -> str:
 
 
 def _prepare(machine: Machine) -> None:
-    """An empty folder, for sessions of before are of no use, and the variables.
+    """Create an empty folder, because old sessions are of no use, and set the variables.
 
-    Ray opens its folder to everybody, and whoever reaches the sockets in it can have programs run: so it is kept in
-    one that nobody else may enter.
+    Ray opens its folder to all users, and its sockets allow running programs. So its parent folder is closed to others.
     """
     closed = machine.temp.parent
     closed.mkdir(mode=0o700, parents=True, exist_ok=True)
     if closed.stat().st_uid != os.geteuid() or closed.is_symlink():
-        raise PermissionError(f"{closed} belongs to somebody else")
+        raise PermissionError(f"{closed} belongs to another user")
     closed.chmod(0o700)
     shutil.rmtree(machine.temp, ignore_errors=True)
     shutil.rmtree(machine.storage, ignore_errors=True)
@@ -178,14 +213,14 @@ def _prepare(machine: Machine) -> None:
     variables |= {AGENT_SOCKET_VARIABLE: str(machine.agent_socket), NODE_NAME_VARIABLE: machine.name}
     if machine.head is None:
         variables |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(machine.storage)}
-    put_on(variables)
+    set_variables(variables)
 
 
-class Doubt:
-    """Whether this machine still belongs to the cluster that it believes to belong to.
+class MembershipCheck:
+    """The check if this machine still belongs to its cluster.
 
-    A head that was started anew is another cluster, which a raylet learns half a minute late; and one that the GCS has
-    given up (it was frozen) is only told when it asks.
+    A restarted head is a new cluster, which a raylet notices only after half a minute. A machine that the GCS has
+    declared dead (it was frozen) only learns that when it asks.
     """
 
     def __init__(self, node: Any) -> None:
@@ -194,7 +229,7 @@ class Doubt:
         self._dead = 0
 
     def why(self) -> str:
-        """Why not, or empty; asks now and then."""
+        """Return why not, or empty; query only now and then."""
         now = time.monotonic()
         if now - self._asked_at < _ASK_EVERY_S:
             return ""
@@ -204,61 +239,105 @@ class Doubt:
             if now - self._looked_at >= _ALIVE_EVERY_S:
                 self._looked_at = now
                 self._look(gcs.get_all_node_info(timeout=_ASK_WAIT_S))
-        except Exception as error:  # noqa: BLE001 - Ray's; a GCS that is away is waited for
+        except Exception as error:  # noqa: BLE001 - Ray's errors; wait for a GCS that is down
             if "WrongClusterID" in str(error):
-                return "the head was started anew"
+                return "the head was restarted"
         finally:
             self._asked_at = time.monotonic()
-        return "the head has given this machine up" if self._dead >= _DEAD_AFTER else ""
+        return "the head has removed this machine" if self._dead >= _DEAD_AFTER else ""
 
     def _look(self, nodes: dict[Any, Any]) -> None:
         own = next((info for found, info in nodes.items() if found.hex() == self._node.node_id), None)
         self._dead = 0 if own is not None and own.state == 0 else self._dead + 1
 
 
-def _run(machine: Machine, stop: _Stop, watch: Watch) -> int:
+def _run(machine: Machine, stop: _Stop, watch: HeadWatch) -> int:
     try:
-        node = _start(machine)
+        node = _start(machine, stop)
     except RuntimeError as error:
         if "Version mismatch" not in str(error):
             raise
-        say("ray cannot join", why=" ".join(str(error).split()), hint="install the head's Ray and Python here")
+        log_event("ray cannot join", why=" ".join(str(error).split()), hint="install the head's Ray and Python here")
         return EXIT_BROKEN
-    say("ray runs", name=machine.name, address=machine.address, pid=os.getpid())
-    doubt = Doubt(node)
+    log_event("ray runs", name=machine.name, address=machine.address, pid=os.getpid())
+    membership = MembershipCheck(node)
     try:
         while not stop.asked:
             time.sleep(_LOOK_S)
             _reap_orphans(node)
             if watch.moved:
-                say("starting anew", why="another head leads")
+                log_event("starting anew", why="removed from the pool" if watch.removed else "another head leads")
                 return EXIT_BROKEN
-            if machine.head is not None and (why := doubt.why()):
-                say("starting anew", why=why)
+            if machine.head is not None and (why := membership.why()):
+                log_event("starting anew", why=why)
                 return EXIT_BROKEN
             dead = {str(name): process.returncode for name, process in node.dead_processes()}
             if set(dead) == {_GCS}:
-                say("starting the GCS again", exit_status=dead[_GCS])
+                log_event("starting the GCS again", exit_status=dead[_GCS])
                 node.kill_gcs_server(check_alive=False)
                 node.start_gcs_server()
             elif dead:
-                say("ray broke", dead=dead)
+                log_event("ray broke", dead=dead)
                 return EXIT_BROKEN
     finally:
         node.kill_all_processes(check_alive=False, allow_graceful=stop.asked)
     return 0
 
 
-def _start(machine: Machine) -> Any:
+def _start(machine: Machine, stop: _Stop) -> Any:
     node: Any = load("ray._private.node").Node
 
     class Lean(node):  # type: ignore[misc]
-        """Without the server of the dashboard: nobody asks it, and it is a hundred megabytes."""
+        """A node without the dashboard server, which is not used and needs a hundred megabytes."""
 
         def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
-            """Leave it out."""
+            """Skip the server."""
+
+        def start_raylet(self, *places: Any, **options: Any) -> None:
+            """Start it without the fixed limit of 15 seconds for its agents."""
+            _persist_ports(self.get_session_dir_path(), self.node_id, machine.ports)
+            super().start_raylet(*places, **options)
+
+        def start_ray_processes(self) -> None:
+            """Start them and wait until the GCS knows the raylet: Ray gives up after 30 seconds."""
+            super().start_ray_processes()
+            _await_registered(self, stop)
 
     return Lean(_parameters(machine), head=machine.head is None, shutdown_at_exit=False, spawn_reaper=True)
+
+
+def _persist_ports(session_dir: str, node_id: str, ports: RayPorts) -> None:
+    """Write the files from which the raylet reads the ports of its agents: they are fixed and known.
+
+    It waits 15 seconds for the agents to write them (``WaitForPersistedPort``) and dies if they are late. -1 means a
+    service that is not used.
+    """
+    raylet = load("ray._raylet")
+    for name, port in (
+        (raylet.RUNTIME_ENV_AGENT_PORT_NAME, ports.runtime_env_agent),
+        (raylet.METRICS_AGENT_PORT_NAME, -1),
+        (raylet.METRICS_EXPORT_PORT_NAME, -1),
+        (raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME, -1),
+    ):
+        raylet.persist_port(session_dir, node_id, name, port)
+
+
+def _await_registered(node: Any, stop: _Stop) -> None:
+    """Wait until the GCS knows the raylet. Raises ``RuntimeError`` if a process dies or on timeout."""
+    services = load("ray._private.services")
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            services.get_node(node.gcs_address, node.node_id)
+        except RuntimeError as error:
+            dead = {str(name): process.returncode for name, process in node.dead_processes()}
+            if dead or time.monotonic() >= deadline:
+                raise RuntimeError(f"ray did not start: {dead or error}") from error
+        else:
+            return
+        if stop.asked:
+            raise _StoppedError
+        time.sleep(_LOOK_S)
 
 
 def _parameters(machine: Machine) -> Any:
@@ -293,7 +372,7 @@ def _parameters(machine: Machine) -> Any:
 
 
 def _reap_orphans(node: Any) -> None:
-    """Wait for grandchildren that came to us; Ray's own children are left for Ray to ask after."""
+    """Reap adopted grandchildren; Ray reaps its own children."""
     ours = {info.process.pid for infos in node.all_processes.values() for info in infos}
     for pid in _children():
         if pid not in ours:
@@ -309,9 +388,9 @@ def _children() -> list[int]:
 
 
 def kill_leftovers(temp: Path) -> None:
-    """End every process of Ray's that was started for this folder.
+    """Kill every Ray process that was started for this folder.
 
-    Those are told by a variable; the ones that write their title over their environment by the files they have open.
+    Most are found by a variable in their environment; those that overwrite it, by their open files.
     """
     for _ in range(3):
         found = [pid for pid in _processes() if pid != os.getpid() and (_marked(pid, temp) or _uses(pid, temp))]
@@ -336,7 +415,7 @@ def _marked(pid: int, temp: Path) -> bool:
 def _uses(pid: int, temp: Path) -> bool:
     with contextlib.suppress(OSError):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
-            files = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())  # noqa: PTH115 - as the kernel says it
+            files = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())  # noqa: PTH115 - the kernel's own text
             return any(file.startswith(f"{temp}/") for file in files)
     return False
 
@@ -344,4 +423,4 @@ def _uses(pid: int, temp: Path) -> bool:
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # Ray's threads must not keep it
+    os._exit(status)  # Ray's threads must not block the exit

@@ -1,7 +1,7 @@
-"""The actor on every machine that passes bytes between the head and the agent of its machine.
+"""The actor on every machine that forwards bytes between the head and the agent of its machine.
 
-It keeps nothing: a relay that dies takes its connections with it, and whoever used them connects again. Calls of one
-connection carry numbers, because calls of an asynchronous actor may overtake each other.
+It has no state: a relay that dies closes its connections, and clients connect again. Calls of one connection are
+numbered, because calls of an asynchronous actor may overtake each other.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PROTOCOL = 1
 AGENT_SOCKET_VARIABLE = "GPUPOOL_AGENT_SOCKET"
 NODE_NAME_VARIABLE = "GPUPOOL_NODE_NAME"
 PIECE = 64 << 10  # bytes in one call: less than Ray would put into its object store (100 KiB)
-DESERTED_AFTER_S = 45.0  # a connection that no bridge has spoken of for so long is closed
+DESERTED_AFTER_S = 45.0  # a connection that no bridge has named for this long is closed
 _SWEEP_S = 5.0
 
 
-class Turns:
-    """Lets numbered calls through in the order of their numbers, from 0 on."""
+class CallOrder:
+    """Executes numbered calls in order, from 0 on."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -33,7 +33,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, number: int) -> AsyncIterator[None]:
-        """Wait for all calls before ``number``; the one after it may go once this block is left."""
+        """Wait for all calls before ``number``; the next one may run when this block is left."""
         if number > self._next:
             await self._waiting.setdefault(number, asyncio.Event()).wait()
         try:
@@ -51,15 +51,15 @@ class Pipe:
     def __init__(self) -> None:
         self.heard_at = time.monotonic()
         self._stack = contextlib.AsyncExitStack()
-        self._reading = Turns()
-        self._writing = Turns()
+        self._reading = CallOrder()
+        self._writing = CallOrder()
 
     async def open(self, agent: Path) -> None:
         """Connect. Raises OSError."""
         self._reader, self._writer = await self._stack.enter_async_context(connection(agent))
 
     async def send(self, number: int, data: bytes) -> bool:
-        """Write, waiting while the agent is slow; False when it has hung up."""
+        """Write, waiting for a slow agent; return False if it has disconnected."""
         async with self._writing.turn(number):
             try:
                 self._writer.write(data)
@@ -69,7 +69,7 @@ class Pipe:
         return True
 
     async def receive(self, number: int) -> bytes:
-        """What the agent says next, as soon as it says something; empty at the end."""
+        """Return the next bytes from the agent as soon as there are any; empty at the end."""
         async with self._reading.turn(number):
             try:
                 return await self._reader.read(PIECE)
@@ -77,13 +77,13 @@ class Pipe:
                 return b""
 
     async def close(self) -> None:
-        """Hang up; whoever reads gets the end."""
+        """Close the connection; readers get the end."""
         await self._stack.aclose()
         self._reader.feed_eof()
 
 
 class Relay:
-    """Connections to the agent of this machine, by names that the bridge chose."""
+    """Connections to the agent of this machine, by names chosen by the bridge."""
 
     def __init__(self) -> None:
         self._agent = os.environ.get(AGENT_SOCKET_VARIABLE, "")
@@ -91,7 +91,7 @@ class Relay:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def beat(self, tunnels: list[str]) -> dict[str, Any]:
-        """Say who this is; ``tunnels`` are the connections that the caller still uses."""
+        """Return the identity of this relay; ``tunnels`` are the connections still in use by the caller."""
         now = time.monotonic()
         for name in tunnels:
             if pipe := self._pipes.get(name):
@@ -99,7 +99,7 @@ class Relay:
         return {"protocol": PROTOCOL, "node": os.environ.get(NODE_NAME_VARIABLE, ""), "open": len(self._pipes)}
 
     async def open(self, tunnel: str) -> str:
-        """Connect to the agent under a new name; why not, or empty."""
+        """Connect to the agent under a new name; return the error, or empty."""
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
         pipe = Pipe()
@@ -111,17 +111,17 @@ class Relay:
         return ""
 
     async def send(self, tunnel: str, number: int, data: bytes) -> bool:
-        """Pass bytes to the agent; False when there is no such connection (any more)."""
+        """Send bytes to the agent; return False if there is no such connection."""
         pipe = self._pipes.get(tunnel)
         return pipe is not None and await pipe.send(number, data)
 
     async def receive(self, tunnel: str, number: int) -> bytes:
-        """The next bytes of the agent, at most ``PIECE``, as soon as there are some; empty at the end."""
+        """Return the next bytes from the agent, at most ``PIECE``, as soon as there are any; empty at the end."""
         pipe = self._pipes.get(tunnel)
         return b"" if pipe is None else await pipe.receive(number)
 
     async def close(self, tunnel: str) -> None:
-        """Hang up."""
+        """Close a connection."""
         if pipe := self._pipes.pop(tunnel, None):
             await pipe.close()
 

@@ -1,1 +1,1 @@
-"""Files of workloads on a node: the blobs that it was given, the folders made of them, and what programs put there."""
+"""Files of workloads on a node: received blobs, the job folders made from them, and results."""

@@ -1,4 +1,4 @@
-"""What a machine has: its processors, memory and GPUs, found by NVML or emulated.
+"""Inventories: the CPUs, memory and GPUs of a machine, from NVML or emulated.
 
-``choose.open_inventory`` picks one; each implements ``gpupool.node.ports.Inventory``. Nothing here hands anything out.
+``choose.open_inventory`` selects one; each implements ``gpupool.node.ports.Inventory``. Inventories only report.
 """

@@ -1,4 +1,4 @@
-"""GPUs that are not there: a machine without any still runs everything but CUDA."""
+"""Emulated GPUs: a machine without GPUs can run everything except CUDA."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import ClassVar, Self
 
 from gpupool import __version__
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import Gpu, NodeReport
+from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.units import parse_memory_mib
+from gpupool.node.host.native import Product
 from gpupool.node.inventory.fake_driver import FakeCards, fake_nvml, write_fake_driver
 from gpupool.node.inventory.host import clean_node_name, read_host
 from gpupool.node.inventory.mig import mig_index
@@ -25,12 +26,11 @@ from gpupool.node.inventory.models import (
     mig_slices,
 )
 from gpupool.node.inventory.nvml import NvmlInventory
-from gpupool.node.native import Product
-from gpupool.node.ports import GpuLook
+from gpupool.node.ports import GpuUsageSample
 
 DEFAULT_EMULATION = "1xT4"
 MAX_EMULATED_GPUS = 64  # on a real node
-MAX_SIMULATED_GPUS = 10_000  # for a simulation that asks for more
+MAX_SIMULATED_GPUS = 10_000  # in a simulation
 _MAX_SPEC_LENGTH = 2000
 _MAX_CARD_MEMORY_MIB = 16 * 1024 * 1024
 _PART = re.compile(
@@ -39,15 +39,14 @@ _PART = re.compile(
     re.IGNORECASE,
 )
 _COMMA_BETWEEN_CARDS = re.compile(r",(?![^[]*\])")
-_SLICES_OF_A_CARD = 7
+_MIG_SLICES_PER_GPU = 7
 
 
 def parse_emulation(spec: str, limit: int = MAX_EMULATED_GPUS) -> tuple[CardModel, ...]:
-    """One card per GPU in ``4xT4,2xV100``, ``T4``, ``H100:80GiB`` or ``2xMyCard:24G``; empty means one T4.
+    """Parse ``4xT4,2xV100``, ``T4``, ``H100:80GiB`` or ``2xMyCard:24G`` to one card per GPU; empty: one T4.
 
-    ``A100-80GB[3g.40gb,2g.20gb]`` is a card cut into MIG instances. A card that is not known needs its memory.
-    ``limit`` is the most GPUs, itself at most 10,000.
-    Raises ``GpupoolError(INVALID_REQUEST)`` that names the part that is wrong.
+    ``A100-80GB[3g.40gb,2g.20gb]`` is a card with MIG instances. An unknown card needs its memory. ``limit`` is the
+    maximum number of GPUs, itself at most 10,000. Raises ``GpupoolError(INVALID_REQUEST)`` with the invalid part.
     """
     if len(spec) > _MAX_SPEC_LENGTH:
         raise _bad(spec[:40] + "…", f"it is longer than {_MAX_SPEC_LENGTH} characters")
@@ -69,17 +68,17 @@ def _parse_part(part: str) -> tuple[int, CardModel]:
     if count == 0:
         raise _bad(part, "the number of GPUs is zero")
     card = _card(part, match["name"].strip(), match["size"])
-    return count, card if match["mig"] is None else _cut(part, card, match["mig"])
+    return count, card if match["mig"] is None else _with_mig(part, card, match["mig"])
 
 
-def _cut(part: str, card: CardModel, profiles: str) -> CardModel:
-    """The card with these MIG instances; raises where they do not fit."""
+def _with_mig(part: str, card: CardModel, profiles: str) -> CardModel:
+    """Return the card with these MIG instances; raise if they do not fit."""
     mig = tuple(profile.strip().lower() for profile in profiles.split(","))
     wrong = next((profile for profile in mig if not is_mig_profile(profile)), None)
     if wrong is not None:
         raise _bad(part, f"'{wrong[:20]}' is not a MIG profile such as 3g.40gb")
-    if sum(map(mig_slices, mig)) > _SLICES_OF_A_CARD or sum(map(mig_memory_mib, mig)) > card.memory_mib:
-        raise _bad(part, "the MIG instances are more than the card")
+    if sum(map(mig_slices, mig)) > _MIG_SLICES_PER_GPU or sum(map(mig_memory_mib, mig)) > card.memory_mib:
+        raise _bad(part, "the MIG instances do not fit on the card")
     return replace(card, mig=mig)
 
 
@@ -108,7 +107,7 @@ def _bad(part: str, reason: str) -> GpupoolError:
 
 
 def emulated_uuid(node_name: str, index: int) -> str:
-    """The UUID of an emulated GPU: always the same for the same node name and index."""
+    """Return the UUID of an emulated GPU: always the same for a node name and index."""
     return f"GPU-EMULATED-{_digits(f'{node_name}/{index}')}"
 
 
@@ -118,11 +117,11 @@ def _digits(text: str) -> str:
 
 
 class EmulatedInventory:
-    """An inventory of cards that only exist on paper; the processors and memory of its report are real.
+    """An inventory of emulated GPUs; CPUs and memory in its report are real.
 
-    ``warnings`` go into every report: they say why GPUs are emulated when nobody asked for it. Once its
-    ``fake_driver_folder`` was asked for, and where the native parts are built, the cards are simulated by the fake
-    driver, and what programs do on them is seen as on real ones.
+    ``warnings`` are added to every report; they say why GPUs are emulated if that was not requested. After the first
+    call of ``fake_driver_folder``, and if the native libraries are installed, the fake driver simulates the GPUs, and
+    their use by programs is reported as on real ones.
     """
 
     name: ClassVar[str] = "emulated"
@@ -137,13 +136,13 @@ class EmulatedInventory:
 
     @classmethod
     def open(cls, node_name: str, options: str) -> Self:
-        """Build one from a text like ``4xT4,2xV100``; raises ``GpupoolError(INVALID_REQUEST)`` for a bad one."""
+        """Create an inventory from ``4xT4,2xV100``; raise ``GpupoolError(INVALID_REQUEST)`` if invalid."""
         return cls(node_name, parse_emulation(options))
 
     def fake_driver_folder(self, run_folder: Path, *, shared: bool = False) -> Path:
-        """The folder that describes these cards to the fake driver, made in ``run_folder`` when it is not there.
+        """Return the folder that describes the GPUs to the fake driver; create it in ``run_folder``.
 
-        ``shared``: programs of other users pass through it, too. Raises OSError.
+        ``shared``: programs of other users can read it too. Raises OSError.
         """
         uuids = [emulated_uuid(self._host.name, index) for index in range(len(self._cards))]
         folder = write_fake_driver(run_folder, FakeCards(self._cards, uuids, self._gpus), shared=shared)
@@ -153,7 +152,7 @@ class EmulatedInventory:
         return folder
 
     def report(self) -> NodeReport:
-        """The machine with its emulated GPUs."""
+        """Return the machine with its emulated GPUs."""
         return NodeReport(
             name=self._host.name,
             cpus=self._host.cpus,
@@ -166,12 +165,12 @@ class EmulatedInventory:
         )
 
     def gpus(self, pool_pids: frozenset[int]) -> tuple[Gpu, ...]:
-        """The same GPUs every time, always healthy; where they are simulated, with their use and foreign processes."""
+        """Return the same GPUs, always healthy; simulated ones with their use and foreign processes."""
         self._pool_pids = pool_pids
         return self._seen()
 
-    def look(self) -> tuple[GpuLook, ...]:
-        """What programs do on the cards where they are simulated; nothing is known of cards that are only named."""
+    def look(self) -> tuple[GpuUsageSample, ...]:
+        """Return samples of simulated GPUs; empty if the GPUs are not simulated."""
         return () if self._simulated is None else self._simulated.look()
 
     def _seen(self) -> tuple[Gpu, ...]:
@@ -191,7 +190,7 @@ def _with_use(gpu: Gpu, now: Gpu) -> Gpu:
 
 
 def emulated_gpus(node_name: str, cards: tuple[CardModel, ...]) -> tuple[Gpu, ...]:
-    """The GPUs of a node with these cards, in order; of a card that is cut its MIG instances."""
+    """Return the GPUs of a node with these cards, in order; for a card with MIG, its instances."""
     name = clean_node_name(node_name)
     return tuple(gpu for index, card in enumerate(cards) for gpu in _gpus_of(name, index, card))
 

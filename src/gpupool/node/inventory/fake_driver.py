@@ -1,8 +1,7 @@
-"""The fake driver of emulated GPUs: the folder that describes them to it, and its NVML as the agent sees it.
+"""The fake driver of emulated GPUs: its configuration folder, and its NVML for the agent.
 
-``native/fake`` has a libcuda and an libnvidia-ml that simulate the GPUs described in ``gpus.conf`` and keep what goes
-on on them in state files beside it. The folder stays as it is while the agent and the machine live, so that programs
-outlive an agent here too.
+``native/fake`` has a libcuda and an libnvidia-ml that simulate the GPUs described in ``gpus.conf`` and keep their state
+in files next to it. The folder is kept while the machine runs, so that programs survive a restart of the agent.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpupool.domain.gpu import Gpu
+from gpupool.domain.nodes.gpu import Gpu
 from gpupool.node.inventory.models import CardModel, mig_slices
 
-VARIABLE = "GPUPOOL_FAKE_GPUS"  # tells a program's fake driver where its folder is
+VARIABLE = "GPUPOOL_FAKE_GPUS"  # the configuration folder of a program's fake driver
 _FOLDER = "fake-gpus"
 _CONF = "gpus.conf"
 _COPY = "gpupool_pynvml_of_the_fake_driver"
 _MIB = 1024 * 1024
-_CONTEXT_BYTES = 128 * _MIB  # what a context takes of a simulated card, or a sixteenth of a small one
+_CONTEXT_BYTES = 128 * _MIB  # size of a context on a simulated card; at most a sixteenth of its memory
 
 
 @dataclass(frozen=True, slots=True)
 class FakeCards:
-    """What is to be simulated: cards, their UUIDs, and the GPUs reported of them, MIG instances among these."""
+    """The simulated cards, their UUIDs, and the reported GPUs, including MIG instances."""
 
     cards: Sequence[CardModel]
     uuids: Sequence[str]
@@ -38,9 +37,9 @@ class FakeCards:
 
 
 def write_fake_driver(run_folder: Path, fakes: FakeCards, *, shared: bool) -> Path:
-    """Describe these cards; returns the folder. ``shared``: programs of other users find their way to it.
+    """Write the description of these cards; return the folder. ``shared``: other users can reach it.
 
-    An unchanged description is left alone; with another one the state files of the old are removed. Raises OSError.
+    An unchanged description is not written again. If it changed, old state files are deleted. Raises OSError.
     """
     folder = run_folder / _FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -59,7 +58,7 @@ def write_fake_driver(run_folder: Path, fakes: FakeCards, *, shared: bool) -> Pa
 
 
 def _lines(fakes: FakeCards) -> Iterator[str]:
-    """The language of ``native/fake/gpus.h``."""
+    """Yield lines in the format of ``native/fake/gpus.h``."""
     for card, uuid in zip(fakes.cards, fakes.uuids, strict=True):
         memory = card.memory_mib * _MIB
         context = min(_CONTEXT_BYTES, memory // 16)
@@ -71,10 +70,10 @@ def _lines(fakes: FakeCards) -> Iterator[str]:
 
 
 def fake_nvml(library: Path, folder: Path, gpus: Sequence[Gpu]) -> Any:
-    """A copy of the module pynvml that talks to the fake NVML about that folder; None where that cannot be.
+    """Return a copy of the module pynvml that uses the fake NVML with that folder; None if not possible.
 
-    A copy, because pynvml keeps the library it has loaded, and that may be the real driver's. The fake one reads its
-    description once in the life of a process: where it then knows other GPUs than ``gpus``, this folder came too late.
+    A copy, because pynvml keeps the library that it loaded, which may be the real driver's. The fake NVML reads its
+    description once per process: None if it knows other GPUs than ``gpus``.
     """
     nvml = _copy_of_pynvml() if library.is_file() else None
     if nvml is None:
@@ -94,13 +93,13 @@ def _copy_of_pynvml() -> Any:
     spec = importlib.util.spec_from_file_location(_COPY, original.origin)
     if spec is None or spec.loader is None:
         return None
-    copy = sys.modules[_COPY] = importlib.util.module_from_spec(spec)  # it looks itself up there
+    copy = sys.modules[_COPY] = importlib.util.module_from_spec(spec)  # the module looks itself up there
     spec.loader.exec_module(copy)
     return copy
 
 
 def _knows(nvml: Any, gpus: Sequence[Gpu]) -> bool:
-    """Whether it has all of them; opens their state, for which it looks at the environment."""
+    """Return True if it has all GPUs; this also opens their state, found through the environment."""
     nvml.nvmlInit()
     for gpu in gpus:
         handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
@@ -111,7 +110,7 @@ def _knows(nvml: Any, gpus: Sequence[Gpu]) -> bool:
 
 @contextmanager
 def _variable(value: str) -> Iterator[None]:
-    """The variable for this process, only as long as it takes: it is no concern of what the agent starts."""
+    """Set the variable in this process for a short time; child processes of the agent must not inherit it."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = value
     try:

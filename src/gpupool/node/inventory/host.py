@@ -1,4 +1,4 @@
-"""The machine around the GPUs: its name, processors, memory and boot, as far as this process may use them."""
+"""The machine without its GPUs, as far as this process may use it: name, CPUs, memory, boot, and current use."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.domain.ids import NAME_LIMIT, is_workload_id
+from gpupool.domain.ids import MAX_NAME_LENGTH, is_workload_id
 
 _MIB = 1024 * 1024
 _NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes "no limit" as a number close to 2**63
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_USAGE = ("memory.current", "memory.usage_in_bytes")
+_CACHE = re.compile(r"^(?:total_)?inactive_file (\d+)", re.MULTILINE)
+_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.MULTILINE)
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a node report says of the machine besides its GPUs. ``cpus`` may be a fraction under a cgroup quota."""
+    """The part of a node report without GPUs. ``cpus`` may be a fraction under a cgroup quota."""
 
     name: str
     cpus: float
@@ -25,7 +30,7 @@ class HostFacts:
 
 
 def read_host(node_name: str | None = None, root: Path = Path("/")) -> HostFacts:
-    """The facts of this machine; ``node_name`` overrides the host name, ``root`` is where /proc and /sys are."""
+    """Read the facts of this machine; ``node_name`` overrides the host name, ``root`` contains /proc and /sys."""
     return HostFacts(
         name=clean_node_name(node_name or os.uname().nodename),
         cpus=usable_cpus(root),
@@ -35,31 +40,31 @@ def read_host(node_name: str | None = None, root: Path = Path("/")) -> HostFacts
 
 
 def clean_node_name(text: str) -> str:
-    """A host name as a name the pool accepts: other characters become dashes, at most 63, never empty."""
-    plain = re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:NAME_LIMIT].strip("._-")
+    """Convert a host name to a valid node name: other characters become dashes, at most 63, never empty."""
+    plain = re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:MAX_NAME_LENGTH].strip("._-")
     if not plain:
         return "node"
     return f"node-{plain}" if is_workload_id(plain) else plain
 
 
 def usable_cpus(root: Path = Path("/")) -> float:
-    """Processors this process may use: the fewest of its affinity and of the quotas of its cgroups."""
+    """Return the CPUs that this process may use: the minimum of its affinity and its cgroup quotas."""
     allowed = float(len(os.sched_getaffinity(0)))
     quotas = _limits(root, "cpu", _cpu_quota)
     return round(min([allowed, *(q for q in quotas if q > 0)]), 3)
 
 
 def usable_memory_mib(root: Path = Path("/")) -> int:
-    """MiB of memory this process may use: the least of the machine's and of the limits of its cgroups."""
-    match = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    """Return the MiB of memory that this process may use: the minimum of machine and cgroup limits."""
+    match = _TOTAL.search(_read(root / "proc/meminfo"))
     total = int(match.group(1)) * 1024 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [limit for limit in _limits(root, "memory", _memory_limit) if limit < _NO_LIMIT_BYTES]
     return int(min([total, *limits])) // _MIB
 
 
 def memory_limit_folder(root: Path = Path("/")) -> Path | None:
-    """The control group whose limit is less than the machine's memory, the tightest; None where there is none."""
-    match = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    """Return the cgroup with the lowest limit below the machine's memory; None if there is none."""
+    match = _TOTAL.search(_read(root / "proc/meminfo"))
     total = int(match.group(1)) * 1024 if match else 0
     limits = [(limit, folder) for folder in _cgroup_folders(root, "memory") if (limit := _memory_limit(folder))]
     tightest = min(limits, default=None)
@@ -67,7 +72,7 @@ def memory_limit_folder(root: Path = Path("/")) -> Path | None:
 
 
 def boot_id(root: Path = Path("/")) -> str:
-    """A text that changes when the machine restarts: the kernel's boot id, or its boot time."""
+    """Return a text that changes when the machine restarts: the kernel's boot id, or its boot time."""
     text = _read(root / "proc/sys/kernel/random/boot_id").strip()
     if text:
         return text
@@ -76,7 +81,7 @@ def boot_id(root: Path = Path("/")) -> str:
 
 
 def _limits(root: Path, controller: str, read: Callable[[Path], float | None]) -> list[float]:
-    """What ``read`` finds in each cgroup from this process's own up to the root, of both cgroup versions."""
+    """Return what ``read`` finds in each cgroup from this process's own up to the root, for both cgroup versions."""
     found = [read(folder) for folder in _cgroup_folders(root, controller)]
     return [value for value in found if value is not None]
 
@@ -98,7 +103,7 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """Processors a cgroup may use (``cpu.max``, or ``cpu.cfs_*`` of version 1), None without a limit."""
+    """Return the CPUs that a cgroup may use (``cpu.max``, or ``cpu.cfs_*`` of version 1); None without a limit."""
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if not quota:
         quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
@@ -106,7 +111,7 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _memory_limit(folder: Path) -> float | None:
-    """Bytes a cgroup may use (``memory.max``, or ``memory.limit_in_bytes`` of version 1), None without a limit."""
+    """Return the bytes that a cgroup may use (``memory.max`` or ``memory.limit_in_bytes``), or None."""
     text = (_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")).strip()
     return float(text) if text.isdigit() else None
 
@@ -116,3 +121,49 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """One measurement; ``cpu_percent`` is 100 for one core, averaged since the last measurement."""
+
+    cpu_percent: float
+    memory_used_mib: int
+
+
+class HostMeter:
+    """Measures CPU use of the whole machine, and memory use of the limiting cgroup if there is one."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._group = memory_limit_folder(root)
+        self._before = (self._busy_s(), 0.0)
+
+    def look(self, now: float) -> HostUse:
+        """Measure at a monotonic time in seconds; the first measurement has no CPU use."""
+        busy, (before, at) = self._busy_s(), self._before
+        self._before = (busy, now)
+        percent = 100 * (busy - before) / (now - at) if at and now > at else 0.0
+        return HostUse(max(0.0, percent), self._memory_mib())
+
+    def _busy_s(self) -> float:
+        """Return the busy seconds of all CPUs: ``cpu`` of /proc/stat without idle and iowait."""
+        fields = _read(self._root / "proc/stat").partition("\n")[0].split()[1:9]
+        if len(fields) < 5:
+            return 0.0
+        ticks = [int(field) for field in fields]
+        return (sum(ticks) - ticks[3] - ticks[4]) / _TICKS_PER_S
+
+    def _memory_mib(self) -> int:
+        """Return used memory that cannot be reclaimed at once."""
+        if self._group is not None and (taken := _of_group(self._group)) is not None:
+            return taken
+        text = _read(self._root / "proc/meminfo")
+        total, available = _TOTAL.search(text), _AVAILABLE.search(text)
+        return 0 if total is None or available is None else (int(total[1]) - int(available[1])) // 1024
+
+
+def _of_group(group: Path) -> int | None:
+    used = next((text for name in _USAGE if (text := _read(group / name).strip()).isdigit()), None)
+    cached = _CACHE.findall(_read(group / "memory.stat"))
+    return None if used is None else max(0, int(used) - int(cached[-1] if cached else 0)) // _MIB

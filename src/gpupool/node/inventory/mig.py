@@ -1,8 +1,8 @@
-"""MIG: a card that its administrator has cut into instances is reported as those instances, each a GPU of its own.
+"""MIG instances: a GPU that its administrator has partitioned is reported as its instances.
 
-The layout of a card is never changed here. A program that holds an instance is shown it by the UUID that the driver
-gave it (``CUDA_VISIBLE_DEVICES=MIG-...``). CUDA uses one instance at a time and knows no peer access between
-instances, so they have no links.
+The layout is never changed here. A program sees its instance by the UUID from the driver
+(``CUDA_VISIBLE_DEVICES=MIG-...``). CUDA uses one instance at a time without peer access between instances, so they have
+no links.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpupool.domain.gpu import Gpu
+from gpupool.domain.nodes.gpu import Gpu
 from gpupool.node.inventory.queries import Queries, as_text
 
 _MIB = 1024 * 1024
@@ -19,24 +19,24 @@ _MIG_PROFILE = re.compile(r"MIG (\S+)$")
 _INDICES_PER_CARD = 100
 
 
-def is_cut(queries: Queries, handle: Any) -> bool:
-    """Whether MIG is on: no program can use such a card but through an instance."""
+def has_mig(queries: Queries, handle: Any) -> bool:
+    """Return True if MIG is on: programs can use such a GPU only through an instance."""
     current, _ = queries.ask((0, 0), "nvmlDeviceGetMigMode", handle)
     return bool(current == _MIG_ENABLED)
 
 
 def mig_handles(queries: Queries, handle: Any) -> dict[int, Any]:
-    """NVML's handles of a card's instances, by their place on it."""
+    """Return NVML's handles of a GPU's instances, by their position."""
     most = queries.ask(0, "nvmlDeviceGetMaxMigDeviceCount", handle)
     found = {i: queries.ask(None, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(most)}
     present = {i: instance for i, instance in found.items() if instance is not None}
     if not present:
-        queries.warn("MIG is on but it has no instances: nothing of it can be handed out")
+        queries.warn("MIG is on but it has no instances: it cannot be used")
     return present
 
 
 def mig_gpu(queries: Queries, handle: Any, card: Gpu, place: int) -> Gpu | None:
-    """An instance as a GPU; None when it has just gone."""
+    """Return an instance as a GPU; None if it was just removed."""
     uuid = as_text(queries.ask("", "nvmlDeviceGetUUID", handle))
     info = queries.ask(None, "nvmlDeviceGetMemoryInfo", handle)
     if not uuid or info is None:
@@ -54,12 +54,12 @@ def mig_gpu(queries: Queries, handle: Any, card: Gpu, place: int) -> Gpu | None:
 
 
 def mig_index(card_index: int, place: int) -> int:
-    """The index of an instance: unlike that of any card, and the same whatever becomes of other cards."""
+    """Return the index of an instance: different from all GPU indices, and stable when other GPUs change."""
     return _INDICES_PER_CARD * (card_index + 1) + place
 
 
 def _profile(queries: Queries, handle: Any, memory_mib: int) -> str:
-    """``3g.40gb``, from the instance's name; drivers that do not tell it there tell slices and memory."""
+    """Return the profile (``3g.40gb``) from the instance's name, or from slices and memory with some drivers."""
     name = _MIG_PROFILE.search(as_text(queries.ask("", "nvmlDeviceGetName", handle)))
     if name:
         return name.group(1)

@@ -1,4 +1,4 @@
-"""GPU models that can be emulated: the names drivers report and the nominal memory of the cards."""
+"""GPU models that can be emulated, with the names that drivers report and nominal memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CardModel:
-    """A kind of card: its full name as NVML reports it, its memory in MiB, what a simulation tells programs of it.
+    """A GPU model: full name as reported by NVML, memory in MiB, and properties for the simulation.
 
-    ``mig`` are the profiles of the instances that it is cut into, in order; empty: it is not.
+    ``mig`` are the profiles of its MIG instances, in order; empty without MIG.
     """
 
     name: str
@@ -59,12 +59,12 @@ _SHORT = {
 
 
 def known_models() -> tuple[str, ...]:
-    """The names to offer to people, in the table's order."""
+    """Return the names to show to users, in the table's order."""
     return tuple(_KNOWN)
 
 
 def find_model(name: str) -> CardModel | None:
-    """The card a person means by a short or a full name; case, spaces and dashes do not matter."""
+    """Return the model with this short or full name; case, spaces and dashes are ignored."""
     return _INDEX.get(_plain(name))
 
 
@@ -72,17 +72,17 @@ _MIG_PROFILE = re.compile(r"([1-7])g\.([1-9]\d{0,2})gb(\+[a-z.]{2,8})?")
 
 
 def is_mig_profile(text: str) -> bool:
-    """Whether a text is one like ``3g.40gb`` or ``1g.10gb+me``."""
+    """Return True for a profile such as ``3g.40gb`` or ``1g.10gb+me``."""
     return _MIG_PROFILE.fullmatch(text) is not None
 
 
 def mig_slices(profile: str) -> int:
-    """How many sevenths of a card's processors an instance of this profile has."""
+    """Return how many sevenths of a GPU's processors an instance of this profile has."""
     return int(profile.partition("g")[0])
 
 
 def mig_memory_mib(profile: str) -> int:
-    """The nominal memory of an instance of this profile."""
+    """Return the nominal memory of an instance of this profile."""
     return int(profile.partition(".")[2].partition("gb")[0]) * _GIB
 
 

@@ -1,4 +1,4 @@
-"""Who is on a GPU: the processes NVML lists, told apart into the pool's own and foreign ones."""
+"""Processes on a GPU as listed by NVML, divided into the pool's own and foreign ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pwd
 from pathlib import Path
 from typing import Any
 
-from gpupool.domain.gpu import ForeignProcess
+from gpupool.domain.nodes.gpu import ForeignProcess
 from gpupool.node.inventory.queries import Queries
 
 _MIB = 1024 * 1024
@@ -20,9 +20,9 @@ _INTERPRETERS = ("python", "bash", "sh", "perl", "ruby", "node", "julia", "Rscri
 def foreign_processes(
     queries: Queries, handle: Any, pool_pids: frozenset[int], proc: Path = Path("/proc")
 ) -> tuple[ForeignProcess, ...]:
-    """Computing processes on a card that neither are in ``pool_pids`` nor descend from one of them.
+    """Return computing processes on a GPU that neither are in ``pool_pids`` nor descend from one of them.
 
-    Graphics alone (a desktop on the same card) does not count. A process that has just gone is left out.
+    Graphics alone (a desktop on the same GPU) does not count. A process that has just ended is omitted.
     """
     found: dict[int, ForeignProcess] = {}
     hidden = 0
@@ -35,12 +35,12 @@ def foreign_processes(
             used = int(getattr(entry, "usedGpuMemory", None) or 0) // _MIB
             found[pid] = ForeignProcess(pid, owner(pid, proc), command(pid, proc), used)
     if hidden and not _in_host_namespace(proc):
-        queries.warn("processes on it cannot be told apart from inside this container; share the host's PID namespace")
+        queries.warn("its processes cannot be identified from inside this container; share the host's PID namespace")
     return tuple(found.values())
 
 
 def belongs(pid: int, pool_pids: frozenset[int], proc: Path = Path("/proc")) -> bool:
-    """Whether a process or one of its ancestors is in ``pool_pids``."""
+    """Return True if a process or one of its ancestors is in ``pool_pids``."""
     for _ in range(_MAX_ANCESTORS):
         if pid in pool_pids:
             return True
@@ -51,7 +51,7 @@ def belongs(pid: int, pool_pids: frozenset[int], proc: Path = Path("/proc")) -> 
 
 
 def owner(pid: int, proc: Path = Path("/proc")) -> str:
-    """The user name of a process's owner, the number when it has no name, ``?`` when it cannot be seen."""
+    """Return the user name of a process's owner, the number if it has no name, ``?`` if it is not visible."""
     try:
         uid = (proc / str(pid)).stat().st_uid
     except OSError:
@@ -63,7 +63,7 @@ def owner(pid: int, proc: Path = Path("/proc")) -> str:
 
 
 def command(pid: int, proc: Path = Path("/proc")) -> str:
-    """The program of a process, with its script when it is an interpreter; never its other arguments."""
+    """Return the program of a process, with its script for an interpreter; never its other arguments."""
     try:
         argv = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
         name = Path(argv[0]).name or (proc / str(pid) / "comm").read_text(errors="replace").strip()

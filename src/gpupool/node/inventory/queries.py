@@ -1,4 +1,4 @@
-"""Asking NVML one thing at a time, so that one failing query never costs the rest of a scan."""
+"""Guarded NVML queries, so that one failing query does not break a scan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class NvmlCode(IntEnum):
-    """Return codes of NVML that mean something here (``nvmlReturn_t`` in nvml.h)."""
+    """Return codes of NVML that are handled here (``nvmlReturn_t`` in nvml.h)."""
 
     UNINITIALIZED = 1
     INVALID_ARGUMENT = 2
@@ -25,7 +25,7 @@ class NvmlCode(IntEnum):
     VERSION_MISMATCH = 25
 
 
-# The card or the driver does not have the thing: nothing to tell anybody.
+# The GPU or the driver does not have the feature: no warning.
 _SILENT = frozenset(
     {
         NvmlCode.NOT_SUPPORTED,
@@ -37,14 +37,14 @@ _SILENT = frozenset(
         NvmlCode.VERSION_MISMATCH,
     }
 )
-# The card no longer works, whatever was asked.
+# The GPU no longer works.
 _FATAL = frozenset({NvmlCode.GPU_IS_LOST, NvmlCode.RESET_REQUIRED, NvmlCode.UNINITIALIZED, NvmlCode.DRIVER_NOT_LOADED})
 
 
 class Queries:
-    """Guarded queries about one thing (``GPU 0``): a failure gives the default and a warning.
+    """Guarded queries about one object (``GPU 0``): a failure returns the default and adds a warning.
 
-    ``warnings`` is the list of the whole scan; ``fatal`` is filled once an answer says that the card is lost.
+    ``warnings`` is the list of the whole scan; ``fatal`` is set once an answer says that the GPU is lost.
     """
 
     def __init__(self, nvml: Any, label: str, warnings: list[str]) -> None:
@@ -54,7 +54,7 @@ class Queries:
         self._label = label
 
     def ask(self, default: T, function: str, *args: Any, silent: frozenset[int] = frozenset(), **kwargs: Any) -> T:
-        """What the NVML function returns, or ``default``; codes in ``silent`` and "not supported" warn nobody."""
+        """Return the result of the NVML function, or ``default``; "not supported" and ``silent`` codes do not warn."""
         try:
             answer: T = getattr(self.nvml, function)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - NVML, ctypes and decoding errors all mean "no answer"
@@ -65,19 +65,19 @@ class Queries:
     def _note(self, function: str, error: Exception, silent: frozenset[int]) -> None:
         code = getattr(error, "value", None)
         if code in _FATAL and not self.fatal:
-            self.fatal = f"the driver says: {error}"
+            self.fatal = f"the driver reports: {error}"
         missing = isinstance(error, AttributeError) and function in str(error)  # an older nvidia-ml-py
         if code in _SILENT or code in silent or missing:
             return
         self.warn(f"{function} failed: {str(error) or type(error).__name__}")
 
     def warn(self, sentence: str) -> None:
-        """Add a warning about this thing, once per scan."""
+        """Add a warning about this object, once per scan."""
         text = f"{self._label}: {sentence}"
         if text not in self.warnings:
             self.warnings.append(text)
 
 
 def as_text(value: Any) -> str:
-    """A string of NVML, which older bindings return as bytes."""
+    """Return a string from NVML, which older bindings return as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,1 +1,1 @@
-"""Ways to bring a supervised program into being. ``process`` forks it on the machine itself."""
+"""Runners: ways to start a supervised program. ``process`` forks it on the machine itself."""

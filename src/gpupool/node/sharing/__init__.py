@@ -1,5 +1,5 @@
-"""How a program is kept to its shares of GPUs.
+"""GPU sharing: programs are limited to their shares of GPUs.
 
-``choose.sharing_for`` picks the mode of a program; each implements ``gpupool.node.ports.SharingMode``. A mode adds
-variables to the program's environment and says in words what it does not enforce.
+``choose.SharingModes`` selects the mode of a program; each mode implements ``gpupool.node.ports.SharingMode``. A mode
+adds variables to the program's environment and reports what it does not enforce.
 """

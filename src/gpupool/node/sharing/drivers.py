@@ -1,7 +1,7 @@
-"""Where the real driver's libraries are: their absolute paths, for a share library that has taken their names.
+"""Paths of the real driver's libraries, needed because the share library has taken their names.
 
-The loader's own cache knows (``ldconfig -p``); where that tool or its cache is missing, the folders that distributions
-and NVIDIA's container tools use are looked at.
+The loader's cache lists them (``ldconfig -p``). Without that tool or cache, the folders of distributions and of
+NVIDIA's container tools are searched.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _FOLDERS = (
 
 @dataclass(frozen=True, slots=True)
 class DriverPaths:
-    """Absolute paths; empty where there is none."""
+    """Absolute paths; empty if not found."""
 
     cuda: str
     nvml: str
 
 
 def find_drivers() -> DriverPaths:
-    """Look for both; may take some milliseconds."""
+    """Find both libraries; may take some milliseconds."""
     cached = dict(_loader_cache())
     return DriverPaths(*(cached.get(name) or _in_folders(name) for name in (CUDA, NVML)))
 
 
 def _loader_cache() -> Iterator[tuple[str, str]]:
-    """Names and paths of the libraries wanted, for this machine's own architecture."""
+    """Yield names and paths of the wanted libraries for this machine's architecture."""
     tool = next((path for path in _LDCONFIG if Path(path).exists()), None)
     if tool is None:
         return
@@ -56,7 +56,7 @@ def _loader_cache() -> Iterator[tuple[str, str]]:
 
 
 def parse_loader_cache(text: str) -> Iterator[tuple[str, str]]:
-    """Pairs of name and path from lines like ``libcuda.so.1 (libc6,x86-64) => /usr/lib/.../libcuda.so.1``."""
+    """Yield name and path from lines like ``libcuda.so.1 (libc6,x86-64) => /usr/lib/.../libcuda.so.1``."""
     seen = set()
     for line in text.splitlines():
         left, arrow, path = line.strip().partition(" => ")

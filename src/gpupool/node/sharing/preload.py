@@ -1,66 +1,94 @@
-"""Libraries for ``LD_PRELOAD``: names that the loader can take and files that the program's user can read.
+"""Libraries for ``LD_PRELOAD``: paths that the loader accepts and files that the program's user can read.
 
-The loader splits ``LD_PRELOAD`` at blanks and colons, and there is no way to quote them; a file with such a name is
-reached through a link in the pool's own folder. What a user cannot read the loader skips with a warning, and the
-program would run without its limits: that is found out here, once, and not there.
+The loader splits ``LD_PRELOAD`` at blanks and colons, without a way to quote them. A file with such a path is preloaded
+through a link in the pool's own folder. The loader skips unreadable files with a warning, and the program would run
+without its limits; so permissions are checked here. Files that are closed to other users (an installation in /root) are
+copied to the pool's folder on the disk. The link to the copy is in the run folder, which containers can see; the copy
+is not, because many machines mount /run with noexec.
 """
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
+import shutil
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.node.native import Product
+from gpupool.node.host.native import Product
 from gpupool.node.ports import SharingHost
 
 VARIABLE = "LD_PRELOAD"
 _SPLIT = re.compile(r"[\s:]")
-_LINKS = "native"
+LINKS = "native"
 
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """Names of libraries to preload, in order."""
+    """Paths of libraries to preload, in order."""
 
     names: tuple[str, ...]
 
     def preload(self, own: str) -> str:
-        """The variable's value, in front of what the program's own environment says."""
+        """Return the variable's value, with the program's own libraries last."""
         return ":".join((*self.names, own) if own else self.names)
 
 
 def libraries(host: SharingHost, products: Sequence[Product]) -> Libraries | str:
-    """The libraries by names that the loader takes; or why that cannot be, in a sentence."""
+    """Return the libraries with paths that the loader accepts; or the reason why that is not possible."""
     if _SPLIT.search(str(host.folder)):
-        return f"The pool's folder {host.folder} has a blank or a colon in its name, which LD_PRELOAD cannot carry."
+        return f"The pool's folder {host.folder} has a blank or a colon in its name, which LD_PRELOAD does not support."
     names = []
     for product in products:
         path = product.path
         if host.shared and (closed := _closed_to_others(path)):
-            return f"{closed} is closed to other users: install gpupool where everybody can read {path}."
-        names.append(str(_linked(host, product) if _SPLIT.search(str(path)) else path))
+            path = _copied(host, product)
+            if _closed_to_others(path) or os.statvfs(path).f_flag & os.ST_NOEXEC:
+                return f"{closed} is closed to other users: install gpupool where all can read {product.path}."
+        if path != product.path or _SPLIT.search(str(path)):
+            path = _linked(host, product, path)
+        names.append(str(path))
     return Libraries(tuple(names))
 
 
-def _linked(host: SharingHost, product: Product) -> Path:
-    """A link to the file; the folder is passable as the pool's own is. Raises OSError."""
-    link = host.folder / _LINKS / product
-    link.parent.mkdir(parents=True, exist_ok=True)
-    for folder in (link.parent, link.parent.parent):
-        folder.chmod(0o711 if host.shared else 0o700)
+def _linked(host: SharingHost, product: Product, path: Path) -> Path:
+    """Create a link to the file, reachable like the pool's folder. Raises OSError."""
+    link = host.folder / LINKS / product
+    _make_passable(link.parent, shared=host.shared)
     new = link.with_name(f".{link.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
-    new.symlink_to(product.path)
+    new.symlink_to(path)
     new.rename(link)
     return link
 
 
+def _copied(host: SharingHost, product: Product) -> Path:
+    """Return a copy of the file that all users can read. Raises OSError.
+
+    A copy is replaced as a whole after an upgrade, because running programs have the old file mapped.
+    """
+    copy = host.store / LINKS / product
+    if copy.is_file() and filecmp.cmp(copy, product.path, shallow=False):
+        return copy
+    _make_passable(copy.parent, shared=True)
+    new = copy.with_name(f".{copy.name}.{os.getpid()}")
+    shutil.copyfile(product.path, new)
+    new.chmod(0o755)
+    new.replace(copy)
+    return copy
+
+
+def _make_passable(folder: Path, *, shared: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in (folder, folder.parent):
+        each.chmod(0o711 if shared else 0o700)
+
+
 def _closed_to_others(path: Path) -> Path | None:
-    """The first of the file and the folders above it that others may not read or pass."""
+    """Return the first of the file and its parent folders that others may not read or pass."""
     real = path.resolve()
     if not real.stat().st_mode & stat.S_IROTH:
         return real

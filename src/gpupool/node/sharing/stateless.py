@@ -1,4 +1,4 @@
-"""Modes that need nothing but variables: nothing is prepared outside the program's environment, nothing is released."""
+"""Base of modes that only set variables: nothing is prepared outside the environment, nothing is released."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import ClassVar
 
-from gpupool.domain.sharing import guarantee
-from gpupool.domain.supervision import ProcessSpec
-from gpupool.node.ports import Prepared, Running, SharingHost
+from gpupool.domain.nodes.sharing import describe_guarantee
+from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost
 from gpupool.node.sharing.emulation import fake_driver
 from gpupool.node.sharing.preload import VARIABLE, Libraries
 from gpupool.node.sharing.variables import EMULATED_NOTE, SIMULATED_NOTE, visible_gpus
 
 
 class StatelessSharing:
-    """A sharing mode that says what to add to the environment; a subclass gives the texts."""
+    """A sharing mode that only adds variables and notes, which a subclass provides."""
 
     name: ClassVar[str]
 
@@ -24,15 +24,15 @@ class StatelessSharing:
         self._fake: Callable[[], tuple[Libraries, dict[str, str]] | None] = cache(partial(fake_driver, host))
 
     def environment(self, spec: ProcessSpec) -> dict[str, str]:
-        """Variables to add to the program's environment."""
+        """Return variables to add to the program's environment."""
         raise NotImplementedError
 
     def notes(self, spec: ProcessSpec) -> tuple[str, ...]:
-        """What of the allocation is not enforced, one sentence each."""
+        """Return what of the allocation is not enforced, one sentence each."""
         raise NotImplementedError
 
     def visible(self, spec: ProcessSpec) -> dict[str, str]:
-        """The variables that every mode sets; emulated GPUs come with the driver that simulates them, where it is."""
+        """Return the variables of all modes; emulated GPUs come with their fake driver if possible."""
         fake = self._fake() if spec.emulated and spec.gpus else None
         if fake is None:
             return visible_gpus(spec)
@@ -41,30 +41,30 @@ class StatelessSharing:
         return visible_gpus(spec, simulated=True) | environment | preload
 
     def emulation_note(self, spec: ProcessSpec) -> tuple[str, ...]:
-        """What a program ought to know of emulated GPUs."""
+        """Return the note about emulated GPUs."""
         if not spec.emulated or not spec.gpus:
             return ()
         return (EMULATED_NOTE if self._fake() is None else SIMULATED_NOTE,)
 
     def missing(self) -> str:
-        """Nothing: variables can always be set."""
+        """Return nothing: variables can always be set."""
         return ""
 
-    async def adopt(self, running: Sequence[Running]) -> None:
-        """There is nothing to take over."""
+    async def adopt(self, running: Sequence[NodeProgram]) -> None:
+        """Do nothing: there is no state."""
 
-    async def prepare(self, program: Running) -> Prepared:
-        """The texts of the subclass."""
+    async def prepare(self, program: NodeProgram) -> PreparedShare:
+        """Return the variables and notes of the subclass."""
         spec = program.spec
-        held = guarantee(self.name, spec.compute) if spec.gpus else ""
-        return Prepared(self.name, self.environment(spec), held, self.notes(spec))
+        held = describe_guarantee(self.name, spec.compute) if spec.gpus else ""
+        return PreparedShare(self.name, self.environment(spec), held, self.notes(spec))
 
-    async def release(self, program: Running) -> None:
-        """There is nothing to release."""
+    async def release(self, program: NodeProgram) -> None:
+        """Do nothing: there is no state."""
 
     def helpers(self) -> frozenset[int]:
-        """There are none."""
+        """Return no processes."""
         return frozenset()
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no state."""

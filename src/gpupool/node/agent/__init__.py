@@ -1,0 +1,1 @@
+"""The agent of a node: the programs that run here, and the requests of the control plane."""

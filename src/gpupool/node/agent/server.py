@@ -1,0 +1,358 @@
+"""The agent's socket: one JSON object per line, for the control plane only; answers may come in any order.
+
+A request is ``{"id": 1, "method": "start", "params": {...}, "term": 7}``. ``term`` is that of the leader; it is absent
+where no other control plane can lead. The answer is ``{"id": 1, "result": ...}`` or ``{"id": 1, "error": {"code",
+"message", "hint"}}``. If an answer has ``raw``, that many bytes follow its line. After ``watch``, lines ``{"event":
+"status", "status": {...}}`` are sent for changes. After the answer to ``attach``, the connection is the raw stream to
+the program's shepherd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpupool.domain.decode import decode
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.protocol.fencing import is_deposed
+from gpupool.domain.protocol.node_json import gpu_to_dict, report_to_dict
+from gpupool.domain.work.supervision import ProcessSpec, ProcessStatus
+from gpupool.node.agent.agent import Agent
+from gpupool.node.files.homes import NAMES as HOME_METHODS
+from gpupool.node.files.homes import HomeMethods
+from gpupool.node.files.reading import NAMES as FILE_METHODS
+from gpupool.node.files.reading import FileMethods
+from gpupool.node.host.heartbeat import Pings, boottime
+from gpupool.node.host.log import log_event
+from gpupool.node.host.paths import bind_socket, socket_name
+from gpupool.node.shepherd.attach import peer_uid
+
+LINE_LIMIT = 8 << 20  # bytes
+MAX_UNSENT_BYTES = 16 << 20  # a slower client is disconnected, and compares everything when it reconnects
+MAX_CONCURRENT_REQUESTS = 256  # per connection
+_PIECE = 256 << 10
+_BACKLOG = 128
+
+Params = dict[str, Any]
+Method = Callable[[Params], Awaitable[Any]]
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A JSON value, followed by raw bytes."""
+
+    result: Any
+    data: tuple[bytes, ...]
+
+
+class Methods:
+    """The methods by name. Each takes JSON values and returns JSON values, or ``Raw``."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._pings = Pings(agent.contact, boottime)
+        self._files = FileMethods(agent.job_folders)
+        self._homes = HomeMethods(agent.homes)
+
+    def find(self, name: str) -> Method:
+        """Return a method. Raises ``GpupoolError(UNSUPPORTED)`` if it does not exist."""
+        method: Method | None = getattr(self, f"do_{name}", None)
+        if name in FILE_METHODS:
+            method = getattr(self._files, name)
+        if name in HOME_METHODS:
+            method = getattr(self._homes, name)
+        if method is None:
+            raise GpupoolError(ErrorCode.UNSUPPORTED, f"The agent has no method '{name[:40]}'.", "Update the node.")
+        return method
+
+    async def do_ping(self, params: Params) -> Any:
+        """Record a ping. ``number`` counts on this connection; ``answered`` is the last one answered (0: none).
+
+        A control plane that cannot prove at present that it leads sends no ``answered``.
+        """
+        self._pings.take(int(params["number"]), int(params["answered"]))
+
+    async def do_report(self, _params: Params) -> Any:
+        """Return the machine."""
+        return report_to_dict(await self._agent.report())
+
+    async def do_gpus(self, _params: Params) -> Any:
+        """Return the GPUs with current state."""
+        return [gpu_to_dict(gpu) for gpu in await self._agent.gpus()]
+
+    async def do_reserve_ports(self, params: Params) -> Any:
+        """Reserve ports: ``key``, ``address``, ``count``, ``wanted`` (ports) -> ``ports`` and ``interface``."""
+        asked = (str(params["key"]), str(params["address"]), int(params["count"]), tuple(params.get("wanted", ())))
+        ports, interface = await self._agent.reserve_ports(*asked)
+        return {"ports": ports, "interface": interface}
+
+    async def do_listening_ports(self, params: Params) -> Any:
+        """Return the ports on which a program listens: ``key`` -> the JSON of ``ListeningPort.to_list``."""
+        return [port.to_list() for port in await self._agent.listening_ports(str(params["key"]))]
+
+    async def do_samples(self, params: Params) -> Any:
+        """Return samples after a number: ``after`` -> the JSON of ``domain.protocol.node_json.sample_to_list``."""
+        return self._agent.sampler.ring.after(int(params["after"]))
+
+    async def do_list(self, _params: Params) -> Any:
+        """Return all statuses."""
+        return [status.to_dict() for status in self._agent.statuses()]
+
+    async def do_spec(self, params: Params) -> Any:
+        """Return a spec: ``key`` -> spec."""
+        return self._agent.spec(params["key"]).to_dict()
+
+    async def do_start(self, params: Params) -> Any:
+        """Start a program: ``spec`` -> status."""
+        return (await self._agent.start(decode(ProcessSpec, params["spec"]))).to_dict()
+
+    async def do_stop(self, params: Params) -> Any:
+        """Stop a program: ``key``, ``grace_s``, ``notice``."""
+        self._agent.stop(params["key"], float(params["grace_s"]), params.get("notice"))
+
+    async def do_end(self, params: Params) -> Any:
+        """Stop a program on a user's request while the database is not available: ``key``, ``grace_s``."""
+        self._agent.stop(params["key"], float(params["grace_s"]))
+
+    async def do_notify(self, params: Params) -> Any:
+        """Write a notice: ``key``, ``notice``."""
+        self._agent.notify(params["key"], params.get("notice"))
+
+    async def do_signal(self, params: Params) -> Any:
+        """Send a signal: ``key``, ``signum``."""
+        await self._agent.signal(params["key"], int(params["signum"]))
+
+    async def do_forget(self, params: Params) -> Any:
+        """Forget an ended program: ``key``, ``delete_logs``."""
+        await self._agent.forget(params["key"], delete_logs=bool(params.get("delete_logs")))
+
+    async def do_images(self, params: Params) -> Any:
+        """Manage images: ``what`` and its parameters; see ``ImageStore.answer``."""
+        return await self._agent.backends.images.answer(params)
+
+    async def do_read_records(self, params: Params) -> Any:
+        """Read a log: ``key``, ``cursor``, ``limit`` -> [segment, after, length], ... and the log records."""
+        found = await self._agent.read_log(params["key"], params.get("cursor", ""), int(params["limit"]))
+        return Raw([[part.segment, part.after, len(part.data)] for part in found], tuple(part.data for part in found))
+
+    async def do_tail_log(self, params: Params) -> Any:
+        """Return the cursor before the last lines: ``key``, ``lines`` -> cursor."""
+        return await self._agent.tail_log(params["key"], int(params["lines"]))
+
+
+class ActiveWatcher:
+    """The connection of the control plane: the newest one that watches.
+
+    A control plane that reconnects compares what runs here. A command that was sent before and is still on its way must
+    not be executed after that comparison. Therefore the older connection is closed first.
+    """
+
+    def __init__(self) -> None:
+        self._newest: AgentConnection | None = None
+        self._term: int | None = None
+
+    def take(self, connection: AgentConnection, term: int | None) -> None:
+        """Close the older connection, unless this one may come from a replaced control plane."""
+        if (term is None and self._term is not None) or is_deposed(term, self._term or 0):
+            return
+        if self._newest is not None and self._newest is not connection:
+            self._newest.end()
+        self._newest, self._term = connection, term
+
+    def leave(self, connection: AgentConnection) -> None:
+        """Forget a closed connection."""
+        if self._newest is connection:
+            self._newest = self._term = None
+
+
+class AgentConnection:
+    """A connection of a control plane or a tool."""
+
+    def __init__(self, agent: Agent, watching: ActiveWatcher, ends: Ends) -> None:
+        self._agent = agent
+        self._watching = watching
+        self._task: asyncio.Task[None] | None = None
+        self._methods = Methods(agent)
+        self._reader, self._writer = ends
+        self._room = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unsubscribe: Callable[[], None] | None = None
+        self._bulk = asyncio.Lock()
+
+    async def serve(self) -> None:
+        """Answer requests until the other side disconnects or sends an invalid request."""
+        self._task = asyncio.current_task()
+        try:
+            while line := await self._reader.readline():
+                request = json.loads(line)
+                if request.get("method") in {"attach", "connect_port"}:
+                    if await self._attach(request):
+                        return
+                    continue
+                await self._room.acquire()
+                task = asyncio.create_task(self._answer(request))
+                self._tasks.add(task)
+                task.add_done_callback(self._done)
+        except (ValueError, AttributeError, OSError) as error:
+            log_event("connection dropped", error=repr(error)[:200])
+        finally:
+            self._close()
+
+    def end(self) -> None:
+        """Take no more requests, and close the connection."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._room.release()
+
+    def _close(self) -> None:
+        self._watching.leave(self)
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        self._writer.close()
+
+    async def _answer(self, request: Params) -> None:
+        answer: Params = {"id": request.get("id")}
+        method, term = str(request.get("method")), request.get("term")
+        try:
+            self._agent.terms.check(method, None if term is None else int(term))
+            if method == "watch":
+                self._watching.take(self, term)
+                self._watch()
+                answer["result"] = None
+            else:
+                answer["result"] = await self._methods.find(method)(request.get("params") or {})
+        except GpupoolError as error:
+            answer["error"] = error.to_dict()
+        except (KeyError, TypeError, ValueError) as error:
+            answer["error"] = GpupoolError(ErrorCode.INVALID_REQUEST, f"Not understood: {error!r}").to_dict()
+        except Exception as error:  # noqa: BLE001 - one request must not end the agent
+            log_event("request failed", method=method, error=repr(error))
+            answer["error"] = GpupoolError(ErrorCode.INTERNAL, f"The agent failed: {error!r}").to_dict()
+        if isinstance(raw := answer.get("result"), Raw):
+            await self._write_raw(answer, raw)
+        else:
+            self._write(answer)
+
+    async def _write_raw(self, answer: Params, raw: Raw) -> None:
+        """Write bulk data one at a time after the buffer has drained, so that short answers need not wait."""
+        async with self._bulk:
+            with contextlib.suppress(OSError):
+                await self._writer.drain()
+            self._write(answer | {"result": raw.result, "raw": sum(map(len, raw.data))}, raw.data)
+
+    def _write(self, message: Params, raw: tuple[bytes, ...] = ()) -> None:
+        if self._writer.is_closing():
+            return
+        self._writer.write(b"".join((json.dumps(message, separators=(",", ":")).encode(), b"\n", *raw)))
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self._writer.transport.abort()
+
+    def _watch(self) -> None:
+        if self._unsubscribe is None:
+            self._unsubscribe = self._agent.subscribe(self._on_status)
+
+    def _on_status(self, status: ProcessStatus) -> None:
+        self._write({"event": "status", "status": status.to_dict()})
+
+    async def _attach(self, request: Params) -> bool:
+        """Connect the caller to the program; return False if there was nothing to attach to."""
+        answer: Params = {"id": request.get("id"), "result": None}
+        params = request.get("params") or {}
+        try:
+            if request["method"] == "attach":
+                far_reader, far_writer = await self._shepherd(str(params.get("key")))
+            else:
+                sock = await self._agent.connect_port(str(params.get("key")), int(params["port"]))
+                far_reader, far_writer = await asyncio.open_connection(sock=sock)
+        except (GpupoolError, OSError) as error:
+            gone = GpupoolError(ErrorCode.WRONG_STATE, "The program has ended.", "Its output is in the log.")
+            added_notes = error if isinstance(error, GpupoolError) else gone
+            self._write({"id": request.get("id"), "error": added_notes.to_dict()})
+            return False
+        self._write(answer)
+        await _join((self._reader, self._writer), (far_reader, far_writer))
+        return True
+
+    async def _shepherd(self, key: str) -> Ends:
+        with socket_name(self._agent.attach_path(key)) as name:
+            return await asyncio.open_unix_connection(name)
+
+
+async def _join(near: Ends, far: Ends) -> None:
+    """Copy bytes both ways until one side disconnects; data read from it is still delivered."""
+    there = asyncio.create_task(_carry(near[0], far[1]))
+    back = asyncio.create_task(_carry(far[0], near[1]))
+    await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+    for task, writer in ((there, far[1]), (back, near[1])):
+        task.cancel()
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await task
+        writer.close()
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_PIECE):
+            writer.write(data)
+            await writer.drain()
+
+
+class AgentServer:
+    """Listens for the control plane and for the hints of shepherds."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._server: asyncio.Server | None = None
+        self._hints: socket.socket | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._watching = ActiveWatcher()
+
+    async def open(self) -> None:
+        """Bind both sockets and start to serve. Raises OSError."""
+        run = self._agent.run
+        self._hints = bind_socket(run.notify, socket.SOCK_DGRAM)
+        self._hints.settimeout(0)
+        asyncio.get_running_loop().add_reader(self._hints.fileno(), self._on_hint)
+        listener = bind_socket(run.agent, socket.SOCK_STREAM)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=LINE_LIMIT, backlog=_BACKLOG)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+        if peer_uid(writer.get_extra_info("socket")) not in {0, os.geteuid()}:
+            writer.close()
+            return
+        with contextlib.suppress(asyncio.CancelledError):
+            await AgentConnection(self._agent, self._watching, (reader, writer)).serve()
+
+    def _on_hint(self) -> None:
+        """Examine the replicas named in hints; their files have the changes."""
+        hints = self._hints
+        with contextlib.suppress(OSError):
+            while hints is not None:
+                entry = self._agent.entries.get(hints.recv(256).decode("ascii", "replace"))
+                if entry is not None:
+                    self._agent.supervisor.examine(entry)
+
+    async def close(self) -> None:
+        """Stop listening and close all connections."""
+        if self._hints is not None:
+            asyncio.get_running_loop().remove_reader(self._hints.fileno())
+            self._hints.close()
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)

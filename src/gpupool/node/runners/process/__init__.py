@@ -1,0 +1,1 @@
+"""Programs as plain processes of the machine."""

@@ -1,0 +1,1 @@
+"""Slices with NVIDIA's Multi-Process Service."""

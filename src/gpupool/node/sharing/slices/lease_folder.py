@@ -1,0 +1,126 @@
+"""The folder of one lease: created completely or not at all, and read without trusting its content.
+
+Only the agent can write to the parent folder, so nobody can place a link where it creates a file. Other users may pass
+through the parent folder but not list it. The name of each lease's folder has a random part, so only programs of the
+lease can reach the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpupool.node.sharing.slices import pages
+
+CONTROL = "control"
+STATUS = "status"
+_NEW = ".new-"
+_SECRET_BYTES = 9
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFolder:
+    """An existing folder of one lease."""
+
+    lease: int
+    path: Path
+    gpu_count: int
+
+    def read_slots(self, gpu: int) -> tuple[pages.LedgerSlot, ...]:
+        """Return the tenant's processes on a GPU; empty if the file cannot be read."""
+        size = pages.SLOT * pages.SLOTS
+        return pages.read_slots(self._read(STATUS, size, pages.slots_offset(gpu)))
+
+    def heartbeat(self) -> bytes:
+        """Return bytes that change as long as the arbiter lives and serves this lease."""
+        return self._read(CONTROL, 4, pages.heartbeat_offset())
+
+    def _read(self, name: str, size: int, offset: int) -> bytes:
+        try:
+            fd = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            return os.pread(fd, size, offset)
+        except OSError:
+            return b""
+        finally:
+            os.close(fd)
+
+    def open_to_all(self) -> None:
+        """Let programs of a second user on the same lease write its status page. Raises OSError."""
+        (self.path / STATUS).chmod(0o666)
+
+    @property
+    def owner(self) -> int:
+        """Return the owner of the status page. Raises OSError."""
+        return (self.path / STATUS).stat().st_uid
+
+    def sound(self) -> bool:
+        """Return True if both files exist, are regular and complete."""
+        wanted = {CONTROL: pages.control_size(self.gpu_count), STATUS: pages.status_size(self.gpu_count)}
+        return all(_is_whole(self.path / name, size) for name, size in wanted.items())
+
+    def remove(self) -> None:
+        """Delete the folder with its content; never raises."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == size
+
+
+def make_leases_folder(parent: Path, *, shared: bool) -> None:
+    """Create the folder of all leases of a node. Raises OSError."""
+    mode = 0o711 if shared else 0o700
+    parent.mkdir(mode=mode, exist_ok=True)
+    parent.chmod(mode)
+
+
+def make_lease_folder(parent: Path, lease: int, control: bytes, gpu_count: int, uid: int | None) -> LeaseFolder:
+    """Create a folder for a lease whose programs run as ``uid`` (None: as the agent).
+
+    Raises OSError; nothing is left then.
+    """
+    name = f"{lease}-{secrets.token_urlsafe(_SECRET_BYTES)}"
+    new = parent / f"{_NEW}{name}"
+    try:
+        new.mkdir()
+        new.chmod(0o711)
+        _write(new / CONTROL, control, 0o644, None)
+        _write(new / STATUS, pages.status_pages(gpu_count), 0o600, uid)
+        new.rename(parent / name)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    return LeaseFolder(lease, parent / name, gpu_count)
+
+
+def _write(path: Path, data: bytes, mode: int, uid: int | None) -> None:
+    """Write all bytes, including zeros: a full disk must fail now and not when a process maps the file."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        if uid is not None and uid != os.geteuid():
+            os.fchown(fd, uid, -1)
+    finally:
+        os.close(fd)
+
+
+def stale_folders(parent: Path, keep: frozenset[Path]) -> Iterator[Path]:
+    """Yield the folders of leases that are not kept."""
+    with contextlib.suppress(OSError):
+        yield from (path for path in parent.iterdir() if path not in keep)

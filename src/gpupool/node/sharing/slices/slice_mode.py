@@ -1,0 +1,308 @@
+"""Enforced slices: the share library in every program, the arbiter for time, and the driver's counts as a check.
+
+Each lease has a folder (``lease_folder``) with pages that library and arbiter share. Limits apply to the lease: all
+programs on it and all their processes together. The folder is deleted with the last program on the lease.
+
+It covers programs that load the NVIDIA driver through the C library's loader (glibc), which are all CUDA programs in
+practice; a statically linked program cannot use CUDA. It is not a security boundary: a process that bypasses the
+library is detected by ``watch``, warned and ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.nodes.gpu import GpuShare
+from gpupool.domain.nodes.sharing import describe_guarantee
+from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.node.host import native
+from gpupool.node.host.log import log_event
+from gpupool.node.host.native import Product
+from gpupool.node.inventory.emulated import EmulatedInventory
+from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost, SliceCount
+from gpupool.node.sharing.drivers import CUDA, DriverPaths, find_drivers
+from gpupool.node.sharing.emulation import FAKES, context_bytes, describe_gpus
+from gpupool.node.sharing.preload import VARIABLE, Libraries, libraries
+from gpupool.node.sharing.slices import pages
+from gpupool.node.sharing.slices.arbiter import Arbiter, Message
+from gpupool.node.sharing.slices.context_sizes import ContextSizes
+from gpupool.node.sharing.slices.lease_folder import (
+    LeaseFolder,
+    make_lease_folder,
+    make_leases_folder,
+    stale_folders,
+)
+from gpupool.node.sharing.slices.watch import SliceWatch, Tenant, TenantGpu
+from gpupool.node.sharing.variables import SIMULATED_NOTE, visible_gpus
+
+LEASE_DIR = "GPUPOOL_LEASE_DIR"
+LEASES = "leases"
+CONTEXT_SIZES = "context-sizes.json"
+MAX_WARNING_CHARS = 300  # characters
+UNHOOKED_NOTE = "the driver provides functions that the share library does not know: limits may not apply to them"
+_MIB = 1 << 20
+# Memory that the driver may take for a process after its context was created: modules, local memory, heaps. Local
+# memory and stacks grow with the number of processors, so it is a fraction of the GPU's memory.
+DRIVER_GROWTH_BYTES = 1 << 30
+DRIVER_GROWTH_DIVISOR = 16
+CONTEXT_BYTES = 256 << 20  # before the first measurement on a GPU model; at most a quarter of the slice
+_SHARE = (Product.SHARE_CUDA, Product.SHARE_CUDA_ALIAS, Product.SHARE_NVML)
+
+
+@dataclass(slots=True)
+class _Lease:
+    """A lease with its programs by key; ``counts`` are the arbiter's latest by GPU: seconds held, bytes, time."""
+
+    folder: LeaseFolder
+    gpus: tuple[GpuShare, ...]
+    programs: dict[str, NodeProgram] = field(default_factory=dict)
+    counts: dict[str, tuple[float, int, float]] = field(default_factory=dict)
+
+
+class ShareSharing:
+    """The mode for parts of GPUs, wherever the native libraries are installed."""
+
+    name: ClassVar[str] = "share"
+
+    def __init__(self, host: SharingHost) -> None:
+        self._host = host
+        self._parent = host.folder / LEASES
+        self._found: ShareCapabilities | str | None = None
+        self._leases: dict[int, _Lease] = {}
+        self._arbiter = Arbiter(Product.ARBITER.path, self._on_message)
+        self._sizes = ContextSizes(host.folder / CONTEXT_SIZES)
+        self._watch = SliceWatch(self._arbiter, self._tenants, host, self._sizes)
+
+    def missing(self) -> str:
+        """Return why this node cannot enforce slices; determined once."""
+        if self._found is None:
+            self._found = find_capabilities(self._host)
+        return self._found if isinstance(self._found, str) else ""
+
+    def _caps(self) -> ShareCapabilities:
+        why = self.missing()
+        if isinstance(self._found, ShareCapabilities):
+            return self._found
+        raise GpupoolError(ErrorCode.UNSUPPORTED, f"GPU share enforcement is unavailable on this node: {why}")
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    async def adopt(self, running: Sequence[NodeProgram]) -> None:
+        """Take over leases with programs, send them to a new arbiter, delete the folders of others."""
+        for program in running:
+            self._adopt(program)
+        for path in stale_folders(self._parent, frozenset(lease.folder.path for lease in self._leases.values())):
+            LeaseFolder(0, path, 0).remove()
+        for lease in self._leases.values():
+            self._begin(lease)
+
+    def _adopt(self, program: NodeProgram) -> None:
+        number, path = _lease_of(program.spec), Path(program.env.get(LEASE_DIR, ""))
+        lease = self._leases.get(number)
+        if lease is None:
+            folder = LeaseFolder(number, path, len(program.spec.gpus))
+            if path.parent != self._parent or not folder.sound():
+                log_event("pages of a lease are gone", lease=number, key=program.spec.key, folder=str(path))
+                return
+            lease = self._leases[number] = _Lease(folder, program.spec.gpus)
+        lease.programs[program.spec.key] = program
+
+    async def prepare(self, program: NodeProgram) -> PreparedShare:
+        """Create a folder for a new lease, or add the program to an existing lease."""
+        spec, caps = program.spec, self._caps()
+        number = _lease_of(spec)
+        lease = self._leases.get(number)
+        try:
+            if lease is None:
+                lease = self._make(number, program, caps)
+            else:
+                self._admit(lease, spec)
+        except OSError as error:
+            raise GpupoolError(
+                ErrorCode.INTERNAL,
+                f"The node cannot create the pages of a slice: {error.strerror}.",
+                f"Free space in {self._parent} on the node.",
+            ) from error
+        lease.programs[spec.key] = program
+        notes = (SIMULATED_NOTE,) if spec.emulated else ()
+        return PreparedShare(
+            self.name,
+            _environment(spec, caps, lease.folder),
+            describe_guarantee(self.name, spec.compute),
+            notes,
+        )
+
+    def _make(self, number: int, program: NodeProgram, caps: ShareCapabilities) -> _Lease:
+        spec = program.spec
+        cuda, nvml = program.path_inside(caps.drivers.cuda), program.path_inside(caps.drivers.nvml)
+        try:
+            control = pages.control_pages(f"lease {number}", cuda, nvml, self._gpu_pages(spec, caps))
+        except ValueError as error:
+            raise GpupoolError(
+                ErrorCode.UNSUPPORTED,
+                f"The pages of a slice cannot hold these shares: {error}.",
+                f"A slice can have parts of at most {pages.MAX_GPUS} GPUs.",
+            ) from error
+        make_leases_folder(self._parent, shared=self._host.shared)
+        folder = make_lease_folder(self._parent, number, control, len(spec.gpus), spec.uid)
+        lease = self._leases[number] = _Lease(folder, spec.gpus)
+        self._begin(lease)
+        return lease
+
+    def _begin(self, lease: _Lease) -> None:
+        self._arbiter.add(lease.folder.path)
+        self._watch.start(self._caps().drivers.nvml)
+
+    @staticmethod
+    def _admit(lease: _Lease, spec: ProcessSpec) -> None:
+        users = {program.spec.uid for program in lease.programs.values()}
+        if spec.uid not in users:
+            lease.folder.open_to_all()
+
+    async def release(self, program: NodeProgram) -> None:
+        """Delete the folder with the last program on the lease."""
+        number = _lease_of(program.spec)
+        lease = self._leases.get(number)
+        if lease is None or lease.programs.pop(program.spec.key, None) is None or lease.programs:
+            return
+        del self._leases[number]
+        self._arbiter.remove(lease.folder.path)
+        lease.folder.remove()
+
+    async def close(self) -> None:
+        """End the arbiter. Until the next one starts, the hardware shares time; memory limits remain."""
+        await self._watch.close()
+        await self._arbiter.close()
+
+    # -- messages and counts -----------------------------------------------------------------------------------------
+
+    def helpers(self) -> frozenset[int]:
+        """Return no processes: the arbiter uses no GPU."""
+        return frozenset()
+
+    def _tenants(self) -> list[Tenant]:
+        return [
+            Tenant(
+                lease.folder,
+                tuple(self._tenant_gpu(gpu) for gpu in lease.gpus),
+                {key: program.folder for key, program in lease.programs.items()},
+            )
+            for lease in self._leases.values()
+        ]
+
+    def _tenant_gpu(self, share: GpuShare) -> TenantGpu:
+        limit = share.memory_mib * _MIB
+        card = limit * 1000 // max(1, share.permille)
+        allowance = self._context_bytes(share, self._caps()) + max(DRIVER_GROWTH_BYTES, card // DRIVER_GROWTH_DIVISOR)
+        return TenantGpu(share.gpu_uuid, limit, allowance)
+
+    def _context_bytes(self, share: GpuShare, caps: ShareCapabilities) -> int:
+        """Return the assumed context size, at most half of the slice: it may be an overestimate."""
+        limit = share.memory_mib * _MIB
+        known = self._sizes.of(share.gpu_uuid)
+        return caps.context_bytes(share.gpu_uuid, limit) if known is None else min(known, limit // 2)
+
+    def _gpu_pages(self, spec: ProcessSpec, caps: ShareCapabilities) -> list[pages.GpuPage]:
+        return [
+            pages.GpuPage(
+                uuid=share.gpu_uuid,
+                memory_limit_bytes=share.memory_mib * _MIB,
+                context_bytes=self._context_bytes(share, caps),
+                weight_permille=share.permille,
+                policy=spec.compute,
+            )
+            for share in spec.gpus
+        ]
+
+    def counts(self) -> dict[str, dict[str, SliceCount]]:
+        """Return the arbiter's last counts for each program's lease."""
+        return {
+            key: {uuid: SliceCount(*count, sole=len(lease.programs) == 1) for uuid, count in lease.counts.items()}
+            for lease in self._leases.values()
+            for key in lease.programs
+        }
+
+    def _on_message(self, message: Message) -> None:
+        used = message.get("usage")
+        lease = self._by_path(used) if isinstance(used, dict) else None
+        if isinstance(used, dict) and lease is not None:
+            held_s, used_bytes = used.get("held_ns", 0) / 1e9, used.get("used_bytes", 0)
+            lease.counts[used.get("uuid", "")] = (held_s, used_bytes, time.monotonic())
+            if used.get("unhooked_count"):
+                self._note(lease, UNHOOKED_NOTE)
+        if isinstance(warning := message.get("warning"), str):
+            self._note_warning(warning[:MAX_WARNING_CHARS], message)
+
+    def _note_warning(self, warning: str, message: Message) -> None:
+        lease = self._by_path(message)
+        if lease is None and "lease" in message:
+            return  # it was released meanwhile
+        log_event("arbiter warns", **message)
+        self._note(lease, warning)
+
+    def _note(self, lease: _Lease | None, sentence: str) -> None:
+        for key in () if lease is None else lease.programs:
+            self._host.note(key, sentence)
+
+    def _by_path(self, message: Message) -> _Lease | None:
+        path = str(message.get("lease", ""))
+        return next((lease for lease in self._leases.values() if str(lease.folder.path) == path), None)
+
+
+def _lease_of(spec: ProcessSpec) -> int:
+    return spec.lease or spec.epoch
+
+
+def _environment(spec: ProcessSpec, caps: ShareCapabilities, folder: LeaseFolder) -> dict[str, str]:
+    return {
+        **visible_gpus(spec, simulated=spec.emulated),
+        **caps.env,
+        VARIABLE: caps.libraries.preload(spec.env.get(VARIABLE, "")),
+        LEASE_DIR: str(folder.path),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ShareCapabilities:
+    """The libraries and drivers that enforce slices. ``env`` is set for every program."""
+
+    libraries: Libraries
+    drivers: DriverPaths
+    env: Mapping[str, str] = field(default_factory=dict)
+    emulated_contexts: Mapping[str, int] = field(default_factory=dict)
+
+    def context_bytes(self, uuid: str, limit_bytes: int) -> int:
+        """Return the estimated context size on a GPU without a measurement, in a slice of that size."""
+        return self.emulated_contexts.get(uuid, min(CONTEXT_BYTES, limit_bytes // 4))
+
+
+def find_capabilities(host: SharingHost) -> ShareCapabilities | str:
+    """Return the capabilities of this node; or why slices cannot be enforced and what to do."""
+    if why := native.missing():
+        return why
+    found = libraries(host, _SHARE)
+    if isinstance(found, str):
+        return found
+    return _emulated(host, found) if isinstance(host.inventory, EmulatedInventory) else _real(found)
+
+
+def _emulated(host: SharingHost, found: Libraries) -> ShareCapabilities | str:
+    fakes = libraries(host, FAKES)
+    if isinstance(fakes, str):
+        return fakes
+    environment = describe_gpus(host)
+    if isinstance(environment, str):
+        return environment
+    return ShareCapabilities(found, DriverPaths(*fakes.names), environment, context_bytes(environment))
+
+
+def _real(found: Libraries) -> ShareCapabilities | str:
+    drivers = find_drivers()
+    if not drivers.cuda:
+        return f"The driver's library {CUDA} is not found: run ldconfig, or install the driver's CUDA part."
+    return ShareCapabilities(found, drivers)

@@ -1,0 +1,1 @@
+"""Measurements of a node, once per second: GPUs, programs, and which program uses which GPU."""
