@@ -1,4 +1,4 @@
-"""A pool of stand-ins for each test, gone after it."""
+"""A pool of stand-ins for each test, which ends with the test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from standin_pool import StandInPool
 
-from gpupool.daemon.launch import stop
+from gpupool.daemon.process.launch import stop
 
 
 @pytest.fixture

@@ -10,19 +10,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpupool.daemon.config import PoolConfig, PoolKind, save_config
-from gpupool.daemon.record import read_record
+from gpupool.daemon.process import launch
+from gpupool.daemon.process.ready import StartResult
+from gpupool.daemon.process.record import read_record
 
 STANDINS = Path(__file__).parent / "standins"
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> bool:
-    """Whether a condition comes true."""
+    """Return whether a condition becomes true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.02)
     return True
+
+
+def start(config: PoolConfig, *, background: bool = True, stall_s: float = launch.STALL_S) -> StartResult:
+    """Start a pool; what it says while it is waited for is not of interest."""
+    return launch.start(config, lambda _text: None, background=background, stall_s=stall_s)
 
 
 class StandInPool:
@@ -67,7 +74,7 @@ class StandInPool:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -75,5 +82,5 @@ def alive(pid: int) -> bool:
 
 
 def no_root() -> bool:
-    """Whether file permissions bind this process."""
+    """Return whether file permissions apply to this process."""
     return os.geteuid() != 0

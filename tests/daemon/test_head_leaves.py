@@ -1,4 +1,4 @@
-"""A head that leads, or is the only one, does not leave its pool, whatever is asked."""
+"""A head that leads, or is the only one, does not leave its pool, also when it is forced."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.client.locate import Location
+from gpupool.client.discovery import Location
+from gpupool.daemon.cluster.joining import leave
 from gpupool.daemon.config import PoolConfig, PoolKind, Role, save_config
-from gpupool.daemon.joining import leave
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.heads import Head
-from gpupool.fabric.ray.following import keep_heads
+from gpupool.domain.nodes.heads import Head
+from gpupool.fabric.ray.head_selection import keep_heads
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_the_only_head_stays_with_its_keys(tmp_path: Path, force: bool) -> None:
+def test_only_head_cannot_leave_and_keeps_its_keys(tmp_path: Path, force: bool) -> None:
     state, run = tmp_path / "state", tmp_path / "run"
     (state / "cluster").mkdir(parents=True)
     config = PoolConfig(str(state), str(run), PoolKind.USER, role=Role.HEAD, cluster_address="10.0.0.1", node_name="h1")

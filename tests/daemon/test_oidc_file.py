@@ -1,4 +1,4 @@
-"""The file about the provider: what is taken, and a sentence for what is not."""
+"""The file with the settings of the provider: valid values, and an error for each invalid one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.client.locate import Location
+from gpupool.client.discovery import Location
 from gpupool.daemon.config import PoolConfig, save_config
-from gpupool.daemon.doctor_checks import DoctorContext, Level
-from gpupool.daemon.doctor_checks_sign_in import provider
+from gpupool.daemon.doctor.check import DoctorContext, Level
+from gpupool.daemon.doctor.peers import provider
 from gpupool.daemon.oidc_file import read_provider
-from gpupool.domain.access import Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.identity import RoleRule
+from gpupool.domain.people.access import Role
+from gpupool.domain.people.identity import RoleRule
 
 LEAST = 'issuer = "https://login.example"\nclient_id = "gpupool"\npublic_url = "https://gpu1.example:8443/"\n'
 WHOLE = """
@@ -43,7 +43,7 @@ def written(folder: Path, text: str, mode: int = 0o600) -> str:
     return str(file)
 
 
-def test_what_a_file_says(tmp_path: Path) -> None:
+def test_valid_file_is_read(tmp_path: Path) -> None:
     found = read_provider(written(tmp_path, LEAST + WHOLE))
     assert found.redirect_uri == "https://gpu1.example:8443/login/oidc/callback"
     assert (found.title, found.client_secret, found.scopes) == ("Example", "hush", ("openid", "groups"))
@@ -58,9 +58,9 @@ def test_what_a_file_says(tmp_path: Path) -> None:
         ("", "'issuer' is missing"),
         (LEAST.replace("https://login", "http://login"), "must begin with https"),
         (LEAST.replace("https://gpu1", "http://gpu1"), "must begin with https"),
-        (LEAST.replace("8443/", "8443/sub"), "more than an address"),
-        (LEAST + 'colour = "red"', "'colour' is not known"),
-        (LEAST + "make_users = 1", "'make_users' is not"),
+        (LEAST.replace("8443/", "8443/sub"), "must be only an address"),
+        (LEAST + 'colour = "red"', "'colour' is unknown"),
+        (LEAST + "make_users = 1", "'make_users' has the wrong type"),
         (LEAST + 'scopes = ["email"]', "openid"),
         (LEAST + 'default_role = "king"', "not a role"),
         (LEAST + '[[roles]]\nclaim = "groups"', "claim, value and role"),
@@ -68,7 +68,7 @@ def test_what_a_file_says(tmp_path: Path) -> None:
         (LEAST + "\ud800", "cannot be used"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, text: str, why: str) -> None:
+def test_errors_in_file_are_reported(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "oidc.toml"
     file.write_bytes(text.encode(errors="surrogatepass"))
     file.chmod(0o600)
@@ -78,8 +78,8 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
-def test_a_file_with_a_secret_is_its_owners_alone(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(GpupoolError, match="others may") as refused:
+def test_file_with_secret_must_be_private(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(GpupoolError, match="other users may") as refused:
         read_provider(written(tmp_path, LEAST, mode))
     assert "chmod 600" in refused.value.hint
 
@@ -87,7 +87,7 @@ def test_a_file_with_a_secret_is_its_owners_alone(tmp_path: Path, mode: int) -> 
 @pytest.mark.parametrize(
     "address", ["0.0.0.0:8470", "192.0.2.1:80", "localhost:8470", "127.0.0.1", "127.0.0.1:x", ":1"]
 )
-def test_the_dashboard_without_tls_stays_on_this_machine(tmp_path: Path, address: str) -> None:
+def test_dashboard_without_tls_listens_only_locally(tmp_path: Path, address: str) -> None:
     with pytest.raises(GpupoolError, match="not an address for the dashboard"):
         PoolConfig(str(tmp_path), str(tmp_path), dashboard=address)
 
@@ -112,7 +112,7 @@ def issuer() -> Iterator[str]:
         server.shutdown()
 
 
-def test_what_the_doctor_says_of_a_provider(tmp_path: Path, issuer: str) -> None:
+def test_doctor_checks_the_provider(tmp_path: Path, issuer: str) -> None:
     context = DoctorContext(tmp_path, tmp_path)
     assert not list(provider(context))
     file = written(tmp_path, LEAST.replace("https://login.example", issuer))

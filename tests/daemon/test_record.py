@@ -1,4 +1,4 @@
-"""What a supervisor says of itself in the file that it holds locked."""
+"""The record of a supervisor in the file that it holds locked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 from gpupool.daemon.folders import POOL_LOCK
-from gpupool.daemon.record import PoolRecord, read_record, this_process, write_record
+from gpupool.daemon.process.record import PoolRecord, read_record, this_process, write_record
 
 
-def test_it_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
+def test_record_is_complete_at_every_read(tmp_path: Path) -> None:
     me, done = this_process(), threading.Event()
     fd = os.open(tmp_path / POOL_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     write_record(fd, PoolRecord(me, "gpu7"))

@@ -1,4 +1,4 @@
-"""How children are kept alive: back-off, crash loops, restarts, bounded logs."""
+"""Restarts of children: back-off, crash loops, restarts, bounded logs."""
 
 from __future__ import annotations
 
@@ -10,32 +10,38 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from standin_pool import StandInPool, eventually
+from standin_pool import StandInPool, eventually, start
 
 from gpupool.cli.render.screens import status_lines
 from gpupool.cli.render.text import Style
-from gpupool.daemon import launch
-from gpupool.daemon.backoff import FIRST_DELAY_S, HEALTHY_LIFE_S, LONGEST_DELAY_S, Backoff
-from gpupool.daemon.children import ChildName, child_command
 from gpupool.daemon.config import PoolKind
 from gpupool.daemon.folders import CHILD_LOCKS, log_path
-from gpupool.daemon.logs import bound_log, open_log, tail
-from gpupool.daemon.processes import ProcessIdentity, is_locked
-from gpupool.node.locks import take as take_lock
+from gpupool.daemon.process import launch
+from gpupool.daemon.process.children import (
+    FIRST_DELAY_S,
+    HEALTHY_LIFE_S,
+    MAX_DELAY_S,
+    Backoff,
+    ChildName,
+    child_command,
+)
+from gpupool.daemon.process.identity import ProcessIdentity, is_locked
+from gpupool.daemon.process.logs import bound_log, open_log, tail
+from gpupool.node.host.locks import take as take_lock
 
 
 @given(st.lists(st.floats(0, 2 * HEALTHY_LIFE_S), min_size=1, max_size=60))
-def test_a_restart_is_never_at_once_and_never_far_away(lives: list[float]) -> None:
+def test_restart_delay_has_minimum_and_maximum(lives: list[float]) -> None:
     backoff = Backoff()
     for lived_s in lives:
         backoff = backoff.after_death(lived_s)
-        assert FIRST_DELAY_S <= backoff.delay_s <= LONGEST_DELAY_S
+        assert FIRST_DELAY_S <= backoff.delay_s <= MAX_DELAY_S
         if lived_s >= HEALTHY_LIFE_S:
             assert backoff.delay_s == FIRST_DELAY_S
             assert not backoff.looping
 
 
-def test_the_delay_doubles_up_to_its_bound() -> None:
+def test_restart_delay_doubles_up_to_maximum() -> None:
     backoff, delays = Backoff(), []
     for _ in range(9):
         backoff = backoff.after_death(0.1)
@@ -44,8 +50,8 @@ def test_the_delay_doubles_up_to_its_bound() -> None:
     assert backoff.looping
 
 
-def test_each_killed_child_is_started_again_alone(pool: StandInPool) -> None:
-    launch.start(pool.config)
+def test_killed_child_is_restarted_alone(pool: StandInPool) -> None:
+    start(pool.config)
     os.kill(pool.started("agent")[0], signal.SIGKILL)
     assert eventually(lambda: len(pool.started("agent")) == 2)
     os.kill(pool.started("control-plane")[0], signal.SIGKILL)
@@ -56,10 +62,10 @@ def test_each_killed_child_is_started_again_alone(pool: StandInPool) -> None:
     assert len(pool.started("agent")) == 2
 
 
-def test_a_crash_loop_is_shown_while_the_rest_runs_on(pool: StandInPool) -> None:
+def test_crash_loop_is_reported_while_other_children_run(pool: StandInPool) -> None:
     flag = pool.marks.with_name("break")
     lives = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.02)\nraise SystemExit(3)"
-    launch.start(pool.with_command("agent", sys.executable, "-S", "-c", lives))
+    start(pool.with_command("agent", sys.executable, "-S", "-c", lives))
     flag.touch()
 
     def agent() -> dict[str, object]:
@@ -74,7 +80,7 @@ def test_a_crash_loop_is_shown_while_the_rest_runs_on(pool: StandInPool) -> None
     assert launch.pool_status(pool.config.location)["answering"]
 
 
-def test_children_are_told_their_folders_and_options(pool: StandInPool) -> None:
+def test_children_get_folders_and_options(pool: StandInPool) -> None:
     config = replace(pool.config, commands={}, emulate="4xT4", node_name="gpu1", kind=PoolKind.SYSTEM)
     folders = ("--state", f"{config.state_dir}/node", "--run", config.run_dir)
     agent = child_command(config, ChildName.AGENT)
@@ -84,9 +90,9 @@ def test_children_are_told_their_folders_and_options(pool: StandInPool) -> None:
     assert child_command(config, ChildName.CONTROL_PLANE)[-2:] == ("--state-dir", config.state_dir)
 
 
-def test_the_real_agent_is_kept_alive_and_ends_with_the_pool(pool: StandInPool) -> None:
+def test_agent_is_restarted_and_ends_with_the_pool(pool: StandInPool) -> None:
     commands = {"control-plane": pool.config.commands["control-plane"]}
-    location = launch.start(replace(pool.config, commands=commands, emulate="2xT4")).location
+    location = start(replace(pool.config, commands=commands, emulate="2xT4")).location
     lock, socket = Path(location.state_dir, CHILD_LOCKS[0]), Path(location.run_dir, "agent.sock")
     assert eventually(lambda: is_locked(lock) and socket.is_socket())
     first = launch.pool_status(location)["children"][0]
@@ -97,12 +103,12 @@ def test_the_real_agent_is_kept_alive_and_ends_with_the_pool(pool: StandInPool) 
     assert not is_locked(lock)
 
 
-def test_output_of_children_is_kept(pool: StandInPool) -> None:
-    launch.start(pool.config)
+def test_output_of_children_is_logged(pool: StandInPool) -> None:
+    start(pool.config)
     assert eventually(lambda: "the agent is up" in tail(log_path(pool.config.state_dir, "agent")))
 
 
-def test_a_log_stays_bounded_under_a_writer_that_keeps_it_open(tmp_path: Path) -> None:
+def test_log_size_is_limited_with_open_writer(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     fd = open_log(log)
     for number in range(40):
@@ -115,7 +121,7 @@ def test_a_log_stays_bounded_under_a_writer_that_keeps_it_open(tmp_path: Path) -
     assert [line[:3] for line in both.splitlines()] == [f"{n:03d}" for n in range(40)][-len(both.splitlines()) :]
 
 
-def test_a_log_is_quoted_by_its_last_lines_shortened(tmp_path: Path) -> None:
+def test_quoted_log_is_its_shortened_last_lines(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_bytes(b"first\n" + b"\xff" * 5000 + b"\nlast\n")
     quoted = tail(log, lines=2).splitlines()
@@ -124,7 +130,7 @@ def test_a_log_is_quoted_by_its_last_lines_shortened(tmp_path: Path) -> None:
     assert tail(tmp_path / "none") == ""
 
 
-def test_a_process_is_not_taken_for_another_with_its_number() -> None:
+def test_process_with_reused_pid_is_not_mistaken() -> None:
     me = ProcessIdentity.of(os.getpid())
     assert me is not None
     other = ProcessIdentity(me.pid, me.start_ticks + 1)
@@ -134,7 +140,7 @@ def test_a_process_is_not_taken_for_another_with_its_number() -> None:
     assert other.wait_gone(0)
 
 
-def test_a_lock_is_seen_by_others_until_it_is_let_go(tmp_path: Path) -> None:
+def test_lock_is_visible_until_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert not is_locked(path)
     fd = take_lock(path)

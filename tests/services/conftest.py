@@ -15,6 +15,6 @@ def _quiet() -> None:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Two GPUs, one control plane, its clock standing still."""
+    """Yield two GPUs and one control plane whose clock stands still."""
     with world_in(tmp_path) as made:
         yield made

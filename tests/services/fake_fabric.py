@@ -1,8 +1,9 @@
 """An agent in memory and the fabric that reaches it.
 
-The agent lives longer than any control plane. It keeps the contract of ``services.ports.NodeLink``: a start is
-idempotent by key, an older epoch of a replica is refused, an end is told until it is forgotten. It can lose messages
-before or after acting on them, hold its answers back, restart, and be out of reach.
+The agent outlives control planes. It keeps the contract of ``NodeLink``: a start is idempotent by key,
+an
+older epoch of a replica is refused, and an end is reported until it is forgotten. It can lose messages before or after
+it acts on them, delay its answers, restart, and be unreachable.
 """
 
 from __future__ import annotations
@@ -15,20 +16,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import Gpu, NodeReport
-from gpupool.domain.jobfiles import FilesSpec
-from gpupool.domain.logrecords import Stretch
-from gpupool.domain.supervision import (
-    ExitReason,
-    ExitReport,
-    ProcessPhase,
-    ProcessSpec,
-    ProcessStatus,
-)
-from gpupool.domain.telemetry import NodeSample
-from gpupool.services.files.ports import FilesLink, Making
-from gpupool.services.ports import AttachStream, FabricEvent, NodeLink
+from gpupool.domain.nodes.gpu import Gpu, NodeReport
+from gpupool.domain.nodes.telemetry import NodeSample
+from gpupool.domain.protocol.log_records import LogBatch
+from gpupool.domain.work.job_files import FilesSpec
+from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
+from gpupool.domain.work.workspace import TaskKind, WorkspaceTask
+from gpupool.services.ports.fabric import AttachStream, FabricEvent, NodeLink
+from gpupool.services.ports.files import FilesLink, Making
 
 NODE = "here"
 GPU_MIB = 16_000
@@ -40,7 +37,7 @@ def unreachable() -> GpupoolError:
 
 @dataclass
 class Program:
-    """What the agent keeps of one attempt."""
+    """The agent's record of one attempt."""
 
     spec: ProcessSpec
     status: ProcessStatus
@@ -52,38 +49,53 @@ class Program:
 
 
 @dataclass
+class FakeHome:
+    """The home of a workspace (under the empty name) and its snapshots: a number stands for the files of each."""
+
+    copies: dict[str, int]
+
+    @property
+    def size(self) -> int:
+        return sum(self.copies.values())
+
+
+@dataclass
 class FakeAgent:
-    """One machine. ``polite`` programs end as soon as they are asked; others when their grace is over."""
+    """One machine. ``polite`` programs end as soon as they are asked; others when their grace period is over."""
 
     now: Callable[[], float]
     gpus: int = 2
     model: str = "Tesla T4"
     polite: bool = True
     fail_starts: bool = False
-    mode: tuple[str, str] = ("", "")  # what it says of the sharing mode of programs and what that guarantees
+    mode: tuple[str, str] = ("", "")  # reported sharing mode of programs, and its guarantees
     reachable: bool = True
-    losses: list[str] = field(default_factory=list)  # what happens to the next calls: "ok", "before" or "after"
-    holding: asyncio.Event | None = None  # while not set, answers wait (the deed is done)
+    losses: list[str] = field(default_factory=list)  # result of the next calls: "ok", "before" or "after"
+    holding: asyncio.Event | None = None  # while not set, answers wait (the operation is done)
     programs: dict[str, Program] = field(default_factory=dict)
     starts: Counter[str] = field(default_factory=Counter)  # real starts by key
-    ends: dict[str, ExitReport] = field(default_factory=dict)  # every end there ever was
+    ends: dict[str, ExitReport] = field(default_factory=dict)  # every end so far
     epochs: dict[str, tuple[int, int]] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
-    notices: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # the last of each program
+    notices: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # last attempt of each program
     signals: list[tuple[str, int]] = field(default_factory=list)
     deleted_logs: list[str] = field(default_factory=list)
     looks: list[NodeSample] = field(default_factory=list)
+    homes: dict[str, FakeHome] = field(default_factory=dict)
+    home_tasks: Counter[str] = field(default_factory=Counter)  # requests by task
+    home_error: GpupoolError | None = None  # the answer to changes of homes
+    slow_homes: bool = False  # changes of homes stay in progress
     listener: FakeFabric | None = None
     in_flight: int = 0
     unheard_since: float | None = None
 
-    # What the world does
+    # Changes by the test
 
     def running(self) -> list[Program]:
         return [program for program in self.programs.values() if program.running]
 
     def end(self, key: str, code: int | None = 0, signum: int | None = None, reason: ExitReason | None = None) -> None:
-        """The program is over; a stop that has been asked for names the reason."""
+        """End the program; a stop that was requested before sets the reason."""
         program = self.programs[key]
         if not program.running:
             return
@@ -115,29 +127,29 @@ class FakeAgent:
             self.listener.inbox.put_nowait(FabricEvent(NODE, status=status))
 
     def go(self, *, up: bool) -> None:
-        """The agent can be reached from now on, or cannot; its programs do not care."""
+        """Make the agent reachable or unreachable; its programs continue."""
         self.reachable = up
         self.unheard_since = None if up else self.now()
         if self.listener is not None:
             self.listener.inbox.put_nowait(FabricEvent(NODE, up=up))
 
     def hiccup(self) -> None:
-        """The connection breaks and is made again."""
+        """Break and restore the connection."""
         if self.reachable:
             self.go(up=False)
             self.go(up=True)
 
     def reboot(self) -> None:
-        """The machine restarts: every program is gone, the agent remembers them."""
+        """Restart the machine: every program is gone, and the agent remembers them."""
         for key in [p.spec.key for p in self.running()]:
             self.programs[key].kill_at = None
             self.end(key, None, signal.SIGKILL, ExitReason.NODE_RESTARTED)
         self.hiccup()
 
-    # What the control plane asks
+    # Calls of the control plane
 
     async def answer(self, deed: Callable[[], object]) -> object:
-        """Do it, and answer, unless the message gets lost on the way there or the answer on the way back."""
+        """Execute and answer, unless the message is lost on the way or the answer on the way back."""
         self.in_flight += 1
         try:
             await asyncio.sleep(0)
@@ -157,6 +169,11 @@ class FakeAgent:
             return result
         finally:
             self.in_flight -= 1
+
+    def spec(self, key: str) -> ProcessSpec:
+        if key not in self.programs:
+            raise GpupoolError(ErrorCode.NOT_FOUND, "no such program", "Look.")
+        return self.programs[key].spec
 
     def start(self, spec: ProcessSpec) -> ProcessStatus:
         if spec.key in self.programs:
@@ -205,13 +222,53 @@ class FakeAgent:
             del self.programs[key]
             self.forgotten.add(key)
 
+    @property
+    def last_epoch(self) -> int:
+        return max((epoch for epoch, _attempt in self.epochs.values()), default=0)
+
+    def change_home(self, task: WorkspaceTask, workspace: str) -> int | None:
+        """Change homes as ``node/files/homes.py`` does; the size of a home stands for its files."""
+        self.home_tasks[task.id] += 1
+        if self.home_error is not None:
+            raise self.home_error
+        if self.slow_homes:
+            return None
+        if task.kind in {TaskKind.CREATE, TaskKind.CLONE}:
+            size = self.homes[task.source].copies[task.snapshot] if task.source else 0
+            self.homes.setdefault(workspace, FakeHome({"": size}))
+        home = self.homes.get(workspace)
+        if home is None:
+            return 0
+        if task.kind is TaskKind.SNAPSHOT:
+            home.copies[task.snapshot] = home.copies[""]
+        elif task.kind is TaskKind.RESTORE:
+            home.copies[""] = home.copies[task.snapshot]
+        elif task.kind is TaskKind.DROP_SNAPSHOT:
+            home.copies.pop(task.snapshot, None)
+        elif task.kind is TaskKind.DELETE:
+            self.homes.pop(workspace)
+        return home.size
+
     def report(self) -> NodeReport:
         cards = tuple(Gpu(f"GPU-{i}", i, self.model, GPU_MIB, emulated=True) for i in range(self.gpus))
-        return NodeReport(NODE, 16.0, 64_000, cards, emulated=True, boot_id="boot", agent_version="0", fences=True)
+        return NodeReport(
+            NODE,
+            16.0,
+            64_000,
+            cards,
+            emulated=True,
+            boot_id="boot",
+            agent_version="0",
+            fences=True,
+            last_epoch=self.last_epoch,
+        )
 
 
 class HasAllFiles(FilesLink):
-    """A node that has every content and makes every folder at once."""
+    """A node that has all file contents and creates every folder at once; its homes are values in memory."""
+
+    def __init__(self, agent: FakeAgent) -> None:
+        self._agent = agent
 
     async def blob_missing(self, space: str, blobs: Sequence[tuple[str, int]]) -> list[int]:
         return [size for _, size in blobs]
@@ -219,12 +276,18 @@ class HasAllFiles(FilesLink):
     async def tree_make(self, files: FilesSpec, uid: int | None, env: dict[str, str]) -> Making:
         return Making.MADE
 
+    async def home_task(self, task: WorkspaceTask, workspace: str, uid: int | None) -> int | None:
+        return await self._agent.answer(lambda: self._agent.change_home(task, workspace))  # type: ignore[return-value]
+
+    async def home_usage(self, workspace: str) -> int:
+        return int(await self._agent.answer(lambda: self._agent.homes[workspace].size))  # type: ignore[call-overload]
+
     async def close(self) -> None:
         pass
 
 
 class FakeLink(NodeLink):
-    """The agent as the control plane sees it."""
+    """The control plane's connection to the agent."""
 
     def __init__(self, agent: FakeAgent) -> None:
         self.name = NODE
@@ -237,7 +300,7 @@ class FakeLink(NodeLink):
         return (await self.report()).gpus
 
     async def samples(self, after: int) -> Sequence[NodeSample]:
-        """Never lost on the way: those losses are for deeds."""
+        """Return samples; this call is never lost, because losses are for operations."""
         if not self._agent.reachable:
             raise unreachable()
         looks = self._agent.looks
@@ -246,6 +309,9 @@ class FakeLink(NodeLink):
     async def list(self) -> Sequence[ProcessStatus]:
         return await self._agent.answer(lambda: [p.status for p in self._agent.programs.values()])  # type: ignore[return-value]
 
+    async def spec(self, key: str) -> ProcessSpec:
+        return await self._agent.answer(lambda: self._agent.spec(key))  # type: ignore[return-value]
+
     async def reserve_ports(
         self, key: str, address: str, count: int, wanted: Sequence[int] = ()
     ) -> tuple[tuple[int, ...], str]:
@@ -253,11 +319,14 @@ class FakeLink(NodeLink):
         return tuple(wanted) or tuple(range(first, first + count)), "lo"
 
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
-        spec = ProcessSpec.from_dict(spec.to_dict())
+        spec = decode(ProcessSpec, spec.to_dict())
         return await self._agent.answer(lambda: self._agent.start(spec))  # type: ignore[return-value]
 
     async def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
         await self._agent.answer(lambda: self._agent.stop(key, grace_s, notice))
+
+    async def end(self, key: str, grace_s: float) -> None:
+        await self._agent.answer(lambda: self._agent.stop(key, grace_s))
 
     async def notify(self, key: str, notice: dict[str, Any] | None) -> None:
         await self._agent.answer(lambda: self._agent.notify(key, notice))
@@ -268,21 +337,21 @@ class FakeLink(NodeLink):
     async def forget(self, key: str, *, delete_logs: bool = False) -> None:
         await self._agent.answer(lambda: self._agent.forget(key, delete_logs=delete_logs))
 
-    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[Stretch]:
+    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[LogBatch]:
         raise NotImplementedError
 
     async def tail_log(self, key: str, lines: int) -> str:
         raise NotImplementedError
 
     async def files(self) -> FilesLink:
-        return HasAllFiles()
+        return HasAllFiles(self._agent)
 
     async def attach(self, key: str) -> AttachStream:
         raise NotImplementedError
 
 
 class FakeFabric:
-    """Reaches one agent; each control plane has its own."""
+    """The connection to one agent; each control plane has its own."""
 
     def __init__(self, agent: FakeAgent) -> None:
         self.agent = agent

@@ -1,7 +1,7 @@
-"""A real pool (services and store) over a fake agent, with time that a test moves by hand.
+"""A real pool (services and store) over a fake agent, with a clock that the test moves.
 
 ``World`` outlives control planes: ``crash`` drops one as kill -9 would (nothing is closed in order, background tasks
-vanish wherever they are) and ``boot`` makes the next one on the same database while the agent lives on.
+vanish at any point), and ``boot`` starts the next one on the same database while the agent continues.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 import pytest
 from fake_fabric import FakeAgent, FakeFabric
 
-from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.workload import ReplicaState, Workload, WorkloadKind, WorkloadState
-from gpupool.services.files.ports import BlobStore, OtherHeads
+from gpupool.domain.people.access import Actor, Role
+from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.services.pool import Pool, PoolInfo, PoolServices
-from gpupool.services.ports import ChangeSet, EventFilter, Ports
+from gpupool.services.ports.adapters import Ports
+from gpupool.services.ports.files import BlobStore, OtherHeads
+from gpupool.services.ports.store import ChangeSet, EventFilter
 from gpupool.specs.request import parse_request
 from gpupool.store import SqlStore, open_store
 
@@ -35,7 +36,7 @@ BOB = Actor("bob", Role.MEMBER, "uid 1002", 1002)
 
 
 class MovableLoop(asyncio.SelectorEventLoop):
-    """An event loop whose timers can be made due by moving ``skew``, in seconds."""
+    """An event loop whose timers expire when ``skew`` is moved, in seconds."""
 
     skew = 0.0
 
@@ -44,7 +45,7 @@ class MovableLoop(asyncio.SelectorEventLoop):
 
 
 class HandClock:
-    """Time stands still unless moved."""
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.at = BEGIN
@@ -57,11 +58,11 @@ class HandClock:
 
 
 class FaultyStore(SqlStore):
-    """The real store, which can refuse commits or let the process die around one."""
+    """The real store, which can refuse commits or stop the process before or after one."""
 
     def arm(self) -> FaultyStore:
         self.refuse = 0
-        self.die: tuple[int, str] | None = None  # after so many more commits, "before" or "after" the next
+        self.die: tuple[int, str] | None = None  # number of commits to skip; then "before" or "after" the next
         self.dying = asyncio.Event()
         return self
 
@@ -90,7 +91,7 @@ class FaultyStore(SqlStore):
 
 
 class World:
-    """One machine, one database, and the control plane of the moment."""
+    """One machine, one database, and the current control plane."""
 
     def __init__(self, folder: Path, gpus: int = 2) -> None:
         self.loop = MovableLoop()
@@ -99,8 +100,9 @@ class World:
         self.database = folder / "pool.db"
         self._bits = itertools.count(1)
         self.request_ids = itertools.count(1)
-        self.blobs: BlobStore | None = None  # of the machine that the control plane is on
+        self.blobs: BlobStore | None = None  # of the control plane's machine
         self.other_heads: OtherHeads | None = None
+        self.pool_id: str | None = None  # id of a new database; None: a random one
         self.pool: Pool | None = None
         self.store: FaultyStore | None = None
 
@@ -122,7 +124,7 @@ class World:
         return self.now.services
 
     async def boot(self) -> None:
-        opened = await open_store(self.database)
+        opened = await open_store(self.database, self.pool_id)
         self.store = FaultyStore(opened._database, {"pool_id": opened.pool_id}).arm()
         ports = Ports(
             self.store,
@@ -139,7 +141,7 @@ class World:
         await self.settle()
 
     async def crash(self) -> None:
-        """Kill -9 of the control plane: whatever it was doing is not done."""
+        """Kill -9 the control plane: unfinished work stays unfinished."""
         assert self.store is not None
         self.agent.listener = None
         me = asyncio.current_task()
@@ -155,7 +157,7 @@ class World:
         await self.boot()
 
     async def settle(self) -> None:
-        """Until nobody has anything to do (or the process stands still in the middle of dying)."""
+        """Run until all tasks are idle (or the process has stopped at an armed crash)."""
         calm = 0
         for _ in range(10_000):
             await asyncio.sleep(0.0005)
@@ -181,7 +183,7 @@ class World:
         engine, fabric = self.now.engine, self.now.engine.ports.fabric
         assert isinstance(fabric, FakeFabric)
         queues = [self.now._observer._inbox, fabric.inbox]
-        held_up = self.agent.holding is not None or self.store.refuse  # then it waits, or tries for ever
+        held_up = self.agent.holding is not None or self.store.refuse  # then it waits, or retries forever
         heard = self.now._observer.busy and not held_up
         boxes = engine._outboxes.values()
         sending = not held_up and any(not box.empty() if isinstance(box, asyncio.Queue) else box for box in boxes)
@@ -191,7 +193,7 @@ class World:
         return not busy and (self.agent.in_flight == 0 or self.agent.holding is not None)
 
     async def attempt(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """A client's call; None when the control plane stopped in the middle of it."""
+        """Make a client's call; return None if the control plane stopped during it."""
         assert self.store is not None
         call, dying = asyncio.ensure_future(work), asyncio.ensure_future(self.store.dying.wait())
         await asyncio.wait({call, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -203,7 +205,7 @@ class World:
         return None
 
     async def pass_time(self, seconds: float) -> None:
-        """Let it be later; the once-a-second work happens once (twice from 2 s on: what follows from it too)."""
+        """Advance the clock and run the periodic work once (twice from 2 s on, for its consequences)."""
         for part in (seconds - 1.1, 1.1) if seconds > 2.2 else (max(seconds, 1.1),):
             self.clock.at += part
             self.loop.skew += part
@@ -211,7 +213,7 @@ class World:
             await asyncio.sleep(0)
             await self.settle()
 
-    # Doing what users do
+    # Actions of users
 
     async def submit(self, actor: Actor = ANN, **body: Any) -> Workload:
         body.setdefault("kind", "training")
@@ -228,14 +230,14 @@ class World:
         return (await self.get(ref)).state
 
     async def replicas(self, ref: str) -> list[Any]:
-        return list(await self.services.workloads.replicas_of(ADMIN, await self.get(ref)))
+        return list(await self.services.workloads.replicas_of(await self.get(ref)))
 
     async def reasons(self, ref: str) -> list[str]:
         found = await self.services.history.events(ADMIN, EventFilter(workload=(await self.get(ref)).id, limit=500))
         return [str(event.reason) for event in found]
 
     def program(self, workload: Workload, index: int = 0) -> str:
-        """The key of the running attempt."""
+        """Return the key of the running attempt."""
         found = [p.spec.key for p in self.agent.running() if p.spec.key.startswith(f"{workload.id}.{index}.")]
         assert len(found) == 1, found
         return found[0]
@@ -247,14 +249,14 @@ class World:
         self.agent.end(self.program(workload, index), code)
         await self.settle()
 
-    # What must hold
+    # Invariants
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with sqlite3.connect(f"file:{self.database}?mode=ro", uri=True) as connection:
             return connection.execute(query).fetchall()
 
     def check_always(self) -> None:
-        """At every moment, whoever has crashed: what the database says and what runs."""
+        """Check database and running programs; this holds at every moment, also after crashes."""
         shares = self.rows(
             "select gpu_uuid, sum(permille) from lease_shares where released_at is null group by gpu_uuid"
         )
@@ -272,7 +274,7 @@ class World:
         assert all(count == 1 for count in self.agent.starts.values()), "an attempt was started twice"
 
     async def check_at_rest(self) -> None:
-        """When nothing is going on: memory is what the store says, and no lease is held by nobody."""
+        """Check that memory equals the store and every lease has an owner, when nothing happens."""
         assert self.store is not None
         mirror, stored = self.now.engine.mirror, await self.store.load_live()
         assert {w.id: w for w in stored.workloads if not w.state.final} == mirror.workloads
@@ -291,7 +293,7 @@ class World:
         if self.agent.reachable:
             live = {r.key for r in rows.values() if r.state.placed}
             assert {p.spec.key for p in self.agent.programs.values()} <= live, "the agent keeps what nobody wants"
-        scheduler = self.now.engine.demand.scheduler
+        scheduler = self.now.engine.feed.scheduler
         assert (
             set(scheduler.placer.running) == {(e.workload, e.index) for e in mirror.leases.values()}
             if hasattr(scheduler.placer, "running")
@@ -299,7 +301,7 @@ class World:
         )
 
     def check_counts(self) -> None:
-        """Each replica that succeeded did so in exactly one run."""
+        """Check that each replica that succeeded did so in exactly one attempt."""
         ended = Counter(
             key.rpartition(".")[0]
             for key, report in self.agent.ends.items()

@@ -1,10 +1,11 @@
-"""Long answers come from a copy of the process: the loop goes on, nothing of ours is touched, and no copy stays."""
+"""Expensive answers come from a forked copy: the event loop continues, state is unchanged, and no copy stays."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.services import aside
-from gpupool.services.aside import Aside
+from gpupool.services.explain import forked_worker
+from gpupool.services.explain.forked_worker import ForkedWorker
 
 
-def dear() -> Aside:
-    return Aside(lambda: 1.0)
+def dear() -> ForkedWorker:
+    return ForkedWorker(lambda: 1.0)
 
 
 def busy(seconds: float) -> int:
@@ -28,7 +29,7 @@ def busy(seconds: float) -> int:
 
 
 def opened() -> list[str]:
-    """What this process holds open, but for the listing itself."""
+    """Return the open files of this process, except for this listing."""
     links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return [link for link in links if not link.endswith("/fd")]
 
@@ -37,14 +38,14 @@ def children() -> set[str]:
     return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
 
 
-def test_cheap_work_is_done_here_and_dear_work_in_a_copy() -> None:
-    assert asyncio.run(Aside(lambda: 0.0).do(os.getpid)) == os.getpid()
-    assert asyncio.run(dear().do(os.getpid)) != os.getpid()
+def test_cheap_work_runs_in_process_and_expensive_work_in_copy() -> None:
+    assert asyncio.run(ForkedWorker(lambda: 0.0).run(os.getpid)) == os.getpid()
+    assert asyncio.run(dear().run(os.getpid)) != os.getpid()
 
 
-def test_the_loop_goes_on_meanwhile() -> None:
+def test_event_loop_continues_during_work_in_copy() -> None:
     async def both() -> int:
-        task, turns = asyncio.create_task(dear().do(lambda: busy(0.2))), 0
+        task, turns = asyncio.create_task(dear().run(lambda: busy(0.2))), 0
         while not task.done():
             await asyncio.sleep(0.001)
             turns += 1
@@ -53,34 +54,34 @@ def test_the_loop_goes_on_meanwhile() -> None:
     assert asyncio.run(both()) > 10
 
 
-def test_work_that_turns_out_cheap_is_done_here_from_then_on() -> None:
+def test_work_that_was_cheap_runs_in_process_next_time() -> None:
     work = dear()
 
     async def twice() -> list[int]:
-        return [await work.do(os.getpid) for _ in range(2)]
+        return [await work.run(os.getpid) for _ in range(2)]
 
     first, second = asyncio.run(twice())
     assert first != os.getpid()
     assert second == os.getpid()
 
 
-def test_the_answer_is_of_the_moment_and_what_the_copy_changes_stays_there() -> None:
+def test_copy_sees_current_state_and_its_changes_are_discarded() -> None:
     known = [1]
 
     def add() -> list[int]:
         known.append(2)
         return known
 
-    assert asyncio.run(dear().do(add)) == [1, 2]
+    assert asyncio.run(dear().run(add)) == [1, 2]
     assert known == [1]
 
 
-def test_what_the_work_raises_is_raised_here() -> None:
+def test_exception_of_work_is_raised_in_caller() -> None:
     def refuse() -> None:
         raise GpupoolError(ErrorCode.NOT_FOUND, "It is gone.", "Look again.")
 
     with pytest.raises(GpupoolError, match="gone"):
-        asyncio.run(dear().do(refuse))
+        asyncio.run(dear().run(refuse))
 
 
 def killed_at_once(here: int) -> str:
@@ -90,29 +91,39 @@ def killed_at_once(here: int) -> str:
 
 
 @pytest.mark.parametrize("end", ["killed", "unpicklable", "no copy"])
-def test_without_an_answer_of_the_copy_it_is_worked_out_here(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_runs_in_process_if_copy_gives_no_answer(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here, before = os.getpid(), children()
     work: Callable[[], object] = lambda: killed_at_once(here)  # noqa: E731
     if end == "unpicklable":
         work = lambda: lambda: "here"  # noqa: E731
     if end == "no copy":
-        monkeypatch.setattr(aside.os, "fork", lambda: (_ for _ in ()).throw(OSError("no memory")))
-    answer = asyncio.run(dear().do(work))
+        monkeypatch.setattr(forked_worker.os, "fork", lambda: (_ for _ in ()).throw(OSError("no memory")))
+    answer = asyncio.run(dear().run(work))
     assert (answer() if callable(answer) else answer) == "here"
     assert children() <= before
 
 
-def test_a_copy_holds_nothing_open_but_its_pipe(tmp_path: Path) -> None:
+def test_copy_that_waits_for_a_lock_of_another_thread_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork has only one thread: a lock that another thread holds at that moment is never released in the copy."""
+    monkeypatch.setattr(forked_worker, "MAX_WALL_S", 0.2)
+    here, lock, before = os.getpid(), threading.Lock(), children()
+    with lock:
+        answer = asyncio.run(dear().run(lambda: "here" if os.getpid() == here else str(lock.acquire())))
+    assert answer == "here"
+    assert children() <= before
+
+
+def test_copy_has_only_its_pipe_open(tmp_path: Path) -> None:
     with (tmp_path / "database").open("w") as ours:
         assert ours.name in opened()
-        found = asyncio.run(dear().do(opened))
+        found = asyncio.run(dear().run(opened))
     assert len(found) == 1
     assert found[0].startswith("pipe:")
 
 
-def test_who_hangs_up_ends_the_copy() -> None:
+def test_cancelled_caller_ends_the_copy() -> None:
     async def hang_up() -> None:
-        task = asyncio.create_task(dear().do(lambda: busy(20.0)))
+        task = asyncio.create_task(dear().run(lambda: busy(20.0)))
         while children() <= before:  # noqa: ASYNC110 - the kernel rings no bell
             await asyncio.sleep(0.001)
         task.cancel()
@@ -125,7 +136,7 @@ def test_who_hangs_up_ends_the_copy() -> None:
     assert time.monotonic() - began < 15.0
 
 
-def test_a_signal_to_the_copy_is_not_heard_here() -> None:
+def test_signal_to_copy_does_not_reach_the_process() -> None:
     heard: list[int] = []
 
     def stop_yourself() -> None:
@@ -134,7 +145,7 @@ def test_a_signal_to_the_copy_is_not_heard_here() -> None:
     async def listen() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.append, 1)
         here = os.getpid()
-        await dear().do(lambda: stop_yourself() if os.getpid() != here else None)
+        await dear().run(lambda: stop_yourself() if os.getpid() != here else None)
         await asyncio.sleep(0.01)
 
     asyncio.run(listen())

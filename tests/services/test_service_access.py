@@ -1,7 +1,8 @@
-"""Who may do what: roles on each action, projects, users, tokens."""
+"""Permissions: roles for each action, projects, users, tokens."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 import pytest
 from pool_world import ADMIN, ANN, BOB, World, refused
 
-from gpupool.domain.access import Actor, Project, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.workload import WorkloadState
-from gpupool.services.ports import EventFilter, WorkloadFilter
+from gpupool.domain.people.access import Actor, Project, ProjectRules, Role
+from gpupool.domain.work.workload import WorkloadState
+from gpupool.services.ports.store import EventFilter, WorkloadFilter
+from gpupool.specs.request import parse_request
 
 VIEWER = Actor("vic", Role.VIEWER, "token 1")
 MEMBER = BOB
-MANAGER = Actor("mia", Role.MANAGER, "token 2")  # belongs to the project red
+MANAGER = Actor("mia", Role.MANAGER, "token 2")  # member of the project red
 STRANGER_MANAGER = Actor("max", Role.MANAGER, "token 3")
 OWNER = ANN
 OWNER_WATCHING = replace(ANN, role=Role.VIEWER, via="token 4")
@@ -57,7 +59,7 @@ READ = dict.fromkeys(MANAGE, True)
 
 @pytest.mark.parametrize("actor", MANAGE, ids=lambda actor: f"{actor.user}-{actor.role}")
 @pytest.mark.parametrize("action", ["stop", "suspend", "signal", "extend", "delete", "exec"])
-def test_changing_the_course_of_anns_work(world: World, actor: Actor, action: str) -> None:
+def test_roles_may_change_work_of_another_user(world: World, actor: Actor, action: str) -> None:
     async def story() -> None:
         await furnish(world)
         calls = world.services.workloads
@@ -82,7 +84,7 @@ def test_changing_the_course_of_anns_work(world: World, actor: Actor, action: st
 
 
 @pytest.mark.parametrize("actor", MANAGE, ids=lambda actor: f"{actor.user}-{actor.role}")
-def test_submitting(world: World, actor: Actor) -> None:
+def test_roles_may_submit(world: World, actor: Actor) -> None:
     async def story() -> None:
         await furnish(world)
         may = actor.role is not Role.VIEWER
@@ -94,7 +96,7 @@ def test_submitting(world: World, actor: Actor) -> None:
 
 
 @pytest.mark.parametrize("actor", MANAGE, ids=lambda actor: f"{actor.user}-{actor.role}")
-def test_administering(world: World, actor: Actor) -> None:
+def test_only_administrators_administer(world: World, actor: Actor) -> None:
     async def story() -> None:
         await furnish(world)
         access, nodes = world.services.access, world.services.nodes
@@ -115,7 +117,7 @@ def test_administering(world: World, actor: Actor) -> None:
 
 
 @pytest.mark.parametrize("actor", [MANAGER, STRANGER_MANAGER, MEMBER])
-def test_a_manager_keeps_the_members_of_their_project(world: World, actor: Actor) -> None:
+def test_manager_changes_members_of_own_project(world: World, actor: Actor) -> None:
     async def story() -> None:
         await furnish(world)
         members = {"members": ("ann", "mia")}
@@ -125,30 +127,30 @@ def test_a_manager_keeps_the_members_of_their_project(world: World, actor: Actor
 
 
 @pytest.mark.parametrize("actor", MANAGE, ids=lambda actor: f"{actor.user}-{actor.role}")
-def test_everybody_may_look(world: World, actor: Actor) -> None:
+def test_every_role_may_read(world: World, actor: Actor) -> None:
     async def story() -> None:
         await furnish(world)
         job = await world.submit(**WORK)
         services = world.services
         assert [w.id for w in await services.workloads.list(actor, WorkloadFilter())] == [job.id]
         assert (await services.workloads.why(actor, job.id)).sentence
-        assert await services.history.events(actor, EventFilter(workload=job.id))
-        assert services.workloads.can_see(actor, job) is (MANAGE[actor] or actor.user == "ann")
-        seen = await allowed(lambda: _see(world, actor, job.id))
-        assert seen is (MANAGE[actor] or actor.user == "ann")
+        may = MANAGE[actor] or actor.user == "ann"
+        assert bool(await services.history.events(actor, EventFilter(workload=job.id))) is may
+        assert services.workloads.can_see(actor, job) is may
+        assert await allowed(lambda: _see(world, actor, job.id)) is may
 
     world.do(story())
 
 
 async def _see(world: World, actor: Actor, ref: str) -> None:
-    """Reading the output goes as far as the node, or is refused before."""
+    """Check that reading the output reaches the node or is refused before."""
     try:
-        await world.services.workloads.read_log(actor, ref, index=0, attempt=None, cursor="", limit=10)
+        await world.services.workloads.output.read(actor, ref, index=0, attempt=None, cursor="", limit=10)
     except NotImplementedError:
         return
 
 
-def test_a_user_of_this_machine_is_made_on_first_sight_and_can_be_disabled(world: World) -> None:
+def test_user_of_machine_is_created_at_first_use_and_can_be_disabled(world: World) -> None:
     async def story() -> None:
         access = world.services.access
         actor = await access.actor_for_uid(54321)
@@ -163,7 +165,7 @@ def test_a_user_of_this_machine_is_made_on_first_sight_and_can_be_disabled(world
     world.do(story())
 
 
-def test_first_sight_of_one_account_many_times_at_once_makes_one_user(world: World) -> None:
+def test_simultaneous_first_use_of_an_account_creates_one_user(world: World) -> None:
     import asyncio
 
     async def story() -> None:
@@ -175,7 +177,7 @@ def test_first_sight_of_one_account_many_times_at_once_makes_one_user(world: Wor
     world.do(story())
 
 
-def test_one_account_has_one_user(world: World) -> None:
+def test_account_belongs_to_one_user(world: World) -> None:
     async def story() -> None:
         access = world.services.access
         await access.put_user(ADMIN, "ann", {"uid": 1001})
@@ -186,7 +188,7 @@ def test_one_account_has_one_user(world: World) -> None:
     world.do(story())
 
 
-def test_an_address_is_checked_and_ones_own_to_change(world: World) -> None:
+def test_mail_address_is_validated_and_users_change_their_own(world: World) -> None:
     async def story() -> None:
         access = world.services.access
         await furnish(world)
@@ -205,7 +207,7 @@ def test_an_address_is_checked_and_ones_own_to_change(world: World) -> None:
     world.do(story())
 
 
-def test_the_life_of_a_token(world: World) -> None:
+def test_token_is_created_used_and_revoked(world: World) -> None:
     async def story() -> None:
         access = world.services.access
         await furnish(world)
@@ -228,7 +230,7 @@ def test_the_life_of_a_token(world: World) -> None:
     world.do(story())
 
 
-def test_a_token_expires(world: World) -> None:
+def test_expired_token_is_refused(world: World) -> None:
     async def story() -> None:
         await furnish(world)
         access = world.services.access
@@ -242,7 +244,7 @@ def test_a_token_expires(world: World) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 400 * 86400.0, float("nan")])
-def test_a_token_has_a_bounded_life(world: World, seconds: float) -> None:
+def test_token_lifetime_is_limited(world: World, seconds: float) -> None:
     async def story() -> None:
         await furnish(world)
         await refused(
@@ -253,7 +255,7 @@ def test_a_token_has_a_bounded_life(world: World, seconds: float) -> None:
     world.do(story())
 
 
-def test_nobody_gets_more_from_a_token_than_they_have(world: World) -> None:
+def test_token_grants_no_more_than_its_user_has(world: World) -> None:
     async def story() -> None:
         await furnish(world)
         access = world.services.access
@@ -270,7 +272,7 @@ def test_nobody_gets_more_from_a_token_than_they_have(world: World) -> None:
     world.do(story())
 
 
-def test_projects_are_made_changed_and_removed(world: World) -> None:
+def test_projects_are_created_changed_and_removed(world: World) -> None:
     async def story() -> None:
         await furnish(world)
         access = world.services.access
@@ -290,7 +292,7 @@ def test_projects_are_made_changed_and_removed(world: World) -> None:
     world.do(story())
 
 
-def test_a_project_bounds_the_time_of_its_work(world: World) -> None:
+def test_project_limits_run_time_of_its_work(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("red", max_time_s=60, idle_timeout_s=30))
         plain = await world.submit(project="red", gpus={"fraction": 0.1})
@@ -301,7 +303,7 @@ def test_a_project_bounds_the_time_of_its_work(world: World) -> None:
     world.do(story())
 
 
-def test_a_cordoned_node_keeps_what_runs_and_stays_cordoned(world: World) -> None:
+def test_cordoned_node_keeps_running_work_and_stays_cordoned(world: World) -> None:
     async def story() -> None:
         running = await world.submit(gpus={"fraction": 0.1})
         await world.services.nodes.cordon(ADMIN, "here", "new fans")
@@ -323,7 +325,7 @@ def test_a_cordoned_node_keeps_what_runs_and_stays_cordoned(world: World) -> Non
     world.do(story())
 
 
-def test_everything_done_is_in_the_log_with_who_did_it(world: World) -> None:
+def test_audit_log_names_the_user_of_each_action(world: World) -> None:
     async def story() -> None:
         await furnish(world)
         job = await world.submit(**WORK)
@@ -335,5 +337,65 @@ def test_everything_done_is_in_the_log_with_who_did_it(world: World) -> None:
         assert mine[0] == ("ann", "SUBMITTED")
         assert ("root", "STOPPED_BY_USER") in mine
         assert ("pool", "GRANTED") in mine
+
+    world.do(story())
+
+
+def test_queue_length_of_a_user_is_limited(world: World) -> None:
+    async def story() -> None:
+        await furnish(world)
+        services = world.services
+        await services.policy.change(ADMIN, {"max_queued_per_user": 5})
+        whole = parse_request({"command": ["work"], "gpus": {"count": 2}})
+        three = parse_request({"command": ["work"], "gpus": {"count": 2}, "completions": 3})
+        await services.workloads.submit(ADMIN, whole)
+        await world.settle()
+        await services.workloads.submit(ANN, three)
+        with pytest.raises(GpupoolError) as error:
+            await services.workloads.submit(ANN, three)
+        assert error.value.code is ErrorCode.QUEUE_LIMIT
+        assert "3 replicas" in error.value.message
+        assert "limit of 5" in error.value.message
+        results = await asyncio.gather(
+            *(services.workloads.submit(ANN, whole) for _ in range(4)), return_exceptions=True
+        )
+        refusals = [result.code for result in results if isinstance(result, GpupoolError)]
+        assert refusals == [ErrorCode.QUEUE_LIMIT] * 2
+        await services.workloads.submit(BOB, three)
+        await services.workloads.submit(ADMIN, parse_request({"command": ["work"], "completions": 9}))
+
+    world.do(story())
+
+
+def test_queue_length_of_a_project_is_limited_for_all_users(world: World) -> None:
+    async def story() -> None:
+        await furnish(world)
+        services = world.services
+        await services.access.change_project(ADMIN, "red", {"rules": {"max_queued": 3}})
+        await services.access.change_project(ADMIN, "default", {"rules": {"max_queued": 2}})
+        two = {"command": ["work"], "gpus": {"count": 2}, "completions": 2}
+        await services.workloads.submit(ADMIN, parse_request(two))
+        await world.settle()
+        await services.workloads.submit(ANN, parse_request(two | {"project": "red"}))
+        with pytest.raises(GpupoolError) as error:
+            await services.workloads.submit(BOB, parse_request(two | {"project": "red"}))
+        assert error.value.code is ErrorCode.QUEUE_LIMIT
+        assert (
+            error.value.message == "The project red has 2 replicas in the queue; 2 more would be over the limit of 3."
+        )
+        assert "gpupool project set red --max-queued" in error.value.hint
+        await services.workloads.submit(ADMIN, parse_request(two | {"project": "red"}))
+        await services.access.change_project(ADMIN, "red", {"rules": {"max_queued": None}})
+        await services.workloads.submit(BOB, parse_request(two | {"project": "red"}))
+
+    world.do(story())
+
+
+@pytest.mark.parametrize("limit", [0, -1, 200_001])
+def test_invalid_queue_limit_is_refused(world: World, limit: int) -> None:
+    async def story() -> None:
+        with pytest.raises(GpupoolError) as error:
+            await world.services.access.create_project(ADMIN, Project("red", rules=ProjectRules(max_queued=limit)))
+        assert error.value.code is ErrorCode.INVALID_COUNT
 
     world.do(story())

@@ -1,4 +1,4 @@
-"""The pool sums hours that are over by itself, also after it was killed, and keeps its rates."""
+"""The pool sums past hours automatically, also after a kill, and keeps its rates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from pool_world import ADMIN, ANN, BEGIN, World, refused
 
 from gpupool.domain.errors import ErrorCode
-from gpupool.domain.usage import By, CostRates, Period, Steps
+from gpupool.domain.usage import CostRates, GroupBy, Period, Steps
 
 
 def test_hours_are_summed_while_work_runs_and_after_a_kill(world: World) -> None:
@@ -29,18 +29,18 @@ def test_hours_are_summed_while_work_runs_and_after_a_kill(world: World) -> None
         assert BEGIN + 3600 <= summed <= world.clock.at
         await world.end(job)
         accounting, until = world.services.accounting, world.clock.at
-        (line,) = await accounting.usage(ANN, BEGIN, until, By.USER)
+        (line,) = await accounting.usage(BEGIN, until, GroupBy.USER)
         lease = (await world.store.leases_of(job.id))[0]
         assert lease.released_at is not None
         assert line.time.allocated_s == pytest.approx(0.5 * (lease.released_at - lease.granted_at), abs=1e-6)
         assert line.time.requested_s == pytest.approx(0.5 * (lease.released_at - job.created_at), abs=1e-6)
-        steps = await accounting.timeline(ANN, BEGIN, until, Steps(Period.HOUR))
+        steps = await accounting.usage(BEGIN, until, GroupBy.POOL, Steps(Period.HOUR))
         assert sum(step.time.allocated_s for step in steps) == pytest.approx(line.time.allocated_s, abs=1e-6)
 
     world.do(story())
 
 
-def test_rates_are_an_administrators_and_stay(world: World) -> None:
+def test_only_administrators_set_rates_and_rates_are_stored(world: World) -> None:
     async def story() -> None:
         accounting = world.services.accounting
         await refused(lambda: accounting.set_rates(ANN, CostRates("EUR", 1.0)), ErrorCode.FORBIDDEN)
@@ -53,12 +53,12 @@ def test_rates_are_an_administrators_and_stay(world: World) -> None:
     world.do(story())
 
 
-def test_what_makes_no_sense_is_refused(world: World) -> None:
+def test_invalid_rates_are_refused(world: World) -> None:
     async def story() -> None:
         accounting = world.services.accounting
-        await refused(lambda: accounting.usage(ANN, 10.0, 5.0), ErrorCode.INVALID_REQUEST)
-        await refused(lambda: accounting.waits(ANN, 0.0, 5.0, By.NODE), ErrorCode.INVALID_REQUEST)
+        await refused(lambda: accounting.usage(10.0, 5.0), ErrorCode.INVALID_REQUEST)
+        await refused(lambda: accounting.waits(0.0, 5.0, GroupBy.NODE), ErrorCode.INVALID_REQUEST)
         away = Steps(Period.DAY, "Mars/Base")
-        await refused(lambda: accounting.timeline(ANN, 0.0, 5.0, away), ErrorCode.INVALID_REQUEST)
+        await refused(lambda: accounting.usage(0.0, 5.0, GroupBy.POOL, away), ErrorCode.INVALID_REQUEST)
 
     world.do(story())

@@ -1,4 +1,4 @@
-"""Whose programs a system pool, which runs as root, starts at all."""
+"""A system pool, which runs as root, starts only programs of users with an account."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NOBODY = replace(ANN, uid=None, via="token ab12")
 
 @pytest.fixture
 def system(world: World) -> World:
-    """A pool that runs programs as the accounts of those who submit them."""
+    """Return a pool that runs programs as the accounts of their users."""
     world.services.workloads.submission._as_user = True
     return world
 
 
-def test_programs_of_somebody_without_an_account_are_refused_and_not_run_as_root(system: World) -> None:
+def test_programs_of_user_without_account_are_refused_and_not_run_as_root(system: World) -> None:
     async def story() -> None:
         held = await system.submit(NOBODY, kind="lease")
         for body in ({}, {"kind": "exec", "on": held.id}, {"kind": "interactive"}):
@@ -30,7 +30,7 @@ def test_programs_of_somebody_without_an_account_are_refused_and_not_run_as_root
     system.do(story())
 
 
-def test_who_has_an_account_is_not_held_up(system: World) -> None:
+def test_programs_of_user_with_account_start(system: World) -> None:
     async def story() -> None:
         made = await system.submit(ANN)
         assert system.is_running(made)

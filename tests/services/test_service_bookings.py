@@ -1,4 +1,4 @@
-"""Reservations over real services: made, refused, begun, ended, cancelled, and kept over a restart."""
+"""Reservations over real services: created, refused, started, ended, cancelled, and kept over a restart."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Any
 import pytest
 from pool_world import ADMIN, ANN, World, refused
 
-from gpupool.domain.access import Project
 from gpupool.domain.errors import ErrorCode
-from gpupool.domain.workload import ReplicaState, WorkloadState
-from gpupool.scheduling.explain import WaitCode
-from gpupool.services.bookings import Booked, BookingRequest
-from gpupool.services.ports import EventFilter
+from gpupool.domain.people.access import Project
+from gpupool.domain.work.workload import ReplicaState, WorkloadState
+from gpupool.scheduling.explain.wait_reason import WaitCode
+from gpupool.services.nodes.reservations import CreatedReservation, ReservationRequest
+from gpupool.services.ports.store import EventFilter
 
 QUEUED, RUNNING = WorkloadState.QUEUED, WorkloadState.RUNNING
 
 
-def request(world: World, begin: float = 100, end: float = 200, **changes: Any) -> BookingRequest:
+def request(world: World, begin: float = 100, end: float = 200, **changes: Any) -> ReservationRequest:
     now = world.clock.now()
     plain: dict[str, Any] = {"nodes": ("here",), "projects": ("default",)}
-    return BookingRequest("class", now + begin, now + end, **plain | changes)
+    return ReservationRequest("class", now + begin, now + end, **plain | changes)
 
 
-async def reserve(world: World, begin: float = 100, end: float = 200, **changes: Any) -> Booked:
-    made = await world.services.bookings.make(ADMIN, request(world, begin, end, **changes))
+async def reserve(world: World, begin: float = 100, end: float = 200, **changes: Any) -> CreatedReservation:
+    made = await world.services.reservations.make(ADMIN, request(world, begin, end, **changes))
     await world.settle()
     return made
 
 
-async def about(world: World, made: Booked) -> list[str]:
+async def about(world: World, made: CreatedReservation) -> list[str]:
     found = await world.services.history.events(ADMIN, EventFilter(limit=1000))
-    return [event.message for event in found if event.target == f"reservation {made.booking.id}"]
+    return [event.message for event in found if event.target == f"reservation {made.reservation.id}"]
 
 
-def test_a_class_finds_its_node_free_and_training_comes_back(world: World) -> None:
+def test_reservation_frees_its_node_and_training_resumes_after_it(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("cs101"))
         training = await world.submit(gpus={"count": 2}, grace="20s")
@@ -45,7 +45,7 @@ def test_a_class_finds_its_node_free_and_training_comes_back(world: World) -> No
         await world.pass_time(20)
         [row] = await world.replicas(training.id)
         assert (row.state, row.interruptions) == (ReplicaState.PENDING, 1)
-        assert "booked (class)" in row.message
+        assert "reserved (class)" in row.message
         assert (await world.services.workloads.why(ADMIN, training.id)).code is WaitCode.BOOKED
         await world.reboot()
         await world.pass_time(30)
@@ -55,7 +55,7 @@ def test_a_class_finds_its_node_free_and_training_comes_back(world: World) -> No
         await world.end(student)
         await world.pass_time(100)
         assert await world.state(training.id) is RUNNING
-        assert not await world.services.bookings.bookings()
+        assert not await world.services.reservations.list_all()
         told = await about(world, made)
         assert "begins" in told[1]
         assert "over" in told[2]
@@ -63,7 +63,21 @@ def test_a_class_finds_its_node_free_and_training_comes_back(world: World) -> No
     world.do(story())
 
 
-def test_protected_work_is_warned_of_and_left_alone(world: World) -> None:
+def test_begin_is_recorded_after_full_disk(world: World) -> None:
+    async def story() -> None:
+        made = await reserve(world)
+        assert world.store is not None
+        world.clock.at += 101
+        world.store.refuse = 1
+        await refused(world.services.reservations.look, ErrorCode.DATABASE_UNWRITABLE)
+        await world.services.reservations.look()
+        await world.services.reservations.look()
+        assert sum("begins" in text for text in await about(world, made)) == 1
+
+    world.do(story())
+
+
+def test_reservation_reports_protected_work_and_does_not_evict_it(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("cs101"))
         session = await world.submit(kind="interactive", gpus={"fraction": 0.5})
@@ -77,25 +91,25 @@ def test_protected_work_is_warned_of_and_left_alone(world: World) -> None:
     world.do(story())
 
 
-def test_maintenance_is_for_nobody_until_it_is_cancelled(world: World) -> None:
+def test_no_placement_during_maintenance_until_it_is_cancelled(world: World) -> None:
     async def story() -> None:
         made = await reserve(world, begin=-1, projects=(), maintenance=True)
         waiting = await world.submit()
         assert waiting.state is QUEUED
-        await world.services.bookings.cancel(ADMIN, made.booking.id)
+        await world.services.reservations.cancel(ADMIN, made.reservation.id)
         await world.settle()
         assert await world.state(waiting.id) is RUNNING
-        await refused(lambda: world.services.bookings.cancel(ADMIN, made.booking.id), ErrorCode.UNKNOWN_BOOKING)
+        await refused(lambda: world.services.reservations.cancel(ADMIN, made.reservation.id), ErrorCode.UNKNOWN_BOOKING)
 
     world.do(story())
 
 
-def test_the_pool_picks_nodes_for_a_number_of_gpus(world: World) -> None:
+def test_nodes_are_chosen_for_a_number_of_gpus(world: World) -> None:
     async def story() -> None:
         made = await reserve(world, nodes=(), gpus=2, models=("t4",))
-        assert made.booking.nodes == ("here",)
+        assert made.reservation.nodes == ("here",)
         again = request(world, nodes=(), gpus=1)
-        told = await refused(lambda: world.services.bookings.make(ADMIN, again), ErrorCode.NO_CAPACITY)
+        told = await refused(lambda: world.services.reservations.make(ADMIN, again), ErrorCode.NO_CAPACITY)
         assert told.message.startswith("0 GPUs")
 
     world.do(story())
@@ -118,22 +132,22 @@ def test_the_pool_picks_nodes_for_a_number_of_gpus(world: World) -> None:
         ({"begin": 150, "end": 250}, ErrorCode.ALREADY_BOOKED),
     ],
 )
-def test_what_is_refused(world: World, changes: dict[str, Any], code: ErrorCode) -> None:
+def test_invalid_reservation_is_refused(world: World, changes: dict[str, Any], code: ErrorCode) -> None:
     async def story() -> None:
         await reserve(world)
         asked = request(world, **{"begin": 1000, "end": 1100} | changes)
         if changes.get("begin") is None and "end" in changes:
             asked = request(world, 1000, changes["end"])
-        await refused(lambda: world.services.bookings.make(ADMIN, asked), code)
-        await reserve(world, 200, 300)  # one after another is no overlap
+        await refused(lambda: world.services.reservations.make(ADMIN, asked), code)
+        await reserve(world, 200, 300)  # consecutive reservations do not overlap
 
     world.do(story())
 
 
-def test_only_administrators_reserve(world: World) -> None:
+def test_only_administrators_create_reservations(world: World) -> None:
     async def story() -> None:
-        await refused(lambda: world.services.bookings.make(ANN, request(world)), ErrorCode.FORBIDDEN)
+        await refused(lambda: world.services.reservations.make(ANN, request(world)), ErrorCode.FORBIDDEN)
         made = await reserve(world)
-        await refused(lambda: world.services.bookings.cancel(ANN, made.booking.id), ErrorCode.FORBIDDEN)
+        await refused(lambda: world.services.reservations.cancel(ANN, made.reservation.id), ErrorCode.FORBIDDEN)
 
     world.do(story())

@@ -1,17 +1,17 @@
-"""Departments, fair shares, and use that a restart does not forget."""
+"""Departments, fair shares, and usage that is kept over a restart."""
 
 from __future__ import annotations
 
 import pytest
 from pool_world import ADMIN, ANN, BOB, World, refused
 
-from gpupool.domain.access import Department, Project
 from gpupool.domain.errors import ErrorCode
-from gpupool.domain.workload import WorkloadState
-from gpupool.services.ports import EventFilter
+from gpupool.domain.people.access import Department, Project
+from gpupool.domain.work.workload import WorkloadState
+from gpupool.services.ports.store import EventFilter
 
 
-def test_departments_are_for_administrators(world: World) -> None:
+def test_only_administrators_change_departments(world: World) -> None:
     async def main() -> None:
         service = world.services.departments
         await refused(lambda: service.create(BOB, Department("research")), ErrorCode.FORBIDDEN)
@@ -44,11 +44,11 @@ def test_departments_are_for_administrators(world: World) -> None:
         (Project("red", model_quotas=(("a100", 1000), ("A100", 1000))), ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_shares_of_projects_are_checked(world: World, wrong: Project, code: ErrorCode) -> None:
+def test_project_weights_are_validated(world: World, wrong: Project, code: ErrorCode) -> None:
     world.do(refused(lambda: world.services.access.create_project(ADMIN, wrong), code))
 
 
-def test_a_departments_limit_holds_and_may_be_raised(world: World) -> None:
+def test_department_limit_is_enforced_and_can_be_raised(world: World) -> None:
     async def main() -> None:
         await world.services.departments.create(ADMIN, Department("research", limit_permille=1000))
         for name in ("red", "blue"):
@@ -65,7 +65,7 @@ def test_a_departments_limit_holds_and_may_be_raised(world: World) -> None:
     world.do(main())
 
 
-def test_use_is_the_same_after_a_restart(world: World) -> None:
+def test_usage_is_equal_after_a_restart(world: World) -> None:
     async def main() -> None:
         first = await world.submit(ANN, gpus={"count": 1})
         await world.pass_time(5000)
@@ -79,9 +79,9 @@ def test_use_is_the_same_after_a_restart(world: World) -> None:
         hours = [[user.used_gpu_hours for user in told.users] for told in (before, after)]
         assert hours[1] == pytest.approx(hours[0], rel=1e-3)
         [row] = after.projects
-        assert row.used_gpu_hours == pytest.approx(8000 / 3600, rel=0.1)  # little is forgotten in two hours
+        assert row.used_gpu_hours == pytest.approx(8000 / 3600, rel=0.1)  # usage decays little in two hours
         await world.services.policy.change(ADMIN, {"half_life_s": 600.0})
         [row] = (await world.services.departments.standings()).projects
-        assert row.used_gpu_hours == pytest.approx(600 / 0.6931 / 3600, rel=0.1)  # one GPU for ever, no more
+        assert row.used_gpu_hours == pytest.approx(600 / 0.6931 / 3600, rel=0.1)  # at most one GPU forever
 
     world.do(main())

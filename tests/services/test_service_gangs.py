@@ -1,4 +1,4 @@
-"""Gangs in the services: written together or not at all, whatever fails, and what they learn of run times."""
+"""Gangs in the services: stored together or not at all under faults, and their learned run times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from pool_world import ANN, World
 
-from gpupool.domain.workload import ReplicaState, WorkloadState
+from gpupool.domain.work.workload import ReplicaState, WorkloadState
 from gpupool.scheduling.values import Decisions, Grant
 from gpupool.specs.request import parse_request
 
@@ -16,7 +16,7 @@ GANG = {"kind": "training", "command": ["work"], "gang": {"workers": 2}}
 
 @pytest.mark.parametrize("commits", [0, 1, 2, 3])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_crash_at_any_commit_leaves_all_members_granted_or_none(world: World, commits: int, moment: str) -> None:
+def test_crash_at_any_commit_grants_all_members_or_none(world: World, commits: int, moment: str) -> None:
     async def story() -> None:
         assert world.store is not None
         body = parse_request(GANG | {"request_id": "one"})
@@ -35,9 +35,9 @@ def test_a_crash_at_any_commit_leaves_all_members_granted_or_none(world: World, 
     world.do(story())
 
 
-def test_when_the_scheduler_errs_about_one_member_none_is_granted(world: World) -> None:
+def test_error_about_one_member_grants_none(world: World) -> None:
     async def story() -> None:
-        demand = world.now.engine.demand
+        demand = world.now.engine.feed
         decide, wrong = demand.decide, [True]
 
         def once_wrong(now: float) -> Decisions:
@@ -63,7 +63,7 @@ def test_when_the_scheduler_errs_about_one_member_none_is_granted(world: World) 
     world.do(story())
 
 
-def test_a_member_that_fails_joins_again_and_one_that_succeeded_is_not_missed(world: World) -> None:
+def test_failed_member_rejoins_and_succeeded_member_is_not_missed(world: World) -> None:
     async def story() -> None:
         made = await world.submit(gang={"workers": 2})
         await world.end(made, code=0, index=1)
@@ -80,7 +80,7 @@ def test_a_member_that_fails_joins_again_and_one_that_succeeded_is_not_missed(wo
     world.do(story())
 
 
-def test_too_few_that_could_still_run_end_the_gang(world: World) -> None:
+def test_gang_ends_if_too_few_members_can_run(world: World) -> None:
     async def story() -> None:
         made = await world.submit(gang={"workers": 2, "min": 1}, restart="never")
         await world.end(made, code=3, index=1)
@@ -96,7 +96,7 @@ def test_too_few_that_could_still_run_end_the_gang(world: World) -> None:
     world.do(story())
 
 
-def test_what_runs_took_is_learnt_and_survives_a_restart(world: World) -> None:
+def test_run_times_are_learned_and_survive_a_restart(world: World) -> None:
     async def story() -> None:
         for _ in range(6):
             made = await world.submit()
@@ -106,7 +106,7 @@ def test_what_runs_took_is_learnt_and_survives_a_restart(world: World) -> None:
         await world.pass_time(5000)
         await world.end(failed, code=1)
         for _ in range(2):
-            past = world.now.engine.demand.scheduler.demand.ordering.past
+            past = world.now.engine.feed.scheduler.demand.ordering.past
             assert past.likely_s("default", "ann", 1000) == pytest.approx(100, abs=5)
             await world.reboot()
 

@@ -1,4 +1,4 @@
-"""Random histories with crashes: whatever happens, a GPU is never given twice, nothing leaks and everything ends."""
+"""Random histories with crashes: no GPU is granted twice, nothing leaks, and every workload ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pool_world import ADMIN, ANN, BOB, World, world_in
 
-from gpupool.domain.access import Actor, Project
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.supervision import ExitReason
-from gpupool.domain.workload import RestartPolicy, WorkloadKind
+from gpupool.domain.people.access import Actor, Project
+from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.workload import RestartPolicy, WorkloadKind
 from gpupool.specs.request import parse_request
 
 MEMORY_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # commits wait for the disk; these need not
@@ -37,7 +37,7 @@ MOMENTS = st.sampled_from(["before", "after"])
 
 
 class Histories(RuleBasedStateMachine):
-    """Two GPUs, three projects, two users, one agent, and one control plane after another."""
+    """Two GPUs, three projects, two users, one agent, and a sequence of control planes."""
 
     @initialize(polite=st.booleans())
     def begin(self, polite: bool) -> None:
@@ -50,7 +50,7 @@ class Histories(RuleBasedStateMachine):
             self.do(self.world.services.access.create_project(ADMIN, Project(name, quota_permille=quota)))
 
     def do(self, work: Any) -> Any:
-        """A call of a user: it may be refused, and the control plane may die under it (and is started again)."""
+        """Make a user's call: it may be refused, and the control plane may crash during it (and is started again)."""
 
         async def call() -> Any:
             try:
@@ -80,7 +80,7 @@ class Histories(RuleBasedStateMachine):
         mirror = self.world.now.engine.mirror
         return [w for w in mirror.workloads.values() if not kinds or w.kind in kinds]
 
-    # What users do
+    # Actions of users
 
     @rule(
         actor=ACTORS,
@@ -131,12 +131,17 @@ class Histories(RuleBasedStateMachine):
             calls = self.world.services.workloads
             self.do((calls.resume if resume else calls.suspend)(ADMIN, live[pick % len(live)].id))
 
+    @rule(pick=st.integers(0, 20), force=st.booleans())
+    def restarts(self, pick: int, force: bool) -> None:
+        if live := self.live():
+            self.do(self.world.services.workloads.restart(ADMIN, live[pick % len(live)].id, force=force))
+
     @rule(pick=st.integers(0, 20))
     def asks_why(self, pick: int) -> None:
         if live := self.live():
             assert self.do(self.world.services.workloads.why(ANN, live[pick % len(live)].id)) is not None
 
-    # What programs and machines do
+    # Actions of programs and machines
 
     @rule(pick=st.integers(0, 20), how=st.sampled_from([0, 0, 0, 1, -9, None]))
     def a_program_ends(self, pick: int, how: int | None) -> None:
@@ -172,7 +177,7 @@ class Histories(RuleBasedStateMachine):
         self.world.agent.reboot()
         self.world.do(self.recover())
 
-    # What happens to control planes
+    # Faults of control planes
 
     @rule()
     def the_control_plane_is_killed(self) -> None:
@@ -200,7 +205,7 @@ class Histories(RuleBasedStateMachine):
         assert self.world.store is not None
         self.world.store.refuse = commits
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def nothing_is_given_twice(self) -> None:
@@ -214,7 +219,7 @@ class Histories(RuleBasedStateMachine):
             self.world.do(self.wind_down())
 
     async def wind_down(self) -> None:
-        """No more faults; programs end well when they run; what is held or suspended is let go."""
+        """Stop all faults; programs succeed when they run; held and suspended work is released."""
         world = self.world
         assert world.store is not None
         world.agent.losses, world.store.refuse, world.store.die = [], 0, None
@@ -256,7 +261,7 @@ Histories.TestCase.settings = settings(
         Phase.explicit,
         Phase.reuse,
         Phase.generate,
-    ),  # a failure is told at once; each try to shrink one takes seconds
+    ),  # failures are reported at once; each shrink step takes seconds
     max_examples=25,
     stateful_step_count=30,
     deadline=None,

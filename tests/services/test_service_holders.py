@@ -1,4 +1,4 @@
-"""Who holds which GPU, asked again and again while leases come and go."""
+"""The holders of each GPU, queried repeatedly while leases start and end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def holders(world: World) -> list[list[tuple[str, int]]]:
     return sorted([(lease.user, share.permille) for lease, share in rows] for rows in found)
 
 
-def test_holders_are_those_of_now(world: World) -> None:
+def test_holders_are_current(world: World) -> None:
     assert holders(world) == [[], []]
     first = world.do(world.submit(ANN, gpus={"fraction": 0.5}))
     assert holders(world) == [[], [("ann", 500)]]

@@ -1,4 +1,4 @@
-"""Held GPUs: programs on them, expiry, extension, idleness, release."""
+"""Leases without a program: programs on them, expiry, extension, idleness, release."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pool_world import ADMIN, ANN, BOB, World, refused
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.events import Reason
 from gpupool.domain.units import MAX_DURATION_S
-from gpupool.domain.workload import Workload, WorkloadState
+from gpupool.domain.work.workload import Workload, WorkloadState
 
 RUNNING, STOPPING = WorkloadState.RUNNING, WorkloadState.STOPPING
 SUCCEEDED, STOPPED = WorkloadState.SUCCEEDED, WorkloadState.STOPPED
@@ -24,11 +24,11 @@ async def run_on(world: World, lease: Workload, **body: Any) -> Workload:
     return await world.submit(kind="exec", on=lease.id, **body)
 
 
-def test_programs_share_the_lease_one_after_another_and_at_once(world: World) -> None:
+def test_programs_share_a_lease_in_sequence_and_in_parallel(world: World) -> None:
     async def story() -> None:
         lease = await hold(world)
         first, second = await run_on(world, lease), await run_on(world, lease)
-        (held,) = await world.services.workloads.leases_of(ANN, lease)
+        (held,) = await world.services.workloads.leases_of(lease)
         assert {p.spec.epoch for p in world.agent.running()} == {held.epoch}
         assert {p.spec.gpus for p in world.agent.running()} == {held.shares}
         await world.end(first)
@@ -47,7 +47,7 @@ def test_programs_share_the_lease_one_after_another_and_at_once(world: World) ->
     world.do(story())
 
 
-def test_the_gpus_are_free_only_when_the_last_program_has_ended(world: World) -> None:
+def test_gpus_are_free_after_the_last_program_has_ended(world: World) -> None:
     async def story() -> None:
         world.agent.polite = False
         lease = await world.submit(kind="lease", gpus={"count": 2})
@@ -64,7 +64,7 @@ def test_the_gpus_are_free_only_when_the_last_program_has_ended(world: World) ->
     world.do(story())
 
 
-def test_a_release_by_force_does_not_wait(world: World) -> None:
+def test_forced_release_does_not_wait(world: World) -> None:
     async def story() -> None:
         world.agent.polite = False
         lease = await hold(world)
@@ -77,7 +77,7 @@ def test_a_release_by_force_does_not_wait(world: World) -> None:
     world.do(story())
 
 
-def test_a_lease_expires_from_when_it_was_granted_and_can_be_extended(world: World) -> None:
+def test_lease_expires_after_its_grant_and_can_be_extended(world: World) -> None:
     async def story() -> None:
         blocker = await world.submit(gpus={"count": 2})
         lease = await hold(world, lifetime=100)
@@ -99,7 +99,7 @@ def test_a_lease_expires_from_when_it_was_granted_and_can_be_extended(world: Wor
 
 
 @pytest.mark.parametrize("seconds", [-1000.0, MAX_DURATION_S * 2.0])
-def test_an_extension_must_lie_ahead(world: World, seconds: float) -> None:
+def test_extension_into_the_past_is_refused(world: World, seconds: float) -> None:
     async def story() -> None:
         lease = await hold(world, lifetime=100)
         await refused(lambda: world.services.workloads.extend(ANN, lease.id, seconds), ErrorCode.INVALID_DURATION)
@@ -107,7 +107,7 @@ def test_an_extension_must_lie_ahead(world: World, seconds: float) -> None:
     world.do(story())
 
 
-def test_what_has_no_lifetime_cannot_be_extended(world: World) -> None:
+def test_workload_without_expiry_cannot_be_extended(world: World) -> None:
     async def story() -> None:
         lease, job = await hold(world), await world.submit()
         for ref in (lease.id, job.id):
@@ -116,7 +116,7 @@ def test_what_has_no_lifetime_cannot_be_extended(world: World) -> None:
     world.do(story())
 
 
-def test_an_idle_holder_is_warned_then_released(world: World) -> None:
+def test_idle_lease_is_warned_then_released(world: World) -> None:
     async def story() -> None:
         lease = await hold(world, idle_timeout=100)
         await world.pass_time(75)
@@ -133,7 +133,7 @@ def test_an_idle_holder_is_warned_then_released(world: World) -> None:
     world.do(story())
 
 
-def test_a_program_on_the_lease_keeps_it_and_idleness_counts_from_its_end(world: World) -> None:
+def test_idle_time_counts_from_end_of_last_program(world: World) -> None:
     async def story() -> None:
         lease = await hold(world, idle_timeout=100)
         await world.pass_time(85)
@@ -150,7 +150,7 @@ def test_a_program_on_the_lease_keeps_it_and_idleness_counts_from_its_end(world:
     world.do(story())
 
 
-def test_a_silent_program_is_idle_and_a_busy_one_is_not(world: World) -> None:
+def test_program_without_gpu_use_is_idle(world: World) -> None:
     async def story() -> None:
         silent, busy = await world.submit(idle_timeout=100), await world.submit(idle_timeout=100)
         for _ in range(4):
@@ -164,7 +164,7 @@ def test_a_silent_program_is_idle_and_a_busy_one_is_not(world: World) -> None:
     world.do(story())
 
 
-def test_a_lease_ends_also_when_the_machine_restarts_only_with_its_programs(world: World) -> None:
+def test_machine_restart_ends_programs_and_keeps_the_lease(world: World) -> None:
     async def story() -> None:
         lease = await hold(world)
         program = await run_on(world, lease)
@@ -177,7 +177,7 @@ def test_a_lease_ends_also_when_the_machine_restarts_only_with_its_programs(worl
     world.do(story())
 
 
-def test_programs_on_a_job_end_with_it(world: World) -> None:
+def test_programs_on_a_job_end_with_the_job(world: World) -> None:
     async def story() -> None:
         world.agent.polite = False
         job = await world.submit(gpus={"count": 2})
@@ -193,7 +193,7 @@ def test_programs_on_a_job_end_with_it(world: World) -> None:
     world.do(story())
 
 
-def test_what_waits_for_a_job_is_not_held_up_by_a_helper_that_outlives_a_crash(world: World) -> None:
+def test_dependent_job_starts_although_program_on_lease_outlived_a_crash(world: World) -> None:
     async def story() -> None:
         world.agent.polite = False
         job = await world.submit(name="job", gpus={"fraction": 0.5})
@@ -212,10 +212,10 @@ def test_what_waits_for_a_job_is_not_held_up_by_a_helper_that_outlives_a_crash(w
 
 
 @pytest.mark.parametrize("who", ["stranger", "viewer"])
-def test_nobody_else_uses_a_lease(world: World, who: str) -> None:
+def test_lease_of_another_user_is_refused(world: World, who: str) -> None:
     from dataclasses import replace
 
-    from gpupool.domain.access import Role
+    from gpupool.domain.people.access import Role
 
     actor = BOB if who == "stranger" else replace(ANN, role=Role.VIEWER)
 
@@ -228,7 +228,7 @@ def test_nobody_else_uses_a_lease(world: World, who: str) -> None:
     world.do(story())
 
 
-def test_programs_need_a_lease_that_is_held(world: World) -> None:
+def test_program_needs_an_active_lease(world: World) -> None:
     async def story() -> None:
         await world.submit(gpus={"count": 2})
         queued = await hold(world)
@@ -236,7 +236,7 @@ def test_programs_need_a_lease_that_is_held(world: World) -> None:
         await world.services.workloads.stop(ANN, queued.id)
         await refused(lambda: run_on(world, queued), ErrorCode.WRONG_STATE)
         assert (await world.services.workloads.counts())[WorkloadState.QUEUED] == 0
-        await world.services.workloads.stop(ADMIN, queued.id)  # harmless when repeated
+        await world.services.workloads.stop(ADMIN, queued.id)  # idempotent
 
     world.do(story())
 

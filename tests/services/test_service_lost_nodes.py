@@ -1,4 +1,4 @@
-"""A node that falls silent: what is kept, what is given up, and when."""
+"""A node without heartbeat: leases that are kept, work that is given up, and when."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 from pool_world import ADMIN, ANN, World
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.supervision import ExitReason
-from gpupool.domain.workload import ReplicaState, Workload, WorkloadState
-from gpupool.services.lost_nodes import certain_after_s
+from gpupool.domain.protocol.fencing import certain_after_s
+from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadState
 
 FENCE_S = 300.0
 CERTAIN_S = certain_after_s(FENCE_S)
@@ -25,7 +25,7 @@ async def attempt(world: World, workload: Workload) -> tuple[int, ReplicaState]:
     return row.attempt, row.state
 
 
-def test_a_short_silence_changes_nothing(world: World) -> None:
+def test_short_silence_changes_nothing(world: World) -> None:
     async def story() -> None:
         await world.boot()
         job = await world.submit()
@@ -40,7 +40,7 @@ def test_a_short_silence_changes_nothing(world: World) -> None:
     world.do(story())
 
 
-def test_work_is_given_up_only_when_the_node_has_surely_ended_it(world: World) -> None:
+def test_work_is_given_up_when_node_has_certainly_ended_it(world: World) -> None:
     async def story() -> None:
         await world.boot()
         job = await world.submit()
@@ -61,7 +61,7 @@ def test_work_is_given_up_only_when_the_node_has_surely_ended_it(world: World) -
     world.do(story())
 
 
-def test_a_node_that_is_back_in_time_says_itself_that_it_has_ended_it(world: World) -> None:
+def test_node_that_returns_in_time_reports_the_end(world: World) -> None:
     async def story() -> None:
         await world.boot()
         job = await world.submit()
@@ -75,7 +75,7 @@ def test_a_node_that_is_back_in_time_says_itself_that_it_has_ended_it(world: Wor
     world.do(story())
 
 
-def test_a_control_plane_that_starts_counts_from_its_own_start(world: World) -> None:
+def test_new_control_plane_counts_silence_from_its_start(world: World) -> None:
     async def story() -> None:
         await world.boot()
         job = await world.submit()
@@ -90,7 +90,7 @@ def test_a_control_plane_that_starts_counts_from_its_own_start(world: World) -> 
 
 
 @pytest.mark.parametrize("body", [{"kind": "interactive"}, {"kind": "lease"}, {"kind": "run"}])
-def test_what_cannot_run_elsewhere_is_waited_for_until_somebody_knows(world: World, body: dict[str, object]) -> None:
+def test_work_without_retry_waits_until_node_is_declared_lost(world: World, body: dict[str, object]) -> None:
     async def story() -> None:
         await world.boot()
         held = await world.submit(ANN, **body)
@@ -104,7 +104,7 @@ def test_what_cannot_run_elsewhere_is_waited_for_until_somebody_knows(world: Wor
     world.do(story())
 
 
-def test_programs_of_before_are_ended_before_anything_new_is_placed(world: World) -> None:
+def test_old_programs_end_before_new_work_is_placed(world: World) -> None:
     async def story() -> None:
         await world.boot()
         old = await world.submit(kind="interactive", gpus={"count": 2})
@@ -123,7 +123,7 @@ def test_programs_of_before_are_ended_before_anything_new_is_placed(world: World
     world.do(story())
 
 
-def test_a_node_that_answers_is_neither_lost_nor_removed(world: World) -> None:
+def test_node_that_answers_cannot_be_declared_lost_or_removed(world: World) -> None:
     async def story() -> None:
         await world.boot()
         for refused in (world.services.nodes.declare_lost(ADMIN, "here"), world.services.nodes.remove(ADMIN, "here")):
@@ -132,7 +132,7 @@ def test_a_node_that_answers_is_neither_lost_nor_removed(world: World) -> None:
             assert caught.value.code == "WRONG_STATE"
         held = await world.submit(ANN, kind="lease")
         await silence(world, 20)
-        with pytest.raises(GpupoolError, match="still holds 1"):
+        with pytest.raises(GpupoolError, match="still has 1"):
             await world.services.nodes.remove(ADMIN, "here")
         await world.services.nodes.declare_lost(ADMIN, "here")
         await world.services.nodes.remove(ADMIN, "here")
@@ -144,7 +144,7 @@ def test_a_node_that_answers_is_neither_lost_nor_removed(world: World) -> None:
     world.do(story())
 
 
-def test_never_is_possible(world: World) -> None:
+def test_node_is_never_lost_if_disabled(world: World) -> None:
     async def story() -> None:
         await world.boot()
         await world.services.policy.change(ADMIN, {"node_lost_after_s": None})

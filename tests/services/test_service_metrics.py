@@ -1,4 +1,4 @@
-"""What the metrics say of a pool with a few holders, after time that is moved by hand."""
+"""Metrics of a pool with a few leases, with a clock moved by the test."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from pool_world import ANN, BOB, World
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpupool.api.exposition import ROWS_AT_ONCE, Exposition, written
-from gpupool.domain.telemetry import GpuSample, NodeSample, ReplicaSample
-from gpupool.domain.usage import By
+from gpupool.api.prometheus import ROWS_AT_ONCE, Exposition, written
+from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
+from gpupool.domain.usage import GroupBy
 from gpupool.services.metrics import catalogue as c
 from gpupool.services.metrics import families
 from gpupool.services.metrics.catalogue import CATALOGUE, Kind, Metric
@@ -32,13 +32,13 @@ def value(families: dict[str, Family], metric: Metric, *labels: str) -> float:
     return dict(families[metric.name].rows)[labels]
 
 
-def test_names_are_unique_and_say_their_kind() -> None:
+def test_metric_names_are_unique_and_have_type_suffix() -> None:
     assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
     assert all(metric.name.endswith("_total") == (metric.kind is Kind.COUNTER) for metric in CATALOGUE)
     assert all(metric.about.endswith(".") for metric in CATALOGUE)
 
 
-def test_what_is_held_is_counted_by_gpu_project_and_user(world: World) -> None:
+def test_held_gpus_are_counted_by_gpu_project_and_user(world: World) -> None:
     world.do(world.submit(ANN, gpus={"fraction": 0.5}))
     world.do(world.submit(BOB, gpus={"fraction": 0.25}))
     found = read(world)
@@ -50,7 +50,17 @@ def test_what_is_held_is_counted_by_gpu_project_and_user(world: World) -> None:
     assert {labels[2:] for labels, _ in found[c.WORKLOAD_HELD.name].rows} == {("default", "ann"), ("default", "bob")}
 
 
-def test_gpu_seconds_are_exact_and_go_on_after_a_restart(world: World) -> None:
+def test_sums_of_slices_are_exact(world: World) -> None:
+    """Three tenths are 0.3, not 0.30000000000000004: an alert on 'allocated > quota' must not fire at the quota."""
+    for _ in range(3):
+        world.do(world.submit(ANN, gpus={"fraction": 0.1}))
+    found = read(world)
+    assert value(found, c.PROJECT_HELD, "default") == 0.3
+    assert value(found, c.USER_HELD, "ann") == 0.3
+    assert sum(part for _, part in found[c.WORKLOAD_HELD.name].rows) == pytest.approx(0.3)
+
+
+def test_gpu_seconds_are_exact_and_continue_after_a_restart(world: World) -> None:
     first = world.do(world.submit(ANN, gpus={"fraction": 0.5}))
     world.do(world.pass_time(60))
     world.do(world.end(first))
@@ -58,7 +68,7 @@ def test_gpu_seconds_are_exact_and_go_on_after_a_restart(world: World) -> None:
     world.do(world.pass_time(100))
     before = read(world)
     assert value(before, c.USER_SECONDS, "ann") == 30.0
-    told = world.do(world.services.accounting.usage(ANN, 0.0, world.clock.at, By.PROJECT))
+    told = world.do(world.services.accounting.usage(0.0, world.clock.at, GroupBy.PROJECT))
     assert {line.key: line.time.allocated_s for line in told} == {"default": 230.0}
     assert value(before, c.PROJECT_SECONDS, "default") == 30.0 + 2 * 100.0
     world.do(world.reboot())
@@ -66,7 +76,7 @@ def test_gpu_seconds_are_exact_and_go_on_after_a_restart(world: World) -> None:
     assert value(read(world), c.PROJECT_SECONDS, "default") == 30.0 + 2 * 110.0
 
 
-def test_what_waits_is_counted_with_how_long(world: World) -> None:
+def test_waiting_workloads_are_counted_with_their_wait(world: World) -> None:
     world.do(world.submit(ANN, gpus={"count": 2}))
     world.do(world.submit(BOB, gpus={"count": 2}))
     world.do(world.submit(BOB, gpus={"count": 2}, completions=3, parallelism=3))
@@ -77,7 +87,7 @@ def test_what_waits_is_counted_with_how_long(world: World) -> None:
     assert value(found, c.WORKLOADS, "queued", "training") == 2
 
 
-def test_idle_holders_show_after_five_minutes_until_they_compute(world: World) -> None:
+def test_leases_are_idle_after_five_minutes_without_use(world: World) -> None:
     made = world.do(world.submit(ANN, gpus={"fraction": 0.5}))
     world.do(world.pass_time(299))
     assert value(read(world), c.PROJECT_IDLE, "default") == 0
@@ -89,7 +99,7 @@ def test_idle_holders_show_after_five_minutes_until_they_compute(world: World) -
     assert value(read(world), c.PROJECT_IDLE, "default") == 0
 
 
-def test_what_is_measured_is_told_and_what_no_card_tells_is_absent(world: World) -> None:
+def test_measured_values_are_exported_and_missing_values_are_absent(world: World) -> None:
     made = world.do(world.submit(ANN, gpus={"count": 2}))
     (node,) = world.do(world.services.nodes.nodes())
     first, second = (gpu.uuid for gpu in node.report.gpus)
@@ -121,20 +131,20 @@ def test_waits_and_cycles_are_histograms(world: World) -> None:
     assert cycles.buckets()[-1][1] >= 2
 
 
-def test_counters_begin_at_zero(world: World) -> None:
+def test_counters_start_at_zero(world: World) -> None:
     found = read(world)
     assert value(found, c.EVENTS, "NODE_LOST") == 0
     assert value(found, c.WARNINGS, "mail", "failed") == 0
 
 
-def test_names_beyond_the_bound_are_summed_and_stay_so() -> None:
+def test_names_above_the_limit_are_summed_permanently() -> None:
     bounded = Bounded(2)
     assert dict(bounded.summed({"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0})) == {("a",): 1, ("b",): 2, (OTHERS,): 12}
     assert dict(bounded.summed({"c": 4.0, "d": 8.0, "a": 1.0})) == {("a",): 1, (OTHERS,): 12}
 
 
-def test_workloads_beyond_the_bound_are_one_series(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "MOST_WORKLOADS", 2)
+def test_workloads_above_the_limit_are_one_series(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "MAX_WORKLOADS", 2)
     for fraction in (0.1, 0.4, 0.2, 0.1):
         world.do(world.submit(ANN, gpus={"fraction": fraction}))
     rows = {labels[0]: held for labels, held in read(world)[c.WORKLOAD_HELD.name].rows}
@@ -146,7 +156,7 @@ def exposed(world: World) -> str:
     return world.do(Exposition(world.services).text()).decode()
 
 
-def test_the_text_is_what_prometheus_clients_read(world: World) -> None:
+def test_text_is_readable_by_prometheus_client(world: World) -> None:
     world.do(world.submit(ANN, gpus={"fraction": 0.5}))
     read(world)
     told = {family.name: family for family in text_string_to_metric_families(exposed(world))}
@@ -158,20 +168,20 @@ def test_the_text_is_what_prometheus_clients_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ['a"b', "back\\slash", "two\nlines", "é😀", "{}=,"])
-def test_whatever_a_label_says_is_read_as_it_was(name: str) -> None:
+def test_label_values_are_escaped_and_read_back(name: str) -> None:
     text = b"".join(written(Family(c.USER_HELD, [((name,), 1.5)]))).decode()
     (family,) = text_string_to_metric_families(text)
     assert family.samples[0].labels == {"user": name}
 
 
-def test_many_rows_are_written_in_pieces_under_one_description() -> None:
+def test_many_rows_are_written_in_chunks_under_one_description() -> None:
     pieces = list(written(Family(c.GPU_HELD, [((f"n{n}", "0"), 0.5) for n in range(3 * ROWS_AT_ONCE)])))
     assert [piece.count(b"\n") for piece in pieces] == [ROWS_AT_ONCE + 2, ROWS_AT_ONCE, ROWS_AT_ONCE]
     (family,) = text_string_to_metric_families(b"".join(pieces).decode())
     assert len(family.samples) == 3 * ROWS_AT_ONCE
 
 
-def test_several_scrapers_within_a_second_get_the_same_answer(world: World) -> None:
+def test_scrapers_within_a_second_get_the_same_answer(world: World) -> None:
     exposition = Exposition(world.services)
     first = world.do(exposition.text())
     world.do(world.submit(ANN))

@@ -1,17 +1,17 @@
-"""What a program is told before it is taken off its GPUs, and what its record says afterwards."""
+"""Notices to programs before they lose their GPUs, and the record afterwards."""
 
 from __future__ import annotations
 
 import pytest
 from pool_world import ADMIN, World
 
-from gpupool.domain.access import Project, ProjectRules
 from gpupool.domain.events import Reason
-from gpupool.domain.workload import ReplicaState, WorkloadState
-from gpupool.services.ports import EventFilter
+from gpupool.domain.people.access import Project, ProjectRules
+from gpupool.domain.work.workload import ReplicaState, WorkloadState
+from gpupool.services.ports.store import EventFilter
 
 
-def test_who_is_preempted_hears_why_and_its_record_keeps_it(world: World) -> None:
+def test_preempted_program_gets_reason_and_record_keeps_it(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("red", rules=ProjectRules(min_runtime_s=1.0)))
         world.agent.polite = False
@@ -29,12 +29,12 @@ def test_who_is_preempted_hears_why_and_its_record_keeps_it(world: World) -> Non
         [row] = await world.replicas(victim.id)
         assert (row.state, row.interruptions, row.message) == (ReplicaState.PENDING, 1, notice["message"])
         found = await world.services.history.events(ADMIN, EventFilter(workload=victim.id, reasons=(Reason.PREEMPTED,)))
-        assert [notice["message"] in event.message for event in found] == [True, True]
+        assert [notice["message"].removesuffix(".") in event.message for event in found] == [True, True]
         assert (await world.services.workloads.why(ADMIN, victim.id)).position == 1
         await world.pass_time(2)
         again = EventFilter(workload=victim.id, reasons=(Reason.QUEUED_AGAIN,))
         [goes_on] = await world.services.history.events(ADMIN, again)
-        assert goes_on.message.startswith("goes on by itself: at position 1 in its project, ")
+        assert goes_on.message.startswith("queued again: at position 1 in its project, ")
         await world.end(urgent)
         env = world.agent.programs[world.program(victim)].spec.env
         assert (env["GPUPOOL_RESUME"], env["GPUPOOL_ATTEMPT"], env["GPUPOOL_INTERRUPTIONS"]) == ("1", "2", "1")
@@ -43,7 +43,7 @@ def test_who_is_preempted_hears_why_and_its_record_keeps_it(world: World) -> Non
 
 
 @pytest.mark.parametrize("how", ["stop", "suspend"])
-def test_a_user_who_stops_it_gives_no_notice_and_one_who_suspends_it_does(world: World, how: str) -> None:
+def test_notice_is_sent_for_suspension_and_not_for_stop(world: World, how: str) -> None:
     async def story() -> None:
         made = await world.submit()
         key = world.program(made)
@@ -55,7 +55,7 @@ def test_a_user_who_stops_it_gives_no_notice_and_one_who_suspends_it_does(world:
     world.do(story())
 
 
-def test_idleness_is_warned_of_taken_back_on_use_and_ended(world: World) -> None:
+def test_idle_warning_is_withdrawn_on_use_and_followed_by_end(world: World) -> None:
     async def story() -> None:
         made = await world.submit(idle_timeout=100)
         key = world.program(made)
@@ -82,7 +82,7 @@ def test_idleness_is_warned_of_taken_back_on_use_and_ended(world: World) -> None
     world.do(story())
 
 
-def test_after_a_silence_of_the_pool_the_warning_still_comes_first(world: World) -> None:
+def test_warning_precedes_end_also_after_pool_downtime(world: World) -> None:
     async def story() -> None:
         made = await world.submit(idle_timeout=100)
         world.clock.at += 1000

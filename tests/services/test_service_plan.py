@@ -1,4 +1,4 @@
-"""Dry runs: refused as submissions are, true when they say yes, and nothing is kept."""
+"""Dry runs: refused like submissions, correct if they promise a start, and without any stored change."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from pool_world import ADMIN, ANN, BOB, World, refused
 
-from gpupool.domain.access import Project
 from gpupool.domain.errors import ErrorCode
-from gpupool.scheduling.explain import WaitCode
-from gpupool.services.planning import Foretold
+from gpupool.domain.people.access import Project
+from gpupool.scheduling.explain.wait_reason import WaitCode
+from gpupool.services.workloads.planning import PlannedRequest
 from gpupool.specs.request import parse_request
 
 
-async def plan(world: World, actor: Any = ANN, **body: Any) -> Foretold:
+async def plan(world: World, actor: Any = ANN, **body: Any) -> PlannedRequest:
     body.setdefault("kind", "training")
     if body["kind"] != "lease":
         body.setdefault("command", ["work"])
@@ -24,7 +24,7 @@ def tables(world: World) -> list[Any]:
     return [world.rows(f"select count(*) from {name}") for name in ("workloads", "replicas", "leases", "events")]
 
 
-def test_it_says_where_and_keeps_nothing(world: World) -> None:
+def test_plan_names_place_and_stores_nothing(world: World) -> None:
     async def story() -> None:
         before = tables(world)
         found = await plan(world, gpus={"count": 2})
@@ -39,7 +39,7 @@ def test_it_says_where_and_keeps_nothing(world: World) -> None:
     world.do(story())
 
 
-def test_it_says_why_it_would_wait(world: World) -> None:
+def test_plan_names_wait_reason(world: World) -> None:
     async def story() -> None:
         await world.submit(gpus={"count": 2}, max_time="1h", preemptible=False)
         found = await plan(world, gpus={"count": 1})
@@ -50,7 +50,7 @@ def test_it_says_why_it_would_wait(world: World) -> None:
     world.do(story())
 
 
-def test_only_what_would_queue_at_once_is_planned(world: World) -> None:
+def test_plan_covers_replicas_that_would_queue_at_once(world: World) -> None:
     async def story() -> None:
         found = await plan(world, gpus={"count": 1}, completions=50, parallelism=3)
         assert (found.asked, len(found.plan.starts), found.plan.waiting) == (3, 2, 1)
@@ -58,7 +58,7 @@ def test_only_what_would_queue_at_once_is_planned(world: World) -> None:
     world.do(story())
 
 
-def test_what_waits_for_other_work_is_said_to(world: World) -> None:
+def test_plan_names_dependency(world: World) -> None:
     async def story() -> None:
         first = await world.submit(gpus={"fraction": 0.1})
         found = await plan(world, gpus={"fraction": 0.1}, after=[{"workload": first.name}])
@@ -68,7 +68,7 @@ def test_what_waits_for_other_work_is_said_to(world: World) -> None:
     world.do(story())
 
 
-def test_it_is_refused_as_the_submission_would_be(world: World) -> None:
+def test_plan_is_refused_like_submission(world: World) -> None:
     async def story() -> None:
         await refused(lambda: plan(world, gpus={"count": 9}), ErrorCode.IMPOSSIBLE_REQUEST)
         await refused(lambda: plan(world, project="nowhere"), ErrorCode.UNKNOWN_PROJECT)

@@ -1,4 +1,4 @@
-"""The priority of work that waits is changed: it comes earlier or later, and keeps the time at which it queued."""
+"""A changed priority of waiting work: its order changes, and its queue time stays."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pool_world import ADMIN, ANN, BOB, World, refused
 
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.events import Reason
-from gpupool.services.ports import EventFilter
+from gpupool.services.ports.store import EventFilter
 
 WHOLE_BOTH = {"gpus": {"count": 2}}
 
 
-def test_who_is_more_important_starts_before_who_came_first(world: World) -> None:
+def test_higher_priority_starts_before_earlier_submission(world: World) -> None:
     async def story() -> None:
         running = await world.submit(**WHOLE_BOTH)
         first, second, third = [await world.submit(**WHOLE_BOTH) for _ in range(3)]
@@ -29,7 +29,7 @@ def test_who_is_more_important_starts_before_who_came_first(world: World) -> Non
     world.do(story())
 
 
-def test_it_is_said_in_the_record_and_kept_through_a_restart(world: World) -> None:
+def test_new_priority_is_recorded_and_survives_a_restart(world: World) -> None:
     async def story() -> None:
         await world.submit(**WHOLE_BOTH)
         first, second = [await world.submit(**WHOLE_BOTH) for _ in range(2)]
@@ -46,7 +46,7 @@ def test_it_is_said_in_the_record_and_kept_through_a_restart(world: World) -> No
     world.do(story())
 
 
-def test_what_runs_or_is_anothers_keeps_its_priority(world: World) -> None:
+def test_priority_of_running_work_or_of_other_users_is_not_changed(world: World) -> None:
     async def story() -> None:
         running = await world.submit(**WHOLE_BOTH)
         waits = await world.submit(**WHOLE_BOTH)

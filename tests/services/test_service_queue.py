@@ -7,19 +7,19 @@ import asyncio
 import pytest
 from pool_world import ADMIN, ANN, BOB, World, refused
 
-from gpupool.domain.access import Project
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.events import Reason
-from gpupool.domain.supervision import ExitReason
-from gpupool.domain.workload import ReplicaState, WorkloadState
-from gpupool.scheduling.explain import WaitCode
+from gpupool.domain.people.access import Project
+from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.workload import ReplicaState, WorkloadState
+from gpupool.scheduling.explain.wait_reason import WaitCode
 
 WHOLE_BOTH = {"gpus": {"count": 2}}
 QUEUED, RUNNING = WorkloadState.QUEUED, WorkloadState.RUNNING
 SUCCEEDED, FAILED, STOPPED = WorkloadState.SUCCEEDED, WorkloadState.FAILED, WorkloadState.STOPPED
 
 
-def test_a_program_runs_and_its_gpus_are_free_again(world: World) -> None:
+def test_program_runs_and_its_gpus_are_freed(world: World) -> None:
     async def story() -> None:
         first = await world.submit(gpus={"count": 2})
         assert first.state is RUNNING
@@ -33,7 +33,7 @@ def test_a_program_runs_and_its_gpus_are_free_again(world: World) -> None:
     world.do(story())
 
 
-def test_who_came_first_starts_first(world: World) -> None:
+def test_earlier_submission_starts_first(world: World) -> None:
     async def story() -> None:
         running = await world.submit(**WHOLE_BOTH)
         waiting = []
@@ -49,7 +49,7 @@ def test_who_came_first_starts_first(world: World) -> None:
     world.do(story())
 
 
-def test_a_wait_limit_ends_the_wait(world: World) -> None:
+def test_queue_time_limit_stops_waiting_workload(world: World) -> None:
     async def story() -> None:
         await world.submit(**WHOLE_BOTH)
         late = await world.submit(wait=30)
@@ -64,7 +64,7 @@ def test_a_wait_limit_ends_the_wait(world: World) -> None:
     world.do(story())
 
 
-def test_a_wait_limit_says_nothing_of_what_has_started(world: World) -> None:
+def test_queue_time_limit_does_not_affect_started_workload(world: World) -> None:
     async def story() -> None:
         quick = await world.submit(wait=5)
         await world.pass_time(60)
@@ -73,7 +73,7 @@ def test_a_wait_limit_says_nothing_of_what_has_started(world: World) -> None:
     world.do(story())
 
 
-def test_no_wait_starts_now_or_fails_now(world: World) -> None:
+def test_zero_wait_starts_or_fails_at_once(world: World) -> None:
     async def story() -> None:
         lucky = await world.submit(wait=0, **WHOLE_BOTH)
         unlucky = await world.submit(wait=0)
@@ -82,7 +82,7 @@ def test_no_wait_starts_now_or_fails_now(world: World) -> None:
     world.do(story())
 
 
-def test_no_wait_is_kept_through_a_full_disk(world: World) -> None:
+def test_zero_wait_applies_despite_full_disk(world: World) -> None:
     async def story() -> None:
         await world.submit(**WHOLE_BOTH)
         unlucky, _ = await world.services.workloads.submit(ANN, parse(wait=0))
@@ -96,7 +96,7 @@ def test_no_wait_is_kept_through_a_full_disk(world: World) -> None:
     world.do(story())
 
 
-def test_no_wait_is_kept_through_a_crash(world: World) -> None:
+def test_zero_wait_applies_despite_crash(world: World) -> None:
     async def story() -> None:
         await world.submit(**WHOLE_BOTH)
         assert world.store is not None
@@ -115,7 +115,7 @@ def parse(**body: object) -> object:
     return parse_request({"command": ["work"], **body})
 
 
-def test_a_waiting_client_that_vanishes_takes_its_place_in_the_queue_with_it(world: World) -> None:
+def test_workload_is_removed_from_queue_when_its_client_is_gone(world: World) -> None:
     async def story() -> None:
         await world.submit(**WHOLE_BOTH)
         bound = await world.submit(kind="run", client_bound=True)
@@ -135,7 +135,7 @@ def test_a_waiting_client_that_vanishes_takes_its_place_in_the_queue_with_it(wor
     world.do(story())
 
 
-def test_somebody_else_cannot_keep_a_client_alive(world: World) -> None:
+def test_other_user_cannot_send_heartbeats_for_a_client(world: World) -> None:
     async def story() -> None:
         await world.submit(**WHOLE_BOTH)
         bound = await world.submit(kind="run", client_bound=True)
@@ -159,7 +159,7 @@ def test_somebody_else_cannot_keep_a_client_alive(world: World) -> None:
     ],
 )
 @pytest.mark.parametrize("when", ["before", "after", "crash"])
-def test_what_comes_after_something(
+def test_dependency_is_applied_by_condition_and_exit_code(
     world: World, code: int, condition: str, state: WorkloadState, reason: Reason, when: str
 ) -> None:
     async def story() -> None:
@@ -185,11 +185,11 @@ def test_what_comes_after_something(
     world.do(story())
 
 
-def test_a_dependency_that_nobody_knows_is_refused(world: World) -> None:
+def test_unknown_dependency_is_refused(world: World) -> None:
     world.do(refused(lambda: world.submit(after=["nothing"]), ErrorCode.UNKNOWN_WORKLOAD))
 
 
-def test_parallelism_bounds_what_runs_and_completions_what_ends(world: World) -> None:
+def test_parallelism_limits_running_and_completions_limit_successes(world: World) -> None:
     async def story() -> None:
         sweep = await world.submit(
             command=["train", "--lr={lr}"],
@@ -212,7 +212,7 @@ def test_parallelism_bounds_what_runs_and_completions_what_ends(world: World) ->
     world.do(story())
 
 
-def test_a_crashed_trial_waits_longer_each_time_and_then_fails(world: World) -> None:
+def test_retried_replica_backs_off_longer_and_then_fails(world: World) -> None:
     async def story() -> None:
         job = await world.submit(backoff_limit=2)
         for delay in (2, 4):
@@ -230,7 +230,7 @@ def test_a_crashed_trial_waits_longer_each_time_and_then_fails(world: World) -> 
     world.do(story())
 
 
-def test_always_means_always_until_it_is_stopped(world: World) -> None:
+def test_restart_policy_always_retries_until_stopped(world: World) -> None:
     async def story() -> None:
         job = await world.submit(kind="interactive", restart="always")
         for _ in range(3):
@@ -244,7 +244,7 @@ def test_always_means_always_until_it_is_stopped(world: World) -> None:
     world.do(story())
 
 
-def test_a_program_whose_shepherd_is_lost_is_run_again(world: World) -> None:
+def test_replica_with_lost_shepherd_is_retried(world: World) -> None:
     async def story() -> None:
         job = await world.submit(restart="on-failure", backoff_limit=1)
         world.agent.end(world.program(job), None, 9, ExitReason.SHEPHERD_LOST)
@@ -256,7 +256,7 @@ def test_a_program_whose_shepherd_is_lost_is_run_again(world: World) -> None:
     world.do(story())
 
 
-def test_suspended_work_stays_out_until_it_is_resumed(world: World) -> None:
+def test_suspended_work_waits_until_resumed(world: World) -> None:
     async def story() -> None:
         job = await world.submit(**WHOLE_BOTH)
         waiting = await world.submit(**WHOLE_BOTH)
@@ -281,7 +281,7 @@ def test_suspended_work_stays_out_until_it_is_resumed(world: World) -> None:
     world.do(story())
 
 
-def test_a_quota_bounds_protected_work_and_training_may_exceed_it(world: World) -> None:
+def test_quota_limits_protected_work_and_training_may_exceed_it(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("red", quota_permille=1000))
         held = await world.submit(kind="interactive", project="red", gpus={"fraction": 0.6})
@@ -295,7 +295,7 @@ def test_a_quota_bounds_protected_work_and_training_may_exceed_it(world: World) 
     world.do(story())
 
 
-def test_training_over_quota_gives_way_when_the_owner_comes(world: World) -> None:
+def test_training_over_quota_is_reclaimed_by_quota_owner(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("red", quota_permille=0))
         await world.services.access.create_project(ADMIN, Project("blue", quota_permille=2000))
@@ -316,7 +316,7 @@ def test_training_over_quota_gives_way_when_the_owner_comes(world: World) -> Non
     world.do(story())
 
 
-def test_who_was_evicted_before_is_left_alone_longer_where_no_quota_is_owed(world: World) -> None:
+def test_min_runtime_grows_with_evictions_without_quota_claim(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("red"))
         await world.services.access.create_project(ADMIN, Project("blue"))
@@ -339,7 +339,7 @@ def test_who_was_evicted_before_is_left_alone_longer_where_no_quota_is_owed(worl
     world.do(story())
 
 
-def test_protected_work_is_never_taken_away(world: World) -> None:
+def test_protected_work_is_never_evicted(world: World) -> None:
     async def story() -> None:
         await world.services.access.create_project(ADMIN, Project("red", quota_permille=2000))
         await world.services.access.create_project(ADMIN, Project("blue", quota_permille=2000))
@@ -352,7 +352,7 @@ def test_protected_work_is_never_taken_away(world: World) -> None:
     world.do(story())
 
 
-def test_a_users_limit_holds_over_all_projects(world: World) -> None:
+def test_user_limit_applies_to_all_projects(world: World) -> None:
     async def story() -> None:
         await world.services.access.put_user(ADMIN, "ann", {"gpu_limit_permille": 500})
         first = await world.submit(gpus={"fraction": 0.4})
@@ -367,7 +367,7 @@ def test_a_users_limit_holds_over_all_projects(world: World) -> None:
     world.do(story())
 
 
-def test_priority_goes_first_within_a_project(world: World) -> None:
+def test_higher_priority_is_first_within_a_project(world: World) -> None:
     async def story() -> None:
         running = await world.submit(kind="interactive", **WHOLE_BOTH)
         plain = await world.submit(**WHOLE_BOTH)
@@ -389,14 +389,14 @@ def test_priority_goes_first_within_a_project(world: World) -> None:
         ({"kind": "exec", "on": "nothing"}, ErrorCode.UNKNOWN_WORKLOAD),
     ],
 )
-def test_what_could_never_start_is_refused_and_leaves_nothing(
+def test_request_that_can_never_start_is_refused_and_not_stored(
     world: World, body: dict[str, object], code: ErrorCode
 ) -> None:
     world.do(refused(lambda: world.submit(**body), code))
     assert world.rows("select count(*) from workloads") == [(0,)]
 
 
-def test_why_tells_the_place_in_the_queue(world: World) -> None:
+def test_why_shows_position_in_queue(world: World) -> None:
     async def story() -> None:
         await world.submit(max_time=600, **WHOLE_BOTH)
         await world.submit(**WHOLE_BOTH)
@@ -408,7 +408,7 @@ def test_why_tells_the_place_in_the_queue(world: World) -> None:
     world.do(story())
 
 
-def test_why_tells_of_one_replica(world: World) -> None:
+def test_why_explains_one_replica(world: World) -> None:
     async def story() -> None:
         why = world.services.workloads.why
         job = await world.submit(completions=3, **WHOLE_BOTH)
@@ -421,7 +421,7 @@ def test_why_tells_of_one_replica(world: World) -> None:
     world.do(story())
 
 
-def test_one_replica_can_be_stopped_alone(world: World) -> None:
+def test_single_replica_can_be_stopped(world: World) -> None:
     async def story() -> None:
         job = await world.submit(completions=3, gpus={"fraction": 0.1})
         await world.services.workloads.stop(ANN, job.id, index=1)
@@ -436,12 +436,12 @@ def test_one_replica_can_be_stopped_alone(world: World) -> None:
     world.do(story())
 
 
-def test_work_without_a_gpu_takes_a_processor_and_no_quota(world: World) -> None:
+def test_work_without_gpu_uses_cpus_and_no_quota(world: World) -> None:
     async def story() -> None:
         await world.submit(ANN, name="whole", gpus={"count": 2})
         plain = await world.submit(ANN, name="plain", gpus={"count": 0})
         assert await world.state(plain.id) is WorkloadState.RUNNING
-        lease = (await world.services.workloads.leases_of(ADMIN, plain))[0]
+        lease = (await world.services.workloads.leases_of(plain))[0]
         assert (lease.shares, lease.cpus) == ((), 1.0)
         await world.end(plain)
         await world.check_at_rest()

@@ -1,4 +1,4 @@
-"""Rounds of gangs: whatever fails, the members that run belong to one round and were told the same."""
+"""Rounds of gangs under faults: running members belong to one round with the same rendezvous."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pool_world import ANN, World, world_in
 
-from gpupool.domain.workload import ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadState
 from gpupool.specs.request import parse_request
 
 TORCH: dict[str, Any] = {"kind": "training", "command": ["work"], "framework": "torch", "gang": {"workers": 3}}
@@ -32,7 +32,7 @@ def check_one_round(world: World, workload: Workload, size: int) -> None:
 
 @pytest.mark.parametrize("commits", [1, 2, 3])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_crash_at_any_commit_of_a_start_leaves_one_round(three: World, commits: int, moment: str) -> None:
+def test_crash_at_any_commit_of_a_start_leaves_one_round(three: World, commits: int, moment: str) -> None:
     async def story() -> None:
         assert three.store is not None
         body = parse_request(TORCH | {"request_id": "one"})
@@ -51,7 +51,7 @@ def test_a_crash_at_any_commit_of_a_start_leaves_one_round(three: World, commits
 
 @pytest.mark.parametrize("commits", [1, 2, 4])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_crash_at_any_commit_of_a_restart_leaves_one_round(three: World, commits: int, moment: str) -> None:
+def test_crash_at_any_commit_of_a_restart_leaves_one_round(three: World, commits: int, moment: str) -> None:
     async def story() -> None:
         made = await three.submit(**TORCH)
         assert three.store is not None
@@ -73,7 +73,7 @@ def test_a_crash_at_any_commit_of_a_restart_leaves_one_round(three: World, commi
 
 
 @pytest.mark.parametrize("fate", ["before", "after"])
-def test_a_node_that_loses_messages_is_asked_again(three: World, fate: str) -> None:
+def test_lost_messages_to_node_are_repeated(three: World, fate: str) -> None:
     async def story() -> None:
         three.agent.losses = [fate] * 4
         made = await three.submit(**TORCH)
@@ -85,7 +85,7 @@ def test_a_node_that_loses_messages_is_asked_again(three: World, fate: str) -> N
     three.do(story())
 
 
-def test_more_join_by_a_new_round_but_not_soon(three: World) -> None:
+def test_more_members_join_in_a_new_round_after_a_delay(three: World) -> None:
     async def story() -> None:
         wall = await three.submit(kind="run")
         made = await three.submit(**TORCH | {"gang": {"workers": 3, "min": 2}})
@@ -104,7 +104,7 @@ def test_more_join_by_a_new_round_but_not_soon(three: World) -> None:
     three.do(story())
 
 
-def test_fewer_go_on_together_when_one_can_not(three: World) -> None:
+def test_remaining_members_continue_in_a_smaller_round(three: World) -> None:
     async def story() -> None:
         made = await three.submit(**TORCH | {"gang": {"workers": 3, "min": 2}})
         check_one_round(three, made, 3)
@@ -119,7 +119,7 @@ def test_fewer_go_on_together_when_one_can_not(three: World) -> None:
     three.do(story())
 
 
-def test_a_stop_in_the_middle_of_a_restart_is_the_end(three: World) -> None:
+def test_stop_during_restart_ends_the_gang(three: World) -> None:
     async def story() -> None:
         made = await three.submit(**TORCH)
         three.agent.end(three.program(made, 1), 3)

@@ -1,4 +1,4 @@
-"""Rules of projects over real services: pools of nodes, bounds on requests, and what is refused."""
+"""Rules of projects over real services: node pools, limits on requests, and refusals."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pool_world import ADMIN, ANN, World, refused
 
-from gpupool.domain.access import Project, ProjectRules
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
-from gpupool.domain.workload import WorkloadState
+from gpupool.domain.people.access import Project, ProjectRules
+from gpupool.domain.work.workload import WorkloadState
 
 QUEUED, RUNNING = WorkloadState.QUEUED, WorkloadState.RUNNING
 
@@ -19,7 +19,7 @@ async def project(world: World, name: str = "batch", **rules: Any) -> None:
     await world.services.access.create_project(ADMIN, Project(name, rules=ProjectRules(**rules)))
 
 
-def test_work_runs_in_the_pools_of_its_project(world: World) -> None:
+def test_work_runs_in_node_pools_of_its_project(world: World) -> None:
     async def story() -> None:
         nodes = world.services.nodes
         await nodes.set_labels(ADMIN, "here", {"pool": "old", "rack": "r1"}, ())
@@ -41,7 +41,7 @@ def test_work_runs_in_the_pools_of_its_project(world: World) -> None:
     world.do(story())
 
 
-def test_labels_outlive_a_restart_and_are_for_administrators(world: World) -> None:
+def test_only_administrators_set_labels_and_labels_survive_restart(world: World) -> None:
     async def story() -> None:
         await refused(lambda: world.services.nodes.set_labels(ANN, "here", {"a": "b"}, ()), ErrorCode.FORBIDDEN)
         await world.services.nodes.set_labels(ADMIN, "here", {"rack": "r1", "old": "x"}, ())
@@ -62,7 +62,7 @@ def test_labels_outlive_a_restart_and_are_for_administrators(world: World) -> No
         ({"max_gpus_permille": 400}, {"gpus": {"memory_mib": 8000}}, "0.40"),
     ],
 )
-def test_what_a_project_does_not_allow_is_refused_with_what_it_does(
+def test_request_beyond_project_rules_is_refused_with_allowed_values(
     world: World, rules: dict[str, Any], asked: dict[str, Any], says: str
 ) -> None:
     async def story() -> None:
@@ -76,12 +76,12 @@ def test_what_a_project_does_not_allow_is_refused_with_what_it_does(
     world.do(story())
 
 
-def test_a_time_limit_is_filled_in(world: World) -> None:
+def test_default_time_limit_of_project_is_filled_in(world: World) -> None:
     async def story() -> None:
         await project(world, max_time_limit_s=3600.0, min_runtime_s=600.0)
         made = await world.submit(project="batch")
         assert made.limits.max_time_s == 3600.0
-        running = world.now.engine.demand.scheduler.demand.running[made.id, 0]
+        running = world.now.engine.feed.scheduler.demand.running[made.id, 0]
         assert running.min_runtime_s == 600.0
 
     world.do(story())
@@ -90,7 +90,7 @@ def test_a_time_limit_is_filled_in(world: World) -> None:
 @pytest.mark.parametrize(
     "rules", [{"windows": ("someday",)}, {"windows": ("nights",) * 17}, {"node_pools": ("",)}, {"min_runtime_s": -1.0}]
 )
-def test_rules_that_cannot_be_meant(world: World, rules: dict[str, Any]) -> None:
+def test_invalid_rules_are_refused(world: World, rules: dict[str, Any]) -> None:
     async def story() -> None:
         with pytest.raises(GpupoolError):
             await project(world, **rules)
@@ -98,7 +98,7 @@ def test_rules_that_cannot_be_meant(world: World, rules: dict[str, Any]) -> None
     world.do(story())
 
 
-def test_work_of_a_node_that_leaves_by_force_is_lost_with_it(world: World) -> None:
+def test_work_on_forcibly_removed_node_is_lost(world: World) -> None:
     async def story() -> None:
         training = await world.submit(gpus={"count": 1})
         session = await world.submit(kind="interactive", gpus={"count": 1})
@@ -118,7 +118,7 @@ def test_work_of_a_node_that_leaves_by_force_is_lost_with_it(world: World) -> No
     world.do(story())
 
 
-def test_a_drained_node_sends_training_back_and_leaves_the_rest(world: World) -> None:
+def test_drain_requeues_training_and_keeps_other_work(world: World) -> None:
     async def story() -> None:
         training = await world.submit(gpus={"count": 1})
         session = await world.submit(kind="interactive", gpus={"count": 1})

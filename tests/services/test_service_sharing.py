@@ -1,4 +1,4 @@
-"""How GPUs are shared, from the request to what the node is told and what is shown afterwards."""
+"""GPU sharing from the request to the node's start message and the displayed result."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from dataclasses import replace
 import pytest
 from pool_world import ADMIN, ANN, World, refused
 
-from gpupool.domain.access import Actor, Project, Role
 from gpupool.domain.errors import ErrorCode
-from gpupool.domain.gpu import ComputePolicy, Sharing
-from gpupool.domain.supervision import ProcessSpec
-from gpupool.services.ports import EventFilter
+from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
+from gpupool.domain.people.access import Actor, Project, Role
+from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.services.ports.store import EventFilter
 
 MANAGER = Actor("mia", Role.MANAGER, "token 2")
 
 
 def told(world: World, workload: str) -> ProcessSpec:
-    """What the node was last told of a workload."""
+    """Return the last start message of a workload."""
     return [p.spec for p in world.agent.programs.values() if p.spec.key.startswith(f"{workload}.")][-1]
 
 
-def test_the_node_is_told_the_lease_the_policy_and_the_mode(world: World) -> None:
+def test_start_message_has_lease_policy_and_mode(world: World) -> None:
     async def story() -> None:
         part = await world.submit(gpus={"fraction": 0.25, "compute": "cap", "sharing": "mps"})
         whole = await world.submit(gpus={"count": 1})
         spec = told(world, part.id)
         assert (spec.lease, spec.compute, spec.sharing) == (spec.epoch, ComputePolicy.CAP, "mps")
         assert told(world, whole.id).sharing == "whole"
-        (lease,) = await world.services.workloads.leases_of(ANN, part)
+        (lease,) = await world.services.workloads.leases_of(part)
         assert (lease.sharing, lease.compute) == ("mps", ComputePolicy.CAP)
 
     world.do(story())
 
 
-def test_a_program_on_a_held_lease_has_that_leases_epoch_mode_and_policy(world: World) -> None:
+def test_program_on_a_lease_has_its_epoch_mode_and_policy(world: World) -> None:
     async def story() -> None:
         held = await world.submit(kind="lease", lifetime=100, gpus={"fraction": 0.5, "compute": "none"})
         first = await world.submit(kind="exec", on=held.id)
         second = await world.submit(kind="exec", on=held.id)
         specs = [told(world, first.id), told(world, second.id)]
         assert {(s.lease, s.compute, s.sharing) for s in specs} == {(specs[0].lease, ComputePolicy.NONE, "")}
-        (lease,) = await world.services.workloads.leases_of(ANN, held)
+        (lease,) = await world.services.workloads.leases_of(held)
         assert specs[0].lease == lease.epoch
 
     world.do(story())
 
 
-def test_a_project_decides_what_its_work_may_have(world: World) -> None:
+def test_project_rules_limit_compute_policy(world: World) -> None:
     async def story() -> None:
         access = world.services.access
         policies = {
@@ -75,7 +75,7 @@ def test_a_project_decides_what_its_work_may_have(world: World) -> None:
 
 
 @pytest.mark.parametrize("actor", [ANN, MANAGER])
-def test_only_administrators_choose_modes(world: World, actor: Actor) -> None:
+def test_only_administrators_set_sharing_modes(world: World, actor: Actor) -> None:
     async def story() -> None:
         await world.services.access.put_user(ADMIN, "mia", {})
         await world.services.access.create_project(ADMIN, Project("red", members=("mia",)))
@@ -88,7 +88,7 @@ def test_only_administrators_choose_modes(world: World, actor: Actor) -> None:
     world.do(story())
 
 
-def test_a_policy_is_kept_written_down_and_obeyed(world: World) -> None:
+def test_sharing_policy_is_stored_recorded_and_applied(world: World) -> None:
     async def story() -> None:
         nodes = world.services.nodes
         await nodes.set_sharing(ADMIN, "here", None, Sharing.MPS)
@@ -106,14 +106,14 @@ def test_a_policy_is_kept_written_down_and_obeyed(world: World) -> None:
         assert (await nodes.node("here")).sharing == {"": Sharing.MPS}
         events = await world.services.history.events(ADMIN, EventFilter())
         said = [event.message for event in events if event.target == "node here"]
-        assert "parts of GPU 0: sharing mode whole" in said
+        assert "slices of GPU 0: sharing mode whole" in said
         await refused(lambda: nodes.set_sharing(ADMIN, "here", 9, Sharing.MPS), ErrorCode.NOT_FOUND)
         await refused(lambda: nodes.set_sharing(ADMIN, "here", None, Sharing.MIG), ErrorCode.UNSUPPORTED)
 
     world.do(story())
 
 
-def test_what_the_node_says_of_the_mode_is_kept(world: World) -> None:
+def test_mode_reported_by_node_is_stored(world: World) -> None:
     async def story() -> None:
         world.agent.mode = ("advisory", "Nothing enforces it: the share library is not built here.")
         job = await world.submit(gpus={"fraction": 0.5})

@@ -1,4 +1,4 @@
-"""Telemetry from the nodes' looks to rows and series: added up exactly, whoever restarts, and never twice."""
+"""Telemetry from samples of nodes to rows and series: exact sums over restarts, without double counting."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fake_fabric import NODE
 from pool_world import ANN, BEGIN, World
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.telemetry import GpuSample, NodeSample, ReplicaSample, Step, Uses
+from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample, Rollups, RollupStep
 from gpupool.services.telemetry.rings import Ring, Rings
-from gpupool.services.telemetry.series import MOST_POINTS, source_for
+from gpupool.services.telemetry.series import MAX_POINTS, source_for
 from gpupool.services.telemetry.tallies import covered
 
-FIRST = 1_000_000  # the number of the look at BEGIN
+FIRST = 1_000_000  # the number of the sample at BEGIN
 
 
 def replica(key: str, gpu: float = 0.0, **more: Any) -> ReplicaSample:
@@ -26,13 +26,13 @@ def replica(key: str, gpu: float = 0.0, **more: Any) -> ReplicaSample:
 
 
 def look(second: int, gpu: float | None = 0.0, replicas: Iterable[ReplicaSample] = (), shift: int = 0) -> NodeSample:
-    """At so many seconds after BEGIN: GPU-0 busy to some percent, GPU-1 idle."""
+    """Return the sample at a second after BEGIN: GPU-0 busy to some percent, GPU-1 idle."""
     cards = (GpuSample("GPU-0", gpu, 1000, 1, 70.0, 40.0, 1500), GpuSample("GPU-1", 0.0, 0))
     return NodeSample(NODE, FIRST + second + shift, BEGIN + second, 150.0, 2000, cards, tuple(replicas))
 
 
 def see(world: World, looks: Iterable[NodeSample]) -> None:
-    """The node has looked, and the control plane has heard of it."""
+    """Deliver samples of the node to the control plane."""
     world.agent.looks.extend(looks)
     world.clock.at = max(world.clock.at, world.agent.looks[-1].at)
     world.do(world.services.telemetry.pull(NODE))
@@ -44,14 +44,14 @@ def minute_over(world: World) -> None:
 
 
 def kept(world: World, what: str = "busy_s") -> dict[tuple[str, int, int], float]:
-    """What the store has: by GPU, step and time."""
+    """Return the stored rows by GPU, step and time."""
     return {
         (g, s, int(at - BEGIN)): v for g, s, at, v in world.rows(f"select gpu_uuid, step_s, at, {what} from gpu_use")
     }
 
 
-def test_a_minute_by_hand(world: World) -> None:
-    """Busy to 50 % for 20 s, to 100 % for 10 s, idle for 30 s: 20 s of GPU time, at 70 W for a minute 4,200 J."""
+def test_rollup_of_one_minute_equals_manual_result(world: World) -> None:
+    """50 % busy for 20 s, 100 % for 10 s, idle for 30 s: 20 s of GPU time; 70 W for a minute: 4,200 J."""
     work = world.do(world.submit(ANN, gpus={"count": 1}))
     key = world.program(work)
     use = [50.0] * 20 + [100.0] * 10 + [0.0] * 30
@@ -67,8 +67,8 @@ def test_a_minute_by_hand(world: World) -> None:
     ]
     assert world.rows("select samples, cpu_s, memory_max_mib from node_use where step_s = 3600") == [(60, 90.0, 2000)]
     telemetry = world.services.telemetry
-    assert telemetry.unwritten() == Uses()
-    series = world.do(telemetry.gpu_series("GPU-0", BEGIN, BEGIN + 60, Step.MINUTE))
+    assert telemetry.unwritten() == Rollups()
+    series = world.do(telemetry.gpu_series("GPU-0", BEGIN, BEGIN + 60, RollupStep.MINUTE))
     assert (series.step_s, series.times) == (60, (BEGIN,))
     assert series.values["utilisation_percent"] == pytest.approx((100 * 20 / 60,))
     assert series.values["power_w"] == (70.0,)
@@ -77,7 +77,7 @@ def test_a_minute_by_hand(world: World) -> None:
     assert looks.values["read_bytes_per_s"][1:3] == (1000.0, 1000.0)
 
 
-def test_now_is_the_last_look_and_silence_is_not(world: World) -> None:
+def test_current_use_is_last_sample_and_expires(world: World) -> None:
     telemetry = world.services.telemetry
     assert (telemetry.latest(), telemetry.latest_gpu("GPU-0")) == ({}, None)
     see(world, [look(0, 30.0, [replica("wabcdefghjk.0.1", 30.0)]), look(1, 40.0)])
@@ -88,7 +88,7 @@ def test_now_is_the_last_look_and_silence_is_not(world: World) -> None:
     assert (telemetry.latest(), telemetry.latest_gpu("GPU-0")) == ({}, None)
 
 
-def test_a_second_without_a_look_is_covered_by_the_next_one_a_few_are_not(world: World) -> None:
+def test_gap_of_one_second_is_covered_and_longer_gap_is_not(world: World) -> None:
     assert [covered(number, 10) for number in (11, 13, 15, 16, 9)] == [1, 3, 5, 1, 1]
     see(world, [look(0, 100.0), look(3, 100.0), look(30, 100.0)])
     minute_over(world)
@@ -96,7 +96,7 @@ def test_a_second_without_a_look_is_covered_by_the_next_one_a_few_are_not(world:
     assert kept(world, "samples")["GPU-0", 60, 0] == 5
 
 
-def test_a_control_plane_that_is_killed_loses_nothing_and_counts_nothing_twice(world: World) -> None:
+def test_killed_control_plane_loses_and_duplicates_no_samples(world: World) -> None:
     see(world, (look(s, 100.0) for s in range(90)))
     minute_over(world)  # at 121: the minutes from 0 and from 60 are written
     see(world, (look(s, 100.0) for s in range(121, 150)))
@@ -112,7 +112,7 @@ def test_a_control_plane_that_is_killed_loses_nothing_and_counts_nothing_twice(w
     assert len([v for v in series.values["utilisation_percent"] if v == 100.0]) == 139, "charts go back behind it"
 
 
-def test_a_control_plane_that_ends_in_order_writes_what_it_has(world: World) -> None:
+def test_orderly_shutdown_writes_all_samples(world: World) -> None:
     see(world, (look(s, 100.0) for s in range(30)))
     world.do(world.services.telemetry.close())
     assert kept(world)["GPU-0", 60, 0] == 30.0
@@ -122,7 +122,7 @@ def test_a_control_plane_that_ends_in_order_writes_what_it_has(world: World) -> 
     assert kept(world)["GPU-0", 60, 0] == 60.0
 
 
-def test_an_agent_that_starts_anew_goes_on_and_a_clock_that_is_set_back_does_no_harm(world: World) -> None:
+def test_restarted_agent_and_clock_set_back_keep_series(world: World) -> None:
     see(world, (look(s, 100.0) for s in range(10)))
     world.agent.looks = []
     see(world, (look(s, 100.0) for s in range(12, 20)))
@@ -137,7 +137,7 @@ def test_an_agent_that_starts_anew_goes_on_and_a_clock_that_is_set_back_does_no_
     assert kept(world)["GPU-0", 60, -3600] == 5.0
 
 
-def test_a_full_disk_is_waited_for_and_loses_the_oldest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_delays_writes_and_drops_oldest_samples(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     telemetry, store = world.services.telemetry, world.store
     assert store is not None
     save, full = store.use_rows.save, True
@@ -153,7 +153,7 @@ def test_a_full_disk_is_waited_for_and_loses_the_oldest(world: World, monkeypatc
         minute_over(world)
     assert kept(world) == {}
     assert len(telemetry.unwritten().nodes) == 10
-    points = world.do(telemetry.gpu_series("GPU-0", BEGIN, BEGIN + 800, Step.MINUTE))
+    points = world.do(telemetry.gpu_series("GPU-0", BEGIN, BEGIN + 800, RollupStep.MINUTE))
     assert len(points.times) == 10, "what is not written is shown all the same"
     full = False
     see(world, [look(725, 100.0)])
@@ -161,7 +161,7 @@ def test_a_full_disk_is_waited_for_and_loses_the_oldest(world: World, monkeypatc
     assert sorted(at for gpu, step, at in kept(world) if (gpu, step) == ("GPU-0", 60)) == list(range(120, 780, 60))
 
 
-def test_gpus_that_are_held_for_others_to_use_are_idle_until_one_does(world: World) -> None:
+def test_gpus_of_lease_without_program_are_idle(world: World) -> None:
     lease = world.do(world.submit(ANN, kind="lease", gpus={"count": 1}))
     uuid = next(iter(world.now.engine.mirror.leases.values())).shares[0].gpu_uuid
     assert uuid in {"GPU-0", "GPU-1"}
@@ -176,7 +176,7 @@ def test_gpus_that_are_held_for_others_to_use_are_idle_until_one_does(world: Wor
     assert (sample.gpu_percent, sample.gpus) == (100.0, 1)
 
 
-def test_what_nobody_saw_is_neither_busy_nor_idle(world: World) -> None:
+def test_time_without_samples_is_neither_busy_nor_idle(world: World) -> None:
     hidden = replica("wabcdefghjk.0.1", gpus=0)
     none = replica("wabcdefghjm.0.1", gpus=0, lease=0)
     see(world, [replace(look(s, None, [hidden, none]), gpus=(GpuSample("GPU-0", None, 7),)) for s in range(10)])
@@ -191,7 +191,7 @@ def test_what_nobody_saw_is_neither_busy_nor_idle(world: World) -> None:
     assert set(series.values["memory_used_mib"]) == {7.0}
 
 
-def test_one_node_that_hangs_is_asked_once_and_a_babbling_one_is_survived(
+def test_hanging_node_is_asked_once_and_oversized_answers_are_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
@@ -237,16 +237,16 @@ def test_memory_is_bounded() -> None:
     assert list(rings) == [21, 22, 23, 24]
 
 
-def test_the_finest_source_that_reaches_back(world: World) -> None:
+def test_finest_source_that_covers_the_period_is_chosen(world: World) -> None:
     now, day = BEGIN, 86_400
     assert source_for(now - 601, now, now, None).step_s == 1
     assert source_for(now - 631, now, now, None).step_s == 60
     assert source_for(now - day, now, now, None).step_s == 60
     assert source_for(now - 2 * day, now, now, None).step_s == 3600
     assert source_for(now - 20 * day, now - 20 * day + 60, now, None).step_s == 3600, "minutes are gone"
-    for days, step in ((400, None), (1000, Step.HOUR), (14, Step.MINUTE)):
+    for days, step in ((400, None), (1000, RollupStep.HOUR), (14, RollupStep.MINUTE)):
         source = source_for(now - days * day, now, now, step)
-        assert days * day / source.step_s <= MOST_POINTS
+        assert days * day / source.step_s <= MAX_POINTS
     see(world, [look(0, 10.0), look(1, 20.0), look(9, 30.0)])
     series = world.do(world.services.telemetry.gpu_series("GPU-0", BEGIN, BEGIN + 10))
     assert series.values["utilisation_percent"] == (10.0, 20.0, None, 30.0), "a line breaks where nothing was seen"

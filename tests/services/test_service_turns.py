@@ -1,4 +1,4 @@
-"""Turns over real services: who has run for its time makes way, says why, and goes on afterwards."""
+"""Time slicing over real services: a workload that had its turn is preempted, says why, and continues later."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import pytest
 from pool_world import ADMIN, World
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.workload import ReplicaState, WorkloadState
+from gpupool.domain.work.workload import ReplicaState, WorkloadState
 
 RUNNING = WorkloadState.RUNNING
 HOUR = 3600.0
 
 
-def test_long_training_makes_way_for_short_and_comes_back(world: World) -> None:
+def test_long_training_is_preempted_by_short_work_and_resumes(world: World) -> None:
     async def story() -> None:
         await world.services.policy.change(ADMIN, {"turn_s": 2 * HOUR})
-        long = await world.submit(gpus={"count": 2})
+        long = await world.submit(gpus={"count": 2}, checkpoint="30m")
         await world.pass_time(HOUR)
         short = await world.submit(gpus={"count": 1})
         assert await world.state(short.id) is WorkloadState.QUEUED
@@ -28,13 +28,13 @@ def test_long_training_makes_way_for_short_and_comes_back(world: World) -> None:
         assert short.id in row.message
         await world.end(short)
         assert await world.state(long.id) is RUNNING
-        scheduler = world.services.policy._engine.demand.scheduler
+        scheduler = world.services.policy._engine.feed.scheduler
         assert scheduler.demand.running[long.id, 0].served_s == pytest.approx(2 * HOUR, abs=100)
 
     world.do(story())
 
 
-def test_a_turn_is_not_shorter_than_a_minute(world: World) -> None:
+def test_turn_is_at_least_a_minute(world: World) -> None:
     async def story() -> None:
         with pytest.raises(GpupoolError, match="turn_s"):
             await world.services.policy.change(ADMIN, {"turn_s": 1.0})

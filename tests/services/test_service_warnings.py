@@ -1,4 +1,4 @@
-"""Warnings: when they are due, who gets them, what they say, and what a server that fails does to them."""
+"""Warnings: time, recipients, contents, and behaviour when a mail server or webhook fails."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ import pytest
 from pool_world import ADMIN, ANN, BEGIN, BOB, World, refused
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.warning import HolderWarning, WarningKind, WarningSettings, WebhookKind
-from gpupool.services.warnings.courier import Letter, UndeliveredError
-from gpupool.services.warnings.outbox import MOST_KEPT, Outbox
-from gpupool.services.warnings.words import letter, posted
+from gpupool.domain.people.warning import HolderWarning, WarningKind, WarningSettings, WebhookKind
+from gpupool.services.ports.courier import Letter, UndeliveredError
+from gpupool.services.warnings.delivery import MAX_ENTRIES, Outbox, letter, posted
 
 MAIL = {"smtp_host": "mail.example", "sender": "pool@example.org"}
 HOOK = {"webhook_url": "https://chat.example/hook/secret"}
 
 
 class Kept:
-    """A courier that keeps what it gets, after as many failures as it is told."""
+    """A courier that stores messages after a given number of failures."""
 
     def __init__(self) -> None:
         self.letters: list[Letter] = []
@@ -47,7 +46,7 @@ class Kept:
 
 @pytest.fixture
 def courier(world: World) -> Kept:
-    """The world's, with ann's address known and mail and webhook on."""
+    """Return the world's courier, with ann's address known and mail and webhook enabled."""
     kept = Kept()
     world.now.engine.ports.courier = kept
     world.do(world.services.access.put_user(ADMIN, "ann", {"email": "ann@example.org"}))
@@ -60,7 +59,7 @@ def later(world: World, *seconds: float) -> None:
         world.do(world.pass_time(span))
 
 
-def test_a_time_limit_is_warned_of_once_before_it_strikes(world: World, courier: Kept) -> None:
+def test_time_limit_is_warned_of_once_before_the_end(world: World, courier: Kept) -> None:
     made = world.do(world.submit(ANN, name="train", max_time=10_000))
     later(world, 9_000)
     assert "TIME_WARNING" not in world.do(world.reasons(made.id))
@@ -74,7 +73,19 @@ def test_a_time_limit_is_warned_of_once_before_it_strikes(world: World, courier:
     assert post["warnings"][0]["deadline"] == BEGIN + 10_000
 
 
-def test_a_short_limit_is_warned_of_in_its_last_fifth(world: World, courier: Kept) -> None:
+def test_time_limit_warning_is_sent_after_full_disk(world: World, courier: Kept) -> None:
+    made = world.do(world.submit(ANN, name="train", max_time=10_000))
+    assert world.store is not None
+    watch = world.services.warnings._watch
+    world.clock.at += 9_400
+    world.store.refuse = 1
+    world.do(refused(watch.look, ErrorCode.DATABASE_UNWRITABLE))
+    world.do(watch.look())
+    world.do(watch.look())
+    assert world.do(world.reasons(made.id)).count("TIME_WARNING") == 1
+
+
+def test_short_time_limit_is_warned_of_in_its_last_fifth(world: World, courier: Kept) -> None:
     world.do(world.submit(ANN, max_time=100))
     later(world, 75, 3)
     assert courier.letters == []
@@ -82,7 +93,7 @@ def test_a_short_limit_is_warned_of_in_its_last_fifth(world: World, courier: Kep
     assert len(courier.letters) == 1
 
 
-def test_a_lease_that_is_extended_is_warned_of_again(world: World, courier: Kept) -> None:
+def test_extended_lease_is_warned_of_again(world: World, courier: Kept) -> None:
     made = world.do(world.submit(ANN, kind="lease", name="mine", max_time=1_000, idle_timeout=90_000))
     later(world, 850, 5)
     world.do(world.services.workloads.extend(ANN, made.id, 1_000))
@@ -93,7 +104,7 @@ def test_a_lease_that_is_extended_is_warned_of_again(world: World, courier: Kept
     assert "gpupool extend mine" in courier.letters[0].text
 
 
-def test_an_idle_holder_is_warned_before_the_limit_takes_the_gpu(world: World, courier: Kept) -> None:
+def test_idle_lease_is_warned_before_its_idle_limit(world: World, courier: Kept) -> None:
     made = world.do(world.submit(ANN, idle_timeout=100))
     later(world, 85, 3)
     assert [post["warnings"][0]["kind"] for post in courier.posts] == ["idle"]
@@ -101,7 +112,7 @@ def test_an_idle_holder_is_warned_before_the_limit_takes_the_gpu(world: World, c
     assert world.is_running(made)
 
 
-def test_who_has_to_make_way_hears_of_it_once_while_it_still_runs(world: World, courier: Kept) -> None:
+def test_victim_is_warned_once_while_it_runs(world: World, courier: Kept) -> None:
     world.agent.polite = False
     world.do(world.submit(ANN, name="low", gpus={"count": 2}, preemptible=True, grace=30))
     later(world, 700)
@@ -113,7 +124,7 @@ def test_who_has_to_make_way_hears_of_it_once_while_it_still_runs(world: World, 
     assert kinds == ["preempted"]
 
 
-def test_a_warning_is_not_sent_again_by_the_next_control_plane(world: World, courier: Kept) -> None:
+def test_warning_is_not_repeated_by_next_control_plane(world: World, courier: Kept) -> None:
     world.do(world.submit(ANN, max_time=1_000))
     later(world, 850, 5)
     world.do(world.reboot())
@@ -123,7 +134,7 @@ def test_a_warning_is_not_sent_again_by_the_next_control_plane(world: World, cou
     assert world.services.warnings.settings(ADMIN).webhook_url == HOOK["webhook_url"]
 
 
-def test_who_has_no_address_gets_no_mail_and_kinds_can_be_left_out(world: World, courier: Kept) -> None:
+def test_no_mail_without_address_and_kinds_can_be_disabled(world: World, courier: Kept) -> None:
     world.do(world.submit(BOB, max_time=1_000))
     later(world, 850, 5)
     assert (len(courier.letters), len(courier.posts)) == (0, 1)
@@ -133,7 +144,7 @@ def test_who_has_no_address_gets_no_mail_and_kinds_can_be_left_out(world: World,
     assert (len(courier.letters), len(courier.posts)) == (0, 1)
 
 
-def test_many_at_once_are_one_letter(world: World, courier: Kept) -> None:
+def test_simultaneous_warnings_are_one_mail(world: World, courier: Kept) -> None:
     world.do(world.submit(ANN, name="sweep", gpus={"fraction": 0.01}, completions=60, parallelism=60, max_time=1_000))
     later(world, 850, 5)
     (mail,) = courier.letters
@@ -141,7 +152,7 @@ def test_many_at_once_are_one_letter(world: World, courier: Kept) -> None:
     assert "... and 10 more" in mail.text
 
 
-def test_a_server_that_fails_is_asked_again_and_scheduling_goes_on(world: World, courier: Kept) -> None:
+def test_failed_delivery_is_retried_and_scheduling_continues(world: World, courier: Kept) -> None:
     courier.failures = [UndeliveredError("down", again=True)] * 4
     world.do(world.submit(ANN, max_time=1_000))
     later(world, 850, 3)
@@ -151,7 +162,7 @@ def test_a_server_that_fails_is_asked_again_and_scheduling_goes_on(world: World,
     assert world.services.metrics.counts.warnings == {("mail", "sent"): 1, ("webhook", "sent"): 1}
 
 
-def test_a_refusal_for_good_is_not_repeated(world: World, courier: Kept) -> None:
+def test_permanent_refusal_is_not_retried(world: World, courier: Kept) -> None:
     courier.failures = [UndeliveredError("no such address", again=False)] * 2
     world.do(world.submit(ANN, max_time=1_000))
     later(world, 850, 5, 60, 60)
@@ -159,7 +170,7 @@ def test_a_refusal_for_good_is_not_repeated(world: World, courier: Kept) -> None
     assert world.services.metrics.counts.warnings == {("mail", "failed"): 1, ("webhook", "failed"): 1}
 
 
-def test_too_many_for_a_place_that_is_down_drop_the_oldest() -> None:
+def test_oldest_warnings_are_dropped_if_server_stays_down() -> None:
     results: Counter[tuple[str, str]] = Counter()
     sent: list[Sequence[HolderWarning]] = []
 
@@ -173,14 +184,14 @@ def test_too_many_for_a_place_that_is_down_drop_the_oldest() -> None:
             await go.wait()
 
         box = Outbox("mail", send, sleep, results)
-        for at in range(MOST_KEPT + 7):
+        for at in range(MAX_ENTRIES + 7):
             box.put("ann", warned(at=float(at)))
         go.set()
         await asyncio.sleep(0.01)
         await box.close()
 
     asyncio.run(main())
-    assert [len(warnings) for warnings in sent] == [MOST_KEPT]
+    assert [len(warnings) for warnings in sent] == [MAX_ENTRIES]
     assert sent[0][0].at == 7
     assert results == {("mail", "dropped"): 7, ("mail", "sent"): 1}
 
@@ -191,7 +202,7 @@ def warned(**changes: Any) -> HolderWarning:
     return HolderWarning(kind, at, "ann", "vision", "w0000000001", "train", 0, "it ends & so", BEGIN + 60, **changes)
 
 
-def test_what_is_posted_is_signed_and_chats_get_escaped_text() -> None:
+def test_webhook_is_signed_and_chat_text_is_escaped() -> None:
     settings = WarningSettings(**HOOK, webhook_secret="key")
     body, headers = posted(settings, "pool-1", [warned()], UTC)
     assert headers["x-gpupool-signature"] == "sha256=" + hmac.new(b"key", body, hashlib.sha256).hexdigest()
@@ -201,13 +212,13 @@ def test_what_is_posted_is_signed_and_chats_get_escaped_text() -> None:
     assert "x-gpupool-signature" not in headers
 
 
-def test_a_letter_says_when_and_what_to_do() -> None:
+def test_mail_names_time_and_advice() -> None:
     text = letter("ann@example.org", [warned()], UTC).text
     assert "(at 2027-01-15 08:01:00 UTC)" in text
     assert "gpupool extend train" in text
 
 
-def test_settings_are_the_administrators_and_secrets_stay(world: World) -> None:
+def test_only_administrators_change_settings_and_secrets_are_kept(world: World) -> None:
     service = world.services.warnings
     world.do(refused(lambda: service.change(ANN, HOOK), ErrorCode.FORBIDDEN))
     world.do(refused(lambda: service.test(ADMIN), ErrorCode.WRONG_STATE))
@@ -234,7 +245,7 @@ def test_settings_are_the_administrators_and_secrets_stay(world: World) -> None:
         {"before_s": -1},
     ],
 )
-def test_what_is_no_setting_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(GpupoolError) as caught:
         WarningSettings.from_dict(wrong)
     assert caught.value.code is ErrorCode.INVALID_REQUEST

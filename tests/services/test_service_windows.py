@@ -1,4 +1,4 @@
-"""Time windows over real services: held until they open, evicted when they close."""
+"""Time windows over real services: work is held until they open, and evicted when they close."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from pool_world import ADMIN, World
 
-from gpupool.domain.access import Project, ProjectRules
-from gpupool.domain.workload import ReplicaState, WorkloadState
-from gpupool.scheduling.explain import WaitCode
+from gpupool.domain.people.access import Project, ProjectRules
+from gpupool.domain.work.workload import ReplicaState, WorkloadState
+from gpupool.scheduling.explain.wait_reason import WaitCode
 
 QUEUED, RUNNING = WorkloadState.QUEUED, WorkloadState.RUNNING
-# The clock begins on Friday 2027-01-15 at 08:00 UTC; the pool's time zone is UTC.
+# The clock starts on Friday 2027-01-15 at 08:00 UTC; the pool's time zone is UTC.
 HOUR = 3600.0
 
 
@@ -23,7 +23,7 @@ async def why(world: World, ref: str) -> Any:
     return await world.services.workloads.why(ADMIN, ref)
 
 
-def test_training_starts_when_the_window_opens_and_goes_when_it_closes(world: World) -> None:
+def test_training_starts_when_window_opens_and_is_evicted_when_it_closes(world: World) -> None:
     async def story() -> None:
         await project(world, "20:00-22:00")
         waiting = await world.submit(project="batch")
@@ -46,7 +46,7 @@ def test_training_starts_when_the_window_opens_and_goes_when_it_closes(world: Wo
     world.do(story())
 
 
-def test_sessions_of_the_project_and_work_of_others_are_not_bound(world: World) -> None:
+def test_window_does_not_apply_to_sessions_and_other_projects(world: World) -> None:
     async def story() -> None:
         await project(world, "nights")
         session = await world.submit(project="batch", kind="interactive", gpus={"fraction": 0.5})
@@ -56,7 +56,7 @@ def test_sessions_of_the_project_and_work_of_others_are_not_bound(world: World) 
     world.do(story())
 
 
-def test_what_waits_in_an_open_window_waits_no_more_when_it_closes(world: World) -> None:
+def test_queued_workload_is_held_after_its_window_closes(world: World) -> None:
     async def story() -> None:
         await project(world, "08:00-09:00")
         blocker = await world.submit(gpus={"count": 2})
@@ -70,7 +70,22 @@ def test_what_waits_in_an_open_window_waits_no_more_when_it_closes(world: World)
     world.do(story())
 
 
-def test_ones_own_window_and_that_of_the_project_must_both_be_open(world: World) -> None:
+def test_why_at_end_of_window_does_not_let_workload_start(world: World) -> None:
+    """Ask between the end of the window and the next check: the answer must not move that check to tomorrow."""
+
+    async def story() -> None:
+        await project(world, "08:00-09:00")
+        blocker = await world.submit(gpus={"count": 2})
+        waiting = await world.submit(project="batch")
+        world.clock.at += HOUR + 1
+        assert (await why(world, waiting.id)).code is WaitCode.WINDOW
+        await world.end(blocker)
+        assert await world.state(waiting.id) is QUEUED
+
+    world.do(story())
+
+
+def test_window_of_workload_and_of_project_must_both_be_open(world: World) -> None:
     async def story() -> None:
         await project(world, "20:00-22:00")
         both = await world.submit(project="batch", windows=["sat"])
@@ -87,7 +102,7 @@ def test_ones_own_window_and_that_of_the_project_must_both_be_open(world: World)
     world.do(story())
 
 
-def test_new_windows_hold_what_waits_and_leave_what_runs(world: World) -> None:
+def test_new_window_holds_waiting_work_and_keeps_running_work(world: World) -> None:
     async def story() -> None:
         await project(world)
         running = await world.submit(project="batch", gpus={"count": 2})

@@ -1,4 +1,4 @@
-"""A wall clock that is set while the pool runs changes nothing for what is waited for."""
+"""A changed wall clock does not move deadlines of the running pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpupool.services.clock import SteadyClock
 
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
-def test_a_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+def test_changed_clock_moves_no_deadline(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
     wall = time.time
     clock = SteadyClock()
     before = clock.now()
@@ -18,7 +18,7 @@ def test_a_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch, 
     assert 0 <= clock.now() - before < 60
 
 
-def test_a_new_control_plane_takes_the_wall_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_control_plane_uses_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = time.time
     monkeypatch.setattr(time, "time", lambda: wall() + 86400)
     assert abs(SteadyClock().now() - wall() - 86400) < 60

@@ -1,4 +1,4 @@
-"""Where the steps of a timeline begin, waiting times and what GPU hours cost."""
+"""Limits of timeline steps, waiting times, and the cost of GPU hours."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.usage import By, CostRates, Period
-from gpupool.domain.windows import read_zone
-from gpupool.services.calendar import edges_of
-from gpupool.services.usage_books import Wait
-from gpupool.services.waits import wait_lines
+from gpupool.domain.usage import CostRates, GroupBy, Period
+from gpupool.domain.work.time_windows import read_zone
+from gpupool.services.ports.usage import Wait
+from gpupool.services.usage.accounting import wait_lines
+from gpupool.services.usage.calendar import edges_of
 
 BERLIN = read_zone("Europe/Berlin")
 
@@ -27,17 +27,17 @@ def hours_of(since: str, until: str, period: Period) -> list[float]:
     return [(b - a) / 3600 for a, b in pairwise(edges_of(moment(since), moment(until), period, BERLIN))]
 
 
-def test_the_days_on_which_clocks_are_set_have_23_and_25_hours() -> None:
+def test_days_of_clock_changes_have_23_and_25_hours() -> None:
     assert hours_of("2026-03-28", "2026-03-31", Period.DAY) == [24, 23, 24]
     assert hours_of("2026-10-24", "2026-10-27", Period.DAY) == [24, 25, 24]
 
 
-def test_outer_steps_are_cut() -> None:
+def test_first_and_last_steps_are_cut() -> None:
     assert hours_of("2026-11-20T18:00", "2026-11-22T06:00", Period.DAY) == [6, 24, 6]
     assert hours_of("2026-11-20T18:30", "2026-11-20T20:15", Period.HOUR) == [0.5, 1, 0.25]
 
 
-def test_weeks_begin_on_mondays_and_months_on_the_first() -> None:
+def test_weeks_start_on_mondays_and_months_on_the_first() -> None:
     weeks = edges_of(moment("2026-11-20"), moment("2026-12-03"), Period.WEEK, BERLIN)
     assert weeks == tuple(moment(day) for day in ("2026-11-20", "2026-11-23", "2026-11-30", "2026-12-03"))
     months = edges_of(moment("2025-12-15"), moment("2026-03-02"), Period.MONTH, BERLIN)
@@ -57,7 +57,7 @@ TIMES = st.floats(1e9, 2e9)
 
 
 @given(since=TIMES, length=st.floats(0, 90 * 86400), period=st.sampled_from(Period), zone=ZONES)
-def test_steps_follow_each_other_without_a_gap(since: float, length: float, period: Period, zone: str) -> None:
+def test_steps_have_no_gaps(since: float, length: float, period: Period, zone: str) -> None:
     edges = edges_of(since, since + length, period, read_zone(zone))
     assert (edges[0], edges[-1]) == (since, since + length)
     assert all(a < b for a, b in pairwise(edges)) or since + length == since
@@ -65,21 +65,21 @@ def test_steps_follow_each_other_without_a_gap(since: float, length: float, peri
     assert all(b - a <= longest[period] for a, b in pairwise(edges))
 
 
-def test_waiting_times_are_of_those_that_have_started() -> None:
+def test_waiting_times_count_started_workloads_only() -> None:
     started = [Wait("red", "ada", 100.0 + n, 100.0 + n + n, None) for n in range(1, 101)]
     others = [Wait("red", "bob", 150.0, None, None), Wait("red", "bob", 160.0, None, 170.0)]
-    (line,) = wait_lines([*started, *others], (0.0, 1000.0), By.PROJECT, lambda _: "")
+    (line,) = wait_lines([*started, *others], (0.0, 1000.0), GroupBy.PROJECT, lambda _: "")
     assert (line.key, line.started, line.waiting, line.never) == ("red", 100, 1, 1)
     assert (line.mean_s, line.p50_s, line.p90_s, line.p99_s, line.longest_s) == (50.5, 50, 90, 99, 100)
-    (nobody,) = wait_lines(others, (0.0, 1000.0), By.DEPARTMENT, lambda _: "dept")
+    (nobody,) = wait_lines(others, (0.0, 1000.0), GroupBy.DEPARTMENT, lambda _: "dept")
     assert (nobody.key, nobody.started, nobody.p50_s) == ("dept", 0, None)
-    two = wait_lines(started, (0.0, 150.0, 1000.0), By.POOL, lambda _: "")
+    two = wait_lines(started, (0.0, 150.0, 1000.0), GroupBy.POOL, lambda _: "")
     assert [(step.at, step.started) for step in two] == [(0.0, 49), (150.0, 51)]
     with pytest.raises(GpupoolError):
-        wait_lines(started, (0.0, 1000.0), By.NODE, lambda _: "")
+        wait_lines(started, (0.0, 1000.0), GroupBy.NODE, lambda _: "")
 
 
-def test_rates_are_found_by_what_a_model_is_called() -> None:
+def test_rate_is_found_by_model_name() -> None:
     rates = CostRates("EUR", 0.5, (("a100", 2.0), ("a100 80gb", 3.0), ("Tesla T4", 0.3)))
     found = {
         model: rates.rate_of(model) for model in ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "Tesla T4", "?")

@@ -1,5 +1,5 @@
-"""The pool as processes of a machine: starting, keeping alive and stopping them, and their composition root.
+"""The processes of the pool on a machine: starting, supervising and stopping them, and the composition root.
 
-``launch`` is what the command line calls; ``supervisor`` is the small program that keeps the node agent and the
-control plane running; ``control_plane`` puts the rooms together into the process that serves the API.
+The command line calls ``process.launch``. ``supervisor`` is the small program that keeps the node agent and the control
+plane running. ``control_plane`` assembles the packages into the process that serves the API.
 """

@@ -1,4 +1,4 @@
-"""The options of a pool, kept in ``<state>/config.json`` so that whatever restarts it finds the same ones."""
+"""The options of a pool, stored in ``<state>/config.json``, so that every restart uses the same ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpupool.client.locate import SYSTEM, USER, Location
+from gpupool.client.discovery import SYSTEM, USER, Location
+from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.windows import read_zone
+from gpupool.domain.work.time_windows import read_zone
 
 if TYPE_CHECKING:
-    from gpupool.store.address import PostgresAddress
+    from gpupool.store.backends.address import PostgresAddress
 
 CONFIG_FILE = "config.json"
 OFF = "off"
@@ -25,22 +26,22 @@ CONFIG_LIMIT_BYTES = 1 << 20
 
 
 class PoolKind(StrEnum):
-    """Whose pool it is: one user's, or the machine's (jobs run as whoever submits them)."""
+    """The owner of the pool: one user, or the machine (jobs then run as the submitting user)."""
 
     USER = USER
     SYSTEM = SYSTEM
 
 
 class Role(StrEnum):
-    """What a machine is to its pool."""
+    """The part of a machine in its pool."""
 
-    ALONE = "alone"  # the whole of it
+    ALONE = "alone"  # the whole pool
     HEAD = "head"  # control plane of a cluster, and a node of it
     NODE = "node"  # joined a cluster: no control plane here
 
 
 class LogLevel(StrEnum):
-    """How much the pool's own logs say."""
+    """The verbosity of the pool's own logs."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -50,10 +51,11 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """Everything a pool is started with.
+    """All options of a pool.
 
     ``emulate`` is the emulated inventory's language (``4xT4,2xV100``); None: what the machine has. ``listen`` is
-    ``host:port`` for the network and needs ``tls_cert`` and ``tls_key`` or ``tls_self_signed``. Finished work older
+    ``host:port`` for the network and needs ``tls_cert`` and ``tls_key`` or ``tls_self_signed``; ``trusted_proxies`` are
+    the networks of proxies whose ``X-Forwarded-For`` is believed. Finished work older
     than ``retention_days`` is forgotten. ``time_zone`` is that of time windows (None: the machine's). ``dashboard`` is
     the loopback ``host:port`` for browsers of this machine (``off``: none), ``oidc`` the file that says with which
     provider people sign in. ``commands`` replaces the program of a child by name (tests use it).
@@ -74,6 +76,7 @@ class PoolConfig:
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_self_signed: bool = False
+    trusted_proxies: tuple[str, ...] = ()
     log_level: LogLevel = LogLevel.INFO
     retention_days: int = 90
     time_zone: str | None = None
@@ -90,28 +93,32 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise _invalid("A TLS certificate and its key are given together.", "Give both, or neither.")
+            raise _invalid("--tls-cert and --tls-key must be given together.", "Give both, or neither.")
         if self.listen and not (self.tls_cert or self.tls_self_signed):
             raise _invalid(
-                "A pool listens on a network with TLS only.",
-                "Give --tls-cert and --tls-key, or --tls-self-signed for a certificate of its own.",
+                "A pool listens on a network only with TLS.",
+                "Give --tls-cert and --tls-key, or --tls-self-signed to create a certificate.",
             )
+        if self.trusted_proxies:
+            from gpupool.api.server.proxies import TrustedProxies
+
+            TrustedProxies(self.trusted_proxies)
         self.dashboard_address()
         self.database_address()
         if self.time_zone is not None:
             read_zone(self.time_zone)
         if not 1024 <= self.cluster_port <= 65536 - CLUSTER_PORTS:
-            raise _invalid(f"{self.cluster_port} is not a port for a cluster.", f"{CLUSTER_PORTS} from it on are used.")
+            raise _invalid(f"{self.cluster_port} is not a port for a cluster.", f"{CLUSTER_PORTS} ports are used.")
         if self.retention_days < 1:
-            raise _invalid("The retention must be at least one day.", "Leave it out for 90 days.")
+            raise _invalid("The retention must be at least one day.", "Omit it for 90 days.")
 
     @property
     def location(self) -> Location:
-        """Where clients of this pool find it."""
+        """Return where clients of this pool find it."""
         return Location(self.state_dir, self.run_dir, str(self.kind))
 
     def dashboard_address(self) -> tuple[str, int] | None:
-        """Host and port for browsers of this machine; None when there is none."""
+        """Return host and port for browsers of this machine; None if there is no dashboard."""
         if self.dashboard == OFF:
             return None
         host, _, port = self.dashboard.rpartition(":")
@@ -123,43 +130,35 @@ class PoolConfig:
         return host.strip("[]"), int(port)
 
     def database_address(self) -> PostgresAddress | None:
-        """Where the PostgreSQL database is; None: the pool keeps its own file."""
+        """Return the address of the PostgreSQL database; None: the pool has its own file."""
         if self.database is None:
             return None
-        from gpupool.store.address import PostgresAddress  # imports SQLAlchemy, which most starts can do without
+        from gpupool.store.backends.address import (
+            PostgresAddress,  # imports SQLAlchemy, which most starts do not need
+        )
 
         return PostgresAddress(self.database, self.database_password_file)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> PoolConfig:
-        """The inverse of ``to_dict``; unknown keys (of a newer version) are dropped."""
-        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        known["kind"] = PoolKind(known.get("kind", PoolKind.USER))
-        known["role"] = Role(known.get("role", Role.ALONE))
-        known["log_level"] = LogLevel(known.get("log_level", LogLevel.INFO))
-        known["commands"] = {k: tuple(v) for k, v in known.get("commands", {}).items()}
-        return cls(**known)
-
-    @classmethod
     def for_location(cls, location: Location) -> PoolConfig:
-        """The options last used at a place, or the defaults; the place's own folders win.
+        """Return the stored options of a place, or the defaults; the place's own folders override them.
 
         Raises ``GpupoolError`` (INVALID_FILE) for a file that cannot be read as options.
         """
         stored = read_config(location.state_dir) or {}
         places = {"state_dir": location.state_dir, "run_dir": location.run_dir, "kind": location.kind}
         try:
-            return cls.from_dict({**stored, **places})
+            return decode(cls, {**stored, **places})
         except (TypeError, ValueError, AttributeError) as error:
             raise _broken(location.state_dir, str(error)) from error
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, written as a number, is one of this machine alone."""
+    """Return whether a numeric address is a loopback address."""
     import ipaddress
 
     try:
@@ -169,12 +168,12 @@ def is_loopback(host: str) -> bool:
 
 
 def config_path(state_dir: str) -> Path:
-    """The file of a pool's options."""
+    """Return the file of a pool's options."""
     return Path(state_dir) / CONFIG_FILE
 
 
 def read_config(state_dir: str) -> dict[str, Any] | None:
-    """The stored options as JSON, or None when there are none; raises ``GpupoolError`` (INVALID_FILE)."""
+    """Return the stored options as JSON, or None if there are none; raise ``GpupoolError`` (INVALID_FILE)."""
     try:
         with config_path(state_dir).open("rb") as file:
             data = json.loads(file.read(CONFIG_LIMIT_BYTES))
@@ -188,21 +187,21 @@ def read_config(state_dir: str) -> dict[str, Any] | None:
 
 
 def load_config(state_dir: str) -> PoolConfig:
-    """The options of the pool in a state folder, for its own processes.
+    """Return the options of the pool in a state folder, for its own processes.
 
-    Raises ``GpupoolError`` (INVALID_FILE) when there are none or they cannot be read.
+    Raises ``GpupoolError`` (INVALID_FILE) if there are none or they cannot be read.
     """
     data = read_config(state_dir)
     if data is None:
         raise _broken(state_dir, "it does not exist")
     try:
-        return PoolConfig.from_dict({**data, "state_dir": state_dir})
+        return decode(PoolConfig, {**data, "state_dir": state_dir})
     except (TypeError, ValueError, AttributeError) as error:
         raise _broken(state_dir, str(error)) from error
 
 
 def save_config(config: PoolConfig) -> None:
-    """Write the options whole or not at all, readable by the owner alone. Raises ``OSError``."""
+    """Write the options atomically, readable only by the owner. Raises ``OSError``."""
     path = config_path(config.state_dir)
     text = json.dumps(config.to_dict(), indent=2) + "\n"
     write_atomically(path, text, 0o600)
@@ -231,5 +230,5 @@ def _broken(state_dir: str, why: str) -> GpupoolError:
     return GpupoolError(
         ErrorCode.INVALID_FILE,
         f"The pool's options in {path} cannot be read: {why}.",
-        "Remove the file and start the pool with 'gpupool up' and the options wanted.",
+        "Remove the file and start the pool with 'gpupool up' and its options.",
     )

@@ -1,12 +1,14 @@
-"""The composition root: one control plane, put together from the concrete store, fabric and API, and run.
+"""The composition root: assembles one control plane from the concrete store, fabric and API, and runs it.
 
-``python -m gpupool.daemon.control_plane --state-dir DIR``, started by the supervisor. Logs go to standard error.
+``control_plane_main`` is its process, started by the supervisor. Logs go to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import gc
 import logging
 import os
 import resource
@@ -14,6 +16,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,41 +27,57 @@ from fastapi import FastAPI
 
 from gpupool import __version__
 from gpupool.api.app import create_app
-from gpupool.api.loopback import listen_loopback
-from gpupool.api.server import Bound, ListenConfig, address_of, serve
-from gpupool.daemon.cluster import AGENT_SOCKET, NODES_DIR, gcs_address, secrets_dir
+from gpupool.api.server.loopback import listen_loopback
+from gpupool.api.server.proxies import TrustedProxies
+from gpupool.api.server.server import Bound, ListenConfig, address_of, serve
+from gpupool.daemon.cluster.heads import (
+    certificate,
+    certificate_files,
+    database_for_others,
+    enrol,
+    node_name,
+    own_head,
+    passfile_of,
+)
+from gpupool.daemon.cluster.peer_heads import HeadsOfFolder
 from gpupool.daemon.config import OFF, LogLevel, PoolConfig, PoolKind, Role, load_config
 from gpupool.daemon.folders import CONTROL_PLANE_LOCK, DATABASE, FILES_DIR
-from gpupool.daemon.garbage import walk_in_time, walk_seldom
-from gpupool.daemon.heads import certificate, certificate_files, database_for_others, enrol, own_head
+from gpupool.daemon.machine import AGENT_SOCKET, NODES_DIR, gcs_address, secrets_dir
 from gpupool.daemon.oidc_file import read_provider
-from gpupool.daemon.other_heads import HeadsOfFolder
-from gpupool.daemon.timezone import machine_zone
+from gpupool.daemon.pool_identity import Decided, read_identity, settle
+from gpupool.daemon.process.garbage_collection import pause_full_collections, run_full_collections
+from gpupool.daemon.process.phases import Phase, enter_phase
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.fabric.machines import Directory, MachinesFabric, Together, WrittenDirectory
-from gpupool.fabric.ray.directory import BridgeDirectory
+from gpupool.domain.protocol.fencing import Leadership, SoleLeadership
+from gpupool.domain.work.time_windows import read_zone
+from gpupool.fabric.machines import BridgeDirectory, CombinedDirectory, Directory, MachinesFabric, StaticDirectory
 from gpupool.messaging import NetworkCourier
-from gpupool.node.inventory.host import clean_node_name
-from gpupool.node.locks import take as take_lock
-from gpupool.services.authority import Authority
+from gpupool.node.host.locks import take as take_lock
 from gpupool.services.clock import SteadyClock
+from gpupool.services.control.adoption import OtherPools
+from gpupool.services.log_rate_limit import LimitedLines, LogLimit
 from gpupool.services.pool import Pool, PoolInfo
-from gpupool.services.ports import Ports
+from gpupool.services.ports.adapters import Ports
+from gpupool.services.ports.cluster import Authority
 from gpupool.store import SqlStore, open_database, open_store
-from gpupool.store.blobs import KeptBlobs
+from gpupool.store.blobs import StoredBlobs
 from gpupool.web.install import install as install_web
 
 if TYPE_CHECKING:
-    from gpupool.store.address import PostgresAddress
+    from gpupool.store.backends.address import PostgresAddress
     from gpupool.web.oidc import Provider
 
 EXIT_REFUSED = 2
+_CAUSED_BY_CLIENTS = ("uvicorn.error", "asyncio", "websockets.server")  # loggers whose lines a client can cause
 
+FIRST_NODE_S = 10.0
+FIRST_NODE_POLL_S = 0.02
 log = structlog.get_logger("gpupool.control_plane")
+_LOCALTIME = Path("/etc/localtime")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a control plane until SIGTERM; 0 after that, 2 when it could not begin, 1 when it broke."""
+    """Run a control plane until SIGTERM; return 0 after that, 2 if it could not begin, 1 if it failed."""
     parser = argparse.ArgumentParser(prog="gpupool-control-plane", description="The control plane of a pool.")
     parser.add_argument("--state-dir", required=True)
     options = parser.parse_args(argv)
@@ -79,13 +98,13 @@ def _own(config: PoolConfig) -> int:
         raise GpupoolError(
             ErrorCode.POOL_ALREADY_RUNNING,
             f"Another control plane uses {config.state_dir}.",
-            "Use that one, or stop it with `gpupool down`.",
+            "Use that control plane, or stop it with `gpupool down`.",
         )
     return lock
 
 
 def _allow_many_connections() -> None:
-    """As many open files as the system lets this process have: each waiting client and open log is one."""
+    """Raise the limit of open files to the maximum: each waiting client and open log needs one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -93,8 +112,10 @@ def _allow_many_connections() -> None:
 async def _run(config: PoolConfig, lock: int) -> int:
     stop = _stop_event()
     address = config.database_address()
+    enter_phase(config.run_dir, Phase.OPENING)
     if address is None:
-        await _work(config, await open_store(Path(config.state_dir) / DATABASE), stop)
+        known = read_identity(config.state_dir).pool_id
+        await _work(config, await open_store(Path(config.state_dir) / DATABASE, known), stop, SoleLeadership(), None)
     else:
         await _lead(config, address, stop)
     os.close(lock)
@@ -103,14 +124,14 @@ async def _run(config: PoolConfig, lock: int) -> int:
 
 
 async def _lead(config: PoolConfig, address: PostgresAddress, stop: asyncio.Event) -> None:
-    """Work on a database that others may lead too: wait for one's turn, and give it back at the end."""
-    from gpupool.daemon.waiting import Leadership  # psycopg: not with SQLite
+    """Work on a database that others may lead too: wait for the right to lead, and release it at the end."""
+    from gpupool.daemon.cluster.standby import ElectedLeadership  # psycopg: not with SQLite
 
-    leadership = Leadership(config, address)
+    leadership = ElectedLeadership(config, address)
     try:
         if await leadership.wait(lambda app, done: _listen_on(config, app, None, done), stop):
             store = await open_database(leadership.database())
-            await _work(config, store, stop, leadership.guard, leadership.term)
+            await _work(config, store, stop, leadership.lead, leadership.guard)
     finally:
         await leadership.close()
 
@@ -119,26 +140,51 @@ async def _work(
     config: PoolConfig,
     store: SqlStore,
     stop: asyncio.Event,
-    guard: Callable[[asyncio.Future[None]], None] = lambda _broken: None,
-    term: int | None = None,
+    lead: Leadership,
+    guard: Callable[[asyncio.Future[None]], None] | None,
 ) -> None:
-    dashboard = _dashboard(config)
-    head = own_head(config, _node_name(config))
-    info = replace(_info(config, store, dashboard), term=term, head=head)
-    pool = Pool(_ports(config, store), info)
-    guard(pool.engine.broken)
     try:
+        decided = settle(config.state_dir, store.pool_id)
+    except GpupoolError:
+        await store.close()
+        raise
+    dashboard = _dashboard(config)
+    head = own_head(config, node_name(config))
+    info = replace(_info(config, store, dashboard), term=lead.term, head=head, others=_others(decided))
+    pool = Pool(_ports(config, store, lead), info)
+    if guard is not None:
+        guard(pool.engine.broken)
+    try:
+        enter_phase(config.run_dir, Phase.READING)
         await pool.start()
         if head is not None and info.movable:
             await enrol(config, pool.services.joining, head)
-        walk_seldom()
+        if config.role is Role.ALONE:
+            await _first_node(pool, stop)
+        pause_full_collections()
         await _serve(config, pool, stop, dashboard)
     finally:
         await pool.close()
 
 
+async def _first_node(pool: Pool, stop: asyncio.Event) -> None:
+    """Wait for the node of a new pool: until it has reported, every request would be refused as impossible.
+
+    The wait is short, because a driver may be slow or the agent fail, and an answer without GPUs is better than none.
+    """
+    deadline = time.monotonic() + FIRST_NODE_S
+    while not pool.engine.feed.scheduler.cluster.rows:
+        if stop.is_set() or pool.engine.broken.done() or time.monotonic() >= deadline:
+            return
+        await asyncio.sleep(FIRST_NODE_POLL_S)
+
+
+def _others(decided: Decided) -> OtherPools:
+    return OtherPools(decided.adopt, decided.abandon, decided.abandon_all)
+
+
 def _dashboard(config: PoolConfig) -> socket.socket | None:
-    """Where browsers of this machine find the dashboard; a pool without it is better than none."""
+    """Return the dashboard's socket for browsers of this machine; None (logged) if it cannot be opened."""
     address = config.dashboard_address()
     try:
         return listen_loopback(*address) if address else None
@@ -148,13 +194,12 @@ def _dashboard(config: PoolConfig) -> socket.socket | None:
 
 
 async def _serve(config: PoolConfig, pool: Pool, stop: asyncio.Event, dashboard: socket.socket | None) -> None:
-    """Serve until told to stop; a background task that breaks ends the process, and the supervisor starts another."""
+    """Serve until stopped; a failed background task ends the process, and the supervisor starts another one."""
     app = create_app(pool.services)
-    install_web(app, pool.services)
-    app.state.oidc = _provider(config)
+    install_web(app, pool.services, _provider(config))
     serving = asyncio.create_task(_listen_on(config, app, dashboard, stop))
     working = asyncio.create_task(pool.run(stop))
-    walking = asyncio.create_task(walk_in_time())
+    walking = asyncio.create_task(run_full_collections())
     try:
         await asyncio.wait({serving, working}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -167,6 +212,13 @@ async def _serve(config: PoolConfig, pool: Pool, stop: asyncio.Event, dashboard:
 
 
 async def _listen_on(config: PoolConfig, app: FastAPI, dashboard: socket.socket | None, stop: asyncio.Event) -> None:
+    def ready(bound: Bound) -> None:
+        gc.freeze()  # loaded modules stay: the collector need not scan them again
+        gc.enable()
+        enter_phase(config.run_dir, Phase.READY)
+        log.info("ready", socket=str(bound.socket_path), listen=bound.listen, pid=os.getpid())
+
+    enter_phase(config.run_dir, Phase.LISTENING)
     await serve(
         app,
         socket_path=Path(config.location.api_socket),
@@ -174,15 +226,15 @@ async def _listen_on(config: PoolConfig, app: FastAPI, dashboard: socket.socket 
         listen=_listen(config),
         dashboard=dashboard,
         stop=stop,
-        ready=_say_ready,
+        ready=ready,
     )
 
 
 def _provider(config: PoolConfig) -> Provider | None:
-    """With whom people sign in; when that cannot be read, tokens and links still let them in."""
+    """Return the sign-in provider; None (logged) if its file cannot be read: tokens and links still work."""
     if config.oidc is None or config.oidc == OFF:
         return None
-    from gpupool.web.oidc import Provider  # cryptography and OAuth: a tenth of a second that most pools need not spend
+    from gpupool.web.oidc import Provider  # cryptography and OAuth: a tenth of a second that most pools can save
 
     try:
         return Provider(read_provider(config.oidc))
@@ -191,41 +243,33 @@ def _provider(config: PoolConfig) -> Provider | None:
         return None
 
 
-def _say_ready(bound: Bound) -> None:
-    log.info("ready", socket=str(bound.socket_path), listen=bound.listen, pid=os.getpid())
-
-
-def _ports(config: PoolConfig, store: SqlStore) -> Ports:
+def _ports(config: PoolConfig, store: SqlStore, lead: Leadership) -> Ports:
     return Ports(
         store=store,
-        fabric=MachinesFabric(_directory(config)),
+        fabric=MachinesFabric(_directory(config), lead),
         clock=SteadyClock(),
         random_bits=secrets.randbits,
         sleep=asyncio.sleep,
         courier=NetworkCourier(),
-        blobs=KeptBlobs(Path(config.state_dir) / FILES_DIR),
+        blobs=StoredBlobs(Path(config.state_dir) / FILES_DIR),
         authority=_authority(config),
         other_heads=HeadsOfFolder(secrets_dir(config)) if config.role is Role.HEAD else None,
     )
 
 
 def _directory(config: PoolConfig) -> Directory:
-    own = WrittenDirectory({_node_name(config): Path(config.run_dir) / AGENT_SOCKET})
+    own = StaticDirectory({node_name(config): Path(config.run_dir) / AGENT_SOCKET})
     if config.role is not Role.HEAD:
         return own
-    return Together(own, BridgeDirectory(Path(config.run_dir) / NODES_DIR))
+    return CombinedDirectory(own, BridgeDirectory(Path(config.run_dir) / NODES_DIR))
 
 
 def _authority(config: PoolConfig) -> Authority | None:
     if config.role is not Role.HEAD:
         return None
-    from gpupool.fabric.ray.authority import FolderAuthority  # cryptography, which one machine does without
+    from gpupool.fabric.ray.authority import FolderAuthority  # cryptography, which a single machine does not need
 
     return FolderAuthority(secrets_dir(config), *gcs_address(config), certificate_files(config).certificate)
-
-
-def _node_name(config: PoolConfig) -> str:
-    return clean_node_name(config.node_name or os.uname().nodename)
 
 
 def _info(config: PoolConfig, store: SqlStore, dashboard: socket.socket | None) -> PoolInfo:
@@ -240,9 +284,12 @@ def _info(config: PoolConfig, store: SqlStore, dashboard: socket.socket | None) 
         retention_days=config.retention_days,
         time_zone=config.time_zone or machine_zone(),
         dashboard=f"http://{address_of(dashboard)}" if dashboard else None,
-        own_node=_node_name(config),
+        own_node=node_name(config),
         movable=config.database is not None,
         database=database_for_others(config.database),
+        address=config.cluster_address,
+        password_file=config.database_password_file,
+        passfile=passfile_of(config.database),
     )
 
 
@@ -255,7 +302,7 @@ def _listen(config: PoolConfig) -> ListenConfig | None:
         raise GpupoolError(
             ErrorCode.INVALID_REQUEST, f"'{config.listen}' is not an address to listen on.", "Write HOST:PORT."
         )
-    return ListenConfig(host, int(port), certificate(config))
+    return ListenConfig(host, int(port), certificate(config), TrustedProxies(config.trusted_proxies))
 
 
 def _stop_event() -> asyncio.Event:
@@ -267,8 +314,10 @@ def _stop_event() -> asyncio.Event:
 
 
 def _set_up_logging(level: LogLevel) -> None:
-    """One JSON object a line on standard error, the pool's own and those of libraries from WARNING on."""
+    """Log one JSON object per line to standard error, of libraries from WARNING on."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    for name in _CAUSED_BY_CLIENTS:
+        logging.getLogger(name).addFilter(LimitedLines(LogLimit(time.monotonic)))
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -282,5 +331,10 @@ def _set_up_logging(level: LogLevel) -> None:
     )
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def machine_zone() -> str:
+    """Return the name of this machine's time zone, or UTC if it is unknown."""
+    for name in (os.environ.get("TZ", ""), str(_LOCALTIME.resolve()).partition("zoneinfo/")[2]):
+        with contextlib.suppress(GpupoolError):
+            read_zone(name)
+            return name
+    return "UTC"

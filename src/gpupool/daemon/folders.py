@@ -1,22 +1,22 @@
-"""The folders of a pool: made with the right owner and mode, or refused with a sentence that says why."""
+"""The folders of a pool: created with the right owner and mode, or refused with the reason."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from gpupool.client.locate import STATE_FILE
+from gpupool.client.discovery import STATE_FILE
 from gpupool.daemon.config import CONFIG_FILE, PoolConfig, PoolKind
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 PRIVATE = 0o700
-STATE_MODE = {PoolKind.USER: PRIVATE, PoolKind.SYSTEM: 0o711}  # users pass to the folders of their work
+STATE_MODE = {PoolKind.USER: PRIVATE, PoolKind.SYSTEM: 0o711}  # users need to reach the folders of their work
 RUN_MODE = {PoolKind.USER: 0o700, PoolKind.SYSTEM: 0o755}
 LOG_DIR = "log"
 NODE_DIR = "node"
 POOL_LOCK = "pool.lock"
 DATABASE = "pool.db"
-FILES_DIR = "files"  # that were sent with work
+FILES_DIR = "files"  # uploaded with work
 START_LOCK = "start.lock"
 CONTROL_PLANE_LOCK = "control-plane.lock"
 CHILD_LOCKS = (f"{NODE_DIR}/agent.lock", CONTROL_PLANE_LOCK)
@@ -24,9 +24,9 @@ _PROBE_BYTES = 4096
 
 
 def prepare_folders(config: PoolConfig) -> None:
-    """Make the state and run folders and see that they can be written.
+    """Create the state and run folders and check that they are writable.
 
-    Raises ``GpupoolError`` (POOL_START_FAILED) naming the folder and what is wrong with it.
+    Raises ``GpupoolError`` (POOL_START_FAILED) with the folder and the reason.
     """
     state, run = Path(config.state_dir), Path(config.run_dir)
     _own_folder(state, STATE_MODE[config.kind], POOL_LOCK, DATABASE)
@@ -37,12 +37,12 @@ def prepare_folders(config: PoolConfig) -> None:
 
 
 def log_path(state_dir: str, process: str) -> Path:
-    """The log of one of the pool's processes: ``supervisor``, ``agent`` or ``control-plane``."""
+    """Return the log of one of the pool's processes: ``supervisor``, ``agent`` or ``control-plane``."""
     return Path(state_dir) / LOG_DIR / f"{process}.log"
 
 
 def folder_error(folder: Path, error: OSError) -> GpupoolError:
-    """What went wrong with a folder of the pool, with a remedy for the usual reasons."""
+    """Return the error of a folder of the pool, with a remedy for the usual causes."""
     return GpupoolError(
         ErrorCode.POOL_START_FAILED,
         f"The pool cannot use the folder {folder}: {error.strerror or error}.",
@@ -68,7 +68,7 @@ def _own_folder(folder: Path, mode: int, *markers: str) -> None:
 
 
 def _make(folder: Path, mode: int) -> None:
-    """Make it with exactly this mode from the first moment: somebody else may be starting the same pool."""
+    """Create it with exactly this mode from the start: another process may be starting the same pool."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     before = os.umask(0)
     try:

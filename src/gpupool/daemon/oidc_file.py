@@ -1,4 +1,4 @@
-"""The file that says with which provider people sign in (TOML, readable by its owner alone)."""
+"""The file of the sign-in provider (TOML, readable only by its owner)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpupool.domain.access import Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.identity import ProviderSettings, RoleRule
+from gpupool.domain.people.access import Role
+from gpupool.domain.people.identity import ProviderSettings, RoleRule
 
 _LIMIT_BYTES = 256 * 1024
 _TEXTS = ("issuer", "client_id", "client_secret", "public_url", "name", "user_claim", "ca_file")
@@ -21,7 +21,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def read_provider(path: str) -> ProviderSettings:
-    """The settings in a file; raises ``GpupoolError(INVALID_FILE)`` with what is wrong."""
+    """Read the settings of a file; raise ``GpupoolError(INVALID_FILE)`` with the reason."""
     file = Path(path)
     try:
         mode = file.stat().st_mode
@@ -29,7 +29,7 @@ def read_provider(path: str) -> ProviderSettings:
     except (OSError, ValueError) as error:
         raise _wrong(path, str(error)) from error
     if stat.S_IMODE(mode) & 0o077:
-        raise _wrong(path, "others may read or change it, and it has a secret", f"Run 'chmod 600 {path}'.")
+        raise _wrong(path, "other users may read or change it, and it contains a secret", f"Run 'chmod 600 {path}'.")
     try:
         return _settings(data)
     except ValueError as error:
@@ -39,7 +39,7 @@ def read_provider(path: str) -> ProviderSettings:
 def _settings(data: dict[str, Any]) -> ProviderSettings:
     known = {*_TEXTS, *_FLAGS, *_LISTS, "default_role", "roles", "users"}
     if strange := sorted(data.keys() - known):
-        raise ValueError(f"'{strange[0]}' is not known")
+        raise ValueError(f"'{strange[0]}' is unknown")
     if missing := [name for name in _NEEDED if not data.get(name)]:
         raise ValueError(f"'{missing[0]}' is missing")
     found: dict[str, Any] = {}
@@ -50,7 +50,7 @@ def _settings(data: dict[str, Any]) -> ProviderSettings:
         _need_tls(name, found[name])
     found["public_url"] = found["public_url"].rstrip("/")
     if "openid" not in found.get("scopes", ("openid",)):
-        raise ValueError("'scopes' must have 'openid'")
+        raise ValueError("'scopes' must contain 'openid'")
     return ProviderSettings(**found, **_rules(data))
 
 
@@ -67,7 +67,7 @@ def _rules(data: dict[str, Any]) -> dict[str, Any]:
 
 def _rule(entry: Any) -> RoleRule:
     if not isinstance(entry, dict) or entry.keys() != {"claim", "value", "role"}:
-        raise ValueError("each of [[roles]] has claim, value and role")
+        raise ValueError("each of [[roles]] needs claim, value and role")
     return RoleRule(_a(str, "claim", entry["claim"]), _a(str, "value", entry["value"]), _role(entry["role"]))
 
 
@@ -79,7 +79,7 @@ def _role(word: Any) -> Role:
 
 def _a(kind: type, name: str, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"'{name}' is not as it should be")  # noqa: TRY004 - all of these are one error to the caller
+        raise ValueError(f"'{name}' has the wrong type")  # noqa: TRY004 - all of these are one error to the caller
     return value
 
 
@@ -89,7 +89,7 @@ def _need_tls(name: str, url: str) -> None:
     if not (parts.scheme == "https" and parts.hostname) and not local:
         raise ValueError(f"'{name}' must begin with https://")
     if parts.query or parts.fragment or parts.username or (name == "public_url" and parts.path.rstrip("/")):
-        raise ValueError(f"'{name}' has more than an address")
+        raise ValueError(f"'{name}' must be only an address")
 
 
 def _wrong(path: str, why: str, hint: str = "") -> GpupoolError:

@@ -1,8 +1,8 @@
 """The program that keeps a pool's processes running: ``python -m gpupool.daemon.supervisor --state-dir …``.
 
-Small on purpose (standard library, one thread, a few megabytes): the less it does, the less can go wrong with it.
-Killed outright it takes the agent and the control plane with it (they get SIGTERM from the kernel); the shepherds and
-their jobs live on, and whoever needs the pool next starts it again and it adopts them.
+Small on purpose (standard library, one thread, a few megabytes): the less it does, the less can fail. If it is killed,
+the agent and the control plane end with it (the kernel sends them SIGTERM). The shepherds and their jobs continue; the
+next command that needs the pool starts it again, and it adopts them.
 """
 
 from __future__ import annotations
@@ -13,33 +13,41 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpupool.client.locate import API_SOCKET, STATE_FILE
-from gpupool.daemon.children import CHILDREN, Child
-from gpupool.daemon.cluster import lead_path
+from gpupool.client.discovery import API_SOCKET, STATE_FILE
 from gpupool.daemon.config import PoolConfig, PoolKind, load_config, write_atomically
 from gpupool.daemon.folders import CHILD_LOCKS, POOL_LOCK, folder_error, log_path, prepare_folders
-from gpupool.daemon.logs import bound_log
-from gpupool.daemon.processes import die_with_parent, is_locked
-from gpupool.daemon.record import PoolRecord, already_running, this_process, write_record
+from gpupool.daemon.machine import AGENT_SOCKET, lead_path
+from gpupool.daemon.process.children import CHILDREN, Child, ChildName
+from gpupool.daemon.process.identity import ProcessIdentity, die_with_parent, is_locked
+from gpupool.daemon.process.logs import bound_log
+from gpupool.daemon.process.phases import PHASE_FILE
+from gpupool.daemon.process.record import PoolRecord, already_running, read_record, this_process, write_record
 from gpupool.domain.errors import GpupoolError
-from gpupool.node.locks import take as take_lock
+from gpupool.node.host.cgroups import enter_pool_group
+from gpupool.node.host.locks import take as take_lock
+from gpupool.node.host.priority import protect
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)
-KEPT_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ}  # Python's own choice
+IGNORED_SIGNALS = {signal.SIGPIPE, signal.SIGXFSZ}  # Python's default
 ENDING = (signal.SIGTERM, signal.SIGINT)
 TICK_S = 5.0
+STARTING_TICK_S = 0.5  # until every child has its socket: one deleted before it was seen would never be missed
 END_GRACE_S = 10.0
 LEFTOVER_GRACE_S = 5.0
 LOCK_TEST_S = 0.3
+LOCK_TIMEOUT_S = 10.0
 STATE_FILE_MODE = {PoolKind.USER: 0o600, PoolKind.SYSTEM: 0o644}
+MISSING_S = 3.0  # a control plane that begins to lead binds its socket again
+_SOCKETS = {ChildName.AGENT: AGENT_SOCKET, ChildName.CONTROL_PLANE: API_SOCKET}
 
 
 class Supervisor:
-    """Starts the children, starts them again when they die, and ends them when told to."""
+    """Starts the children, restarts them when they die, and ends them on a signal."""
 
     def __init__(self, config: PoolConfig, lock_fd: int) -> None:
         self._config = config
@@ -47,51 +55,70 @@ class Supervisor:
         self._started_at = time.time()
         self._children = [Child(config, name) for name in CHILDREN[config.role]]
         self._shown: list[Any] = []
+        self._sockets = Sockets(Path(config.run_dir))
 
     def start(self) -> None:
-        """Start all children and tell the world."""
+        """Start all children and write the state file."""
         with suppress(OSError):
-            lead_path(self._config).unlink(missing_ok=True)  # what an earlier control plane said
+            lead_path(self._config).unlink(missing_ok=True)  # written by an earlier control plane
         for child in self._children:
             child.start()
-            _say(f"started {child.name}")
+            _log(f"started {child.name}")
         self._show()
 
     def run(self) -> None:
         """Keep the children running until SIGTERM or SIGINT, which must be blocked; then end them."""
         while True:
-            received = signal.sigtimedwait(HANDLED, self._patience())
+            received = signal.sigtimedwait(HANDLED, self._wait_s())
             if received is not None and received.si_signo in ENDING:
                 break
-            self._look_after()
-        _say("stopping; jobs run on")
+            self._check_children()
+        _log("stopping; jobs continue")
         self._end()
 
-    def _look_after(self) -> None:
+    def _check_children(self) -> None:
         for child in self._children:
             if child.reap():
-                _say(f"{child.name} ended ({child.last_exit}); state {child.state}")
+                _log(f"{child.name} ended ({child.last_exit}); state {child.state}")
             if child.start_if_due():
-                _say(f"started {child.name} again")
+                _log(f"started {child.name} again")
             child.bound_log()
         bound_log(log_path(self._config.state_dir, "supervisor"))
+        self._restore_run_folder()
         self._show()
 
-    def _patience(self) -> float:
+    def _restore_run_folder(self) -> None:
+        """Create a deleted run folder again, and restart the children without sockets: they cannot be reached."""
+        lost = self._sockets.lost(self._children, time.monotonic())
+        if not lost:
+            return
+        _log(f"the sockets of {', '.join(child.name for child in lost)} were deleted; starting them again")
+        for child in reversed(lost):
+            child.end(END_GRACE_S)
+        try:
+            prepare_folders(self._config)
+        except GpupoolError as error:
+            _log(str(error))
+        for child in lost:
+            child.start()
+
+    def _wait_s(self) -> float:
         due = [child.due for child in self._children if child.due is not None]
-        return max(0.0, min([TICK_S, *(at - time.monotonic() for at in due)]))
+        tick_s = TICK_S if self._sockets.settled(self._children) else STARTING_TICK_S
+        return max(0.0, min([tick_s, *(at - time.monotonic() for at in due)]))
 
     def _end(self) -> None:
         for child in reversed(self._children):  # the control plane first: it still talks to the agent
             child.end(END_GRACE_S)
-        for name in (API_SOCKET, STATE_FILE):
+        for name in (API_SOCKET, STATE_FILE, PHASE_FILE):
             with suppress(OSError):
                 (Path(self._config.run_dir) / name).unlink(missing_ok=True)
-        _say("stopped")
+        _log("stopped")
 
     def _show(self) -> None:
         children = [child.to_dict() for child in self._children]
-        if children == self._shown:
+        path = Path(self._config.run_dir) / STATE_FILE
+        if children == self._shown and path.exists():
             return
         me = this_process()
         state = {
@@ -104,21 +131,20 @@ class Supervisor:
             "head_url": self._config.head_url,
             "children": children,
         }
-        path = Path(self._config.run_dir) / STATE_FILE
         identities = tuple(child.identity for child in self._children if child.identity)
         try:
             write_atomically(path, json.dumps(state), STATE_FILE_MODE[self._config.kind])
             write_record(self._lock_fd, PoolRecord(me, os.uname().nodename, identities))
         except OSError as error:
-            _say(f"cannot write {path}: {error}")
+            _log(f"cannot write {path}: {error}")
         else:
             self._shown = children
 
 
 def take_pool(config: PoolConfig) -> int:
-    """Become the one supervisor of a state folder; returns the descriptor that holds the lock.
+    """Become the one supervisor of a state folder; return the descriptor that holds the lock.
 
-    Children that a killed supervisor left are waited for, then killed. Raises ``GpupoolError`` (POOL_ALREADY_RUNNING,
+    Waits for the children of a killed supervisor, then kills them. Raises ``GpupoolError`` (POOL_ALREADY_RUNNING,
     POOL_START_FAILED).
     """
     prepare_folders(config)
@@ -134,23 +160,35 @@ def take_pool(config: PoolConfig) -> int:
 
 
 def _take_pool_lock(path: Path) -> int | None:
-    """The lock, or None when a supervisor has it: whoever merely tests it holds it for an instant too."""
-    deadline = time.monotonic() + LOCK_TEST_S
+    """Return the lock's descriptor, or None if a supervisor has it.
+
+    A process that merely tests the lock also holds it for a moment, which is long on a busy machine. So a lock without
+    a living supervisor's record is waited for longer.
+    """
+    begun = time.monotonic()
     fd = take_lock(path)
-    while fd is None and time.monotonic() < deadline:
+    while fd is None:
+        waited_s = time.monotonic() - begun
+        if waited_s >= (LOCK_TEST_S if _has_owner(path) else LOCK_TIMEOUT_S):
+            return None
         time.sleep(LOCK_TEST_S / 20)
         fd = take_lock(path)
     return fd
 
 
+def _has_owner(path: Path) -> bool:
+    record = read_record(str(path.parent))
+    return record is not None and (record.alive or not record.here)
+
+
 def clear_leftovers(state_dir: str, lock_fd: int, grace_s: float = LEFTOVER_GRACE_S) -> None:
-    """Wait until no child of an earlier supervisor is left; kill those that do not go in time."""
+    """Wait until no child of an earlier supervisor is left; kill those that do not end in time."""
     record = PoolRecord.read(lock_fd)
     leftovers = [child for child in record.children if child.alive] if record and record.here else []
     deadline = time.monotonic() + grace_s
     for child in leftovers:
         if not child.wait_gone(max(0.0, deadline - time.monotonic())):
-            _say(f"killing process {child.pid}, left by an earlier supervisor")
+            _log(f"killing process {child.pid}, left by an earlier supervisor")
             child.send(signal.SIGKILL)
             child.wait_gone(grace_s)
     locks = [Path(state_dir) / name for name in CHILD_LOCKS]
@@ -159,9 +197,9 @@ def clear_leftovers(state_dir: str, lock_fd: int, grace_s: float = LEFTOVER_GRAC
 
 
 def hold_signals() -> None:
-    """Hold the handled signals for waiting, and undo what the starting shell had ignored (jobs would inherit it)."""
+    """Block the handled signals for ``sigwait``; reset those that the starting shell ignored (jobs inherit that)."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-    for number in signal.valid_signals() - KEPT_IGNORED:
+    for number in signal.valid_signals() - IGNORED_SIGNALS:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
@@ -170,17 +208,19 @@ def main(argv: list[str] | None = None) -> int:
     """Run a supervisor; ``--ready-fd`` gets one JSON line: the pid, or the error."""
     arguments = _parse(argv)
     if arguments.detach and os.fork():
-        os._exit(0)  # what goes on is no session leader, so no terminal can become its own
+        os._exit(0)  # the remaining process is no session leader, so it gets no terminal
     if arguments.parent:
         die_with_parent(signal.SIGTERM, arguments.parent)
     os.umask(0o077)
     os.chdir("/")
+    protect()
+    enter_pool_group()
     hold_signals()
     try:
         config = load_config(arguments.state_dir)
         supervisor = Supervisor(config, take_pool(config))
     except GpupoolError as error:
-        _say(str(error))
+        _log(str(error))
         _report(arguments.ready_fd, {"error": error.to_dict()})
         return 1
     supervisor.start()
@@ -206,9 +246,42 @@ def _report(fd: int | None, message: dict[str, Any]) -> None:
     os.close(fd)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     with suppress(OSError):
         print(time.strftime("%Y-%m-%dT%H:%M:%S%z"), text, file=sys.stderr, flush=True)  # noqa: T201 - its log
+
+
+class Sockets:
+    """Records which process has had its socket, and since when it is missing. Times are monotonic."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder
+        self._bound_by: dict[ChildName, ProcessIdentity] = {}
+        self._missing_since: dict[ChildName, float] = {}
+
+    def lost(self, children: Sequence[Child], now: float) -> list[Child]:
+        """Return the children to start again: those without their sockets, or all when the run folder is gone."""
+        there = self._folder.is_dir()
+        lost = [child for child in children if self._lost(child, now, folder=there)]
+        for child in lost:
+            self._missing_since.pop(child.name, None)  # its successor gets the same time
+        return list(children) if lost and not there else lost
+
+    def settled(self, children: Sequence[Child]) -> bool:
+        """Return whether every process has been seen with its socket: only then a missing socket is a lost one."""
+        return all(self._bound_by.get(child.name) == child.identity for child in children if child.name in _SOCKETS)
+
+    def _lost(self, child: Child, now: float, *, folder: bool) -> bool:
+        name = _SOCKETS.get(child.name)
+        if name is None or child.identity is None:
+            return False
+        if (self._folder / name).exists():
+            self._bound_by[child.name] = child.identity
+            self._missing_since.pop(child.name, None)
+            return False
+        if folder and self._bound_by.get(child.name) != child.identity:
+            return False  # it is still starting; but without the run folder, created before its start, it cannot
+        return now - self._missing_since.setdefault(child.name, now) >= MISSING_S
 
 
 if __name__ == "__main__":

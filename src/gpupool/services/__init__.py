@@ -1,4 +1,5 @@
-"""What the pool does: submit, place, start, watch, stop, account.
+"""The services of the pool: submission, scheduling, reconciliation with the nodes, accounting and administration.
 
-Services speak to the outside only through the Protocols of ``ports``; the composition root hands in real ones.
+Services use the outside world only through Protocols, most of them in ``ports``. The composition root passes the
+adapters that implement them.
 """

@@ -1,61 +1,65 @@
-"""The services of one pool, put together, and what goes on in the background."""
+"""The services of one pool, connected to each other, and their background tasks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
-from gpupool.domain.access import DEFAULT_PROJECT, Project
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.heads import Head, MemberKey
-from gpupool.domain.windows import read_zone
-from gpupool.services.access import AccessService
-from gpupool.services.accounting import AccountingService
-from gpupool.services.analytics import AnalyticsService
-from gpupool.services.bookings import BookingService
-from gpupool.services.bound import BoundClients
-from gpupool.services.demand import Demand
-from gpupool.services.departments import DepartmentService
-from gpupool.services.engine import Engine
-from gpupool.services.expiring import Expiring
-from gpupool.services.files.away import FoldersAway
+from gpupool.domain.nodes.heads import Head
+from gpupool.domain.people.access import DEFAULT_PROJECT, Project
+from gpupool.domain.work.time_windows import read_zone
+from gpupool.services.access.departments import DepartmentService
+from gpupool.services.access.permissions import Permissions
+from gpupool.services.access.service import AccessService
+from gpupool.services.access.sessions import SessionService
+from gpupool.services.access.sign_in import IdentityService, LoginCodes
+from gpupool.services.access.workspaces import WorkspaceAccess
+from gpupool.services.backups.service import BackupService
+from gpupool.services.cluster.heads import Heads
+from gpupool.services.cluster.joining import HeadFacts, JoinService
+from gpupool.services.control.adoption import Adoption, OtherPools
+from gpupool.services.control.engine import Engine
+from gpupool.services.control.lookup import Lookup
+from gpupool.services.control.observer import Observer
+from gpupool.services.control.scheduler_feed import SchedulerFeed
+from gpupool.services.control.scheduling_loop import LimitChecker, SchedulingLoop
+from gpupool.services.explain.estimates import MAX_ESTIMATES
+from gpupool.services.explain.wait_reason import ResumptionNotices
+from gpupool.services.files.missing import FolderRecovery, MissingFolders
+from gpupool.services.files.serve import HeadFiles, folders_in
 from gpupool.services.files.service import FileService
-from gpupool.services.files.serving import HeadFiles, folders_in
-from gpupool.services.foresight import MOST_KEPT
-from gpupool.services.gpu_readings import GpuReadings
-from gpupool.services.heads import Heads
-from gpupool.services.history import HistoryService
-from gpupool.services.identities import IdentityService
-from gpupool.services.images import ImageService
-from gpupool.services.joining import HeadFacts, JoinService
-from gpupool.services.login_codes import LoginCodes
-from gpupool.services.lookup import Lookup
-from gpupool.services.loops import SchedulingLoop, Ticker
-from gpupool.services.manifests import ManifestService
+from gpupool.services.lifecycle.process_spec import ProcessSpecs
 from gpupool.services.metrics.service import MetricsService
-from gpupool.services.mirror import Mirror
-from gpupool.services.nodebook import NodeBook
-from gpupool.services.nodes import NodeService
-from gpupool.services.observer import Observer
-from gpupool.services.permissions import Permissions
-from gpupool.services.planning import PlanService
+from gpupool.services.nodes.images import ImageService
+from gpupool.services.nodes.monitoring import CapacityRecorder, GpuHealthMonitor
+from gpupool.services.nodes.reservations import ReservationService
+from gpupool.services.nodes.service import NodeService
 from gpupool.services.policy import PolicyService
-from gpupool.services.ports import Ports
-from gpupool.services.process_spec import ProcessSpecs
-from gpupool.services.register import Register
-from gpupool.services.resuming import Resuming
-from gpupool.services.sessions import SessionService
-from gpupool.services.submission import SubmissionService
-from gpupool.services.telemetry import TelemetryService
+from gpupool.services.ports.adapters import Ports
+from gpupool.services.refusals import Refusals
+from gpupool.services.state.client_binding import ClientBindings
+from gpupool.services.state.identity_cache import IdentityCache
+from gpupool.services.state.mirror import Mirror
+from gpupool.services.state.node_registry import NodeRegistry
+from gpupool.services.state.workspace_registry import WorkspaceRegistry
+from gpupool.services.telemetry.service import TelemetryService
+from gpupool.services.usage.accounting import AccountingService
+from gpupool.services.usage.analytics import AnalyticsService
+from gpupool.services.usage.events import EventService
 from gpupool.services.warnings.service import WarningService
-from gpupool.services.workloads import WorkloadService
+from gpupool.services.workloads.manifests import ManifestService
+from gpupool.services.workloads.planning import PlanService
+from gpupool.services.workloads.service import ExpiryLoop, WorkloadService
+from gpupool.services.workloads.submission import SubmissionChecks, SubmissionService
+from gpupool.services.workspaces.service import WorkspaceService
 
-FORGET_EVERY_S = 3600.0
+HISTORY_INTERVAL_S = 3600.0
 DAY_S = 86400.0
 
 log = structlog.get_logger("gpupool.pool")
@@ -63,12 +67,14 @@ log = structlog.get_logger("gpupool.pool")
 
 @dataclass(frozen=True, slots=True)
 class PoolInfo:
-    """What a pool says of itself; ``owner_uid`` is the account it runs as, ``kind`` is user or system.
+    """Facts about a pool; ``owner_uid`` is the account that it runs as, ``kind`` is ``user`` or ``system``.
 
-    ``dashboard`` is where browsers of this machine find it (``http://127.0.0.1:8470``). ``own_node`` is the node on the
-    control plane's own machine, if there is one; ``movable``: a control plane on another machine may take over, and
-    ``term`` counts how often that has happened. ``head`` is this machine as a head of a cluster, ``database`` the URL
-    of the database for others.
+    ``dashboard`` is its address for browsers of this machine (``http://127.0.0.1:8470``). ``own_node`` is the node on
+    the control plane's own machine, if there is one. ``movable``: a control plane on another machine may become the
+    leader; ``term`` is the number of the present leadership. ``head`` is this machine as a head of a cluster,
+    ``database`` the URL of the database for other heads, ``password_file`` and ``passfile`` the files with its password
+    on this machine. ``address`` is the one that the administrator set for this machine (``--address``). ``others`` is
+    the decision about programs of other pools on the nodes.
     """
 
     version: str
@@ -86,11 +92,15 @@ class PoolInfo:
     term: int | None = None
     head: Head | None = None
     database: str | None = None
+    address: str | None = None
+    password_file: str | None = None
+    passfile: str | None = None
+    others: OtherPools = field(default_factory=OtherPools)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolServices:
-    """What the API calls."""
+    """The services that the API and the pages call."""
 
     info: PoolInfo
     workloads: WorkloadService
@@ -99,10 +109,11 @@ class PoolServices:
     identities: IdentityService
     nodes: NodeService
     joining: JoinService
-    history: HistoryService
+    history: EventService
     policy: PolicyService
+    backups: BackupService
     plans: PlanService
-    bookings: BookingService
+    reservations: ReservationService
     departments: DepartmentService
     accounting: AccountingService
     analytics: AnalyticsService
@@ -114,6 +125,8 @@ class PoolServices:
     login_codes: LoginCodes
     images: ImageService
     manifests: ManifestService
+    workspaces: WorkspaceService
+    refusals: Refusals
 
 
 class Pool:
@@ -123,89 +136,107 @@ class Pool:
         self._ports = ports
         self._info = info
         self._mirror = Mirror()
-        self._book = NodeBook("" if info.movable else info.own_node)
-        self._register = Register()
-        self._demand = Demand(self._mirror, self._book, ports.clock.now, read_zone(info.time_zone))
-        specs = ProcessSpecs(self._book, as_user=info.kind == "system")
-        specs.volume_roots = lambda project: self._register.project(project).rules.volumes
-        self.engine = Engine(ports, self._mirror, self._demand, specs)
-        self._bound = BoundClients(ports.clock.monotonic)
-        self._observer = Observer(self.engine, self._book)
+        self._nodes = NodeRegistry("" if info.movable else info.own_node)
+        self._identities = IdentityCache()
+        self._workspaces = WorkspaceRegistry(self._mirror)
+        self._missing_folders = MissingFolders()
+        self._feed = SchedulerFeed(
+            self._mirror, self._nodes, ports.clock.now, self._missing_folders.needed_by, read_zone(info.time_zone)
+        )
+        specs = ProcessSpecs(
+            self._nodes, ports.store.records, info.pool_id, self._volume_roots, as_user=info.kind == "system"
+        )
+        self.engine = Engine(ports, self._mirror, self._feed, specs)
+        self._bound = ClientBindings(ports.clock.monotonic)
+        adoption = Adoption(self.engine, self._identities, info.pool_id, info.others)
+        self._observer = Observer(self.engine, self._nodes, adoption)
         self._tasks: list[asyncio.Task[None]] = []
         self.services = self._wire(info)
 
+    def _volume_roots(self, project: str) -> tuple[str, ...]:
+        return self._identities.project(project).rules.volumes
+
     def _wire(self, info: PoolInfo) -> PoolServices:
-        permissions = Permissions(self._register)
+        permissions = Permissions(self._identities)
         lookup = Lookup(self.engine)
         as_user = info.kind == "system"
-        submission = SubmissionService(self.engine, self._register, permissions, lookup, as_user=as_user)
         files = FileService(self.engine, permissions, lookup)
-        self._away = FoldersAway(self.engine, files)
-        submission.check_files = files.check
-        images = ImageService(self.engine, self._book, permissions, self._register)
-        submission.check_containers = images.check
-        telemetry = TelemetryService(self._ports, self._book, self._mirror)
-        accounting = AccountingService(self.engine, self._register, permissions, info.time_zone)
-        workloads = WorkloadService(self.engine, lookup, permissions, self._bound, submission)
-        workloads.waiting.folder_away = self._away.explain
-        access = AccessService(self.engine, self._register, permissions, info.owner_uid)
-        sessions = SessionService(self.engine, self._register, access, info.owner_uid)
-        metrics = MetricsService(self.engine, self._book, self._register, telemetry, accounting)
-        nodes = NodeService(self.engine, self._book, permissions)
+        self._recovery = FolderRecovery(self.engine, files, self._missing_folders)
+        images = ImageService(self.engine, self._nodes, permissions, self._identities)
+        workspace_access = WorkspaceAccess(self._workspaces, self._identities, permissions)
+        submission = SubmissionService(
+            self.engine,
+            self._identities,
+            permissions,
+            lookup,
+            SubmissionChecks(files.check, workspace_access, images.check),
+            as_user=as_user,
+        )
+        telemetry = TelemetryService(self._ports, self._nodes, self._mirror)
+        accounting = AccountingService(self.engine, self._identities, permissions, info.time_zone)
+        workloads = WorkloadService(self.engine, lookup, permissions, self._bound, submission, self._recovery.explain)
+        access = AccessService(self.engine, self._identities, permissions, info.owner_uid)
+        sessions = SessionService(self.engine, self._identities, access, info.owner_uid)
+        metrics = MetricsService(self.engine, self._nodes, self._identities, telemetry, accounting)
+        nodes = NodeService(self.engine, self._nodes, permissions)
+        heads = Heads(self.engine, info.head, info.database)
+        joining = JoinService(
+            self.engine,
+            permissions,
+            nodes,
+            HeadFacts(info.pool_id, info.listen, info.password_file, info.passfile),
+            access,
+            heads,
+        )
         return PoolServices(
             info=info,
             workloads=workloads,
             access=access,
             sessions=sessions,
-            identities=IdentityService(self.engine, self._register, access, sessions, info.owner_uid),
+            identities=IdentityService(self.engine, self._identities, access, sessions, info.owner_uid),
             nodes=nodes,
-            joining=JoinService(
-                self.engine,
-                permissions,
-                nodes,
-                HeadFacts(info.pool_id, info.listen),
-                Heads(self.engine, info.head, info.database),
-            ),
-            history=HistoryService(self.engine),
-            departments=DepartmentService(self.engine, self._register, permissions),
+            joining=joining,
+            history=EventService(self.engine, permissions),
+            departments=DepartmentService(self.engine, self._identities, permissions),
             accounting=accounting,
-            analytics=AnalyticsService(self.engine, self._book, accounting, workloads.holdings),
+            analytics=AnalyticsService(self.engine, self._nodes, accounting, workloads.current_leases),
             policy=PolicyService(self.engine, permissions),
-            bookings=BookingService(self.engine, self._book, self._register, permissions),
-            plans=PlanService(self.engine, self._register, submission, workloads.waiting),
+            backups=BackupService(self.engine, permissions, info.state_dir),
+            reservations=ReservationService(self.engine, self._nodes, self._identities, permissions),
+            plans=PlanService(self.engine, self._identities, submission, workloads.wait_reasons),
             telemetry=telemetry,
             metrics=metrics,
             warnings=WarningService(
-                self.engine, self._register, permissions, (info.pool_id, info.time_zone), metrics.counts.warnings
+                self.engine, self._identities, permissions, (info.pool_id, info.time_zone), metrics.counts.warnings
             ),
             files=files,
-            head_files=HeadFiles(self._ports.blobs, self._members, lambda: folders_in(files.live())),
+            head_files=HeadFiles(self._ports.blobs, joining.membership, lambda: folders_in(files.live())),
             login_codes=LoginCodes(access, self._ports.clock),
             images=images,
-            manifests=ManifestService(self.engine, self._register, workloads),
+            manifests=ManifestService(self.engine, self._identities, workloads),
+            workspaces=WorkspaceService(self.engine, self._nodes, workspace_access, workloads, as_user=as_user),
+            refusals=Refusals(self._ports.clock.monotonic),
         )
 
-    async def _members(self) -> list[MemberKey]:
-        heads = {head.name for head in await self._ports.store.joins.heads()}
-        found = await self._ports.store.joins.members()
-        return [MemberKey(member.node, member.secret_sha256, member.node in heads) for member in found]
-
     async def start(self) -> None:
-        """Read the truth, connect to the nodes, begin to work."""
+        """Load the database, connect to the nodes, and start the background tasks."""
         state = await self._ports.store.load_live()
         self._mirror.load(state)
-        self._register.load(state.projects, state.users, state.departments)
-        self._book.load(state.nodes, self._ports.clock.monotonic())
+        self._workspaces.load(state.workspaces)
+        self._identities.load(state.projects, state.users, state.departments)
+        self._nodes.load(state.nodes, self._ports.clock.monotonic())
         await self._ensure_default_project()
-        self._demand.load(self._register.projects.values(), self._register.users.values(), state.departments)
+        self._feed.load(self._identities.projects.values(), self._identities.users.values(), state.departments)
         await self.services.policy.load()
         await self.services.warnings.load()
+        await self.services.backups.load()
         await self.services.accounting.load()
         await self.services.sessions.load()
         await self.services.joining.heads.announce()
-        self.services.bookings.load(state.bookings)
-        await self._away.load()
-        await self._remember_dependencies()
+        self.services.reservations.load(state.reservations)
+        await self._recovery.load()
+        for workload in self._mirror.workloads.values():
+            await self.services.workloads.submission.note_dependencies(workload)
         await self._ports.fabric.start()
         for name, work in self._background().items():
             self._tasks.append(asyncio.create_task(work, name=name))
@@ -213,61 +244,58 @@ class Pool:
         log.info("started", workloads=len(state.workloads), leases=len(state.leases), nodes=len(state.nodes))
 
     def _background(self) -> dict[str, Coroutine[Any, Any, None]]:
-        waiting = self.services.workloads.waiting
+        reasons = self.services.workloads.wait_reasons
         return {
             "listen": self._observer.listen(),
             "observe": self._observer.work(),
             "schedule": SchedulingLoop(self.engine, self.services.metrics.counts.cycles.add).run(),
-            "tick": Ticker(self.engine, self._bound).run(),
+            "tick": LimitChecker(self.engine, self._bound).run(),
             "lost nodes": self.services.nodes.lost.run(),
-            "read GPUs": GpuReadings(self.engine, self._book).run(),
-            "foresee": waiting.foresight.run(waiting.why),
-            "forget": self._forget_old(),
-            "expire": Expiring(self.engine, self.services.workloads).run(),
+            "read GPUs": GpuHealthMonitor(self.engine, self._nodes).run(),
+            "record capacity": CapacityRecorder(self.engine, self._nodes).run(),
+            "estimates": reasons.estimates.run(reasons.why),
+            "delete history": self._delete_history(),
+            "expire": ExpiryLoop(self.engine, self.services.workloads).run(),
             "telemetry": self.services.telemetry.run(),
-            "forget use": self.services.telemetry.forget(),
+            "delete samples": self.services.telemetry.forget(),
             "account": self.services.accounting.run(),
             "metrics": self.services.metrics.run(),
             "warnings": self.services.warnings.run(),
             "sessions": self.services.sessions.run(),
-            "bookings": self.services.bookings.run(),
+            "unrecorded stops": self.services.workloads.unrecorded_stops.run(),
+            "reservations": self.services.reservations.run(),
+            "backups": self.services.backups.run(),
             "files": self.services.files.run(),
-            "folders of other heads": self._away.run(),
-            "resume": Resuming(self.engine, self.services.workloads.waiting).run(),
+            "folders of other heads": self._recovery.run(),
+            "workspace tasks": self.services.workspaces.tasks.run(),
+            "measure workspaces": self.services.workspaces.meter.run(),
+            "heads": self.services.joining.heads.run(),
+            "resume": ResumptionNotices(self.engine, reasons).run(),
         }
 
     async def _ensure_default_project(self) -> None:
-        if DEFAULT_PROJECT in self._register.projects:
+        if DEFAULT_PROJECT in self._identities.projects:
             return
         project = Project(DEFAULT_PROJECT, note="everybody's")
         event = Event(self._ports.clock.now(), "pool", Reason.CHANGED, "created", target=f"project {DEFAULT_PROJECT}")
-        await self._ports.store.save_project(project, event)
-        self._register.projects[DEFAULT_PROJECT] = project
+        await self._ports.store.projects.save(project, event)
+        self._identities.projects[DEFAULT_PROJECT] = project
 
-    async def _remember_dependencies(self) -> None:
-        """How workloads ended that others still wait for."""
-        for workload in self._mirror.workloads.values():
-            for dependency in workload.after:
-                if dependency.workload not in self._mirror.workloads:
-                    found = await self._ports.store.get_workload(dependency.workload)
-                    if found is not None:
-                        self._demand.dependencies.finished_states[found.id] = found.state
-
-    async def _forget_old(self) -> None:
+    async def _delete_history(self) -> None:
         while True:
             try:
                 before = self._ports.clock.now() - self._info.retention_days * DAY_S
-                # What was asked for is known from history: it stays until that is summed.
+                # Usage is computed from history, so history stays until it is summed.
                 before = min(before, await self._ports.store.usage_books.summed_until())
                 while await self._ports.store.delete_finished_before(before):
                     await self._ports.sleep(0.1)
-                await self._ports.store.forget_estimates(before, MOST_KEPT)
+                await self._ports.store.estimates.forget(before, MAX_ESTIMATES)
             except GpupoolError as error:
-                log.warning("could not forget old history", code=error.code)
-            await self._ports.sleep(FORGET_EVERY_S)
+                log.warning("could not delete old history", code=error.code)
+            await self._ports.sleep(HISTORY_INTERVAL_S)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until ``stop`` is set; raises what broke a background task or the right to go on."""
+        """Run until ``stop`` is set; raises the error of a background task, or that this process must stop."""
         stopped = asyncio.create_task(stop.wait())
         waiting: set[asyncio.Future[Any]] = {stopped, self.engine.broken, *self._tasks}
         try:
@@ -278,7 +306,7 @@ class Pool:
             stopped.cancel()
 
     async def close(self) -> None:
-        """Stop working; what runs on nodes runs on."""
+        """Stop the background tasks; programs on nodes continue to run."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

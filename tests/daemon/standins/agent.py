@@ -1,4 +1,4 @@
-"""Stands in for the node agent: leaves a mark and waits to be told to end."""
+"""Stands in for the node agent: leaves a mark and waits for a signal to end."""
 
 import os
 import signal

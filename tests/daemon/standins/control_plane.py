@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 
-from gpupool.client.locate import listen_unix
+from gpupool.client.discovery import listen_unix
 
 ANSWERS = {
     "/v1/health": {"status": "ok", "pid": os.getpid()},

@@ -1,1 +1,1 @@
-"""Files that travel: a sender's folder is kept as blobs, brought to nodes, and what it makes there comes back."""
+"""Workspace folders: files from users are stored as blobs and sent to nodes; files of workloads can be read there."""

@@ -1,1 +1,1 @@
-"""What Prometheus reads: the catalogue of metrics, and their values now. Plain values; ``api`` writes them as text."""
+"""Metrics for Prometheus: their catalogue and their current values. ``api`` formats them as text."""

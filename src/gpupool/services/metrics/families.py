@@ -1,34 +1,77 @@
-"""The rows of every metric from one snapshot. Each function goes over one kind of thing and gives pieces."""
+"""The rows of each metric, from one snapshot. Each function yields the metrics of one kind of object."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gpupool.domain.gpu import Gpu, GpuHealth, Node, NodeState
-from gpupool.domain.telemetry import GpuSample, ReplicaSample
+from gpupool.domain.nodes.gpu import Gpu, GpuHealth, Node, NodeState
+from gpupool.domain.nodes.telemetry import GpuSample, ReplicaSample
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.workload import Lease
+from gpupool.domain.work.workload import Lease, WorkloadKind
+from gpupool.services.backups.service import BackupHealth
+from gpupool.services.cluster.heads import Heads
 from gpupool.services.metrics import catalogue as c
 from gpupool.services.metrics.catalogue import Metric
-from gpupool.services.metrics.counts import Histogram
-from gpupool.services.metrics.snapshot import Held, Snapshot, by_workload
+from gpupool.services.metrics.snapshot import Held, Snapshot, by_workload, held_permille
+from gpupool.services.refusals import RefusalReason
 
 MIB = 1 << 20
 MEGAHERTZ = 1e6
-MOST_WORKLOADS = 500  # with series of their own: those that hold most; the others are summed
-MOST_USERS = 1_000
-MOST_PROJECTS = 1_000
+MAX_WORKLOADS = 500  # largest workloads with their own series; the others are summed
+MAX_USERS = 1_000
+MAX_PROJECTS = 1_000
 OTHERS = "_others"  # no name can begin with an underscore
 _HEALTH = {GpuHealth.OK: 0.0, GpuHealth.DEGRADED: 1.0, GpuHealth.FAILED: 2.0}
+CYCLE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+WAIT_BOUNDS_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 7 * 86400.0)
 
 Row = tuple[tuple[str, ...], float]
 
 
+class Histogram:
+    """The number of values in each bucket, and the sum of all values; ``bounds`` are inclusive upper bounds."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.total = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[float, int]]:
+        """Return each bound, the last one infinite, with the number of values up to it."""
+        below, found = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
+            below += count
+            found.append((bound, below))
+        return found
+
+
+@dataclass(slots=True)
+class Counts:
+    """The counts of this control plane since it was started."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    warnings: Counter[tuple[str, str]] = field(default_factory=Counter)
+    cycles: Histogram = field(default_factory=lambda: Histogram(CYCLE_BOUNDS_S))
+    waits: dict[str, Histogram] = field(
+        default_factory=lambda: {kind.value: Histogram(WAIT_BOUNDS_S) for kind in WorkloadKind}
+    )
+
+    def waited(self, kind: str, seconds: float) -> None:
+        """Count the wait of a replica that got its GPUs; ``kind`` is the kind of its workload."""
+        self.waits[kind].add(max(0.0, seconds))
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The rows of one metric: the values of its labels, in order, and a number (or, of some metrics, a histogram)."""
+    """The rows of one metric: label values in order, and a number or, for some metrics, a histogram."""
 
     metric: Metric
     rows: Sequence[Row] = ()
@@ -36,7 +79,7 @@ class Family:
 
 
 def node_rows(snapshot: Snapshot) -> Iterator[Family]:
-    """Everything by node."""
+    """Yield the metrics of nodes."""
     cpus: dict[str, float] = defaultdict(float)
     memory: dict[str, int] = defaultdict(int)
     for holding in snapshot.holdings:
@@ -73,12 +116,34 @@ class _Card:
 
     @property
     def seen(self) -> GpuSample | Gpu:
-        """Whoever knows what it does now: its telemetry, else the last report."""
+        """Return its latest sample or, without one, the last report of its node."""
         return self.sample or self.gpu
 
 
+def head_rows(heads: Heads) -> Iterator[Family]:
+    """Yield for each head of a cluster 1 if it leads or could take over, else 0."""
+    rows = [((head.name,), float(not heads.faults(head.name))) for head in heads.known if heads.standing(head.name)]
+    if rows:
+        yield Family(c.HEAD_READY, rows)
+
+
+def backup_rows(health: BackupHealth | None) -> Iterator[Family]:
+    """Yield the state of scheduled backups; nothing without a schedule."""
+    if health is None:
+        return
+    if health.newest is not None:
+        yield Family(c.BACKUP, [((), health.newest)])
+    yield Family(c.BACKUP_EVERY, [((), health.every_s)])
+    yield Family(c.BACKUP_FAILED, [((), float(health.failed))])
+
+
+def refusal_rows(totals: Mapping[RefusalReason, int]) -> Iterator[Family]:
+    """Yield how much was refused because of each limit."""
+    yield Family(c.REFUSED, [((str(reason),), count) for reason, count in sorted(totals.items())])
+
+
 def gpu_rows(snapshot: Snapshot) -> Iterator[Family]:
-    """Everything by GPU."""
+    """Yield the metrics of GPUs."""
     taken = _taken(holding.lease for holding in snapshot.holdings)
     seen = {sample.gpu_uuid: sample for look in snapshot.samples.values() for sample in look.gpus}
     cards = [
@@ -135,12 +200,12 @@ _OF_LOOK: dict[Metric, Callable[[GpuSample], float | None]] = {
 
 
 def workload_rows(snapshot: Snapshot) -> Iterator[Family]:
-    """Everything by workload that holds GPUs: those that hold most by themselves, the rest as one."""
+    """Yield the metrics of workloads that hold GPUs: the largest ones separately, the rest as one sum."""
     found = list(by_workload(snapshot.holdings).values())
-    own = [(_names(holdings), holdings) for holdings in found[:MOST_WORKLOADS]]
-    rest = [holding for holdings in found[MOST_WORKLOADS:] for holding in holdings]
+    own = [(_names(holdings), holdings) for holdings in found[:MAX_WORKLOADS]]
+    rest = [holding for holdings in found[MAX_WORKLOADS:] for holding in holdings]
     groups = own + ([((OTHERS, "", "", ""), rest)] if rest else [])
-    yield Family(c.WORKLOAD_HELD, [(names, sum(h.gpus for h in group)) for names, group in groups])
+    yield Family(c.WORKLOAD_HELD, [(names, held_permille(group) / WHOLE_GPU) for names, group in groups])
     yield Family(c.WORKLOAD_REPLICAS, [(names, float(len(group))) for names, group in groups])
     idle = [(names, [h.idle_s for h in group if h.idle_s is not None]) for names, group in groups]
     yield Family(c.WORKLOAD_IDLE, [(names, min(seconds)) for names, seconds in idle if seconds])
@@ -164,21 +229,21 @@ def _names(holdings: Sequence[Held]) -> tuple[str, str, str, str]:
 
 
 class Bounded:
-    """Names that have series of their own: the first so many; all later ones are ``_others``, and stay there."""
+    """The first ``most`` names, which have their own series; later names always count as ``_others``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._own: set[str] = set()
 
     def name(self, name: str) -> str:
-        """The name itself, or that of the rest."""
+        """Return the name of the series for this name: itself, or ``_others``."""
         if name not in self._own and len(self._own) < self._most:
             self._own.add(name)
         return name if name in self._own else OTHERS
 
-    def summed(self, values: Mapping[str, float]) -> list[Row]:
-        """Rows by name, the rest as one."""
+    def summed(self, values: Mapping[str, float], divisor: int = 1) -> list[Row]:
+        """Return rows by name, the rest as one; sums are divided once, so sums of whole thousandths are exact."""
         rows: dict[str, float] = defaultdict(float)
         for name in sorted(values):
             rows[self.name(name)] += values[name]
-        return [((name,), value) for name, value in rows.items()]
+        return [((name,), value / divisor) for name, value in rows.items()]

@@ -1,33 +1,32 @@
-"""What the metrics of one scrape are made from: frozen values, all of the same moment."""
+"""Snapshot of the pool for the metrics of one scrape: frozen values of the same moment."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpupool.domain.gpu import Node
-from gpupool.domain.ids import WorkloadId, attempt_key
-from gpupool.domain.telemetry import NodeSample, ReplicaSample
+from gpupool.domain.ids import WorkloadId
+from gpupool.domain.nodes.gpu import Node
+from gpupool.domain.nodes.telemetry import NodeSample, ReplicaSample
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
-from gpupool.services.engine import Engine
-from gpupool.services.holdings import last_active
-from gpupool.services.nodebook import NodeBook
+from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.services.control.engine import Engine
+from gpupool.services.state.node_registry import NodeRegistry
 
 IDLE_AFTER_S = 300.0
-AT_ONCE = 200  # leases looked at before others may run
+AT_ONCE = 200  # leases processed before other tasks may run
 DATABASE_FILES = ("pool.db", "pool.db-wal")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease that is open, with whoever holds it and so many GPUs, slices as fractions.
+    """An open lease with its workload, its replica and its number of GPUs; slices count as fractions.
 
-    ``idle_s`` None: it starts, stops, or is not known any more. ``looks`` are the newest at the programs on it.
+    ``idle_s`` is None if the replica starts, stops or is unknown. ``looks`` are the latest samples of its programs.
     """
 
     lease: Lease
@@ -38,32 +37,27 @@ class Held:
     looks: tuple[ReplicaSample, ...] = ()
 
     @property
-    def lease_key(self) -> str:
-        """The attempt that it was granted to."""
-        return attempt_key(self.lease.workload, self.lease.index, self.lease.attempt)
-
-    @property
     def busy_percent(self) -> float | None:
-        """Time computed on its GPUs, summed over them; None where nobody sees it."""
+        """Return the use of its GPUs in percent, summed over its programs; None if it is not measured."""
         seen = [look.gpu_percent for look in self.looks if look.gpus]
         return sum(seen) if seen else None
 
     @property
     def idle(self) -> bool:
-        """Whether it holds GPUs for nothing."""
+        """Return True if its GPUs were not used for ``IDLE_AFTER_S``."""
         return self.idle_s is not None and self.idle_s >= IDLE_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits, by project, and the workloads by state and kind."""
+    """Waiting replicas by project, and workloads by state and kind."""
 
     replicas: Counter[str] = field(default_factory=Counter)
-    oldest: dict[str, float] = field(default_factory=dict)  # when it was submitted
+    oldest: dict[str, float] = field(default_factory=dict)  # submission time of the oldest queued workload
     workloads: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, workload: Workload, pending: int) -> None:
-        """Count one workload with so many replicas that wait."""
+        """Count a workload with ``pending`` waiting replicas."""
         self.workloads[workload.state.value, workload.kind.value] += 1
         self.replicas[workload.project] += pending
         if workload.state is WorkloadState.QUEUED and pending:
@@ -73,7 +67,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The pool at ``now``; ``workloads`` are those that have not ended, to be counted by the piece."""
+    """The pool at ``now``; ``workloads`` are those that have not ended, with their number of waiting replicas."""
 
     now: float
     nodes: tuple[Node, ...]
@@ -83,8 +77,8 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Grasp:
-    """What has to be of one moment, with nothing worked out yet."""
+class RawState:
+    """The raw state of one moment, from which ``make_snapshot`` computes a ``Snapshot``."""
 
     now: float
     nodes: tuple[Node, ...]
@@ -93,12 +87,12 @@ class Grasp:
     samples: Mapping[str, NodeSample]
 
 
-def grasp(engine: Engine, book: NodeBook, samples: Mapping[str, NodeSample]) -> Grasp:
-    """The pool as it is now. To be called while nothing is half written."""
+def read_state(engine: Engine, book: NodeRegistry, samples: Mapping[str, NodeSample]) -> RawState:
+    """Copy the present state of the pool. Call it only while no write is in progress."""
     mirror = engine.mirror
     counts, workloads, replicas = mirror.counts, mirror.workloads, mirror.replicas
     pending = ReplicaState.PENDING
-    return Grasp(
+    return RawState(
         now=engine.ports.clock.now(),
         nodes=book.all(),
         leases=tuple(
@@ -114,15 +108,15 @@ _NONE: dict[int, Replica] = {}
 _NOTHING: Counter[ReplicaState] = Counter()
 
 
-async def take(engine: Engine, grasped: Grasp) -> Snapshot:
-    """Work the rest out; others run meanwhile."""
-    looks = _by_lease(grasped.samples)
+async def make_snapshot(engine: Engine, raw: RawState) -> Snapshot:
+    """Compute the snapshot of a raw state, and let other tasks run in between."""
+    looks = _by_lease(raw.samples)
     holdings: list[Held] = []
-    for count, (lease, workload, replica) in enumerate(grasped.leases):
-        holdings.append(_holding(engine, grasped.now, (lease, workload, replica), tuple(looks[lease.epoch])))
+    for count, (lease, workload, replica) in enumerate(raw.leases):
+        holdings.append(_holding(engine, raw.now, (lease, workload, replica), tuple(looks[lease.epoch])))
         if count % AT_ONCE == 0:
             await asyncio.sleep(0)
-    return Snapshot(grasped.now, grasped.nodes, tuple(holdings), grasped.workloads, grasped.samples)
+    return Snapshot(raw.now, raw.nodes, tuple(holdings), raw.workloads, raw.samples)
 
 
 def _by_lease(samples: Mapping[str, NodeSample]) -> dict[int, list[ReplicaSample]]:
@@ -145,16 +139,21 @@ def _holding(
         return Held(lease, workload, replica, None, gpus, looks)
     if replica.state is not ReplicaState.RUNNING:
         return Held(lease, workload, replica, None, gpus, looks)
-    idle_s = max(0.0, now - last_active(engine, workload, replica, now))
+    idle_s = max(0.0, now - engine.last_active(workload, replica, now))
     return Held(lease, workload, replica, idle_s, gpus, looks)
 
 
 def by_workload(holdings: tuple[Held, ...]) -> dict[WorkloadId, list[Held]]:
-    """Holdings of each workload, those that hold most first."""
+    """Group leases by workload, the largest workloads first."""
     found: dict[WorkloadId, list[Held]] = {}
     for holding in holdings:
         found.setdefault(holding.lease.workload, []).append(holding)
-    return dict(sorted(found.items(), key=lambda item: (-sum(h.gpus for h in item[1]), item[0])))
+    return dict(sorted(found.items(), key=lambda item: (-held_permille(item[1]), item[0])))
+
+
+def held_permille(holdings: Iterable[Held]) -> int:
+    """Return the sum of leases in thousandths of a GPU; exact, unlike a sum of fractions."""
+    return sum(holding.lease.permille for holding in holdings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +166,7 @@ class Disk:
 
 
 def look_at_disk(state_dir: str) -> Disk | None:
-    """How full it is; None where it cannot be told."""
+    """Return the sizes of the file system and the database; None if they cannot be read."""
     try:
         found = os.statvfs(state_dir)
         files = [Path(state_dir) / name for name in DATABASE_FILES]

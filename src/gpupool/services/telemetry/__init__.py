@@ -1,9 +1,9 @@
-"""What nodes measure: pulled once a second, kept for ten minutes, rolled up to minutes and hours in the store.
+"""Samples of GPUs, nodes and programs, and their rollups.
 
-``service`` pulls and answers; ``rings`` has the last ten minutes; ``tallies`` adds looks up to rows; ``series`` makes
-columns over time of either.
+The control plane pulls samples from each node once a second and keeps them for ten minutes. The store keeps rollups of
+minutes and hours.
+
+``service`` pulls samples and answers queries; ``intake`` takes samples in; ``rings`` holds those of the last ten
+minutes; ``tallies`` adds samples up to rollup rows; ``series`` makes columns over time from samples or rows.
+The interface of the store is ``ports.usage.SampleStore``.
 """
-
-from gpupool.services.telemetry.service import TelemetryService
-
-__all__ = ["TelemetryService"]

@@ -1,4 +1,4 @@
-"""What comes in: each look goes into the rings and into the tallies of its minute, unless it is in them already."""
+"""Intake of samples: into the rings, and into the tallies of their minute unless the store has counted them already."""
 
 from __future__ import annotations
 
@@ -10,117 +10,127 @@ from functools import lru_cache
 import numpy as np
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.ids import Epoch, WorkloadId, attempt_key, split_attempt_key
-from gpupool.domain.telemetry import GpuSample, NodeSample, ReplicaSample, Step
-from gpupool.domain.workload import Lease, WorkloadKind
-from gpupool.services.mirror import Mirror
+from gpupool.domain.ids import WorkloadId, attempt_key, split_attempt_key
+from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample, RollupStep
+from gpupool.domain.work.workload import Lease, WorkloadKind
+from gpupool.services.state.mirror import Mirror
 from gpupool.services.telemetry.rings import K, Rings, Times, Values
 from gpupool.services.telemetry.series import GPU_COLUMNS, NODE_COLUMNS, REPLICA_COLUMNS
-from gpupool.services.telemetry.tallies import Attempt, Minute, ReplicaLook, covered
+from gpupool.services.telemetry.tallies import Attempt, AttemptSample, Minute, covered
 
-MOST_GPUS = 20_000
-MOST_REPLICAS = 10_000
-MOST_NODES = 2_000
+MAX_GPUS = 20_000
+MAX_REPLICAS = 10_000
+MAX_NODES = 2_000
 _UNKNOWN = float("nan")
-_attempt = lru_cache(16_384)(split_attempt_key)  # the same ones every second
+_attempt = lru_cache(16_384)(split_attempt_key)  # the same keys come every second
 
 
 @dataclass(slots=True)
 class _Node:
-    """What is remembered of a node: its last look, when it came, and what its replicas had read and written then."""
+    """State kept for a node: its last sample, when it arrived, and the byte counters of its replicas in that sample."""
 
-    look: NodeSample | None = None
+    sample: NodeSample | None = None
     came_at: float = 0.0
-    written: int = 0  # the number of the last look that is in the store's rows
+    written: int = 0  # number of the last sample that the store's rows include
     bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
     gpus: dict[str, GpuSample] = field(default_factory=dict)
     replicas: dict[str, ReplicaSample] = field(default_factory=dict)
 
 
 class Intake:
-    """Holds what was measured lately. ``minutes`` are tallies by their beginning, ``failed`` could not be written."""
+    """Recent samples and unwritten tallies.
+
+    ``minutes`` maps the start of each minute to its tallies; ``failed`` holds minutes that could not be written.
+    """
 
     def __init__(self, mirror: Mirror) -> None:
         self.minutes: dict[int, Minute] = {}
         self.failed: list[Minute] = []
         self._mirror = mirror
         self._nodes: dict[str, _Node] = {}
-        self._gpus = Rings[str](len(GPU_COLUMNS), MOST_GPUS)
-        self._replicas = Rings[Attempt](len(REPLICA_COLUMNS), MOST_REPLICAS)
-        self._machines = Rings[str](len(NODE_COLUMNS), MOST_NODES)
+        self._gpus = Rings[str](len(GPU_COLUMNS), MAX_GPUS)
+        self._replicas = Rings[Attempt](len(REPLICA_COLUMNS), MAX_REPLICAS)
+        self._machines = Rings[str](len(NODE_COLUMNS), MAX_NODES)
 
     # -- taking in ---------------------------------------------------------------------------------------------------
 
     def written_before(self, numbers: Mapping[str, int]) -> None:
-        """Looks up to these numbers are in the store's rows: an earlier control plane has seen them."""
+        """Note by node the last sample number in the store's rows, so that samples up to it are not counted again."""
         for name, number in numbers.items():
             self._node(name).written = number
 
     def after(self, name: str, kept: int) -> int:
-        """The number of the last look of a node that is here; at first so many before those that are in the store."""
-        node = self._node(name)
-        return node.look.number if node.look is not None else max(0, node.written - kept)
+        """Return the number of the node's last sample here.
 
-    def take(self, name: str, looks: Sequence[NodeSample], asked_after: int, now: float) -> None:
-        """Looks at a node, oldest first, as asked for; ``now`` is monotonic."""
+        Without a sample yet, return the last number in the store minus ``kept``, so that the rings are filled again.
+        """
         node = self._node(name)
-        if looks and looks[0].number <= asked_after:  # the node's clock was set back: it counts anew
-            node.look, node.written = None, 0
-        held = self._held(name) if looks else []
-        for look in looks:
-            self._take_one(node, look, held)
-            node.look, node.came_at = look, now
+        return node.sample.number if node.sample is not None else max(0, node.written - kept)
 
-    def _take_one(self, node: _Node, look: NodeSample, held: Sequence[Lease]) -> None:
-        before = node.look
-        replicas = self._replica_looks(node, look, held)
-        self._remember(node, look, replicas)
-        if look.number <= node.written:
+    def take(self, name: str, samples: Sequence[NodeSample], asked_after: int, now: float) -> None:
+        """Take in samples of a node, oldest first, that were requested with ``asked_after``; ``now`` is monotonic."""
+        node = self._node(name)
+        if samples and samples[0].number <= asked_after:  # the node's clock was set back, so its numbers start again
+            node.sample, node.written = None, 0
+        held = self._held(name) if samples else []
+        for sample in samples:
+            self._take_one(node, sample, held)
+            node.sample, node.came_at = sample, now
+
+    def _take_one(self, node: _Node, sample: NodeSample, held: Sequence[Lease]) -> None:
+        before = node.sample
+        replicas = self._attempt_samples(node, sample, held)
+        self._remember(node, sample, replicas)
+        if sample.number <= node.written:
             return
-        at = int(look.at) // Step.MINUTE * Step.MINUTE
+        at = int(sample.at) // RollupStep.MINUTE * RollupStep.MINUTE
         minute = self.minutes.get(at)
         if minute is None:
             minute = self.minutes[at] = Minute(at)
-        minute.add(look, replicas, covered(look.number, None if before is None else before.number))
+        minute.add(sample, replicas, covered(sample.number, None if before is None else before.number))
 
-    def _remember(self, node: _Node, look: NodeSample, replicas: Mapping[Attempt, ReplicaLook]) -> None:
-        self._machines.add(look.node, look.at, (look.cpu_percent, look.memory_used_mib))
-        for gpu in look.gpus:
-            self._gpus.add(gpu.gpu_uuid, look.at, _gpu_row(gpu))
+    def _remember(self, node: _Node, sample: NodeSample, replicas: Mapping[Attempt, AttemptSample]) -> None:
+        self._machines.add(sample.node, sample.at, (sample.cpu_percent, sample.memory_used_mib))
+        for gpu in sample.gpus:
+            self._gpus.add(gpu.gpu_uuid, sample.at, _gpu_row(gpu))
         for attempt, seen in replicas.items():
-            self._replicas.add(attempt, look.at, _replica_row(seen))
-        node.gpus = {gpu.gpu_uuid: gpu for gpu in look.gpus}
+            self._replicas.add(attempt, sample.at, _replica_row(seen))
+        node.gpus = {gpu.gpu_uuid: gpu for gpu in sample.gpus}
 
-    def _replica_looks(self, node: _Node, look: NodeSample, held: Sequence[Lease]) -> dict[Attempt, ReplicaLook]:
-        """What the programs did, and what those did that hold GPUs for others to run programs on."""
-        found: dict[Attempt, ReplicaLook] = {}
-        on_lease: dict[int, list[ReplicaLook]] = defaultdict(list)
-        for row in look.replicas:
+    def _attempt_samples(self, node: _Node, sample: NodeSample, held: Sequence[Lease]) -> dict[Attempt, AttemptSample]:
+        """Return the sample of each attempt, and keep it in ``node``.
+
+        For a lease in ``held`` the sample is the sum over the programs that run on it.
+        """
+        found: dict[Attempt, AttemptSample] = {}
+        on_lease: dict[int, list[AttemptSample]] = defaultdict(list)
+        for row in sample.replicas:
             try:
                 attempt = _attempt(row.key)
             except GpupoolError:
                 continue
-            found[attempt] = seen = _replica_look(node, row)
+            found[attempt] = seen = _attempt_sample(node, row)
             on_lease[row.lease].append(seen)
-        node.bytes = {row.key: (row.read_bytes, row.written_bytes) for row in look.replicas}
-        node.replicas = {row.key: row for row in look.replicas}
-        watched = {gpu.gpu_uuid for gpu in look.gpus if gpu.utilisation_percent is not None}
+        node.bytes = {row.key: (row.read_bytes, row.written_bytes) for row in sample.replicas}
+        node.replicas = {row.key: row for row in sample.replicas}
+        watched = {gpu.gpu_uuid for gpu in sample.gpus if gpu.utilisation_percent is not None}
         for lease in held:
-            if lease.granted_at <= look.at:
+            if lease.granted_at <= sample.at:
                 gpus = sum(share.gpu_uuid in watched for share in lease.shares)
                 seen = _together(on_lease.get(lease.epoch, ()), seen=gpus > 0)
                 found[lease.workload, lease.index, lease.attempt] = seen
-                sample = _sample(lease, seen, gpus)
-                node.replicas[sample.key] = sample
+                own = _lease_sample(lease, seen, gpus)
+                node.replicas[own.key] = own
         return found
 
     def _held(self, name: str) -> list[Lease]:
-        """The leases on a node that have no program of their own."""
+        """Return the open leases on a node that have no program of their own: those of workloads of kind lease."""
         mirror, found = self._mirror, []
         for workload, index in mirror.placed.get(name, ()):
             owner, replica = mirror.workloads.get(workload), mirror.replica(workload, index)
-            if owner is not None and owner.kind is WorkloadKind.LEASE and replica is not None:
-                found += [lease for lease in (mirror.leases.get(replica.lease or Epoch(0)),) if lease is not None]
+            lease = mirror.lease_of(replica)
+            if owner is not None and owner.kind is WorkloadKind.LEASE and lease is not None:
+                found.append(lease)
         return found
 
     def _node(self, name: str) -> _Node:
@@ -130,56 +140,56 @@ class Intake:
         return node
 
     def due(self, keep: int | None) -> list[Minute]:
-        """All minutes but one, taken out, with those that could not be written before."""
+        """Remove and return all minutes except ``keep``, together with those that could not be written before."""
         over = [self.minutes.pop(at) for at in sorted(self.minutes) if at != keep]
         due, self.failed = [*self.failed, *over], []
         return due
 
     def put_back(self, minutes: Sequence[Minute], most: int) -> int:
-        """Minutes that could not be written; how many of them are given up, the oldest, so that no more are kept."""
+        """Keep the newest ``most`` minutes that could not be written; return how many older ones are dropped."""
         self.failed = list(minutes[-most:])
         return len(minutes) - len(self.failed)
 
     def unwritten(self) -> list[Minute]:
-        """All minutes that are not in the store."""
+        """Return all minutes that are not in the store."""
         return [*self.failed, *self.minutes.values()]
 
     def prune(self, now: float) -> None:
-        """Let go of what was not looked at for ten minutes; ``now`` as in looks."""
+        """Drop rings without a sample in the last ten minutes; ``now`` is in the time of the samples."""
         for rings in (self._gpus, self._replicas, self._machines):
             rings.prune(now)
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def latest(self, since: float) -> dict[str, NodeSample]:
-        """The last look at each node that has come since a monotonic time."""
-        return {name: n.look for name, n in self._nodes.items() if n.look is not None and n.came_at >= since}
+        """Return the last sample of each node that has sent one since a monotonic time."""
+        return {name: n.sample for name, n in self._nodes.items() if n.sample is not None and n.came_at >= since}
 
     def latest_gpu(self, uuid: str, since: float) -> GpuSample | None:
-        """The last look at a GPU, if it has come since."""
+        """Return the last sample of a GPU; None if its node has sent none since a monotonic time."""
         for node in self._nodes.values():
             if uuid in node.gpus and node.came_at >= since:
                 return node.gpus[uuid]
         return None
 
     def latest_replica(self, key: str, since: float) -> ReplicaSample | None:
-        """The last look at a program, or at all on a lease, if it has come since."""
+        """Return the last sample of a program or lease; None if its node has sent none since a monotonic time."""
         for node in self._nodes.values():
             if key in node.replicas and node.came_at >= since:
                 return node.replicas[key]
         return None
 
-    def gpu_looks(self, uuid: str, since: float, until: float) -> tuple[Times, Values]:
-        """The looks at a GPU between two times."""
+    def gpu_samples(self, uuid: str, since: float, until: float) -> tuple[Times, Values]:
+        """Return the samples of a GPU between two times."""
         return _between(self._gpus, [uuid], since, until)
 
-    def replica_looks(self, workload: WorkloadId, index: int, since: float, until: float) -> tuple[Times, Values]:
-        """The looks at all attempts of a replica between two times."""
+    def replica_samples(self, workload: WorkloadId, index: int, since: float, until: float) -> tuple[Times, Values]:
+        """Return the samples of all attempts of a replica between two times."""
         attempts = [attempt for attempt in self._replicas if attempt[:2] == (workload, index)]
         return _between(self._replicas, attempts, since, until)
 
-    def node_looks(self, name: str, since: float, until: float) -> tuple[Times, Values]:
-        """The looks at a machine between two times."""
+    def node_samples(self, name: str, since: float, until: float) -> tuple[Times, Values]:
+        """Return the samples of a node between two times."""
         return _between(self._machines, [name], since, until)
 
 
@@ -197,7 +207,7 @@ def _gpu_row(gpu: GpuSample) -> tuple[float, ...]:
     return tuple(_UNKNOWN if value is None else value for value in known)
 
 
-def _replica_row(seen: ReplicaLook) -> tuple[float, ...]:
+def _replica_row(seen: AttemptSample) -> tuple[float, ...]:
     return (
         seen.gpu_percent if seen.seen else _UNKNOWN,
         seen.gpu_memory_mib,
@@ -208,12 +218,16 @@ def _replica_row(seen: ReplicaLook) -> tuple[float, ...]:
     )
 
 
-def _replica_look(node: _Node, row: ReplicaSample) -> ReplicaLook:
-    """Bytes of a program that was not there at the look before are all since then; before the first look, unknown."""
+def _attempt_sample(node: _Node, row: ReplicaSample) -> AttemptSample:
+    """Convert a sample's byte counters into bytes since the previous sample of the node.
+
+    A program that was not in the previous sample counts with all its bytes. In the node's first sample the bytes are 0,
+    because nothing is known of the time before.
+    """
     known = node.bytes.get(row.key)
     if known is None:
-        known = (row.read_bytes, row.written_bytes) if node.look is None else (0, 0)
-    return ReplicaLook(
+        known = (row.read_bytes, row.written_bytes) if node.sample is None else (0, 0)
+    return AttemptSample(
         row.gpu_percent,
         row.gpu_memory_mib,
         row.cpu_percent,
@@ -225,21 +239,21 @@ def _replica_look(node: _Node, row: ReplicaSample) -> ReplicaLook:
     )
 
 
-def _together(looks: Sequence[ReplicaLook], *, seen: bool) -> ReplicaLook:
-    return ReplicaLook(
-        sum(look.gpu_percent for look in looks),
-        sum(look.gpu_memory_mib for look in looks),
-        sum(look.cpu_percent for look in looks),
-        sum(look.memory_mib for look in looks),
-        sum(look.read_bytes for look in looks),
-        sum(look.written_bytes for look in looks),
+def _together(samples: Sequence[AttemptSample], *, seen: bool) -> AttemptSample:
+    return AttemptSample(
+        sum(sample.gpu_percent for sample in samples),
+        sum(sample.gpu_memory_mib for sample in samples),
+        sum(sample.cpu_percent for sample in samples),
+        sum(sample.memory_mib for sample in samples),
+        sum(sample.read_bytes for sample in samples),
+        sum(sample.written_bytes for sample in samples),
         holds_gpus=True,
         seen=seen,
     )
 
 
-def _sample(lease: Lease, seen: ReplicaLook, gpus: int) -> ReplicaSample:
-    """Of a lease, as if it were a program: what was read and written is not told here."""
+def _lease_sample(lease: Lease, seen: AttemptSample, gpus: int) -> ReplicaSample:
+    """Return the sample of a lease in the form of a program's; byte counters and processes are 0."""
     key = attempt_key(lease.workload, lease.index, lease.attempt)
     return ReplicaSample(
         key,

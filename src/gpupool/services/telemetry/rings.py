@@ -1,4 +1,4 @@
-"""The looks of the last ten minutes at one thing each, as arrays: a thousand replicas take some twenty megabytes."""
+"""Samples of the last ten minutes as arrays, one ring for each object. A thousand replicas take about 20 MB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Values = NDArray[np.float32]
 
 
 class Ring:
-    """Rows of numbers with their times; not a number stands for unknown. It grows up to what ten minutes need."""
+    """Rows of numbers with their times; NaN means unknown. The ring grows until it holds ten minutes of samples."""
 
     __slots__ = ("_count", "_next", "_times", "_values")
 
@@ -29,7 +29,7 @@ class Ring:
         self._count = 0
 
     def add(self, at: float, row: Sequence[float]) -> None:
-        """One more; the oldest goes when there are enough."""
+        """Add a row; it replaces the oldest one when the ring is full."""
         if self._next == len(self._times) and self._next < _MOST:
             self._grow()
         place = self._next % len(self._times)
@@ -45,11 +45,11 @@ class Ring:
 
     @property
     def last_at(self) -> float:
-        """When the latest row was added."""
+        """Return the time of the row that was added last."""
         return float(self._times[self._next - 1])
 
     def between(self, since: float, until: float) -> tuple[Times, Values]:
-        """The rows of ``since <= at < until``, by time."""
+        """Return the rows with ``since <= at < until``, ordered by time."""
         times, values = self._times[: self._count], self._values[: self._count]
         wanted = (times >= since) & (times < until)
         times, values = times[wanted], values[wanted]
@@ -58,7 +58,10 @@ class Ring:
 
 
 class Rings(Generic[K]):
-    """One ring for each key; those that nothing was added to for ten minutes go, and the oldest beyond a number."""
+    """One ring for each key, at most ``most`` of them.
+
+    ``prune`` drops rings without a row in the last ten minutes. When a key does not fit, the oldest tenth is dropped.
+    """
 
     def __init__(self, width: int, most: int) -> None:
         self.width = width
@@ -66,7 +69,7 @@ class Rings(Generic[K]):
         self._rings: dict[K, Ring] = {}
 
     def add(self, key: K, at: float, row: Sequence[float]) -> None:
-        """One more row."""
+        """Add a row to the ring of a key."""
         ring = self._rings.get(key)
         if ring is None:
             if len(self._rings) >= self._most:
@@ -75,7 +78,7 @@ class Rings(Generic[K]):
         ring.add(at, row)
 
     def get(self, key: K) -> Ring | None:
-        """The ring of a key."""
+        """Return the ring of a key, if there is one."""
         return self._rings.get(key)
 
     def __iter__(self) -> Iterator[K]:
@@ -85,11 +88,11 @@ class Rings(Generic[K]):
         return len(self._rings)
 
     def prune(self, now: float) -> None:
-        """Let go of what has not been looked at for ten minutes."""
+        """Drop rings without a row in the last ten minutes."""
         self._rings = {key: ring for key, ring in self._rings.items() if ring.last_at > now - KEPT_S}
 
     def _thin_out(self) -> None:
-        """Let the tenth go that was looked at longest ago."""
+        """Drop a tenth of the allowed number of rings, those whose last row is oldest."""
         by_age = sorted(self._rings, key=lambda key: self._rings[key].last_at)
         for key in by_age[: max(1, self._most // 10)]:
             del self._rings[key]

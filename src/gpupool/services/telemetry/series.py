@@ -1,4 +1,4 @@
-"""Columns over time, made of looks or of rows. Pure."""
+"""Columns over time, made from samples or from rollup rows. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpupool.domain.telemetry import GpuUse, NodeUse, ReplicaUse, Series, Step
+from gpupool.domain.nodes.telemetry import GpuRollup, NodeRollup, ReplicaRollup, RollupStep, Series
 from gpupool.services.telemetry.rings import KEPT_S, Times, Values
 from gpupool.services.telemetry.tallies import by_step
 
@@ -21,56 +21,59 @@ REPLICA_COLUMNS = (
     "written_bytes_per_s",
 )
 NODE_COLUMNS = ("cpu_percent", "memory_used_mib")
-MOST_POINTS = 1500
+MAX_POINTS = 1500
 MINUTES_KEPT_S = 14 * 86400.0
-_GAP = 1.5  # steps between two points, beyond which something is missing
-_LOOK_GAP_S = 5.5  # one that is late is none
-_LATE_S = 30.0  # who asks for the last ten minutes said so a moment ago
+_GAP = 1.5  # steps between two points; above that, samples are missing
+_SAMPLE_GAP_S = 5.5  # seconds; a few late samples are not a gap
+_LATE_S = 30.0  # tolerance: a request for the last ten minutes may arrive late
 
-U = TypeVar("U", GpuUse, ReplicaUse, NodeUse)
+U = TypeVar("U", GpuRollup, ReplicaRollup, NodeRollup)
 Row = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a series comes from: the looks (``rows`` None), or rows of a step, put together ``step_s`` long."""
+    """Source of a series: samples (``rows`` is None), or rows of that step, combined into steps of ``step_s``."""
 
-    rows: Step | None
+    rows: RollupStep | None
     step_s: int
 
 
-def source_for(since: float, until: float, now: float, step: Step | None) -> Source:
-    """The finest that reaches back to ``since`` and gives no more than 1,500 points, or the step asked for."""
+def source_for(since: float, until: float, now: float, step: RollupStep | None) -> Source:
+    """Return the finest source that reaches back to ``since``, or rows of the requested step.
+
+    Minutes are used without a request only if they give at most 1,500 points. Steps are combined to stay within 1,500.
+    """
     if step is None and since >= now - KEPT_S - _LATE_S:
         return Source(None, 1)
-    fine = step is Step.MINUTE or (step is None and since >= now - MINUTES_KEPT_S)
-    if fine and (step or until - since <= MOST_POINTS * Step.MINUTE):
-        return _as_fine_as_fits(Step.MINUTE, since, until)
-    return _as_fine_as_fits(Step.HOUR, since, until)
+    fine = step is RollupStep.MINUTE or (step is None and since >= now - MINUTES_KEPT_S)
+    if fine and (step or until - since <= MAX_POINTS * RollupStep.MINUTE):
+        return _as_fine_as_fits(RollupStep.MINUTE, since, until)
+    return _as_fine_as_fits(RollupStep.HOUR, since, until)
 
 
-def _as_fine_as_fits(step: Step, since: float, until: float) -> Source:
-    return Source(step, step * max(1, math.ceil((until - since) / step / MOST_POINTS)))
+def _as_fine_as_fits(step: RollupStep, since: float, until: float) -> Source:
+    return Source(step, step * max(1, math.ceil((until - since) / step / MAX_POINTS)))
 
 
-def of_looks(columns: Sequence[str], times: Times, values: Values) -> Series:
-    """A series of the looks themselves."""
+def of_samples(columns: Sequence[str], times: Times, values: Values) -> Series:
+    """Return a series of the samples themselves."""
     rows = [[None if math.isnan(value) else float(value) for value in row] for row in values]
-    return _series(1, columns, [(float(at), row) for at, row in zip(times, rows, strict=True)], _LOOK_GAP_S)
+    return _series(1, columns, [(float(at), row) for at, row in zip(times, rows, strict=True)], _SAMPLE_GAP_S)
 
 
-def of_gpu(rows: Sequence[GpuUse], step_s: int) -> Series:
-    """A series of rows of one GPU."""
+def of_gpu(rows: Sequence[GpuRollup], step_s: int) -> Series:
+    """Return a series of the rows of one GPU."""
     return _of_rows(GPU_COLUMNS, rows, step_s, _gpu_row)
 
 
-def of_replica(rows: Sequence[ReplicaUse], step_s: int) -> Series:
-    """A series of rows of one replica; attempts that follow each other within a step are put together."""
+def of_replica(rows: Sequence[ReplicaRollup], step_s: int) -> Series:
+    """Return a series of the rows of one replica; attempts within the same step are combined."""
     return _of_rows(REPLICA_COLUMNS, rows, step_s, _replica_row)
 
 
-def of_node(rows: Sequence[NodeUse], step_s: int) -> Series:
-    """A series of rows of one node."""
+def of_node(rows: Sequence[NodeRollup], step_s: int) -> Series:
+    """Return a series of the rows of one node."""
     return _of_rows(NODE_COLUMNS, rows, step_s, _node_row)
 
 
@@ -81,7 +84,7 @@ def _of_rows(columns: Sequence[str], rows: Sequence[U], step_s: int, make: Calla
     return _series(step_s, columns, points, _GAP * step_s)
 
 
-def _gpu_row(rows: Sequence[GpuUse], samples: int) -> Row:
+def _gpu_row(rows: Sequence[GpuRollup], samples: int) -> Row:
     powered = [row for row in rows if row.energy_j is not None]
     hot = [row.temperature_max_c for row in rows if row.temperature_max_c is not None]
     clocked = {row: row.sm_clock_mean_mhz for row in rows if row.sm_clock_mean_mhz is not None}
@@ -96,8 +99,8 @@ def _gpu_row(rows: Sequence[GpuUse], samples: int) -> Row:
     )
 
 
-def _replica_row(rows: Sequence[ReplicaUse], samples: int) -> Row:
-    seconds = samples or sum(row.step for row in rows)  # nobody saw what it did on its GPUs
+def _replica_row(rows: Sequence[ReplicaRollup], samples: int) -> Row:
+    seconds = samples or sum(row.step for row in rows)  # without samples of its GPUs, divide by the length of the rows
     return (
         100 * sum(row.busy_s for row in rows) / samples if samples else None,
         sum(row.gpu_memory_mean_mib * row.samples for row in rows) / samples if samples else None,
@@ -108,7 +111,7 @@ def _replica_row(rows: Sequence[ReplicaUse], samples: int) -> Row:
     )
 
 
-def _node_row(rows: Sequence[NodeUse], samples: int) -> Row:
+def _node_row(rows: Sequence[NodeRollup], samples: int) -> Row:
     return (
         100 * sum(row.cpu_s for row in rows) / samples,
         sum(row.memory_mean_mib * row.samples for row in rows) / samples,
@@ -116,7 +119,7 @@ def _node_row(rows: Sequence[NodeUse], samples: int) -> Row:
 
 
 def _series(step_s: int, columns: Sequence[str], points: Sequence[tuple[float, Row]], gap_s: float) -> Series:
-    """With a point of nothing in each gap."""
+    """Return a series with a point of None values in each gap."""
     nothing: Row = [None] * len(columns)
     whole: list[tuple[float, Row]] = []
     for at, row in points:

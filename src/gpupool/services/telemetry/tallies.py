@@ -1,4 +1,4 @@
-"""Looks added up to rows of minutes, and rows put together. No clock, no I/O."""
+"""Tallies: samples added up to rollup rows of minutes, and rows grouped by step. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.telemetry import GpuSample, GpuUse, NodeSample, NodeUse, ReplicaUse, Step, Uses
+from gpupool.domain.nodes.telemetry import (
+    GpuRollup,
+    GpuSample,
+    NodeRollup,
+    NodeSample,
+    ReplicaRollup,
+    Rollups,
+    RollupStep,
+)
 
-MOST_COVERED = 5  # seconds that one look may stand for, when those between it and the one before are missing
+MAX_COVERED_S = 5  # seconds that one sample may stand for when earlier ones are missing
 Attempt = tuple[WorkloadId, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaLook:
-    """What a look says of an attempt: bytes are those since the look before.
+class AttemptSample:
+    """A sample of an attempt; bytes are those since the previous sample.
 
-    ``seen``: it holds no GPU, or at least on one of them it can be seen whether it computes.
+    ``seen``: it holds no GPU, or the use of at least one of its GPUs is measured.
     """
 
     gpu_percent: float
@@ -31,14 +39,14 @@ class ReplicaLook:
 
 
 def covered(number: int, before: int | None) -> int:
-    """Seconds that a look stands for, by its number and that of the look before it."""
+    """Return the seconds that a sample stands for, from its number and the number of the previous sample."""
     missing = 1 if before is None else number - before
-    return missing if 1 <= missing <= MOST_COVERED else 1
+    return missing if 1 <= missing <= MAX_COVERED_S else 1
 
 
 @dataclass(slots=True)
 class GpuTally:
-    """A ``GpuUse`` in the making; sums are over seconds."""
+    """Running sums for a ``GpuRollup``, weighted with seconds."""
 
     node: str
     samples: int = 0
@@ -51,25 +59,25 @@ class GpuTally:
     clock: float = 0.0
     clock_samples: int = 0
 
-    def add(self, look: GpuSample, utilisation: float, seconds: int) -> None:
-        """One look."""
+    def add(self, sample: GpuSample, utilisation: float, seconds: int) -> None:
+        """Add a sample that stands for ``seconds``."""
         self.samples += seconds
         self.busy_s += utilisation * seconds / 100
         self.utilisation_max = max(self.utilisation_max, utilisation)
-        self.memory += look.memory_used_mib * seconds
-        self.memory_max = max(self.memory_max, look.memory_used_mib)
-        if look.power_w is not None:
-            self.energy_j = (self.energy_j or 0.0) + look.power_w * seconds
-        if look.temperature_c is not None:
-            self.temperature_max = max(self.temperature_max or look.temperature_c, look.temperature_c)
-        if look.sm_clock_mhz is not None:
-            self.clock += look.sm_clock_mhz * seconds
+        self.memory += sample.memory_used_mib * seconds
+        self.memory_max = max(self.memory_max, sample.memory_used_mib)
+        if sample.power_w is not None:
+            self.energy_j = (self.energy_j or 0.0) + sample.power_w * seconds
+        if sample.temperature_c is not None:
+            self.temperature_max = max(self.temperature_max or sample.temperature_c, sample.temperature_c)
+        if sample.sm_clock_mhz is not None:
+            self.clock += sample.sm_clock_mhz * seconds
             self.clock_samples += seconds
 
-    def row(self, at: int, uuid: str) -> GpuUse:
-        """As it is now."""
-        return GpuUse(
-            step=Step.MINUTE,
+    def row(self, at: int, uuid: str) -> GpuRollup:
+        """Return the rollup of the samples so far."""
+        return GpuRollup(
+            step=RollupStep.MINUTE,
             at=at,
             gpu_uuid=uuid,
             node=self.node,
@@ -86,7 +94,7 @@ class GpuTally:
 
 @dataclass(slots=True)
 class ReplicaTally:
-    """A ``ReplicaUse`` in the making; sums are over seconds."""
+    """Running sums for a ``ReplicaRollup``, weighted with seconds."""
 
     samples: int = 0
     busy_s: float = 0.0
@@ -98,23 +106,23 @@ class ReplicaTally:
     read_bytes: int = 0
     written_bytes: int = 0
 
-    def add(self, look: ReplicaLook, seconds: int) -> None:
-        """One look."""
-        if look.seen:
+    def add(self, sample: AttemptSample, seconds: int) -> None:
+        """Add a sample that stands for ``seconds``."""
+        if sample.seen:
             self.samples += seconds
-            self.busy_s += look.gpu_percent * seconds / 100
-            self.idle_s += seconds if look.holds_gpus and not look.gpu_percent else 0
-            self.gpu_memory += look.gpu_memory_mib * seconds
-        self.gpu_memory_max = max(self.gpu_memory_max, look.gpu_memory_mib)
-        self.cpu_s += look.cpu_percent * seconds / 100
-        self.memory_max = max(self.memory_max, look.memory_mib)
-        self.read_bytes += look.read_bytes
-        self.written_bytes += look.written_bytes
+            self.busy_s += sample.gpu_percent * seconds / 100
+            self.idle_s += seconds if sample.holds_gpus and not sample.gpu_percent else 0
+            self.gpu_memory += sample.gpu_memory_mib * seconds
+        self.gpu_memory_max = max(self.gpu_memory_max, sample.gpu_memory_mib)
+        self.cpu_s += sample.cpu_percent * seconds / 100
+        self.memory_max = max(self.memory_max, sample.memory_mib)
+        self.read_bytes += sample.read_bytes
+        self.written_bytes += sample.written_bytes
 
-    def row(self, at: int, attempt: Attempt) -> ReplicaUse:
-        """As it is now."""
-        return ReplicaUse(
-            Step.MINUTE,
+    def row(self, at: int, attempt: Attempt) -> ReplicaRollup:
+        """Return the rollup of the samples so far."""
+        return ReplicaRollup(
+            RollupStep.MINUTE,
             at,
             *attempt,
             samples=self.samples,
@@ -131,28 +139,30 @@ class ReplicaTally:
 
 @dataclass(slots=True)
 class NodeTally:
-    """A ``NodeUse`` in the making; sums are over seconds."""
+    """Running sums for a ``NodeRollup``, weighted with seconds."""
 
     samples: int = 0
     cpu_s: float = 0.0
     memory: float = 0.0
     memory_max: int = 0
 
-    def add(self, look: NodeSample, seconds: int) -> None:
-        """One look."""
+    def add(self, sample: NodeSample, seconds: int) -> None:
+        """Add a sample that stands for ``seconds``."""
         self.samples += seconds
-        self.cpu_s += look.cpu_percent * seconds / 100
-        self.memory += look.memory_used_mib * seconds
-        self.memory_max = max(self.memory_max, look.memory_used_mib)
+        self.cpu_s += sample.cpu_percent * seconds / 100
+        self.memory += sample.memory_used_mib * seconds
+        self.memory_max = max(self.memory_max, sample.memory_used_mib)
 
-    def row(self, at: int, node: str) -> NodeUse:
-        """As it is now."""
-        return NodeUse(Step.MINUTE, at, node, self.samples, self.cpu_s, self.memory / self.samples, self.memory_max)
+    def row(self, at: int, node: str) -> NodeRollup:
+        """Return the rollup of the samples so far."""
+        return NodeRollup(
+            RollupStep.MINUTE, at, node, self.samples, self.cpu_s, self.memory / self.samples, self.memory_max
+        )
 
 
 @dataclass(slots=True)
 class Minute:
-    """All tallies of one minute, and the number of the last look at each node that is in them."""
+    """All tallies of one minute; ``numbers`` is by node the number of the last sample in them."""
 
     at: int
     gpus: dict[str, GpuTally] = field(default_factory=dict)
@@ -160,15 +170,15 @@ class Minute:
     nodes: dict[str, NodeTally] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
 
-    def add(self, look: NodeSample, replicas: Mapping[Attempt, ReplicaLook], seconds: int) -> None:
-        """One look at a node. GPUs whose use nobody knows are left out: a row of them would say that they were idle."""
-        self.numbers[look.node] = look.number
-        self.nodes.setdefault(look.node, NodeTally()).add(look, seconds)
-        for gpu in look.gpus:
+    def add(self, sample: NodeSample, replicas: Mapping[Attempt, AttemptSample], seconds: int) -> None:
+        """Add a sample of a node, without GPUs of unknown use, because their row would say that they were idle."""
+        self.numbers[sample.node] = sample.number
+        self.nodes.setdefault(sample.node, NodeTally()).add(sample, seconds)
+        for gpu in sample.gpus:
             if gpu.utilisation_percent is not None:
                 tally = self.gpus.get(gpu.gpu_uuid)
                 if tally is None:
-                    tally = self.gpus[gpu.gpu_uuid] = GpuTally(look.node)
+                    tally = self.gpus[gpu.gpu_uuid] = GpuTally(sample.node)
                 tally.add(gpu, gpu.utilisation_percent, seconds)
         for attempt, replica in replicas.items():
             known = self.replicas.get(attempt)
@@ -176,9 +186,9 @@ class Minute:
                 known = self.replicas[attempt] = ReplicaTally()
             known.add(replica, seconds)
 
-    def rows(self) -> Uses:
-        """As it is now."""
-        return Uses(
+    def rows(self) -> Rollups:
+        """Return the rollup of the samples so far."""
+        return Rollups(
             tuple(tally.row(self.at, uuid) for uuid, tally in self.gpus.items()),
             tuple(tally.row(self.at, attempt) for attempt, tally in self.replicas.items()),
             tuple(tally.row(self.at, node) for node, tally in self.nodes.items()),
@@ -199,10 +209,10 @@ class _Row(Protocol):
 R = TypeVar("R", bound=_Row)
 
 
-def all_of(minutes: Iterable[Minute]) -> Uses:
-    """The rows of several minutes."""
+def all_of(minutes: Iterable[Minute]) -> Rollups:
+    """Return the rows of several minutes."""
     parts = [minute.rows() for minute in minutes]
-    return Uses(
+    return Rollups(
         tuple(row for part in parts for row in part.gpus),
         tuple(row for part in parts for row in part.replicas),
         tuple(row for part in parts for row in part.nodes),
@@ -210,7 +220,7 @@ def all_of(minutes: Iterable[Minute]) -> Uses:
 
 
 def by_step(rows: Iterable[R], step_s: int) -> dict[int, list[R]]:
-    """Rows by the beginning of the step that theirs lies in, in order."""
+    """Group rows by the start of the step that contains them, in order of time."""
     found: dict[int, list[R]] = {}
     for row in rows:
         found.setdefault(row.at // step_s * step_s, []).append(row)

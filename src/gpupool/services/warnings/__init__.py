@@ -1,1 +1,1 @@
-"""Warnings by mail and webhook: when they are due, what they say, and sending them without holding up anything."""
+"""Warnings by mail and webhook: when they are sent, their text, and delivery in the background."""

@@ -1,40 +1,113 @@
-"""Warnings to users: settings, and what is sent when."""
+"""Warnings to users: settings, the events that cause a warning, and the watch for deadlines."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import structlog
 
-from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.warning import SECRETS, HolderWarning, WarningKind, WarningSettings
-from gpupool.domain.windows import read_zone
-from gpupool.domain.workload import Replica, ReplicaState, Workload, WorkloadKind
-from gpupool.services.engine import Engine
-from gpupool.services.loops import IDLE_WARNING_AT
-from gpupool.services.permissions import Permissions
-from gpupool.services.ports import ChangeSet
-from gpupool.services.register import Register
-from gpupool.services.warnings.courier import Courier, UndeliveredError
-from gpupool.services.warnings.outbox import Outbox
-from gpupool.services.warnings.watch import DeadlineWatch, limit_of
-from gpupool.services.warnings.words import letter, posted
+from gpupool.domain.people.access import Actor, Role
+from gpupool.domain.people.warning import (
+    FOR_ADMINISTRATORS,
+    SECRETS,
+    HolderWarning,
+    WarningKind,
+    WarningSettings,
+)
+from gpupool.domain.units import format_duration
+from gpupool.domain.work.lifecycle import POOL
+from gpupool.domain.work.time_windows import read_zone
+from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.services.access.permissions import Permissions
+from gpupool.services.control.engine import Engine
+from gpupool.services.control.scheduling_loop import IDLE_WARNING_FRACTION
+from gpupool.services.ports.courier import Courier, UndeliveredError
+from gpupool.services.ports.store import ChangeSet, EventFilter
+from gpupool.services.state.identity_cache import IdentityCache
+from gpupool.services.state.mirror import Draft, ReplicaId
+from gpupool.services.warnings.delivery import Outbox, letter, posted
 
-LOOK_EVERY_S = 1.0
+CHECK_INTERVAL_S = 1.0
+LAST_PART = 0.2  # of a limit; no warning is sent before this part begins
+REMEMBERED = 1_000  # past warnings that are read at the start
 MAIL, WEBHOOK = "mail", "webhook"
 
 log = structlog.get_logger("gpupool.warnings")
 
 
+class DeadlineWatch:
+    """Checks the deadlines of running replicas."""
+
+    def __init__(self, engine: Engine, settings: Callable[[], WarningSettings]) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._warned_at: dict[ReplicaId, float] = {}
+
+    async def load(self) -> None:
+        """Read the warnings of earlier control planes, so that none is repeated. Raises ``GpupoolError``."""
+        wanted = EventFilter(reasons=(Reason.TIME_WARNING,), newest=True, limit=REMEMBERED)
+        for event in await self._engine.ports.store.list_events(wanted):
+            if event.workload is not None and event.index is not None:
+                self._warned_at[event.workload, event.index] = event.at
+
+    async def look(self) -> None:
+        """Write an event for each replica whose deadline is near.
+
+        Raises ``GpupoolError`` if the events cannot be written.
+        """
+        due = list(self._due(self._engine.ports.clock.now()))
+        if due:
+            at = await self._engine.transact(partial(_note, due=due))
+            self._warned_at |= {key: at for key, _ in due}
+
+    def _due(self, now: float) -> Iterator[tuple[ReplicaId, str]]:
+        mirror = self._engine.mirror
+        placed = {key for keys in mirror.placed.values() for key in keys}
+        self._warned_at = {key: at for key, at in self._warned_at.items() if key in placed}
+        for key in placed:
+            workload, replica = mirror.workloads.get(key[0]), mirror.replica(*key)
+            if workload is None or replica is None or replica.state is not ReplicaState.RUNNING:
+                continue
+            limit_s, deadline = limit_of(workload, replica)
+            begins = deadline - min(self._settings().before_s, limit_s * LAST_PART)
+            if begins <= now < deadline and self._warned_at.get(key, 0.0) < begins:
+                yield key, _sentence(workload, limit_s, deadline - now)
+
+
+def _note(draft: Draft, due: list[tuple[ReplicaId, str]]) -> float:
+    for key, sentence in due:
+        draft.note(Event(draft.now, POOL, Reason.TIME_WARNING, sentence, *key))
+    return draft.now
+
+
+def limit_of(workload: Workload, replica: Replica) -> tuple[float, float]:
+    """Return how many seconds a replica may hold its GPUs, and when that time ends; infinite without a limit."""
+    never = float("inf")
+    if workload.kind is WorkloadKind.LEASE:
+        if workload.expires_at is None:
+            return never, never
+        return workload.expires_at - (workload.started_at or workload.created_at), workload.expires_at
+    if workload.limits.max_time_s is None or replica.started_at is None:
+        return never, never
+    return workload.limits.max_time_s, replica.started_at + workload.limits.max_time_s
+
+
+def _sentence(workload: Workload, limit_s: float, left_s: float) -> str:
+    if workload.kind is WorkloadKind.LEASE:
+        return f"the lease ends in {format_duration(left_s)}"
+    return f"its time limit of {format_duration(limit_s)} ends it in {format_duration(left_s)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of sending one message: the way, whether it was taken, and a sentence."""
+    """The result of sending one message; ``ok`` is True if it was accepted."""
 
     way: str
     ok: bool
@@ -42,18 +115,21 @@ class Attempt:
 
 
 class WarningService:
-    """Settings are for administrators. Without a ``courier`` nothing is sent; events are written all the same."""
+    """Warnings and their settings, which are for administrators.
+
+    Without a courier nothing is sent; events are written in any case.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        register: Register,
+        identities: IdentityCache,
         permissions: Permissions,
         pool: tuple[str, str],
         results: Counter[tuple[str, str]],
     ) -> None:
         self._engine = engine
-        self._register = register
+        self._identities = identities
         self._permissions = permissions
         self._pool_id, zone = pool
         self._zone = read_zone(zone)
@@ -62,34 +138,37 @@ class WarningService:
         sleep = engine.ports.sleep
         self._mail = Outbox(MAIL, self._send_mail, sleep, results)
         self._webhook = Outbox(WEBHOOK, self._send_post, sleep, results)
-        engine.committing(self._committed)
+        engine.on_commit(self._committed)
 
     # Settings
 
     def settings(self, actor: Actor) -> WarningSettings:
-        """The settings in force, secrets included: show ``.shown()`` of them. For administrators."""
+        """Return the settings in force, for administrators. They include secrets: display only ``.shown()`` of them."""
         self._permissions.need_role(actor, Role.ADMIN)
         return self._settings
 
     async def change(self, actor: Actor, changes: dict[str, Any]) -> WarningSettings:
-        """Change some of them, in force at once. For administrators. Raises FORBIDDEN, INVALID_REQUEST."""
+        """Change some settings at once, for administrators. Raises FORBIDDEN, INVALID_REQUEST."""
         self._permissions.need_role(actor, Role.ADMIN)
         settings = WarningSettings.from_dict(self._settings.to_dict() | changes)
         said = (name if name in SECRETS else f"{name} {changes[name]}" for name in sorted(changes))
-        event = Event(self._engine.ports.clock.now(), actor.user, Reason.CHANGED, ", ".join(said), target="warnings")
+        event = self._engine.change_event(actor.user, ", ".join(said), "warnings")
 
         async def write() -> None:
-            await self._engine.ports.store.save_warnings(json.dumps(settings.to_dict()), event)
+            await self._engine.ports.store.documents.save("warnings", json.dumps(settings.to_dict()), event)
             self._settings = settings
 
-        await self._engine.alone(write)
+        await self._engine.run_exclusive(write)
         return settings
 
     async def test(self, actor: Actor, to: str = "") -> Sequence[Attempt]:
-        """Send one message each way now, the mail to the caller's address or to ``to``. For administrators."""
+        """Send a test message by each configured way, for administrators; mail goes to ``to`` or the caller's address.
+
+        Raises FORBIDDEN, and WRONG_STATE if no way is configured.
+        """
         self._permissions.need_role(actor, Role.ADMIN)
         now = self._engine.ports.clock.now()
-        said = "this is a test of warnings; nothing happens"
+        said = "this is a test warning; no action follows"
         warning = HolderWarning(WarningKind.TIME, now, actor.user, "none", "none", "test", 0, said, now)
         attempts = []
         if self._settings.mails:
@@ -100,8 +179,8 @@ class WarningService:
         if not attempts:
             raise GpupoolError(
                 ErrorCode.WRONG_STATE,
-                "Warnings go nowhere yet.",
-                "Say where: 'gpupool warnings set --webhook URL' or '--smtp-host HOST --sender ADDRESS'.",
+                "No destination for warnings is set.",
+                "Set one: 'gpupool warnings set --webhook URL' or '--smtp-host HOST --sender ADDRESS'.",
             )
         return attempts
 
@@ -113,11 +192,11 @@ class WarningService:
             return Attempt(way, ok=False, message=error.message)
         return Attempt(way, ok=True, message=f"sent to {place or 'the webhook'}")
 
-    # What goes on
+    # Deadlines and events
 
     async def load(self) -> None:
-        """Take over what the store holds; settings that cannot be read are said in the log, and nothing is sent."""
-        text = await self._engine.ports.store.load_warnings()
+        """Load the settings from the store; if they cannot be parsed, log that and keep the defaults."""
+        text = await self._engine.ports.store.documents.load("warnings")
         try:
             if text is not None:
                 self._settings = WarningSettings.from_dict(json.loads(text))
@@ -126,16 +205,16 @@ class WarningService:
         await self._watch.load()
 
     async def run(self) -> None:
-        """Look for deadlines once a second, for ever."""
+        """Check deadlines once a second, until cancelled."""
         try:
             while True:
-                await self._engine.ports.sleep(LOOK_EVERY_S)
+                await self._engine.ports.sleep(CHECK_INTERVAL_S)
                 try:
                     await self._watch.look()
                 except GpupoolError as error:
-                    log.warning("could not write that a deadline comes near", code=error.code)
-                except Exception:  # a warning is no reason to stop a pool
-                    log.exception("could not look for deadlines")
+                    log.warning("could not write a warning about a deadline", code=error.code)
+                except Exception:  # an error in warnings must not stop the pool
+                    log.exception("could not check the deadlines")
         finally:
             await self._mail.close()
             await self._webhook.close()
@@ -147,17 +226,27 @@ class WarningService:
                 self._put(warning)
 
     def _put(self, warning: HolderWarning) -> None:
-        address = self._address(warning.user)
-        if self._settings.mails and address:
-            self._mail.put(address, warning)
+        for user in self._recipients(warning) if self._settings.mails else ():
+            if address := self._address(user):
+                self._mail.put(address, replace(warning, user=user))
         if self._settings.posts:
             self._webhook.put("", warning)
 
+    def _recipients(self, warning: HolderWarning) -> list[str]:
+        if warning.kind not in FOR_ADMINISTRATORS:
+            return [warning.user]
+        return [user.name for user in self._identities.users.values() if user.role is Role.ADMIN]
+
     def _address(self, user: str) -> str:
-        found = self._register.users.get(user)
+        found = self._identities.users.get(user)
         return found.email if found is not None else ""
 
     def _warning_of(self, event: Event) -> HolderWarning | None:
+        if event.reason is Reason.HEAD_NOT_READY:
+            head = event.target.removeprefix("node ")
+            return HolderWarning(WarningKind.HEAD, event.at, "", "", "", head, 0, event.message)
+        if event.reason is Reason.BACKUP_FAILED:
+            return HolderWarning(WarningKind.BACKUP, event.at, "", "", "", "", 0, event.message)
         if event.reason not in _KINDS or event.workload is None or event.index is None:
             return None
         workload = self._engine.mirror.workloads.get(event.workload)
@@ -165,7 +254,7 @@ class WarningService:
         if workload is None or replica is None:
             return None
         if event.reason is Reason.PREEMPTED and replica.state is not ReplicaState.STOPPING:
-            return None  # it has gone already: the event of its return to the queue
+            return None  # this event is about its return to the queue; it has stopped already
         kind = WarningKind.LEASE if _ends_lease(event, workload) else _KINDS[event.reason]
         return HolderWarning(
             kind,
@@ -185,7 +274,7 @@ class WarningService:
     def _courier(self) -> Courier:
         courier = self._engine.ports.courier
         if courier is None:
-            raise UndeliveredError("this control plane has nothing to send with", again=False)
+            raise UndeliveredError("this control plane cannot send warnings", again=False)
         return courier
 
     async def _send_mail(self, place: str, warnings: Sequence[HolderWarning]) -> None:
@@ -212,7 +301,7 @@ def _deadline(event: Event, workload: Workload, replica: Replica) -> float | Non
         case Reason.TIME_WARNING:
             return limit_of(workload, replica)[1]
         case Reason.IDLE_WARNING if workload.limits.idle_timeout_s is not None:
-            return event.at + workload.limits.idle_timeout_s * (1 - IDLE_WARNING_AT)
+            return event.at + workload.limits.idle_timeout_s * (1 - IDLE_WARNING_FRACTION)
         case Reason.PREEMPTED:
             return event.at + workload.limits.grace_s
         case _:

@@ -1,0 +1,1 @@
+"""A machine of a cluster: joining, heads, leadership and standby."""

@@ -1,0 +1,1 @@
+"""The pool's own processes: starting, supervising and stopping them."""

@@ -1,0 +1,1 @@
+"""Access: users, projects, tokens, sessions and permissions."""

@@ -1,0 +1,56 @@
+"""The workspaces that a user may see and manage, and the limits of their disk."""
+
+from __future__ import annotations
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.ids import is_workspace_id
+from gpupool.domain.people.access import Actor
+from gpupool.domain.work.workspace import Workspace, check_disk
+from gpupool.services.access.permissions import Permissions
+from gpupool.services.state.identity_cache import IdentityCache
+from gpupool.services.state.workspace_registry import WorkspaceRegistry
+
+
+class WorkspaceAccess:
+    """Finds workspaces: others than the owner, the managers of its project and administrators do not see them."""
+
+    def __init__(self, registry: WorkspaceRegistry, identities: IdentityCache, permissions: Permissions) -> None:
+        self.registry = registry
+        self.identities = identities
+        self.permissions = permissions
+
+    def all(self, actor: Actor) -> list[Workspace]:
+        """Return the workspaces that the actor may manage, the actor's own first."""
+        rows = [row for row in self.registry.rows.values() if self._may_manage(actor, row)]
+        return sorted(rows, key=lambda row: (row.user != actor.user, row.user, row.name))
+
+    def find(self, actor: Actor, ref: str) -> Workspace:
+        """Return a workspace by name (the actor's own first) or by id.
+
+        Raises ``GpupoolError``: UNKNOWN_WORKSPACE, INVALID_NAME if several users have one with this name.
+        """
+        found = [row for row in self.all(actor) if row.name == ref]
+        if is_workspace_id(ref) and (row := self.registry.rows.get(ref)) is not None and self._may_manage(actor, row):
+            found = [row]
+        own = [row for row in found if row.user == actor.user]
+        if not found:
+            raise GpupoolError(
+                ErrorCode.UNKNOWN_WORKSPACE, f"There is no workspace '{ref[:80]}'.", "See `gpupool workspace list`."
+            )
+        if not own and len(found) > 1:
+            ids = ", ".join(f"{row.id} ({row.user})" for row in found[:5])
+            raise GpupoolError(
+                ErrorCode.INVALID_NAME, f"Several users have a workspace '{ref}'.", f"Give an id: {ids}."
+            )
+        return (own or found)[0]
+
+    def check_disk(self, user: str, project: str, added_bytes: int = 0) -> None:
+        """Raise ``GpupoolError(OVER_LIMIT)`` if the disk of a user or a project is over its limit, or would be."""
+        rules, command = self.identities.project(project).rules, f"gpupool project set {project}"
+        of_user, of_all = self.registry.disk_bytes(project, user), self.registry.disk_bytes(project)
+        bounds = (rules.user_workspace_mib, rules.workspace_mib)
+        check_disk(of_user, added_bytes, bounds[0], f"{user} in {project}", f"{command} --user-workspace-disk SIZE")
+        check_disk(of_all, added_bytes, bounds[1], f"the project {project}", f"{command} --workspace-disk SIZE")
+
+    def _may_manage(self, actor: Actor, row: Workspace) -> bool:
+        return self.permissions.can_manage_of(actor, row.user, row.project)

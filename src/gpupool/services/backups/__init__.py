@@ -1,0 +1,1 @@
+"""Scheduled backups of the pool's database."""

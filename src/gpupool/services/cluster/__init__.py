@@ -1,0 +1,1 @@
+"""The machines of a cluster: join tokens, membership and heads."""

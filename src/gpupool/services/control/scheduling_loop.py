@@ -1,0 +1,232 @@
+"""Background loops: scheduling after each change, and checks of time limits once a second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.events import Event, Reason
+from gpupool.domain.ids import Epoch, WorkloadId
+from gpupool.domain.units import format_duration
+from gpupool.domain.work import lifecycle
+from gpupool.domain.work.lifecycle import POOL, grant_lease
+from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.scheduling.values import Eviction, Grant
+from gpupool.services.control.engine import Engine
+from gpupool.services.lifecycle import transitions
+from gpupool.services.state.client_binding import ClientBindings
+from gpupool.services.state.mirror import Draft
+
+MAX_PAUSE_S = 0.02  # between two cycles; events that arrive in between are handled by one cycle
+TICK_S = 1.0
+WORKLOADS_PER_TICK = 1_000  # in a very large pool limits are enforced some seconds late
+IDLE_WARNING_FRACTION = 0.8  # of the idle limit, after which the user is warned
+CLIENT_TIMEOUT_S = 15.0  # a queued client-bound workload is stopped when its client is silent for longer
+
+log = structlog.get_logger("gpupool.scheduling_loop")
+
+
+class SchedulingLoop:
+    """Runs the scheduler after each change and writes its decisions; calls ``on_cycle`` with the seconds of each."""
+
+    def __init__(self, engine: Engine, on_cycle: Callable[[float], None]) -> None:
+        self._engine = engine
+        self._on_cycle = on_cycle
+        self._impatient: tuple[WorkloadId, ...] = ()
+
+    async def run(self) -> None:
+        """Run for ever; the first event of a burst is handled at once, the rest together."""
+        while True:
+            await self._engine.work.wait()
+            self._engine.work.clear()
+            began = self._engine.ports.clock.monotonic()
+            try:
+                self._impatient = self._engine.feed.impatient()  # read before deciding: each gets one cycle first
+                if self._engine.feed.has_pending():
+                    await self._engine.transact(self._decide)
+                await self._engine.transact(self._stop_hopeless)
+            except GpupoolError as error:
+                log.warning("could not write decisions", code=error.code)
+                self._engine.feed.invalidate()
+                self._engine.work.set()
+                await asyncio.sleep(TICK_S)
+            took_s = self._engine.ports.clock.monotonic() - began
+            self._on_cycle(took_s)
+            # Pause for as long as the cycle took: a small pool answers at once, a large one is not always scheduling.
+            await asyncio.sleep(min(MAX_PAUSE_S, took_s))
+
+    def _decide(self, draft: Draft) -> None:
+        decisions = self._engine.feed.decide(draft.now)
+        if decisions.more:
+            self._engine.work.set()
+        unknown = {grant.workload for grant in decisions.grants if not _waits(draft, grant)}
+        if unknown:
+            self._engine.feed.invalidate()  # the scheduler and the mirror disagree: rebuild it
+        for grant in decisions.grants:
+            workload = draft.workload(grant.workload)
+            replica = draft.replica(grant.workload, grant.index)
+            if workload is None or replica is None or grant.workload in unknown:
+                continue  # skip the whole workload: its members may be a gang
+            epoch = draft.next_epoch()
+            lease = _lease(epoch, workload, replica, grant, draft.now)
+            fence_after_s = self._engine.feed.fence_after_s(workload, grant.node)
+            draft.put_lease(replace(lease, fence_after_s=fence_after_s))
+            draft.take(grant_lease(workload, replica, epoch, grant.node, draft.now))
+            lifetime_s = workload.limits.max_time_s
+            if workload.kind is WorkloadKind.LEASE and lifetime_s is not None:
+                draft.put_workload(replace(workload, expires_at=draft.now + lifetime_s))
+        for eviction in decisions.evictions:
+            self._evict(draft, eviction)
+
+    def _evict(self, draft: Draft, eviction: Eviction) -> None:
+        workload = draft.workload(eviction.workload)
+        replica = draft.replica(*eviction.key)
+        if workload is None or replica is None or not replica.state.placed:
+            return
+        transitions.stop(draft, workload, replica, Reason.PREEMPTED, sentence=eviction.reason)
+
+    def _stop_hopeless(self, draft: Draft) -> None:
+        """Stop workloads that wanted GPUs at once and got none, and those whose dependency has failed."""
+        for workload_id in self._impatient:
+            workload = draft.workload(workload_id)
+            if workload is not None:
+                _give_up_waiting(draft, workload)
+        dependencies = self._engine.feed.dependencies
+        for workload_id in list(dependencies.unmet):
+            dependencies.unmet.discard(workload_id)
+            workload = draft.workload(workload_id)
+            if workload is not None:
+                sentence = dependencies.failure(workload)
+                transitions.stop_all(draft, workload, Reason.DEPENDENCY_FAILED, sentence=sentence)
+
+
+def _waits(draft: Draft, grant: Grant) -> bool:
+    replica = draft.replica(grant.workload, grant.index)
+    return draft.workload(grant.workload) is not None and replica is not None and replica.state is ReplicaState.PENDING
+
+
+def _lease(epoch: Epoch, workload: Workload, replica: Replica, grant: Grant, now: float) -> Lease:
+    return Lease(
+        epoch=epoch,
+        workload=workload.id,
+        index=replica.index,
+        attempt=replica.attempt + 1,
+        project=workload.project,
+        user=workload.user,
+        node=grant.node,
+        shares=grant.shares,
+        cpus=workload.counted_cpus(replica.index),
+        memory_mib=workload.memory_of(replica.index) or 0,
+        granted_at=now,
+        sharing=grant.sharing,
+        compute=workload.compute,
+    )
+
+
+def _give_up_waiting(draft: Draft, workload: Workload) -> None:
+    waited = format_duration(draft.now - workload.created_at)
+    for replica in list(draft.replicas(workload.id)):
+        if replica.state is ReplicaState.PENDING and replica.attempt == 0:
+            sentence = f"no GPU was free for it within {waited}"
+            transitions.stop(draft, workload, replica, Reason.WAIT_EXPIRED, sentence=sentence)
+
+
+class LimitChecker:
+    """Enforces queue time limits, idle limits, lease ends, time windows and lost clients, once a second."""
+
+    def __init__(self, engine: Engine, bound: ClientBindings) -> None:
+        self._engine = engine
+        self._bound = bound
+        self._ticks = 0
+        self._warned_at: dict[str, float] = {}  # time of the idle warning by attempt key
+
+    async def run(self) -> None:
+        """Run for ever."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._ticks += 1
+            try:
+                await self._engine.transact(self._check)
+            except GpupoolError as error:
+                log.warning("tick failed", code=error.code, message=error.message)
+            if self._engine.feed.has_pending():
+                self._engine.work.set()
+
+    def _check(self, draft: Draft) -> None:
+        """Check up to ``WORKLOADS_PER_TICK`` workloads; larger pools are split into parts, one for each tick."""
+        workloads = list(self._engine.mirror.workloads.values())
+        parts = -(-len(workloads) // WORKLOADS_PER_TICK)
+        for workload in workloads[self._ticks % parts :: parts] if parts else ():
+            self._check_wait(draft, workload)
+            self._check_client(draft, workload)
+            if workload.kind is WorkloadKind.LEASE:
+                self._check_expiry(draft, workload)
+            self._check_window(draft, workload)
+            if workload.limits.idle_timeout_s is not None:
+                self._check_idle(draft, workload, workload.limits.idle_timeout_s)
+
+    def _check_wait(self, draft: Draft, workload: Workload) -> None:
+        limit = workload.limits.wait_s
+        waiting = self._engine.mirror.counts[workload.id][ReplicaState.PENDING]
+        if waiting and limit is not None and limit > 0 and draft.now > workload.created_at + limit:
+            _give_up_waiting(draft, workload)
+
+    def _check_client(self, draft: Draft, workload: Workload) -> None:
+        if not workload.program.client_bound or not self._engine.mirror.counts[workload.id][ReplicaState.PENDING]:
+            return
+        if self._bound.silent_for_s(workload.id) > CLIENT_TIMEOUT_S:
+            transitions.stop_all(draft, workload, Reason.CLIENT_GONE)
+            self._bound.forget(workload.id)
+
+    def _check_expiry(self, draft: Draft, workload: Workload) -> None:
+        held = workload.started_at is not None and workload.stop_reason is None
+        if held and workload.expires_at is not None and draft.now > workload.expires_at:
+            transitions.stop_all(draft, workload, Reason.EXPIRED)
+
+    def _check_window(self, draft: Draft, workload: Workload) -> None:
+        if not self._engine.feed.windows.may_close_on(workload):
+            return
+        for replica in list(draft.replicas(workload.id)):
+            if replica.state not in {ReplicaState.RUNNING, ReplicaState.STARTING}:
+                continue
+            lease = self._engine.mirror.leases.get(replica.lease or Epoch(0))
+            if lease is not None and self._engine.feed.windows.closed_on(workload, lease.granted_at, draft.now):
+                sentence = f"its time window has closed; it {self._engine.feed.windows.note(workload)}"
+                transitions.stop(draft, workload, replica, Reason.WINDOW_CLOSED, sentence=sentence)
+
+    def _check_idle(self, draft: Draft, workload: Workload, limit_s: float) -> None:
+        for replica in list(draft.replicas(workload.id)):
+            if replica.state is not ReplicaState.RUNNING:
+                continue
+            idle_s = draft.now - self._engine.last_active(workload, replica, draft.now)
+            if idle_s <= limit_s * IDLE_WARNING_FRACTION:
+                if replica.idle_warned:
+                    self._withdraw_warning(draft, replica)
+            elif not replica.idle_warned:
+                self._warn(draft, replica, idle_s, limit_s)
+            elif idle_s > limit_s and self._warned_for_s(replica, draft.now) >= limit_s * (1 - IDLE_WARNING_FRACTION):
+                sentence = f"idle for {format_duration(idle_s)}; the limit is {format_duration(limit_s)}"
+                transitions.stop(draft, workload, replica, Reason.IDLE_LIMIT, sentence=sentence)
+                self._warned_at.pop(replica.key, None)
+
+    def _warned_for_s(self, replica: Replica, now: float) -> float:
+        """Return the seconds since the warning; after an outage, that is less than the idle time."""
+        return now - self._warned_at.setdefault(replica.key, now)
+
+    def _warn(self, draft: Draft, replica: Replica, idle_s: float, limit_s: float) -> None:
+        sentence = f"idle for {format_duration(idle_s)}; GPUs are released after {format_duration(limit_s)}"
+        draft.note(Event(draft.now, POOL, Reason.IDLE_WARNING, sentence, replica.workload, replica.index))
+        draft.put_replica(replace(replica, idle_warned=True))
+        self._warned_at[replica.key] = draft.now
+        until = draft.now + limit_s - min(idle_s, limit_s * IDLE_WARNING_FRACTION)
+        notice = {"reason": Reason.IDLE_WARNING.value, "message": sentence, "deadline": until}
+        draft.effects.append(lifecycle.NotifyProgram(replica, notice))
+
+    def _withdraw_warning(self, draft: Draft, replica: Replica) -> None:
+        draft.put_replica(replace(replica, idle_warned=False))
+        self._warned_at.pop(replica.key, None)
+        draft.effects.append(lifecycle.NotifyProgram(replica, None))

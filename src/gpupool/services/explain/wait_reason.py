@@ -1,0 +1,191 @@
+"""Wait reasons: why a workload is in its present state, and events that tell when an evicted replica continues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+import structlog
+
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.events import Event, Reason
+from gpupool.domain.ids import WorkloadId
+from gpupool.domain.units import format_duration
+from gpupool.domain.work.lifecycle import POOL, join_clauses
+from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadState
+from gpupool.scheduling.explain.background import Background
+from gpupool.scheduling.explain.wait_reason import Explanation, WaitCode
+from gpupool.scheduling.state.cluster import NODE
+from gpupool.scheduling.values import BlockReason
+from gpupool.services.control.database_outage import ignore_outage
+from gpupool.services.control.engine import Engine
+from gpupool.services.control.lookup import Lookup
+from gpupool.services.explain.estimates import EstimateService
+from gpupool.services.explain.forked_worker import ForkedWorker
+
+CHECK_INTERVAL_S = 1.0
+MAX_NOTICES_PER_CHECK = 32  # for the others, `gpupool why` has the answer
+ASSUMED_COST_S = 5e-5  # time for an estimate for each live workload, before the first measurement
+
+log = structlog.get_logger("gpupool.wait_reason")
+
+
+class WaitReasonService:
+    """Explains waiting workloads, with the scheduler for those in the queue.
+
+    ``explain_folder`` explains a workload whose folder is on another head.
+    """
+
+    def __init__(self, engine: Engine, lookup: Lookup, explain_folder: Callable[[Workload], Explanation]) -> None:
+        self._engine = engine
+        self._lookup = lookup
+        self._explain_folder = explain_folder
+        self.worker = ForkedWorker(lambda: ASSUMED_COST_S * len(engine.mirror.workloads))
+        self.estimates = EstimateService(engine)
+
+    async def why(self, workload: Workload, index: int | None = None, *, foretell: bool = True) -> Explanation:
+        """Return the first rule that keeps a replica waiting (None: the workload's next replica), or its state.
+
+        Without ``foretell`` there is no estimate; an estimate takes long in a large pool and is made in a fork.
+        Raises ``GpupoolError(NOT_FOUND)`` for an unknown index.
+        """
+        if index is not None:
+            replica = await self._lookup.replica(workload, index)
+            if replica.state is not ReplicaState.PENDING:
+                return Explanation(WaitCode.NOT_WAITING, _state_of(workload, replica))
+        if workload.state.final:
+            return await self._ended(workload)
+        background = (
+            await self._background(workload) if foretell else None
+        )  # no await after this: the rest reads one state
+        held = self._engine.feed.held(workload)
+        counts = self._engine.mirror.counts.get(workload.id, Counter())
+        if not counts[ReplicaState.PENDING]:
+            return Explanation(WaitCode.NOT_WAITING, f"{workload.name} is {workload.state}.")
+        if held is not None:
+            return self.held(workload, held)
+        if background is None:
+            return self._queued(workload, index, None)
+        found = await self.worker.run(partial(self._queued, workload, index, background))
+        if index is None:
+            with ignore_outage():
+                await self.estimates.note(self._engine.mirror.workloads.get(workload.id, workload), found)
+        return found
+
+    async def _background(self, workload: Workload) -> Background | None:
+        """Return past run times for an estimate; None during a database outage."""
+        with ignore_outage():
+            return await self.estimates.background(workload)
+        return None
+
+    def _queued(self, workload: Workload, index: int | None, background: Background | None) -> Explanation:
+        """Explain a replica in the queue with the scheduler."""
+        feed = self._engine.feed
+        key = feed.first_offered(workload.id, index)
+        if key is None:
+            counts = self._engine.mirror.counts.get(workload.id, Counter())
+            placed = sum(n for state, n in counts.items() if state.placed)
+            sentence = f"{placed} of its replicas run; its parallelism is {workload.parallelism}."
+            return Explanation(WaitCode.PARALLELISM, sentence, numbers={"parallelism": workload.parallelism})
+        now = self._engine.ports.clock.now()
+        found = feed.scheduler.explain(key, now, background=background, foretell=background is not None)
+        if found is not None and workload.program.workspace:
+            node = dict(workload.gpus.labels).get(NODE)
+            found = replace(found, sentence=join_clauses(found.sentence, f"its workspace is stored on {node}"))
+        return found or Explanation(WaitCode.STARTING_SOON, f"{workload.name} is about to start.")
+
+    def held(self, workload: Workload, held: BlockReason) -> Explanation:
+        """Explain why a workload is not in the queue."""
+        if held is BlockReason.DEPENDENCY:
+            waits_for = [self._name(d.workload) for d in workload.after if d.workload in self._engine.mirror.workloads]
+            sentence = f"waits for {', '.join(waits_for[:5]) or 'other workloads'} to end."
+            return Explanation(WaitCode.DEPENDENCY, sentence, estimate_basis="it depends on when other work ends")
+        if held is BlockReason.WINDOW:
+            return self._closed(workload)
+        if held is BlockReason.FOLDER:
+            return self._explain_folder(workload)
+        return Explanation(
+            WaitCode.SUSPENDED,
+            f"{workload.name} is suspended.",
+            would_help=(f"gpupool resume {workload.name}",),
+            estimate_basis="it starts after it is resumed",
+        )
+
+    def _closed(self, workload: Workload) -> Explanation:
+        windows = self._engine.feed.windows
+        opens = windows.opens_at(workload)
+        basis = "its time window opens then, if GPUs are free"
+        return Explanation(
+            WaitCode.WINDOW,
+            windows.note(workload),
+            numbers={"opens_at": opens} if opens < inf else {},
+            estimate_s=opens - self._engine.ports.clock.now() if opens < inf else None,
+            estimate_basis=basis if opens < inf else "its time windows never open together",
+        )
+
+    def _name(self, workload_id: WorkloadId) -> str:
+        found = self._engine.mirror.workloads.get(workload_id)
+        return found.name if found is not None else workload_id
+
+    async def _ended(self, workload: Workload) -> Explanation:
+        replicas = await self._lookup.replicas(workload)
+        bad = [r for r in replicas if r.state is ReplicaState.FAILED] or list(replicas)
+        last = bad[0] if bad else None
+        sentence = f"{workload.name} has ended: {workload.state}"
+        if last is not None and (last.message or last.reason not in {None, Reason.EXITED}):
+            sentence += f" ({last.reason}{': ' if last.message else ''}{last.message})"
+        if workload.state is WorkloadState.SUCCEEDED and workload.started_at and workload.finished_at:
+            sentence += f" after {format_duration(workload.finished_at - workload.started_at)}"
+        helps = ("gpupool logs " + workload.name,) if last is not None and last.reason is Reason.EXITED else ()
+        return Explanation(WaitCode.NOT_WAITING, sentence + ".", would_help=helps)
+
+
+class ResumptionNotices:
+    """Checks evicted replicas once a second; those that already run again get no event."""
+
+    def __init__(self, engine: Engine, waiting: WaitReasonService) -> None:
+        self._engine = engine
+        self._waiting = waiting
+
+    async def run(self) -> None:
+        """Run for ever."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            try:
+                await self.note_requeued()
+            except GpupoolError as error:
+                log.warning("could not record when replicas continue", code=error.code)
+
+    async def note_requeued(self) -> None:
+        """Write the events for replicas that were evicted since the last call."""
+        for row in self._engine.feed.take_requeued()[:MAX_NOTICES_PER_CHECK]:
+            workload = self._engine.mirror.workloads.get(row.workload)
+            if workload is None or not self._waits(row):
+                continue
+            why = await self._waiting.why(workload)
+            if self._waits(row) and why.code is not WaitCode.NOT_WAITING:
+                await self._note(row, _resumption_sentence(why))
+
+    def _waits(self, row: Replica) -> bool:
+        now = self._engine.mirror.replica(row.workload, row.index)
+        return now is not None and now.state is ReplicaState.PENDING and now.attempt == row.attempt
+
+    async def _note(self, row: Replica, sentence: str) -> None:
+        event = Event(self._engine.ports.clock.now(), POOL, Reason.QUEUED_AGAIN, sentence, row.workload, row.index)
+        await self._engine.transact(lambda draft: draft.note(event))
+
+
+def _resumption_sentence(why: Explanation) -> str:
+    place = f"at position {why.position} in its project, " if why.position else ""
+    when = "start time unknown" if why.estimate_s is None else f"starts in about {format_duration(why.estimate_s)}"
+    basis = f" ({why.estimate_basis})" if why.estimate_basis else ""
+    return f"queued again: {place}{when}{basis}"
+
+
+def _state_of(workload: Workload, replica: Replica) -> str:
+    why = f" ({replica.reason}: {replica.message})" if replica.message else ""
+    return f"{workload.name}/{replica.index} is {replica.state}{why}."

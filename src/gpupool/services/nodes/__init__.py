@@ -1,0 +1,1 @@
+"""Nodes: their health, images, reservations, lost nodes, and the GPU capacity over time."""

@@ -1,0 +1,1 @@
+"""Ports: the Protocols that the services own and the adapters (store, fabric, messaging, blobs) implement."""

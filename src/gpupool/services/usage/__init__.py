@@ -1,0 +1,1 @@
+"""Usage: accounting, reports, statistics, history and events."""

@@ -1,0 +1,1 @@
+"""Workloads: submission, plans, changes of state, leases, output, manifests and expiry."""

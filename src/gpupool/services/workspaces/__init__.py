@@ -1,0 +1,1 @@
+"""Workspaces: creation, sessions, copies, and the measurement of their disk."""

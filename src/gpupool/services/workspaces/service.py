@@ -1,0 +1,371 @@
+"""Workspace service: create, start, stop, copy and delete workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.ids import ID_BITS, check_name, workspace_id
+from gpupool.domain.nodes.gpu import GpuRequest, NodeState
+from gpupool.domain.nodes.sharing import ComputePolicy
+from gpupool.domain.people.access import DEFAULT_PROJECT, Actor, Role
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.work.supervision import NODE_PROGRAM
+from gpupool.domain.work.workload import Workload
+from gpupool.domain.work.workspace import (
+    MAX_SNAPSHOTS,
+    TaskKind,
+    Workspace,
+    WorkspaceAction,
+    WorkspaceState,
+    WorkspaceTask,
+    begin,
+    check_action,
+)
+from gpupool.scheduling.explain.feasibility import check_possible
+from gpupool.scheduling.placement.node_filter import EMPTY, fitting_rows
+from gpupool.scheduling.state.cluster import NODE, Shapes
+from gpupool.services.access.permissions import forbidden
+from gpupool.services.access.workspaces import WorkspaceAccess
+from gpupool.services.control.engine import Engine
+from gpupool.services.state.node_registry import NodeRegistry
+from gpupool.services.workloads.service import WorkloadService
+from gpupool.services.workspaces.meter import WorkspaceMeter
+from gpupool.services.workspaces.tasks import WorkspaceTasks
+from gpupool.specs.request import parse_request
+from gpupool.specs.resubmit import gpu_body
+
+MAX_PER_USER = 100
+SESSION_PROGRAM = "node/workspace_session.py"
+
+
+@dataclass(frozen=True, slots=True)
+class NewWorkspace:
+    """A request for a workspace; without ``node`` the pool chooses one where the GPUs fit."""
+
+    name: str
+    project: str = ""
+    gpus: GpuRequest = field(default_factory=GpuRequest)
+    image: str = ""
+    environment: str = ""
+    node: str = ""
+
+
+class WorkspaceService:
+    """Operations on workspaces; each takes the actor and raises UNKNOWN_WORKSPACE if the actor may not manage it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        nodes: NodeRegistry,
+        access: WorkspaceAccess,
+        workloads: WorkloadService,
+        *,
+        as_user: bool,
+    ) -> None:
+        """Create the service; with ``as_user`` homes belong to the accounts of their users, as in a system pool."""
+        self._engine = engine
+        self._nodes = nodes
+        self._identities = access.identities
+        self._permissions = access.permissions
+        self._access = access
+        self._registry = access.registry
+        self._workloads = workloads
+        self._as_user = as_user
+        self.tasks = WorkspaceTasks(engine, access.registry)
+        self.meter = WorkspaceMeter(engine, access.registry)
+
+    # Reading
+
+    def all(self, actor: Actor) -> list[Workspace]:
+        """Return the workspaces that the actor may manage, the actor's own first."""
+        return self._access.all(actor)
+
+    def get(self, actor: Actor, ref: str) -> Workspace:
+        """Return a workspace by name or id."""
+        return self._access.find(actor, ref)
+
+    def state(self, workspace: Workspace) -> WorkspaceState:
+        """Return the present state of a workspace."""
+        return self._registry.state(workspace)
+
+    def session(self, workspace: Workspace) -> Workload | None:
+        """Return the live workload that uses its home."""
+        return self._engine.mirror.session_of(workspace.id)
+
+    # Creation
+
+    async def create(self, actor: Actor, wanted: NewWorkspace) -> Workspace:
+        """Create a workspace; its task makes the home.
+
+        Raises FORBIDDEN, NAME_TAKEN, INVALID_NAME, UNKNOWN_PROJECT, UNKNOWN_NODE, OVER_LIMIT, IMPOSSIBLE_REQUEST.
+        """
+        project = self._identities.project(wanted.project or DEFAULT_PROJECT)
+        self._permissions.need_project(actor, project)
+        node = self._choose_node(wanted, project.rules.node_pools)
+        row = self._new_row(actor, wanted.name, project.name, node)
+        row = replace(row, gpus=wanted.gpus, image=wanted.image, environment=wanted.environment)
+        return await self._insert(actor, row, self._task(TaskKind.CREATE))
+
+    async def clone(self, actor: Actor, ref: str, name: str, snapshot: str = "") -> Workspace:
+        """Create a workspace with a copy of the files of another one, or of its snapshot, on the same node."""
+        source = self._access.find(actor, ref)
+        self._permissions.need_project(actor, self._identities.project(source.project))
+        taken = source.snapshot(snapshot).id if snapshot else ""
+        if not taken:
+            self._check(source, WorkspaceAction.CLONE)
+        self._access.check_disk(actor.user, source.project, source.disk_bytes or 0)
+        row = self._new_row(actor, name, source.project, source.node)
+        row = replace(row, gpus=source.gpus, image=source.image, environment=source.environment)
+        return await self._insert(actor, row, self._task(TaskKind.CLONE, source=source.id, snapshot=taken))
+
+    def _new_row(self, actor: Actor, name: str, project: str, node: str) -> Workspace:
+        check_name(name, "workspace")
+        if self._as_user and actor.uid is None:
+            raise forbidden(f"{actor.user} has no account on the nodes to own files.")
+        now = self._engine.ports.clock.now()
+        uid = actor.uid if self._as_user else None
+        return Workspace(self._new_id(), name, actor.user, project, node, GpuRequest(), now, now, uid)
+
+    def _new_id(self) -> str:
+        return workspace_id(self._engine.ports.random_bits(ID_BITS))
+
+    def _task(self, kind: TaskKind, **fields: str) -> WorkspaceTask:
+        return WorkspaceTask(self._new_id(), kind, **fields)
+
+    def _choose_node(self, wanted: NewWorkspace, pools: tuple[str, ...]) -> str:
+        """Return the node for the home: with the most free GPUs, then the fewest workspaces, among those that fit."""
+        placer = self._engine.feed.scheduler.placer
+        gpus = wanted.gpus
+        if wanted.node:
+            node = self._nodes.get(wanted.node)
+            gpus = pinned(gpus, node.name)
+        check_possible(placer, gpus, 0.0, 0, pools)
+        shape = Shapes().get(gpus, 0.0, 0, "", pools)
+        found = [placer.cluster.nodes[row] for row in fitting_rows(placer.cluster, shape, EMPTY).tolist()]
+        names = {node.name for node in found if node is not None}
+        up = [node for node in self._nodes.all() if node.name in names and node.state is NodeState.UP]
+        if not up:
+            raise GpupoolError(
+                ErrorCode.NO_CAPACITY,
+                f"No node that is up can have this workspace; {', '.join(sorted(names))} could.",
+                "Try again when such a node is up, or request other GPUs.",
+            )
+        free = {node.name: WHOLE_GPU * sum(gpu.available for gpu in node.report.gpus) for node in up}
+        for lease in self._engine.mirror.leases.values():
+            if lease.node in free:
+                free[lease.node] -= lease.permille
+        homes = [row.node for row in self._registry.rows.values()]
+        return min(free, key=lambda name: (-free[name], homes.count(name), name))
+
+    async def _insert(self, actor: Actor, row: Workspace, task: WorkspaceTask) -> Workspace:
+        row = begin(row, task)
+        self._access.check_disk(row.user, row.project)
+
+        async def write() -> None:
+            if self._registry.find(row.user, row.name) is not None:
+                raise GpupoolError(
+                    ErrorCode.NAME_TAKEN, f"There is already a workspace '{row.name}'.", "Choose another name."
+                )
+            if sum(each.user == row.user for each in self._registry.rows.values()) >= MAX_PER_USER:
+                raise GpupoolError(
+                    ErrorCode.OVER_LIMIT, f"{row.user} has {MAX_PER_USER} workspaces already.", "Delete some."
+                )
+            if task.source:  # it may have been started since
+                source = self._registry.rows.get(task.source)
+                if source is None or not task.snapshot:
+                    self._check(source or row, WorkspaceAction.CLONE)
+            await self._save(actor, row, f"workspace {row.name} is being made on {row.node}")
+
+        await self._engine.run_exclusive(write)
+        self.tasks.wake()
+        return row
+
+    async def _save(self, actor: Actor, row: Workspace, what: str) -> None:
+        event = self._engine.change_event(actor.user, what, f"workspace {row.id}")
+        await self._engine.ports.store.workspaces.save(row, event)
+        self._registry.rows[row.id] = row
+
+    # Sessions
+
+    async def start(self, actor: Actor, ref: str, gpus: GpuRequest | None = None, **options: Any) -> Workload:
+        """Queue the session of a workspace, with other GPUs than before if ``gpus`` is given; return its workload.
+
+        ``options`` are other fields of the request, such as ``wait`` and ``max_time``. Raises WRONG_STATE, OVER_LIMIT.
+        """
+        workspace = self._access.find(actor, ref)
+        self._check(workspace, WorkspaceAction.START)
+        asked = workspace.gpus if gpus is None else gpus
+        command = [NODE_PROGRAM, SESSION_PROGRAM, *filter(None, (workspace.environment,))]
+        body = {
+            "name": workspace.name,
+            "kind": "interactive",
+            "workspace": workspace.id,
+            "project": workspace.project,
+            "command": ["sleep", "infinity"] if workspace.image else command,
+            **({"image": workspace.image} if workspace.image else {}),
+            **gpu_body(asked, ComputePolicy.GUARANTEE),
+            **{name: value for name, value in options.items() if value is not None},
+        }
+        owner = actor if actor.user == workspace.user else Actor(workspace.user, Role.MEMBER, actor.via, workspace.uid)
+        workload, _ = await self._workloads.submit(owner, parse_request(body))
+        if asked != workspace.gpus:
+            await self._change(actor, workspace, lambda row: replace(row, gpus=asked), "has other GPUs")
+        return workload
+
+    async def stop(self, actor: Actor, ref: str, *, force: bool = False) -> Workspace:
+        """Stop the session; do nothing if there is none."""
+        workspace = self._access.find(actor, ref)
+        self._check(workspace, WorkspaceAction.STOP)
+        session = self.session(workspace)
+        if session is not None:
+            await self._workloads.stop(actor, session.id, force=force)
+        return workspace
+
+    async def assign(self, actor: Actor, ref: str, gpus: GpuRequest) -> Workspace:
+        """Set the GPUs of the next start. Raises WRONG_STATE unless it is stopped, IMPOSSIBLE_REQUEST."""
+        workspace = self._access.find(actor, ref)
+        self._check(workspace, WorkspaceAction.ASSIGN)
+        pools = self._identities.project(workspace.project).rules.node_pools
+        check_possible(self._engine.feed.scheduler.placer, pinned(gpus, workspace.node), 0.0, 0, pools)
+
+        def change(row: Workspace) -> Workspace:
+            self._check(row, WorkspaceAction.ASSIGN)
+            return replace(row, gpus=gpus)
+
+        return await self._change(actor, workspace, change, "has other GPUs")
+
+    # Copies
+
+    async def snapshot(self, actor: Actor, ref: str, name: str) -> Workspace:
+        """Save a copy of the home under a name."""
+        workspace = self._access.find(actor, ref)
+        check_name(name, "snapshot")
+        self._access.check_disk(workspace.user, workspace.project, workspace.disk_bytes or 0)
+        task = self._task(TaskKind.SNAPSHOT, snapshot=self._new_id(), name=name)
+
+        def change(row: Workspace) -> Workspace:
+            if any(each.name == name for each in row.snapshots):
+                raise GpupoolError(
+                    ErrorCode.NAME_TAKEN, f"{row.name} has a snapshot '{name}' already.", "Choose another name."
+                )
+            if len(row.snapshots) >= MAX_SNAPSHOTS:
+                raise GpupoolError(
+                    ErrorCode.OVER_LIMIT, f"{row.name} has {MAX_SNAPSHOTS} snapshots already.", "Delete some."
+                )
+            return begin(row, task)
+
+        return await self._begin(actor, workspace, WorkspaceAction.SNAPSHOT, change, f"is being saved as {name}")
+
+    async def restore(self, actor: Actor, ref: str, snapshot: str) -> Workspace:
+        """Replace the home by a copy of a snapshot; the present files are lost."""
+        workspace = self._access.find(actor, ref)
+        found = workspace.snapshot(snapshot)
+        task = self._task(TaskKind.RESTORE, snapshot=found.id)
+        what = f"is being restored from {found.name}"
+        return await self._begin(actor, workspace, WorkspaceAction.RESTORE, lambda row: begin(row, task), what)
+
+    async def drop_snapshot(self, actor: Actor, ref: str, snapshot: str) -> Workspace:
+        """Delete a snapshot."""
+        workspace = self._access.find(actor, ref)
+        found = workspace.snapshot(snapshot)
+        task = self._task(TaskKind.DROP_SNAPSHOT, snapshot=found.id)
+        what = f"loses its snapshot {found.name}"
+        return await self._begin(actor, workspace, WorkspaceAction.SNAPSHOT, lambda row: begin(row, task), what)
+
+    async def delete(self, actor: Actor, ref: str, *, forget: bool = False) -> Workspace | None:
+        """Delete a workspace with its home and snapshots; with ``forget`` without its node, which is down.
+
+        Returns None if it is deleted already. Raises WRONG_STATE unless it is stopped.
+        """
+        workspace = self._access.find(actor, ref)
+        if forget:
+            await self._forget(actor, workspace)
+            return None
+        task = self._task(TaskKind.DELETE)
+
+        def change(row: Workspace) -> Workspace:
+            return row if row.task is not None else begin(row, task)
+
+        return await self._begin(actor, workspace, WorkspaceAction.DELETE, change, "is being deleted")
+
+    async def _forget(self, actor: Actor, workspace: Workspace) -> None:
+        node = self._nodes.find(workspace.node)
+        if node is not None and node.state is not NodeState.DOWN:
+            raise GpupoolError(
+                ErrorCode.WRONG_STATE, f"{workspace.node} answers; it can delete the files.", "Delete without --forget."
+            )
+        event = self._engine.change_event(
+            actor.user, f"workspace {workspace.name} is forgotten", f"workspace {workspace.id}"
+        )
+
+        async def write() -> None:
+            if workspace.id in self._registry.rows:
+                if self._registry.session_state(workspace) is not None:
+                    self._check(workspace, WorkspaceAction.DELETE)
+                await self._engine.ports.store.workspaces.delete(workspace.id, event)
+                del self._registry.rows[workspace.id]
+
+        await self._engine.run_exclusive(write)
+
+    async def _begin(
+        self,
+        actor: Actor,
+        workspace: Workspace,
+        action: WorkspaceAction,
+        change: Callable[[Workspace], Workspace],
+        what: str,
+    ) -> Workspace:
+        """Store a task of a workspace that is in the right state, and wake the tasks."""
+
+        def checked(row: Workspace) -> Workspace:
+            self._check(row, action)
+            return change(row)
+
+        row = await self._change(actor, workspace, checked, what)
+        self.tasks.wake()
+        return row
+
+    async def _change(
+        self, actor: Actor, workspace: Workspace, change: Callable[[Workspace], Workspace], what: str
+    ) -> Workspace:
+        """Change the row as it is now, while nothing else is written."""
+
+        async def write() -> Workspace:
+            row = self._registry.rows.get(workspace.id)
+            if row is None:
+                raise GpupoolError(ErrorCode.UNKNOWN_WORKSPACE, f"{workspace.name} was deleted.", "Create it again.")
+            after = change(row)
+            if after != row:
+                await self._save(actor, after, f"workspace {row.name} {what}")
+            return after
+
+        return await self._engine.run_exclusive(write)
+
+    def _check(self, workspace: Workspace, action: WorkspaceAction) -> None:
+        check_action(workspace, self._registry.state(workspace), action)
+
+    async def settled(self, workspace: Workspace, timeout_s: float) -> Workspace | None:
+        """Wait up to ``timeout_s`` for the task of a workspace; return its row then, None if it was deleted.
+
+        Raises the error of a task that failed.
+        """
+        if workspace.task is not None:
+            await self.tasks.wait(workspace.task.id, timeout_s)
+        return self._registry.rows.get(workspace.id)
+
+    async def wait(self, actor: Actor, ref: str, task_id: str, timeout_s: float) -> Workspace | None:
+        """Wait as ``settled`` for a task by its id. Raises UNKNOWN_WORKSPACE, also if a failure removed it before."""
+        workspace = self._access.find(actor, ref)
+        if workspace.failure is not None and workspace.failure.task == task_id:
+            raise workspace.failure.error()
+        same = workspace.task is not None and workspace.task.id == task_id
+        return await self.settled(workspace, timeout_s) if same else workspace
+
+
+def pinned(gpus: GpuRequest, node: str) -> GpuRequest:
+    """Return the request limited to one node."""
+    labels = {**dict(gpus.labels), NODE: node}
+    return replace(gpus, labels=tuple(sorted(labels.items())))

@@ -1,0 +1,323 @@
+"""Workspaces over real services: sessions, copies, limits and rights, and control planes that die at any step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pool_world import ADMIN, ANN, BOB, World, refused
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Actor, Project, ProjectRules, Role
+from gpupool.domain.work.workload import WorkloadKind, WorkloadState
+from gpupool.domain.work.workspace import TaskKind, Workspace, WorkspaceState
+from gpupool.services.workspaces.service import NewWorkspace, WorkspaceService
+
+HALF, NONE = GpuRequest(permille=500), GpuRequest(count=0)
+S = WorkspaceState
+
+
+def service(world: World) -> WorkspaceService:
+    return world.services.workspaces
+
+
+async def done(world: World, work: Awaitable[Workspace | None]) -> Workspace:
+    """Wait until the task of a change has ended; return the workspace then."""
+    row = await work
+    assert row is not None
+    after = await service(world).settled(row, 30)
+    assert after is not None
+    assert after.task is None
+    return after
+
+
+async def new(world: World, name: str = "lab", actor: Actor = ANN, **wanted: Any) -> Workspace:
+    return await done(world, service(world).create(actor, NewWorkspace(name, **wanted)))
+
+
+def state(world: World, ref: str = "lab", actor: Actor = ANN) -> WorkspaceState:
+    return service(world).state(service(world).get(actor, ref))
+
+
+def test_session_runs_in_the_home_with_the_size_of_each_start(world: World) -> None:
+    async def story() -> None:
+        made = await new(world, gpus=HALF)
+        assert (made.node, state(world)) == ("here", S.STOPPED)
+        session = await service(world).start(ANN, "lab")
+        await world.settle()
+        assert (session.kind, session.name, session.user) == (WorkloadKind.INTERACTIVE, "lab", "ann")
+        [program] = world.agent.running()
+        assert program.spec.workspace == made.id
+        assert sum(share.permille for share in program.spec.gpus) == 500
+        assert state(world) is S.RUNNING
+        await service(world).stop(ANN, "lab")
+        await world.settle()
+        assert state(world) is S.STOPPED
+        assert not world.now.engine.mirror.leases
+        bigger = await service(world).start(ANN, "lab", GpuRequest(count=2))
+        await world.settle()
+        assert len(world.agent.running()[0].spec.gpus) == 2
+        assert service(world).get(ANN, "lab").gpus.count == 2
+        shell = await world.submit(kind="exec", on=bigger.id, command=["sh"])
+        [theirs] = [p.spec for p in world.agent.running() if p.spec.key.startswith(shell.id)]
+        assert theirs.workspace == made.id
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_workspace_without_gpus_runs_on_the_cpu(world: World) -> None:
+    async def story() -> None:
+        await new(world, gpus=NONE)
+        session = await service(world).start(ANN, "lab")
+        await world.settle()
+        assert await world.state(session.id) is WorkloadState.RUNNING
+        assert world.agent.running()[0].spec.gpus == ()
+
+    world.do(story())
+
+
+def test_home_is_used_by_one_workload_at_a_time(world: World) -> None:
+    async def story() -> None:
+        await new(world, gpus=HALF)
+        await service(world).start(ANN, "lab")
+        for work in (
+            lambda: service(world).start(ANN, "lab"),
+            lambda: world.submit(workspace="lab", gpus={"count": 0}),
+            lambda: service(world).snapshot(ANN, "lab", "one"),
+            lambda: service(world).clone(ANN, "lab", "copy"),
+            lambda: service(world).assign(ANN, "lab", NONE),
+            lambda: service(world).delete(ANN, "lab"),
+        ):
+            found = await refused(work, ErrorCode.WRONG_STATE)
+            assert "must be stopped" in found.message
+        assert "gpupool workspace stop lab" in found.hint
+
+    world.do(story())
+
+
+def test_simultaneous_starts_make_one_session(world: World) -> None:
+    async def story() -> None:
+        await new(world, gpus=HALF)
+        found = await asyncio.gather(*(service(world).start(ANN, "lab") for _ in range(4)), return_exceptions=True)
+        errors = [each for each in found if isinstance(each, GpupoolError)]
+        assert [error.code for error in errors] == [ErrorCode.WRONG_STATE] * 3
+        await world.settle()
+        assert len(world.agent.running()) == 1
+
+    world.do(story())
+
+
+def test_job_with_the_field_runs_in_the_home(world: World) -> None:
+    async def story() -> None:
+        made = await new(world)
+        job = await world.submit(workspace="lab", gpus={"count": 0}, workdir="src")
+        assert world.agent.running()[0].spec.workspace == made.id
+        assert world.agent.running()[0].spec.cwd == "src"
+        assert state(world) is S.RUNNING
+        await world.end(job)
+        assert state(world) is S.STOPPED
+        await refused(lambda: world.submit(BOB, workspace="lab", gpus={"count": 0}), ErrorCode.UNKNOWN_WORKSPACE)
+        await refused(lambda: world.submit(ADMIN, workspace=made.id, gpus={"count": 0}), ErrorCode.FORBIDDEN)
+
+    world.do(story())
+
+
+def test_waiting_session_names_the_node_of_its_home(world: World) -> None:
+    async def story() -> None:
+        await world.submit(gpus={"count": 2}, kind="interactive")
+        await new(world)
+        session = await service(world).start(ANN, "lab")
+        await world.settle()
+        assert state(world) is S.STARTING
+        why = await world.services.workloads.why(ANN, session.id)
+        assert "its workspace is stored on here" in why.sentence
+
+    world.do(story())
+
+
+def test_others_do_not_see_a_workspace(world: World) -> None:
+    async def story() -> None:
+        for name in ("ann", "bob", "meg"):
+            await world.services.access.put_user(ADMIN, name, {})
+        await world.services.access.create_project(ADMIN, Project("cs101", members=("ann", "meg")))
+        made = await new(world, project="cs101")
+        meg = Actor("meg", Role.MANAGER, "uid 1003", 1003)
+        for actor, sees in ((ANN, True), (BOB, False), (meg, True), (ADMIN, True)):
+            assert [row.id for row in service(world).all(actor)] == ([made.id] if sees else [])
+        for ref in ("lab", made.id):
+            await refused(lambda ref=ref: service(world).start(BOB, ref), ErrorCode.UNKNOWN_WORKSPACE)
+            await refused(lambda ref=ref: service(world).delete(BOB, ref), ErrorCode.UNKNOWN_WORKSPACE)
+        session = await service(world).start(meg, "lab")
+        assert (session.user, session.project) == ("ann", "cs101")
+        await service(world).stop(meg, "lab")
+        await new(world, actor=BOB)
+        assert service(world).get(BOB, "lab").user == "bob"
+        found = await refused(lambda: service(world).stop(ADMIN, "lab"), ErrorCode.INVALID_NAME)
+        assert made.id in found.hint
+        await refused(lambda: new(world), ErrorCode.NAME_TAKEN)
+
+    world.do(story())
+
+
+def test_snapshots_and_clones_have_the_files_of_their_time(world: World) -> None:
+    async def story() -> None:
+        made = await new(world)
+        home = world.agent.homes[made.id]
+        home.copies[""] = 10
+        saved = await done(world, service(world).snapshot(ANN, "lab", "ten"))
+        assert [each.name for each in saved.snapshots] == ["ten"]
+        await refused(lambda: service(world).snapshot(ANN, "lab", "ten"), ErrorCode.NAME_TAKEN)
+        home.copies[""] = 20
+        now = await done(world, service(world).clone(ANN, "lab", "now"))
+        then = await done(world, service(world).clone(ANN, "lab", "then", "ten"))
+        assert [world.agent.homes[row.id].copies[""] for row in (now, then)] == [20, 10]
+        await done(world, service(world).restore(ANN, "lab", "ten"))
+        assert home.copies[""] == 10
+        left = await done(world, service(world).drop_snapshot(ANN, "lab", "ten"))
+        assert (left.snapshots, list(home.copies)) == ((), [""])
+        await refused(lambda: service(world).restore(ANN, "lab", "ten"), ErrorCode.NOT_FOUND)
+
+    world.do(story())
+
+
+def test_failed_copy_is_reported_and_changes_nothing(world: World) -> None:
+    async def story() -> None:
+        made = await new(world)
+        world.agent.home_error = GpupoolError(ErrorCode.DISK_FULL, "The disk is full.", "Delete files.")
+        row = await service(world).snapshot(ANN, "lab", "one")
+        await refused(lambda: service(world).settled(row, 30), ErrorCode.DISK_FULL)
+        left = service(world).get(ANN, "lab")
+        assert (left.snapshots, left.task) == ((), None)
+        assert row.task is not None
+        await refused(lambda: service(world).wait(ANN, "lab", row.task.id, 1), ErrorCode.DISK_FULL)  # type: ignore[union-attr]
+        clone = await service(world).clone(ANN, "lab", "copy")
+        await refused(lambda: service(world).settled(clone, 30), ErrorCode.DISK_FULL)
+        assert [row.id for row in service(world).all(ANN)] == [made.id]
+        await world.reboot()
+        assert service(world).get(ANN, "lab").failure == left.failure
+
+    world.do(story())
+
+
+@pytest.mark.parametrize(
+    "kind", [TaskKind.CREATE, TaskKind.CLONE, TaskKind.SNAPSHOT, TaskKind.RESTORE, TaskKind.DELETE]
+)
+@pytest.mark.parametrize("fate", ["before", "after", "slow"])
+def test_task_survives_the_control_plane(world: World, kind: TaskKind, fate: str) -> None:
+    """The message or the answer is lost, or the change is in progress, when the control plane is killed."""
+
+    async def story() -> None:
+        made = await new(world, "first")
+        world.agent.homes[made.id].copies[""] = 7
+        await done(world, service(world).snapshot(ANN, "first", "kept"))
+        world.agent.homes[made.id].copies[""] = 8
+        world.agent.slow_homes = fate == "slow"
+        world.agent.losses = [] if fate == "slow" else [fate]
+        calls: dict[TaskKind, Any] = {
+            TaskKind.CREATE: lambda: service(world).create(ANN, NewWorkspace("second")),
+            TaskKind.CLONE: lambda: service(world).clone(ANN, "first", "second"),
+            TaskKind.SNAPSHOT: lambda: service(world).snapshot(ANN, "first", "new"),
+            TaskKind.RESTORE: lambda: service(world).restore(ANN, "first", "kept"),
+            TaskKind.DELETE: lambda: service(world).delete(ANN, "first"),
+        }
+        row = await calls[kind]()
+        await world.settle()
+        await world.crash()
+        world.agent.slow_homes, world.agent.losses = False, []
+        await world.boot()
+        found = service(world)._registry.rows.get(row.id)
+        if found is not None and found.task is not None:
+            await service(world).settled(found, 30)
+        rows = {each.name: each for each in service(world).all(ANN)}
+        sizes = {name: world.agent.homes[each.id].copies[""] for name, each in rows.items()}
+        assert all(each.task is None for each in rows.values())
+        assert (
+            sizes
+            == {
+                TaskKind.CREATE: {"first": 8, "second": 0},
+                TaskKind.CLONE: {"first": 8, "second": 8},
+                TaskKind.SNAPSHOT: {"first": 8},
+                TaskKind.RESTORE: {"first": 7},
+                TaskKind.DELETE: {},
+            }[kind]
+        )
+        if kind is TaskKind.SNAPSHOT:
+            assert [each.name for each in rows["first"].snapshots] == ["kept", "new"]
+        assert set(world.agent.homes) == {each.id for each in rows.values()}
+
+    world.do(story())
+
+
+def test_stopped_workspace_is_deleted_and_running_one_is_not(world: World) -> None:
+    async def story() -> None:
+        await new(world, gpus=HALF)
+        await service(world).start(ANN, "lab")
+        await refused(lambda: service(world).delete(ANN, "lab"), ErrorCode.WRONG_STATE)
+        await service(world).stop(ANN, "lab")
+        await world.settle()
+        row = await service(world).delete(ANN, "lab")
+        assert row is not None
+        assert await service(world).settled(row, 30) is None
+        await refused(lambda: service(world).start(ANN, "lab"), ErrorCode.UNKNOWN_WORKSPACE)
+        assert not world.agent.homes
+
+    world.do(story())
+
+
+def test_workspace_of_a_lost_node_can_be_forgotten(world: World) -> None:
+    async def story() -> None:
+        await new(world)
+        await refused(lambda: service(world).delete(ANN, "lab", forget=True), ErrorCode.WRONG_STATE)
+        world.agent.go(up=False)
+        await world.settle()
+        assert await service(world).delete(ANN, "lab", forget=True) is None
+        assert service(world).all(ANN) == []
+
+    world.do(story())
+
+
+def test_disk_limits_refuse_starts_and_copies(world: World) -> None:
+    async def story() -> None:
+        rules = ProjectRules(workspace_mib=100, user_workspace_mib=50)
+        await world.services.access.create_project(ADMIN, Project("small", rules=rules))
+        made = await new(world, project="small", gpus=NONE)
+        world.agent.homes[made.id].copies[""] = 30 << 20
+        session = await service(world).start(ANN, "lab")
+        await world.settle()
+        await service(world).stop(ANN, "lab")
+        await world.settle()
+        await world.pass_time(5)
+        await world.pass_time(5)
+        measured = service(world).get(ANN, "lab")
+        assert measured.disk_bytes == 30 << 20
+        assert measured.used_at > made.used_at
+        found = await refused(lambda: service(world).clone(ANN, "lab", "two"), ErrorCode.OVER_LIMIT)
+        assert "ann in small use 30 MiB of disk; 30 MiB more would be over the limit of 50 MiB" in found.message
+        assert "gpupool project set small --user-workspace-disk" in found.hint
+        world.agent.homes[made.id].copies[""] = 60 << 20
+        service(world)._registry.rows[made.id] = replace(measured, disk_bytes=60 << 20)
+        await refused(lambda: service(world).start(ANN, "lab"), ErrorCode.OVER_LIMIT)
+        assert session.id not in world.now.engine.mirror.workloads
+
+    world.do(story())
+
+
+def test_control_plane_killed_while_a_session_starts(world: World) -> None:
+    async def story() -> None:
+        await new(world, gpus=HALF)
+        assert world.store is not None
+        world.store.die = (0, "after")
+        assert await world.attempt(service(world).start(ANN, "lab")) is None
+        await world.reboot()
+        await world.settle()
+        assert state(world) is S.RUNNING
+        await refused(lambda: service(world).start(ANN, "lab"), ErrorCode.WRONG_STATE)
+        world.check_always()
+        await world.check_at_rest()
+
+    world.do(story())
