@@ -18,12 +18,13 @@ from fastapi import FastAPI
 from node_harness import PATIENCE_S, Node, eventually, fresh_node
 
 from gpupool.api.app import create_app
-from gpupool.api.server import Bound, ListenConfig, serve
-from gpupool.api.tls import CertificateFiles, ensure_self_signed
-from gpupool.fabric.machines import MachinesFabric, WrittenDirectory
+from gpupool.api.server.server import Bound, ListenConfig, serve
+from gpupool.api.server.tls import CertificateFiles, ensure_self_signed
+from gpupool.domain.protocol.fencing import SoleLeadership
+from gpupool.fabric.machines import MachinesFabric, StaticDirectory
 from gpupool.services.clock import SteadyClock
 from gpupool.services.pool import Pool, PoolInfo
-from gpupool.services.ports import Ports
+from gpupool.services.ports.adapters import Ports
 from gpupool.store import open_store
 
 NOBODY = 65534
@@ -79,7 +80,7 @@ class LivePool:
     async def _run(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         store = await open_store(self.root / "pool.db")
-        fabric = MachinesFabric(WrittenDirectory({"n1": self.node.run / "agent.sock"}))
+        fabric = MachinesFabric(StaticDirectory({"n1": self.node.run / "agent.sock"}), SoleLeadership())
         ports = Ports(store, fabric, SteadyClock(), secrets.randbits, asyncio.sleep)
         info = PoolInfo("0", store.pool_id, "user", SteadyClock().now(), str(self.root), None, os.geteuid())
         pool = Pool(ports, info)
@@ -101,7 +102,7 @@ class LivePool:
     # Asking
 
     def http(self) -> httpx2.Client:
-        """As the owner, on the unix socket."""
+        """Return a client of the owner on the unix socket."""
         transport = httpx2.HTTPTransport(uds=str(self.socket))
         return httpx2.Client(transport=transport, base_url="http://pool", timeout=PATIENCE_S)
 

@@ -10,6 +10,8 @@ import httpx2
 import pytest
 from live_pool import NOBODY, LivePool, shell
 
+from gpupool.api.server.proxies import TrustedProxies
+
 
 def code_of(answer: httpx2.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
@@ -21,7 +23,7 @@ def member(pool: LivePool) -> Iterator[httpx2.Client]:
         yield client
 
 
-def test_health_asks_for_nothing_and_the_rest_for_a_token(pool: LivePool) -> None:
+def test_health_needs_no_token_and_other_routes_do(pool: LivePool) -> None:
     with pool.remote() as nobody:
         health = nobody.get("/v1/health")
         assert (health.status_code, health.json()["status"]) == (200, "ok")
@@ -39,18 +41,18 @@ def test_health_asks_for_nothing_and_the_rest_for_a_token(pool: LivePool) -> Non
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_pool_that_one_machine_alone_can_lead_lists_no_heads(http: httpx2.Client) -> None:
+def test_pool_with_one_possible_leader_lists_no_heads(http: httpx2.Client) -> None:
     assert http.get("/v1/heads").json() == {"heads": []}
 
 
-def test_the_owner_on_the_socket_is_admin(http: httpx2.Client) -> None:
+def test_owner_on_the_socket_is_administrator(http: httpx2.Client) -> None:
     me = http.get("/v1/whoami").json()
     assert (me["role"], me["via"].partition(" ")[0]) == ("admin", "uid")
     assert "default" in me["projects"]
 
 
 @pytest.mark.root
-def test_another_account_on_the_socket_is_a_member(pool: LivePool) -> None:
+def test_other_account_on_the_socket_is_member(pool: LivePool) -> None:
     status, me = pool.as_uid(NOBODY, "GET", "/v1/whoami")
     assert (status, me["role"], me["uid"]) == (200, "member", NOBODY)
     status, refused = pool.as_uid(NOBODY, "POST", "/v1/projects", {"name": "mine"})
@@ -58,7 +60,7 @@ def test_another_account_on_the_socket_is_a_member(pool: LivePool) -> None:
 
 
 @pytest.mark.root
-def test_another_account_cannot_reach_ones_work(pool: LivePool, http: httpx2.Client) -> None:
+def test_other_account_cannot_access_work(pool: LivePool, http: httpx2.Client) -> None:
     made = http.post("/v1/workloads", json=shell("echo secret; sleep 60"), params={"wait": "started"}).json()
     status, seen = pool.as_uid(NOBODY, "GET", f"/v1/workloads/{made['id']}")
     assert (status, seen["command"], seen["env"]) == (200, None, None)
@@ -110,7 +112,7 @@ def test_bad_projects_are_refused(http: httpx2.Client, body: dict[str, object]) 
 @pytest.mark.parametrize(
     "body", [b'{"\\ud800": 1}', b'{"name": "x", "note": "\\ud800"}', b"[" * 100_000, b"\xff", b"NaN"]
 )
-def test_text_that_is_none_is_refused_and_the_answer_is_text(http: httpx2.Client, body: bytes) -> None:
+def test_invalid_unicode_is_refused_and_answer_is_valid_text(http: httpx2.Client, body: bytes) -> None:
     answer = http.post("/v1/projects", content=body, headers={"content-type": "application/json"})
     assert code_of(answer) == (400, "INVALID_REQUEST")
 
@@ -137,7 +139,7 @@ def test_members_see_themselves_and_their_own_tokens(member: httpx2.Client, http
     assert member.get("/v1/whoami").json()["user"] == "ordinary"
 
 
-def test_viewers_may_look_but_not_submit(pool: LivePool) -> None:
+def test_viewers_may_read_but_not_submit(pool: LivePool) -> None:
     with pool.person("watcher", "viewer") as viewer:
         assert viewer.get("/v1/workloads").status_code == 200
         assert code_of(viewer.post("/v1/workloads", json=shell("true"))) == (403, "FORBIDDEN")
@@ -156,7 +158,7 @@ def test_users_are_changed_and_disabled(pool: LivePool, http: httpx2.Client) -> 
     assert code_of(http.put("/v1/users/leaver", json={"uid": -1})) == (400, "INVALID_REQUEST")
 
 
-def test_a_token_is_shown_once_and_works_until_revoked(pool: LivePool, http: httpx2.Client) -> None:
+def test_token_is_shown_once_and_works_until_revoked(pool: LivePool, http: httpx2.Client) -> None:
     made = pool.token(note="laptop")
     assert made["secret"].startswith(f"gpt_{made['id']}_")
     assert made["secret"] not in http.get("/v1/tokens").text
@@ -167,7 +169,7 @@ def test_a_token_is_shown_once_and_works_until_revoked(pool: LivePool, http: htt
     assert code_of(http.delete("/v1/tokens/nothing")) == (404, "UNKNOWN_TOKEN")
 
 
-def test_an_expired_token_does_not_work(pool: LivePool) -> None:
+def test_expired_token_does_not_work(pool: LivePool) -> None:
     made = pool.token(expires_in_s=0.2)
     with pool.remote(made["secret"]) as remote:
         while time.time() <= made["expires_at"]:
@@ -180,16 +182,21 @@ def test_bad_tokens_are_refused(http: httpx2.Client, body: dict[str, object]) ->
     assert code_of(http.post("/v1/tokens", json=body)) == (400, "INVALID_REQUEST")
 
 
-def test_wrong_tokens_are_bounded_per_address(pool: LivePool) -> None:
+def test_wrong_tokens_are_limited_and_valid_tokens_of_same_address_are_not(pool: LivePool) -> None:
     assert pool.app is not None
     good = pool.token()["secret"]
     pool.app.state.attempts.forget("127.0.0.1")
     try:
         with pool.remote("gpt_00000000_wrong") as guesser:
             codes = [guesser.get("/v1/whoami").status_code for _ in range(12)]
-        assert codes == [401] * 10 + [429] * 2
-        with pool.remote(good) as locked_out:
-            assert code_of(locked_out.get("/v1/whoami")) == (429, "TOO_MANY_ATTEMPTS")
+            assert codes == [401] * 10 + [429] * 2
+            refused = guesser.get("/v1/whoami")
+            assert code_of(refused) == (429, "TOO_MANY_ATTEMPTS")
+            assert refused.headers["retry-after"] == "60"
+        with pool.remote(good) as neighbour:
+            assert neighbour.get("/v1/whoami").status_code == 200
+        with pool.remote("gpt_11111111_wrong") as mistaken:
+            assert code_of(mistaken.get("/v1/whoami")) == (401, "UNAUTHENTICATED")
         with pool.http() as local:
             assert local.get("/v1/whoami").status_code == 200
     finally:
@@ -197,7 +204,7 @@ def test_wrong_tokens_are_bounded_per_address(pool: LivePool) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "Basic eHg6eQ==", "Bearer", "Bearer " + "x" * 2000, "Bearer \xe9"])
-def test_malformed_credentials(pool: LivePool, header: str) -> None:
+def test_malformed_credentials_are_refused(pool: LivePool, header: str) -> None:
     assert pool.app is not None
     pool.app.state.attempts.forget("127.0.0.1")
     with pool.remote() as nobody:
@@ -206,7 +213,7 @@ def test_malformed_credentials(pool: LivePool, header: str) -> None:
     pool.app.state.attempts.forget("127.0.0.1")
 
 
-def test_nodes_and_gpus(http: httpx2.Client) -> None:
+def test_nodes_and_gpus_are_listed(http: httpx2.Client) -> None:
     [node] = http.get("/v1/nodes").json()["nodes"]
     assert (node["name"], node["state"], len(node["gpus"])) == ("n1", "up", 1)
     assert http.get("/v1/nodes/n1").json()["gpus"][0]["uuid"] == node["gpus"][0]["uuid"]
@@ -217,7 +224,7 @@ def test_nodes_and_gpus(http: httpx2.Client) -> None:
     assert code_of(http.post("/v1/nodes/n2/uncordon")) == (404, "UNKNOWN_NODE")
 
 
-def test_usage(http: httpx2.Client) -> None:
+def test_usage_is_reported(http: httpx2.Client) -> None:
     made = http.post("/v1/workloads", json=shell("true")).json()
     http.get(f"/v1/workloads/{made['id']}/wait")
     found = http.get("/v1/usage").json()
@@ -239,10 +246,22 @@ def test_usage(http: httpx2.Client) -> None:
         ("PUT", "/v1/workloads", 405),
     ],
 )
-def test_unknown_addresses_and_methods_answer_as_errors(
-    http: httpx2.Client, method: str, path: str, status: int
-) -> None:
+def test_unknown_paths_and_methods_are_errors(http: httpx2.Client, method: str, path: str, status: int) -> None:
     answer = http.request(method, path)
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == ("NOT_FOUND" if status == 404 else "INVALID_REQUEST")
     assert (status == 405) == ("allow" in answer.headers)
+
+
+def test_wrong_tokens_behind_trusted_proxy_count_for_named_client(pool: LivePool) -> None:
+    assert pool.app is not None
+    before, pool.app.state.trusted_proxies = pool.app.state.trusted_proxies, TrustedProxies(["127.0.0.1/32"])
+    try:
+        with pool.remote("gpt_22222222_wrong") as guesser:
+            for client, codes in (("198.51.100.1", [401] * 10 + [429]), ("198.51.100.2", [401])):
+                headers = {"x-forwarded-for": f"203.0.113.9, {client}"}
+                assert [guesser.get("/v1/whoami", headers=headers).status_code for _ in codes] == codes
+    finally:
+        pool.app.state.trusted_proxies = before
+        for client in ("198.51.100.1", "198.51.100.2"):
+            pool.app.state.attempts.forget(client)

@@ -1,8 +1,9 @@
-"""What the application does around its routes: description, waiting, and what it imports."""
+"""The application around its routes: description, waiting, and imports."""
 
 from __future__ import annotations
 
 import asyncio
+import pkgutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,14 +13,15 @@ import pytest
 from starlette.types import Message
 
 from gpupool import __version__
-from gpupool.api.app import create_app
-from gpupool.api.deps import PEER_UID, decode_page, encode_page
-from gpupool.api.waiting import create_waiting_app
-from gpupool.domain.access import Actor, Role
+from gpupool.api import schemas
+from gpupool.api.app import create_app, create_waiting_app
+from gpupool.api.deps import decode_page, encode_page
+from gpupool.api.server.peer import PEER_UID
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Program, Replica, Workload, WorkloadKind
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Actor, Role
+from gpupool.domain.work.workload import Program, Replica, Workload, WorkloadKind
 from gpupool.services.pool import PoolServices
 
 QUEUED = Workload(
@@ -50,10 +52,10 @@ class Patient:
             self.let_go.set()
         return QUEUED
 
-    async def replicas_of(self, actor: Actor, workload: Workload) -> list[Replica]:
+    async def replicas_of(self, workload: Workload) -> list[Replica]:
         return [Replica(workload.id, 0)]
 
-    async def leases_of(self, actor: Actor, workload: Workload) -> list[Any]:
+    async def leases_of(self, workload: Workload) -> list[Any]:
         return []
 
     def can_see(self, actor: Actor, workload: Workload) -> bool:
@@ -112,17 +114,17 @@ def wait_until(end: str) -> list[Message]:
     return asyncio.run(run())
 
 
-def test_a_client_that_hangs_up_is_not_waiting_any_more() -> None:
+def test_long_poll_ends_when_its_client_disconnects() -> None:
     wait_until("hang up")
 
 
-def test_a_server_about_to_stop_answers_waits_with_the_present_state() -> None:
+def test_stopping_server_answers_waits_with_current_state() -> None:
     start, body = wait_until("stop")
     assert start["status"] == 200
     assert b'"queued"' in body["body"]
 
 
-def test_the_description_is_complete() -> None:
+def test_openapi_description_is_complete() -> None:
     document = create_app(cast("PoolServices", SimpleNamespace())).openapi()
     assert document["info"]["version"] == __version__
     assert document["security"] == [{"token": []}, {}]
@@ -141,29 +143,32 @@ def test_the_description_is_complete() -> None:
     assert "command" in document["components"]["schemas"]["WorkloadRequest"]["properties"]
 
 
-@pytest.mark.parametrize("module", ["gpupool.api.schemas", "gpupool.client.client"])
-def test_the_client_needs_no_web_framework(module: str) -> None:
-    script = f"import sys, {module}; assert not {{'fastapi', 'starlette', 'uvicorn', 'sqlalchemy'}} & set(sys.modules)"
+SCHEMAS = [module.name for module in pkgutil.walk_packages(schemas.__path__, "gpupool.api.schemas.")]
+
+
+@pytest.mark.parametrize("modules", [", ".join(SCHEMAS), "gpupool.client.client"])
+def test_client_needs_no_web_framework(modules: str) -> None:
+    script = f"import sys, {modules}; assert not {{'fastapi', 'starlette', 'uvicorn', 'sqlalchemy'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_asking_for_the_client_room_imports_nothing_of_it() -> None:
-    script = "import sys, gpupool.client.locate; assert not {'pydantic', 'httpx2', 'websockets'} & set(sys.modules)"
+def test_client_package_imports_lazily() -> None:
+    script = "import sys, gpupool.client.discovery; assert not {'pydantic', 'httpx2', 'websockets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize("created_at", [0.0, 1_700_000_000.123456, 0.1 + 0.2])
-def test_page_cursors_come_back_exactly(created_at: float) -> None:
+def test_page_cursors_are_decoded_exactly(created_at: float) -> None:
     assert decode_page(encode_page(created_at, QUEUED.id)) == (created_at, QUEUED.id)
 
 
 @pytest.mark.parametrize("cursor", ["", "!", "AAAA", "bm8gc3VjaA", "MS4wIHcx", "é" * 10, "aW5mIHcwMTIzNDU2Nzg5"])
-def test_other_texts_are_no_cursors(cursor: str) -> None:
+def test_invalid_cursors_are_refused(cursor: str) -> None:
     with pytest.raises(GpupoolError):
         decode_page(cursor)
 
 
-def test_whoever_waits_marks_its_refusals_as_nothing_done() -> None:
+def test_refusal_after_a_wait_is_marked_as_nothing_done() -> None:
     """By the header: one that led until now refuses with the same code, and may have done a part."""
 
     async def run(path: str) -> Message:

@@ -25,7 +25,7 @@ def body(name: str, **more: Any) -> dict[str, Any]:
     return {"text": POD.replace("NAME", name), "name": "p.yaml", "no_container": True, "workdir": "/tmp", **more}
 
 
-def test_the_answer_has_what_was_done_and_the_warnings(http: httpx2.Client) -> None:
+def test_apply_answer_has_results_and_warnings(http: httpx2.Client) -> None:
     answer = http.post("/v1/apply", json=body("told")).json()
     assert [(one["resource"], one["name"], one["action"]) for one in answer["objects"]] == [("pod", "told", "created")]
     [warning] = answer["warnings"]
@@ -35,13 +35,13 @@ def test_the_answer_has_what_was_done_and_the_warnings(http: httpx2.Client) -> N
     assert shown["replicas"][0]["member"] == "told"
 
 
-def test_a_dry_run_makes_nothing(http: httpx2.Client) -> None:
+def test_dry_run_creates_nothing(http: httpx2.Client) -> None:
     [one] = http.post("/v1/apply", json=body("dry", dry_run=True)).json()["objects"]
     assert (one["action"], one["workload"]) == ("created", None)
     assert http.get("/v1/workloads", params={"name": "dry", "all": True}).json()["workloads"] == []
 
 
-def test_applied_many_times_at_once_it_is_there_once(pool: LivePool) -> None:
+def test_simultaneous_applies_create_one_object(pool: LivePool) -> None:
     with pool.http() as http, ThreadPoolExecutor(6) as threads:
         answers = list(threads.map(lambda _: http.post("/v1/apply", json=body("once")).json(), range(6)))
         actions = sorted(answer["objects"][0]["action"] for answer in answers)
@@ -50,7 +50,7 @@ def test_applied_many_times_at_once_it_is_there_once(pool: LivePool) -> None:
 
 
 @pytest.mark.root
-def test_what_somebody_else_runs_is_never_taken_for_ones_own(pool: LivePool, http: httpx2.Client) -> None:
+def test_apply_never_matches_objects_of_other_users(pool: LivePool, http: httpx2.Client) -> None:
     http.post("/v1/apply", json=body("mine"))
     two = body("yours")["text"] + "---\n" + body("mine")["text"]
     status, answer = pool.as_uid(54_321, "POST", "/v1/apply", body("mine", text=two, force=True))
@@ -63,11 +63,11 @@ def test_what_somebody_else_runs_is_never_taken_for_ones_own(pool: LivePool, htt
     assert pool.remote().post("/v1/apply", json=body("mine")).status_code == 401
 
 
-def test_what_cannot_be_is_refused_with_its_place(http: httpx2.Client) -> None:
+def test_invalid_object_is_refused_with_its_position(http: httpx2.Client) -> None:
     for text, status, said in [
         (POD.replace("NAME", "bad").replace("command", "comand"), 400, "p.yaml:6:26: There is no field"),
         ("kind: [", 400, "p.yaml:"),
-        ("", 400, "p.yaml holds no manifest"),
+        ("", 400, "p.yaml contains no manifest"),
         (POD.replace("NAME", "no").replace("[sleep", '["x\\0y"'), 400, "p.yaml:6:16: "),
     ]:
         answer = http.post("/v1/apply", json=body("bad", text=text))
@@ -78,13 +78,13 @@ def test_what_cannot_be_is_refused_with_its_place(http: httpx2.Client) -> None:
     assert http.post("/v1/apply", json={"txt": "x"}).status_code in {400, 422}
 
 
-def test_a_file_of_too_many_objects_is_refused_before_anything_is_done(http: httpx2.Client) -> None:
+def test_file_with_too_many_objects_is_refused_unapplied(http: httpx2.Client) -> None:
     many = "---\n".join(POD.replace("NAME", f"p{i}") for i in range(1001))
     answer = http.post("/v1/apply", json=body("x", text=many))
     assert answer.status_code == 413, answer.text
 
 
-def test_the_python_client_applies(pool: LivePool) -> None:
+def test_python_client_applies_files(pool: LivePool) -> None:
     with Client(socket_path=str(pool.socket)) as client:
         [one] = client.apply(POD.replace("NAME", "by-client"), no_container=True, workdir="/tmp").objects
         assert (one.action, client.get("by-client").id) == ("created", one.workload.id)

@@ -18,9 +18,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from gpupool.api.app import create_app
-from gpupool.domain import frames
-from gpupool.domain.access import Actor, Role
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.people.access import Actor, Role
+from gpupool.domain.protocol import frames
 
 Dial = Callable[..., ClientConnection]
 
@@ -72,7 +72,7 @@ def until_output(connection: ClientConnection) -> None:
         buffer += message
 
 
-def test_a_program_is_fed_and_heard_through_the_relay(pool: LivePool, dialling: Dial) -> None:
+def test_relay_transfers_input_and_output(pool: LivePool, dialling: Dial) -> None:
     _, connection = attached(pool, dialling, "cat; exit 5")
     hello(connection)
     sent = bytes(range(256)) * 4096
@@ -86,7 +86,7 @@ def test_a_program_is_fed_and_heard_through_the_relay(pool: LivePool, dialling: 
     assert connection.close_code == 1000
 
 
-def test_hanging_up_ends_a_bound_program(pool: LivePool, dialling: Dial) -> None:
+def test_disconnect_ends_a_bound_program(pool: LivePool, dialling: Dial) -> None:
     workload, connection = attached(pool, dialling, "echo up; sleep 60")
     hello(connection)
     until_output(connection)
@@ -113,7 +113,7 @@ def test_refusals_close_with_the_code(pool: LivePool, dialling: Dial) -> None:
     assert refusal(dialling(f"/v1/workloads/{made['id']}/attach?index=7")) == (4404, "NOT_FOUND")
 
 
-def test_over_tls_the_token_decides(pool: LivePool, dialling: Dial, hold: ExitStack) -> None:
+def test_token_is_required_over_tls(pool: LivePool, dialling: Dial, hold: ExitStack) -> None:
     workload, _ = attached(pool, dialling, "echo up; sleep 60")
     url = f"wss{pool.url.removeprefix('https')}/v1/workloads/{workload}/attach"
     context = ssl.create_default_context(cafile=pool.tls.certificate)
@@ -137,7 +137,7 @@ def test_over_tls_the_token_decides(pool: LivePool, dialling: Dial, hold: ExitSt
     assert all_frames(second)[-1][0] == frames.EXIT
 
 
-def test_pages_of_other_origins_are_kept_out(pool: LivePool, dialling: Dial) -> None:
+def test_other_origins_are_refused(pool: LivePool, dialling: Dial) -> None:
     with pytest.raises(InvalidStatus) as refused:
         dialling("/v1/workloads/x/attach", origin="https://elsewhere.example")
     assert refused.value.response.status_code == 403
@@ -146,7 +146,7 @@ def test_pages_of_other_origins_are_kept_out(pool: LivePool, dialling: Dial) -> 
     assert refusal(dialling("/v1/workloads/x/attach", origin="http://pool"))[0] == 4404
 
 
-def test_text_is_refused(pool: LivePool, dialling: Dial) -> None:
+def test_text_message_is_refused(pool: LivePool, dialling: Dial) -> None:
     _, connection = attached(pool, dialling, "sleep 60")
     connection.send("text")
     assert refusal(connection) == (1003, "INVALID_REQUEST")
@@ -174,7 +174,7 @@ class Standin:
     """Services of which only what an attachment needs is there."""
 
     def __init__(self, stream: Stream) -> None:
-        self.access = self.workloads = self
+        self.access = self.workloads = self.output = self
         self.stream = stream
 
     async def actor_for_token(self, secret: str) -> Actor:
@@ -194,7 +194,7 @@ def dial(app: FastAPI, ref: str = "x") -> Any:
     return TestClient(app).websocket_connect(f"/v1/workloads/{ref}/attach", headers={"authorization": "Bearer t"})
 
 
-def test_the_streams_end_is_a_normal_close_and_the_stream_is_let_go() -> None:
+def test_end_of_stream_is_a_normal_close_and_releases_the_stream() -> None:
     async def reads() -> AsyncIterator[bytes]:
         yield b"abc"
         yield b"def"
@@ -219,7 +219,7 @@ def test_the_streams_end_is_a_normal_close_and_the_stream_is_let_go() -> None:
         (RuntimeError("a secret detail"), 4500, "INTERNAL"),
     ],
 )
-def test_a_stream_that_breaks_closes_with_its_code(error: Exception, code: int, reason: str) -> None:
+def test_broken_stream_closes_with_its_code(error: Exception, code: int, reason: str) -> None:
     async def reads() -> AsyncIterator[bytes]:
         yield b"abc"
         raise error
@@ -235,7 +235,7 @@ def test_a_stream_that_breaks_closes_with_its_code(error: Exception, code: int, 
     assert stream.closed
 
 
-def test_an_unforeseen_error_before_the_stream_is_internal() -> None:
+def test_unexpected_error_before_the_stream_is_internal() -> None:
     async def reads() -> AsyncIterator[bytes]:
         yield b""
 
@@ -244,7 +244,7 @@ def test_an_unforeseen_error_before_the_stream_is_internal() -> None:
     assert closed.value.code == 4500
 
 
-def test_a_server_about_to_stop_hangs_up_and_lets_go_of_the_stream() -> None:
+def test_stopping_server_closes_connection_and_stream() -> None:
     async def reads() -> AsyncIterator[bytes]:
         app.state.closing.set()
         await asyncio.sleep(60)

@@ -18,7 +18,7 @@ def name() -> str:
     return f"dept-{uuid.uuid4().hex[:8]}"
 
 
-def test_a_department_is_made_changed_and_removed(http: httpx2.Client, name: str) -> None:
+def test_department_is_created_changed_and_removed(http: httpx2.Client, name: str) -> None:
     bounds = {"quota_permille": 6000, "weight": 2.0, "limit_permille": 8000, "note": "who pays"}
     made = http.post("/v1/departments", json={"name": name, **bounds})
     assert (made.status_code, made.json()) == (201, {"name": name, "projects": [], **bounds})
@@ -53,11 +53,11 @@ def test_a_department_is_made_changed_and_removed(http: httpx2.Client, name: str
         {"name": "/"},
     ],
 )
-def test_bounds_that_are_none_are_refused(http: httpx2.Client, name: str, wrong: dict[str, object]) -> None:
+def test_invalid_limits_are_refused(http: httpx2.Client, name: str, wrong: dict[str, object]) -> None:
     assert code_of(http.post("/v1/departments", json={"name": name, **wrong}))[0] in {400, 422}
 
 
-def test_members_read_and_do_not_change(pool: LivePool, http: httpx2.Client, name: str) -> None:
+def test_members_may_only_read(pool: LivePool, http: httpx2.Client, name: str) -> None:
     http.post("/v1/departments", json={"name": name})
     with pool.person("ordinary", "member") as member:
         assert member.get("/v1/departments").status_code == 200
@@ -68,7 +68,7 @@ def test_members_read_and_do_not_change(pool: LivePool, http: httpx2.Client, nam
     assert http.delete(f"/v1/departments/{name}").status_code == 204
 
 
-def test_fair_shares_tell_of_every_project(http: httpx2.Client) -> None:
+def test_fair_shares_list_every_project(http: httpx2.Client) -> None:
     found = http.get("/v1/fairshare").json()
     names = {row["project"] for row in found["projects"]}
     assert names >= {project["name"] for project in http.get("/v1/projects").json()["projects"]}

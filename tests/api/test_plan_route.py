@@ -8,7 +8,7 @@ from live_pool import LivePool, shell
 from gpupool.client import Client
 
 
-def test_a_plan_that_starts_now_is_where_it_starts(http: httpx2.Client) -> None:
+def test_plan_that_starts_now_names_its_place(http: httpx2.Client) -> None:
     body, before = shell("sleep 60", gpus={"fraction": 0.4}), http.get("/v1/workloads").json()["workloads"]
     answer = http.post("/v1/plan", json=body)
     assert answer.status_code == 200, answer.text
@@ -22,7 +22,7 @@ def test_a_plan_that_starts_now_is_where_it_starts(http: httpx2.Client) -> None:
     assert [gpu["permille"] for gpu in start["gpus"]] == [400]
 
 
-def test_a_plan_that_waits_says_what_why_says(new_http: httpx2.Client) -> None:
+def test_plan_that_waits_has_the_reason_of_why(new_http: httpx2.Client) -> None:
     held = shell("sleep 60", gpus={"fraction": 0.7}, max_time="30m", preemptible=False, name="holder")
     new_http.post("/v1/workloads", json=held, params={"wait": "started"})
     body = shell("true", gpus={"fraction": 0.5})
@@ -32,12 +32,12 @@ def test_a_plan_that_waits_says_what_why_says(new_http: httpx2.Client) -> None:
     why = new_http.get(f"/v1/workloads/{waits['id']}/why").json()
     for said in (plan["why"], why):
         assert (said["code"], said["position"]) == ("WAITING_FOR_GPU", 1)
-        assert any("ask for 0.3 instead of 0.5: fits now on n1" in hint for hint in said["would_help"])
+        assert any("request 0.3 instead of 0.5: fits now on n1" in hint for hint in said["would_help"])
         assert any("holder on node n1 ends first" in hint for hint in said["would_help"])
         assert 1700 < said["estimate_low_s"] <= said["estimate_s"] <= said["estimate_high_s"] <= 1800
 
 
-def test_a_plan_is_refused_as_the_submission_would_be(pool: LivePool, http: httpx2.Client) -> None:
+def test_plan_is_refused_like_submission(pool: LivePool, http: httpx2.Client) -> None:
     refused = http.post("/v1/plan", json=shell("true", gpus={"count": 64}))
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "IMPOSSIBLE_REQUEST")
     assert http.post("/v1/plan", json={"command": "not a list", "bogus": 1}).status_code == 400
@@ -46,7 +46,7 @@ def test_a_plan_is_refused_as_the_submission_would_be(pool: LivePool, http: http
         assert viewer.post("/v1/plan", json=shell("true")).status_code == 403
 
 
-def test_the_client_plans(pool: LivePool) -> None:
+def test_python_client_plans(pool: LivePool) -> None:
     with Client(pool.socket) as client:
         before = client.list()
         found = client.plan(fraction=0.25, max_time="10m")

@@ -1,4 +1,4 @@
-"""How a WebSocket's application hears that its client is gone: said, ended at the other end, or silent."""
+"""A WebSocket's application notices that its client is gone: by a close, an ended connection, or silence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gpupool.api.protocols import PeerWebSocketProtocol
+from gpupool.api.server.protocols import PeerWebSocketProtocol
 
 HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: pool\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -73,7 +73,7 @@ def say_goodbye(connection: socket.socket) -> None:
     [(say_goodbye, 1000, 60), (close, 1005, 60), (reset, 1005, 60), (say_nothing, 1006, 0.2)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_the_code_says_how_a_connection_ended(end: Callable[[socket.socket], None], code: int, ping_s: float) -> None:
+def test_close_code_names_the_error(end: Callable[[socket.socket], None], code: int, ping_s: float) -> None:
     with served(ping_s) as (port, codes), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(HANDSHAKE)
         assert connection.recv(4096).startswith(b"HTTP/1.1 101")

@@ -10,7 +10,10 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from live_pool import LivePool, live_pool, shell
-from schemathesis.checks import not_a_server_error
+from schemathesis.checks import load_all_checks, not_a_server_error
+from schemathesis.generation.feedback import FeedbackSources
+from schemathesis.pytest._test_builder import build_operation_test
+from schemathesis.python._constants.orchestrator import make_constants_value_source
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -41,6 +44,7 @@ def quiet_pool() -> Iterator[LivePool]:
 
 
 schema = schemathesis.openapi.from_dict(create_app(cast("PoolServices", None)).openapi())
+OPERATIONS = [found.ok() for found in schema.exclude(path="/v1/events/stream").get_all_operations()]
 
 
 @schema.hook
@@ -81,15 +85,28 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value <= 60
 
 
-@schema.exclude(path="/v1/events/stream").parametrize()
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
-def test_no_request_breaks_the_api(case: Any, quiet_pool: LivePool, token: str) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.label for operation in OPERATIONS])
+def test_no_request_breaks_the_api(operation: Any, quiet_pool: LivePool, token: str) -> None:
+    """Make the operation's cases here: ``schema.parametrize()`` makes all of them whenever tests are collected."""
     headers = {"authorization": f"Bearer {token}"}
     where = {"base_url": quiet_pool.url, "verify": str(quiet_pool.tls.certificate)}
-    case.call_and_validate(checks=CHECKS, headers=headers, timeout=30, **where)
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    def assert_answer_is_described(case: Any) -> None:
+        case.call_and_validate(checks=CHECKS, headers=headers, timeout=30, **where)
+
+    load_all_checks()
+    feedback = FeedbackSources(constants_value_source=make_constants_value_source(schema))
+    build_operation_test(
+        config=schema.config,
+        operation=operation,
+        test_func=assert_answer_is_described,
+        given_kwargs={},
+        feedback=feedback,
+    )()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import socket
 import ssl
 import stat
@@ -18,13 +20,18 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from gpupool.api.attempts import FailedAttempts
 from gpupool.api.errors import install
-from gpupool.api.listeners import listen_tcp, listen_unix
+from gpupool.api.login_limit import MAX_KEYS, FailedAttempts
 from gpupool.api.middleware import BodyLimit, InternalErrors
-from gpupool.api.server import Bound, ListenConfig, serve
-from gpupool.api.tls import CertificateFiles, ensure_self_signed, fingerprint, server_context
+from gpupool.api.server import acceptor, protocols
+from gpupool.api.server.listeners import listen_tcp, listen_unix
+from gpupool.api.server.proxies import TrustedProxies, network_of
+from gpupool.api.server.server import Bound, ListenConfig, serve
+from gpupool.api.server.tls import CertificateFiles, ensure_self_signed, fingerprint, server_context
+from gpupool.daemon.config import PoolConfig
+from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.services.log_rate_limit import LimitedLines, LogLimit
 
 
 def small_app() -> FastAPI:
@@ -36,7 +43,7 @@ def small_app() -> FastAPI:
 
     @app.get("/peer")
     async def peer(request: Request) -> dict[str, Any]:
-        return {"extensions": {k: v for k, v in request.scope.get("extensions", {}).items() if "gpupool" in k}}
+        return {"extensions": {k: v for k, v in request.scope.get("extensions", {}).items() if "uid" in k}}
 
     @app.get("/broken")
     async def broken() -> None:
@@ -80,7 +87,7 @@ def local(bound: Bound) -> httpx2.Client:
     return httpx2.Client(transport=httpx2.HTTPTransport(uds=str(bound.socket_path)), base_url="http://pool", timeout=60)
 
 
-def test_the_socket_has_its_mode_and_goes_with_the_server(tmp_path: Path) -> None:
+def test_socket_has_its_mode_and_is_removed_with_the_server(tmp_path: Path) -> None:
     def ask(bound: Bound) -> None:
         assert stat.S_IMODE(bound.socket_path.stat().st_mode) == 0o660
         with local(bound) as http:
@@ -93,7 +100,7 @@ def test_the_socket_has_its_mode_and_goes_with_the_server(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_socket_left_behind_is_replaced_and_a_successors_is_not_removed(tmp_path: Path) -> None:
+def test_stale_socket_is_replaced_and_new_socket_is_not_removed(tmp_path: Path) -> None:
     socket.socket(socket.AF_UNIX).bind(str(tmp_path / "api.sock"))
     successor: list[socket.socket] = []
 
@@ -107,7 +114,7 @@ def test_a_socket_left_behind_is_replaced_and_a_successors_is_not_removed(tmp_pa
     successor[0].close()
 
 
-def test_a_path_beyond_the_kernels_limit_works(tmp_path: Path) -> None:
+def test_socket_path_beyond_the_kernel_limit_works(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
     listener = listen_unix(deep / "api.sock", 0o600)
@@ -115,13 +122,13 @@ def test_a_path_beyond_the_kernels_limit_works(tmp_path: Path) -> None:
     listener.close()
 
 
-def test_no_folder_for_the_socket(tmp_path: Path) -> None:
+def test_missing_socket_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(GpupoolError) as refused:
         served(tmp_path / "gone", lambda _: None)
     assert refused.value.code is ErrorCode.POOL_START_FAILED
 
 
-def test_an_error_nobody_foresaw_says_only_its_number(tmp_path: Path) -> None:
+def test_unexpected_error_shows_only_an_incident_number(tmp_path: Path) -> None:
     def ask(bound: Bound) -> None:
         with local(bound) as http:
             answer = http.get("/broken")
@@ -133,7 +140,7 @@ def test_an_error_nobody_foresaw_says_only_its_number(tmp_path: Path) -> None:
     served(tmp_path, ask)
 
 
-def test_bodies_and_heads_are_bounded(tmp_path: Path) -> None:
+def test_body_and_header_sizes_are_limited(tmp_path: Path) -> None:
     def ask(bound: Bound) -> None:
         with local(bound) as http:
             assert http.post("/size", content=b"x" * 1000).text == "1000"
@@ -146,7 +153,7 @@ def test_bodies_and_heads_are_bounded(tmp_path: Path) -> None:
     served(tmp_path, ask)
 
 
-def test_tls_beside_the_unix_socket(tmp_path: Path) -> None:
+def test_tls_is_served_next_to_the_unix_socket(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     ensure_self_signed(files, "127.0.0.1")
 
@@ -164,7 +171,7 @@ def test_tls_beside_the_unix_socket(tmp_path: Path) -> None:
     assert bound.listen.startswith("127.0.0.1:")
 
 
-def test_a_taken_port_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+def test_used_port_is_reported_and_nothing_is_left(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     ensure_self_signed(files, "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -177,13 +184,13 @@ def test_a_taken_port_is_said_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "port"), [("203.0.113.7", 0), ("no such host", 0), ("127.0.0.1", 70000)])
-def test_addresses_that_are_not_this_machines(host: str, port: int) -> None:
+def test_foreign_listen_addresses_are_refused(host: str, port: int) -> None:
     with pytest.raises(GpupoolError) as refused:
         listen_tcp(host, port)
     assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
-def test_stopping_answers_what_is_under_way(tmp_path: Path) -> None:
+def test_stopping_server_answers_active_requests(tmp_path: Path) -> None:
     app = small_app()
     entered = threading.Event()
 
@@ -221,7 +228,7 @@ def test_stopping_answers_what_is_under_way(tmp_path: Path) -> None:
 # Certificates
 
 
-def test_a_certificate_is_made_once_for_this_machine(tmp_path: Path) -> None:
+def test_certificate_is_created_once_per_machine(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     first = ensure_self_signed(files, "gpu1.example")
     assert ensure_self_signed(files, "gpu1.example") == first == fingerprint(files.certificate)
@@ -235,7 +242,7 @@ def test_a_certificate_is_made_once_for_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a certificate", b"\xff\xfe"])
-def test_unusable_certificates_are_named(tmp_path: Path, content: bytes) -> None:
+def test_unusable_certificates_are_reported(tmp_path: Path, content: bytes) -> None:
     files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     files.certificate.write_bytes(content)
     files.key.write_bytes(content)
@@ -250,7 +257,7 @@ def test_unusable_certificates_are_named(tmp_path: Path, content: bytes) -> None
         assert str(files.certificate) in refused.value.message
 
 
-def test_a_key_of_another_certificate(tmp_path: Path) -> None:
+def test_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
     ours = CertificateFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     theirs = CertificateFiles(tmp_path / "cert2.pem", tmp_path / "key2.pem")
     ensure_self_signed(ours, "x")
@@ -260,7 +267,7 @@ def test_a_key_of_another_certificate(tmp_path: Path) -> None:
     assert refused.value.code is ErrorCode.INVALID_FILE
 
 
-def test_nothing_follows_a_tls_handshake_that_a_client_with_two_threads_could_trip_over(tmp_path: Path) -> None:
+def test_no_session_tickets_follow_the_tls_handshake(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     ensure_self_signed(files, "x")
     assert server_context(files).num_tickets == 0
@@ -269,19 +276,149 @@ def test_nothing_follows_a_tls_handshake_that_a_client_with_two_threads_could_tr
 # Attempts
 
 
-def test_attempts_are_forgotten_after_the_window_and_peers_are_bounded() -> None:
+WRONG = GpupoolError(ErrorCode.UNAUTHENTICATED, "The token is unknown.")
+
+
+def _attempt(attempts: FailedAttempts, peer: str, credential: str, *, good: bool = False) -> str:
+    try:
+        with attempts.counted(peer, credential):
+            if not good:
+                raise WRONG
+    except GpupoolError as error:
+        return str(error.code)
+    return "OK"
+
+
+def test_wrong_credentials_are_limited_by_address_within_a_window() -> None:
     now = [0.0]
-    attempts = FailedAttempts(limit=3, window_s=60, clock=lambda: now[0])
-    for _ in range(3):
-        attempts.check("a")
-        attempts.failed("a")
-    with pytest.raises(GpupoolError) as refused:
-        attempts.check("a")
-    assert refused.value.code is ErrorCode.TOO_MANY_ATTEMPTS
-    assert refused.value.http_status == 429
-    attempts.check("b")
+    attempts = FailedAttempts(limit=3, peer_limit=5, window_s=60, clock=lambda: now[0])
+    stale = [_attempt(attempts, "a", "gpt_0123456789_x") for _ in range(4)]
+    assert stale == ["UNAUTHENTICATED"] * 3 + ["TOO_MANY_ATTEMPTS"]
+    assert _attempt(attempts, "a", "gpt_0123456789_x", good=True) == "OK"
+    others = [_attempt(attempts, "a", f"gpt_{number}_of_another_script") for number in range(3)]
+    assert others == ["UNAUTHENTICATED"] * 1 + ["TOO_MANY_ATTEMPTS"] * 2
+    assert _attempt(attempts, "a", "gpt_ffffffff_x", good=True) == "OK"
+    assert _attempt(attempts, "b", "gpt_0123456789_x") == "UNAUTHENTICATED"
     now[0] = 60.0
-    attempts.check("a")
+    assert _attempt(attempts, "a", "gpt_0123456789_x") == "UNAUTHENTICATED"
+
+
+def test_number_of_remembered_addresses_is_limited() -> None:
+    attempts = FailedAttempts()
     for peer in range(5000):
-        attempts.failed(str(peer))
-    assert len(attempts._times) == 4096
+        _attempt(attempts, str(peer), "x")
+    assert len(attempts._times) == MAX_KEYS
+
+
+# Clients that do not get on
+
+
+def _wait_for_end(sock: socket.socket) -> bytes:
+    sock.settimeout(60)
+    data = b""
+    try:
+        while piece := sock.recv(65536):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def _dial(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(path))
+    return sock
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\r\n",
+        b"GET /peer HTTP/1.1\r\nHost: pool\r\nx: ",
+        b"POST /size HTTP/1.1\r\nHost: pool\r\nContent-Length: 10\r\n\r\n12345",
+        b"GET /peer HTTP/1.1\r\nHost: pool\r\n\r\n",
+    ],
+    ids=["nothing", "an empty line", "half a head", "half a body", "nothing after an answer"],
+)
+def test_stalled_client_is_disconnected(tmp_path: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        (acceptor, "HEAD_TIMEOUT_S"),
+        (protocols, "HEAD_TIMEOUT_S"),
+        (protocols, "BODY_TIMEOUT_S"),
+        (protocols, "KEEP_ALIVE_S"),
+    ):
+        monkeypatch.setattr(module, name, 0.2)
+
+    def ask(bound: Bound) -> None:
+        with contextlib.closing(_dial(bound.socket_path)) as sock:
+            sock.sendall(sent)
+            _wait_for_end(sock)
+
+    served(tmp_path, ask)
+
+
+def test_endless_header_is_refused_at_once(tmp_path: Path) -> None:
+    def ask(bound: Bound) -> None:
+        with contextlib.closing(_dial(bound.socket_path)) as sock:
+            with contextlib.suppress(OSError):
+                sock.sendall(b"GET /peer HTTP/1.1\r\nx: " + b"y" * 200_000)
+            assert _wait_for_end(sock).startswith(b"HTTP/1.1 400")
+
+    served(tmp_path, ask)
+
+
+def test_disconnect_during_a_request_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(bound: Bound) -> None:
+        for _ in range(5):
+            with contextlib.closing(_dial(bound.socket_path)) as sock:
+                sock.sendall(b"POST /size HTTP/1.1\r\nHost: pool\r\nContent-Length: 10\r\n\r\n12345")
+                sock.shutdown(socket.SHUT_WR)
+                _wait_for_end(sock)
+
+    served(tmp_path, ask)
+    assert caplog.text == ""
+    assert "unexpected error" not in capsys.readouterr().out
+
+
+def test_log_lines_caused_by_clients_are_limited() -> None:
+    now = [0.0]
+    log = logging.getLogger("gpupool.test.limited")
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    log.addFilter(LimitedLines(LogLimit(lambda: now[0], lines=3)))
+    for number in range(10):
+        log.warning("wrong: %d", number)
+    now[0] = 60.0
+    log.warning("wrong: %d", 10)
+    assert lines == ["wrong: 0", "wrong: 1", "wrong: 2", "wrong: 10 (7 more like this were not logged)"]
+
+
+def test_client_address_is_rightmost_one_that_is_no_trusted_proxy() -> None:
+    proxies = TrustedProxies(["10.0.0.0/24", "fd00::/8"])
+    for peer, forwarded, origin in (
+        ("192.0.2.1", ["198.51.100.7"], "192.0.2.1"),
+        ("10.0.0.5", [], "10.0.0.5"),
+        ("10.0.0.5", ["198.51.100.7"], "198.51.100.7"),
+        ("10.0.0.5", ["1.1.1.1, 198.51.100.7, 10.0.0.6"], "198.51.100.7"),
+        ("10.0.0.5", ["1.1.1.1", "198.51.100.7"], "198.51.100.7"),
+        ("10.0.0.5", ["1.1.1.1, <script>"], "10.0.0.5"),
+        ("::ffff:10.0.0.5", ["2001:db8::1"], "2001:db8::1"),
+        ("fd00::1", ["198.51.100.7"], "198.51.100.7"),
+    ):
+        assert proxies.origin(peer, forwarded) == origin, (peer, forwarded)
+    assert network_of("2001:db8::1234:5678") == "2001:db8::/64"
+    for wrong in ("", "0.0.0.0/0", "10.0.0.1/24", "proxy", "10.0.0.0/33"):
+        with pytest.raises(GpupoolError):
+            TrustedProxies([wrong])
+
+
+def test_trusted_proxies_are_stored_with_pool_options() -> None:
+    config = PoolConfig("/state", "/run", trusted_proxies=("10.0.0.5/32",))
+    assert decode(PoolConfig, config.to_dict()).trusted_proxies == ("10.0.0.5/32",)
+    with pytest.raises(GpupoolError):
+        PoolConfig("/state", "/run", trusted_proxies=("0.0.0.0/0",))

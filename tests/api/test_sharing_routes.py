@@ -7,7 +7,7 @@ import pytest
 from live_pool import shell
 
 
-def test_a_policy_for_a_gpu_is_set_shown_and_taken_back(http: httpx2.Client) -> None:
+def test_gpu_policy_is_set_shown_and_removed(http: httpx2.Client) -> None:
     made = http.post("/v1/nodes/n1/sharing", json={"mode": "advisory", "gpu": 0})
     assert made.status_code == 200, made.text
     try:
@@ -22,11 +22,11 @@ def test_a_policy_for_a_gpu_is_set_shown_and_taken_back(http: httpx2.Client) -> 
     ("body", "status"),
     [({"mode": "magic"}, 400), ({}, 400), ({"mode": "mig"}, 400), ({"mode": "advisory", "gpu": 4711}, 404)],
 )
-def test_a_policy_that_makes_no_sense_is_refused(http: httpx2.Client, body: object, status: int) -> None:
+def test_invalid_policy_is_refused(http: httpx2.Client, body: object, status: int) -> None:
     assert http.post("/v1/nodes/n1/sharing", json=body).status_code == status
 
 
-def test_a_project_says_what_its_work_may_have(http: httpx2.Client) -> None:
+def test_project_sharing_rules_are_set_and_shown(http: httpx2.Client) -> None:
     project = {"name": "capped", "compute_default": "cap", "compute_allowed": ["cap"]}
     made = http.post("/v1/projects", json=project)
     assert made.status_code == 201, made.text
@@ -41,8 +41,8 @@ def test_a_project_says_what_its_work_may_have(http: httpx2.Client) -> None:
     assert (changed.json()["compute_default"], changed.json()["compute_allowed"]) == (None, [])
 
 
-def test_a_whole_gpu_is_said_to_be_whole(http: httpx2.Client) -> None:
+def test_whole_gpu_is_shown_as_whole(http: httpx2.Client) -> None:
     job = http.post("/v1/workloads", json=shell("true", gpus={"count": 1})).json()
     detail = http.get(f"/v1/workloads/{job['id']}").json()
     assert detail["sharing"] == "whole"
-    assert "Nobody else" in detail["guarantees"]
+    assert "No other workload" in detail["guarantees"]

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from live_pool import LivePool, shell
 
-from gpupool.domain.logrecords import Decoder, Stretch
+from gpupool.domain.protocol.log_records import LogBatch, LogDecoder
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ def counted(http: httpx2.Client) -> str:
     return str(made["id"])
 
 
-def test_a_log_page_by_page(http: httpx2.Client, counted: str) -> None:
+def test_log_is_read_page_by_page(http: httpx2.Client, counted: str) -> None:
     page = http.get(f"/v1/workloads/{counted}/logs").json()
     assert b"".join(base64.b64decode(c["data"]) for c in page["chunks"]) == b"".join(b"%d\n" % i for i in range(10))
     rest = http.get(f"/v1/workloads/{counted}/logs", params={"cursor": page["cursor"]}).json()
@@ -51,16 +51,16 @@ def test_a_log_page_by_page(http: httpx2.Client, counted: str) -> None:
     assert (later["chunks"], later["end"]) == ([], True)
 
 
-def octets(http: httpx2.Client, ref: str, **params: Any) -> list[Stretch]:
+def octets(http: httpx2.Client, ref: str, **params: Any) -> list[LogBatch]:
     answer = http.get(f"/v1/workloads/{ref}/logs", params=params, headers={"accept": "application/octet-stream"})
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/octet-stream")
-    decoder = Decoder()
+    decoder = LogDecoder()
     found = decoder.feed(answer.content)
     assert decoder.whole
     return found
 
 
-def test_a_whole_log_in_one_answer_is_what_the_pages_have(http: httpx2.Client) -> None:
+def test_whole_log_equals_its_pages(http: httpx2.Client) -> None:
     script = "echo bad >&2; head -c 3000000 /dev/urandom | base64; echo last"
     made = http.post("/v1/workloads", json=shell(script)).json()
     http.get(f"/v1/workloads/{made['id']}/wait")
@@ -84,7 +84,7 @@ def test_a_whole_log_in_one_answer_is_what_the_pages_have(http: httpx2.Client) -
     assert octets(http, made["id"], since=chunks[-1].at + 1000) == []
 
 
-def test_a_whole_log_of_a_program_that_writes_ends(http: httpx2.Client) -> None:
+def test_whole_log_of_running_program_ends(http: httpx2.Client) -> None:
     made = http.post("/v1/workloads", json=shell("while :; do echo line; done")).json()
     while not (found := octets(http, made["id"])):
         http.get(f"/v1/workloads/{made['id']}/wait", params={"timeout_s": 0.1})
@@ -92,7 +92,7 @@ def test_a_whole_log_of_a_program_that_writes_ends(http: httpx2.Client) -> None:
     http.post(f"/v1/workloads/{made['id']}/stop", json={"force": True})
 
 
-def test_a_log_as_it_comes_resumes_where_it_was(http: httpx2.Client, counted: str) -> None:
+def test_followed_log_resumes_at_its_cursor(http: httpx2.Client, counted: str) -> None:
     path = f"/v1/workloads/{counted}/logs"
     everything = list(messages(http, path, follow=True))
     assert everything[-1].event == "end"
@@ -103,7 +103,7 @@ def test_a_log_as_it_comes_resumes_where_it_was(http: httpx2.Client, counted: st
         assert [m.data for m in again[:-1]] == [m.data for m in chunks[at + 1 :]]
 
 
-def test_a_log_is_followed_while_the_program_writes(http: httpx2.Client) -> None:
+def test_log_is_followed_while_the_program_writes(http: httpx2.Client) -> None:
     made = http.post("/v1/workloads", json=shell("echo one; sleep 60")).json()
     stream = messages(http, f"/v1/workloads/{made['id']}/logs", follow=True)
     assert data(next(stream)) == b"one\n"
@@ -111,7 +111,7 @@ def test_a_log_is_followed_while_the_program_writes(http: httpx2.Client) -> None
     assert [m.event for m in stream][-1] == "end"
 
 
-def test_an_attempt_that_never_was(http: httpx2.Client, counted: str) -> None:
+def test_unknown_attempt_is_refused(http: httpx2.Client, counted: str) -> None:
     answer = http.get(f"/v1/workloads/{counted}/logs", params={"attempt": 9})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
     answer = http.get(f"/v1/workloads/{counted}/logs", params={"index": 9})
@@ -120,7 +120,7 @@ def test_an_attempt_that_never_was(http: httpx2.Client, counted: str) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_REQUEST")
 
 
-def test_events_in_pages(http: httpx2.Client, counted: str) -> None:
+def test_events_are_paginated(http: httpx2.Client, counted: str) -> None:
     events = http.get("/v1/events", params={"workload": counted}).json()["events"]
     assert [e["reason"] for e in events][:2] == ["SUBMITTED", "GRANTED"]
     assert [e["id"] for e in events] == sorted(e["id"] for e in events)
@@ -132,7 +132,7 @@ def test_events_in_pages(http: httpx2.Client, counted: str) -> None:
     assert unknown.json()["error"]["code"] == "UNKNOWN_WORKLOAD"
 
 
-def test_events_as_they_happen_and_again_from_where_one_was(pool: LivePool, http: httpx2.Client) -> None:
+def test_event_stream_resumes_at_its_cursor(pool: LivePool, http: httpx2.Client) -> None:
     made = http.post("/v1/workloads", json=shell("true")).json()
     stream = messages(http, "/v1/events/stream", workload=made["id"])
     seen: list[Json] = []
@@ -146,7 +146,7 @@ def test_events_as_they_happen_and_again_from_where_one_was(pool: LivePool, http
         resumed.close()
 
 
-def test_an_event_reaches_somebody_who_was_already_listening(pool: LivePool, http: httpx2.Client) -> None:
+def test_event_reaches_an_open_stream(pool: LivePool, http: httpx2.Client) -> None:
     newest = http.get("/v1/events", params={"newest": True, "limit": 1}).json()["events"][-1]["id"]
     heard: list[Json] = []
     listening = threading.Event()
@@ -165,6 +165,6 @@ def test_an_event_reaches_somebody_who_was_already_listening(pool: LivePool, htt
 
 
 @pytest.mark.parametrize("params", [{"after_id": -1}, {"after_id": "x"}, {"workload": "../etc"}])
-def test_bad_streams(http: httpx2.Client, params: Json) -> None:
+def test_invalid_stream_requests_are_refused(http: httpx2.Client, params: Json) -> None:
     answer = http.get("/v1/events/stream", params=params)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_REQUEST")

@@ -1,4 +1,4 @@
-"""What was measured, over HTTP."""
+"""Measurements over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from live_pool import LivePool, shell
 from node_harness import eventually
 
 
-def test_now_and_over_time(http: httpx2.Client) -> None:
+def test_telemetry_is_returned_for_now_and_over_time(http: httpx2.Client) -> None:
     made = http.post("/v1/workloads", json=shell("sleep 60")).json()
     replicas = eventually(
         lambda: [
@@ -47,12 +47,12 @@ def test_now_and_over_time(http: httpx2.Client) -> None:
         ("/v1/gpus/GPU'1/telemetry", 400, "INVALID_REQUEST"),
     ],
 )
-def test_what_cannot_be_answered(http: httpx2.Client, path: str, status: int, code: str) -> None:
+def test_invalid_telemetry_requests_are_refused(http: httpx2.Client, path: str, status: int, code: str) -> None:
     answer = http.get(path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-def test_viewers_may_look_and_strangers_may_not(pool: LivePool) -> None:
+def test_viewers_may_read_and_unauthenticated_users_may_not(pool: LivePool) -> None:
     with pool.person("looker", "viewer") as viewer:
         assert viewer.get("/v1/telemetry").status_code == 200
     with pool.remote() as stranger:

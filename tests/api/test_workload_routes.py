@@ -34,7 +34,7 @@ def error_of(answer: httpx2.Response, status: int) -> str:
     return str(error["code"])
 
 
-def test_a_program_runs_and_its_end_is_told(http: httpx2.Client) -> None:
+def test_program_runs_and_its_end_is_reported(http: httpx2.Client) -> None:
     made = submit(http, shell("exit 3", restart="never", env={"PATH": "/usr/bin:/bin", "MARK": "x"}))
     assert made["counts"]["succeeded"] + made["counts"]["failed"] == 0
     view = ended(http, made["id"])
@@ -57,7 +57,7 @@ def test_a_program_runs_and_its_end_is_told(http: httpx2.Client) -> None:
     assert view["gpu_uuids"] == []
 
 
-def test_submit_and_wait_for_the_start_in_one_request(http: httpx2.Client) -> None:
+def test_submit_can_wait_for_the_start(http: httpx2.Client) -> None:
     made = submit(http, shell("sleep 60"), wait="started", timeout_s=20)
     [replica] = made["replicas"]
     assert replica["state"] in {"starting", "running"}
@@ -69,7 +69,7 @@ def test_submit_and_wait_for_the_start_in_one_request(http: httpx2.Client) -> No
     assert ended(http, made["id"])["state"] == "stopped"
 
 
-def test_a_repeated_request_makes_nothing_new(http: httpx2.Client) -> None:
+def test_repeated_request_creates_nothing_new(http: httpx2.Client) -> None:
     body = shell("true", request_id=uuid.uuid4().hex)
     first = submit(http, body)
     again = http.post("/v1/workloads", json=body)
@@ -100,7 +100,7 @@ def test_bad_submissions_are_refused_with_a_code(http: httpx2.Client, body: byte
     assert error_of(answer, status) == code
 
 
-def test_a_body_above_the_limit_is_refused_announced_or_not(http: httpx2.Client) -> None:
+def test_body_above_limit_is_refused_with_or_without_length(http: httpx2.Client) -> None:
     big = b"x" * (8 * 1024 * 1024 + 1)
     assert error_of(http.post("/v1/workloads", content=big), 413) == "TOO_LARGE"
     pieces = (big[i : i + 65536] for i in range(0, len(big), 65536))
@@ -110,7 +110,7 @@ def test_a_body_above_the_limit_is_refused_announced_or_not(http: httpx2.Client)
     assert http.get("/v1/health").status_code == 200
 
 
-def test_listing_by_label_state_and_page(http: httpx2.Client) -> None:
+def test_workloads_are_listed_by_label_state_and_page(http: httpx2.Client) -> None:
     mark = uuid.uuid4().hex
     made = [submit(http, shell("true", labels={"mark": mark})) for _ in range(3)]
     for view in made:
@@ -130,6 +130,26 @@ def test_listing_by_label_state_and_page(http: httpx2.Client) -> None:
     assert len(only) == 3
 
 
+def test_search_and_sort_cover_all_pages(http: httpx2.Client) -> None:
+    mark = uuid.uuid4().hex[:12]
+    made = [submit(http, shell("true", name=f"{name}-{mark}")) for name in ("b", "c", "a")]
+    for view in made:
+        ended(http, view["id"])
+    found, cursor = [], None
+    while True:
+        query = {"search": mark.upper(), "all": True, "sort": "name", "limit": 2, "count": True}
+        page = http.get("/v1/workloads", params=query | ({"cursor": cursor} if cursor else {})).json()
+        found += [view["name"][0] for view in page["workloads"]]
+        assert page["total"] == 3
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert found == ["a", "b", "c"]
+    assert http.get("/v1/workloads", params={"search": f"name:{mark}", "all": True}).json()["total"] is None
+    for wrong in ({"sort": "colour"}, {"search": "x " * 9}, {"sort": "name", "cursor": "o-1"}):
+        assert error_of(http.get("/v1/workloads", params=wrong), 400) == "INVALID_REQUEST"
+
+
 @pytest.mark.parametrize(
     "query",
     [
@@ -143,13 +163,13 @@ def test_listing_by_label_state_and_page(http: httpx2.Client) -> None:
         {"user": "a\0b"},
     ],
 )
-def test_bad_listings_name_the_field(http: httpx2.Client, query: Json) -> None:
+def test_invalid_list_parameters_are_named(http: httpx2.Client, query: Json) -> None:
     answer = http.get("/v1/workloads", params=query)
     assert error_of(answer, 400) == "INVALID_REQUEST"
     assert next(iter(query)) in answer.json()["error"]["message"]
 
 
-def test_suspend_resume_signal_and_why(http: httpx2.Client) -> None:
+def test_suspend_resume_signal_and_why_work(http: httpx2.Client) -> None:
     made = submit(http, shell("trap 'exit 7' USR1; echo up; while :; do sleep 0.05; done"), wait="started")
     assert http.get(f"/v1/workloads/{made['id']}/why").json()["code"] == "NOT_WAITING"
     assert http.post(f"/v1/workloads/{made['id']}/suspend").json()["suspended"] is True
@@ -171,7 +191,7 @@ def test_suspend_resume_signal_and_why(http: httpx2.Client) -> None:
     ended(http, made["id"])
 
 
-def test_the_record_is_read_by_filters_and_pages(http: httpx2.Client) -> None:
+def test_events_are_read_by_filters_and_pages(http: httpx2.Client) -> None:
     made = [submit(http, shell("true")) for _ in range(3)]
     for one in made:
         ended(http, one["id"])
@@ -189,7 +209,7 @@ def test_the_record_is_read_by_filters_and_pages(http: httpx2.Client) -> None:
         assert error_of(http.get("/v1/audit", params=bad), 400) == "INVALID_REQUEST"
 
 
-def test_what_waits_says_why_and_a_wait_gives_up(http: httpx2.Client) -> None:
+def test_waiting_workload_has_reason_and_wait_times_out(http: httpx2.Client) -> None:
     holder = submit(http, shell("sleep 60", gpus={"count": 1}), wait="started")
     waits = submit(http, shell("true"), wait="started", timeout_s=0.1)
     assert waits["state"] == "queued"
@@ -206,7 +226,7 @@ def test_what_waits_says_why_and_a_wait_gives_up(http: httpx2.Client) -> None:
     assert ended(http, waits["id"])["state"] == "succeeded"
 
 
-def test_a_lease_is_extended_used_and_given_back(http: httpx2.Client) -> None:
+def test_lease_is_extended_used_and_released(http: httpx2.Client) -> None:
     body = {"kind": "lease", "gpus": {"fraction": 0.2}, "lifetime": "1h"}
     lease = submit(http, body, wait="started")
     before = http.get(f"/v1/workloads/{lease['id']}").json()["expires_at"]
@@ -220,7 +240,7 @@ def test_a_lease_is_extended_used_and_given_back(http: httpx2.Client) -> None:
     assert ended(http, lease["id"])["state"] in {"stopped", "succeeded"}
 
 
-def test_delete_takes_only_what_has_ended(http: httpx2.Client) -> None:
+def test_only_ended_workloads_are_deleted(http: httpx2.Client) -> None:
     made = submit(http, shell("sleep 60"))
     assert error_of(http.delete(f"/v1/workloads/{made['id']}"), 409) == "WRONG_STATE"
     http.post(f"/v1/workloads/{made['id']}/stop", json={"force": True})
@@ -230,12 +250,12 @@ def test_delete_takes_only_what_has_ended(http: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/wait", "/why", "/logs"])
-def test_unknown_workloads(http: httpx2.Client, path: str) -> None:
+def test_unknown_workloads_are_not_found(http: httpx2.Client, path: str) -> None:
     assert error_of(http.get(f"/v1/workloads/nothing-like-it{path}"), 404) == "UNKNOWN_WORKLOAD"
     assert error_of(http.get(f"/v1/workloads/-bad-{path}"), 400) == "INVALID_REQUEST"
 
 
-def test_others_see_that_it_runs_but_not_what(pool: LivePool, http: httpx2.Client) -> None:
+def test_other_users_see_state_but_not_command(pool: LivePool, http: httpx2.Client) -> None:
     made = submit(http, shell("echo secret; sleep 60", env={**shell("")["env"], "KEY": "secret"}), wait="started")
     with pool.person("mallory", "member") as other:
         view = other.get(f"/v1/workloads/{made['id']}")
@@ -252,6 +272,7 @@ def test_others_see_that_it_runs_but_not_what(pool: LivePool, http: httpx2.Clien
         for verb, body in (
             ("stop", {}),
             ("suspend", None),
+            ("restart", {"force": True}),
             ("resume", None),
             ("signal", {"signal": "INT"}),
             ("extend", {"seconds": 1}),

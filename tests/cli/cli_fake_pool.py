@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from gpupool.domain import frames
+from gpupool.domain.protocol import frames
 
 NOW = 1_700_000_000.0
 WAIT_LIMIT_S = 20.0
@@ -278,6 +278,8 @@ class FakePool:
             return known if isinstance(known, tuple) else (200, known)
         if (method, url.path) == ("POST", "/v1/workloads"):
             return self._submit(body, query)
+        if (method, url.path) == ("GET", "/v1/workloads"):
+            return 200, {"workloads": self._listed(query), "next_cursor": None}
         parts = url.path.split("/")
         if url.path.startswith("/v1/workloads/") and parts[3] in self.workloads:
             return self._on_workload(parts[3], parts[4] if len(parts) > 4 else "", query)
@@ -295,6 +297,11 @@ class FakePool:
             self._await(workload, query)
         return 201, self._seen(workload)
 
+    def _listed(self, query: dict[str, str]) -> list[Json]:
+        """The workloads of the listing, newest first, by the filters that the commands use."""
+        found = [self._seen(workload) for workload in reversed(self.workloads)]
+        return [row for row in found if all(row[key] == query.get(key, row[key]) for key in ("kind", "state"))]
+
     def _on_workload(self, workload: str, verb: str, query: dict[str, str]) -> tuple[int, Any]:
         if verb == "wait":
             self._await(workload, query)
@@ -302,7 +309,10 @@ class FakePool:
             return 200, self.why
         elif verb == "stop":
             self.finish(workload, None, "STOPPED_BY_USER", "stopped")
-            self.workloads[workload]["state"] = "stopped"
+            kind = self.workloads[workload]["kind"]
+            self.workloads[workload].update(
+                state="stopped", stop_reason="RELEASED" if kind == "lease" else "STOPPED_BY_USER"
+            )
         return 200, self._seen(workload)
 
     def _await(self, workload: str, query: dict[str, str]) -> None:

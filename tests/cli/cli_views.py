@@ -1,4 +1,4 @@
-"""What a pool would answer, for the commands that show things."""
+"""Sample answers of a pool, for commands that display them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from cli_fake_pool import COMMAND, NOW, FakePool, detail_view, replica_view, why_view, workload_view
 from cli_views import ANSWERS, event_view, node_view, plan_view, pool_view, project_view, token_view
 
-from gpupool.domain.logrecords import ERR, OUT, RECORD, WHOLE, Stretch
+from gpupool.domain.protocol.log_records import ERR, OUT, RECORD, WHOLE, LogBatch
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ LISTINGS = [
 
 
 @pytest.mark.parametrize("words", LISTINGS, ids=" ".join)
-def test_every_listing_prints_text_and_json(gpupool: Any, words: tuple[str, ...]) -> None:
+def test_every_list_prints_text_and_json(gpupool: Any, words: tuple[str, ...]) -> None:
     plain = gpupool(*words)
     assert plain.returncode in {0, 1}
     assert plain.stdout
@@ -57,7 +57,7 @@ def test_every_listing_prints_text_and_json(gpupool: Any, words: tuple[str, ...]
     assert machine.returncode == plain.returncode
 
 
-def test_json_is_what_the_api_gave(pool: FakePool, gpupool: Any) -> None:
+def test_json_output_equals_the_api(pool: FakePool, gpupool: Any) -> None:
     assert json.loads(gpupool("list_gpus", "--json").stdout) == pool.answers["GET /v1/gpus"]
     assert json.loads(gpupool("ps", "--json").stdout) == {"workloads": pool.answers["GET /v1/workloads"]["workloads"]}
 
@@ -73,13 +73,13 @@ def test_all_pages_are_fetched(pool: FakePool, gpupool: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [("ps",), ("list", "nodes"), ("list_gpus",), ("smi",), ("nodes",)])
-def test_emulated_pools_say_so(pool: FakePool, gpupool: Any, words: tuple[str, ...]) -> None:
+def test_emulated_pools_are_marked(pool: FakePool, gpupool: Any, words: tuple[str, ...]) -> None:
     pool.answers["GET /v1/pool"] = pool_view(emulated=True)
     done = gpupool(*words)
     assert b"emulated GPUs: programs run on the CPU" in done.stdout + done.stderr
 
 
-def test_a_reader_that_has_had_enough_is_no_error(pool: FakePool) -> None:
+def test_closed_output_is_no_error(pool: FakePool) -> None:
     many = [workload_view(f"w{n:010d}") for n in range(3000)]
     pool.answers["GET /v1/workloads"] = {"workloads": many, "next_cursor": None}
     command = " ".join([*COMMAND, "ps"])
@@ -95,7 +95,7 @@ def test_a_reader_that_has_had_enough_is_no_error(pool: FakePool) -> None:
     assert done.returncode == 0
 
 
-def test_without_a_pool_the_error_says_what_to_do(pool: FakePool, gpupool: Any) -> None:
+def test_missing_pool_error_has_advice(pool: FakePool, gpupool: Any) -> None:
     pool.down()
     done = gpupool("ps")
     pool.up()
@@ -104,7 +104,7 @@ def test_without_a_pool_the_error_says_what_to_do(pool: FakePool, gpupool: Any) 
     assert b"gpupool up" in done.stderr
 
 
-def test_a_misspelt_name_suggests_near_ones(pool: FakePool, gpupool: Any) -> None:
+def test_misspelt_name_gets_suggestions(pool: FakePool, gpupool: Any) -> None:
     unknown = {"code": "UNKNOWN_WORKLOAD", "message": "There is no workload 'trian-1'.", "hint": ""}
     pool.answers["GET /v1/workloads/trian-1"] = (404, {"error": unknown})
     done = gpupool("describe", "trian-1")
@@ -112,12 +112,12 @@ def test_a_misspelt_name_suggests_near_ones(pool: FakePool, gpupool: Any) -> Non
     assert done.returncode == 125
 
 
-def test_names_cannot_leave_their_place_in_the_path(pool: FakePool, gpupool: Any) -> None:
+def test_names_are_escaped_in_request_paths(pool: FakePool, gpupool: Any) -> None:
     gpupool("why", "../pool?x=1")
     assert pool.requests[-1][1] == "/v1/workloads/..%2Fpool%3Fx%3D1/why"
 
 
-def test_describe_shows_why_a_queued_one_waits(pool: FakePool, gpupool: Any) -> None:
+def test_describe_shows_wait_reason(pool: FakePool, gpupool: Any) -> None:
     for ref in ("a", "w0000000009"):
         pool.answers[f"GET /v1/workloads/{ref}"] = shown(detail_view("w0000000009"))
     pool.answers["GET /v1/workloads"] = {"workloads": [workload_view("w0000000009")], "next_cursor": None}
@@ -133,7 +133,8 @@ def shown(detail: dict[str, Any]) -> dict[str, Any]:
 # Leases
 
 
-def test_request_client_release(pool: FakePool, gpupool: Any, tmp_path: Path) -> None:
+def test_leases_are_requested_listed_and_released(pool: FakePool, gpupool: Any, tmp_path: Path) -> None:
+    del pool.answers["GET /v1/workloads"]  # the pool lists what was submitted
     done = gpupool("request_gpus", "-n", "1", "-m", "2048", "--lifetime", "2h")
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.decode().strip())
@@ -144,21 +145,21 @@ def test_request_client_release(pool: FakePool, gpupool: Any, tmp_path: Path) ->
     assert body["gpus"] == {"count": 1, "memory_mib": "2048"}
     assert "command" not in body
     used = gpupool("client", "--", "echo", "hi")
-    assert used.stdout == b"hi\n"
+    assert used.stdout == b"hi\n", used.stderr
     assert pool.submitted()["on"] == "w0000000000"
     assert gpupool("client", "-f", str(path), "echo 'a  b'").stdout == b"a  b\n"
     assert gpupool("release_gpus", "-f", str(path)).returncode == 0
     assert ("POST", "/v1/workloads/w0000000000/stop", {}) in pool.requests
     assert not path.exists()
-    assert b"There is no lease to use" in gpupool("client", "--", "true").stderr
+    assert b"You have no lease" in gpupool("client", "--", "true").stderr
 
 
-def test_request_gpus_takes_the_number_alone(pool: FakePool, gpupool: Any) -> None:
+def test_request_gpus_accepts_a_plain_number(pool: FakePool, gpupool: Any) -> None:
     assert gpupool("request_gpus", "2", "-q").returncode == 0
     assert pool.submitted()["gpus"] == {"count": 2}
 
 
-def test_extend(pool: FakePool, gpupool: Any) -> None:
+def test_extend_changes_the_expiry(pool: FakePool, gpupool: Any) -> None:
     pool.answers["POST /v1/workloads/mine/extend"] = workload_view("w0000000001", kind="lease")
     assert gpupool("extend", "2h", "mine").returncode == 0
     assert pool.requests[-1] == ("POST", "/v1/workloads/mine/extend", {"seconds": 7200.0})
@@ -178,13 +179,13 @@ def test_submit_prints_the_name_and_does_not_wait(pool: FakePool, gpupool: Any) 
     assert body["backoff_limit"] == 2
 
 
-def test_submit_without_a_name(pool: FakePool, gpupool: Any) -> None:
+def test_submit_generates_a_name(pool: FakePool, gpupool: Any) -> None:
     pool.queue_all = True
     assert gpupool("submit", "--", "python3", "t.py").returncode == 0
     assert "name" not in pool.submitted()
 
 
-def test_submit_an_interactive_session_and_a_sweep(pool: FakePool, gpupool: Any) -> None:
+def test_submit_creates_interactive_session_and_sweep(pool: FakePool, gpupool: Any) -> None:
     pool.queue_all = True
     gpupool("submit", "dev", "--interactive", "-g", "0.5", "--", "bash")
     assert pool.submitted()["kind"] == "interactive"
@@ -193,7 +194,7 @@ def test_submit_an_interactive_session_and_a_sweep(pool: FakePool, gpupool: Any)
     assert pool.submitted()["sweep"] == {"grid": {"lr": [0.1, 0.01]}}
 
 
-def test_submit_a_job_file_with_options_over_it(pool: FakePool, gpupool: Any, tmp_path: Path) -> None:
+def test_options_override_the_job_file(pool: FakePool, gpupool: Any, tmp_path: Path) -> None:
     pool.queue_all = True
     job = tmp_path / "job.yml"
     job.write_text("name: a\ncommand: [prog]\nenv: {A: 1}\n---\nname: b\ncommand: [prog]\n")
@@ -212,7 +213,7 @@ def test_submit_a_job_file_with_options_over_it(pool: FakePool, gpupool: Any, tm
         (("-p", "0.1"), {"fraction": 0.1}),
     ],
 )
-def test_how_to_share_is_added_to_a_files_amount_of_gpu(
+def test_sharing_option_is_added_to_gpu_amount_of_file(
     pool: FakePool, gpupool: Any, tmp_path: Path, options: tuple[str, ...], gpus: Any
 ) -> None:
     pool.queue_all = True
@@ -232,7 +233,7 @@ def test_how_to_share_is_added_to_a_files_amount_of_gpu(
         (("name",), "INVALID_REQUEST"),
     ],
 )
-def test_submit_refuses_before_anything_is_sent(pool: FakePool, gpupool: Any, words: Any, code: str) -> None:
+def test_submit_refuses_invalid_options_before_sending(pool: FakePool, gpupool: Any, words: Any, code: str) -> None:
     done = gpupool("submit", *words)
     assert done.returncode == 125
     assert f"[{code}]".encode() in done.stderr
@@ -246,12 +247,12 @@ def test_dry_run_shows_the_request_and_submits_nothing(pool: FakePool, gpupool: 
     assert b"# It would start now on gpu1: 0.50 of GPU 0." in done.stdout
     pool.answers["POST /v1/plan"] = (422, {"error": {"code": "UNKNOWN_MODEL", "message": "No h100.", "hint": "T4."}})
     refused = gpupool("submit", "x", "--dry-run", "--", "prog")
-    assert (refused.returncode, b"# It would be refused: No h100. [UNKNOWN_MODEL]" in refused.stdout) == (0, True)
+    assert (refused.returncode, b"# It would be rejected: No h100. [UNKNOWN_MODEL]" in refused.stdout) == (0, True)
     assert not pool.workloads
     assert "plans" in json.loads(gpupool("submit", "x", "--dry-run", "--json", "--", "prog").stdout)
 
 
-def test_submit_and_wait_until_finished(pool: FakePool, gpupool: Any) -> None:
+def test_submit_waits_until_finished(pool: FakePool, gpupool: Any) -> None:
     pool.answers["POST /v1/workloads"] = (201, workload_view("w0000000005", state="queued"))
     ended = shown(detail_view("w0000000005", state="failed", exit_status=3))
     pool.answers["GET /v1/workloads/w0000000005/wait"] = ended
@@ -261,23 +262,31 @@ def test_submit_and_wait_until_finished(pool: FakePool, gpupool: Any) -> None:
 # Control
 
 
-def test_stop_one_replica_with_a_grace(pool: FakePool, gpupool: Any) -> None:
-    pool.answers["POST /v1/workloads/sweep/stop"] = workload_view("w1", state="stopping")
+def test_stop_ends_one_replica_with_grace_period(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/workloads/sweep/stop"] = workload_view("w1", name="sweep", state="running")
     done = gpupool("stop", "sweep/3", "--grace", "1m")
     assert done.returncode == 0
     assert pool.requests[-1][2] == {"force": False, "grace_s": 60.0, "index": 3}
-    assert b"sweep/3 is stopping" in done.stderr
+    assert b"sweep/3 is asked to stop" in done.stderr
+
+
+def test_restart_sends_replica_and_grace_period(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["POST /v1/workloads/sweep/restart"] = workload_view("w1", name="sweep", state="running")
+    done = gpupool("restart", "sweep/3", "--grace", "1m")
+    assert done.returncode == 0
+    assert pool.requests[-1][2] == {"force": False, "grace_s": 60.0, "index": 3}
+    assert b"sweep/3 restarts on the same GPUs" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["suspend", "resume"])
-def test_verbs_go_on_after_one_that_fails(pool: FakePool, gpupool: Any, verb: str) -> None:
-    pool.answers[f"POST /v1/workloads/b/{verb}"] = workload_view("w2", state="suspended")
+def test_commands_continue_after_a_failed_object(pool: FakePool, gpupool: Any, verb: str) -> None:
+    pool.answers[f"POST /v1/workloads/b/{verb}"] = workload_view("w2", name="b", state="suspended")
     done = gpupool(verb, "a", "b")
     assert done.returncode == 125
     assert b"b is suspended" in done.stderr
 
 
-def test_delete_all_needs_a_yes(pool: FakePool, gpupool: Any) -> None:
+def test_delete_all_needs_confirmation(pool: FakePool, gpupool: Any) -> None:
     refused = gpupool("delete", "--all")
     assert refused.returncode == 125
     assert not [r for r in pool.requests if r[0] in {"DELETE", "POST"}]
@@ -291,12 +300,14 @@ def test_delete_all_needs_a_yes(pool: FakePool, gpupool: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "exit_status", "status"), [("succeeded", 0, 0), ("failed", 7, 7), ("stopped", None, 1)]
 )
-def test_wait_ends_as_the_workload_did(pool: FakePool, gpupool: Any, state: str, exit_status: Any, status: int) -> None:
+def test_wait_returns_the_status_of_the_workload(
+    pool: FakePool, gpupool: Any, state: str, exit_status: Any, status: int
+) -> None:
     pool.answers["GET /v1/workloads/a/wait"] = shown(detail_view("w1", state=state, exit_status=exit_status))
     assert gpupool("wait", "a").returncode == status
 
 
-def test_wait_gives_up_after_the_timeout(pool: FakePool, gpupool: Any) -> None:
+def test_wait_times_out(pool: FakePool, gpupool: Any) -> None:
     pool.answers["GET /v1/workloads/a/wait"] = shown(detail_view("w1", state="running"))
     assert gpupool("wait", "a", "--timeout", "200ms").returncode == 124
 
@@ -311,10 +322,10 @@ def chunk(data: bytes, stream: str = "out", at: float = NOW) -> dict[str, Any]:
 def records(*pieces: tuple[int, bytes], end: bytes = WHOLE) -> bytes:
     """A whole log as the API sends it."""
     data = b"".join(RECORD.pack(int(NOW * 1e9), stream, len(text)) + text for stream, text in pieces)
-    return Stretch(1, len(data), data).encode() + end
+    return LogBatch(1, len(data), data).encode() + end
 
 
-def test_logs_are_byte_for_byte(pool: FakePool, gpupool: Any) -> None:
+def test_logs_are_printed_unchanged(pool: FakePool, gpupool: Any) -> None:
     pool.answers["GET /v1/workloads/a/logs"] = records((OUT, b"\xff\x00out"), (ERR, b"err\n"))
     done = gpupool("logs", "a/2", "--tail", "5")
     assert (done.stdout, done.stderr) == (b"\xff\x00out", b"err\n")
@@ -324,21 +335,21 @@ def test_logs_are_byte_for_byte(pool: FakePool, gpupool: Any) -> None:
     assert json.loads(gpupool("logs", "a", "--json").stdout) == {"chunks": page["chunks"]}
 
 
-def test_logs_with_timestamps_mark_lines_not_pieces(pool: FakePool, gpupool: Any) -> None:
+def test_log_timestamps_mark_lines(pool: FakePool, gpupool: Any) -> None:
     pool.answers["GET /v1/workloads/a/logs"] = records((OUT, b"one\ntw"), (OUT, b"o\n"))
     stamp = b"2023-11-14T22:13:20.000+00:00 "
     assert gpupool("logs", "--timestamps", "a").stdout == stamp + b"one\n" + stamp + b"two\n"
 
 
-def test_a_log_that_broke_off_is_taken_up_where_it_was(pool: FakePool, gpupool: Any) -> None:
+def test_interrupted_log_is_resumed_at_its_cursor(pool: FakePool, gpupool: Any) -> None:
     first = records((OUT, b"one\n"), end=b"")
     pool.answers["GET /v1/workloads/a/logs?index=0&tail=9"] = first + RECORD.pack(0, OUT, 99) + b"torn"
-    cursor = f"1%3A{len(first) - len(Stretch(1, len(first), b'').encode())}"
+    cursor = f"1%3A{len(first) - len(LogBatch(1, len(first), b'').encode())}"
     pool.answers[f"GET /v1/workloads/a/logs?index=0&cursor={cursor}"] = records((OUT, b"two\n"))
     assert gpupool("logs", "a/0", "--tail", "9").stdout == b"one\ntwo\n"
 
 
-def test_a_pool_that_sends_something_else_is_not_taken_for_a_log(pool: FakePool, gpupool: Any) -> None:
+def test_invalid_log_answer_is_an_error(pool: FakePool, gpupool: Any) -> None:
     pool.answers["GET /v1/workloads/a/logs"] = b"\0" * 200
     done = gpupool("logs", "a")
     assert (done.stdout, done.returncode) == (b"", 125)
@@ -351,14 +362,14 @@ def stream(*messages: tuple[str, str, Any]) -> bytes:
     return (": ping\n\n" + "".join(parts)).encode()
 
 
-def test_logs_follow_to_the_end(pool: FakePool, gpupool: Any) -> None:
+def test_logs_are_followed_to_the_end(pool: FakePool, gpupool: Any) -> None:
     messages = [("c1", "data", chunk(b"one\n")), ("c2", "data", chunk(b"two\n", "err")), ("c3", "end", {})]
     pool.answers["GET /v1/workloads/a/logs"] = stream(*messages)
     done = gpupool("logs", "-f", "a")
     assert (done.stdout, done.stderr, done.returncode) == (b"one\n", b"two\n", 0)
 
 
-def test_events_follow_after_those_already_there(pool: FakePool, gpupool: Any) -> None:
+def test_events_are_followed_after_existing_ones(pool: FakePool, gpupool: Any) -> None:
     pool.answers["GET /v1/events/stream"] = stream(("8", "event", event_view(id=8, reason="EXITED")))
     lines = gpupool("events", "-f").stdout.decode().splitlines()
     assert ["STARTED" in lines[0], "EXITED" in lines[1]] == [True, True]
@@ -380,7 +391,7 @@ def test_projects_are_made_changed_and_deleted(pool: FakePool, gpupool: Any) -> 
     assert gpupool("project", "set", "b", "--quota", "x").returncode == 125
 
 
-def test_how_a_projects_work_shares_is_set_and_taken_back(pool: FakePool, gpupool: Any) -> None:
+def test_project_sharing_rules_are_set_and_removed(pool: FakePool, gpupool: Any) -> None:
     pool.answers["PATCH /v1/projects/b"] = project_view(name="b")
     for arguments, sent in (
         (
@@ -395,7 +406,7 @@ def test_how_a_projects_work_shares_is_set_and_taken_back(pool: FakePool, gpupoo
         assert pool.requests[-1][2] == sent
 
 
-def test_the_mode_of_parts_of_gpus_is_shown_and_chosen(pool: FakePool, gpupool: Any) -> None:
+def test_sharing_mode_is_shown_and_set(pool: FakePool, gpupool: Any) -> None:
     pool.answers["POST /v1/nodes/gpu1/sharing"] = node_view(sharing_policy="mps")
     shown = gpupool("sharing", "gpu1")
     assert b"share" in shown.stdout
@@ -405,18 +416,59 @@ def test_the_mode_of_parts_of_gpus_is_shown_and_chosen(pool: FakePool, gpupool: 
     assert pool.requests[-1][2] == {"mode": None, "gpu": None}
 
 
-def test_project_members(pool: FakePool, gpupool: Any) -> None:
+def test_backup_schedule_is_changed_and_listed(pool: FakePool, gpupool: Any) -> None:
+    copy = {"name": "pool-20261121T060000Z.db", "made_at": NOW, "size_bytes": 3 << 20, "state": "damaged"}
+    answer = {
+        "every_s": 21_600,
+        "keep": 14,
+        "folder": "/srv/b",
+        "last_success_at": NOW,
+        "last_error": "",
+        "files": [copy],
+    }
+    pool.answers |= {"PATCH /v1/backups": answer, "GET /v1/backups": answer}
+    for arguments, sent in (
+        (("--every", "6h", "--keep", "14", "--to", "/srv/b"), {"every_s": 21_600, "keep": 14, "folder": "/srv/b"}),
+        (("--every", "never"), {"every_s": None}),
+        (("--keep", "3"), {"keep": 3}),
+    ):
+        assert gpupool("backup", *arguments).returncode == 0
+        assert pool.requests[-1][2] == sent
+    shown = gpupool("backup", "--list")
+    assert pool.requests[-1][0] == "GET"
+    for word in (b"6h00m, keep 14", b"/srv/b", b"3.0 MiB", b"damaged", b"pool-20261121T060000Z.db"):
+        assert word in shown.stdout
+    assert json.loads(gpupool("backup", "--list", "--json").stdout) == answer
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("copy.db", "--every", "6h"),
+        ("copy.db", "--list"),
+        ("--list", "--state-dir", "/tmp/none"),
+        ("--every", "often"),
+    ],
+)
+def test_backup_refuses_contradictory_options(pool: FakePool, gpupool: Any, words: tuple[str, ...]) -> None:
+    before = len(pool.requests)
+    assert gpupool("backup", *words).returncode in {2, 125}
+    assert not [request for request in pool.requests[before:] if request[0] == "PATCH"]
+
+
+def test_project_members_are_added_and_removed(pool: FakePool, gpupool: Any) -> None:
     pool.answers["PATCH /v1/projects/team-a"] = project_view()
     assert gpupool("project", "members", "team-a", "--add", "ben").stdout == b"ann\nben\n"
     assert pool.requests[-1][2] == {"members": ["ann", "ben"]}
     assert gpupool("project", "members", "team-a", "--remove", "ann").returncode == 125
 
 
-def test_config_project_is_kept_and_used(pool: FakePool, gpupool: Any) -> None:
+def test_configured_project_is_stored_and_used(pool: FakePool, gpupool: Any) -> None:
     assert gpupool("config", "project", "team-a").returncode == 0
     assert gpupool("run", "--", "true").returncode == 0
     assert pool.submitted()["project"] == "team-a"
-    assert b"There are: team-a, default" in gpupool("config", "project", "team-x").stderr
+    assert b"Projects: team-a, default" in gpupool("config", "project", "team-x").stderr
     assert gpupool("config", "project", "none").returncode == 0
 
 
@@ -447,18 +499,33 @@ def test_attach_to_a_lease_is_refused(pool: FakePool, gpupool: Any) -> None:
     assert b"gpupool client --lease" in gpupool("attach", "a").stderr
 
 
-def test_attach_to_what_has_ended_tells_how(pool: FakePool, gpupool: Any) -> None:
+def test_attach_to_ended_workload_shows_its_end(pool: FakePool, gpupool: Any) -> None:
     ended = detail_view("w1", state="failed", exit_status=4, replicas=[replica_view(reason="EXITED")])
     pool.answers["GET /v1/workloads/a"] = pool.answers["GET /v1/workloads/w1"] = shown(ended)
     assert gpupool("attach", "a").returncode == 4
 
 
-def test_exec_runs_beside(pool: FakePool, gpupool: Any) -> None:
+def test_exec_runs_next_to_the_program(pool: FakePool, gpupool: Any) -> None:
     done = gpupool("exec", "train-1/2", "--", "sh", "-c", "echo in; exit 6")
     assert (done.stdout, done.returncode) == (b"in\n", 6)
     body = pool.submitted()
     assert (body["kind"], body["on"], body["on_index"]) == ("exec", "train-1", 2)
 
 
-def test_bash_is_a_shell_on_the_gpus(pool: FakePool, gpupool: Any) -> None:
+def test_bash_opens_a_shell_on_the_gpus(pool: FakePool, gpupool: Any) -> None:
     assert gpupool("bash", "train-1", input=b"echo $((6*7))\n").stdout == b"42\n"
+
+
+def test_rate_limited_request_is_retried(gpupool: Any, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = {"code": "RATE_LIMITED", "message": "Too many requests come from ann.", "hint": "Wait."}
+    given, left = pool.answer, [2]
+
+    def busy(method: str, target: str, body: Any) -> tuple[int, Any]:
+        if target.startswith("/v1/nodes") and left[0]:
+            left[0] -= 1
+            return 429, {"error": refusal}
+        return given(method, target, body)
+
+    monkeypatch.setattr(pool, "answer", busy)
+    assert gpupool("nodes").returncode == 0
+    assert left == [0]

@@ -1,4 +1,4 @@
-"""A followed stream that is cut off is told from one that the pool ends."""
+"""A followed stream that is interrupted is distinguished from one that the pool ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpupool.cli.connections import StreamEvent, read_events
+from gpupool.client.transport.requests import StreamEvent, read_events
 
 EVENT = b'id: 1\nevent: chunk\ndata: "a"\n\n'
 CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
@@ -34,13 +34,13 @@ def answering(body: bytes) -> Iterator[http.client.HTTPResponse]:
         connection.close()
 
 
-def test_one_that_ends_is_over() -> None:
+def test_complete_stream_has_ended() -> None:
     with answering(CHUNK + b"0\r\n\r\n") as response:
         assert list(read_events(response)) == [StreamEvent("1", "chunk", "a")]
 
 
 @pytest.mark.parametrize("cut", [CHUNK, CHUNK[:-2], CHUNK + b"5\r\nid", CHUNK + b"1"])
-def test_one_that_is_cut_off_is_broken(cut: bytes) -> None:
+def test_truncated_stream_is_broken(cut: bytes) -> None:
     with answering(cut) as response:
         messages = read_events(response)
         assert next(messages) == StreamEvent("1", "chunk", "a")

@@ -26,7 +26,7 @@ FAIR = {
             "department": "research",
             "protected_permille": 1000,
             "position": 1,
-            "reason": "over its fair share by 1.50 GPU",
+            "reason": "above its fair share by 1.50 GPU",
             "of_models": [{"model": "a100", "quota_permille": 2000, "held_permille": 500}],
             **SHARE,
         }
@@ -38,7 +38,7 @@ FAIR = {
 }
 
 
-def test_departments_are_made_changed_and_deleted(pool: FakePool, gpupool: Any) -> None:
+def test_departments_are_created_changed_and_deleted(pool: FakePool, gpupool: Any) -> None:
     made = {"name": "research", "quota_permille": 6000, "weight": 2.0, "limit_permille": 8000, "note": ""}
     pool.answers["POST /v1/departments"] = made | {"projects": []}
     pool.answers["PATCH /v1/departments/research"] = made | {"projects": []}
@@ -54,7 +54,7 @@ def test_departments_are_made_changed_and_deleted(pool: FakePool, gpupool: Any) 
     assert json.loads(gpupool("department", "list", "--json").stdout)["departments"][0]["weight"] == 2.0
 
 
-def test_shares_of_a_project_are_set_and_taken_back(pool: FakePool, gpupool: Any) -> None:
+def test_project_weights_are_set_and_removed(pool: FakePool, gpupool: Any) -> None:
     pool.answers["PATCH /v1/projects/b"] = project_view(name="b")
     for words, body in (
         (("--department", "research", "--weight", "2.5"), {"department": "research", "weight": 2.5}),
@@ -68,11 +68,11 @@ def test_shares_of_a_project_are_set_and_taken_back(pool: FakePool, gpupool: Any
         assert gpupool("project", "set", "b", "--quota-model", wrong).returncode != 0
 
 
-def test_fairshare_shows_who_is_due_what_and_why(pool: FakePool, gpupool: Any) -> None:
+def test_fairshare_shows_share_and_reason(pool: FakePool, gpupool: Any) -> None:
     pool.answers["GET /v1/fairshare"] = FAIR
     shown = gpupool("fairshare").stdout.decode()
     assert "research/vision" in shown
-    assert "over its fair share by 1.50 GPU" in shown
+    assert "above its fair share by 1.50 GPU" in shown
     assert "69.24" in shown
     assert shown.splitlines()[-1].split() == ["vision", "a100", "2.00", "0.50"]
     assert "ann" not in shown

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cli_fake_pool import COMMAND, FakePool
 
-from gpupool.cli.fast import http
+from gpupool.client.transport import http
 
 
 def wait_until(condition: Any, seconds: float = 20.0) -> None:
@@ -33,7 +33,7 @@ def shepherd_of(pool: FakePool) -> Any:
     return next(iter(pool.shepherds.values()))
 
 
-def test_output_input_and_status_pass_byte_for_byte(pool: FakePool, gpupool: Any) -> None:
+def test_output_input_and_status_are_passed_unchanged(pool: FakePool, gpupool: Any) -> None:
     data = bytes(range(256)) * 4000
     script = (
         "import sys; d=sys.stdin.buffer.read(); sys.stdout.buffer.write(d); sys.stderr.buffer.write(d[:9]); sys.exit(7)"
@@ -49,18 +49,18 @@ def test_output_input_and_status_pass_byte_for_byte(pool: FakePool, gpupool: Any
     assert body["tty"] is False
 
 
-def test_a_signal_that_kills_the_program_shows_as_128_and_its_number(gpupool: Any) -> None:
+def test_killing_signal_gives_status_128_plus_number(gpupool: Any) -> None:
     assert gpupool("run", "--", "sh", "-c", "kill -9 $$").returncode == 137
 
 
 @pytest.mark.parametrize(("command", "status"), [("/no/such/program", 127), ("/etc/passwd", 126)])
-def test_a_program_that_cannot_start(gpupool: Any, command: str, status: int) -> None:
+def test_failed_start_has_status_and_message(gpupool: Any, command: str, status: int) -> None:
     done = gpupool("run", "--", command)
     assert done.returncode == status
     assert command.encode() in done.stderr
 
 
-def test_the_environment_and_folder_go_along_but_no_secret(pool: FakePool, gpupool: Any, tmp_path: Any) -> None:
+def test_environment_and_folder_are_sent_without_secrets(pool: FakePool, gpupool: Any, tmp_path: Any) -> None:
     done = gpupool(
         "run",
         "-e",
@@ -97,7 +97,7 @@ def test_other_signals_are_passed_on(pool: FakePool, number: signal.Signals) -> 
     client.communicate()
 
 
-def test_a_reader_that_goes_away_ends_it_as_sigpipe_would(pool: FakePool) -> None:
+def test_closed_output_ends_client_like_sigpipe(pool: FakePool) -> None:
     client = start(pool, "run", "--", "yes")
     assert client.stdout
     client.stdout.read(10)
@@ -106,7 +106,7 @@ def test_a_reader_that_goes_away_ends_it_as_sigpipe_would(pool: FakePool) -> Non
     wait_until(lambda: shepherd_of(pool).process.poll() is not None)
 
 
-def test_a_slow_reader_holds_the_program_back(pool: FakePool) -> None:
+def test_slow_reader_blocks_the_program(pool: FakePool) -> None:
     client = start(pool, "run", "--", "sh", "-c", "head -c 20000000 /dev/zero")
     assert client.stdout
     first = client.stdout.read(1)
@@ -115,13 +115,13 @@ def test_a_slow_reader_holds_the_program_back(pool: FakePool) -> None:
     assert client.wait(20) == 0
 
 
-def test_closed_descriptors_do_no_harm(pool: FakePool) -> None:
+def test_closed_descriptors_are_harmless(pool: FakePool) -> None:
     command = " ".join([*COMMAND, "run", "--", "sh", "-c", "'cat; exit 3'"])
     done = subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], env=pool.env, timeout=60, check=False)
     assert done.returncode == 3
 
 
-def test_a_queued_program_says_why_and_starts_later(pool: FakePool) -> None:
+def test_queued_program_shows_reason_and_starts_later(pool: FakePool) -> None:
     pool.queue_all = True
     client = start(pool, "run", "--", "echo", "hello")
     assert client.stderr
@@ -135,7 +135,7 @@ def test_a_queued_program_says_why_and_starts_later(pool: FakePool) -> None:
     assert err == b""
 
 
-def test_ctrl_c_in_the_queue_cancels(pool: FakePool) -> None:
+def test_ctrl_c_while_queued_cancels(pool: FakePool) -> None:
     pool.queue_all = True
     client = start(pool, "run", "--", "true")
     assert client.stderr
@@ -146,7 +146,7 @@ def test_ctrl_c_in_the_queue_cancels(pool: FakePool) -> None:
     client.communicate()
 
 
-def test_a_control_plane_that_restarts_while_queued_is_not_noticed(pool: FakePool) -> None:
+def test_control_plane_restart_while_queued_is_transparent(pool: FakePool) -> None:
     pool.queue_all = True
     client = start(pool, "run", "--", "echo", "still")
     assert client.stderr
@@ -161,7 +161,7 @@ def test_a_control_plane_that_restarts_while_queued_is_not_noticed(pool: FakePoo
 
 
 @pytest.mark.parametrize("code", ["DATABASE_UNREACHABLE", "NOT_LEADING"])
-def test_a_pool_that_cannot_answer_just_now_is_asked_again(pool: FakePool, code: str) -> None:
+def test_temporarily_unavailable_pool_is_retried(pool: FakePool, code: str) -> None:
     pool.refuse = {"status": 503, "code": code, "message": "The database does not answer.", "hint": ""}
     client = start(pool, "run", "--", "echo", "still")
     wait_until(lambda: len(pool.requests) >= 2)
@@ -171,7 +171,7 @@ def test_a_pool_that_cannot_answer_just_now_is_asked_again(pool: FakePool, code:
     assert len(pool.workloads) == 1
 
 
-def test_a_shepherd_that_vanishes_is_reported_honestly(pool: FakePool) -> None:
+def test_lost_shepherd_is_reported(pool: FakePool) -> None:
     client = start(pool, "run", "--", "sleep", "60")
     shepherd = shepherd_of(pool)
     pool.finish("w0000000000", 137, "SHEPHERD_LOST", "The process that supervised it was killed.")
@@ -181,7 +181,7 @@ def test_a_shepherd_that_vanishes_is_reported_honestly(pool: FakePool) -> None:
     assert b"SHEPHERD_LOST" in err
 
 
-def test_a_refusal_shows_sentence_code_and_hint(pool: FakePool, gpupool: Any) -> None:
+def test_refusal_shows_message_code_and_hint(pool: FakePool, gpupool: Any) -> None:
     pool.refuse = {
         "code": "IMPOSSIBLE_REQUEST",
         "message": "No node has 9 GPUs.",
@@ -193,7 +193,7 @@ def test_a_refusal_shows_sentence_code_and_hint(pool: FakePool, gpupool: Any) ->
     assert done.stderr.decode() == "gpupool: No node has 9 GPUs. [IMPOSSIBLE_REQUEST]\n  Ask for 4 or fewer.\n"
 
 
-def test_a_wait_limit_that_passes_ends_with_the_pools_status(pool: FakePool) -> None:
+def test_expired_queue_time_limit_returns_its_status(pool: FakePool) -> None:
     pool.queue_all = True
     client = start(pool, "run", "--wait", "1s", "--", "true")
     wait_until(lambda: pool.workloads)
@@ -203,14 +203,14 @@ def test_a_wait_limit_that_passes_ends_with_the_pools_status(pool: FakePool) -> 
     assert b"It waited longer than 1s [WAIT_EXPIRED]" in err
 
 
-def test_detach_prints_the_id_and_leaves(pool: FakePool, gpupool: Any) -> None:
+def test_detach_prints_the_id_and_exits(pool: FakePool, gpupool: Any) -> None:
     done = gpupool("run", "-d", "--name", "night", "--", "sleep", "60")
     assert done.stdout == b"w0000000000\n"
     assert done.returncode == 0
     assert "client_bound" not in pool.submitted()
 
 
-def test_nothing_heavy_is_imported_on_the_fast_path(pool: FakePool) -> None:
+def test_fast_path_imports_no_heavy_modules(pool: FakePool) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "gpupool", "run", "-p", "0.5", "--", "true"]
     done = subprocess.run(command, env=pool.env, capture_output=True, timeout=60, check=True, input=b"")
     imported = {
@@ -230,20 +230,20 @@ def test_nothing_heavy_is_imported_on_the_fast_path(pool: FakePool) -> None:
     }
     heavy |= {"http", "email", "selectors", "logging", "inspect", "gpupool.domain.errors", "pathlib", "shlex"}
     assert not (imported - BY_GPUPOOL_ITSELF) & heavy
-    assert "gpupool.cli.fast.pump" in imported
+    assert "gpupool.cli.fast.attach_io" in imported
 
 
 BY_GPUPOOL_ITSELF = {"typing", "runpy", "pkgutil"}  # `python -m` and the package's own __init__
 
 
-def test_a_cut_off_answer_is_an_error_and_nonsense_too() -> None:
-    assert http.parse(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n[1]", ended=False) is None
+def test_truncated_or_invalid_answer_is_an_error() -> None:
+    assert http.parse_answer(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n[1]", ended=False) is None
     with pytest.raises(ConnectionAbortedError):
-        http.parse(b"SSH-2.0-OpenSSH\r\n\r\n", ended=True)
+        http.parse_answer(b"SSH-2.0-OpenSSH\r\n\r\n", ended=True)
 
 
 def test_chunked_answers_are_read() -> None:
-    answer = http.parse(
+    answer = http.parse_answer(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1,\r\n2\r\n2]\r\n0\r\n\r\n", ended=False
     )
     assert answer
@@ -251,12 +251,12 @@ def test_chunked_answers_are_read() -> None:
     assert answer.ok
 
 
-def test_an_empty_answer_has_no_body() -> None:
-    answer = http.parse(b"HTTP/1.1 204 No Content\r\n\r\n", ended=True)
+def test_empty_answer_has_no_body() -> None:
+    answer = http.parse_answer(b"HTTP/1.1 204 No Content\r\n\r\n", ended=True)
     assert answer
     assert answer.body is None
 
 
-def test_the_whole_program_is_one_quoted_string(pool: FakePool, gpupool: Any) -> None:
+def test_quoted_command_line_is_one_string(pool: FakePool, gpupool: Any) -> None:
     assert gpupool("run", "-n", "1", "echo 'a b' c").stdout == b"a b c\n"
     assert os.environ.get("PATH")

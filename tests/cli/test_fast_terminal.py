@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from cli_fake_pool import COMMAND, FakePool
 
-from gpupool.cli.fast.terminal import Keys
+from gpupool.cli.terminal import DetachKeyFilter
 
 SECONDS = 20.0
 
@@ -93,7 +93,7 @@ def only_shepherd(pool: FakePool) -> Any:
     return next(iter(pool.shepherds.values()))
 
 
-def test_the_program_gets_a_terminal_of_the_right_size(pool: FakePool, open_terminal: Any) -> None:
+def test_program_gets_terminal_with_size_of_client(pool: FakePool, open_terminal: Any) -> None:
     script = "import os,sys; print(sys.stdin.isatty(), os.get_terminal_size()); input('? ')"
     terminal = open_terminal("run", "--", sys.executable, "-c", script)
     terminal.expect(b"True os.terminal_size(columns=100, lines=30)")
@@ -105,7 +105,7 @@ def test_the_program_gets_a_terminal_of_the_right_size(pool: FakePool, open_term
     assert pool.submitted()["tty"] is True
 
 
-def test_ctrl_c_travels_as_a_byte_and_interrupts_the_program(pool: FakePool, open_terminal: Any) -> None:
+def test_ctrl_c_is_sent_as_byte_and_interrupts_the_program(pool: FakePool, open_terminal: Any) -> None:
     terminal = open_terminal("run", "--", "sh", "-c", "trap 'echo interrupted; exit 9' INT; echo ready; read x")
     terminal.expect(b"ready")
     terminal.type(b"\x03")
@@ -115,7 +115,7 @@ def test_ctrl_c_travels_as_a_byte_and_interrupts_the_program(pool: FakePool, ope
     assert terminal.restored()
 
 
-def test_a_new_window_size_is_told(pool: FakePool, open_terminal: Any) -> None:
+def test_changed_window_size_is_sent(pool: FakePool, open_terminal: Any) -> None:
     script = (
         "import os,signal,time\n"
         "signal.signal(signal.SIGWINCH, lambda *a: os.write(1, str(os.get_terminal_size()).encode()))\n"
@@ -131,7 +131,7 @@ def test_a_new_window_size_is_told(pool: FakePool, open_terminal: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_terminal_is_put_back_when_the_client_is_told_to_end(open_terminal: Any, number: signal.Signals) -> None:
+def test_terminal_is_restored_when_client_is_terminated(open_terminal: Any, number: signal.Signals) -> None:
     terminal = open_terminal("run", "--", "sh", "-c", "echo ready; exec sleep 60")
     terminal.expect(b"ready")
     terminal.process.send_signal(number)
@@ -139,7 +139,7 @@ def test_the_terminal_is_put_back_when_the_client_is_told_to_end(open_terminal: 
     assert terminal.restored()
 
 
-def test_the_terminal_is_put_back_when_the_shepherd_vanishes(pool: FakePool, open_terminal: Any) -> None:
+def test_terminal_is_restored_when_shepherd_is_lost(pool: FakePool, open_terminal: Any) -> None:
     terminal = open_terminal("run", "--", "sh", "-c", "echo ready; exec sleep 60")
     terminal.expect(b"ready")
     pool.finish("w0000000000", 137, "SHEPHERD_LOST", "Its supervisor was killed.")
@@ -148,7 +148,7 @@ def test_the_terminal_is_put_back_when_the_shepherd_vanishes(pool: FakePool, ope
     assert terminal.restored()
 
 
-def test_no_tty_keeps_the_terminal_as_it_is(pool: FakePool, open_terminal: Any) -> None:
+def test_no_tty_does_not_change_the_terminal(pool: FakePool, open_terminal: Any) -> None:
     terminal = open_terminal("run", "--no-tty", "--", "sh", "-c", "echo ready; exec sleep 60")
     terminal.expect(b"ready")
     assert not terminal.raw
@@ -157,7 +157,7 @@ def test_no_tty_keeps_the_terminal_as_it_is(pool: FakePool, open_terminal: Any) 
     assert terminal.wait() == 130
 
 
-def test_waiting_shows_one_line_and_takes_it_away(pool: FakePool, open_terminal: Any) -> None:
+def test_wait_shows_one_line_and_clears_it(pool: FakePool, open_terminal: Any) -> None:
     pool.queue_all = True
     terminal = open_terminal("run", "--", "echo", "hello")
     terminal.expect(b"position 3")
@@ -167,7 +167,7 @@ def test_waiting_shows_one_line_and_takes_it_away(pool: FakePool, open_terminal:
     assert terminal.wait() == 0
 
 
-def test_ctrl_p_ctrl_q_is_for_the_program_when_it_is_bound_to_the_client(open_terminal: Any) -> None:
+def test_detach_keys_go_to_program_bound_to_the_client(open_terminal: Any) -> None:
     terminal = open_terminal("run", "--", "sh", "-c", "stty raw -echo; echo ready; head -c 2 | od -An -tx1")
     terminal.expect(b"ready")
     terminal.type(b"\x10\x11")
@@ -175,14 +175,14 @@ def test_ctrl_p_ctrl_q_is_for_the_program_when_it_is_bound_to_the_client(open_te
     assert terminal.wait() == 0
 
 
-def test_keys_see_the_detach_sequence_across_reads() -> None:
-    keys = Keys(detachable=True)
+def test_detach_sequence_is_recognised_across_reads() -> None:
+    keys = DetachKeyFilter(detachable=True)
     assert keys.feed(b"ab\x10") == (b"ab", False)
     assert keys.feed(b"\x11rest") == (b"", True)
 
 
-def test_keys_pass_everything_else_on() -> None:
-    keys = Keys(detachable=True)
+def test_other_keys_are_passed_unchanged() -> None:
+    keys = DetachKeyFilter(detachable=True)
     assert keys.feed(b"\x10") == (b"", False)
     assert keys.feed(b"\x10x\x11") == (b"\x10\x10x\x11", False)
-    assert Keys(detachable=False).feed(b"\x10\x11") == (b"\x10\x11", False)
+    assert DetachKeyFilter(detachable=False).feed(b"\x10\x11") == (b"\x10\x11", False)

@@ -10,7 +10,7 @@ import typer
 from cli_fake_pool import COMMAND, FakePool, workload_view
 
 from gpupool.cli import app
-from gpupool.cli.index import MODULES, known_name, near_names, overview
+from gpupool.cli.index import ALIASES, MODULES, known_name, near_names, overview, resolve_alias
 
 
 def commands() -> list[list[str]]:
@@ -34,20 +34,45 @@ def test_every_command_has_help_with_an_example(words: list[str], capsys: pytest
     assert any(f"gpupool {' '.join(words)}" in text for text in (said, said.replace("-", "_")))
 
 
-def test_the_index_has_exactly_the_commands_of_the_modules() -> None:
+def test_index_lists_exactly_the_commands_of_the_modules() -> None:
     built = typer.main.get_command(app.build(MODULES))
     assert set(built.commands) == set(MODULES)  # type: ignore[attr-defined]
 
 
-def test_the_overview_names_every_command() -> None:
+def test_overview_names_every_command() -> None:
     assert all(f"  {name} " in overview() for name in MODULES)
     assert max(map(len, overview().splitlines())) <= 120
 
 
-def test_names_are_found_with_dashes_and_near_misses() -> None:
-    assert known_name("request-gpus") == "request_gpus"
+def test_command_names_accept_dashes_and_suggest_similar_names() -> None:
+    assert known_name("request_gpus") == known_name("request-gpus") == "request-gpus"
     assert known_name("bogus") is None
-    assert "release_gpus" in near_names("relase_gpus")
+    assert "release-gpus" in near_names("relase_gpus")
+
+
+def test_alias_is_replaced_by_its_command() -> None:
+    assert resolve_alias(["node", "describe", "gpu1", "--json"]) == ["describe", "node", "gpu1", "--json"]
+    assert resolve_alias(["workload", "list", "-a"]) == ["ps", "-a"]
+    assert resolve_alias(["node", "label", "gpu1"]) == ["node", "label", "gpu1"]
+    assert resolve_alias(["workload", "--help"]) == ["workload", "--help"]
+    assert resolve_alias(["node"]) == ["node"]
+
+
+@pytest.mark.parametrize("target", [target for verbs in ALIASES.values() for target in verbs.values()])
+def test_alias_target_is_a_command(target: str) -> None:
+    assert target.split(maxsplit=1)[0] in MODULES
+
+
+def test_alias_prints_output_of_its_command(gpupool: Any) -> None:
+    alias, command = gpupool("workload", "list", "--json"), gpupool("ps", "--json")
+    assert (alias.returncode, alias.stdout) == (0, command.stdout)
+    assert b"--priority" in gpupool("workload", "submit", "--help").stdout
+
+
+@pytest.mark.parametrize("name", ["request_gpus", "request-gpus", "list_gpus", "join-token", "login_code"])
+def test_underscores_and_dashes_name_the_same_command(gpupool: Any, name: str) -> None:
+    shown = gpupool(name, "--help")
+    assert (shown.returncode, f"gpupool {name.replace('_', '-')}" in shown.stdout.decode()) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -59,15 +84,15 @@ def test_names_are_found_with_dashes_and_near_misses() -> None:
         (("--version",), 0, ""),
         (("pss",), 2, "Did you mean 'gpupool ps'"),
         (("run", "--bogus", "--", "true"), 125, "--bogus"),
-        (("run",), 125, "say what to run"),
+        (("run",), 125, "give a command"),
         (("run", "-n", "two", "--", "true"), 125, "integer"),
         (("ps", "--bogus"), 2, "gpupool ps --help"),
-        (("describe", "a", "b"), 2, "job, node and project"),
+        (("describe", "a", "b"), 2, "job, node or project"),
         (("stop",), 2, "--all"),
         (("project",), 2, ""),
     ],
 )
-def test_mistakes_have_a_sentence_and_a_status(gpupool: Any, args: tuple[str, ...], status: int, said: str) -> None:
+def test_usage_errors_have_message_and_status(gpupool: Any, args: tuple[str, ...], status: int, said: str) -> None:
     done = gpupool(*args)
     assert done.returncode == status, done.stderr
     assert said in done.stderr.decode()
@@ -85,7 +110,7 @@ def complete(pool: FakePool, line: str) -> list[str]:
 def test_completion_knows_commands_options_and_names(pool: FakePool) -> None:
     views = [workload_view("w0000000001", name="train-1"), workload_view("w0000000002", name="other")]
     pool.answers["GET /v1/workloads"] = {"workloads": views, "next_cursor": None}
-    assert set(complete(pool, "gpupool re")) >= {"release_gpus", "request_gpus", "resume"}
+    assert set(complete(pool, "gpupool re")) >= {"release-gpus", "request-gpus", "resume"}
     assert "--max-time" in complete(pool, "gpupool run --max")
     assert complete(pool, "gpupool logs tr") == ["train-1"]
 
@@ -103,6 +128,6 @@ def test_completion_scripts_are_for_gpupool(gpupool: Any, shell: str) -> None:
     assert b"_GPUPOOL_COMPLETE=complete_" + shell.encode() in done.stdout
 
 
-def test_the_bash_script_is_valid(gpupool: Any) -> None:
+def test_bash_completion_script_is_valid(gpupool: Any) -> None:
     script = gpupool("completion", "bash").stdout
     assert subprocess.run(["bash", "-n"], input=script, check=False, timeout=20).returncode == 0

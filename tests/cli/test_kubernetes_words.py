@@ -1,32 +1,32 @@
-"""What people type for Kubernetes' objects, and how kubectl's options are read."""
+"""Names of Kubernetes objects, and options of kubectl."""
 
 import pytest
 
-from gpupool.cli.kubernetes import Target, plain_flags, targets_of
-from gpupool.cli.kubernetes_delete import objects_named
+from gpupool.cli.kubernetes.listing import find_targets
+from gpupool.cli.kubernetes.names import ObjectTarget, normalize_flags, parse_targets
 from gpupool.domain.errors import GpupoolError
-from gpupool.specs.kubernetes.words import JOB, KINDS, POD, TFJOB
+from gpupool.specs.kubernetes.kinds import JOB, KINDS, POD, TFJOB
 
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        (["pods"], [Target(POD)]),
-        (["po", "a", "b"], [Target(POD, ("a", "b"))]),
-        (["pods,job.batch"], [Target(POD), Target(JOB)]),
-        (["pod/a", "tfjobs.kubeflow.org/b"], [Target(POD, ("a",)), Target(TFJOB, ("b",))]),
-        (["no"], [Target(None)]),
-        (["all"], [Target(kind) for kind in KINDS]),
+        (["pods"], [ObjectTarget(POD)]),
+        (["po", "a", "b"], [ObjectTarget(POD, ("a", "b"))]),
+        (["pods,job.batch"], [ObjectTarget(POD), ObjectTarget(JOB)]),
+        (["pod/a", "tfjobs.kubeflow.org/b"], [ObjectTarget(POD, ("a",)), ObjectTarget(TFJOB, ("b",))]),
+        (["no"], [ObjectTarget(None)]),
+        (["all"], [ObjectTarget(kind) for kind in KINDS]),
     ],
 )
-def test_kinds_and_names(typed: list[str], meant: list[Target]) -> None:
-    assert targets_of(typed) == meant
+def test_kinds_and_names(typed: list[str], meant: list[ObjectTarget]) -> None:
+    assert parse_targets(typed) == meant
 
 
 @pytest.mark.parametrize("typed", [["deployments"], ["pod/"], ["pod/a", "b"], ["pods,svc"]])
-def test_what_is_no_kind_is_refused(typed: list[str]) -> None:
-    with pytest.raises(GpupoolError, match="There are no objects called"):
-        targets_of(typed)
+def test_unknown_kind_is_refused(typed: list[str]) -> None:
+    with pytest.raises(GpupoolError, match="Unknown kind of object"):
+        parse_targets(typed)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_what_is_no_kind_is_refused(typed: list[str]) -> None:
         (["-o", "jsonpath={.a}"], ["-o", "jsonpath={.a}"]),
     ],
 )
-def test_options_as_kubectl_writes_them(typed: list[str], read: list[str]) -> None:
-    assert plain_flags(typed) == read
+def test_kubectl_options_are_accepted(typed: list[str], read: list[str]) -> None:
+    assert normalize_flags(typed) == read
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_options_as_kubectl_writes_them(typed: list[str], read: list[str]) -> No
         (["train"], False, None),
         (["pod"], False, None),  # a workload of that name
         (["job/3"], False, None),  # a replica of a workload called job
-        (["pod", "a"], False, [Target(POD, ("a",))]),
-        (["pods"], True, [Target(POD)]),
+        (["pod", "a"], False, [ObjectTarget(POD, ("a",))]),
+        (["pods"], True, [ObjectTarget(POD)]),
     ],
 )
-def test_plain_names_stay_names_of_workloads(words: list[str], labelled: bool, meant: list[Target] | None) -> None:
-    assert objects_named(words, [], every=False, labelled=labelled) == meant
+def test_plain_names_are_workload_names(words: list[str], labelled: bool, meant: list[ObjectTarget] | None) -> None:
+    assert find_targets(words, [], every=False, labelled=labelled) == meant

@@ -9,12 +9,16 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.cli import app, options
-from gpupool.cli.commands import running
-from gpupool.cli.options import CLIENT, LEASE, RUN, Kind, Option, Unusual, parse
-from gpupool.cli.submit_options import PLAN, SUBMIT
+from gpupool.cli import app
+from gpupool.cli.commands.work import run
+from gpupool.cli.request import options
+from gpupool.cli.request.options import CLIENT, LEASE, RUN, NeedsFullParser, parse
+from gpupool.cli.request.submit_options import PLAN, SUBMIT
+from gpupool.specs.build import LIMIT_FIELDS
+from gpupool.specs.fields.request import RequestOptions, WorkloadRequest
+from gpupool.specs.job_options import JobField, Option, OptionKind
 
-TABLES = {"run": RUN, "client": CLIENT, "request_gpus": LEASE, "submit": SUBMIT, "plan": PLAN}
+TABLES = {"run": RUN, "client": CLIENT, "request-gpus": LEASE, "submit": SUBMIT, "plan": PLAN}
 
 
 def typer_command(name: str) -> Any:
@@ -22,7 +26,7 @@ def typer_command(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_typer_command_has_the_options_of_the_table(name: str) -> None:
+def test_typer_command_has_options_of_table(name: str) -> None:
     shown = {
         (parameter.name, frozenset(parameter.opts), frozenset(parameter.secondary_opts))
         for parameter in typer_command(name).params
@@ -38,6 +42,21 @@ def test_no_spelling_is_used_twice(table: tuple[Option, ...]) -> None:
     assert len({option.name for option in table}) == len(table)
 
 
+def test_job_fields_and_limits_are_fields_of_the_request() -> None:
+    options = [option.name for table in TABLES.values() for option in table if isinstance(option, JobField)]
+    assert {*options, *LIMIT_FIELDS.values()} <= WorkloadRequest.model_fields.keys()
+
+
+NOT_FOR_THE_CLIENT = {
+    *("command", "gpus", "env_from", "literal", "tty", "rows", "columns", "stdin", "client_bound", "umask", "roles"),
+    *("framework", "on_member_end", "success_policy", "processes", "ttl"),
+}
+
+
+def test_other_request_fields_are_keywords_of_python_client() -> None:
+    assert RequestOptions.__annotations__.keys() == WorkloadRequest.model_fields.keys() - NOT_FOR_THE_CLIENT
+
+
 TEXT = st.text("abc0.= /", min_size=1, max_size=5).filter(lambda text: not text.startswith("-"))
 
 
@@ -45,9 +64,11 @@ TEXT = st.text("abc0.= /", min_size=1, max_size=5).filter(lambda text: not text.
 def written_option(draw: st.DrawFn) -> list[str]:
     option = draw(st.sampled_from(RUN))
     flag = draw(st.sampled_from([*option.flags, *option.off]))
-    if option.kind is Kind.FLAG:
+    if option.kind is OptionKind.FLAG:
         return [flag]
-    value = {Kind.COUNT: st.integers(0, 99).map(str), Kind.NUMBER: st.integers(1, 9).map(str)}.get(option.kind, TEXT)
+    value = {OptionKind.COUNT: st.integers(0, 99).map(str), OptionKind.NUMBER: st.integers(1, 9).map(str)}.get(
+        option.kind, TEXT
+    )
     text = draw(value)
     if draw(st.booleans()):
         return [flag, text]
@@ -60,11 +81,11 @@ COMMAND = st.lists(st.sampled_from(["python3", "-c", "--", "x y", "--name", "-n"
 
 
 @given(st.lists(written_option(), max_size=5), COMMAND, st.booleans())
-def test_both_parsers_read_the_same(given_options: list[list[str]], command: list[str], dashes: bool) -> None:
+def test_both_parsers_give_equal_results(given_options: list[list[str]], command: list[str], dashes: bool) -> None:
     argv = [word for words in given_options for word in words] + (["--"] if dashes else []) + command
     seen: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running.fast, "run", lambda values, program: seen.append((values, program)) or 0)
+        patch.setattr(run.fast, "run", lambda values, program: seen.append((values, program)) or 0)
         status = app.run_app(["run", *argv])
     assert status == 0
     assert seen == [parse(RUN, argv)]
@@ -73,9 +94,9 @@ def test_both_parsers_read_the_same(given_options: list[list[str]], command: lis
 @pytest.mark.parametrize(
     "argv", [["--help"], ["-n"], ["-n", "two"], ["--bogus"], ["--detach=1"], ["-dq", "--", "x"], ["--"]]
 )
-def test_what_is_unusual_is_left_to_the_full_command_line(argv: list[str]) -> None:
+def test_unusual_options_are_left_to_the_full_parser(argv: list[str]) -> None:
     if argv == ["--"]:
         assert options.parse(RUN, argv) == ({}, [])
         return
-    with pytest.raises(Unusual):
+    with pytest.raises(NeedsFullParser):
         options.parse(RUN, argv)

@@ -16,7 +16,7 @@ START = plan_view()["starts"][0]
 WHOLE = {"uuid": "GPU-0", "index": 0, "permille": 1000, "memory_mib": 16000}
 
 
-def test_what_starts_now_ends_with_0(pool: FakePool, gpupool: Any) -> None:
+def test_plan_that_starts_now_exits_with_0(pool: FakePool, gpupool: Any) -> None:
     pool.answers["POST /v1/plan"] = plan_view()
     done = gpupool("plan", "-g", "0.5", "--max-time", "40m", "--as", "interactive")
     assert (done.returncode, done.stdout) == (0, b"It would start now on gpu1: 0.50 of GPU 0.\n")
@@ -25,7 +25,7 @@ def test_what_starts_now_ends_with_0(pool: FakePool, gpupool: Any) -> None:
     assert body["command"] == ["true"]
 
 
-def test_what_would_wait_ends_with_75_and_says_why(pool: FakePool, gpupool: Any) -> None:
+def test_plan_that_waits_exits_with_75_and_reason(pool: FakePool, gpupool: Any) -> None:
     pool.answers["POST /v1/plan"] = plan_view(starts=[], starts_now=False, why=why_view())
     done = gpupool("plan", "-g", "0.5", "--", "python3", "train.py")
     assert done.returncode == 75
@@ -34,13 +34,13 @@ def test_what_would_wait_ends_with_75_and_says_why(pool: FakePool, gpupool: Any)
     assert json.loads(gpupool("plan", "-g", "0.5", "--json").stdout)["starts_now"] is False
 
 
-def test_what_can_never_run_ends_with_125(pool: FakePool, gpupool: Any) -> None:
-    pool.refuse = {"code": "IMPOSSIBLE_REQUEST", "message": "No node can ever give 9 GPUs.", "hint": "4 at most."}
+def test_plan_that_can_never_start_exits_with_125(pool: FakePool, gpupool: Any) -> None:
+    pool.refuse = {"code": "IMPOSSIBLE_REQUEST", "message": "No node can provide 9 GPUs.", "hint": "4 at most."}
     done = gpupool("plan", "-g", "9")
     assert (done.returncode, b"[IMPOSSIBLE_REQUEST]" in done.stderr) == (125, True)
 
 
-def test_a_lease_has_no_command(pool: FakePool, gpupool: Any) -> None:
+def test_plan_of_lease_has_no_command(pool: FakePool, gpupool: Any) -> None:
     pool.answers["POST /v1/plan"] = plan_view(kind="lease")
     assert gpupool("plan", "-g", "1", "--as", "lease", "--for", "2h").returncode == 0
     body = pool.requests[-1][2]
@@ -58,7 +58,7 @@ def test_a_lease_has_no_command(pool: FakePool, gpupool: Any) -> None:
         (
             {"asked": 2, "completions": 9, "starts_now": False, "why": why_view(would_help=[], position=None)},
             [
-                "1 of 2 replicas would start now; of 9 in all, 2 would queue at once.",
+                "1 of 2 replicas would start now; 2 of 9 would be queued at once.",
                 "REPLICA  NODE  GPUS",
                 "0        gpu1  0.50 of GPU 0",
                 "The others would wait: It needs 0.50 GPU on a Tesla T4; 0.30 is free. [NO_CAPACITY]",
@@ -69,10 +69,10 @@ def test_a_lease_has_no_command(pool: FakePool, gpupool: Any) -> None:
             {"displaced": [{"project": "red", "kind": "reclaim", "replicas": 2, "permille": 2000}]},
             [
                 "It would start now on gpu1: 0.50 of GPU 0.",
-                "2 replicas of red (2.00 GPU) would be evicted for it: their project holds more than its share.",
+                "2 replicas of red (2.00 GPU) would be evicted for it: their project is above its fair share.",
             ],
         ),
     ],
 )
-def test_a_plan_in_sentences(changes: dict[str, Any], said: list[str]) -> None:
+def test_plan_is_printed_in_sentences(changes: dict[str, Any], said: list[str]) -> None:
     assert [line.rstrip() for line in plan_lines(plan_view(**changes), Style())] == said

@@ -1,4 +1,4 @@
-"""A program's stream that goes through the pool: whoever waits for more of it hears that it has ended."""
+"""A program's stream through the pool: a client that waits for more is informed of its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from websockets.sync.server import ServerConnection, unix_serve
 
-from gpupool.cli.remote import relay_here
+from gpupool.cli.transport.remote import relay_local
 
 PATIENCE_S = 20.0
 
@@ -26,12 +26,12 @@ def served(path: Path, handle: Callable[[ServerConnection], None]) -> Iterator[s
             thread.join(PATIENCE_S)
 
 
-def test_the_end_of_a_stream_is_heard_while_nothing_is_typed(tmp_path: Path) -> None:
+def test_end_of_stream_is_noticed_without_input(tmp_path: Path) -> None:
     def talk(connection: ServerConnection) -> None:
         connection.send(connection.recv())
 
     with served(tmp_path / "api.sock", talk) as path:
-        sock = relay_here(path, "wone", 0)
+        sock = relay_local(path, "wone", 0)
         sock.settimeout(PATIENCE_S)
         sock.sendall(b"hello")
         heard = b""
@@ -41,7 +41,7 @@ def test_the_end_of_a_stream_is_heard_while_nothing_is_typed(tmp_path: Path) -> 
         sock.close()
 
 
-def test_hanging_up_is_heard_at_the_other_end(tmp_path: Path) -> None:
+def test_disconnect_is_noticed_at_the_other_end(tmp_path: Path) -> None:
     heard: list[bytes] = []
     over = threading.Event()
 
@@ -50,7 +50,7 @@ def test_hanging_up_is_heard_at_the_other_end(tmp_path: Path) -> None:
         over.set()
 
     with served(tmp_path / "api.sock", listen) as path:
-        sock = relay_here(path, "wone", 0)
+        sock = relay_local(path, "wone", 0)
         sock.sendall(b"last words")
         sock.close()
         assert over.wait(PATIENCE_S)

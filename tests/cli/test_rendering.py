@@ -14,7 +14,7 @@ from gpupool.cli.render.machines import gpu_lines, node_detail_lines, node_lines
 from gpupool.cli.render.people import project_lines, usage_lines
 from gpupool.cli.render.text import Style, bar, clean, cut, table, width_of
 from gpupool.cli.render.workloads import detail_lines, event_line, gpus_text, why_lines, workload_lines
-from gpupool.cli.watching import painted
+from gpupool.cli.tui.watch import paint
 
 PLAIN = Style()
 NARROW = Style(columns=110)
@@ -26,7 +26,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
 
 
-def test_ps() -> None:
+def test_ps_output() -> None:
     shown = workload_lines([queued_view(), workload_view("w0000000001")], NOW + 190, PLAIN)
     head, waiting, running = (line.split("  ") for line in shown)
     assert shown[0] == "NAME     STATE    KIND  PROJECT  USER  GPUS  REPLICAS  NODE  AGE    ID           ABOUT"
@@ -42,21 +42,21 @@ def test_ps_on_a_terminal_cuts_the_last_column_and_colours_the_state() -> None:
     assert "\x1b[32mrunning\x1b[0m" in shown[1]
 
 
-def test_list_gpus() -> None:
+def test_list_gpus_output() -> None:
     assert gpu_lines([gpu_view(), busy_gpu()], NARROW) == [
         "NODE  GPU  MODEL     MEMORY  FREE  FREE MEMORY  HEALTH  HOLDERS",
         "gpu1  0    Tesla T4  15 GiB  0.40  6 GiB        ok      ann/train-1 0.60",
-        "gpu1  1    Tesla T4  15 GiB  -     -            ok      not ours: root Xorg (pid 77, 200 MiB)",
+        "gpu1  1    Tesla T4  15 GiB  -     -            ok      foreign: root Xorg (pid 77, 200 MiB)",
     ]
 
 
-def test_smi() -> None:
+def test_smi_output() -> None:
     assert smi_lines([gpu_view()], NARROW)[1] == (
         "gpu1  0    Tesla T4  0000:3b:00.0  1024 / 15360 MiB  34%   ██████░░░░  0.60  ann/train-1 0.60"
     )
 
 
-def test_nodes() -> None:
+def test_nodes_output() -> None:
     assert node_lines([node_view(state="cordoned", cordon_reason="new driver")], PLAIN) == [
         "NODE  STATE     GPUS          ALLOCATABLE  ALLOCATED  CPUS  MEMORY        DRIVER  LABELS  ABOUT",
         "gpu1  cordoned  2 x Tesla T4  2            0.60 of 2  2/8   4 GiB/64 GiB  550.54  rack=3  new driver",
@@ -64,7 +64,7 @@ def test_nodes() -> None:
     assert "no answer for 2m" in node_lines([node_view(state="down", silent_s=120.0)], PLAIN)[1]
 
 
-def test_a_mig_instance_names_its_card() -> None:
+def test_mig_instance_names_its_gpu() -> None:
     gpu = gpu_view(102, model="NVIDIA A30 MIG 1g.6gb", mig_profile="1g.6gb", parent_uuid="GPU-card")
     text = "\n".join(node_detail_lines(node_view(gpus=[gpu, gpu_view(1)]), NOW, PLAIN))
     assert "GPU 102  NVIDIA A30 MIG 1g.6gb" in text
@@ -72,12 +72,12 @@ def test_a_mig_instance_names_its_card() -> None:
     assert "1g.6gb of card GPU-card" in text
 
 
-def test_why() -> None:
+def test_why_output() -> None:
     assert why_lines(why_view(), PLAIN) == [
         "It needs 0.50 GPU on a Tesla T4; 0.30 is free. [NO_CAPACITY]",
         "Position 3 in the queue (2 ahead in the pool, 2 of them in its project).",
         "It should start in about 4m00s: the median of 12 earlier runs.",
-        "would help: Ask for 0.30 or less.",
+        "suggestion: Ask for 0.30 or less.",
     ]
 
 
@@ -97,18 +97,18 @@ def test_describe_has_everything() -> None:
         "note: no cgroup",
         "STARTED",
         "log 64 MiB",
-        "2 times by the pool",
+        "2 times",
     ):
         assert part in text
 
 
-def test_events() -> None:
+def test_events_output() -> None:
     assert event_line(event_view(), PLAIN) == (
         "2023-11-14 22:13:20  STARTED            w0000000001/0  ann: It runs on gpu1."
     )
 
 
-def test_projects_and_usage() -> None:
+def test_projects_and_usage_output() -> None:
     assert project_lines([project_view()], "team-a", PLAIN)[1].startswith("team-a *  2.50   0.60       1")
     assert usage_lines(USAGE, PLAIN)[-3:] == [
         "team-a   ann   2.00       1",
@@ -117,7 +117,7 @@ def test_projects_and_usage() -> None:
     ]
 
 
-def test_describe_node() -> None:
+def test_describe_node_output() -> None:
     text = "\n".join(node_detail_lines(node_view(), NOW + 60, PLAIN))
     for part in ("GPU 1: NV4", "train-1/0  0.60 (9 GiB)  ann, default  for 1m00s", "12.4", "rack=3"):
         assert part in text
@@ -132,26 +132,26 @@ def test_describe_node() -> None:
         ({"count": 1, "permille": 1000, "memory_mib": 2048}, "2 GiB"),
     ],
 )
-def test_amounts_of_gpu(gpus: dict[str, object], text: str) -> None:
+def test_gpu_amounts_are_formatted(gpus: dict[str, object], text: str) -> None:
     assert gpus_text({"memory_mib": None, "models": [], "labels": {}} | gpus) == text
 
 
-def test_a_slice_of_a_thousandth_still_shows() -> None:
+def test_slice_of_one_permille_is_visible() -> None:
     assert (bar(0), bar(1), bar(999), bar(1000)) == ("░" * 10, "█" + "░" * 9, "█" * 10, "█" * 10)
 
 
-def test_the_screen_says_what_it_does_not_show() -> None:
-    assert painted([str(n) for n in range(10)], 5).count("\n") == 4
-    assert "… and 7 more lines" in painted([str(n) for n in range(10)], 5)
+def test_screen_names_hidden_rows() -> None:
+    assert paint([str(n) for n in range(10)], 5).count("\n") == 4
+    assert "… and 7 more lines" in paint([str(n) for n in range(10)], 5)
 
 
 @given(st.text())
-def test_nothing_that_a_terminal_would_obey_gets_through(text: str) -> None:
+def test_control_sequences_are_removed(text: str) -> None:
     assert all(c.isprintable() for c in clean(text))
 
 
 @given(st.text("ab漢e\u0301", max_size=30), st.integers(1, 20))
-def test_cut_keeps_to_the_columns(text: str, columns: int) -> None:
+def test_cut_respects_the_columns(text: str, columns: int) -> None:
     assert width_of(cut(text, columns)) <= columns
 
 

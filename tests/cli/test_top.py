@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpupool.cli.keys import Keys
-from gpupool.cli.livetop import State, painted, press
 from gpupool.cli.render.text import Style
-from gpupool.cli.render.top import Part, Sort, View, gpu_lines, head, screen, slices
+from gpupool.cli.render.top import TopOptions, TopSection, TopSort, gpu_lines, head, screen, slices
+from gpupool.cli.tui.top import Keys, State, handle_key, paint
 
 NOW = 1_700_000_000.0
 PLAIN, COLOUR = Style(), Style(colour=True)
@@ -79,7 +78,7 @@ def pool(*gpus: Json, workloads: tuple[Json, ...] = ()) -> Json:
     return {"at": NOW, "nodes": [node], "workloads": list(workloads), "workloads_left_out": 0, "users": [user]}
 
 
-def test_slices_are_drawn_to_size_and_full_where_they_compute() -> None:
+def test_slices_are_drawn_to_scale_and_filled_by_use() -> None:
     assert slices(gpu(part("a", 500, 25.0), part("b", 250, 25.0)), 20, PLAIN) == "█████▒▒▒▒|████|·····"
     assert slices(gpu(part("a", 1000, None)), 10, PLAIN) == "▒▒▒▒▒▒▒▒▒|"
     assert slices(gpu(), 10, PLAIN) == "··········"
@@ -87,27 +86,27 @@ def test_slices_are_drawn_to_size_and_full_where_they_compute() -> None:
 
 
 @pytest.mark.parametrize("permille", [1, 20, 50, 333, 999])
-def test_however_small_a_slice_is_something_shows_and_nothing_overflows(permille: int) -> None:
+def test_smallest_slice_is_visible_and_nothing_overflows(permille: int) -> None:
     many = 1000 // permille
     drawn = slices(gpu(*(part(str(n), permille, 0.0) for n in range(many))), 20, PLAIN)
     assert len(drawn) == 20
     assert drawn[0] != "·"
 
 
-def test_neighbours_have_different_colours_and_their_holders_the_same() -> None:
+def test_neighbours_differ_in_colour_and_holders_match() -> None:
     line = gpu_lines(pool(gpu(part("a", 500, 50.0), part("b", 250))), COLOUR)[1]
     assert "\x1b[36m██████████\x1b[0m\x1b[33m▒▒▒▒▒\x1b[0m" in line
     assert "\x1b[36mada/a 0.50 50%\x1b[0m, \x1b[33mada/b 0.25\x1b[0m" in line
 
 
-def test_a_line_for_each_gpu() -> None:
+def test_top_has_a_line_for_each_gpu() -> None:
     lines = gpu_lines(pool(gpu(part("a", 500, 40.0, idle_s=600.0)), gpu(power_w=None)), PLAIN)
     assert lines[0] == "GPU   MODEL  SLICES                USE        MEMORY  POWER  TEMP  HOLDERS"
     assert lines[1] == "n1:0  A30    ████████▒|··········  40%  2 GiB/24 GiB  165 W  61 C  ada/a 0.50 40% idle 10m00s"
     assert lines[2] == "n1:1  A30    ····················  40%  2 GiB/24 GiB      -  61 C  free"
 
 
-def test_what_no_card_tells_has_no_column_and_what_is_not_well_is_said() -> None:
+def test_missing_values_have_no_column_and_problems_are_shown() -> None:
     broken = gpu(power_w=None, temperature_c=None, health="failed", health_note="XID 79", available=False)
     title, line = gpu_lines(pool(broken), PLAIN)
     assert "POWER" not in title
@@ -120,7 +119,7 @@ def test_lines_fit_the_terminal() -> None:
     assert shown[1].endswith("…")
 
 
-def test_the_head_sums_up() -> None:
+def test_header_has_totals() -> None:
     said = head(pool(gpu(part("a", 500)), gpu(part("b", 250)), workloads=(workload("a"), workload("w", 0))), PLAIN)
     assert said == "gpupool  0.75 of 2 GPUs allocated  0.80 in use  0.25 idle  1 running  1 waiting  1/1 nodes up"
 
@@ -136,68 +135,68 @@ ROWS = (
 @pytest.mark.parametrize(
     ("sort", "names"),
     [
-        (Sort.GPUS, ["large", "middle", "small", "first"]),
-        (Sort.USE, ["small", "large", "middle", "first"]),
-        (Sort.MEMORY, ["middle", "small", "large", "first"]),
-        (Sort.IDLE, ["large", "small", "middle", "first"]),
-        (Sort.AGE, ["middle", "large", "small", "first"]),
-        (Sort.NAME, ["large", "middle", "small", "first"]),
-        (Sort.USER, ["large", "middle", "small", "first"]),
+        (TopSort.GPUS, ["large", "middle", "small", "first"]),
+        (TopSort.USE, ["small", "large", "middle", "first"]),
+        (TopSort.MEMORY, ["middle", "small", "large", "first"]),
+        (TopSort.IDLE, ["large", "small", "middle", "first"]),
+        (TopSort.AGE, ["middle", "large", "small", "first"]),
+        (TopSort.NAME, ["large", "middle", "small", "first"]),
+        (TopSort.USER, ["large", "middle", "small", "first"]),
     ],
 )
-def test_jobs_are_sorted_and_those_that_wait_come_last(sort: Sort, names: list[str]) -> None:
-    lines = screen(pool(workloads=ROWS), View(Part.JOB, sort), PLAIN)
+def test_jobs_are_sorted_and_waiting_jobs_are_last(sort: TopSort, names: list[str]) -> None:
+    lines = screen(pool(workloads=ROWS), TopOptions(TopSection.JOB, sort), PLAIN)
     assert [line.split()[0] for line in lines[3:]] == names
 
 
 def state(**changes: Any) -> State:
-    return State(View(**changes), pool(gpu(), workloads=tuple(workload(f"job-{n:02}", 1) for n in range(50))))
+    return State(TopOptions(**changes), pool(gpu(), workloads=tuple(workload(f"job-{n:02}", 1) for n in range(50))))
 
 
 def test_keys_change_the_view() -> None:
     now = state()
-    assert not press(now, "3", 10)
-    assert now.view.part is Part.JOB
-    press(now, "i", 10)
-    assert (now.view.sort, now.view.reverse) == (Sort.IDLE, False)
-    press(now, "i", 10)
+    assert not handle_key(now, "3", 10)
+    assert now.view.part is TopSection.JOB
+    handle_key(now, "i", 10)
+    assert (now.view.sort, now.view.reverse) == (TopSort.IDLE, False)
+    handle_key(now, "i", 10)
     assert now.view.reverse
-    press(now, "tab", 10)
-    assert now.view.part is Part.USER
-    press(now, "back tab", 10)
-    press(now, "n", 10)
-    assert (now.view.part, now.view.by_node) == (Part.JOB, True)
-    assert press(now, "space", 10)
-    press(now, "x", 10)
-    press(now, "escape", 10)
+    handle_key(now, "tab", 10)
+    assert now.view.part is TopSection.USER
+    handle_key(now, "back tab", 10)
+    handle_key(now, "n", 10)
+    assert (now.view.part, now.view.by_node) == (TopSection.JOB, True)
+    assert handle_key(now, "space", 10)
+    handle_key(now, "x", 10)
+    handle_key(now, "escape", 10)
     assert not now.ended
-    press(now, "q", 10)
+    handle_key(now, "q", 10)
     assert now.ended
 
 
-def test_scrolling_stays_within_what_there_is() -> None:
-    now = state(part=Part.JOB)
-    first = painted(now, PLAIN, 12)
+def test_scrolling_stays_within_the_list() -> None:
+    now = state(part=TopSection.JOB)
+    first = paint(now, PLAIN, 12)
     assert first.count("\n") == 11
     assert "more lines below" in first
     assert "job-00" in first
     for _ in range(20):
-        press(now, "page down", 9)
-    last = painted(now, PLAIN, 12)
+        handle_key(now, "page down", 9)
+    last = paint(now, PLAIN, 12)
     assert "job-49" in last
     assert "more lines below" not in last
     assert "gpupool  " in last, "the head stays"
-    press(now, "home", 9)
-    assert painted(now, PLAIN, 12) == first
+    handle_key(now, "home", 9)
+    assert paint(now, PLAIN, 12) == first
 
 
-def test_the_help_names_every_key_and_a_problem_is_said() -> None:
+def test_help_names_every_key_and_problems_are_shown() -> None:
     now = state()
-    press(now, "?", 10)
-    assert "q  quit" in painted(now, PLAIN, 24)
-    press(now, "?", 10)
+    handle_key(now, "?", 10)
+    assert "q  quit" in paint(now, PLAIN, 24)
+    handle_key(now, "?", 10)
     now.problem = "The pool does not answer."
-    assert painted(now, PLAIN, 24).rstrip("\x1b[JK").endswith("The pool does not answer.")
+    assert paint(now, PLAIN, 24).rstrip("\x1b[JK").endswith("The pool does not answer.")
 
 
 @pytest.fixture
@@ -208,7 +207,7 @@ def typed() -> Iterator[tuple[Keys, int]]:
     os.close(writing)
 
 
-def test_keys_are_named_and_pasted_ones_come_one_by_one(typed: tuple[Keys, int]) -> None:
+def test_keys_are_named_and_pasted_keys_are_split(typed: tuple[Keys, int]) -> None:
     keys, end = typed
     assert keys.next(0) is None
     os.write(end, b"g\x1b[A\x1b[6~\tq\x1b[Z")

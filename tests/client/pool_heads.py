@@ -1,6 +1,6 @@
-"""Heads of a pool as a client meets them: TLS servers, each with its own certificate, that do as they are told.
+"""Simulated heads of a pool for clients: TLS servers, each with its own certificate, with scripted behaviour.
 
-What they answer is what ``api/routes/pool.py`` and ``api/waiting.py`` answer; that those do is told by their own tests.
+What they answer is what ``api/routes/pool.py`` and ``api/standby.py`` answer; that those do is told by their own tests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gpupool.api.tls import CertificateFiles, ensure_self_signed
+from gpupool.api.server.tls import CertificateFiles, ensure_self_signed
 
 REFUSED = {"error": {"code": "NOT_LEADING", "message": "This control plane waits.", "hint": ""}}
 
@@ -38,11 +38,11 @@ class Head:
 
     @property
     def row(self) -> dict[str, Any]:
-        """As a list of heads has it."""
+        """Return its row in a list of heads."""
         return {"name": self.name, "url": self.url, "certificate": self.certificate, "standing": "leads"}
 
     def targets(self) -> list[str]:
-        """What was asked of it, but for who leads and which heads there are."""
+        """Return the requests that it got, except those for the leader and the list of heads."""
         return [f"{how} {what}" for how, what, _ in self.asked if what not in {"/v1/health", "/v1/heads"}]
 
     def up(self) -> None:
@@ -51,12 +51,12 @@ class Head:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def die(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
     def freeze(self) -> None:
-        """The kernel takes connections still, and nobody says a word on them."""
+        """Stop answering; the kernel still accepts connections."""
         self._server.shutdown()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """In the request's own thread: a client that does not speak TLS holds up nobody."""
+        """Accept in the request's own thread, so that a client without TLS delays no other."""
         try:
             request = self._context.wrap_socket(request, server_side=True)
         except OSError:

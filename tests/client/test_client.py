@@ -13,15 +13,15 @@ from live_pool import LivePool
 
 from gpupool import Client
 from gpupool.client import Job, JobFailed, Lease
-from gpupool.domain import frames
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.workload import WorkloadState
+from gpupool.domain.protocol import frames
+from gpupool.domain.work.workload import WorkloadState
 from gpupool.specs.request import parse_request
 
 SLEEP = ["sleep", "60"]
 
 
-def test_a_job_is_submitted_awaited_and_read(client: Client) -> None:
+def test_job_is_submitted_awaited_and_its_log_read(client: Client) -> None:
     job = client.submit(["sh", "-c", "echo out; echo err >&2"], fraction=0.1, name="greeter", labels={"a": "b"})
     assert isinstance(job, Job)
     assert job.result(30) == 0
@@ -33,14 +33,14 @@ def test_a_job_is_submitted_awaited_and_read(client: Client) -> None:
     assert client.get("greeter").id == job.id
 
 
-def test_the_program_starts_here_and_with_our_path(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
+def test_program_starts_in_current_folder_with_caller_path(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
     tmp_path.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     job = client.run("sh -c 'pwd; echo $MARK'", env={"MARK": "m"}, fraction=0.1, timeout=30)
     assert job.output().split() == [str(tmp_path), "m"]
 
 
-def test_how_a_part_is_shared_is_asked_for_and_told(client: Client) -> None:
+def test_sharing_mode_is_requested_and_returned(client: Client) -> None:
     job = client.run(["true"], fraction=0.1, compute="cap", sharing="advisory", timeout=30)
     told = job.detail()
     assert (told.gpus.compute, told.gpus.sharing, told.sharing) == ("cap", "advisory", "advisory")
@@ -48,7 +48,7 @@ def test_how_a_part_is_shared_is_asked_for_and_told(client: Client) -> None:
     assert "nothing enforces" in told.guarantees
 
 
-def test_a_failure_is_raised_with_its_status(client: Client) -> None:
+def test_failure_is_raised_with_its_status(client: Client) -> None:
     with pytest.raises(JobFailed) as failed:
         client.run("sh -c 'exit 4'", restart="never", fraction=0.1, timeout=30)
     assert failed.value.exit_status == 4
@@ -56,12 +56,12 @@ def test_a_failure_is_raised_with_its_status(client: Client) -> None:
     assert "exit status 4" in str(failed.value)
 
 
-def test_a_ready_made_request_is_taken(client: Client) -> None:
+def test_prepared_request_is_accepted(client: Client) -> None:
     request = parse_request({"command": ["true"], "workdir": "/tmp", "gpus": {"fraction": 0.1}})
     assert client.run(request, timeout=30).view.state is WorkloadState.SUCCEEDED
 
 
-def test_bad_requests_do_not_leave_the_house() -> None:
+def test_invalid_requests_are_not_sent() -> None:
     client = Client("/nowhere/api.sock")
     for wrong in ({"fraction": 2}, {"max_time": "soon"}, {"colour": "blue"}):
         with pytest.raises(GpupoolError) as refused:
@@ -72,7 +72,7 @@ def test_bad_requests_do_not_leave_the_house() -> None:
     assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
-def test_waiting_gives_up_and_cancelling_ends(client: Client) -> None:
+def test_wait_times_out_and_cancel_ends_it(client: Client) -> None:
     job = client.submit(SLEEP, fraction=0.1).wait_started(30)
     assert not job.done()
     with pytest.raises(TimeoutError):
@@ -90,14 +90,27 @@ def test_waiting_gives_up_and_cancelling_ends(client: Client) -> None:
     assert gone.value.code is ErrorCode.UNKNOWN_WORKLOAD
 
 
-def test_suspend_and_resume(client: Client) -> None:
+def test_suspend_and_resume_work(client: Client) -> None:
     job = client.submit(SLEEP, fraction=0.1).wait_started(30)
     assert job.suspend().view.suspended
     assert not job.resume().view.suspended
     assert job.why().sentence
 
 
-def test_listing_pages_through_everything(client: Client, monkeypatch: Any) -> None:
+def test_restart_starts_the_next_attempt(client: Client) -> None:
+    job = client.submit(SLEEP, fraction=0.1).wait_started(30)
+    assert job.restart(force=True).view.state is WorkloadState.RUNNING
+    while client.get(job.id).detail().replicas[0].attempt == 1:
+        time.sleep(0.05)
+    client.restart(job.id, attempt=1)
+    assert client.get(job.id).detail().replicas[0].attempt == 2
+    with pytest.raises(GpupoolError) as refused:
+        client.restart(job.id, attempt=7)
+    assert refused.value.code is ErrorCode.WRONG_STATE
+    job.cancel(force=True)
+
+
+def test_list_reads_all_pages(client: Client, monkeypatch: Any) -> None:
     monkeypatch.setattr("gpupool.client.client._PAGE", 2)
     made = [client.submit(SLEEP, fraction=0.001, labels={"set": "listed"}) for _ in range(5)]
     found = client.list(labels={"set": "listed"})
@@ -112,7 +125,7 @@ def test_listing_pages_through_everything(client: Client, monkeypatch: Any) -> N
     assert list(client.events(workload=made[0].id, newest=1)) == events[-1:]
 
 
-def test_a_lease_runs_programs_and_is_given_back(client: Client) -> None:
+def test_lease_runs_programs_and_is_released(client: Client) -> None:
     with client.request_gpus(1, fraction=0.2, lifetime="1h", timeout=30) as lease:
         assert isinstance(lease, Lease)
         [gpu] = client.gpus()
@@ -129,19 +142,19 @@ def test_a_lease_runs_programs_and_is_given_back(client: Client) -> None:
     assert client.gpus()[0].holders == []
 
 
-def test_a_lease_that_is_not_granted_in_time_holds_nothing(client: Client) -> None:
+def test_lease_not_granted_in_time_holds_nothing(client: Client) -> None:
     with client.request_gpus(1, timeout=30), pytest.raises(TimeoutError):
         client.request_gpus(1, timeout=0.1)
     assert [job for job in client.list() if job.view.state is WorkloadState.QUEUED] == []
 
 
-def test_a_lease_is_given_back_when_its_block_fails(client: Client) -> None:
+def test_lease_is_released_when_its_block_fails(client: Client) -> None:
     with pytest.raises(KeyError), client.request_gpus(1, fraction=0.1, timeout=30) as lease:
         raise KeyError
     assert lease.wait(30).view.state.final
 
 
-def test_the_pool_its_people_and_its_use(client: Client) -> None:
+def test_pool_users_and_usage_are_returned(client: Client) -> None:
     assert client.pool().emulated
     assert client.whoami().role == "admin"
     assert [node.name for node in client.nodes()] == ["n1"]
@@ -181,7 +194,7 @@ def test_events_are_followed(client: Client) -> None:
     assert heard[-1] == "EXITED"
 
 
-def test_attaching_over_both_roads(live: LivePool, client: Client) -> None:
+def test_attach_works_directly_and_through_the_relay(live: LivePool, client: Client) -> None:
     token = live.token()["secret"]
     with Client(url=live.url, token=token, ca_file=live.tls.certificate) as remote:
         for road in (client, remote):
@@ -202,7 +215,7 @@ def test_attaching_over_both_roads(live: LivePool, client: Client) -> None:
             assert refused.value.code is ErrorCode.UNKNOWN_WORKLOAD
 
 
-def test_a_job_in_a_notebook(client: Client) -> None:
+def test_job_has_a_notebook_view(client: Client) -> None:
     job = client.run(["echo", "<b>&"], fraction=0.1, timeout=30)
     shown = job._repr_html_()
     assert "&lt;b&gt;&amp;" in shown
@@ -213,7 +226,7 @@ def test_a_job_in_a_notebook(client: Client) -> None:
 # Over the network
 
 
-def test_trust_by_fingerprint_or_authority_and_nothing_else(live: LivePool) -> None:
+def test_certificate_is_trusted_by_fingerprint_or_authority_only(live: LivePool) -> None:
     token = live.token()["secret"]
     colons = ":".join(live.fingerprint[i : i + 2].upper() for i in range(0, 64, 2))
     for trust in ({"ca_file": live.tls.certificate}, {"fingerprint": live.fingerprint}, {"fingerprint": colons}):
@@ -233,7 +246,7 @@ def test_trust_by_fingerprint_or_authority_and_nothing_else(live: LivePool) -> N
     live.app.state.attempts.forget("127.0.0.1")
 
 
-def test_the_environment_names_the_pool(live: LivePool, monkeypatch: Any) -> None:
+def test_pool_url_is_read_from_environment(live: LivePool, monkeypatch: Any) -> None:
     monkeypatch.setenv("GPUPOOL_URL", live.url)
     monkeypatch.setenv("GPUPOOL_TOKEN", live.token()["secret"])
     monkeypatch.setenv("GPUPOOL_CA", str(live.tls.certificate))
@@ -242,14 +255,14 @@ def test_the_environment_names_the_pool(live: LivePool, monkeypatch: Any) -> Non
 
 
 @pytest.mark.parametrize(("url", "token"), [("http://x:1", "t"), ("https://x:1", None)])
-def test_a_url_needs_tls_and_a_token(url: str, token: str | None, monkeypatch: Any) -> None:
+def test_url_needs_tls_and_token(url: str, token: str | None, monkeypatch: Any) -> None:
     monkeypatch.delenv("GPUPOOL_TOKEN", raising=False)
     with pytest.raises(GpupoolError) as refused:
         Client(url=url, token=token)
     assert refused.value.code in {ErrorCode.INVALID_REQUEST, ErrorCode.UNAUTHENTICATED}
 
 
-def test_a_file_that_is_no_certificate(live: LivePool, tmp_path: Path) -> None:
+def test_invalid_certificate_file_is_refused(live: LivePool, tmp_path: Path) -> None:
     with pytest.raises(GpupoolError) as refused:
         Client(url=live.url, token="t", ca_file=tmp_path / "none.pem")
     assert refused.value.code is ErrorCode.INVALID_FILE
@@ -258,7 +271,7 @@ def test_a_file_that_is_no_certificate(live: LivePool, tmp_path: Path) -> None:
 # When the control plane is away
 
 
-def test_a_pool_that_was_never_there_is_said_at_once(tmp_path: Path) -> None:
+def test_missing_pool_is_reported_at_once(tmp_path: Path) -> None:
     before = time.monotonic()
     with Client(tmp_path / "api.sock") as client, pytest.raises(GpupoolError) as refused:
         client.submit(["true"])
@@ -267,7 +280,7 @@ def test_a_pool_that_was_never_there_is_said_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - before < 20  # and not the 30 s that a restart is given
 
 
-def test_too_large_is_refused_before_it_is_sent(client: Client) -> None:
+def test_oversized_request_is_refused_before_sending(client: Client) -> None:
     with pytest.raises(GpupoolError) as refused:
         client.create_project("big", note="x" * 9_000_000)
     assert refused.value.code is ErrorCode.TOO_LARGE

@@ -18,13 +18,13 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from gpupool import Client
-from gpupool.cli.remote import RemoteGate
-from gpupool.client import heads
-from gpupool.client.endpoint import TlsEndpoint
-from gpupool.client.forwarding import Forwarder
-from gpupool.client.heads import KnownHead, Learnt
-from gpupool.client.locate import Remote
-from gpupool.domain import frames
+from gpupool.cli.transport.remote import RemoteTransport
+from gpupool.client.discovery import Remote
+from gpupool.client.files.port_forward import Forwarder
+from gpupool.client.transport import heads
+from gpupool.client.transport.endpoint import TlsEndpoint
+from gpupool.client.transport.heads import HeadList, KnownHead
+from gpupool.domain.protocol import frames
 
 TOKEN = "gpt_a_token"
 
@@ -71,30 +71,30 @@ def login(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     made = Remote(first.url, TOKEN, None, first.certificate, login=True)
     with leading(second) as other:
         known = (KnownHead("h1", first.url, first.certificate), other)
-        heads.keep(heads.kept_for(TlsEndpoint.of(made)), Learnt(known, 2e9, first.url))
+        heads.save_heads(heads.heads_file(TlsEndpoint.from_remote(made)), HeadList(known, 2e9, first.url))
         yield made
     for head in (first, second):
         head.close()
 
 
-def test_a_terminal_goes_through_the_other_head(login: Remote) -> None:
-    with closing(RemoteGate(login).relay("wone", 0)) as sock:
+def test_terminal_uses_the_new_leader(login: Remote) -> None:
+    with closing(RemoteTransport(login).relay("wone", 0)) as sock:
         sock.settimeout(20)
         sock.sendall(b"hello")
         assert sock.recv(100) == b"hello"
 
 
-def test_so_does_an_attachment(login: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpupool.client.endpoint.find_pool", lambda: login)
+def test_attachment_uses_the_new_leader(login: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpupool.client.transport.endpoint.find_pool", lambda: login)
     with Client() as client, client.attach("wone") as attached:
         attached.send(frames.STDOUT, b"hello")
         assert next(iter(attached)) == (frames.STDOUT, b"hello")
 
 
-def test_so_does_a_forwarded_port(login: Remote) -> None:
+def test_forwarded_port_uses_the_new_leader(login: Remote) -> None:
     async def run() -> bytes:
         said: list[str] = []
-        forwarder = Forwarder(TlsEndpoint.of(login), "wone", 0, said.append)
+        forwarder = Forwarder(TlsEndpoint.from_remote(login), "wone", 0, said.append)
         ((port, server),) = await forwarder.listen([(0, 80)])
         async with server:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

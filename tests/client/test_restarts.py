@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,9 +13,9 @@ from live_pool import LivePool, live_pool
 from node_harness import eventually
 
 from gpupool import Client
-from gpupool.api.schemas import WorkloadView
-from gpupool.client.connection import Call, Connection, Patience
-from gpupool.client.endpoint import UnixEndpoint
+from gpupool.api.schemas.work.workloads import WorkloadView
+from gpupool.client.transport.connection import ApiCall, PoolConnection, RetryTimer
+from gpupool.client.transport.endpoint import UnixEndpoint
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 Answer = Callable[[socket.socket], None]
@@ -56,11 +57,11 @@ def test_submissions_waits_and_followed_output_survive_a_restart(fragile: LivePo
 
 
 @pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[Connection, list[bytes]]]]:
-    """A server that deals with one connection after the other as it is told."""
+def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[PoolConnection, list[bytes]]]]:
+    """Return a server that handles one connection after the other by a script."""
     servers: list[socket.socket] = []
 
-    def make(*answers: Answer, retry_s: float = 30.0) -> tuple[Connection, list[bytes]]:
+    def make(*answers: Answer, retry_s: float = 30.0) -> tuple[PoolConnection, list[bytes]]:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(tmp_path / "s"))
         listener.listen()
@@ -78,7 +79,7 @@ def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[Connection, list[by
                     answer(connection)
 
         threading.Thread(target=run, daemon=True).start()
-        return Connection(UnixEndpoint(str(tmp_path / "s")), retry_s), received
+        return PoolConnection(UnixEndpoint(str(tmp_path / "s")), retry_s), received
 
     yield make
     for server in servers:
@@ -113,27 +114,27 @@ def reply(status: str, body: bytes) -> Answer:
 STOPPING = reply("503 -", b'{"error": {"code": "POOL_UNREACHABLE", "message": "about to stop", "hint": ""}}')
 
 
-def test_what_may_be_repeated_is_repeated(scripted: Callable[..., tuple[Connection, list[bytes]]]) -> None:
+def test_repeatable_request_is_retried(scripted: Callable[..., tuple[PoolConnection, list[bytes]]]) -> None:
     connection, received = scripted(hang_up, STOPPING, reply("200 OK", b"{}"))
-    assert connection.send(Call("POST", "/x", json={"request_id": "r"}, again=True)).json() == {}
+    assert connection.send(ApiCall("POST", "/x", json={"request_id": "r"}, repeatable=True)).body == {}
     assert len(received) == 3
     assert len(set(received)) == 1
 
 
-def test_what_may_not_be_repeated_is_not(scripted: Callable[..., tuple[Connection, list[bytes]]]) -> None:
+def test_unrepeatable_request_is_not_retried(scripted: Callable[..., tuple[PoolConnection, list[bytes]]]) -> None:
     connection, received = scripted(hang_up, reply("200 OK", b"{}"))
     with pytest.raises(GpupoolError) as refused:
-        connection.send(Call("POST", "/x"))
+        connection.send(ApiCall("POST", "/x"))
     assert refused.value.code is ErrorCode.POOL_UNREACHABLE
     assert len(received) == 1
 
 
-def test_patience_ends(scripted: Callable[..., tuple[Connection, list[bytes]]]) -> None:
+def test_retries_end_after_a_time_limit(scripted: Callable[..., tuple[PoolConnection, list[bytes]]]) -> None:
     connection, _ = scripted(*[hang_up] * 50, retry_s=0.2)
     with pytest.raises(GpupoolError) as refused:
-        connection.send(Call("GET", "/x", again=True))
+        connection.send(ApiCall("GET", "/x", repeatable=True))
     assert refused.value.code is ErrorCode.POOL_UNREACHABLE
-    assert Patience(0).wait() is False
+    assert RetryTimer(0).wait() is False
 
 
 NODE_AWAY = reply("503 -", b'{"error": {"code": "NODE_UNREACHABLE", "message": "not known", "hint": ""}}')
@@ -147,19 +148,21 @@ def stream_of(*events: bytes) -> Answer:
     return answer
 
 
-def test_a_followed_stream_waits_for_the_node_to_come_back(
-    scripted: Callable[..., tuple[Connection, list[bytes]]],
+def test_followed_stream_waits_for_unreachable_node(
+    scripted: Callable[..., tuple[PoolConnection, list[bytes]]],
 ) -> None:
-    first, last = b"id: 1\nevent: log\ndata: a\n\n", b"id: 2\nevent: end\ndata: b\n\n"
+    first, last = b'id: 1\nevent: log\ndata: "a"\n\n', b'id: 2\nevent: end\ndata: "b"\n\n'
     connection, received = scripted(stream_of(first), NODE_AWAY, stream_of(last))
-    assert [message.data for message in connection.resumed("/x", {})] == ["a", "b"]
+    assert [message.data for message in connection.stream_with_retry("/x", {})] == ["a", "b"]
     assert b"last-event-id: 1" in received[-1].lower()
 
 
-def test_a_node_that_was_never_there_is_said_at_once(scripted: Callable[..., tuple[Connection, list[bytes]]]) -> None:
+def test_missing_node_is_reported_at_once(
+    scripted: Callable[..., tuple[PoolConnection, list[bytes]]],
+) -> None:
     connection, received = scripted(NODE_AWAY, stream_of())
     with pytest.raises(GpupoolError) as refused:
-        list(connection.resumed("/x", {}))
+        list(connection.stream_with_retry("/x", {}))
     assert refused.value.code is ErrorCode.NODE_UNREACHABLE
     assert len(received) == 1
 
@@ -174,16 +177,16 @@ def test_a_node_that_was_never_there_is_said_at_once(scripted: Callable[..., tup
         (reply("200 OK", b'{"id": 1}'), ErrorCode.INTERNAL),
     ],
 )
-def test_strange_answers(
-    scripted: Callable[..., tuple[Connection, list[bytes]]], answer: Answer, code: ErrorCode
+def test_invalid_answers_are_errors(
+    scripted: Callable[..., tuple[PoolConnection, list[bytes]]], answer: Answer, code: ErrorCode
 ) -> None:
     connection, _ = scripted(answer)
     with pytest.raises(GpupoolError) as refused:
-        connection.ask(Call("GET", "/x"), WorkloadView)
+        connection.ask(ApiCall("GET", "/x"), WorkloadView)
     assert refused.value.code is code
 
 
-def test_a_path_beyond_the_kernels_limit(tmp_path: Path) -> None:
+def test_socket_path_beyond_the_kernel_limit_works(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
     (tmp_path / "short").symlink_to(deep)
@@ -198,7 +201,35 @@ def test_a_path_beyond_the_kernels_limit(tmp_path: Path) -> None:
             reply("200 OK", b"{}")(connection)
 
     threading.Thread(target=serve, daemon=True).start()
-    connection = Connection(UnixEndpoint(str(deep / "s")))
-    assert connection.send(Call("GET", "/x")).json() == {}
+    connection = PoolConnection(UnixEndpoint(str(deep / "s")))
+    assert connection.send(ApiCall("GET", "/x")).body == {}
+    connection.close()
+    listener.close()
+
+
+def test_idle_connection_is_reused_until_the_server_closes_it(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    served: list[int] = []
+
+    def serve() -> None:
+        for number, requests in enumerate((2, 1)):
+            connection, _ = listener.accept()
+            with connection:
+                for _ in range(requests):
+                    whole_request(connection)
+                    served.append(number)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    connection = PoolConnection(UnixEndpoint(str(tmp_path / "s")))
+    connection.send(ApiCall("GET", "/x"))
+    connection.send(ApiCall("GET", "/x"))
+    eventually(lambda: connection._idle and select.select([connection._idle[0].sock], [], [], 0)[0], "the end")
+    connection.send(ApiCall("POST", "/x"))
+    serving.join(20)
+    assert served == [0, 0, 1]
     connection.close()
     listener.close()

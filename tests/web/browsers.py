@@ -14,11 +14,13 @@ from typing import Any
 from playwright.sync_api import Browser, BrowserContext, Error, Playwright
 from web_harness import CHROMIUM, CHROMIUM_ARGS
 
+from requires import require
+
 CLOSES_S = 30.0
 
 
 class Chromium:
-    """Starts when somebody needs it; ``closes_s`` is how long it may take to close what it has shown."""
+    """Starts at the first use; ``closes_s`` is the time limit to close its pages."""
 
     def __init__(self, playwright: Playwright, closes_s: float = CLOSES_S) -> None:
         self._playwright, self._closes_s = playwright, closes_s
@@ -26,7 +28,8 @@ class Chromium:
         self._browser: Browser | None = None
 
     def new_context(self, **options: Any) -> BrowserContext:
-        """As that of Playwright's ``Browser``."""
+        """Return a context like Playwright's ``Browser``."""
+        require("chromium")
         if self._browser is None or not self._browser.is_connected():
             arguments = [*CHROMIUM_ARGS, self._mark]
             self._browser = self._playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
@@ -62,7 +65,7 @@ class Chromium:
                 os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> list[int]:
-        """Those that have the mark in their command."""
+        """Return the processes with the mark in their command."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):

@@ -9,8 +9,8 @@ import httpx2
 from pool_world import World
 from web_harness import Site
 
-from gpupool.api.deps import LOOPBACK_UID
-from gpupool.domain.access import Actor, Role
+from gpupool.api.server.peer import LOOPBACK_UID
+from gpupool.domain.people.access import Actor, Role
 
 OWNER = Actor("root", Role.ADMIN, "uid 0", 0)
 LOCAL = "http://127.0.0.1:8470"

@@ -71,26 +71,28 @@ def looked_over(page: Page, name: str = "", *, like_others: bool = False) -> Non
     page.set_viewport_size({"width": 1280, "height": 800})
 
 
-def test_projects_from_the_first_to_the_last_action(browser_page: Page, web_pool: WebPool, api: httpx2.Client) -> None:
+def test_project_is_created_changed_and_deleted_in_browser(
+    browser_page: Page, web_pool: WebPool, api: httpx2.Client
+) -> None:
     page = browser_page
     page.goto("/projects")
     page.get_by_text("New department").click()
     fill(page, "[action='/departments']", name="research", quota="2", weight="2")
-    send(page, "Make the department")
-    said(page, "The department research is made.")
+    send(page, "Create department")
+    said(page, "Department research created.")
     looked_over(page, like_others=True)
 
     page.goto("/projects")
     page.get_by_text("New project").click()
     fill(page, "[action='/projects']", name="vision", department="research", quota="0.5", note="of the lab")
-    send(page, "Make the project")
-    said(page, "The project vision is made.")
+    send(page, "Create project")
+    said(page, "Project vision created.")
 
     submit(api, "train", 1, project="vision")
     submit(api, "wants", 2, project="vision", runs=False)
     page.goto("/projects")
     drawing = page.locator(".shares li", has_text="vision").locator("svg.share")
-    expect(drawing).to_have_attribute("aria-label", re.compile(r"holds 1.00 GPU, 0.50 of it borrowed, waits for 2.00"))
+    expect(drawing).to_have_attribute("aria-label", re.compile(r"holds 1.00 GPU, 0.50 of it over quota, 2.00 waiting"))
     looked_over(page, "projects")
 
     page.get_by_role("link", name="vision").first.click()
@@ -112,14 +114,14 @@ def test_projects_from_the_first_to_the_last_action(browser_page: Page, web_pool
     web_pool.clear()
     send(page, "Delete")
     say_yes(page)
-    said(page, "The project vision is deleted")
+    said(page, "Project vision deleted")
     page.goto("/departments/research")
     send(page, "Delete")
     say_yes(page)
-    said(page, "The department research is deleted.")
+    said(page, "Department research deleted.")
 
 
-def test_a_node_is_cordoned_drained_labelled_and_used_again(browser_page: Page, api: httpx2.Client, node: str) -> None:
+def test_node_is_cordoned_drained_labelled_and_uncordoned(browser_page: Page, api: httpx2.Client, node: str) -> None:
     submit(api, "train", 1)
     submit(api, "notebook", 0.25, kind="interactive")
     page = browser_page
@@ -128,14 +130,14 @@ def test_a_node_is_cordoned_drained_labelled_and_used_again(browser_page: Page, 
     looked_over(page, like_others=True)
     send(page, "Cordon")
     say_yes(page)
-    said(page, "takes nothing new")
+    said(page, "cordoned")
     expect(page.locator("h2 .state")).to_have_text("◐ cordoned")
     page.locator(".page-actions").get_by_role("button", name="Uncordon").click()
-    said(page, "takes work again")
+    said(page, "uncordoned")
 
     running = page.locator("#table-running")
-    expect(running.locator("tr", has_text="train")).to_contain_text("goes back to the queue")
-    expect(running.locator("tr", has_text="notebook")).to_contain_text("runs on: it is protected")
+    expect(running.locator("tr", has_text="train")).to_contain_text("evicted and queued again")
+    expect(running.locator("tr", has_text="notebook")).to_contain_text("continues (protected)")
     expect(page.locator("figure.chart").first).to_be_visible()
     looked_over(page)
     fill(page, "[action$='/labels']", labels="pool=t4\nrack=7")
@@ -144,14 +146,14 @@ def test_a_node_is_cordoned_drained_labelled_and_used_again(browser_page: Page, 
     expect(page.locator(".facts")).to_contain_text("rack=7")
     fill(page, "[action$='/sharing']", mode="advisory")
     send(page, "Save mode")
-    said(page, "what runs keeps its mode")
+    said(page, "Running workloads keep their mode")
 
     page.locator("[action$='/cordon'] [name=drain]").check()
     fill(page, "[action$='/cordon']", reason="new fans")
     send(page, "Cordon")
     say_yes(page)
-    said(page, "is drained")
-    expect(page.locator("main")).to_contain_text("Takes nothing new: new fans.")
+    said(page, "is draining")
+    expect(page.locator("main")).to_contain_text("Cordoned: new fans.")
     assert eventually(lambda: state(api, "train") == "queued")
     assert state(api, "notebook") == "running"
     expect(running).not_to_contain_text("train")  # without loading the page again
@@ -164,7 +166,7 @@ def test_a_node_is_cordoned_drained_labelled_and_used_again(browser_page: Page, 
     said(page, "Saved")
 
 
-def test_a_gpu_shows_its_slices_and_gets_a_mode(browser_page: Page, api: httpx2.Client, node: str) -> None:
+def test_gpu_page_shows_slices_and_sets_sharing_mode(browser_page: Page, api: httpx2.Client, node: str) -> None:
     submit(api, "a", 0.25)
     submit(api, "b", 0.5)
     index = next(gpu["index"] for gpu in api.get("gpus").json()["gpus"] if gpu["allocated_permille"])
@@ -181,39 +183,39 @@ def test_a_gpu_shows_its_slices_and_gets_a_mode(browser_page: Page, api: httpx2.
     looked_over(page, "gpu")
     fill(page, "[action$='/sharing']", mode="whole")
     send(page, "Save mode")
-    said(page, "what runs keeps its mode")
+    said(page, "Running workloads keep their mode")
     fill(page, "[action$='/sharing']", mode="")
     with page.expect_event("framenavigated"):
         send(page, "Save mode")
     expect(page.locator("[action$='/sharing'] [name=mode]")).to_have_value("")
 
 
-def test_a_booking_is_made_drawn_and_cancelled(browser_page: Page, node: str) -> None:
+def test_reservation_is_created_shown_and_cancelled(browser_page: Page, node: str) -> None:
     page = browser_page
     page.goto("/bookings")
     expect(page.locator(".empty")).to_contain_text("gpupool reserve")
-    page.get_by_text("New booking").click()
+    page.get_by_text("New reservation").click()
     fill(page, "[action='/bookings']", name="CS101", nodes=node, length="2h", projects="nowhere")
-    send(page, "Book")
+    send(page, "Create reservation")
     said(page, "There is no project 'nowhere'.")
     fill(page, "[action='/bookings']", projects="default")
-    send(page, "Book")
-    said(page, f"{node} booked for CS101.")
+    send(page, "Create reservation")
+    said(page, f"{node} reserved for CS101.")
     expect(page.locator(".timeline li")).to_contain_text("CS101")
     looked_over(page)
     send(page, "Cancel", within=".listing")
     say_yes(page)
-    said(page, "The booking is cancelled.")
+    said(page, "Reservation cancelled.")
     expect(page.locator(".timeline")).to_have_count(0)
 
 
-def test_users_and_tokens(browser_page: Page, visit: Visit) -> None:
+def test_users_and_tokens_are_managed_in_browser(browser_page: Page, visit: Visit) -> None:
     page = browser_page
     page.goto("/users")
     page.get_by_text("New user").click()
     fill(page, "[action='/users']", name="ida", role="manager", email="ida@example.org", gpu_limit="2")
-    send(page, "Make the user")
-    said(page, "The user ida is made.")
+    send(page, "Create user")
+    said(page, "User ida created.")
     looked_over(page, like_others=True)
     fill(page, "[action='/users/ida']", role="member")
     send(page, "Save")
@@ -225,7 +227,7 @@ def test_users_and_tokens(browser_page: Page, visit: Visit) -> None:
     page.goto("/tokens")
     page.get_by_text("New token").click()
     fill(page, "[action='/tokens']", user="ida", role="member", expires="1d", note="laptop")
-    send(page, "Make the token")
+    send(page, "Create token")
     secret = page.get_by_test_id("secret").inner_text()
     assert secret.startswith("gpt_")
     page.get_by_role("link", name="Done").click()
@@ -235,42 +237,42 @@ def test_users_and_tokens(browser_page: Page, visit: Visit) -> None:
     looked_over(page, like_others=True)
     row.get_by_role("button", name="Revoke").click()
     say_yes(page)
-    said(page, "is revoked")
+    said(page, "revoked")
     expect(page.locator("tr", has_text="laptop")).to_contain_text("revoked")
 
 
-def test_settings_and_what_the_record_says_of_them(browser_page: Page) -> None:
+def test_settings_are_changed_and_audited(browser_page: Page) -> None:
     page = browser_page
     page.goto("/settings")
     looked_over(page, like_others=True)
     before = page.locator("[name=turn_s]").input_value()
     fill(page, "main", turn_s="1s")
-    send(page, "Save the policy")
+    send(page, "Save policy")
     say_yes(page)
-    said(page, "is not possible")
+    said(page, "is out of range")
     fill(page, "main", turn_s="2h")
-    send(page, "Save the policy")
+    send(page, "Save policy")
     say_yes(page)
-    said(page, "The policy is in force.")
+    said(page, "Policy saved.")
     fill(page, "main", currency="EUR", default_rate="1.25", rates="t4=0.4")
     send(page, "Save rates")
-    said(page, "The rates are saved")
+    said(page, "Rates saved")
     fill(page, "main", webhook_url="http://127.0.0.1:9/hook", before="5m")
     send(page, "Save warnings")
-    said(page, "are saved")
-    expect(page.locator("main")).to_contain_text("It is http://127.0.0.1/...")
+    said(page, "Warning settings saved")
+    expect(page.locator("main")).to_contain_text("Set: http://127.0.0.1/...")
     send(page, "Send a test")
     said(page, "webhook")
-    page.locator("[name=forget_webhook_url]").check()
+    page.locator("[name=delete_webhook_url]").check()
     send(page, "Save warnings")
-    said(page, "are saved")
+    said(page, "Warning settings saved")
     fill(page, "main", default_rate="", rates="", currency="")
     send(page, "Save rates")
-    said(page, "The rates are saved")
+    said(page, "Rates saved")
     fill(page, "main", turn_s=before)
-    send(page, "Save the policy")
+    send(page, "Save policy")
     say_yes(page)
-    said(page, "The policy is in force.")
+    said(page, "Policy saved.")
 
     page.goto("/audit")
     fill(page, "main", target="policy")
@@ -289,12 +291,15 @@ def test_settings_and_what_the_record_says_of_them(browser_page: Page) -> None:
 
 POLICY = {
     "min_runtime_s": "9h",
+    "unsaved_after_s": "9h",
     "reserve_after_s": "9h",
     "consolidate_after_s": "never",
     "stale_gang_s": "9h",
     "node_lost_after_s": "never",
     "half_life_s": "9h",
     "usage_weight": "0",
+    "max_queued_per_user": "9",
+    "max_requests_per_second": "90",
     "turn_s": "never",
 }
 MEASURED = {"utilisation_percent", "memory_used_mib", "last_used_at"}
@@ -316,7 +321,7 @@ FORMS: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
-def test_a_member_sees_no_buttons_and_forged_forms_are_refused(visit: Visit, api: httpx2.Client, node: str) -> None:
+def test_member_sees_no_buttons_and_forged_forms_are_refused(visit: Visit, api: httpx2.Client, node: str) -> None:
     page = visit("linus", "member")
     pages = (
         "/projects",

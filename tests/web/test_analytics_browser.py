@@ -27,13 +27,13 @@ def hour_with_a_lease(page: Page, pool: WebPool) -> Locator:
     return page.locator("#chart-gpus")
 
 
-def test_charts_are_drawn_and_can_be_read_without_seeing_them(browser_page: Page, web_pool: WebPool) -> None:
+def test_charts_are_drawn_and_accessible(browser_page: Page, web_pool: WebPool) -> None:
     page, gpus = browser_page, hour_with_a_lease(browser_page, web_pool)
     expect(gpus.locator("canvas")).to_be_visible()
     expect(gpus.get_by_role("button", name=re.compile("held"))).to_have_attribute("aria-pressed", "true")
     gpus.locator(".chart-area").focus()
     page.keyboard.press("End")
-    expect(gpus.locator(".chart-said")).to_contain_text(re.compile(r"held: [0-9.]+ GPUs"))
+    expect(gpus.locator(".chart-values-read")).to_contain_text(re.compile(r"held: [0-9.]+ GPUs"))
     gpus.get_by_text("As a table").click()
     expect(gpus.locator("tbody tr")).to_have_count(61)
     gpus.get_by_role("button", name=re.compile("computing")).click()
@@ -46,7 +46,7 @@ def test_charts_are_drawn_and_can_be_read_without_seeing_them(browser_page: Page
     picture(page, "analytics")
 
 
-def test_nothing_moves_under_the_pointer_that_takes_the_focus(browser_page: Page, web_pool: WebPool) -> None:
+def test_layout_is_stable_when_focus_moves(browser_page: Page, web_pool: WebPool) -> None:
     """The legend stops reading a moment when the focus leaves the figure, not between press and release of a button."""
     page, gpus = browser_page, hour_with_a_lease(browser_page, web_pool)
     expect(gpus.locator("canvas")).to_be_visible()
@@ -68,26 +68,26 @@ def test_nothing_moves_under_the_pointer_that_takes_the_focus(browser_page: Page
     expect(legend).to_have_text(at_rest)
 
 
-def test_the_time_is_in_the_address_and_told_apart_by_what_one_likes(browser_page: Page, web_pool: WebPool) -> None:
+def test_period_and_grouping_are_in_the_url(browser_page: Page, web_pool: WebPool) -> None:
     web_pool("submit", "trainer", "--", "sleep", "600")
     page = browser_page
     page.goto("/analytics")
     page.get_by_role("link", name="Week", exact=True).click()
     expect(page).to_have_url(re.compile("range=7d"))
     expect(page.get_by_role("link", name="Week", exact=True)).to_have_attribute("aria-current", "true")
-    page.get_by_label("GPUs told apart by").get_by_role("link", name="Project").click()
+    page.get_by_label("Group GPUs by").get_by_role("link", name="Project").click()
     expect(page).to_have_url(re.compile("range=7d&by=project"))
     expect(page.locator("#chart-held-project .chart-area")).not_to_contain_text("Loading")
     check_fits(page)
 
 
-def test_a_report_is_chosen_seen_and_downloaded(visit: Visit, web_pool: WebPool) -> None:
+def test_report_is_selected_shown_and_downloaded(visit: Visit, web_pool: WebPool) -> None:
     web_pool("submit", "trainer", "--", "true")
     web_pool("wait", "trainer")
     page = visit(user="vera", role="viewer")
     page.goto("/reports")
     page.get_by_label("Time", exact=True).select_option("7d")
-    page.get_by_label("Told apart by").select_option("user")
+    page.get_by_label("Group by").select_option("user")
     page.get_by_role("button", name="Show").click()
     expect(page).to_have_url(re.compile("period=7d.*by=user"))
     expect(page.locator("#table-report")).to_be_visible()

@@ -13,10 +13,10 @@ import structlog
 from pool_world import ADMIN, ANN, BEGIN, world_in
 from web_harness import Site, words
 
-from gpupool.domain.access import Project
 from gpupool.domain.events import Event, Reason
-from gpupool.services.ports import ChangeSet
-from gpupool.web.views.audit import target_page
+from gpupool.domain.people.access import Project
+from gpupool.services.ports.store import ChangeSet
+from gpupool.web.kit.events import target_page
 
 MEMBER_UID = 4711
 
@@ -47,7 +47,7 @@ def rows(site: Site, **filters: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_events_link_to_what_they_concern(site: Site) -> None:
+def test_events_link_to_their_objects(site: Site) -> None:
     page = site.get("/audit?actor=root&reason=CORDONED").text
     assert 'href="/nodes/here"' in page
     workload = site.world.do(site.world.get("train-1")).id
@@ -64,7 +64,7 @@ def test_events_link_to_what_they_concern(site: Site) -> None:
     ]
 
 
-def test_filters_narrow_down(site: Site) -> None:
+def test_filters_select_events(site: Site) -> None:
     assert {row["actor"] for row in rows(site, actor="ann")} == {"ann"}
     assert {row["reason"] for row in rows(site, reason="CORDONED")} == {"CORDONED"}
     assert {row["concerns"] for row in rows(site, target="node here")} == {"node here"}
@@ -75,7 +75,7 @@ def test_filters_narrow_down(site: Site) -> None:
     assert BEGIN == 1_800_000_000.0, "the times above are those of the story"
 
 
-def test_the_csv_has_everything_that_fits_and_no_formulas(site: Site) -> None:
+def test_csv_has_all_matching_events_and_no_formulas(site: Site) -> None:
     found = rows(site, actor="root")
     assert [row["message"] for row in found[:2]] == ["note 1199", "note 1198"]
     assert len(found) == len({row["id"] for row in found}) > 1_200
@@ -86,7 +86,7 @@ def test_the_csv_has_everything_that_fits_and_no_formulas(site: Site) -> None:
     )
 
 
-def test_older_events_are_one_step_away(site: Site) -> None:
+def test_older_events_have_a_link(site: Site) -> None:
     seen: list[str] = []
     url = "/audit?actor=root&find=note"
     for _ in range(4):
@@ -97,15 +97,15 @@ def test_older_events_are_one_step_away(site: Site) -> None:
             break
         url = unescape(older[0])
     assert len(seen) == len(set(seen)) == 1_200
-    assert "Back to the newest" in page
+    assert "Newest events" in page
 
 
 @pytest.mark.parametrize("query", ["reason=NOPE", "since=soon", "until=9999999", "before=x", "page=-1", "actor=%00"])
-def test_nonsense_in_the_address_is_harmless(site: Site, query: str) -> None:
+def test_invalid_url_parameters_are_harmless(site: Site, query: str) -> None:
     assert site.get(f"/audit?{query}").status_code in {200, 422}
 
 
-def test_everybody_reads_it_and_only_administrators_are_told_all_names(site: Site) -> None:
+def test_all_users_read_audit_and_only_administrators_see_all_names(site: Site) -> None:
     assert site.get("/audit", MEMBER_UID).status_code == 200
     site.world.do(site.world.services.access.put_user(ADMIN, "zoe", {}))
     assert 'value="zoe"' in site.get("/audit?reason=CORDONED").text

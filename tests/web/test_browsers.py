@@ -19,7 +19,7 @@ def chromium() -> Iterator[Chromium]:
         browser.end()
 
 
-def test_one_that_does_not_close_is_replaced(chromium: Chromium) -> None:
+def test_browser_that_does_not_close_is_replaced(chromium: Chromium) -> None:
     context = chromium.new_context()
     context.new_page().goto("data:text/html,<title>first</title>")
     first = set(chromium.processes())

@@ -23,7 +23,7 @@ def page(chromium: Chromium) -> Iterator[Page]:
     chromium.close(context)
 
 
-def test_it_opens_the_browser_signed_in(web_pool: WebPool, page: Page, tmp_path: Path) -> None:
+def test_dashboard_command_opens_signed_in_browser(web_pool: WebPool, page: Page, tmp_path: Path) -> None:
     browser, opened = tmp_path / "browser", tmp_path / "opened"
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
     browser.chmod(0o755)
@@ -52,7 +52,7 @@ def test_sessions_are_listed_and_ended(web_pool: WebPool, page: Page) -> None:
     assert b"NOT_FOUND" in web_pool("dashboard", "--end", newest["id"], ok=False).stderr
 
 
-def test_signing_out_by_the_button(web_pool: WebPool, page: Page) -> None:
+def test_button_signs_out(web_pool: WebPool, page: Page) -> None:
     page.goto(web_pool.text("dashboard", "--no-open").strip())
     page.goto(page.url + "sessions")
     check_accessible(page)
@@ -62,7 +62,7 @@ def test_signing_out_by_the_button(web_pool: WebPool, page: Page) -> None:
     page.wait_for_url("**/login**")  # pages are not kept
 
 
-def test_over_the_network_it_prints_a_link_that_asks_first(web_pool: WebPool, page: Page) -> None:
+def test_dashboard_command_over_network_prints_link_with_confirmation(web_pool: WebPool, page: Page) -> None:
     away = {k: v for k, v in web_pool.env.items() if not k.startswith("GPUPOOL_")}
     away |= {"GPUPOOL_URL": web_pool.url, "GPUPOOL_TOKEN": web_pool.token("grace", "viewer")}
     away |= {"GPUPOOL_CA": str(web_pool.state / "tls" / "cert.pem"), "BROWSER": "false"}
@@ -76,7 +76,7 @@ def test_over_the_network_it_prints_a_link_that_asks_first(web_pool: WebPool, pa
     assert "grace viewer" in " ".join(page.inner_text("header").split())
 
 
-def test_the_page_to_sign_in(web_pool: WebPool, page: Page) -> None:
+def test_sign_in_page_accepts_token(web_pool: WebPool, page: Page) -> None:
     problems: list[str] = []
     page.on("console", lambda said: problems.append(said.text) if "Security" in said.text else None)
     page.goto(f"{web_pool.url}/queue?sort=-age")
@@ -84,7 +84,7 @@ def test_the_page_to_sign_in(web_pool: WebPool, page: Page) -> None:
     picture(page, "sign-in")
     page.get_by_role("textbox", name="Token").fill("gpt_wrong")
     page.get_by_role("button", name="Sign in").click()
-    assert "not known here" in page.get_by_role("alert").inner_text()
+    assert "token is unknown" in page.get_by_role("alert").inner_text()
     check_fits(page)
     page.get_by_role("textbox", name="Token").fill(web_pool.token())
     page.get_by_role("button", name="Sign in").click()
@@ -92,7 +92,7 @@ def test_the_page_to_sign_in(web_pool: WebPool, page: Page) -> None:
     assert not problems
 
 
-def test_the_pool_says_where_its_dashboard_is(web_pool: WebPool) -> None:
+def test_status_prints_the_dashboard_url(web_pool: WebPool) -> None:
     said = web_pool.text("status")
     assert f"http://127.0.0.1:{web_pool.json('status')['pool']['dashboard'].rpartition(':')[2]}" in said
     assert f"https://127.0.0.1:{web_pool.port}" in said

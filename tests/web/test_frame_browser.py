@@ -10,8 +10,7 @@ from e2e_pool import PATIENCE_S, eventually
 from playwright.sync_api import Page, Route, expect
 from web_harness import Visit, WebPool, check_accessible, check_fits, picture
 
-from gpupool.node.native import Product
-from gpupool.web.pages import NAV
+from gpupool.web.rendering import NAV
 
 LONG = ("sh", "-c", "sleep 300")
 HELD = {"notebook": {"fraction": 0.25}, "trial": {"fraction": 0.5}, "resnet": {"count": 1}}
@@ -34,7 +33,7 @@ while True:
 
 @pytest.fixture
 def busy(web_pool: WebPool) -> WebPool:
-    """Two slices of one GPU, a whole GPU, and somebody who waits."""
+    """Start two slices of one GPU, a whole GPU, and a workload that waits."""
     with web_pool.client as client:
         held = [client.submit(LONG, name=name, gpus=gpus) for name, gpus in HELD.items()]
         client.submit(LONG, name="waits", gpus={"count": 2})
@@ -42,7 +41,7 @@ def busy(web_pool: WebPool) -> WebPool:
     return web_pool
 
 
-def test_the_overview_is_accessible_fits_a_phone_and_shows_the_slices(browser_page: Page, busy: WebPool) -> None:
+def test_overview_is_accessible_fits_a_phone_and_shows_slices(browser_page: Page, busy: WebPool) -> None:
     page = browser_page
     page.goto("/")
     expect(page.locator(".slices .edge")).to_have_count(3)
@@ -59,10 +58,10 @@ def test_the_overview_is_accessible_fits_a_phone_and_shows_the_slices(browser_pa
     check_fits(page)
 
 
-def test_a_page_follows_what_happens_without_being_loaded_again(browser_page: Page, web_pool: WebPool) -> None:
+def test_page_updates_without_reload(browser_page: Page, web_pool: WebPool) -> None:
     page = browser_page
     page.goto("/")
-    expect(page.get_by_text("Nothing runs and nothing waits")).to_be_visible()
+    expect(page.get_by_text("No workloads")).to_be_visible()
     page.evaluate("() => { window.sameDocument = true }")
     with web_pool.client as client:
         job = client.submit(LONG, name="appears")
@@ -73,7 +72,7 @@ def test_a_page_follows_what_happens_without_being_loaded_again(browser_page: Pa
     expect(page.locator("[data-live-state]")).to_have_text("● Live")
 
 
-def test_what_happens_while_a_page_is_loading_is_not_missed(browser_page: Page, web_pool: WebPool) -> None:
+def test_change_during_page_load_is_not_missed(browser_page: Page, web_pool: WebPool) -> None:
     page = browser_page
 
     def in_between(route: Route) -> None:
@@ -106,10 +105,9 @@ def test_windows_of_one_browser_share_a_stream(browser_page: Page, web_pool: Web
     assert len(streams) == 2, "another of them listens now"
 
 
-def test_what_a_program_computes_is_seen_in_its_slice(browser_page: Page, web_pool: WebPool) -> None:
+@pytest.mark.needs("native")
+def test_gpu_use_of_a_program_is_shown_in_its_slice(browser_page: Page, web_pool: WebPool) -> None:
     pytest.importorskip("cuda.bindings")
-    if not Product.FAKE_NVML.path.is_file():
-        pytest.skip("the native parts are not built")
     with web_pool.client as client:
         job = client.submit((sys.executable, "-c", WORK), name="computes", fraction=0.5)
         page = browser_page
@@ -120,7 +118,7 @@ def test_what_a_program_computes_is_seen_in_its_slice(browser_page: Page, web_po
         expect(page.locator("#overview-tiles")).to_contain_text("mean of all GPUs")
 
 
-def test_what_somebody_is_doing_survives_an_update(browser_page: Page, web_pool: WebPool) -> None:
+def test_user_input_survives_an_update(browser_page: Page, web_pool: WebPool) -> None:
     page = browser_page
     page.goto("/?view=table")
     page.locator("[data-find]").first.fill("half a wo")
@@ -139,11 +137,13 @@ def test_what_somebody_is_doing_survives_an_update(browser_page: Page, web_pool:
     expect(page.locator("#mine")).to_have_text("chart")
 
 
-def test_a_hidden_page_lets_go_of_its_stream(browser_page: Page) -> None:
+def test_hidden_page_closes_its_stream(browser_page: Page) -> None:
     page = browser_page
-    page.goto("/")
+    # The page says "Live" before it has asked for the stream.
+    with page.expect_response(lambda response: "/live?" in response.url):
+        page.goto("/")
     expect(page.locator("[data-live-state]")).to_have_text("● Live")
-    with page.expect_event("requestfailed", lambda request: "/live" in request.url):
+    with page.expect_event("requestfailed", lambda request: "/live?" in request.url):
         page.evaluate(
             """() => {
                 Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true});
@@ -155,7 +155,7 @@ def test_a_hidden_page_lets_go_of_its_stream(browser_page: Page) -> None:
         page.evaluate("() => { window.away = false; document.dispatchEvent(new Event('visibilitychange')) }")
 
 
-def test_the_keyboard_goes_everywhere(browser_page: Page) -> None:
+def test_all_pages_are_reachable_by_keyboard(browser_page: Page) -> None:
     page = browser_page
     page.goto("/?view=table")
     page.keyboard.press("Tab")
@@ -180,7 +180,7 @@ def test_the_keyboard_goes_everywhere(browser_page: Page) -> None:
     page.wait_for_url(re.compile(r"/$"))
 
 
-def test_the_theme_is_chosen_and_kept(visit: Visit) -> None:
+def test_theme_is_selected_and_stored(visit: Visit) -> None:
     page = visit(color_scheme="light")
     page.goto("/")
     button = page.locator("[data-theme-switch]")
@@ -196,7 +196,7 @@ def test_the_theme_is_chosen_and_kept(visit: Visit) -> None:
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
-def test_on_a_phone_the_navigation_folds_away(visit: Visit) -> None:
+def test_navigation_collapses_on_a_phone(visit: Visit) -> None:
     page = visit(width=360, height=740)
     page.goto("/")
     queue = page.get_by_role("link", name="Queue", exact=True)
@@ -209,17 +209,17 @@ def test_on_a_phone_the_navigation_folds_away(visit: Visit) -> None:
     expect(queue).to_be_hidden()
 
 
-def test_an_error_is_a_page_with_a_way_on(browser_page: Page) -> None:
+def test_error_page_has_a_link_to_continue(browser_page: Page) -> None:
     page = browser_page
     page.goto("/nothing-here")
     expect(page.get_by_role("heading", level=1)).to_have_text("Not found")
     check_accessible(page)
     check_fits(page)
-    page.get_by_role("link", name="To the overview").click()
+    page.get_by_role("link", name="Go to overview").click()
     page.wait_for_url(re.compile(r"/$"))
 
 
-def test_the_first_page_works_without_scripts(visit: Visit, busy: WebPool) -> None:
+def test_first_page_works_without_scripts(visit: Visit, busy: WebPool) -> None:
     page = visit(java_script_enabled=False)
     page.goto("/?view=table")
     expect(page.locator("#table-gpus tbody tr")).to_have_count(2)
@@ -232,7 +232,7 @@ def test_the_first_page_works_without_scripts(visit: Visit, busy: WebPool) -> No
     page.wait_for_url(re.compile(r"/queue$"))
 
 
-def test_every_page_of_the_navigation_has_the_frame_and_fits_a_phone(browser_page: Page, busy: WebPool) -> None:
+def test_every_navigation_page_has_the_frame_and_fits_a_phone(browser_page: Page, busy: WebPool) -> None:
     page = browser_page
     for item in [item for _, items in NAV for item in items]:
         page.set_viewport_size({"width": 1280, "height": 800})

@@ -15,7 +15,7 @@ from pool_world import World
 from web_harness import Site
 
 from gpupool.domain.usage import CostRates
-from gpupool.services import analytics
+from gpupool.services.usage import analytics
 
 SPAN = f"since={SINCE}&until={UNTIL}"
 NEAR = 0.01  # seconds
@@ -39,7 +39,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def seconds(site: Site, url: str, key: str, column: str) -> dict[str, float | None]:
-    """GPU seconds in a table of a page, by what it is told apart by; None: a dash."""
+    """Return GPU seconds in a table of a page by its key column; None: a dash."""
     rows = csv.DictReader(io.StringIO(site.get(url).text))
     return {row[key]: 3600 * float(row[column]) if row[column] else None for row in rows}
 

@@ -13,7 +13,7 @@ from pool_world import ANN
 from signin_harness import OWNER, token, user
 from web_harness import Site
 
-from gpupool.domain.access import Department
+from gpupool.domain.people.access import Department
 from gpupool.web.install import ROUTERS
 
 MARKUP = "<script>alert(1)</script>"
@@ -24,7 +24,7 @@ WORDS = f"{FORMULA} {MARKUP} {IN_ATTRIBUTES} {TEMPLATE} javascript:alert(3) \u20
 
 
 class Dangers(HTMLParser):
-    """What a browser would run of a page, other than our own files."""
+    """Finds code that a browser would run in a page, other than our own files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def site_of_words(site: Site) -> tuple[Site, dict[str, str]]:
     return site, {"ref": made.id, "name": "default", "node": node, "index": "0", "form": "html"}
 
 
-def test_no_page_takes_words_for_markup(site_of_words: tuple[Site, dict[str, str]]) -> None:
+def test_no_page_interprets_text_as_markup(site_of_words: tuple[Site, dict[str, str]]) -> None:
     site, there = site_of_words
     shown = 0
     for router in ROUTERS:
@@ -89,7 +89,7 @@ def test_no_page_takes_words_for_markup(site_of_words: tuple[Site, dict[str, str
     assert shown >= 5
 
 
-def test_no_csv_begins_a_formula(site_of_words: tuple[Site, dict[str, str]]) -> None:
+def test_no_csv_cell_is_a_formula(site_of_words: tuple[Site, dict[str, str]]) -> None:
     site, there = site_of_words
     paths = ["/workloads", "/queue", "/projects", "/tokens", "/nodes", "/audit", "/sessions", "/leases"]
     paths.append(f"/workloads/{there['ref']}")

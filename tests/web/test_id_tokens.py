@@ -1,4 +1,4 @@
-"""Which ID tokens are believed: each thing that could be wrong with one, alone."""
+"""Validation of ID tokens: each possible error alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, KeySet, RSAKey
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.identity import ProviderSettings
+from gpupool.domain.people.identity import ProviderSettings
 from gpupool.web import oidc
 
 OURS, FORGED = RSAKey.generate_key(2048, {"kid": "k"}), RSAKey.generate_key(2048, {"kid": "k"})
@@ -28,7 +28,7 @@ def provider() -> oidc.Provider:
     made = oidc.Provider(SETTINGS)
     public = [OURS.as_dict(private=False), CURVE.as_dict(private=False)]
     keys = KeySet.import_key_set({"keys": public})  # type: ignore[arg-type]
-    made._known = oidc._Known({}, keys, time.time())
+    made._known = oidc._Metadata({}, keys, time.time())
     return made
 
 
@@ -54,7 +54,7 @@ def signed(key: Any = OURS, alg: str = "RS256", **changes: Any) -> str:
     return jwt.encode({"alg": alg, "kid": key.kid or "k"}, claims(**changes), key, algorithms=[alg])
 
 
-def test_a_right_token_is_believed_and_clocks_may_differ_by_a_minute() -> None:
+def test_valid_id_token_is_accepted_with_clock_skew_of_a_minute() -> None:
     assert believed(signed())["sub"] == "1"
     assert believed(signed(CURVE, "ES256"))["sub"] == "1"
     assert believed(signed(aud=["gpupool"]))["sub"] == "1"
@@ -81,12 +81,12 @@ def test_a_right_token_is_believed_and_clocks_may_differ_by_a_minute() -> None:
         {"nonce": None},
     ],
 )
-def test_what_is_wrong_in_a_token(changes: dict[str, Any]) -> None:
+def test_invalid_id_token_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises((JoseError, ValueError)):
         believed(signed(**changes))
 
 
-def test_a_token_that_the_provider_has_not_signed() -> None:
+def test_id_token_with_wrong_signature_is_refused() -> None:
     header, body, seal = signed().split(".")
     others = [
         signed(FORGED),
@@ -110,13 +110,13 @@ def _by_public_key(body: str) -> str:
     return (text + b"." + base64.urlsafe_b64encode(seal).rstrip(b"=")).decode()
 
 
-def test_the_cookie_of_the_way_is_not_to_be_made_by_others() -> None:
+def test_forged_sign_in_cookie_is_refused() -> None:
     here = provider()
-    trip = oidc.Trip("s", "n", "v", "/queue", time.time())
+    trip = oidc.PendingSignIn("s", "n", "v", "/queue", time.time())
     assert here._opened(here._sealed(trip)) == trip
     text, _, seal = here._sealed(trip).partition(".")
     other = provider()._sealed(trip)
-    late = here._sealed(oidc.Trip("s", "n", "v", "/", time.time() - 3600))
+    late = here._sealed(oidc.PendingSignIn("s", "n", "v", "/", time.time() - 3600))
     for cookie in ("", ".", text, f"{text}.", f"{text}x.{seal}", f"{text}.{seal[:-1]}", other, late, "ü.ü"):
         with pytest.raises(GpupoolError) as refused:
             here._opened(cookie)
@@ -126,6 +126,6 @@ def test_the_cookie_of_the_way_is_not_to_be_made_by_others() -> None:
 @pytest.mark.parametrize(
     "url", ["http://login.example/token", "ftp://login.example", "//login.example", "file:///etc/passwd"]
 )
-def test_secrets_are_sent_over_tls_alone(url: str) -> None:
+def test_secrets_are_sent_over_tls_only(url: str) -> None:
     with pytest.raises(ValueError, match="TLS"):
         oidc._checked_url(url)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from gpupool.domain.workload import WorkloadState
-from gpupool.web.listing import ROWS_A_PAGE, Column, Kind, Listing, csv_value, listing
+from gpupool.domain.work.workload import WorkloadState
+from gpupool.web.kit.listing import ROWS_PER_PAGE, Column, ColumnKind, Listing, csv_value, listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Job:
 
 COLUMNS = (
     Column[Job]("name", "Name", lambda job: job.name, link=lambda job: f"/workloads/{job.name}"),
-    Column[Job]("state", "State", lambda job: job.state, Kind.STATE, note=lambda job: f"note of {job.name}"),
-    Column[Job]("gpus", "GPUs", lambda job: job.permille, Kind.GPUS),
-    Column[Job]("created", "Submitted", lambda job: job.created, Kind.TIME),
+    Column[Job]("state", "State", lambda job: job.state, ColumnKind.STATE, note=lambda job: f"note of {job.name}"),
+    Column[Job]("gpus", "GPUs", lambda job: job.permille, ColumnKind.GPUS),
+    Column[Job]("created", "Submitted", lambda job: job.created, ColumnKind.TIME),
 )
 
 
@@ -63,11 +63,11 @@ JOBS = [Job("beta", permille=1000), Job("Alpha", WorkloadState.QUEUED, None), Jo
         ("page=-1&find=", ["Alpha", "beta", "gamma"]),
     ],
 )
-def test_what_the_address_says_is_what_is_shown(query: str, expected: list[str]) -> None:
+def test_url_parameters_decide_what_is_shown(query: str, expected: list[str]) -> None:
     assert names(ask(query, JOBS)) == expected
 
 
-def test_a_heading_sorts_by_its_column_and_then_the_other_way() -> None:
+def test_heading_toggles_sort_direction() -> None:
     first, _, gpus, created = ask("find=a&page=3", JOBS).headings
     assert first.href == "/jobs?find=a&sort=-name"
     assert gpus.href == "/jobs?find=a&sort=-gpus", "numbers begin with the largest"
@@ -79,31 +79,31 @@ def test_a_heading_sorts_by_its_column_and_then_the_other_way() -> None:
     ("query", "sorted_"),
     [("", "ascending"), ("sort=-name", "descending"), ("sort=gpus", "none"), ("sort=x", "ascending")],
 )
-def test_a_heading_says_how_it_is_sorted(query: str, sorted_: str) -> None:
+def test_heading_shows_sort_direction(query: str, sorted_: str) -> None:
     assert ask(query, JOBS).headings[0].sorted == sorted_
 
 
-def test_long_tables_come_in_pages() -> None:
-    many = [Job(f"job-{n:03d}") for n in range(2 * ROWS_A_PAGE + 1)]
+def test_long_tables_are_paginated() -> None:
+    many = [Job(f"job-{n:03d}") for n in range(2 * ROWS_PER_PAGE + 1)]
     first, last = ask("sort=name", many), ask("sort=name&page=3", many)
-    assert (len(first.lines), first.pages, first.previous_url) == (ROWS_A_PAGE, 3, None)
+    assert (len(first.lines), first.pages, first.previous_url) == (ROWS_PER_PAGE, 3, None)
     assert first.next_url == "/jobs?sort=name&page=2"
-    assert (names(last), last.next_url) == ([f"job-{2 * ROWS_A_PAGE:03d}"], None)
+    assert (names(last), last.next_url) == ([f"job-{2 * ROWS_PER_PAGE:03d}"], None)
     assert (first.total, first.matching) == (len(many), len(many))
 
 
-def test_two_tables_of_a_page_do_not_answer_for_each_other() -> None:
+def test_two_tables_of_a_page_have_separate_parameters() -> None:
     table = ask("sort=-name&second-sort=gpus&second-find=a&keep=1", JOBS, prefix="second-")
     assert names(table) == ["gamma", "beta", "Alpha"]
     assert table.find == "a"
     assert table.headings[0].href == "/jobs?sort=-name&second-find=a&keep=1&second-sort=name"
-    assert ("keep", "1") in table.kept
+    assert ("keep", "1") in table.other_fields
     assert ask("format=csv&table=other", JOBS).download is None
     assert ask("format=csv&table=jobs", JOBS).download is not None
     assert ask("format=csv", JOBS).download is not None
 
 
-def test_csv_has_all_rows_that_match_with_plain_values() -> None:
+def test_csv_has_all_matching_rows_with_plain_values() -> None:
     rows = [*JOBS, Job("=cmd()"), Job('new\nline, "quoted" = yes')]
     download = ask("format=csv&sort=-gpus&find=running", rows).download
     assert download is not None
@@ -114,15 +114,15 @@ def test_csv_has_all_rows_that_match_with_plain_values() -> None:
 
 
 @given(st.text(max_size=30))
-def test_no_text_becomes_a_formula(text: str) -> None:
-    value = csv_value(Kind.TEXT, text)
+def test_texts_are_escaped_against_formulas(text: str) -> None:
+    value = csv_value(ColumnKind.TEXT, text)
     assert isinstance(value, str)
     assert not value.startswith(("=", "+", "-", "@", "\t", "\r"))
     assert value in {text, f"'{text}"}
 
 
 @given(st.text(max_size=300), st.text(max_size=30), st.text(max_size=12))
-def test_any_query_shows_some_table(find: str, sort: str, page: str) -> None:
+def test_any_query_shows_a_table(find: str, sort: str, page: str) -> None:
     from urllib.parse import urlencode
 
     table = ask(urlencode({"find": find, "sort": sort, "page": page}), JOBS)

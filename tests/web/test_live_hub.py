@@ -1,4 +1,4 @@
-"""How often open pages are told to look again: in virtual time."""
+"""Frequency of updates of open pages, in virtual time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.web import live
-from gpupool.web.live import CHANGED, LiveHub, measured
+from gpupool.web.kit import live
+from gpupool.web.kit.live import CHANGED, LiveHub, measure_own_time
 
 
 class VirtualSelector(selectors.DefaultSelector):
@@ -79,7 +79,7 @@ class Pages:
         await asyncio.gather(*self.tasks)
 
 
-def test_a_page_is_told_at_once_but_not_more_than_once_a_second() -> None:
+def test_page_is_notified_at_once_and_at_most_once_a_second() -> None:
     async def main() -> None:
         pages = Pages()
         pages.open(1)
@@ -90,28 +90,30 @@ def test_a_page_is_told_at_once_but_not_more_than_once_a_second() -> None:
         await pages.happen(20)
         apart = [b - a for a, b in zip(pages.told[0], pages.told[0][1:], strict=False)]
         assert len(apart) > 10
-        assert min(apart) >= live.APART_S
+        assert min(apart) >= live.MIN_INTERVAL_S
         await pages.end()
 
     run(main())
 
 
 @pytest.mark.parametrize("cost_s", [0.002, 0.02, 0.2])
-def test_all_open_pages_together_take_a_fifth_of_the_time_at_most(cost_s: float) -> None:
+def test_open_pages_use_at_most_a_fifth_of_the_time(cost_s: float) -> None:
     async def main() -> None:
         pages = Pages(cost_s)
         pages.open(50)
         await pages.happen(200)
         looks = [len(times) for times in pages.told]
-        assert sum(looks) * cost_s <= 200 * live.SHARE + cost_s
+        assert sum(looks) * cost_s <= 200 * live.MAX_TIME_SHARE + cost_s
         assert max(looks) - min(looks) <= max(2, 0.25 * max(looks)), "everybody gets a turn"
-        assert sum(looks) * cost_s > 0.8 * min(200 * live.SHARE, 50 * 200 * cost_s / (1.25 * live.APART_S))
+        assert sum(looks) * cost_s > 0.8 * min(
+            200 * live.MAX_TIME_SHARE, 50 * 200 * cost_s / (1.25 * live.MIN_INTERVAL_S)
+        )
         await pages.end()
 
     run(main())
 
 
-def test_a_page_that_is_late_already_is_told_at_once() -> None:
+def test_outdated_page_is_notified_at_once() -> None:
     async def main() -> None:
         pages = Pages()
         pages.open(1)
@@ -124,7 +126,7 @@ def test_a_page_that_is_late_already_is_told_at_once() -> None:
     run(main())
 
 
-def test_a_quiet_pool_sends_nothing_but_to_pages_of_measured_values() -> None:
+def test_idle_pool_notifies_only_pages_of_measurements() -> None:
     async def main() -> None:
         pages = Pages()
         pages.open(1)
@@ -137,10 +139,10 @@ def test_a_quiet_pool_sends_nothing_but_to_pages_of_measured_values() -> None:
     run(main())
 
 
-def test_one_user_cannot_hold_all_streams() -> None:
+def test_number_of_streams_per_user_is_limited() -> None:
     async def main() -> None:
         hub = LiveHub(Pages().news, asyncio.Event())
-        held = [hub.stream("ada", often=False) for _ in range(live.MOST_PAGES_OF_ONE)]
+        held = [hub.stream("ada", often=False) for _ in range(live.MAX_PAGES_PER_USER)]
         for stream in held:
             await anext(stream)
         with pytest.raises(GpupoolError, match="Too many pages"):
@@ -153,7 +155,7 @@ def test_one_user_cannot_hold_all_streams() -> None:
     run(main())
 
 
-def test_the_cost_of_a_look_is_its_own_steps_and_its_errors_come_out() -> None:
+def test_cost_of_a_refresh_counts_its_own_steps_and_raises_errors() -> None:
     spent: list[float] = []
 
     async def look() -> str:
@@ -161,8 +163,8 @@ def test_the_cost_of_a_look_is_its_own_steps_and_its_errors_come_out() -> None:
         return "seen"
 
     async def main() -> None:
-        assert await measured(look(), spent.append) == "seen"
-        task = asyncio.ensure_future(measured(look(), spent.append))
+        assert await measure_own_time(look(), spent.append) == "seen"
+        task = asyncio.ensure_future(measure_own_time(look(), spent.append))
         await asyncio.sleep(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

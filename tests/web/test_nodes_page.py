@@ -9,9 +9,9 @@ import structlog
 from pool_world import ANN, world_in
 from web_harness import Site, words
 
-from gpupool.domain.gpu import ForeignProcess, Gpu, GpuHealth, Node, NodeReport, NodeState
-from gpupool.domain.telemetry import GpuSample, NodeSample
-from gpupool.web.views.nodes import explained, find_gpu, node_line, siblings, topology
+from gpupool.domain.nodes.gpu import ForeignProcess, Gpu, GpuHealth, Node, NodeReport, NodeState
+from gpupool.domain.nodes.telemetry import GpuSample, NodeSample
+from gpupool.web.pages.nodes.view import find_gpu, link_meanings, node_line, siblings, topology
 
 MEMBER_UID = 4711
 HERE = "/nodes/here"
@@ -35,7 +35,7 @@ def node(site: Site) -> Node:
     return site.world.do(site.world.services.nodes.node("here"))
 
 
-def test_the_list_shows_what_is_held_and_free(site: Site) -> None:
+def test_node_list_shows_held_and_free_gpus(site: Site) -> None:
     said = words(site.get("/nodes").text)
     assert "Nodes up 1 of 1" in said
     assert "here ● up 2 x" in said
@@ -43,15 +43,15 @@ def test_the_list_shows_what_is_held_and_free(site: Site) -> None:
     assert dict(zip(*(line.split(",") for line in table), strict=False))["held"] == "1.25"
 
 
-def test_a_node_says_what_runs_there_and_what_a_drain_would_do(site: Site) -> None:
+def test_node_page_shows_programs_and_effect_of_drain(site: Site) -> None:
     said = words(site.get(HERE, MEMBER_UID).text)
     assert "train-1 0 ▶ running training ann default 1" in said
-    assert "goes back to the queue" in said
-    assert "runs on: it is protected" in said
+    assert "evicted and queued again" in said
+    assert "continues (protected)" in said
     assert "secret-command" not in said
 
 
-def test_a_gpu_says_who_holds_which_part(site: Site) -> None:
+def test_gpu_page_shows_holders_of_slices(site: Site) -> None:
     gpus = node(site).report.gpus
     pages = [words(site.get(f"{HERE}/gpus/{gpu.index}", MEMBER_UID).text) for gpu in gpus]
     shared = next(said for said in pages if "session-1" in said)
@@ -63,7 +63,7 @@ def test_a_gpu_says_who_holds_which_part(site: Site) -> None:
     assert site.get("/nodes/nowhere/gpus/0").status_code == 404
 
 
-def test_a_member_sees_no_buttons_and_cannot_send_their_forms(site: Site) -> None:
+def test_member_sees_no_buttons_and_cannot_send_their_forms(site: Site) -> None:
     for path in ("/nodes", HERE, f"{HERE}/gpus/0"):
         assert 'method="post"' not in site.get(path, MEMBER_UID).text.partition("<main")[2], path
     before = node(site)
@@ -78,14 +78,14 @@ def test_cordon_and_uncordon(site: Site) -> None:
     assert (done.status_code, done.headers["location"]) == (303, HERE)
     assert (node(site).state, node(site).cordon_reason) == (NodeState.CORDONED, "new fans")
     said = words(site.get(HERE).text)
-    assert "Takes nothing new: new fans." in said
-    assert "takes nothing new" in words(site.get("/nodes").text) or "cordoned" in words(site.get("/nodes").text)
+    assert "Cordoned: new fans." in said
+    assert "cordoned" in words(site.get("/nodes").text) or "cordoned" in words(site.get("/nodes").text)
     assert site.post(f"{HERE}/cordon", reason="x" * 501).status_code == 422
     assert site.post(f"{HERE}/uncordon").status_code == 303
     assert (node(site).state, node(site).cordon_reason) == (NodeState.UP, "")
 
 
-def test_labels_are_put_changed_and_taken_away(site: Site) -> None:
+def test_labels_are_added_changed_and_removed(site: Site) -> None:
     assert site.post(f"{HERE}/labels", labels="pool=a100\nrack=7").status_code == 303
     assert node(site).labels == {"pool": "a100", "rack": "7"}
     assert site.post(f"{HERE}/labels", labels="pool=t4").status_code == 303
@@ -97,7 +97,7 @@ def test_labels_are_put_changed_and_taken_away(site: Site) -> None:
     assert site.post(f"{HERE}/labels", labels="").status_code == 303
 
 
-def test_a_sharing_mode_is_chosen_for_a_node_and_for_one_gpu(site: Site) -> None:
+def test_sharing_mode_is_set_for_a_node_and_for_one_gpu(site: Site) -> None:
     assert site.post(f"{HERE}/sharing", mode="whole").status_code == 303
     assert site.post(f"{HERE}/gpus/1/sharing", mode="whole").status_code == 303
     chosen = node(site).sharing
@@ -109,7 +109,7 @@ def test_a_sharing_mode_is_chosen_for_a_node_and_for_one_gpu(site: Site) -> None
     assert node(site).sharing == {}
 
 
-def test_a_drain_sends_training_back_and_leaves_the_session(site: Site) -> None:
+def test_drain_requeues_training_and_keeps_session(site: Site) -> None:
     assert site.post(f"{HERE}/cordon", reason="move", drain="on").status_code == 303
     states = [site.world.do(site.world.state(name)) for name in ("train-1", "session-1")]
     assert states == ["queued", "running"]
@@ -139,17 +139,17 @@ def test_health_foreign_processes_and_measurements_of_a_gpu() -> None:
     line = node_line(NODE, (), LOOK, {})
     failed, taken, plain = (find_gpu(line, index) for index in (0, 1, 2))
     assert (failed.health, failed.note) == ("failed", "XID 79")
-    assert (taken.health, taken.note) == ("foreign", "1 foreign process: not handed out")
+    assert (taken.health, taken.note) == ("foreign", "1 foreign process: not allocated")
     assert (taken.use, taken.temperature, taken.power, taken.memory_used) == (42.0, 61.0, 70.0, 2.0**30)
     assert (plain.use, plain.mode) == (None, "share")
     assert (line.heard_at, line.free) == (5.0, 3000)
 
 
-def test_the_matrix_of_links_and_the_instances_of_a_card() -> None:
+def test_link_matrix_and_mig_instances_are_shown() -> None:
     found = topology(NODE)
     assert found is not None
     assert found.rows[0] == (0, ("X", "NV4", "SYS", "?", "?"))
-    assert [link for link, _ in explained(found)] == ["NV", "PIX", "SYS"]
+    assert [link for link, _ in link_meanings(found)] == ["NV", "PIX", "SYS"]
     assert topology(Node(NodeReport("n1", 8, 1, CARDS[3:], emulated=False, boot_id="", agent_version=""))) is None
     line = node_line(NODE, (), None, {})
     assert [other.index for other in siblings(line, CARDS[3])] == [100, 101]

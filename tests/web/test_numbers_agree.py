@@ -14,7 +14,7 @@ import pytest
 from pool_world import world_in
 from web_harness import Site
 
-from gpupool.services import analytics
+from gpupool.services.usage import analytics
 
 SPAN = f"since={case.SINCE}&until={case.UNTIL}"
 EXACT = {"rel": 1e-12, "abs": 1e-6}
@@ -34,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield Site(world)
 
 
-def test_the_api_and_files_say_what_was_reckoned(site: Site) -> None:
+def test_api_and_files_equal_manual_sums(site: Site) -> None:
     report = site.get(f"/v1/usage/report?{SPAN}&by=project").json()
     found = {line["key"]: line for line in report["lines"]}
     assert {key: line["allocated_s"] for key, line in found.items()} == pytest.approx(case.ALLOCATED, **EXACT)
@@ -45,28 +45,28 @@ def test_the_api_and_files_say_what_was_reckoned(site: Site) -> None:
         assert held == pytest.approx(case.ALLOCATED, **EXACT)
 
 
-def test_the_page_says_it_in_hours(site: Site) -> None:
+def test_page_shows_hours(site: Site) -> None:
     asked = "period=days&from=2026-09-04&to=2026-09-04&by=project"
     rows = csv.DictReader(io.StringIO(site.get(f"/reports?{asked}&format=csv&table=report").text))
     held = {row["key"]: float(row["allocated"]) for row in rows}
     assert held == pytest.approx({key: seconds / 3600 for key, seconds in EVER.items()}, abs=0.005)
 
 
-def test_prometheus_counts_it_to_the_second(site: Site) -> None:
+def test_prometheus_counts_seconds(site: Site) -> None:
     text = site.get("/metrics").text
     pattern = r'gpupool_project_gpu_allocated_seconds_total\{project="(\w+)"\} (\S+)'
     counted = {name: float(value) for name, value in re.findall(pattern, text) if float(value)}
     assert counted == pytest.approx(EVER, abs=0.01)
 
 
-def test_hours_of_the_day_add_up_to_it(site: Site) -> None:
+def test_hours_add_up_to_the_day(site: Site) -> None:
     lines = site.get(f"/v1/usage?{SPAN}&by=project&step=hour").json()["lines"]
     for project, seconds in case.ALLOCATED.items():
         hours = [line["allocated_s"] for line in lines if line["key"] == project]
         assert sum(hours) == pytest.approx(seconds, **EXACT)
 
 
-def test_days_are_those_of_a_zone_and_lose_nothing(site: Site) -> None:
+def test_days_follow_time_zone_and_lose_nothing(site: Site) -> None:
     asked = f"since={case.DAY - 86_400}&until={case.DAY + 86_400}&by=pool&step=day&zone=Europe/Berlin"
     days = site.get(f"/v1/usage?{asked}").json()["lines"]
     assert [line["at"] for line in days] == [case.DAY - 7200]

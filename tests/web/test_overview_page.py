@@ -10,14 +10,14 @@ import pytest
 from pool_world import ADMIN, ANN, BOB
 from web_harness import Site, words
 
-from gpupool.domain.telemetry import GpuSample, NodeSample, ReplicaSample
-from gpupool.domain.workload import Workload
+from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
+from gpupool.domain.work.workload import Workload
 
 DASH = "\u2013"
 
 
 def slices(html: str) -> list[tuple[str, float, float]]:
-    """What is drawn: the workload's id, where its slice begins and how wide it is, in percent of the GPU."""
+    """Return the drawn slices: the workload's id, the start and the width of its slice, in percent of the GPU."""
     found = re.findall(
         r'<a href="/workloads/(\w+)".*?<rect class="edge" x="([\d.]+)%" width="([\d.]+)%"/>', html, re.DOTALL
     )
@@ -40,19 +40,19 @@ def measure(site: Site, *replicas: ReplicaSample, gpu_percent: float | None = 40
     site.world.services.telemetry.latest = lambda: {"here": look}  # type: ignore[method-assign]
 
 
-def test_a_fresh_pool_says_what_to_do_next(site: Site) -> None:
+def test_fresh_pool_shows_next_step(site: Site) -> None:
     text = words(site.get("/").text)
-    assert "Nothing runs and nothing waits" in text
+    assert "No workloads" in text
     assert "gpupool run -n 1 -p 0.1 -- python3 train.py" in text
     assert tiles(site)["GPUs"] == ("2", "Tesla T4")
 
 
-def test_a_pool_without_nodes_says_what_to_do_next(site: Site) -> None:
-    site.world.now._book._nodes.clear()
+def test_pool_without_nodes_shows_next_step(site: Site) -> None:
+    site.world.now._nodes._nodes.clear()
     assert "No node has joined yet" in words(site.get("/").text)
 
 
-def test_the_numbers_count_what_is_there(site: Site) -> None:
+def test_overview_counts_nodes_gpus_and_workloads(site: Site) -> None:
     submit(site, ANN, gpus={"fraction": 0.25})
     submit(site, BOB, gpus={"count": 1})
     submit(site, BOB, gpus={"count": 2})
@@ -63,12 +63,12 @@ def test_the_numbers_count_what_is_there(site: Site) -> None:
     assert numbers["Running"] == ("2", "2 leases")
     assert numbers["Waiting"] == ("1", "longest 1m30s")
     assert numbers["Used now"] == (DASH, "not measured")
-    assert numbers["Allocated, idle"] == ("0", "over 5 min, 0 holders")
+    assert numbers["Allocated, idle"] == ("0", "over 5 min, 0 leases")
     site.world.do(site.world.pass_time(300))
-    assert tiles(site)["Allocated, idle"] == ("1.25", "over 5 min, 2 holders")
+    assert tiles(site)["Allocated, idle"] == ("1.25", "over 5 min, 2 leases")
 
 
-def test_slices_are_drawn_to_size_one_beside_the_other(site: Site) -> None:
+def test_slices_are_drawn_to_scale_side_by_side(site: Site) -> None:
     made = [submit(site, who, gpus={"fraction": part}) for who, part in ((ANN, 0.25), (BOB, 0.125), (ANN, 0.5))]
     drawn = slices(site.get("/").text)
     assert sorted(width for _, _, width in drawn) == [12.5, 25.0, 50.0]
@@ -84,7 +84,7 @@ def seen(site: Site, workload: Workload, key: str, gpu_percent: float) -> Replic
     return ReplicaSample(key, gpu_percent, 500, 100.0, 300, 0, 0, 1, lease=lease.epoch, gpus=1)
 
 
-def test_the_line_in_a_slice_is_what_is_used_of_it(site: Site) -> None:
+def test_line_in_a_slice_shows_its_use(site: Site) -> None:
     made = submit(site, ANN, gpus={"fraction": 0.5})
     measure(site, seen(site, made, site.world.program(made), 20.0))
     html = site.get("/").text
@@ -93,13 +93,13 @@ def test_the_line_in_a_slice_is_what_is_used_of_it(site: Site) -> None:
     assert tiles(site)["Used now"] == ("40 %", "mean of all GPUs")
 
 
-def test_programs_on_a_held_lease_are_its_use(site: Site) -> None:
+def test_programs_on_a_lease_count_as_its_use(site: Site) -> None:
     held = submit(site, ANN, kind="lease", gpus={"fraction": 0.5})
     measure(site, seen(site, held, "wsomebody.0.1", 10.0), seen(site, held, "wanother.0.1", 25.0))
     assert "uses 70% of it" in site.get("/").text
 
 
-def test_what_is_not_measured_is_not_drawn(site: Site) -> None:
+def test_missing_measurements_are_not_drawn(site: Site) -> None:
     submit(site, ANN, gpus={"fraction": 0.5})
     measure(site, gpu_percent=None)
     html = site.get("/").text
@@ -108,7 +108,7 @@ def test_what_is_not_measured_is_not_drawn(site: Site) -> None:
     assert tiles(site)["Used now"] == (DASH, "not measured")
 
 
-def test_colours_follow_projects_or_users_and_others_can_be_made_faint(site: Site) -> None:
+def test_colours_follow_projects_or_users_and_others_can_be_dimmed(site: Site) -> None:
     submit(site, ANN, gpus={"fraction": 0.5})
     submit(site, BOB, gpus={"fraction": 0.5})
     by_project = site.get("/").text
@@ -119,7 +119,7 @@ def test_colours_follow_projects_or_users_and_others_can_be_made_faint(site: Sit
     assert "ann" in words(by_user)
 
 
-def test_names_are_escaped_wherever_they_are_drawn(site: Site) -> None:
+def test_names_are_escaped_in_drawings(site: Site) -> None:
     site.world.agent.model = 'T4 "<b>" & more'
     site.world.agent.hiccup()
     site.world.do(site.world.settle())
@@ -130,19 +130,19 @@ def test_names_are_escaped_wherever_they_are_drawn(site: Site) -> None:
         assert "<script>alert" not in html
 
 
-def test_what_needs_a_look_is_said(site: Site) -> None:
+def test_problems_are_listed(site: Site) -> None:
     site.world.do(site.world.services.nodes.cordon(ADMIN, "here", "new disks"))
-    assert "here takes nothing new: new disks." in words(site.get("/").text)
+    assert "here is cordoned: new disks." in words(site.get("/").text)
     assert tiles(site)["Warnings"][0] == "1"
     site.world.agent.go(up=False)
     site.world.do(site.world.settle())
-    assert "here does not answer." in words(site.get("/?by=user").text)
+    assert "here is down." in words(site.get("/?by=user").text)
 
 
-def test_of_a_large_pool_the_page_brings_what_a_screen_shows_and_the_first_look_the_rest(site: Site) -> None:
-    node = site.world.now._book.get("here")
+def test_large_pool_loads_first_screen_and_rest_with_first_refresh(site: Site) -> None:
+    node = site.world.now._nodes.get("here")
     for number in range(39):
-        site.world.now._book.put(replace(node, report=replace(node.report, name=f"node-{number}")))
+        site.world.now._nodes.put(replace(node, report=replace(node.report, name=f"node-{number}")))
     first = site.get("/")
     assert first.text.count('<section class="node ') == 16
     assert "24 more nodes" in words(first.text)
@@ -152,7 +152,7 @@ def test_of_a_large_pool_the_page_brings_what_a_screen_shows_and_the_first_look_
     assert tiles(site)["Nodes ready"][0] == "40 of 40"
 
 
-def test_the_same_as_a_table_and_as_csv(site: Site) -> None:
+def test_overview_is_available_as_table_and_csv(site: Site) -> None:
     submit(site, ANN, gpus={"fraction": 0.5})
     text = words(site.get("/?view=table&sort=-allocated").text)
     assert "Held by" in text
@@ -162,5 +162,5 @@ def test_the_same_as_a_table_and_as_csv(site: Site) -> None:
 
 
 @pytest.mark.parametrize("query", ["?by=colour", "?view=globe", f"?only={'x' * 129}"])
-def test_what_is_no_view_is_refused(site: Site, query: str) -> None:
+def test_unknown_view_is_refused(site: Site, query: str) -> None:
     assert site.get(f"/{query}").status_code == 400

@@ -17,9 +17,9 @@ from web_harness import Site, words
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.web.deps import SentForm, Visitor
-from gpupool.web.filters import gpus, number, percent, shape, size, tone
-from gpupool.web.kept import KEPT_S, Kept
-from gpupool.web.pages import back_to, environment, page
+from gpupool.web.kit.filters import gpus, number, percent, shape, size, tone
+from gpupool.web.kit.response_cache import MAX_AGE_S, ResponseCache
+from gpupool.web.rendering import back_to, environment, page
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def trial(site: Site) -> Site:
     async def post(_visitor: Visitor, form: SentForm) -> Response:
         if form.text("wrong"):
             raise GpupoolError(ErrorCode[form.text("wrong")], "It <b>cannot</b> be.", "Try another.")
-        return back_to("/?view=table", said=f"Did {form.text('what')} to {len(form.every('whom'))}.")
+        return back_to("/?view=table", notice=f"Did {form.text('what')} to {len(form.all_values('whom'))}.")
 
     @router.get("/trial")
     async def get(request: Request, visitor: Visitor, broken: Annotated[bool, Query()] = False) -> Response:
@@ -51,7 +51,7 @@ def trial(site: Site) -> Site:
     return site
 
 
-def test_a_live_look_has_main_only_and_nothing_while_it_is_the_same(site: Site) -> None:
+def test_refresh_has_main_only_and_is_empty_if_unchanged(site: Site) -> None:
     whole, live = site.get("/"), site.get("/", x_live="1")
     assert live.text.lstrip().startswith("<main")
     assert live.text.rstrip().endswith("</main>")
@@ -63,7 +63,7 @@ def test_a_live_look_has_main_only_and_nothing_while_it_is_the_same(site: Site) 
     assert changed.status_code == 200
 
 
-def test_pages_are_not_kept_and_allow_nothing_inline(site: Site) -> None:
+def test_pages_are_not_cached_and_forbid_inline_code(site: Site) -> None:
     headers = site.get("/").headers
     assert headers["cache-control"] == "no-store"
     policy = headers["content-security-policy"]
@@ -72,7 +72,7 @@ def test_pages_are_not_kept_and_allow_nothing_inline(site: Site) -> None:
     assert "frame-ancestors 'none'" in policy
 
 
-def test_nothing_in_the_frame_is_inline(site: Site) -> None:
+def test_frame_has_no_inline_code(site: Site) -> None:
     html = site.get("/").text
     assert " style=" not in html
     assert "<style" not in html
@@ -80,7 +80,7 @@ def test_nothing_in_the_frame_is_inline(site: Site) -> None:
     assert html.count("<script") == html.count('<script type="module" src="/static/')
 
 
-def test_a_form_says_on_the_next_page_what_it_did_once(trial: Site) -> None:
+def test_form_result_is_shown_once_on_next_page(trial: Site) -> None:
     answer = trial.post("/trial", what="<i>that</i>", whom=["ann", "bob"])
     assert (answer.status_code, answer.headers["location"]) == (303, "/?view=table")
     cookie = answer.headers["set-cookie"].partition(";")[0]
@@ -90,7 +90,7 @@ def test_a_form_says_on_the_next_page_what_it_did_once(trial: Site) -> None:
     assert "Did" not in trial.get("/", cookie=cookie, x_live="1").text, "a live look does not use it up"
 
 
-def test_a_form_that_fails_goes_back_with_code_sentence_and_hint(trial: Site) -> None:
+def test_failed_form_returns_with_code_message_and_hint(trial: Site) -> None:
     answer = trial.post("/trial", wrong="WRONG_STATE", page="/trial?a=1")
     assert (answer.status_code, answer.headers["location"]) == (303, "/trial?a=1")
     shown = trial.get("/", cookie=answer.headers["set-cookie"].partition(";")[0])
@@ -98,24 +98,24 @@ def test_a_form_that_fails_goes_back_with_code_sentence_and_hint(trial: Site) ->
     assert "<b>cannot" not in shown.text
 
 
-def test_what_is_not_allowed_is_told_with_its_status(trial: Site) -> None:
+def test_refusal_has_its_http_status(trial: Site) -> None:
     answer = trial.post("/trial", wrong="FORBIDDEN")
     assert answer.status_code == 403
     assert "FORBIDDEN" in words(answer.text)
 
 
 @pytest.mark.parametrize("token", ["", "0" * 32, "é"])
-def test_a_form_without_the_visitors_own_token_does_nothing(trial: Site, token: str) -> None:
+def test_form_without_own_token_does_nothing(trial: Site, token: str) -> None:
     answer = trial.post("/trial", token=token, what="harm")
     assert answer.status_code == 403
     assert "set-cookie" not in answer.headers
 
 
-def test_the_token_of_another_visitor_is_worth_nothing(trial: Site) -> None:
+def test_token_of_another_visitor_is_refused(trial: Site) -> None:
     assert trial.post("/trial", uid=0, token=trial.token(uid=65534), what="harm").status_code == 403
 
 
-def test_forms_are_bounded(trial: Site) -> None:
+def test_form_size_is_limited(trial: Site) -> None:
     assert trial.post("/trial", what="x" * 300_000, page="").status_code == 413
     many = {f"field-{n}": "x" for n in range(600)}
     answer = trial.post("/trial", **many)
@@ -124,7 +124,7 @@ def test_forms_are_bounded(trial: Site) -> None:
     )
 
 
-def test_an_error_nobody_foresaw_names_only_an_incident(trial: Site) -> None:
+def test_unexpected_error_shows_only_an_incident_number(trial: Site) -> None:
     answer = trial.get("/trial?broken=true")
     assert answer.status_code == 500
     assert "incident" in words(answer.text)
@@ -140,11 +140,11 @@ def test_titles_are_escaped(trial: Site) -> None:
 @pytest.mark.parametrize(
     "cookie", ["gpupool_notice=%00", "gpupool_notice=e30=", "gpupool_notice=WzEsMl0=", "gpupool_theme=x<y"]
 )
-def test_a_strange_cookie_is_nothing(site: Site, cookie: str) -> None:
+def test_invalid_cookie_is_ignored(site: Site, cookie: str) -> None:
     assert site.get("/", cookie=cookie).status_code == 200
 
 
-def test_scripts_are_kept_for_ever_under_an_address_of_their_content(site: Site) -> None:
+def test_scripts_are_cached_under_content_hash(site: Site) -> None:
     url = environment().globals["asset"]("app.js")  # type: ignore[operator]
     answer = site.get(url)
     assert "immutable" in answer.headers["cache-control"]
@@ -155,9 +155,9 @@ def test_scripts_are_kept_for_ever_under_an_address_of_their_content(site: Site)
         assert site.get(path).status_code == 404
 
 
-def test_what_is_the_same_for_all_is_made_once_a_second() -> None:
+def test_shared_content_is_computed_once_a_second() -> None:
     now = [0.0]
-    kept: Kept[int] = Kept(lambda: now[0])
+    kept: ResponseCache[int] = ResponseCache(lambda: now[0])
     made: list[int] = []
 
     def make(value: int) -> Callable[[], Coroutine[Any, Any, int]]:
@@ -174,7 +174,7 @@ def test_what_is_the_same_for_all_is_made_once_a_second() -> None:
         assert await kept.get("a", make(1)) == 1
         assert await kept.get("a", make(2)) == 1
         assert await kept.get("b", make(3)) == 3
-        now[0] = KEPT_S
+        now[0] = MAX_AGE_S
         assert await kept.get("a", make(4)) == 4
         for key in range(100):
             await kept.get(key, make(key))
@@ -210,5 +210,5 @@ def test_what_is_the_same_for_all_is_made_once_a_second() -> None:
         (shape("failed"), "✕"),
     ],
 )
-def test_how_values_look(shown: str, expected: str) -> None:
+def test_values_are_formatted(shown: str, expected: str) -> None:
     assert shown.replace("\u2009", " ") == expected

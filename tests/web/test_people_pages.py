@@ -1,4 +1,4 @@
-"""Users and tokens: who sees whom, and what each role may change."""
+"""Users and tokens: visibility of users, and changes allowed for each role."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 from pool_world import ADMIN, ANN, world_in
 from web_harness import Site, words
 
-from gpupool.domain.access import Role, User
+from gpupool.domain.people.access import Role, User
 
 MEMBER_UID = 4711
 ANN_UID = 1001
@@ -38,7 +38,7 @@ def user(site: Site, name: str) -> User | None:
     return next((one for one in found if one.name == name), None)
 
 
-def test_an_administrator_sees_everybody_and_others_themselves(site: Site) -> None:
+def test_administrator_sees_all_users_and_others_see_themselves(site: Site) -> None:
     said = words(site.get("/users").text)
     assert "ann member ● active ann@example.org" in said
     assert "eve@example.org" in said
@@ -51,13 +51,13 @@ def test_an_administrator_sees_everybody_and_others_themselves(site: Site) -> No
     assert "eve@example.org" not in site.get("/users?format=csv&table=users", ANN_UID).text
 
 
-def test_a_page_of_a_user_says_what_it_holds(site: Site) -> None:
+def test_user_page_shows_leases(site: Site) -> None:
     said = words(site.get("/users/ann").text)
     assert "default 0.5" in said
     assert "Save" in said
 
 
-def test_an_administrator_makes_and_changes_users(site: Site) -> None:
+def test_administrator_creates_and_changes_users(site: Site) -> None:
     fields = {"role": "manager", "email": "new@example.org", "gpu_limit": "1.5", "account": ""}
     assert site.post("/users", name="newcomer", **fields).headers["location"] == "/users/newcomer"
     assert user(site, "newcomer") == User("newcomer", Role.MANAGER, None, 1500, email="new@example.org")
@@ -71,7 +71,7 @@ def test_an_administrator_makes_and_changes_users(site: Site) -> None:
     assert user(site, "newcomer") == changed
 
 
-def test_a_member_changes_the_own_address_and_nothing_else(site: Site) -> None:
+def test_member_changes_only_own_address(site: Site) -> None:
     page = site.get("/users/ann", ANN_UID).text.partition("<main")[2]
     assert "/users/ann/email" in page
     assert 'action="/users/ann"' not in page
@@ -98,7 +98,7 @@ def secret_of(html: str) -> str:
     return found[0]
 
 
-def test_a_token_is_shown_once_listed_without_its_secret_and_revoked(site: Site) -> None:
+def test_token_is_shown_once_listed_without_secret_and_revoked(site: Site) -> None:
     made = site.post("/tokens", user="ann", role="member", expires="7d", note="laptop")
     assert made.status_code == 200
     assert "no-store" in made.headers["cache-control"]
@@ -118,7 +118,7 @@ def test_a_token_is_shown_once_listed_without_its_secret_and_revoked(site: Site)
     assert "revoked" in words(site.get("/users/ann").text)
 
 
-def test_nobody_makes_a_token_for_more_than_they_may(site: Site) -> None:
+def test_token_scope_is_limited_by_role_of_user(site: Site) -> None:
     own = site.post("/tokens", ANN_UID, role="member", expires="1h", note="")
     assert secret_of(own.text)
     for fields in ({"role": "admin"}, {"user": "eve", "role": "member"}):

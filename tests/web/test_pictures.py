@@ -56,7 +56,7 @@ def pool() -> Iterator[WebPool]:
             made("down", "--stop-jobs", ok=False)
 
 
-def test_pictures_of_the_overview(pool: WebPool, chromium: Chromium) -> None:
+def test_screenshots_of_the_overview_are_taken(pool: WebPool, chromium: Chromium) -> None:
     with pool.client as client:
         jobs = []
         for project, name, count, part, busy in HELD:

@@ -1,4 +1,4 @@
-"""Projects and departments: who is due what, and changing it by roles."""
+"""Projects and departments: fair shares, and changes allowed for each role."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 from pool_world import ADMIN, world_in
 from web_harness import Site, words
 
-from gpupool.domain.access import Department, Project, Role
+from gpupool.domain.people.access import Department, Project, Role
 
 MEMBER_UID = 4711  # an account of this machine that the pool has not seen: a member
 RED = Project("red", quota_permille=1000, department="lab", note="vision")
@@ -55,19 +55,19 @@ def uid_of(site: Site, name: str, uid: int) -> int:
     return uid
 
 
-def test_the_list_says_what_each_holds_borrows_and_waits_for(site: Site) -> None:
+def test_project_list_shows_held_over_quota_and_requested_gpus(site: Site) -> None:
     page = site.get("/projects")
     said = words(page.text)
-    assert "turn 1: below quota by 1.00 GPU" in said
-    assert "over its fair share by" in said
-    assert "red holds 2.00 GPU, 1.00 of it borrowed, quota 1.00" in page.text
+    assert "1. below quota by 1.00 GPU" in said
+    assert "above its fair share by" in said
+    assert "red holds 2.00 GPU, 1.00 of it over quota, quota 1.00" in page.text
     table = {line.split(",")[1]: line for line in site.get("/projects?format=csv&table=projects").text.splitlines()}
     assert table["project"].startswith("turn,project,department,quota,fair,held,borrowed,waiting")
     assert table["blue"].startswith("1,blue,,1.0,1.0,0.0,0.0,1.0,")
     assert table["red"].startswith(",red,lab,1.0,1.0,2.0,1.0,0.0,")
 
 
-def test_a_member_sees_shares_and_no_forms(site: Site) -> None:
+def test_member_sees_shares_and_no_forms(site: Site) -> None:
     for path in ("/projects", "/projects/red", "/departments/lab"):
         page = site.get(path, MEMBER_UID)
         assert page.status_code == 200
@@ -87,7 +87,7 @@ def test_a_member_sees_shares_and_no_forms(site: Site) -> None:
         ("/departments/lab/delete", {}),
     ],
 )
-def test_what_a_member_sends_is_refused(site: Site, path: str, fields: dict[str, str]) -> None:
+def test_forms_of_a_member_are_refused(site: Site, path: str, fields: dict[str, str]) -> None:
     answer = site.post(path, MEMBER_UID, page="/projects", **fields)
     assert answer.status_code == 403
     assert "FORBIDDEN" in answer.text
@@ -95,7 +95,7 @@ def test_what_a_member_sends_is_refused(site: Site, path: str, fields: dict[str,
     assert "mine" not in {p.name for p in site.world.do(site.world.services.access.projects())}
 
 
-def test_a_form_without_the_visitors_own_token_is_refused(site: Site) -> None:
+def test_form_without_own_token_is_refused(site: Site) -> None:
     assert site.post("/projects/red/delete", token="").status_code == 403
     assert site.post("/projects/red/delete", token=site.token(MEMBER_UID)).status_code == 403
     assert project(site, "red")
@@ -115,6 +115,7 @@ FORM: dict[str, Any] = {
     "idle_timeout": "30m",
     "max_time_limit": "1d",
     "max_gpus": "1",
+    "max_queued": "50",
     "min_runtime": "0",
     "windows": "nights\nsat,sun",
     "node_pools": "a100, t4",
@@ -124,7 +125,7 @@ FORM: dict[str, Any] = {
 }
 
 
-def test_an_administrator_changes_everything_in_one_form(site: Site, green: str) -> None:
+def test_administrator_changes_all_fields_in_one_form(site: Site, green: str) -> None:
     answer = site.post(green, page=green, **FORM)
     assert (answer.status_code, answer.headers["location"]) == (303, green)
     now = project(site, "green")
@@ -132,6 +133,7 @@ def test_an_administrator_changes_everything_in_one_form(site: Site, green: str)
     assert (now.members, now.model_quotas) == (("ann", "mia"), (("A100", 1000), ("t4", 500)))
     assert (now.max_time_s, now.idle_timeout_s) == (43200.0, 1800.0)
     assert (now.rules.min_runtime_s, now.rules.max_time_limit_s) == (0.0, 86400.0)
+    assert now.rules.max_queued == 50
     assert (now.rules.windows, now.rules.node_pools) == (("nights", "sat,sun"), ("a100", "t4"))
     assert (now.compute_default, now.compute_allowed, now.sharing_default) == ("cap", ("guarantee", "cap"), None)
     again = site.get(green).text
@@ -156,12 +158,10 @@ def test_an_administrator_changes_everything_in_one_form(site: Site, green: str)
         ("windows", "never", "'never' is not a time window."),
         ("members", "nobody", "There is no user 'nobody'."),
         ("department", "nowhere", "There is no department 'nowhere'."),
-        ("note", "x" * 501, "A remark has at most 500 characters."),
+        ("note", "x" * 501, "A note has at most 500 characters."),
     ],
 )
-def test_what_cannot_be_taken_is_shown_again_with_what_was_typed(
-    site: Site, green: str, field: str, typed: str, said: str
-) -> None:
+def test_invalid_form_is_shown_again_with_its_input(site: Site, green: str, field: str, typed: str, said: str) -> None:
     answer = site.post(green, **{**FORM, field: typed})
     assert answer.status_code == 422
     assert said in words(answer.text)
@@ -170,7 +170,7 @@ def test_what_cannot_be_taken_is_shown_again_with_what_was_typed(
     assert project(site, "green") == Project("green", note="new")
 
 
-def test_a_manager_changes_members_of_the_own_project_only(site: Site) -> None:
+def test_manager_changes_only_members_of_own_project(site: Site) -> None:
     mia = uid_of(site, "mia", 5000)
     assert "/projects/blue/members" in site.get("/projects/blue", mia).text
     assert "/projects/red/members" not in site.get("/projects/red", mia).text
@@ -180,13 +180,13 @@ def test_a_manager_changes_members_of_the_own_project_only(site: Site) -> None:
     assert site.post("/projects/blue", mia, **FORM).status_code == 403
 
 
-def test_projects_and_departments_are_made_and_deleted(site: Site) -> None:
+def test_projects_and_departments_are_created_and_deleted(site: Site) -> None:
     asked = {"department": "lab", "quota": "0.5", "weight": "2", "members": "ann", "note": "new"}
     assert site.post("/projects", name="grey", **asked).headers["location"] == "/projects/grey"
     grey = project(site, "grey")
     assert (grey.quota_permille, grey.weight, grey.over_quota, grey.members) == (500, 2.0, False, ("ann",))
     taken = site.post("/projects", name="grey", weight="1")
-    assert (taken.status_code, "There is a project" in taken.text) == (422, True)
+    assert (taken.status_code, "already exists" in taken.text) == (422, True)
     assert site.post("/projects", name="no name", weight="1").status_code == 422
     assert site.post("/projects/grey/delete").headers["location"] == "/projects"
     busy = site.post("/projects/red/delete", page="/projects/red")
@@ -195,13 +195,13 @@ def test_projects_and_departments_are_made_and_deleted(site: Site) -> None:
 
     assert site.post("/departments", name="ops", weight="1").status_code == 303
     assert site.post("/departments/ops", quota="3", weight="2", limit="", note="x").status_code == 303
-    assert "GPU hours lately" in words(site.get("/departments/ops").text)
+    assert "Decayed usage (GPU hours)" in words(site.get("/departments/ops").text)
     assert site.post("/departments/lab/delete", page="/departments/lab").headers["location"] == "/departments/lab"
     assert site.post("/departments/ops/delete").headers["location"] == "/projects"
     assert [d.name for d in site.world.do(site.world.services.departments.departments())] == ["lab"]
 
 
-def test_what_is_not_there_is_not_found(site: Site) -> None:
+def test_unknown_object_is_not_found(site: Site) -> None:
     assert site.get("/projects/nothing").status_code == 404
     assert site.get("/departments/nothing").status_code == 404
     assert site.get("/projects/<script>").status_code == 400

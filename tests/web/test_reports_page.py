@@ -11,9 +11,9 @@ from pool_world import ANN, BEGIN, BOB, World, world_in
 from web_harness import Site, words
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.usage import By
-from gpupool.services import analytics
-from gpupool.web.views.reports import read_form
+from gpupool.domain.usage import GroupBy
+from gpupool.services.usage import analytics
+from gpupool.web.pages.reports import read_form
 
 SPAN = f"since={BEGIN:.0f}&until={BEGIN + 3600:.0f}"
 DAY = "period=days&from=2027-01-15&to=2027-01-15"  # the day of BEGIN, 08:00 UTC
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(world)
 
 
-def test_the_page_has_the_sum_and_a_line_for_each(site: Site) -> None:
+def test_report_page_has_sum_and_rows(site: Site) -> None:
     text = words(site.get(f"/reports?{DAY}&by=user").text)
     assert "GPU hours held 0.67" in text  # (0.5 * 1200 + 2 * 900) / 3600
     assert "bob 0.50" in text
@@ -48,7 +48,7 @@ def test_the_page_has_the_sum_and_a_line_for_each(site: Site) -> None:
     assert "gpupool report --since 2027-01-15T00:00:00Z" in text
 
 
-def test_files_are_those_of_the_api_and_agree_with_the_page(site: Site) -> None:
+def test_files_equal_the_api_and_the_page(site: Site) -> None:
     query = f"{SPAN}&by=user"
     mine = site.get(f"/reports/download/csv?{query}")
     assert "attachment" in mine.headers["content-disposition"]
@@ -64,7 +64,7 @@ def test_files_are_those_of_the_api_and_agree_with_the_page(site: Site) -> None:
     assert "script" not in html.headers["content-security-policy"].replace("default-src 'none'", "")
 
 
-def test_the_links_on_the_page_lead_to_the_same_report(site: Site) -> None:
+def test_links_on_the_page_lead_to_the_same_report(site: Site) -> None:
     html = site.get(f"/reports?{DAY}&by=project&step=hour").text
     for form in ("csv", "json", "html"):
         start = html.index(f"/reports/download/{form}?")
@@ -74,20 +74,20 @@ def test_the_links_on_the_page_lead_to_the_same_report(site: Site) -> None:
         assert "step=hour" in link
 
 
-@pytest.mark.parametrize("by", [by.value for by in By])
+@pytest.mark.parametrize("by", [by.value for by in GroupBy])
 def test_every_grouping_has_a_page(site: Site, by: str) -> None:
     assert "GPU hours held 0.67" in words(site.get(f"/reports?{DAY}&by={by}").text)
 
 
-def test_a_report_of_nothing_is_looked_at_again(site: Site) -> None:
+def test_empty_report_is_computed_again(site: Site) -> None:
     empty = site.get("/reports?period=days&from=2027-01-14&to=2027-01-14").text
-    assert "Nothing was held or asked for" in words(empty)
+    assert "No GPU usage in this period" in words(empty)
     assert 'data-live="often"' in empty
     assert 'data-live="off"' in site.get(f"/reports?{DAY}").text
 
 
 @pytest.mark.parametrize(("period", "grain_s"), [("7d", 10.0), ("30d", 60.0), ("year", 60.0)])
-def test_a_report_stays_the_same_for_a_while(period: str, grain_s: float) -> None:
+def test_report_is_cached_for_a_while(period: str, grain_s: float) -> None:
     ends = {read_form({"period": period}, BEGIN + second, "UTC").wish.until for second in range(120)}
     assert ends == {BEGIN + begin * grain_s for begin in range(round(120 / grain_s))}
 
@@ -102,7 +102,7 @@ def test_a_report_stays_the_same_for_a_while(period: str, grain_s: float) -> Non
         ({"period": "days", "from": "2027-01-10", "to": "2027-01-11"}, "Europe/Berlin", (5 + 8 / 24, 3 + 8 / 24)),
     ],
 )
-def test_periods_begin_and_end_with_days_of_the_zone(
+def test_periods_start_and_end_with_days_of_the_time_zone(
     query: dict[str, str], zone: str, days: tuple[float, float]
 ) -> None:
     now = BEGIN - 3600.0  # 07:00 UTC, 08:00 in Berlin
@@ -120,12 +120,12 @@ def test_periods_begin_and_end_with_days_of_the_zone(
         {"period": "days", "from": "0001-01-01"},
     ],
 )
-def test_what_cannot_be_reported_is_refused(query: dict[str, str]) -> None:
+def test_invalid_report_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(GpupoolError) as caught:
         read_form(query, BEGIN, "UTC")
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
-def test_a_time_to_come_is_refused_on_a_page(site: Site) -> None:
+def test_future_period_is_refused_on_a_page(site: Site) -> None:
     assert site.get("/reports?period=days&from=2030-01-01&to=2030-01-02").status_code == 400
     assert site.get("/reports/download/csv?since=x&until=5").status_code == 400

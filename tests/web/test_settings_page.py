@@ -10,22 +10,25 @@ import structlog
 from pool_world import ADMIN, world_in
 from web_harness import Site, words
 
-from gpupool.domain.gpu import Placement
+from gpupool.domain.nodes.gpu import Placement
+from gpupool.domain.people.warning import WarningKind, WarningSettings
 from gpupool.domain.usage import CostRates
-from gpupool.domain.warning import WarningKind, WarningSettings
-from gpupool.scheduling.order import Order
 from gpupool.scheduling.policy import Policy
-from gpupool.web.views.settings import RULES
+from gpupool.scheduling.state.user_order import Order
+from gpupool.web.pages.settings.view import RULES
 
 MEMBER_UID = 4711
 POLICY = {
     "min_runtime_s": "10m",
+    "unsaved_after_s": "2h",
     "reserve_after_s": "0",
     "consolidate_after_s": "never",
     "stale_gang_s": "90s",
     "node_lost_after_s": "10m",
     "half_life_s": "12h",
     "usage_weight": "2.5",
+    "max_queued_per_user": "500",
+    "max_requests_per_second": "70",
     "order": "shortest",
     "turn_s": "2h",
     "placement": "spread",
@@ -60,17 +63,27 @@ def warnings(site: Site) -> WarningSettings:
     return site.world.services.warnings.settings(ADMIN)
 
 
-def test_every_field_of_the_policy_is_explained() -> None:
+def test_every_policy_field_has_an_explanation() -> None:
     assert {rule.name for rule in RULES} == set(Policy().to_dict())
     assert all(rule.about.endswith(".") for rule in RULES)
 
 
-def test_the_policy_is_changed_and_shown_as_it_was_written(site: Site) -> None:
+def test_policy_is_changed_and_shown_as_entered(site: Site) -> None:
     before = policy(site)
     assert site.post("/settings/policy", **POLICY).status_code == 303
-    assert policy(site) == Policy(600.0, 0.0, None, 90.0, 43200.0, 2.5, Order.SHORTEST, 7200.0, Placement.SPREAD, 600.0)
+    assert policy(site) == Policy(
+        600.0, 0.0, None, 90.0, 43200.0, 2.5, Order.SHORTEST, 7200.0, Placement.SPREAD, 600.0, 500, 7200.0, 70
+    )
     page = site.get("/settings").text
-    for shown in ('value="10m"', 'value="never"', 'value="1m30s"', 'value="2.5"', 'value="shortest" selected'):
+    fields = (
+        'value="10m"',
+        'value="never"',
+        'value="1m30s"',
+        'value="2.5"',
+        'value="500"',
+        'value="shortest" selected',
+    )
+    for shown in fields:
         assert shown in page
     assert "12h00m" in words(site.get("/settings", MEMBER_UID).text)
     site.world.do(site.world.services.policy.change(ADMIN, before.to_dict()))
@@ -78,9 +91,18 @@ def test_the_policy_is_changed_and_shown_as_it_was_written(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("field", "typed"),
-    [("min_runtime_s", "soon"), ("half_life_s", "1s"), ("turn_s", "5s"), ("usage_weight", "-1"), ("order", "random")],
+    [
+        ("min_runtime_s", "soon"),
+        ("half_life_s", "1s"),
+        ("turn_s", "5s"),
+        ("usage_weight", "-1"),
+        ("max_queued_per_user", "0"),
+        ("max_queued_per_user", "2.5"),
+        ("max_queued_per_user", "200001"),
+        ("order", "random"),
+    ],
 )
-def test_an_impossible_policy_is_refused_with_what_was_typed(site: Site, field: str, typed: str) -> None:
+def test_invalid_policy_is_refused_and_input_is_kept(site: Site, field: str, typed: str) -> None:
     before = policy(site)
     answer = site.post("/settings/policy", **{**POLICY, field: typed})
     assert answer.status_code == 422
@@ -89,7 +111,7 @@ def test_an_impossible_policy_is_refused_with_what_was_typed(site: Site, field: 
     assert policy(site) == before
 
 
-def test_rates_are_set_and_taken_away(site: Site) -> None:
+def test_rates_are_set_and_removed(site: Site) -> None:
     accounting = site.world.services.accounting
     assert (
         site.post("/settings/rates", currency="EUR", default_rate="1.2", rates="a100=2.5\nt4 = 0.4").status_code == 303
@@ -103,7 +125,7 @@ def test_rates_are_set_and_taken_away(site: Site) -> None:
     assert not accounting.rates
 
 
-def test_secrets_of_warnings_are_kept_changed_and_never_shown(site: Site) -> None:
+def test_warning_secrets_are_kept_changed_and_never_shown(site: Site) -> None:
     assert site.post("/settings/warnings", **WARNINGS).status_code == 303
     now = warnings(site)
     assert (now.smtp_password, now.webhook_secret, now.before_s) == ("pass-word-1", "sign-it-2", 1200.0)
@@ -120,14 +142,14 @@ def test_secrets_of_warnings_are_kept_changed_and_never_shown(site: Site) -> Non
     wrong = site.post("/settings/warnings", **{**WARNINGS, "webhook_url": "ftp://x/mistyped-secret"})
     assert (wrong.status_code, "mistyped-secret" in wrong.text) == (422, False)
 
-    forget = {**kept, "forget_smtp_password": "on", "forget_webhook_url": "on", "smtp_host": ""}
+    forget = {**kept, "delete_smtp_password": "on", "delete_webhook_url": "on", "smtp_host": ""}
     assert site.post("/settings/warnings", **forget).status_code == 303
     assert (warnings(site).smtp_password, warnings(site).webhook_url, warnings(site).mails) == ("", "", False)
     nowhere = site.post("/settings/warnings/test", page="/settings")
     assert nowhere.headers["location"] == "/settings"
 
 
-def test_a_member_reads_the_policy_and_no_warnings_and_changes_nothing(site: Site) -> None:
+def test_member_reads_policy_without_warnings_and_changes_nothing(site: Site) -> None:
     page = site.get("/settings", MEMBER_UID).text
     main = page.partition("<main")[2]
     assert 'method="post"' not in main

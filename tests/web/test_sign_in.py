@@ -1,4 +1,4 @@
-"""Who gets in, who stays in, and what pages of others can do: nothing."""
+"""Sign-in, sessions, and protection against pages of other sites."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pool_world import world_in
 from signin_harness import LOCAL, OWNER, Browser, token, user
 from web_harness import Site, words
 
-from gpupool.api.attempts import FailedAttempts
-from gpupool.domain.access import Actor, Role
+from gpupool.api.login_limit import FailedAttempts
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
-from gpupool.domain.identity import Identity, ProviderSettings
-from gpupool.domain.signin import LINK_LIFE_S, SESSION_IDLE_S, SESSION_LIFE_S, Place
-from gpupool.services.ports import EventFilter
+from gpupool.domain.people.access import Actor, Role
+from gpupool.domain.people.identity import Identity, ProviderSettings
+from gpupool.domain.people.sessions import LINK_LIFE_S, SESSION_IDLE_S, SESSION_LIFE_S, BrowserClient
+from gpupool.services.ports.store import EventFilter
 from gpupool.web.install import ROUTERS
-from gpupool.web.routes.signing_in import own_path
+from gpupool.web.pages.sign_in import own_path
 
 ADA = Actor("ada", Role.MEMBER, "uid 1001", 1001)
 
@@ -35,7 +35,7 @@ def one_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def people(one_site: Site) -> Site:
-    """Three users, nobody signed in, and nothing held against anybody."""
+    """Create three users without sessions and without failed sign-ins."""
     world = one_site.world
     for name, uid, role in (("root", 0, Role.ADMIN), ("ada", 1001, Role.MEMBER), ("grace", 1002, Role.MEMBER)):
         user(world, name, uid=uid, role=role, disabled=False)
@@ -46,7 +46,7 @@ def people(one_site: Site) -> Site:
 
 
 def events(site: Site, *reasons: Reason) -> list[str]:
-    """What was written down since the test began, which is when time was moved last."""
+    """Return the events since the test began, which is the last change of the time."""
     found = site.world.do(site.world.services.history.events(OWNER, EventFilter(reasons=reasons, limit=1000)))
     found = [event for event in found if event.at == site.world.clock.at]
     return [f"{event.actor}: {event.message}" for event in found]
@@ -55,18 +55,18 @@ def events(site: Site, *reasons: Reason) -> list[str]:
 # Links
 
 
-def test_a_link_lets_one_browser_in_once(people: Site) -> None:
+def test_sign_in_link_works_once(people: Site) -> None:
     first, second = Browser(people, 1001), Browser(people, 1001)
     link = first.link(ADA)
     assert first.get(link).headers["location"] == "/"
     assert first.is_in
     late = second.get(link)
     assert late.status_code == 401
-    assert "no longer good" in words(late.text)
+    assert "no longer valid" in words(late.text)
     assert not second.is_in
 
 
-def test_a_link_seen_by_another_account_is_of_no_use_to_it(people: Site) -> None:
+def test_sign_in_link_is_bound_to_its_account(people: Site) -> None:
     owner = Browser(people, 1001)
     link = owner.link(ADA)
     for uid in (1002, -1):  # -1: the kernel does not say who it is
@@ -79,16 +79,17 @@ def test_a_link_seen_by_another_account_is_of_no_use_to_it(people: Site) -> None
     assert "root admin" in words(with_sudo.get("/sessions").text)
 
 
-def test_a_link_lives_a_minute(people: Site) -> None:
+def test_sign_in_link_expires_after_a_minute(people: Site) -> None:
     browser = Browser(people, 1001)
     link = browser.link(ADA)
     people.world.clock.at += LINK_LIFE_S
     assert browser.get(link).status_code == 401
 
 
-def test_over_the_network_a_page_that_sends_a_browser_here_needs_a_yes(people: Site) -> None:
+def test_sign_in_link_over_network_needs_confirmation(people: Site) -> None:
     browser = Browser(people)
-    link = browser.link(Actor("ada", Role.MEMBER, f"token {token(people.world, 'ada')[0]}", 1001))
+    token_id, _ = token(people.world, "ada")
+    link = browser.link(Actor("ada", Role.MEMBER, f"token {token_id}", 1001, token_id=token_id))
     asked = browser.get(link, sec_fetch_site="cross-site")
     assert "signs this browser in as ada" in words(asked.text)
     assert not browser.is_in
@@ -99,7 +100,7 @@ def test_over_the_network_a_page_that_sends_a_browser_here_needs_a_yes(people: S
 # Cookies
 
 
-def test_cookies_are_as_narrow_as_the_connection_allows(people: Site) -> None:
+def test_cookies_have_the_strictest_possible_attributes(people: Site) -> None:
     local, remote = Browser(people, 0).follow(), Browser(people)
     remote.show_token(token(people.world)[1])
     name, _, rest = local.set_cookie.partition("=")
@@ -111,7 +112,7 @@ def test_cookies_are_as_narrow_as_the_connection_allows(people: Site) -> None:
     assert "domain" not in rest.lower()
 
 
-def test_a_cookie_is_of_no_use_to_another_account_or_over_another_connection(people: Site) -> None:
+def test_cookie_is_bound_to_account_and_connection(people: Site) -> None:
     owner = Browser(people, 1001).follow(ADA)
     secret = next(iter(owner.cookies.values()))
     for thief in (Browser(people, 1002), Browser(people, 0), Browser(people, -1), Browser(people)):
@@ -121,7 +122,7 @@ def test_a_cookie_is_of_no_use_to_another_account_or_over_another_connection(peo
     assert owner.is_in
 
 
-def test_signing_in_ends_what_the_browser_had_before(people: Site) -> None:
+def test_sign_in_ends_the_earlier_session_of_the_browser(people: Site) -> None:
     browser = Browser(people, 1001).follow(ADA)
     before = dict(browser.cookies)
     browser.follow(ADA)
@@ -133,7 +134,7 @@ def test_signing_in_ends_what_the_browser_had_before(people: Site) -> None:
 # Without a session
 
 
-def test_without_a_session_there_is_the_way_in_and_nothing_else(people: Site) -> None:
+def test_without_session_only_sign_in_is_served(people: Site) -> None:
     browser = Browser(people, 1001)
     open_to_all = {"/login", "/login/link", "/static/{version}/{name:path}", "/favicon.ico"}
     open_to_all |= {"/login/oidc", "/login/oidc/callback"}
@@ -157,13 +158,13 @@ def _filled(path: str) -> str:
     return "/".join("1" if part.startswith("{") else part for part in parts)
 
 
-def test_the_api_is_not_served_to_browsers_of_the_machine(people: Site) -> None:
+def test_api_is_not_served_to_local_browsers(people: Site) -> None:
     browser = Browser(people, 0).follow()
     for path in ("/v1/health", "/v1/pool", "/v1/openapi.json"):
         assert browser.get(path).status_code == 404
 
 
-def test_over_tls_a_cookie_is_nothing_to_the_api(people: Site) -> None:
+def test_api_ignores_cookies_over_tls(people: Site) -> None:
     browser = Browser(people)
     browser.show_token(token(people.world)[1])
     assert browser.is_in
@@ -181,7 +182,7 @@ ELSEWHERE = [
 ]
 
 
-def test_a_form_from_elsewhere_is_refused_even_with_the_right_token(people: Site) -> None:
+def test_form_of_other_origin_is_refused_with_valid_token(people: Site) -> None:
     browser = Browser(people, 1001).follow(ADA)
     form = browser.form_token()
     for headers in ELSEWHERE:
@@ -190,7 +191,7 @@ def test_a_form_from_elsewhere_is_refused_even_with_the_right_token(people: Site
     assert browser.is_in
 
 
-def test_a_form_needs_the_token_of_its_own_session(people: Site) -> None:
+def test_form_needs_the_token_of_its_session(people: Site) -> None:
     ada, again, grace = (Browser(people, uid) for uid in (1001, 1001, 1002))
     ada.follow(ADA)
     again.follow(ADA)
@@ -202,7 +203,7 @@ def test_a_form_needs_the_token_of_its_own_session(people: Site) -> None:
     assert not ada.is_in
 
 
-def test_another_name_for_this_machine_is_refused(people: Site) -> None:
+def test_unknown_host_name_is_refused(people: Site) -> None:
     browser = Browser(people, 0).follow()
     for host in ("evil.example", "evil.example:8470", "127.0.0.1.evil.example", "", "0.0.0.0:8470", "[::1"):
         for path in ("/", "/login", "/static/x/app.css"):
@@ -230,11 +231,11 @@ def test_another_name_for_this_machine_is_refused(people: Site) -> None:
         ("", "/"),
     ],
 )
-def test_only_paths_of_ours_are_gone_on_to(wanted: str, leads: str) -> None:
+def test_redirects_lead_only_to_own_paths(wanted: str, leads: str) -> None:
     assert own_path(wanted) == leads
 
 
-def test_nobody_is_led_elsewhere(people: Site) -> None:
+def test_redirect_to_other_site_is_refused(people: Site) -> None:
     _, secret = token(people.world)
     for wanted, leads in {"//evil.example/": "/", "https://evil.example": "/", "/queue?a=1": "/queue?a=1"}.items():
         assert Browser(people, 0).show_token(secret, next=wanted).headers["location"] == leads
@@ -242,7 +243,7 @@ def test_nobody_is_led_elsewhere(people: Site) -> None:
         assert signed_in.ask("GET", "/login", params={"next": wanted}).headers["location"] == leads
 
 
-def test_every_answer_carries_the_headers(people: Site) -> None:
+def test_every_answer_has_security_headers(people: Site) -> None:
     css = Browser(people, 0).get("/login").text.split('rel="stylesheet" href="')[1].split('"')[0]
     browser = Browser(people, 0).follow()
     answers = [browser.get(path) for path in ("/", "/login", "/nothing", "/sessions?format=csv", css, "/v1/pool")]
@@ -261,7 +262,7 @@ def test_every_answer_carries_the_headers(people: Site) -> None:
 # Staying in
 
 
-def test_a_session_ends_when_nobody_looks_and_an_open_page_is_nobody(people: Site) -> None:
+def test_session_ends_when_idle_despite_open_page(people: Site) -> None:
     browser, watched = Browser(people, 1001).follow(ADA), Browser(people, 1001).follow(ADA)
     for _ in range(3):
         people.world.clock.at += SESSION_IDLE_S / 2
@@ -271,7 +272,7 @@ def test_a_session_ends_when_nobody_looks_and_an_open_page_is_nobody(people: Sit
     assert not browser.is_in
 
 
-def test_a_session_ends_after_a_week_however_it_is_used(people: Site) -> None:
+def test_session_ends_after_a_week(people: Site) -> None:
     browser = Browser(people, 1001).follow(ADA)
     for _ in range(int(SESSION_LIFE_S / SESSION_IDLE_S)):
         assert browser.get("/sessions").status_code == 200
@@ -281,7 +282,7 @@ def test_a_session_ends_after_a_week_however_it_is_used(people: Site) -> None:
     assert not browser.is_in
 
 
-def test_a_disabled_user_is_out_at_once_and_stays_out(people: Site) -> None:
+def test_disabled_user_is_signed_out_at_once(people: Site) -> None:
     browser = Browser(people, 1001).follow(ADA)
     user(people.world, "ada", disabled=True)
     assert not browser.is_in
@@ -291,14 +292,15 @@ def test_a_disabled_user_is_out_at_once_and_stays_out(people: Site) -> None:
     assert browser.get(browser.link(ADA)).status_code == 401
 
 
-def test_a_session_ends_with_its_token(people: Site) -> None:
+def test_session_ends_with_its_token(people: Site) -> None:
     token_id, secret = token(people.world, "ada")
     _, brief = token(people.world, "ada", expires_in_s=60.0)
     by_token, by_brief, by_link = Browser(people), Browser(people), Browser(people)
     by_token.show_token(secret)
     by_brief.show_token(brief)
-    by_link.follow(Actor("ada", Role.MEMBER, f"token {token_id}", 1001))
-    unused = by_link.link(Actor("ada", Role.MEMBER, f"token {token_id}", 1001))
+    caller = Actor("ada", Role.MEMBER, f"token {token_id}", 1001, token_id=token_id)
+    by_link.follow(caller)
+    unused = by_link.link(caller)
     assert by_token.is_in
     assert by_brief.is_in
     assert by_link.is_in
@@ -311,7 +313,7 @@ def test_a_session_ends_with_its_token(people: Site) -> None:
     assert by_link.get(unused, sec_fetch_site="none").status_code == 401
 
 
-def test_a_role_holds_from_the_next_request_on_and_a_token_bounds_it(people: Site) -> None:
+def test_changed_role_applies_to_next_request_within_token_scope(people: Site) -> None:
     user(people.world, "grace", role=Role.ADMIN)
     _, weak = token(people.world, "grace", Role.VIEWER)
     admin, viewer = Browser(people, 1002).follow(Actor("grace", Role.ADMIN, "uid 1002", 1002)), Browser(people)
@@ -325,7 +327,7 @@ def test_a_role_holds_from_the_next_request_on_and_a_token_bounds_it(people: Sit
     assert "grace viewer" in words(viewer.get("/sessions").text)
 
 
-def test_sessions_outlive_the_control_plane(site: Site) -> None:
+def test_sessions_survive_the_control_plane(site: Site) -> None:
     world = site.world
     user(world, "ada", uid=1001)
     browser, by_token, by_revoked = Browser(site, 1001).follow(ADA), Browser(site), Browser(site)
@@ -342,7 +344,7 @@ def test_sessions_outlive_the_control_plane(site: Site) -> None:
     assert not by_revoked.is_in
 
 
-def test_one_user_has_so_many_browsers_and_the_one_not_used_longest_makes_way(people: Site) -> None:
+def test_least_recently_used_session_ends_at_session_limit(people: Site) -> None:
     browsers = [Browser(people, 1001).follow(ADA) for _ in range(20)]
     people.world.clock.at += 10
     browsers[0].get("/sessions")
@@ -355,7 +357,7 @@ def test_one_user_has_so_many_browsers_and_the_one_not_used_longest_makes_way(pe
 # Seeing and ending sessions
 
 
-def test_sessions_are_ones_own_to_see_and_to_end(people: Site) -> None:
+def test_users_see_and_end_only_own_sessions(people: Site) -> None:
     ada = Browser(people, 1001).follow(ADA)
     grace = Browser(people, 1002).follow(Actor("grace", Role.MEMBER, "uid 1002", 1002))
     admin = Browser(people, 0).follow()
@@ -370,7 +372,7 @@ def test_sessions_are_ones_own_to_see_and_to_end(people: Site) -> None:
     assert ada.is_in
 
 
-def test_what_a_browser_calls_itself_is_only_text(people: Site) -> None:
+def test_user_agent_is_shown_as_text(people: Site) -> None:
     browser = Browser(people, 0)
     browser.get(browser.link(), user_agent='<script>alert(1)</script>"=cmd()')
     page = browser.get("/sessions")
@@ -381,23 +383,24 @@ def test_what_a_browser_calls_itself_is_only_text(people: Site) -> None:
 # Guessing
 
 
-def test_ten_wrong_tokens_and_that_account_has_to_wait_and_no_other(people: Site) -> None:
+def test_wrong_tokens_are_limited_and_valid_token_still_signs_in(people: Site) -> None:
     _, secret = token(people.world)
     guesser, owner = Browser(people, 1002), Browser(people, 0)
     for _ in range(10):
         assert guesser.show_token("gpt_00000000_wrong").status_code == 401
-    assert guesser.show_token(secret).status_code == 429
+    assert guesser.show_token("gpt_00000000_wrong").status_code == 429
+    assert guesser.show_token(secret).status_code == 303
     assert owner.show_token(secret).status_code == 303
 
 
-def test_what_is_no_token_is_refused_in_a_sentence(people: Site) -> None:
+def test_invalid_token_is_refused_with_a_message(people: Site) -> None:
     for wrong in ("", "x", "gpt_" + "x" * 5000, "gpt_ü", "gpt_\0", "' or 1=1 --"):
         answer = Browser(people, 0).show_token(wrong)
         assert answer.status_code == 401
         assert "UNAUTHENTICATED" in answer.text
 
 
-def test_who_came_and_went_is_written_down_and_a_flood_of_guesses_is_not(people: Site) -> None:
+def test_sign_ins_are_audited_and_floods_of_guesses_are_not(people: Site) -> None:
     token_id, secret = token(people.world, "ada")
     browser = Browser(people, 1001).follow(ADA)
     browser.show_token(secret)
@@ -409,10 +412,10 @@ def test_who_came_and_went_is_written_down_and_a_flood_of_guesses_is_not(people:
             Browser(people, uid).show_token("gpt_wrong\nforged: line")
     failed = events(people, Reason.SIGN_IN_FAILED)
     assert len(failed) == 20
-    assert failed[0] == "pool: The token is not known here. (uid 2000)"
+    assert failed[0] == "pool: The token is unknown. (uid 2000)"
 
 
-def test_the_service_refuses_what_it_does_not_know(people: Site) -> None:
+def test_unknown_sessions_are_refused(people: Site) -> None:
     with pytest.raises(GpupoolError) as refused:
         people.world.do(people.world.services.sessions.end(ADA, "0" * 12))
     assert refused.value.code is ErrorCode.NOT_FOUND
@@ -421,8 +424,8 @@ def test_the_service_refuses_what_it_does_not_know(people: Site) -> None:
 # People of a provider
 
 
-def test_a_person_of_a_provider_stays_one_user_and_nobody_else_becomes_it(people: Site) -> None:
-    world, place = people.world, Place(None)
+def test_provider_identity_maps_to_one_user(people: Site) -> None:
+    world, place = people.world, BrowserClient(None)
     settings = ProviderSettings("https://login.example", "gpupool", "https://gpu1.example:8443", make_users=True)
 
     def admit(key: str, name: str, named: bool = False, role: Role | None = None, **changes: Any) -> str:
@@ -441,7 +444,7 @@ def test_a_person_of_a_provider_stays_one_user_and_nobody_else_becomes_it(people
     assert "bound to you" in refused("one-2", "ada")
     assert admit("two-9", "ada") == "ada"  # another provider says it too: the administrator has changed over
     assert admit("one-3", "margaret") == "margaret"
-    assert "none is made" in refused("one-4", "karen", make_users=False)
+    assert "does not create one" in refused("one-4", "karen", make_users=False)
     assert "bound to you" in refused("one-5", "grace", match_users=False)
     user(world, "grace", role=Role.ADMIN)
     assert "bound to you" in refused("one-5", "grace")

@@ -1,4 +1,4 @@
-"""What another user, account of the machine or site's page gets of one's work: nothing but that it is there."""
+"""Other users, accounts and sites see of a user's work only that it exists."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Person:
         return self.http.post(path, data=sent, headers={"origin": origin or self.pool.url})
 
     def terminal(self, ref: str, origin: str | None, leave: str = "") -> str:
-        """What becomes of a terminal: ``open``, or the status that it is refused or closed with; ``leave``: a form."""
+        """Return the state of a terminal: ``open``, or the status of its refusal or end; ``leave``: a form."""
         cookies = "; ".join(f"{name}={value}" for name, value in self.http.cookies.items())
         address = f"wss://127.0.0.1:{self.pool.port}/ui/workloads/{ref}/terminal"
         options: Json = {"additional_headers": {"cookie": cookies}, "ssl": trusting(self.pool), "origin": origin}
@@ -78,7 +78,7 @@ def trusting(pool: WebPool) -> ssl.SSLContext:
 
 @dataclass
 class Scene:
-    """Somebody's program with secrets, its owner, and somebody else."""
+    """A program with secrets, its owner, and another user."""
 
     owner: Person
     other: Person
@@ -110,13 +110,13 @@ def scene(shared_web_pool: WebPool) -> Iterator[Scene]:
     owner.api("POST", f"/v1/workloads/{ref}/stop", json={"force": True})
 
 
-def test_the_owner_sees_all_of_it(scene: Scene) -> None:
+def test_owner_sees_all_details(scene: Scene) -> None:
     page = scene.owner.http.get(f"/workloads/{scene.ref}").text
     assert SECRETS[1] in page
     assert scene.owner.terminal(scene.ref, scene.owner.pool.url) == "open"
 
 
-def test_no_page_has_another_users_secrets(scene: Scene) -> None:
+def test_no_page_shows_secrets_of_other_users(scene: Scene) -> None:
     """Every address that answers GET, as the table of routes has it, filled in with what there is."""
     there = {"ref": scene.ref, "name": "ada.in", "index": "0", "form": "csv", "uuid": "x", "version": "x"}
     seen = 0
@@ -149,18 +149,18 @@ def test_output_and_terminal_of_another_user_are_refused(scene: Scene, who: str)
 
 
 @pytest.mark.parametrize("origin", [None, "https://evil.example", "null", "http://127.0.0.1:9000"])
-def test_a_page_of_another_site_opens_no_terminal_with_ones_cookie(scene: Scene, origin: str | None) -> None:
+def test_other_site_cannot_open_terminal_with_cookie(scene: Scene, origin: str | None) -> None:
     assert scene.owner.terminal(scene.ref, origin) == "403"
 
 
-def test_another_users_forms_change_nothing(scene: Scene) -> None:
+def test_forms_of_another_user_change_nothing(scene: Scene) -> None:
     for verb in ("stop", "suspend", "extend", "delete", "shell"):
         answer = scene.other.send(f"/workloads/{scene.ref}/{verb}", by="1h")
         assert answer.status_code >= 400, verb
     assert scene.owner.api("GET", f"/v1/workloads/{scene.ref}").json()["state"] == "running"
 
 
-def test_a_page_of_another_site_cannot_send_the_owners_forms(scene: Scene) -> None:
+def test_other_site_cannot_send_forms_of_the_owner(scene: Scene) -> None:
     for origin in ("https://evil.example", "null"):
         assert scene.owner.send(f"/workloads/{scene.ref}/stop", origin).status_code == 403
     assert scene.owner.send(f"/workloads/{scene.ref}/stop", form_token="0" * 32).status_code == 403
@@ -168,7 +168,7 @@ def test_a_page_of_another_site_cannot_send_the_owners_forms(scene: Scene) -> No
     assert scene.owner.api("GET", f"/v1/workloads/{scene.ref}").json()["state"] == "running"
 
 
-def test_a_terminal_closes_when_its_session_ends(scene: Scene) -> None:
+def test_terminal_closes_when_its_session_ends(scene: Scene) -> None:
     again = Person(scene.owner.pool, scene.owner.token)
     assert again.terminal(scene.ref, again.pool.url, leave="/logout") == "4401"
 
@@ -188,7 +188,7 @@ print(json.dumps([answer.status, answer.getheader("set-cookie") or "", answer.re
 
 
 def as_account(uid: int, base: str, path: str, cookie: str = "") -> tuple[int, str, str]:
-    """What a program of another account of this machine is answered."""
+    """Return the answer that a program of another account of this machine gets."""
     asked = json.dumps([base.removeprefix("http://"), path, cookie])
     command = [sys.executable, "-I", "-c", _AS_ANOTHER.replace("UID", str(uid)), asked]
     status, given, text = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
@@ -196,8 +196,8 @@ def as_account(uid: int, base: str, path: str, cookie: str = "") -> tuple[int, s
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other accounts")
-def test_the_kernel_says_whose_browser_it_is(shared_web_pool: WebPool) -> None:
-    """A link and a cookie that somebody else on the machine has seen are of no use to him, the owner goes on."""
+def test_browser_user_is_identified_by_the_kernel(shared_web_pool: WebPool) -> None:
+    """Another account that has seen a link and a cookie cannot use them; the owner's session continues."""
     pool = shared_web_pool
     link = pool.json("dashboard")["url"]
     base, _, query = link.partition("/login")

@@ -1,4 +1,4 @@
-"""Signing in with OpenID Connect: a real provider process, a real pool, a real browser; and who is let in as whom."""
+"""Sign-in with OpenID Connect: a real provider process, pool and browser; mapping of identities to users."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ class Place:
         return page.inner_text("body")
 
 
+def forget_session(page: Page) -> None:
+    """Sign out in the browser. An open page would notice it and reload itself, and so abort the next navigation."""
+    page.goto("about:blank")
+    page.context.clear_cookies()
+
+
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
     provider, port = Provider(), free_port()
@@ -116,13 +122,13 @@ def page(chromium: Chromium) -> Iterator[Page]:
     chromium.close(context)
 
 
-def test_people_sign_in_and_are_who_the_rules_say(place: Place, page: Page) -> None:
+def test_provider_sign_in_maps_users_by_rules(place: Place, page: Page) -> None:
     said = place.sign_in(page, "1", "/sessions?sort=-user")
     assert page.url == f"{place.url}/sessions?sort=-user"  # where they wanted to go, without a code in the address
     assert re.search(r"ada\s+manager", said)
     users = {user["name"]: user for user in place.pool.json("user", "list")["users"]}
     assert (users["ada"]["role"], users["ada"]["email"]) == ("manager", "ada@lab.example")
-    page.context.clear_cookies()
+    forget_session(page)
     assert re.search(r"grace\s+viewer", place.sign_in(page, "2"))
     cookies = {cookie["name"].rpartition("-")[2]: cookie for cookie in page.context.cookies()}
     assert "oidc" not in cookies  # its work is done
@@ -132,28 +138,28 @@ def test_people_sign_in_and_are_who_the_rules_say(place: Place, page: Page) -> N
 @pytest.mark.parametrize(
     ("sub", "why"),
     [
-        ("3", "not of a domain that may sign in"),
+        ("3", "domain is not allowed to sign in"),
         ("4", "root administers the machine"),
         ("5", "There is a user ada here|bound to you"),
     ],
 )
-def test_whom_the_rules_refuse(place: Place, page: Page, sub: str, why: str) -> None:
+def test_sign_in_refused_by_rules_has_a_reason(place: Place, page: Page, sub: str, why: str) -> None:
     if sub == "5":
         place.sign_in(page, "1")
         place.pool("user", "set", "ada", "--role", "admin")
-        page.context.clear_cookies()
+        forget_session(page)
     said = place.sign_in(page, sub)
     assert re.search(why, said), said
     assert "FORBIDDEN" in said
     assert not [c for c in page.context.cookies() if c["name"].endswith("session")]
 
 
-def test_what_is_sent_and_what_must_come_back(place: Place, page: Page) -> None:
+def test_sign_in_request_and_answer_are_validated(place: Place, page: Page) -> None:
     """State, nonce and PKCE are there and new each time; an answer without them, or a second time, is refused."""
     seen: list[dict[str, str]] = []
     page.on("request", lambda request: seen.append(_query(request.url)) if request.method == "GET" else None)
     place.sign_in(page, "2")
-    page.context.clear_cookies()
+    forget_session(page)
     place.sign_in(page, "2")
     first, second = [query for query in seen if "code_challenge" in query][:2]
     for name in ("state", "nonce", "code_challenge"):
@@ -161,14 +167,14 @@ def test_what_is_sent_and_what_must_come_back(place: Place, page: Page) -> None:
         assert first[name] != second[name]
     assert first["code_challenge_method"] == "S256"
     assert first["redirect_uri"] == f"{place.url}/login/oidc/callback"
-    page.context.clear_cookies()
+    forget_session(page)
     for forged in ("?code=x&state=y", f"?code=x&state={second['state']}", "?error=access_denied", ""):
         page.goto(f"{place.url}/login/oidc/callback{forged}")
         assert "UNAUTHENTICATED" in page.inner_text("main")
 
 
-def test_an_answer_is_good_for_the_browser_that_asked_and_once(place: Place) -> None:
-    """Whoever sends somebody the end of his own sign-in does not get them to work in his name."""
+def test_provider_answer_works_once_in_the_same_browser(place: Place) -> None:
+    """An attacker who sends a user the end of an own sign-in cannot make that user work in the attacker's name."""
     with httpx2.Client(base_url=place.url) as asked, httpx2.Client(base_url=place.url) as victim:
         to_provider = asked.get("/login/oidc").headers["location"]
         back = httpx2.post(to_provider, data={"sub": "2"}).headers["location"]
@@ -176,7 +182,7 @@ def test_an_answer_is_good_for_the_browser_that_asked_and_once(place: Place) -> 
         for stranger in (victim, httpx2.Client()):
             answer = stranger.get(back)
             assert answer.status_code == 401
-            assert "begun" in answer.text
+            assert "started" in answer.text
             assert not any(name.endswith("session") for name in stranger.cookies)
         way = dict(asked.cookies)
         assert asked.get(back).headers["location"] == "/"
@@ -186,7 +192,7 @@ def test_an_answer_is_good_for_the_browser_that_asked_and_once(place: Place) -> 
         assert asked.get(back).status_code == 401  # the provider takes no code twice
 
 
-def test_without_the_provider_a_token_still_lets_people_in(place: Place, page: Page) -> None:
+def test_token_sign_in_works_without_the_provider(place: Place, page: Page) -> None:
     place.provider.stop()
     try:
         place.pool.kill_child("control-plane")  # nothing is remembered of the provider

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, WebSocketRoute, expect
 from web_harness import Visit, WebPool, check_accessible, check_fits, picture
 
 from gpupool.specs.request import parse_request
-from gpupool.web.views.account import DEFAULT_PATH
+from gpupool.web.pages.submit.account import DEFAULT_PATH
 
 COUNT = 'i=0; while true; do i=$((i+1)); echo "epoch $i"; sleep 0.2; done'
 
@@ -40,7 +42,7 @@ def press(page: Page, label: str) -> None:
 
 
 def screen(page: Page) -> str:
-    """What the terminal shows."""
+    """Return the text of the terminal."""
     rows = page.locator("gpupool-terminal .xterm-rows > div").all_inner_texts()
     return "\n".join(row.replace("\xa0", " ").rstrip() for row in rows)
 
@@ -54,7 +56,23 @@ def shows(page: Page, text: str) -> None:
     )
 
 
-def test_submit_from_the_page_watch_it_stop_it_and_run_it_again(visit: Visit) -> None:
+def wait_for_foreground(argument: bytes, timeout_s: float = 20.0) -> None:
+    """Wait until a process with this argument is in the foreground of its terminal (proc(5): ``pgrp`` is ``tpgid``)."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if argument in (process / "cmdline").read_bytes().split(b"\0"):
+                    fields = (process / "stat").read_text().rpartition(")")[2].split()
+                    if fields[2] == fields[5]:
+                        return
+            except OSError:  # it has ended
+                continue
+        time.sleep(0.05)
+    raise AssertionError(f"no process with {argument!r} came to the foreground")
+
+
+def test_job_is_submitted_watched_stopped_and_resubmitted(visit: Visit) -> None:
     page = visit()
     page.goto("/submit")
     fill_form(page, command=COUNT, name="counter", gpus="0.5", max_time="2h")
@@ -84,7 +102,7 @@ def test_submit_from_the_page_watch_it_stop_it_and_run_it_again(visit: Visit) ->
     expect(page.locator(".facts")).to_contain_text("0.25")
 
 
-def test_a_terminal_is_typed_into_interrupted_resized_and_found_again(visit: Visit, web_pool: WebPool) -> None:
+def test_terminal_accepts_input_interrupts_resizes_and_reconnects(visit: Visit, web_pool: WebPool) -> None:
     start(web_pool, "session", "exec sh", kind="interactive")
     page = visit()
     page.goto("/workloads/session")
@@ -92,7 +110,8 @@ def test_a_terminal_is_typed_into_interrupted_resized_and_found_again(visit: Vis
     page.locator("gpupool-terminal .xterm-helper-textarea").focus()
     page.keyboard.type("PS1=; echo typed-$((40+2))\n")
     shows(page, "typed-42")
-    page.keyboard.type("sleep 1000; echo interrupted\n")
+    page.keyboard.type("sleep 1000.25; echo interrupted\n")
+    wait_for_foreground(b"1000.25")  # before that, Ctrl-C reaches the shell, which ignores it
     page.keyboard.press("Control+c")
     page.keyboard.type("echo after-$((1+1))\n")
     shows(page, "after-2")
@@ -118,7 +137,7 @@ def test_a_terminal_is_typed_into_interrupted_resized_and_found_again(visit: Vis
     expect(page.locator("h1")).to_contain_text("failed")
 
 
-def test_a_terminal_that_lost_its_connection_comes_back(visit: Visit, web_pool: WebPool) -> None:
+def test_terminal_reconnects_after_lost_connection(visit: Visit, web_pool: WebPool) -> None:
     start(web_pool, "survivor", "exec sh", kind="interactive")
     page = visit()
     opened: list[WebSocketRoute] = []
@@ -133,7 +152,7 @@ def test_a_terminal_that_lost_its_connection_comes_back(visit: Visit, web_pool: 
     page.keyboard.type("PS1=; echo before-$((1+1))\n")
     shows(page, "before-2")
     opened[0].close(code=1001)
-    expect(page.locator("gpupool-terminal")).to_contain_text("connecting again")
+    expect(page.locator("gpupool-terminal")).to_contain_text("reconnecting")
     expect(page.locator("gpupool-terminal")).to_contain_text("Connected")
     shows(page, "before-2")
     page.keyboard.type("echo again-$((1+1))\n")
@@ -141,7 +160,7 @@ def test_a_terminal_that_lost_its_connection_comes_back(visit: Visit, web_pool: 
     assert len(opened) == 2
 
 
-def test_a_shell_is_opened_beside_a_program(visit: Visit, web_pool: WebPool) -> None:
+def test_shell_is_opened_next_to_a_program(visit: Visit, web_pool: WebPool) -> None:
     start(web_pool, "host")
     page = visit()
     page.goto("/workloads/host")
@@ -155,11 +174,11 @@ def test_a_shell_is_opened_beside_a_program(visit: Visit, web_pool: WebPool) -> 
     )
 
 
-def test_another_users_output_and_terminal_cannot_be_reached(visit: Visit, web_pool: WebPool) -> None:
+def test_output_and_terminal_of_another_user_are_inaccessible(visit: Visit, web_pool: WebPool) -> None:
     start(web_pool, "hers", "echo open-sesame; exec sh", kind="interactive")
     page = visit("eve", "member")
     page.goto("/workloads/hers")
-    expect(page.locator("main")).to_contain_text("shown to root")
+    expect(page.locator("main")).to_contain_text("visible to root")
     assert "sesame" not in page.content()
     assert page.locator("gpupool-terminal, gpupool-output").count() == 0
     reached = page.evaluate(
@@ -178,7 +197,7 @@ def test_another_users_output_and_terminal_cannot_be_reached(visit: Visit, web_p
     assert reached[3].startswith("FORBIDDEN: ")
 
 
-def test_the_queue_goes_on_by_itself(visit: Visit, web_pool: WebPool) -> None:
+def test_queue_page_updates_automatically(visit: Visit, web_pool: WebPool) -> None:
     start(web_pool, "hog", gpus={"count": 2}, max_time="1h")
     start(web_pool, "waits", gpus={"count": 2})
     start(web_pool, "urgent", gpus={"count": 1}, priority="high")
@@ -197,10 +216,10 @@ def test_the_queue_goes_on_by_itself(visit: Visit, web_pool: WebPool) -> None:
     expect(names).to_have_text(["waits"])
     with web_pool.client as client:
         client.stop("hog", force=True)
-    expect(page.locator("main")).to_contain_text("Nobody waits")
+    expect(page.locator("main")).to_contain_text("The queue is empty")
 
 
-def test_a_lease_is_taken_extended_and_released_from_the_page(visit: Visit) -> None:
+def test_lease_is_created_extended_and_released_on_page(visit: Visit) -> None:
     page = visit(reduced_motion="reduce")
     page.goto("/leases")
     page.get_by_role("link", name="Hold GPUs").click()
@@ -213,15 +232,15 @@ def test_a_lease_is_taken_extended_and_released_from_the_page(visit: Visit) -> N
     ends = page.locator("#table-leases tbody td:nth-child(8) time")
     before = float(ends.get_attribute("data-when") or 0)
     page.get_by_role("button", name="Extend").click()
-    expect(page.get_by_role("status").first).to_contain_text("1h00m longer")
+    expect(page.get_by_role("status").first).to_contain_text("extended by 1h00m")
     assert float(ends.get_attribute("data-when") or 0) == before + 3600
     picture(page, "leases")
     page.get_by_role("button", name="Release").click()
     page.locator("[data-confirm-yes]").click()
-    expect(page.locator("main")).to_contain_text("No GPU is held")
+    expect(page.locator("main")).to_contain_text("No leases")
 
 
-def test_pages_of_work_are_accessible_and_fit_a_phone(visit: Visit, web_pool: WebPool) -> None:
+def test_work_pages_are_accessible_and_fit_a_phone(visit: Visit, web_pool: WebPool) -> None:
     start(web_pool, "term", "exec sh", kind="interactive")
     start(web_pool, "held", kind="lease", lifetime="1h")
     start(web_pool, "sweep", sweep={"grid": {"lr": [0.1, 0.01]}}, gpus={"count": 2})

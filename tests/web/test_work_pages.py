@@ -13,9 +13,9 @@ import structlog
 from pool_world import ADMIN, ANN, BOB, World, world_in
 from web_harness import Site, words
 
-from gpupool.domain.access import Role
-from gpupool.domain.workload import Workload, WorkloadState
-from gpupool.services.ports import WorkloadFilter
+from gpupool.domain.people.access import Role
+from gpupool.domain.work.workload import Workload, WorkloadState
+from gpupool.services.ports.store import WorkloadFilter
 
 ANN_UID, BOB_UID, EVE_UID = 1001, 1002, 1003
 SECRET = "open-sesame"
@@ -34,7 +34,7 @@ def shared_people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def people(shared_people: Site) -> Iterator[Site]:
-    """What a test leaves behind is stopped and deleted."""
+    """Stop and delete the workloads that a test leaves."""
     yield shared_people
     shared_people.world.do(clear(shared_people.world))
 
@@ -59,7 +59,7 @@ def private(site: Site) -> Workload:
 # The queue
 
 
-def test_the_queue_says_the_order_why_and_when(people: Site) -> None:
+def test_queue_shows_order_wait_reason_and_estimate(people: Site) -> None:
     submit(people, name="hog", gpus={"count": 2}, max_time="1h")
     first, second = submit(people, name="one"), submit(people, name="two", actor=BOB, priority=100)
     people.get("/queue")  # reasons are asked for within a budget of time: what is missing comes with the next look
@@ -73,20 +73,20 @@ def test_the_queue_says_the_order_why_and_when(people: Site) -> None:
     assert [(row["name"], row["order"]) for row in rows] == [("two", "1"), ("one", "2")]
 
 
-def test_an_empty_queue_teaches_the_next_step(people: Site) -> None:
-    assert "Nobody waits" in words(people.get("/queue").text)
+def test_empty_queue_shows_next_step(people: Site) -> None:
+    assert "The queue is empty" in words(people.get("/queue").text)
 
 
-def test_a_waiting_workload_says_who_is_before_it_and_why(people: Site) -> None:
+def test_waiting_workload_shows_position_and_reason(people: Site) -> None:
     submit(people, name="hog", gpus={"count": 2})
     submit(people, name="urgent", priority=100)
     last = submit(people, name="last")
     said = words(people.get(f"/workloads/{last.id}").text)
-    assert "Why it waits" in said
+    assert "Wait reason" in said
     assert "urgent of ann: priority 100 over 0" in said
 
 
-def test_the_priority_of_what_waits_is_set_on_its_page(people: Site) -> None:
+def test_priority_of_waiting_workload_is_set_on_its_page(people: Site) -> None:
     submit(people, name="hog", gpus={"count": 2})
     submit(people, name="one")
     last = submit(people, name="last")
@@ -105,7 +105,7 @@ def test_the_priority_of_what_waits_is_set_on_its_page(people: Site) -> None:
 # Lists
 
 
-def test_workloads_are_filtered_by_the_address(people: Site) -> None:
+def test_workloads_are_filtered_by_url(people: Site) -> None:
     submit(people, name="hers", labels={"team": "vision"})
     done = submit(people, name="his", actor=BOB)
     people.world.do(people.world.end(done))
@@ -118,27 +118,62 @@ def test_workloads_are_filtered_by_the_address(people: Site) -> None:
         "/workloads?name=his": {"his"},
         "/workloads?project=other": set(),
         "/workloads?find=his": {"his"},
+        "/workloads?find=HI": {"his"},
+        "/workloads?find=team%3Dvis": {"hers"},
+        "/workloads?find=user%3Abob": {"his"},
+        "/workloads?name=er": {"hers"},
     }
     for address, names in shown.items():
         found = set(re.findall(r'href="/workloads/w[0-9a-z]+">(\w+)</a>', people.get(address).text))
         assert found == names, address
     assert people.get("/workloads?state=odd").status_code == 400
-    assert people.get("/workloads?before=odd").status_code == 400
+    assert people.get("/workloads?find=" + "+".join("abcdefghi")).status_code == 400
 
 
-def test_older_workloads_are_one_step_away(people: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpupool.web.views.workloads.MOST_READ", 2)
-    for number in range(3):
-        submit(people, name=f"n{number}")
+def names_of(html: str) -> list[str]:
+    return re.findall(r'href="/workloads/w[0-9a-z]+">([\w-]+)</a>', html)
+
+
+def test_workloads_are_searched_sorted_counted_and_downloaded(people: Site) -> None:
+    """The first of 121 runs, the others wait: it is on the third page, and found by a part of its name."""
+    submit(people, name="resnet-base", gpus={"count": 2})
+    people.world.do(people.world.pass_time(1))
+    for number in range(120):
+        submit(people, name=f"trial-{number:03}", gpus={"count": 2})
         people.world.do(people.world.pass_time(1))
     newest = people.get("/workloads").text
-    older = re.search(r'href="(/workloads\?before=[^"]+)"', newest)
-    assert older is not None
-    assert ">n0</a>" not in newest
-    assert ">n0</a>" in people.get(older[1]).text
+    assert "121 rows" in words(newest)
+    assert names_of(newest)[0] == "trial-119"
+    assert names_of(people.get("/workloads?page=3").text)[-1] == "resnet-base"
+    assert names_of(people.get("/workloads?page=99").text)[-1] == "resnet-base"
+    found = people.get("/workloads?find=NET+state:running").text
+    assert names_of(found) == ["resnet-base"]
+    assert "1 of 121 rows" in words(found)
+    assert names_of(people.get("/workloads?sort=name").text)[:2] == ["resnet-base", "trial-000"]
+    assert names_of(people.get("/workloads?sort=-ran").text)[0] == "resnet-base"
+    rows = list(csv.DictReader(io.StringIO(people.get("/workloads?format=csv&sort=name").text)))
+    assert [row["name"] for row in rows] == ["resnet-base", *(f"trial-{n:03}" for n in range(120))]
+    assert len(people.get("/workloads?format=csv&find=trial-0").text.splitlines()) == 1 + 100
 
 
-def test_leases_show_idle_time_and_let_their_owner_go_on_or_release(people: Site) -> None:
+def test_csv_of_many_rows_is_read_in_parts(people: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpupool.web.pages.workloads.CSV_ROWS_PER_READ", 2)
+    for number in range(5):
+        submit(people, name=f"n{number}")
+        people.world.do(people.world.pass_time(1))
+    for sort, expected in (("-created", "43210"), ("name", "01234"), ("-name", "43210")):
+        rows = list(csv.DictReader(io.StringIO(people.get(f"/workloads?format=csv&sort={sort}").text)))
+        assert "".join(row["name"][1:] for row in rows) == expected
+
+
+def test_search_in_commands_respects_permissions(people: Site) -> None:
+    private(people)
+    assert names_of(people.get(f"/workloads?find=command:{SECRET}", ANN_UID).text) == ["hers"]
+    for uid in (BOB_UID, EVE_UID):
+        assert names_of(people.get(f"/workloads?find=command:{SECRET}", uid).text) == []
+
+
+def test_leases_show_idle_time_and_owner_actions(people: Site) -> None:
     lease = submit(people, actor=ANN, name="held", kind="lease", lifetime="2h", idle_timeout="1h")
     people.world.do(people.world.pass_time(90))
     page = people.get("/leases", ANN_UID)
@@ -152,14 +187,14 @@ def test_leases_show_idle_time_and_let_their_owner_go_on_or_release(people: Site
     assert now.expires_at == until + 3600
     people.post(f"/workloads/{lease.id}/stop", ANN_UID, back="leases")
     assert people.world.do(people.world.state(lease.id)).final
-    assert "No GPU is held" in words(people.get("/leases").text)
+    assert "No leases" in words(people.get("/leases").text)
 
 
 # One workload
 
 
 @pytest.mark.parametrize("uid", [BOB_UID, EVE_UID])
-def test_others_see_that_it_runs_but_nothing_private(people: Site, uid: int) -> None:
+def test_other_users_see_no_private_details(people: Site, uid: int) -> None:
     hers = private(people)
     addresses = [f"/workloads/{hers.id}", "/workloads", "/queue", "/leases", "/workloads?format=csv&table=workloads"]
     for address in addresses:
@@ -171,7 +206,7 @@ def test_others_see_that_it_runs_but_nothing_private(people: Site, uid: int) -> 
 
 
 @pytest.mark.parametrize("uid", [BOB_UID, EVE_UID])
-def test_others_reach_neither_output_nor_controls_nor_its_form(people: Site, uid: int) -> None:
+def test_other_users_reach_no_output_controls_or_form(people: Site, uid: int) -> None:
     hers = private(people)
     for path in ("output", "output.txt"):
         answer = people.get(f"/ui/workloads/{hers.id}/{path}", uid)
@@ -182,7 +217,7 @@ def test_others_reach_neither_output_nor_controls_nor_its_form(people: Site, uid
     assert people.world.do(people.world.state(hers.id)) is WorkloadState.RUNNING
 
 
-def test_a_form_without_the_visitors_token_does_nothing(people: Site) -> None:
+def test_form_without_token_does_nothing(people: Site) -> None:
     hers = private(people)
     for token in ("", "0" * 32, people.token(BOB_UID)):
         for path in (f"/workloads/{hers.id}/stop", "/submit", "/submit/file", "/submit/preview"):
@@ -190,7 +225,7 @@ def test_a_form_without_the_visitors_token_does_nothing(people: Site) -> None:
     assert people.world.do(people.world.state(hers.id)) is WorkloadState.RUNNING
 
 
-def test_its_owner_stops_suspends_and_resumes_it(people: Site) -> None:
+def test_owner_stops_suspends_and_resumes(people: Site) -> None:
     hers = private(people)
     assert people.post(f"/workloads/{hers.id}/suspend", ANN_UID).status_code == 303
     assert people.world.do(people.world.state(hers.id)) is WorkloadState.SUSPENDED
@@ -203,17 +238,17 @@ def test_its_owner_stops_suspends_and_resumes_it(people: Site) -> None:
     assert people.get(f"/workloads/{hers.id}").status_code == 404
 
 
-def test_its_page_says_how_often_the_pool_sent_it_back(people: Site) -> None:
+def test_page_shows_number_of_evictions(people: Site) -> None:
     world = people.world
     train = submit(people, actor=ANN, gpus={"count": 2})
-    assert "Sent back" not in people.get(f"/workloads/{train.id}", ANN_UID).text
+    assert "Evictions" not in people.get(f"/workloads/{train.id}", ANN_UID).text
     world.do(world.pass_time(70))
     submit(people, actor=ANN, gpus={"count": 2}, priority="high")
     world.do(world.pass_time(30))
-    assert "Sent back 1 time by the pool" in words(people.get(f"/workloads/{train.id}", ANN_UID).text)
+    assert "Evictions 1" in words(people.get(f"/workloads/{train.id}", ANN_UID).text)
 
 
-def test_one_replica_of_several_is_stopped(people: Site) -> None:
+def test_single_replica_is_stopped(people: Site) -> None:
     sweep = submit(people, actor=ANN, completions=2)
     people.post(f"/workloads/{sweep.id}/stop", ANN_UID, index="1")
     states = [row.state.value for row in people.world.do(people.world.replicas(sweep.id))]
@@ -222,7 +257,7 @@ def test_one_replica_of_several_is_stopped(people: Site) -> None:
     assert people.post(f"/workloads/{sweep.id}/stop", ANN_UID, index="-1", page="").status_code in {303, 400}
 
 
-def test_a_shell_is_opened_on_what_it_holds(people: Site) -> None:
+def test_shell_is_opened_on_held_gpus(people: Site) -> None:
     hers = submit(people, actor=ANN, name="hers")
     sent = people.post(f"/workloads/{hers.id}/shell", ANN_UID)
     made = people.world.do(people.world.get(sent.headers["location"].split("/")[2].split("#")[0]))
@@ -234,7 +269,7 @@ def test_a_shell_is_opened_on_what_it_holds(people: Site) -> None:
 # Submitting
 
 
-def test_a_form_is_submitted_once_however_often_it_is_sent(people: Site) -> None:
+def test_repeated_form_submits_once(people: Site) -> None:
     fields = {"kind": "training", "command": "train --lr 1", "gpus": "0.5", "request_id": "r1", "do": "submit"}
     sent = [people.post("/submit", ANN_UID, **fields) for _ in range(2)]
     assert [answer.status_code for answer in sent] == [303, 303]
@@ -243,7 +278,7 @@ def test_a_form_is_submitted_once_however_often_it_is_sent(people: Site) -> None
     assert (made.user, made.program.argv, made.gpus.permille) == ("ann", ("train", "--lr", "1"), 500)
 
 
-def test_mistakes_are_shown_beside_their_fields_and_nothing_is_lost(people: Site) -> None:
+def test_errors_are_shown_next_to_fields_and_input_is_kept(people: Site) -> None:
     fields = {"kind": "training", "command": "train <b>", "gpus": "1.5", "max_time": "soon", "name": "a b"}
     answer = people.post("/submit", ANN_UID, **fields, do="submit")
     assert answer.status_code == 422
@@ -258,7 +293,7 @@ def test_mistakes_are_shown_beside_their_fields_and_nothing_is_lost(people: Site
     assert (answer.status_code, 'id="f-gpus-error"' in answer.text) == (422, True)
 
 
-def test_a_plan_says_where_and_when_and_submits_nothing(people: Site) -> None:
+def test_plan_shows_place_and_time_and_submits_nothing(people: Site) -> None:
     fields = {"kind": "training", "command": "train", "gpus": "1", "do": "plan"}
     assert "starts now" in words(people.post("/submit", ANN_UID, **fields).text)
     submit(people, gpus={"count": 2})
@@ -267,7 +302,7 @@ def test_a_plan_says_where_and_when_and_submits_nothing(people: Site) -> None:
     assert len(people.world.do(people.world.services.workloads.counts())) == 1
 
 
-def test_a_job_file_is_submitted_whole_or_refused_with_its_line(people: Site) -> None:
+def test_job_file_is_submitted_or_refused_with_line_number(people: Site) -> None:
     good = "name: a\ncommand: [work]\n---\nname: b\ncommand: [work]\n"
     assert people.post("/submit/file", ANN_UID, file=good, do="submit").headers["location"] == "/workloads"
     assert {people.world.do(people.world.get(name)).user for name in ("a", "b")} == {"ann"}
@@ -277,7 +312,7 @@ def test_a_job_file_is_submitted_whole_or_refused_with_its_line(people: Site) ->
     assert "There is no field" in words(bad.text)
 
 
-def test_run_again_fills_the_form_and_changes_what_is_edited(people: Site) -> None:
+def test_run_again_fills_form_and_applies_edits(people: Site) -> None:
     first = submit(people, actor=ANN, name="mine", command=["train", "a b"], gpus={"fraction": 0.25}, max_time="4h")
     page = people.get("/submit?from=mine", ANN_UID)
     assert "train &#39;a b&#39;" in page.text
@@ -298,14 +333,14 @@ def test_run_again_fills_the_form_and_changes_what_is_edited(people: Site) -> No
     assert (made.name, made.program.argv, made.gpus.permille) == ("mine", ("train", "c"), 500)
 
 
-def test_what_the_form_cannot_say_runs_again_as_a_file(people: Site) -> None:
+def test_workload_beyond_the_form_is_resubmitted_as_file(people: Site) -> None:
     first = submit(people, actor=ANN, command=["train", "{lr}"], sweep={"list": [{"lr": 1}, {"lr": 3}, {"lr": 1}]})
     page = people.get(f"/submit?from={first.id}", ANN_UID)
     assert "sweep:" in page.text
     assert 'name="file"' in page.text
 
 
-def test_a_viewer_cannot_submit(people: Site) -> None:
+def test_viewer_cannot_submit(people: Site) -> None:
     assert people.get("/submit", EVE_UID).status_code == 403
     assert people.post("/submit", EVE_UID, command="x").status_code == 403
     assert 'href="/submit"' not in people.get("/queue", EVE_UID).text

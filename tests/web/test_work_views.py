@@ -1,4 +1,4 @@
-"""What the pages of work are made of: timelines, forms, command lines, requests made anew. No pool is needed."""
+"""Parts of the pages of workloads: timelines, forms, command lines, repeated requests. No pool is needed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.cli.options import parse
-from gpupool.cli.submit_options import SUBMIT
-from gpupool.cli.submitting import requests_of
+from gpupool.cli.request.options import parse
+from gpupool.cli.request.submit import build_requests
+from gpupool.cli.request.submit_options import SUBMIT
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Program, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
-from gpupool.specs.again import request_of
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.work.workload import Program, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.specs.request import Submitter, parse_request, to_workload
-from gpupool.web.views.commandline import command_line
-from gpupool.web.views.submission import form_values, read_environment, read_form, write_environment
-from gpupool.web.views.timeline import timeline
+from gpupool.specs.resubmit import request_of
+from gpupool.web.pages.submit.command_line import command_line
+from gpupool.web.pages.submit.form import form_values, read_environment, read_form, write_environment
+from gpupool.web.pages.workload.timeline import timeline
 
 ID = WorkloadId("w0000000001")
 USUAL = {"PATH": "/usr/bin", "HOME": "/home/ann"}
@@ -48,7 +48,7 @@ def bars(workload: Workload, replica: Replica, events: list[Event], now: float) 
     return [(bar.phase.value, bar.since, bar.until) for bar in lane.bars]
 
 
-def test_a_timeline_tells_waits_starts_runs_and_what_came_between() -> None:
+def test_timeline_shows_waits_starts_runs_and_interruptions() -> None:
     events = story(
         (1060, Reason.GRANTED, "got GPUs on n1"),
         (1062, Reason.STARTED, "started on n1"),
@@ -71,7 +71,7 @@ def test_a_timeline_tells_waits_starts_runs_and_what_came_between() -> None:
     ]
 
 
-def test_what_goes_on_goes_on_until_now_and_fills_the_width() -> None:
+def test_running_phase_extends_to_now_and_full_width() -> None:
     events = story((1010, Reason.GRANTED, "got GPUs on n1"), (1012, Reason.STARTED, "started on n1"))
     replica = Replica(ID, 0, ReplicaState.RUNNING, attempt=1, started_at=1012.0)
     shown = timeline(made(state=WorkloadState.RUNNING), [replica], events, 1100.0)
@@ -80,13 +80,13 @@ def test_what_goes_on_goes_on_until_now_and_fills_the_width() -> None:
     assert (shown.since, shown.until, shown.lanes[0].total_s("running")) == (1000.0, 1100.0, 88.0)
 
 
-def test_without_its_events_a_replica_shows_what_its_row_knows() -> None:
+def test_replica_without_events_shows_its_row() -> None:
     replica = Replica(ID, 0, ReplicaState.FAILED, attempt=3, queued_at=1100.0, started_at=1150.0, finished_at=1170.0)
     failed = made(state=WorkloadState.FAILED, finished_at=1170.0)
     assert bars(failed, replica, [], 9999.0) == [("waiting", 1100, 1150), ("running", 1150, 1170)]
 
 
-def test_warnings_and_what_people_asked_for_are_marks_and_no_bars() -> None:
+def test_warnings_and_requests_are_marks_and_not_bars() -> None:
     events = story((1010, Reason.GRANTED, ""), (1012, Reason.STARTED, ""), (1050, Reason.IDLE_WARNING, "idle for 40s"))
     events.append(Event(1060.0, "ann", Reason.SUSPENDED_BY_USER, "ann asked for it", ID, id=9))
     replica = Replica(ID, 0, ReplicaState.RUNNING, attempt=1, started_at=1012.0)
@@ -120,14 +120,14 @@ FILLED = {
 }
 
 
-def test_a_filled_form_is_the_request_that_the_command_line_makes() -> None:
+def test_form_makes_the_request_of_the_command_line() -> None:
     draft = read_form(FILLED, USUAL, HOME)
     assert draft.request is not None, draft.wrong
     line = command_line(draft.body, USUAL)
     _, _, *argv = shlex.split(line)
     name, options = argv[0], argv[1:]
     values, program = parse(SUBMIT, options)
-    (theirs,) = requests_of(values, [name], program)
+    (theirs,) = build_requests(values, [name], program)
     ours, told = draft.request.to_body(), theirs.to_body()
     for free in ("env", "umask", "request_id"):
         ours.pop(free, None), told.pop(free, None)
@@ -135,7 +135,7 @@ def test_a_filled_form_is_the_request_that_the_command_line_makes() -> None:
     assert draft.request.env == {**USUAL, "MODE": "fast", "TEXT": "a\nb\\c"}
 
 
-def test_every_mistake_is_shown_beside_its_field() -> None:
+def test_every_error_is_shown_next_to_its_field() -> None:
     wrong = {"gpus": "1.5", "max_time": "soon", "cpus": "many", "priority": "urgent", "completions": "0", "env": "x"}
     draft = read_form({"kind": "training", **wrong}, USUAL, HOME)
     assert draft.request is None
@@ -143,7 +143,7 @@ def test_every_mistake_is_shown_beside_its_field() -> None:
     assert all(one.message for one in draft.wrong)
 
 
-def test_a_lease_needs_no_command_and_a_session_has_a_terminal() -> None:
+def test_lease_needs_no_command_and_session_has_terminal() -> None:
     lease = read_form({"kind": "lease", "gpus": "1", "lifetime": "2h", "command": "left over"}, USUAL, HOME)
     assert lease.request is not None
     assert (lease.request.kind, lease.request.lifetime, lease.request.command) == (WorkloadKind.LEASE, 7200.0, [])
@@ -154,14 +154,14 @@ def test_a_lease_needs_no_command_and_a_session_has_a_terminal() -> None:
     assert command_line(session.body | {"workdir": ""}, USUAL) == "gpupool submit --interactive -g 1 -- bash"
 
 
-def test_a_line_for_the_shell_stays_one_argument() -> None:
+def test_shell_line_is_one_argument() -> None:
     draft = read_form({"kind": "training", "gpus": "1", "shell": "on", "command": "a | b\nc $X"}, USUAL, HOME)
     assert draft.request is not None
     assert draft.request.command == ["sh", "-c", "a | b\nc $X"]
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True), st.text(r"ab n\\\n=")))
-def test_an_environment_comes_back_from_its_field(env: dict[str, str]) -> None:
+def test_environment_is_parsed_from_its_field(env: dict[str, str]) -> None:
     stripped = {name: value.strip() for name, value in env.items()}
     assert read_environment(write_environment(stripped)) == stripped
 
@@ -178,11 +178,14 @@ SUBMITTED: list[dict[str, Any]] = [
     {"kind": "lease", "gpus": {"count": 1}, "lifetime": "2h"},
     {"command": ["work"], "completions": 3, "restart": "never", "preemptible": False, "windows": ["nights"]},
     {"command": ["work"], "backoff_limit": 2, "cpus": 1.5, "memory": "1G", "wait": 0, "idle_timeout": "10m"},
+    {"command": ["work"], "checkpoint": "30m"},
+    {"command": ["work"], "grace": 0, "notice_signal": "USR1", "log_limit": 8, "ttl": "1d", "max_time": "2h"},
+    {"command": ["work"], "framework": "tf", "gang": {"workers": 2}, "success_policy": "first-worker"},
 ]
 
 
 @pytest.mark.parametrize("asked", SUBMITTED)
-def test_submitting_again_makes_the_same_workload(asked: dict[str, Any]) -> None:
+def test_resubmission_creates_equal_workload(asked: dict[str, Any]) -> None:
     first = workload_of(asked)
     second = workload_of(request_of(first))
     named = "name" in asked
@@ -196,10 +199,11 @@ def workload_of(body: dict[str, Any]) -> Workload:
 
 
 @pytest.mark.parametrize("asked", SUBMITTED)
-def test_a_form_filled_from_a_workload_asks_for_it_again_or_leaves_it_to_a_file(asked: dict[str, Any]) -> None:
+def test_form_from_workload_repeats_request_or_offers_file(asked: dict[str, Any]) -> None:
     body = request_of(workload_of(asked))
     values = form_values(body, USUAL, HOME)
-    beyond = {"list"} & set(asked.get("sweep", {})) or "within" in asked.get("gang", {})
+    beyond = {"checkpoint", "success_policy", "grace"} & set(asked)
+    beyond |= {"list"} & set(asked.get("sweep", {})) | {"within"} & set(asked.get("gang", {}))
     assert (values is None) == bool(beyond)
     if values is not None:
         draft = read_form(values, USUAL, HOME)
@@ -207,12 +211,12 @@ def test_a_form_filled_from_a_workload_asks_for_it_again_or_leaves_it_to_a_file(
         again = workload_of(draft.request.to_body())
         first = workload_of(asked)
         program = replace(first.program, env={**USUAL, **first.program.env}, cwd=first.program.cwd or HOME)
-        assert replace(again, name=first.name, request_id=None) == replace(
+        assert replace(again, name=first.name, request_id=None, request_digest="") == replace(
             first, program=program if first.kind is not WorkloadKind.LEASE else first.program
         )
 
 
-def test_refusals_of_the_pool_are_shown_beside_the_field_they_are_about() -> None:
+def test_refusals_are_shown_next_to_their_field() -> None:
     draft = read_form({"kind": "training", "gpus": "1", "command": "x"}, USUAL, HOME)
     taken = draft.with_wrong(GpupoolError(ErrorCode.NAME_TAKEN, "'x' is taken.", "Choose another."))
     assert (taken.request, taken.wrong[-1].field) == (None, "name")

@@ -18,9 +18,10 @@ from pool_world import World
 from starlette.routing import BaseRoute
 
 from gpupool.api.app import create_app
-from gpupool.api.deps import PEER_UID
+from gpupool.api.server.peer import PEER_UID
 from gpupool.web import install
 from gpupool.web.deps import form_token
+from gpupool.web.kit.response_cache import ResponseCache
 
 Visit = Callable[..., Page]
 IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
@@ -66,8 +67,7 @@ class Site:
 
     def forget(self) -> None:
         """What was kept for other viewers is too old: a test may not wait for the second to pass."""
-        if hasattr(self.app.state, "kept"):
-            del self.app.state.kept
+        self.app.state.response_cache = ResponseCache[Any]()
 
     def _ask(self, method: str, path: str, uid: int, **options: Any) -> httpx2.Response:
         async def as_peer(scope: Any, receive: Any, send: Any) -> None:
@@ -85,7 +85,7 @@ class Site:
 
 
 def words(html: str) -> str:
-    """What a page says: its text with single spaces, without markup."""
+    """Return the text of a page with single spaces, without markup."""
     body = re.sub(r"<(script|style)\b.*?</\1>", " ", html, flags=re.DOTALL)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 

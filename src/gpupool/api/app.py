@@ -1,47 +1,63 @@
-"""The application: routes, errors and limits around the services it is given."""
+"""The application of the control plane, and the one of a standby."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from gpupool import __version__
 from gpupool.api import errors, openapi
-from gpupool.api.attempts import FailedAttempts
-from gpupool.api.exposition import Exposition
-from gpupool.api.middleware import BodyLimit, InternalErrors
-from gpupool.api.routes import (
-    access,
-    attach,
-    audit,
-    bookings,
-    dashboard,
-    events,
-    fairness,
-    files,
-    head_files,
-    images,
-    joining,
-    logins,
-    logs,
-    manifests,
-    metrics,
-    nodes,
-    plans,
-    policy,
-    pool,
-    telemetry,
-    top,
-    usage,
-    warnings,
-    workloads,
-)
+from gpupool.api.login_limit import FailedAttempts
+from gpupool.api.middleware import BodyLimit, InternalErrors, RequestLimit
+from gpupool.api.prometheus import Exposition
+from gpupool.api.routes import pool, telemetry
+from gpupool.api.routes.nodes import joining, nodes, reservations
+from gpupool.api.routes.people import access, events, logins, usage
+from gpupool.api.routes.work import attach, files, logs, submission, workloads, workspaces
+from gpupool.api.server.request_rate import RequestRates
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.nodes.heads import Head
+from gpupool.services.files.serve import HeadFiles
 from gpupool.services.pool import PoolServices
+from gpupool.services.refusals import RefusalReason
+
+ROUTERS = (
+    pool.open_router,
+    pool.router,
+    pool.metrics_router,
+    nodes.router,
+    nodes.images_router,
+    joining.router,
+    joining.open_router,
+    joining.heads_router,
+    reservations.router,
+    workloads.router,
+    submission.router,
+    logs.router,
+    attach.router,
+    files.router,
+    files.work_router,
+    workspaces.router,
+    events.router,
+    access.router,
+    logins.router,
+    logins.open_router,
+    logins.dashboard_router,
+    telemetry.router,
+    usage.router,
+)
+RETRY_AFTER_S = "1"  # of a standby
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+
+HeadsFor = Callable[[str, str], Awaitable[Sequence[Head]]]  # by the name and the secret of a machine
 
 
 def create_app(services: PoolServices) -> FastAPI:
-    """The HTTP API over ``services``; ``app.state.closing`` (an ``asyncio.Event``) ends streams and waits when set."""
+    """Return the HTTP API of ``services``; ``app.state.closing`` (an ``asyncio.Event``) ends streams and waits."""
     app = FastAPI(
         title=openapi.TITLE,
         version=__version__,
@@ -53,38 +69,56 @@ def create_app(services: PoolServices) -> FastAPI:
     app.state.services = services
     app.state.closing = asyncio.Event()
     app.state.attempts = FailedAttempts()
+    app.state.request_rates = RequestRates(
+        lambda: services.policy.policy.max_requests_per_second,
+        lambda client: services.refusals.note(RefusalReason.RATE, client),
+    )
     app.state.exposition = Exposition(services)
     errors.install(app)
-    for module in (
-        pool,
-        nodes,
-        joining,
-        bookings,
-        workloads,
-        plans,
-        logs,
-        events,
-        audit,
-        access,
-        telemetry,
-        usage,
-        policy,
-        fairness,
-        metrics,
-        dashboard,
-        warnings,
-        top,
-        files,
-        images,
-        manifests,
-    ):
-        app.include_router(module.router)
-    app.include_router(logins.router)
-    app.include_router(files.work_router)
-    for open_router in (pool.open_router, joining.open_router, logins.open_router, head_files.router):
-        app.include_router(open_router)
-    app.include_router(attach.router)
+    for router in ROUTERS:
+        app.include_router(router)
     app.add_middleware(BodyLimit)
     app.add_middleware(InternalErrors)
+    app.add_middleware(RequestLimit)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    return app
+
+
+def create_waiting_app(
+    refusal: Callable[[], GpupoolError],
+    head_files: HeadFiles | None = None,
+    heads_for: HeadsFor | None = None,
+    faults: Callable[[], Sequence[str] | None] = lambda: None,
+    starting: Callable[[], bool] = lambda: False,
+) -> FastAPI:
+    """Return an application that refuses all requests with a reason; ``/v1/health`` reports a standby.
+
+    In a cluster, other heads are given ``head_files``, and all machines are told which heads there are (``heads_for``).
+    ``faults`` are the reasons why this head could not take over; None where that is not known. ``starting`` returns
+    whether this control plane is about to lead, so that it is not a standby.
+    """
+    app = FastAPI(title="gpupool", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.closing = asyncio.Event()
+    errors.install(app)
+
+    @app.get("/v1/health")
+    async def health() -> Response:
+        found = faults()
+        takeover = {} if found is None else {"ready": not found, "faults": list(found)}
+        state = {"status": "waiting", "starting": starting(), "version": __version__}
+        return JSONResponse({**state, **takeover, **refusal().to_dict()})
+
+    if head_files is not None:
+        app.state.head_files = head_files
+        app.state.attempts = FailedAttempts()
+        app.state.heads_for = heads_for
+        app.include_router(joining.heads_router)
+        app.add_middleware(BodyLimit)
+        app.add_middleware(InternalErrors)
+
+    @app.api_route("/{path:path}", methods=METHODS, include_in_schema=False)
+    async def refuse(request: Request, path: str) -> Response:
+        del request, path
+        return errors.error_response(refusal(), headers={"retry-after": RETRY_AFTER_S})
+
     return app

@@ -1,4 +1,4 @@
-"""What routes ask for: the services, who is calling, and bounded query parameters."""
+"""Dependencies of routes: the services, the caller, and bounded query parameters."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from gpupool.api.attempts import FailedAttempts
-from gpupool.api.schemas import MAX_PAGE
-from gpupool.domain.access import Actor
+from gpupool.api.login_limit import FailedAttempts
+from gpupool.api.schemas.base import MAX_PAGE
+from gpupool.api.scopes import need_scope
+from gpupool.api.server.acceptor import overloaded
+from gpupool.api.server.peer import RATE_COUNTED, loopback_uid, peer_name, peer_uid, slot_of
+from gpupool.api.server.request_rate import request_rates
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId, is_workload_id
+from gpupool.domain.people.access import Actor, Role
+from gpupool.services.access.permissions import require_role
 from gpupool.services.pool import PoolServices
+from gpupool.services.refusals import RefusalReason
 
-PEER_UID = "gpupool.peer_uid"  # key of an ASGI scope's extensions: the uid at the other end of a unix socket
-LOOPBACK_UID = "gpupool.loopback_uid"  # likewise: the account of a peer on the dashboard's loopback address, or None
 _TOKEN_LIMIT = 512
 
 
-def peer_uid(connection: HTTPConnection) -> int | None:
-    """The uid at the other end of a unix socket; None over the network."""
-    uid: int | None = (connection.scope.get("extensions") or {}).get(PEER_UID)
-    return uid
+def count_for(connection: HTTPConnection, actor: Actor) -> None:
+    """Count the connection and the request for the user who has shown a valid credential.
 
-
-def loopback_uid(connection: HTTPConnection) -> int | None:
-    """The account at the other end of a loopback connection; -1 when the kernel did not say, None over TLS or unix.
-
-    It says whose program it is, and is no proof of who is asking.
+    Raises ``GpupoolError``: OVERLOADED, RATE_LIMITED.
     """
-    extensions = connection.scope.get("extensions") or {}
-    if LOOPBACK_UID not in extensions:
-        return None
-    uid: int | None = extensions[LOOPBACK_UID]
-    return -1 if uid is None else uid
-
-
-def peer_name(connection: HTTPConnection) -> str:
-    """Whom failed attempts are counted for: an address, or on this machine an account."""
-    uid = loopback_uid(connection)
-    if uid is not None:
-        return f"uid {uid}"
-    return connection.client.host if connection.client else ""
+    slot, rates = slot_of(connection), request_rates(connection)
+    if slot is None:
+        return
+    if peer_uid(connection) is not None or loopback_uid(connection) is not None:
+        if rates is not None and actor.role is Role.ADMIN:
+            rates.note_administrator(slot.group)
+        return
+    extensions = connection.scope["extensions"]
+    if rates is not None and not extensions.get(RATE_COUNTED):
+        extensions[RATE_COUNTED] = True
+        rates.take(f"user {actor.user}", privileged=actor.role is Role.ADMIN)
+    if not slot.identify(actor.user, privileged=actor.role is Role.ADMIN):
+        if rates is not None:
+            connection.app.state.services.refusals.note(RefusalReason.CONNECTIONS, f"user {actor.user}")
+        raise overloaded(f"The pool is overloaded: {actor.user} has too many connections open.")
 
 
 async def get_services(connection: HTTPConnection) -> PoolServices:
-    """The services the application was made with. A coroutine, as all of these: others would run in threads."""
+    """Return the application's services. All dependencies are coroutines; functions would run in threads."""
     services: PoolServices = connection.app.state.services
     return services
 
@@ -67,23 +67,76 @@ Services = Annotated[PoolServices, Depends(get_services)]
 
 
 async def authenticate(connection: HTTPConnection) -> Actor:
-    """Who is calling: by peer credentials on the unix socket, else by bearer token.
+    """Return who is calling, after checking that the token may be used for this address.
 
-    Raises ``GpupoolError(UNAUTHENTICATED)``, or TOO_MANY_ATTEMPTS for a peer that keeps showing wrong tokens.
+    Raises ``GpupoolError`` as ``identify`` does, and FORBIDDEN.
+    """
+    actor = await identify(connection)
+    need_scope(connection, actor)
+    return actor
+
+
+async def identify(connection: HTTPConnection) -> Actor:
+    """Return who is calling: by peer credentials on the unix socket, else by bearer token.
+
+    Raises ``GpupoolError``: UNAUTHENTICATED, TOO_MANY_ATTEMPTS for a wrong token after many others, OVERLOADED.
     """
     services: PoolServices = connection.app.state.services
     uid = peer_uid(connection)
     if uid is not None:
-        return await services.access.actor_for_uid(uid)
+        actor = await services.access.actor_for_uid(uid)
+        count_for(connection, actor)
+        return actor
     attempts: FailedAttempts = connection.app.state.attempts
-    peer = peer_name(connection)
-    attempts.check(peer)
-    try:
-        return await services.access.actor_for_token(_bearer_token(connection))
-    except GpupoolError as error:
-        if error.code is ErrorCode.UNAUTHENTICATED:
-            attempts.failed(peer)
-        raise
+    with attempts.counted(peer_name(connection), _shown(connection)):
+        actor = await services.access.actor_for_token(_bearer_token(connection))
+    count_for(connection, actor)
+    return actor
+
+
+async def administrator(connection: HTTPConnection) -> Actor:
+    """Return who is calling. Raises as ``authenticate`` does, and FORBIDDEN for all but administrators."""
+    return await _with_role(connection, Role.ADMIN)
+
+
+async def manager(connection: HTTPConnection) -> Actor:
+    """Return who is calling. Raises as ``authenticate`` does, and FORBIDDEN for members and viewers."""
+    return await _with_role(connection, Role.MANAGER)
+
+
+async def member(connection: HTTPConnection) -> Actor:
+    """Return who is calling. Raises as ``authenticate`` does, and FORBIDDEN for viewers."""
+    return await _with_role(connection, Role.MEMBER)
+
+
+async def administrator_or_self(connection: HTTPConnection) -> Actor:
+    """Return who is calling. Raises FORBIDDEN for all but administrators and the user whom the address names."""
+    actor = await authenticate(connection)
+    if actor.user != connection.path_params.get("name"):
+        require_role(actor, Role.ADMIN)
+    return actor
+
+
+async def _with_role(connection: HTTPConnection, role: Role) -> Actor:
+    actor = await authenticate(connection)
+    require_role(actor, role)
+    return actor
+
+
+CALLER_CHECKS = frozenset({authenticate, administrator, manager, member, administrator_or_self})
+
+
+async def check_caller(connection: HTTPConnection) -> None:
+    """Raise what the checks of the route's caller raise: a request that cannot be read was refused before them."""
+    waiting = [getattr(connection.scope.get("route"), "dependant", None)]
+    for dependant in filter(None, waiting):
+        waiting.extend(dependant.dependencies)
+        if dependant.call in CALLER_CHECKS:
+            await dependant.call(connection)
+
+
+def _shown(connection: HTTPConnection) -> str:
+    return connection.headers.get("authorization", "").partition(" ")[2].strip()
 
 
 def _bearer_token(connection: HTTPConnection) -> str:
@@ -92,13 +145,18 @@ def _bearer_token(connection: HTTPConnection) -> str:
     if scheme.lower() != "bearer" or not 0 < len(token) <= _TOKEN_LIMIT or not token.isascii():
         raise GpupoolError(
             ErrorCode.UNAUTHENTICATED,
-            "This address needs a token.",
-            "Send 'Authorization: Bearer gpt_...'; make a token with 'gpupool token create' on the pool's machine.",
+            "This request needs a token.",
+            "Send 'Authorization: Bearer gpt_...'; create a token with 'gpupool token create' on the pool's machine.",
         )
     return token
 
 
 Caller = Annotated[Actor, Depends(authenticate)]
+# Rights that do not depend on the body are checked before the body: without them nothing is said about the body.
+Administrator = Annotated[Actor, Depends(administrator)]
+Manager = Annotated[Actor, Depends(manager)]
+Member = Annotated[Actor, Depends(member)]
+AdministratorOrSelf = Annotated[Actor, Depends(administrator_or_self)]
 Closing = Annotated[asyncio.Event, Depends(get_closing)]
 
 Ref = Annotated[
@@ -107,26 +165,27 @@ Ref = Annotated[
 NodeName = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,253}$", description="A node's name.")]
 NameInPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9._@+-]{1,64}$")]
 Index = Annotated[int, Query(ge=0, le=10_000_000, description="Which replica.")]
-Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most entries to return.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum number of entries.")]
+MAX_OFFSET_DIGITS = 9
 EventId = Annotated[int, Query(ge=0, le=2**62)]
 Moment = Annotated[float, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since the epoch.")]
-TimeoutS = Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="Longest wait in seconds.")]
-Cursor = Annotated[str, Query(max_length=200, pattern=r"^[\x20-\x7e]*$", description="Where to go on.")]
+TimeoutS = Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="Maximum wait in seconds.")]
+Cursor = Annotated[str, Query(max_length=200, pattern=r"^[\x20-\x7e]*$", description="Cursor of the last page.")]
 Word = Annotated[str, Query(max_length=128, pattern=r"^[^\x00]*$")]
 
 
 def answer(model: BaseModel, status: int = 200) -> Response:
-    """A model as JSON; made here of trusted values, so it is written without being validated again."""
+    """Return a model as JSON, without validation, because it is made of trusted values."""
     return Response(model.model_dump_json(), status, media_type="application/json")
 
 
 def encode_page(created_at: float, workload: WorkloadId) -> str:
-    """The opaque cursor of the page after a workload."""
+    """Return the opaque cursor of the page after a workload."""
     return base64.urlsafe_b64encode(f"{created_at!r} {workload}".encode()).decode().rstrip("=")
 
 
 def decode_page(cursor: str) -> tuple[float, WorkloadId]:
-    """What ``encode_page`` was given; raises ``GpupoolError(INVALID_REQUEST)`` for anything else."""
+    """Decode a cursor of ``encode_page``; raise ``GpupoolError(INVALID_REQUEST)`` if it is invalid."""
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
         when, _, workload = text.partition(" ")
@@ -138,7 +197,20 @@ def decode_page(cursor: str) -> tuple[float, WorkloadId]:
     return created_at, WorkloadId(workload)
 
 
+def encode_offset(rows: int) -> str:
+    """Return the opaque cursor of the page after so many rows."""
+    return f"o{rows}"
+
+
+def decode_offset(cursor: str) -> int:
+    """Return what ``encode_offset`` was given; raises ``GpupoolError(INVALID_REQUEST)`` for anything else."""
+    digits = cursor.removeprefix("o")
+    if not cursor.startswith("o") or not digits.isascii() or not digits.isdigit() or len(digits) > MAX_OFFSET_DIGITS:
+        raise _bad_cursor()
+    return int(digits)
+
+
 def _bad_cursor() -> GpupoolError:
     return GpupoolError(
-        ErrorCode.INVALID_REQUEST, "cursor: is not one that this pool gave.", "Start again without a cursor."
+        ErrorCode.INVALID_REQUEST, "cursor: is not a cursor of this pool.", "Repeat the request without a cursor."
     )

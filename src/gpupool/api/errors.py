@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gpupool.api.deps import check_caller
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.services.log_rate_limit import LogLimit
+
+RETRY_AFTER_S = {ErrorCode.OVERLOADED: "5", ErrorCode.TOO_MANY_ATTEMPTS: "60", ErrorCode.RATE_LIMITED: "1"}
 
 _log = structlog.get_logger(__name__)
+_log_limit = LogLimit(time.monotonic)
 
 _CODE_OF_STATUS = {
     400: ErrorCode.INVALID_REQUEST,
@@ -37,7 +43,7 @@ def install(app: FastAPI) -> None:
 
 
 def error_response(error: GpupoolError, status: int | None = None, headers: Any = None) -> Response:
-    """The answer that carries an error, in ASCII: a message may quote text that is not Unicode."""
+    """Return the response of an error, in ASCII, because a message can quote text that is not Unicode."""
     body = json.dumps({"error": error.to_dict()})
     return Response(body, status or error.http_status, headers, media_type="application/json")
 
@@ -45,21 +51,36 @@ def error_response(error: GpupoolError, status: int | None = None, headers: Any 
 def unexpected(error: Exception, what: str) -> GpupoolError:
     """Log an error nobody foresaw under a new id, and give the caller's version of it, which names only the id."""
     incident = secrets.token_hex(4)
-    _log.error("unexpected error", incident=incident, request=what, exc_info=error)
+    kind = type(error).__name__
+    if _log_limit.allows(kind):
+        left_out = _log_limit.take_left_out(kind)
+        _log.error("unexpected error", incident=incident, request=what, left_out=left_out, exc_info=error)
     return GpupoolError(
         ErrorCode.INTERNAL,
-        f"The pool made a mistake (incident {incident}).",
-        f"The control plane's log says more under {incident}; please report it.",
+        f"Internal error (incident {incident}).",
+        f"The log of the control plane has details under {incident}; report it.",
     )
 
 
 async def _on_gpupool_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, GpupoolError)  # noqa: S101 - it is registered for this class alone
-    return error_response(error, headers={"www-authenticate": "Bearer"} if error.http_status == 401 else None)
+    return error_response(error, headers=_headers(error))
 
 
-async def _on_invalid(_request: Request, error: Exception) -> Response:
+def _headers(error: GpupoolError) -> dict[str, str]:
+    if error.http_status == 401:
+        return {"www-authenticate": "Bearer"}
+    if error.code in RETRY_AFTER_S:
+        return {"retry-after": RETRY_AFTER_S[error.code], "connection": "close"}
+    return {}
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - likewise
+    try:
+        await check_caller(request)
+    except GpupoolError as refusal:
+        return await _on_gpupool_error(request, refusal)
     return error_response(invalid(error.errors()))
 
 
@@ -72,18 +93,18 @@ async def _on_http_error(_request: Request, error: Exception) -> Response:
 
 def _sentence(error: HTTPException) -> str:
     if error.status_code == 404:
-        return "There is nothing at this address."
+        return "This path does not exist."
     if error.status_code == 405:
-        return "This address does not answer to that method."
+        return "This path does not support that method."
     return f"{str(error.detail).rstrip('.')}."
 
 
 def _hint(status: int) -> str:
-    return "All addresses are listed in /v1/openapi.json." if status in {404, 405} else "See /v1/openapi.json."
+    return "All paths are listed in /v1/openapi.json." if status in {404, 405} else "See /v1/openapi.json."
 
 
 def invalid(problems: Sequence[Any]) -> GpupoolError:
-    """What is wrong with a request, the first problem in words: it names the field."""
+    """Return the error of the first invalid field of a request."""
     if not problems:
         return GpupoolError(ErrorCode.INVALID_REQUEST, "The request is not valid.", "See /v1/openapi.json.")
     first = problems[0]
@@ -91,4 +112,4 @@ def invalid(problems: Sequence[Any]) -> GpupoolError:
     message = str(first.get("msg", "is not valid")).removeprefix("Value error, ")
     sentence = f"{where[:200]}: {message[:300]}" if where else message[:300]
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
-    return GpupoolError(ErrorCode.INVALID_REQUEST, f"{sentence}{more}.", "See /v1/openapi.json for what is accepted.")
+    return GpupoolError(ErrorCode.INVALID_REQUEST, f"{sentence}{more}.", "The fields are in /v1/openapi.json.")

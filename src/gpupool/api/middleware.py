@@ -1,46 +1,71 @@
-"""What stands around every request: a bound on the body, and no traceback to anybody. Plain ASGI, for speed."""
+"""ASGI middleware for all requests: the limits on bodies and on the request rate, and answers to unexpected errors."""
 
 from __future__ import annotations
 
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+import asyncio
 
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from gpupool.api.deps import identify
 from gpupool.api.errors import error_response, unexpected
+from gpupool.api.server.acceptor import overloaded
+from gpupool.api.server.connections import Kind, Slot
+from gpupool.api.server.peer import RATE_COUNTED, is_stranger, peer_name, slot_of
+from gpupool.api.server.proxies import network_of
+from gpupool.api.server.request_rate import RETRY_AFTER_S, request_rates
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
-_DRAIN_BYTES = 64 * 1024 * 1024  # read and dropped so that a client in the middle of sending hears the answer
+UNCHECKED_BODY_BYTES = 64 * 1024  # larger bodies are read only after their credential was checked
+STATIC_COST = 0.1  # of a file of the dashboard; a page has many, and they are cheap
+REFUSAL_DELAY_S = 0.5  # slows down clients that retry at once
+_EXEMPT = ("/v1/members/", "/v1/join")  # requests of machines of the cluster, which copy whole folders
+_DRAIN_BYTES = 64 * 1024 * 1024  # read and dropped, so that a client that still sends gets the answer
 
 
 class BodyLimit:
-    """Refuses request bodies above ``limit`` bytes, announced or not, while they come in."""
+    """Refuses request bodies above ``limit`` bytes, by their announced size or while they are read."""
 
     def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES) -> None:
         self.app = app
         self.limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI entry point."""
+        """Handle a request (ASGI entry point)."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         if _announced(scope) > self.limit:
             await _drain(receive)
-            await error_response(self._error(), headers={"connection": "close"})(scope, receive, send)
+            await error_response(self._error(), headers=_CLOSE)(scope, receive, send)
             return
-        await self.app(scope, self._counted(receive), send)
+        connection = HTTPConnection(scope)
+        try:
+            if _is_large(scope) and _can_be_identified(connection):
+                await identify(connection)
+        except GpupoolError as error:
+            await _drain(receive)
+            await error_response(error, headers=_CLOSE)(scope, receive, send)
+            return
+        await self.app(scope, self._counted(receive, slot_of(connection)), send)
 
-    def _counted(self, receive: Receive) -> Receive:
+    def _counted(self, receive: Receive, slot: Slot | None) -> Receive:
         seen = 0
 
         async def counted() -> Message:
             nonlocal seen
             message = await receive()
-            seen += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            seen += size
+            if slot is not None and size and not slot.hold(size):
+                raise overloaded("The pool is overloaded: too many large requests are being sent.")
             if seen > self.limit:
                 if message.get("more_body", False):
                     await _drain(receive)
-                raise HTTPException(413, self._error().message, {"connection": "close"})
+                raise HTTPException(413, self._error().message, _CLOSE)
             return message
 
         return counted
@@ -51,6 +76,20 @@ class BodyLimit:
             f"The request is larger than {self.limit // (1024 * 1024)} MiB.",
             "Put large data in files that the program reads.",
         )
+
+
+_CLOSE = {"connection": "close"}
+
+
+def _can_be_identified(connection: HTTPConnection) -> bool:
+    """Return True if an unknown client sends a token; always False on a standby, which knows no tokens."""
+    shown = is_stranger(connection) and "authorization" in connection.headers
+    return shown and hasattr(connection.app.state, "services")
+
+
+def _is_large(scope: Scope) -> bool:
+    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    return chunked or _announced(scope) > UNCHECKED_BODY_BYTES
 
 
 def _announced(scope: Scope) -> int:
@@ -70,13 +109,17 @@ async def _drain(receive: Receive) -> None:
 
 
 class InternalErrors:
-    """Turns an error nobody foresaw into INTERNAL with an id, and writes the whole of it to the log under that id."""
+    """Answers an unexpected error with INTERNAL and an id, and writes the traceback to the log with the same id.
+
+    A client that disconnects during its request is not an error, and gets no answer. ``app.state.error_page`` of a
+    dashboard answers for its pages.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI entry point."""
+        """Handle a request (ASGI entry point)."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -89,8 +132,53 @@ class InternalErrors:
 
         try:
             await self.app(scope, receive, watched)
+        except ClientDisconnect:
+            return
         except Exception as error:
             said = unexpected(error, f"{scope['method']} {scope['path']}")
             if started:
-                raise  # half an answer is out: the server has to cut the connection
-            await error_response(said)(scope, receive, send)
+                raise  # a part of the answer was sent, so the server must close the connection
+            page = getattr(scope["app"].state, "error_page", None)
+            response = None if page is None else page(scope, said)
+            await (response or error_response(said))(scope, receive, send)
+
+
+class RequestLimit:
+    """Counts each request for its client before the request is handled.
+
+    Requests from the network with a credential are counted after its check (``deps.count_for``).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request (ASGI entry point)."""
+        if scope["type"] in {"http", "websocket"} and not str(scope["path"]).startswith(_EXEMPT):
+            try:
+                _count(HTTPConnection(scope))
+            except GpupoolError as error:
+                await asyncio.sleep(REFUSAL_DELAY_S)
+                answer = error_response(error, headers={"retry-after": str(RETRY_AFTER_S)})
+                if scope["type"] == "websocket":
+                    await WebSocket(scope, receive, send).send_denial_response(answer)
+                else:
+                    await answer(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def _count(connection: HTTPConnection) -> None:
+    slot = slot_of(connection)
+    rates = request_rates(connection)
+    if slot is None or rates is None:
+        return
+    if slot.kind is not Kind.STRANGER and not slot.peer.shared:
+        client, privileged = slot.group, slot.kind is Kind.PRIVILEGED
+    elif "authorization" in connection.headers or "cookie" in connection.headers:
+        return
+    else:
+        client, privileged = network_of(peer_name(connection)), False
+    connection.scope["extensions"][RATE_COUNTED] = True
+    cost = STATIC_COST if str(connection.scope["path"]).startswith("/static/") else 1.0
+    rates.take(client, privileged=privileged, cost=cost)

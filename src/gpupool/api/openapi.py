@@ -8,41 +8,42 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gpupool import __version__
-from gpupool.api.schemas import ErrorBody
+from gpupool.api.schemas.base import ErrorBody
 from gpupool.specs.request import WorkloadRequest
 
 TITLE = "gpupool"
 _REF = "#/components/schemas/{model}"
 
 _TAGS = [
-    {"name": "pool", "description": "The pool as a whole, and who the caller is."},
-    {"name": "nodes", "description": "Machines and their GPUs."},
-    {"name": "joining", "description": "Machines that join a cluster and leave it."},
-    {"name": "bookings", "description": "Reservations of nodes, for a class or for maintenance."},
-    {"name": "workloads", "description": "Submit, list, wait, ask why, and change the course of workloads."},
+    {"name": "pool", "description": "The pool and the authenticated user."},
+    {"name": "nodes", "description": "Nodes and their GPUs."},
+    {"name": "joining", "description": "Nodes that join or leave a cluster."},
+    {"name": "bookings", "description": "Reservations of nodes for users, projects or maintenance."},
+    {"name": "workloads", "description": "Submit, list, explain, wait for, stop and change workloads."},
     {"name": "logs", "description": "Output of replicas."},
     {"name": "attach", "description": "Terminals and pipes of running programs, over WebSocket."},
-    {"name": "events", "description": "What has happened."},
-    {"name": "files", "description": "Files that come with work, and files that it made."},
-    {"name": "images", "description": "Images of containers that nodes have."},
+    {"name": "events", "description": "Events of workloads, nodes and users."},
+    {"name": "files", "description": "Upload and download files of workloads."},
+    {"name": "workspaces", "description": "Named homes that are interactive sessions while started."},
+    {"name": "images", "description": "Container images of nodes."},
     {"name": "access", "description": "Projects, users and tokens."},
-    {"name": "telemetry", "description": "What machines, GPUs and programs were measured to use."},
-    {"name": "usage", "description": "GPU time held."},
-    {"name": "dashboard", "description": "Links into the dashboard, and the browsers that are signed in."},
+    {"name": "telemetry", "description": "Measured use of nodes, GPUs and programs."},
+    {"name": "usage", "description": "Allocated and used GPU time."},
+    {"name": "dashboard", "description": "One-time links to the dashboard, and its sessions."},
 ]
 
 _ERRORS = {
-    400: "The request cannot be taken: the message names the field.",
+    400: "The request is not valid; the message names the field.",
     401: "No valid credentials.",
-    403: "The caller may not do this.",
-    404: "No such thing.",
-    405: "The address does not answer to this method.",
-    409: "The present state does not allow it.",
+    403: "The user has no permission.",
+    404: "The object does not exist.",
+    405: "The path does not support this method.",
+    409: "The current state does not allow the operation.",
     413: "The request is larger than 8 MiB.",
-    422: "No machine of the pool could ever do this, or a limit is passed.",
-    429: "Too many wrong tokens from this address.",
-    500: "The pool made a mistake; the log says more under the incident's number.",
-    503: "A machine does not answer, or the pool is about to stop.",
+    422: "No node can satisfy the request, or it exceeds a limit.",
+    429: "Too many requests, or too many wrong tokens from this address.",
+    500: "Internal error; the log has details under the incident number.",
+    503: "A node or the database does not respond, or the pool is stopping.",
 }
 
 # What any route may answer instead of a success. It is added to the description alone: given to FastAPI, which makes a
@@ -58,13 +59,13 @@ _OF_FASTAPI = ("HTTPValidationError", "ValidationError")  # what its own errors 
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document: FastAPI's, with the submission's body and the two ways to say who one is."""
+    """Return FastAPI's OpenAPI document with the body of submissions and both ways to authenticate."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=TITLE,
             version=__version__,
-            summary="Share the GPUs a team owns.",
-            description="On the machine itself: the unix socket, where the pool knows the caller's account. "
+            summary="Share the GPUs of a team.",
+            description="On the pool's machine: a unix socket; the kernel identifies the user. "
             "Over the network: TLS and a bearer token.",
             routes=app.routes,
             tags=_TAGS,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
-from gpupool.api.schemas import EventView, LogPage
+from gpupool.api.schemas.work.workloads import EventView, LogPage
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.logrecords import WHOLE, Stretch
+from gpupool.domain.protocol.log_records import WHOLE, LogBatch
 
 PING_S = 15.0
 PING = b": ping\n\n"
@@ -23,12 +23,12 @@ _QUIET_S = 1.0  # longest sleep between two looks at a quiet log
 OCTETS = "application/octet-stream"
 
 ReadLog = Callable[[str], Awaitable[LogPage]]
-ReadRecords = Callable[[str], Awaitable[tuple[list[Stretch], str, bool]]]
+ReadRecords = Callable[[str], Awaitable[tuple[list[LogBatch], str, bool]]]
 ReadEvents = Callable[[int], Awaitable[list[EventView]]]
 
 
 def sse(stream: AsyncIterator[bytes]) -> StreamingResponse:
-    """The answer that carries a stream of messages."""
+    """Return a response that streams messages."""
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
@@ -83,7 +83,7 @@ async def follow_log(
 
 
 async def octets(stream: AsyncIterator[bytes]) -> StreamingResponse:
-    """The answer that carries bytes; a refusal comes before it begins."""
+    """Return a response that streams bytes; errors are raised before it starts."""
     first = await anext(stream, b"")
 
     async def whole() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""The Typer program. Only the module of the command that is asked for is imported."""
+"""The Typer program. It imports only the module of the command that is called."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpupool.domain.errors import EXIT_POOL_ERROR
 COMPLETE_VARIABLE = "_GPUPOOL_COMPLETE"
 EXIT_USAGE = 2
 KUBECTL = frozenset({"apply", "get", "delete"})
-OWN_STATUS = frozenset({"run", "client", "exec", "shell", "bash"})  # their exit status is the program's
+PROGRAM_STATUS_COMMANDS = frozenset({"run", "client", "exec", "shell", "bash"})  # they exit with the program's status
 
 
 def build(names: Iterable[str]) -> typer.Typer:
-    """The program with the commands of the modules that have these names."""
+    """Build the program with the commands of the modules that contain these names."""
     app = typer.Typer(
         name=PROGRAM,
         add_completion=False,
@@ -33,12 +33,12 @@ def build(names: Iterable[str]) -> typer.Typer:
 
 
 def _program() -> None:
-    """Share the GPUs a team owns."""
+    """Share the GPUs of a team."""
 
 
 def run_app(argv: list[str]) -> int:
-    """Run a command (``argv[0]`` is a known name); the exit status. Raises ``GpupoolError``."""
-    own, after = _split(_as_written(argv))
+    """Run a command and return its exit status. ``argv[0]`` is a known name. Raises ``GpupoolError``."""
+    own, after = _split_program(_normalize_kubectl_flags(argv))
     try:
         program = typer.main.get_command(build([argv[0]]))
         status = program.main(own, prog_name=PROGRAM, obj={"program": after}, standalone_mode=False)
@@ -47,13 +47,13 @@ def run_app(argv: list[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        return _usage_mistake(error, argv[0])
+        return _report_usage_error(error, argv[0])
     return status if isinstance(status, int) else 0
 
 
 def complete(command: str | None) -> int:
-    """Answer the shell's question about completion; ``command`` is the word after ``gpupool`` if it is known."""
-    from typer.completion import completion_init  # type: ignore[attr-defined]  # what Typer's own option calls
+    """Answer the shell's completion request. ``command`` is the word after ``gpupool`` if it is a known command."""
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # Typer's own option calls it
 
     completion_init()
     app = build([command]) if command else _stubs()
@@ -62,7 +62,7 @@ def complete(command: str | None) -> int:
 
 
 def _stubs() -> typer.Typer:
-    """The names of all commands and what they are for, with nothing behind them."""
+    """Build a program with the names and descriptions of all commands, for completion of the first word."""
     app = build([])
     for commands in PANELS.values():
         for name, (_, about) in commands.items():
@@ -70,32 +70,32 @@ def _stubs() -> typer.Typer:
     return app
 
 
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What is before and after ``--`` where the name may be left out: what is the command may not be guessed."""
+def _split_program(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words before and after ``--``, for commands whose optional NAME comes before the command."""
     if argv[0] not in {"submit", "plan"} or "--" not in argv:
         return argv, []
     place = argv.index("--")
     return argv[:place], argv[place + 1 :]
 
 
-def _as_written(argv: list[str]) -> list[str]:
-    """Commands of kubectl take its ways of writing options, too."""
+def _normalize_kubectl_flags(argv: list[str]) -> list[str]:
+    """Rewrite options in kubectl's notation, for the commands that accept it."""
     if argv[0] not in KUBECTL:
         return argv
-    from gpupool.cli.kubernetes import plain_flags
+    from gpupool.cli.kubernetes.names import normalize_flags
 
-    return plain_flags(argv)
+    return normalize_flags(argv)
 
 
-def _usage_mistake(error: Any, command: str) -> int:
-    """A command line that cannot be understood: the sentence, and where the help is."""
+def _report_usage_error(error: Any, command: str) -> int:
+    """Print the usage error and the help command to call, and return the exit status."""
     import sys
 
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"{PROGRAM} {command}"
     message = error.format_message()
-    if not message:  # a group without its command: its help has been asked for, in effect
+    if not message:  # a group without a command shows its help
         print(context.get_help() if context is not None else "", file=sys.stderr)
     else:
         print(f"gpupool: {message}\n  See '{path} --help'.", file=sys.stderr)
-    return EXIT_POOL_ERROR if command in OWN_STATUS else EXIT_USAGE
+    return EXIT_POOL_ERROR if command in PROGRAM_STATUS_COMMANDS else EXIT_USAGE

@@ -1,7 +1,7 @@
-"""The program ``gpupool``.
+"""Entry point of the program ``gpupool``.
 
-``run`` and ``client`` go through ``fast/`` when their arguments are plain; everything else, help and mistakes included,
-goes to the Typer program in ``app``.
+``run`` and ``client`` with plain arguments take the fast path in ``fast/``. Everything else, help and usage errors
+included, goes to the Typer program in ``app``.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import os
 import sys
 
 EXIT_USAGE = 2
+PRIORITY_COMMANDS = frozenset({"ps", "stop", "down", "status", "nodes", "why", "describe", "cordon", "drain"})
 COMPLETE_VARIABLE = "_GPUPOOL_COMPLETE"
 
 
 def main() -> int:
-    """Run the command line of this process; the exit status."""
+    """Run the command line of this process and return the exit status."""
     _open_standard_descriptors()
     try:
         return _dispatch(sys.argv[1:])
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # noqa: BLE001 - the last resort: one sentence, never a traceback
+    except Exception as error:  # noqa: BLE001 - users get one sentence, never a traceback
         return _report(error)
 
 
@@ -30,17 +31,17 @@ def _dispatch(argv: list[str]) -> int:
     if argv and argv[0] in {"run", "client"}:
         status = _fast(argv[0], argv[1:])
         if status is not None:
-            _leave(status)
+            _exit_now(status)
     return _full(argv)
 
 
 def _fast(command: str, argv: list[str]) -> int | None:
-    """The exit status, or None when the full command line has to look at it."""
-    from gpupool.cli import options
+    """Return the exit status, or None if the full command line must read the arguments."""
+    from gpupool.cli.request import options
 
     try:
         values, program = options.parse(options.RUN if command == "run" else options.CLIENT, argv)
-    except options.Unusual:
+    except options.NeedsFullParser:
         return None
     if not program and not values.get("image"):
         return None
@@ -49,16 +50,16 @@ def _fast(command: str, argv: list[str]) -> int | None:
     return commands.run(values, program) if command == "run" else commands.client(values, program)
 
 
-def _leave(status: int) -> None:
-    """End at once: taking the interpreter down in order costs as much as the way to the pool."""
+def _exit_now(status: int) -> None:
+    """Exit without the interpreter's cleanup, which takes as long as connecting to the pool."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # as it is when it was closed from the start
+        if stream is not None:  # None when it was closed at the start
             stream.flush()
     os._exit(status)
 
 
 def _full(argv: list[str]) -> int:
-    from gpupool.cli.index import known_name, overview
+    from gpupool.cli.index import known_name, overview, resolve_alias
 
     if not argv or argv[0] in {"-h", "--help", "help"}:
         print(overview())
@@ -70,7 +71,21 @@ def _full(argv: list[str]) -> int:
         return _unknown(argv[0])
     from gpupool.cli.app import run_app
 
-    return run_app([name, *argv[1:]])
+    argv = resolve_alias([name, *argv[1:]])
+    if argv[0] in PRIORITY_COMMANDS and os.geteuid() == 0:
+        _raise_priority()
+    return run_app(argv)
+
+
+def _raise_priority() -> None:
+    """Raise this process's CPU priority above workloads, so that it can stop a workload that uses all processors."""
+    from gpupool.node.host.cgroups import join_pool_group
+
+    join_pool_group()
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    except OSError:
+        return
 
 
 def _unknown(word: str) -> int:
@@ -78,22 +93,26 @@ def _unknown(word: str) -> int:
 
     near = " or ".join(f"'gpupool {name}'" for name in near_names(word))
     hint = f"Did you mean {near}?" if near else "See 'gpupool --help'."
-    print(f"gpupool: there is no command '{word[:80]}'.\n  {hint}", file=sys.stderr)
+    print(f"gpupool: unknown command '{word[:80]}'.\n  {hint}", file=sys.stderr)
     return EXIT_USAGE
 
 
 def _complete() -> int:
-    """The shell asks what could be typed here; nothing may go wrong aloud."""
+    """Complete a command line for the shell. Errors print nothing."""
     from gpupool.cli.app import complete
     from gpupool.cli.index import known_name
 
-    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    variable = "COMP_WORDS" if os.environ.get("COMP_WORDS") else "_TYPER_COMPLETE_ARGS"
+    line = os.environ.get(variable, "")
     words = line.split()
-    return complete(known_name(words[1]) if len(words) > 2 or (len(words) == 2 and line[-1:].isspace()) else None)
+    name = known_name(words[1]) if len(words) > 2 or (len(words) == 2 and line[-1:].isspace()) else None
+    if name:
+        os.environ[variable] = line.replace(words[1], name, 1)  # the shown form of the name
+    return complete(name)
 
 
 def _open_standard_descriptors() -> None:
-    """A closed stdin, stdout or stderr would lend its number to the next file opened."""
+    """Open closed standard descriptors on /dev/null, so that the next opened file does not get their numbers."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

@@ -1,4 +1,4 @@
-"""How errors look on a terminal: ``gpupool: sentence [CODE]`` and a hint, never a traceback."""
+"""Print errors on the terminal as ``gpupool: sentence [CODE]`` and a hint, never as a traceback."""
 
 from __future__ import annotations
 
@@ -10,75 +10,75 @@ from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
 DEBUG_VARIABLE = "GPUPOOL_DEBUG"
 
 
-class ReaderGone(Exception):  # noqa: N818 - not an error: ``gpupool ps | head`` has seen enough
-    """Nobody reads our output any more."""
+class OutputClosed(Exception):  # noqa: N818 - not an error: ``gpupool ps | head``
+    """The reader of the standard output closed it."""
 
 
 def report(error: Exception) -> int:
-    """Say on stderr what went wrong; the exit status of the pool's own errors (125).
+    """Print an error on stderr and return the exit status of the pool's own errors (125).
 
-    ``GPUPOOL_DEBUG=1`` adds the traceback, for those who mend gpupool itself.
+    ``GPUPOOL_DEBUG=1`` adds the traceback.
     """
-    if isinstance(error, ReaderGone):
-        return _fall_silent()
-    known = error if isinstance(error, GpupoolError) else _as_known(error)
+    if isinstance(error, OutputClosed):
+        return _discard_output()
+    known = error if isinstance(error, GpupoolError) else _to_gpupool_error(error)
     if os.environ.get(DEBUG_VARIABLE):
         import traceback
 
         traceback.print_exception(error)
     try:
-        print(said(known), file=sys.stderr, flush=True)
+        print(format_error(known), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         return EXIT_POOL_ERROR
     return EXIT_POOL_ERROR
 
 
-def _fall_silent() -> int:
-    """Nothing more must be written, at exit neither."""
+def _discard_output() -> int:
+    """Redirect stdout to /dev/null, so that the flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def said(error: GpupoolError) -> str:
-    """The lines for stderr."""
+def format_error(error: GpupoolError) -> str:
+    """Return the lines for stderr."""
     line = f"gpupool: {error.message} [{error.code}]"
     return f"{line}\n  {error.hint}" if error.hint else line
 
 
-def unreachable(reason: str = "") -> GpupoolError:
-    """No pool answers."""
+def unreachable_error(reason: str = "") -> GpupoolError:
+    """Return the error for a pool that does not answer."""
     return GpupoolError(
         ErrorCode.POOL_UNREACHABLE,
         f"The pool does not answer{f' ({reason})' if reason else ''}.",
-        "'gpupool up --background' starts it; 'gpupool doctor' finds what is wrong.",
+        "Start it with 'gpupool up --background'; check this machine with 'gpupool doctor'.",
     )
 
 
-def no_answer(error: OSError) -> GpupoolError:
-    """What an attempt to reach the pool came to."""
+def connection_error(error: OSError) -> GpupoolError:
+    """Return the error for a failed connection to the pool."""
     if type(error).__name__ == "SSLCertVerificationError":
         return GpupoolError(
             ErrorCode.POOL_UNREACHABLE,
             "The pool's certificate is not trusted here.",
-            "Copy its certificate from <state>/tls/cert.pem and put the file's name into GPUPOOL_CA.",
+            "Copy <state>/tls/cert.pem from the pool's machine and set GPUPOOL_CA to the path of the copy.",
         )
-    return unreachable(error.strerror or str(error))
+    return unreachable_error(error.strerror or str(error))
 
 
-def no_pool() -> GpupoolError:
-    """None has been started here."""
+def no_pool_error() -> GpupoolError:
+    """Return the error for a machine without a pool."""
     return GpupoolError(
         ErrorCode.POOL_UNREACHABLE,
         "No pool is running here.",
-        "'gpupool up --background' starts one, and so does 'gpupool run -- COMMAND'.",
+        "Start one with 'gpupool up --background' or 'gpupool run -- COMMAND'.",
     )
 
 
-def _as_known(error: Exception) -> GpupoolError:
+def _to_gpupool_error(error: Exception) -> GpupoolError:
     if isinstance(error, OSError):
-        return no_answer(error)
+        return connection_error(error)
     return GpupoolError(
         ErrorCode.INTERNAL,
-        f"gpupool itself failed ({type(error).__name__}: {str(error)[:200]}).",
-        f"Run it again with {DEBUG_VARIABLE}=1 to see where.",
+        f"Internal error in gpupool ({type(error).__name__}: {str(error)[:200]}).",
+        f"Run it again with {DEBUG_VARIABLE}=1 for the traceback.",
     )

@@ -1,7 +1,7 @@
-"""Every command in a line, and the module that has it.
+"""Index of commands: one line for each command, its module, and aliases.
 
-The overview, misspelt commands and completion of the first word need no more than this, and so neither Typer nor any
-command is imported for them.
+The overview, unknown commands and completion of the first word need only this module. They do not import Typer or a
+command.
 """
 
 from __future__ import annotations
@@ -9,92 +9,138 @@ from __future__ import annotations
 PROGRAM = "gpupool"
 
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
-    "Run programs": {
-        "run": ("running", "Run a program on GPUs, or a slice of one"),
-        "submit": ("submitting", "Queue work that runs without your terminal"),
-        "apply": ("kubernetes", "Run what Kubernetes manifests describe"),
-        "plan": ("planning", "Where and when it would start if submitted now"),
+    "Run and submit": {
+        "run": ("work.run", "Run a program on GPUs, or on a slice of one"),
+        "submit": ("work.submit", "Queue work that runs without your terminal"),
+        "notebook": ("work.notebook", "Start JupyterLab in the pool and open it"),
+        "apply": ("work.apply", "Create workloads from Kubernetes manifests"),
+        "plan": ("work.plan", "Show where and when a submission would start"),
+        "jupyter": ("work.jupyter", "Run Jupyter kernels on slices of GPUs"),
     },
     "Hold GPUs": {
-        "request_gpus": ("leasing", "Hold GPUs until they are released"),
-        "client": ("running", "Run a program on GPUs that you hold"),
-        "release_gpus": ("leasing", "Give them back"),
-        "extend": ("leasing", "Hold them longer"),
-        "list_gpus": ("machines", "What is free of each GPU"),
+        "request-gpus": ("work.lease", "Request a lease of GPUs"),
+        "client": ("work.run", "Run a program on leased GPUs"),
+        "release-gpus": ("work.lease", "Release a lease"),
+        "extend": ("work.lease", "Extend a lease"),
+        "list-gpus": ("nodes.nodes", "List GPUs with their free capacity"),
     },
-    "Look": {
-        "ps": ("looking", "The workloads"),
-        "list": ("looking", "Jobs, nodes or projects"),
-        "get": ("kubernetes", "Objects that were applied, and nodes, as kubectl lists them"),
-        "describe": ("looking", "Everything of a job, node or project"),
-        "why": ("looking", "Why a workload waits, and for how long"),
-        "logs": ("logs", "What a program wrote"),
-        "events": ("looking", "What happened"),
-        "audit": ("auditing", "Who did what to what, by filters"),
-        "dashboard": ("dashboard", "The pool in your browser, signed in by a link"),
-        "top": ("watching", "Nodes, GPUs and workloads, live"),
-        "smi": ("machines", "What every GPU does now"),
-        "nodes": ("machines", "The machines"),
-        "usage": ("people", "GPU hours by project and user"),
-        "report": ("reporting", "Who used what, waited how long, and what it costs"),
-        "fairshare": ("fairness", "Who is due what, and whose turn is next"),
+    "Workspaces": {
+        "workspace": ("work.workspace", "Manage named homes that stay when their GPUs are released"),
     },
-    "Control work": {
-        "attach": ("entering", "Connect your terminal to a running program"),
-        "exec": ("entering", "Run another program on a workload's GPUs"),
-        "shell": ("entering", "Open your shell on a workload's GPUs"),
-        "bash": ("entering", "Open bash there"),
-        "fetch": ("fetching", "Bring back what work made in its folder"),
-        "forward": ("fetching", "Let a port of this machine lead to one of a program"),
-        "wait": ("controlling", "Wait until workloads have ended"),
-        "suspend": ("controlling", "Stop workloads but keep them"),
-        "resume": ("controlling", "Queue suspended ones again"),
-        "priority": ("controlling", "Let waiting ones come earlier or later"),
-        "stop": ("controlling", "End workloads"),
-        "delete": ("controlling", "End and forget them"),
+    "Inspect": {
+        "ps": ("work.inspect", "List workloads"),
+        "list": ("work.inspect", "List jobs, nodes or projects"),
+        "get": ("work.apply", "List applied objects and nodes, like kubectl"),
+        "describe": ("work.inspect", "Show the details of a job, node or project"),
+        "why": ("work.inspect", "Show why a workload waits, and for how long"),
+        "logs": ("work.logs", "Print the output of a program"),
+        "events": ("work.inspect", "Show events"),
+        "audit": ("people.audit", "Search the audit record"),
+        "dashboard": ("pool.dashboard", "Open the dashboard in your browser"),
+        "top": ("pool.top", "Show nodes, GPUs and workloads, live"),
+        "smi": ("nodes.nodes", "Show the activity of every GPU"),
+        "nodes": ("nodes.nodes", "List nodes"),
+        "usage": ("people.user", "Show GPU hours by project and user"),
+        "report": ("people.report", "Show GPU use, waiting times and costs"),
+        "fairshare": ("people.fairshare", "Show fair shares and the scheduling order"),
     },
-    "The pool": {
-        "up": ("pools", "Start the pool"),
-        "down": ("pools", "Stop it; jobs run on"),
-        "status": ("pools", "Whether it runs, and how"),
-        "health": ("pools", "Whether it and its GPUs are well"),
-        "backup": ("copying", "Copy its database while it runs"),
-        "restore": ("copying", "Put such a copy back"),
-        "doctor": ("pools", "Find what is wrong with this machine"),
-        "login": ("remote", "Use a pool over the network"),
-        "login_code": ("remote", "A code to log in with, once"),
-        "logout": ("remote", "Forget it again"),
-        "whoami": ("pools", "Who the pool takes you for"),
-        "config": ("projects", "Your own defaults"),
-        "completion": ("completion", "Teach your shell to complete"),
-        "version": ("pools", "The version"),
+    "Control workloads": {
+        "workload": ("work.workload", "List, inspect and control workloads"),
+        "attach": ("work.attach", "Connect your terminal to a running program"),
+        "exec": ("work.attach", "Run another program on a workload's GPUs"),
+        "shell": ("work.attach", "Open your shell on a workload's GPUs"),
+        "bash": ("work.attach", "Open bash on a workload's GPUs"),
+        "ssh": ("work.ssh", "Open an SSH session in a workload"),
+        "ssh-proxy": ("work.ssh", "Carry the connection of an SSH client"),
+        "open": ("work.notebook", "Open a port of a workload in your browser"),
+        "fetch": ("work.fetch", "Download files of a workload"),
+        "forward": ("work.fetch", "Forward ports to a program"),
+        "wait": ("work.control", "Wait until workloads have ended"),
+        "suspend": ("work.control", "Stop workloads but keep them"),
+        "restart": ("work.control", "Restart programs on the same GPUs"),
+        "resume": ("work.control", "Queue suspended workloads again"),
+        "priority": ("work.control", "Change the priority of queued workloads"),
+        "stop": ("work.control", "Stop workloads"),
+        "delete": ("work.control", "Stop and delete workloads"),
     },
-    "Administer": {
-        "project": ("projects", "Projects and quotas"),
-        "department": ("fairness", "Departments: projects that share a quota"),
-        "user": ("people", "Users and roles"),
-        "token": ("people", "Tokens for use over a network"),
-        "join": ("joining", "Make this machine a node of a cluster"),
-        "leave": ("joining", "Take it out again"),
-        "join_token": ("joining", "Tokens that let machines join"),
-        "cordon": ("machines", "Let a node take nothing new"),
-        "drain": ("machines", "The same, and send its training elsewhere"),
-        "uncordon": ("machines", "Let it take work again"),
-        "sharing": ("machines", "How parts of a node's GPUs are kept apart"),
-        "warnings": ("warnings", "Mail and webhooks before GPUs are taken"),
-        "policy": ("policies", "How the pool is shared over time"),
-        "reserve": ("reserving", "Keep nodes for a class, or for maintenance"),
-        "image": ("imaging", "Container images of the nodes"),
-        "node": ("labels", "Labels of nodes; nodes that are lost or have left"),
-        "simulate": ("simulating", "The scheduler over a trace of work, in fast time"),
+    "Pool": {
+        "up": ("pool.pool", "Start the pool"),
+        "down": ("pool.pool", "Stop the pool; jobs continue"),
+        "status": ("pool.pool", "Show the state of the pool"),
+        "health": ("pool.pool", "Check the pool and its GPUs"),
+        "backup": ("pool.backup", "Copy the database of the pool"),
+        "restore": ("pool.backup", "Restore a copy of the database"),
+        "doctor": ("pool.pool", "Find problems of this machine"),
+        "login": ("pool.login", "Log in to a pool over the network"),
+        "login-code": ("pool.login", "Create a code to log in once"),
+        "logout": ("pool.login", "Log out of a pool"),
+        "whoami": ("pool.pool", "Show the authenticated user"),
+        "config": ("people.project", "Show and change your defaults"),
+        "completion": ("pool.completion", "Print a shell completion script"),
+        "version": ("pool.pool", "Print the version"),
+    },
+    "Administration": {
+        "project": ("people.project", "Manage projects and quotas"),
+        "department": ("people.fairshare", "Manage departments, which share a quota"),
+        "user": ("people.user", "Manage users and roles"),
+        "token": ("people.user", "Manage tokens for use over a network"),
+        "join": ("nodes.join", "Make this machine a node of a cluster"),
+        "leave": ("nodes.join", "Remove this machine from its cluster"),
+        "join-token": ("nodes.join", "Manage tokens with which machines join"),
+        "node": ("nodes.label", "List, inspect and manage nodes"),
+        "cordon": ("nodes.nodes", "Place nothing new on a node"),
+        "drain": ("nodes.nodes", "Cordon a node and requeue its training"),
+        "uncordon": ("nodes.nodes", "Let a node accept workloads again"),
+        "sharing": ("nodes.nodes", "Show or set the sharing mode of a node's GPUs"),
+        "warnings": ("pool.warnings", "Configure mail and webhooks to users"),
+        "policy": ("pool.policy", "Show and change the scheduling policy"),
+        "reserve": ("nodes.reserve", "Reserve nodes for users or maintenance"),
+        "image": ("nodes.image", "Manage container images of nodes"),
+        "simulate": ("pool.simulate", "Simulate the scheduler over a trace"),
     },
 }
-MODULES = {name: module for commands in PANELS.values() for name, (module, _) in commands.items()}
+COMMANDS = {name: command for commands in PANELS.values() for name, command in commands.items()}
+MODULES = {name: module for name, (module, _) in COMMANDS.items()}
+
+# ``gpupool NOUN VERB`` runs the command on the right.
+ALIASES: dict[str, dict[str, str]] = {
+    "node": {
+        "list": "nodes",
+        "describe": "describe node",
+        "cordon": "cordon",
+        "uncordon": "uncordon",
+        "drain": "drain",
+        "sharing": "sharing",
+    },
+    "workload": {
+        "submit": "submit",
+        "plan": "plan",
+        "list": "ps",
+        "describe": "describe",
+        "why": "why",
+        "logs": "logs",
+        "events": "events",
+        "attach": "attach",
+        "exec": "exec",
+        "shell": "shell",
+        "ssh": "ssh",
+        "open": "open",
+        "fetch": "fetch",
+        "forward": "forward",
+        "wait": "wait",
+        "suspend": "suspend",
+        "restart": "restart",
+        "resume": "resume",
+        "priority": "priority",
+        "stop": "stop",
+        "delete": "delete",
+    },
+}
 
 ABOUT = """\
 Usage: gpupool COMMAND [OPTIONS] [ARGS]...
 
-Share the GPUs a team owns: queue, place, start, isolate, meter and free.
+Share the GPUs of a team: queue, place, start, isolate, meter and release.
 
 Examples:
   gpupool run -p 0.1 -- python3 train.py       a tenth of a GPU; starts a pool if there is none
@@ -102,13 +148,13 @@ Examples:
   gpupool ps
 """
 STATUS = """\
-Exit status: the program's own for run, client, exec, shell and attach; 125 for the pool's own errors, 126 and 127
-for a program that cannot be executed or found, 128+N for one that signal N ended; else 2 for a mistake in the command.
-'gpupool COMMAND --help' says more and gives examples."""
+Exit status: the program's own for run, client, exec, shell and attach; 125 for errors of the pool, 126 and 127
+for a program that cannot be executed or found, 128+N for a program that signal N ended; 2 for usage errors.
+'gpupool COMMAND --help' shows the options and examples of a command."""
 
 
 def overview() -> str:
-    """The text of ``gpupool --help``."""
+    """Return the text of ``gpupool --help``."""
     parts = [ABOUT]
     for panel, commands in PANELS.items():
         parts.append(f"{panel}:\n" + "".join(f"  {name:<14}{about}\n" for name, (_, about) in commands.items()))
@@ -116,13 +162,19 @@ def overview() -> str:
 
 
 def known_name(word: str) -> str | None:
-    """The command that a word means: dashes may stand for underscores."""
-    name = word.replace("-", "_")
-    return name if name in MODULES else None
+    """Return the command of a word, or None. Underscores may replace the dashes of a name."""
+    name = word.replace("_", "-")
+    return name if name in COMMANDS else None
+
+
+def resolve_alias(argv: list[str]) -> list[str]:
+    """Return the command line with ``NOUN VERB`` replaced by its command. ``argv[0]`` is a known name."""
+    target = ALIASES.get(argv[0], {}).get(argv[1]) if len(argv) > 1 else None
+    return [*target.split(), *argv[2:]] if target else argv
 
 
 def near_names(word: str) -> list[str]:
-    """Commands that a misspelt word may have meant."""
+    """Return commands that are similar to a misspelt word."""
     import difflib
 
-    return difflib.get_close_matches(word.replace("-", "_"), MODULES, n=3, cutoff=0.6)
+    return difflib.get_close_matches(word.replace("_", "-"), COMMANDS, n=3, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""Writing to the terminal: lines, JSON, questions."""
+"""Write lines, JSON and questions to the terminal."""
 
 from __future__ import annotations
 
@@ -7,51 +7,48 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from gpupool.cli.errors import ReaderGone
-from gpupool.cli.pool import Pool
-from gpupool.cli.render.machines import EMULATED
+from gpupool.cli.errors import OutputClosed
 from gpupool.cli.render.text import Style, style_of
 
 
 def out_style() -> Style:
-    """The style of stdout."""
+    """Return the style of stdout."""
     return style_of(sys.stdout)
 
 
 def show(lines: Iterable[str]) -> None:
-    """Lines on stdout."""
+    """Print lines on stdout."""
     text = "".join(f"{line}\n" for line in lines)
     write_out(text.encode(errors="backslashreplace"))
 
 
 def write_out(data: bytes) -> None:
-    """Bytes on stdout; raises ``ReaderGone`` when nobody takes them any more."""
+    """Write bytes to stdout. Raises ``OutputClosed`` when the reader closed it."""
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except BrokenPipeError as error:
-        raise ReaderGone from error
+        raise OutputClosed from error
 
 
 def show_json(value: Any) -> None:
-    """JSON on stdout, as the API gave it."""
+    """Print JSON on stdout, as the API returned it."""
     show([json.dumps(value, indent=2)])
 
 
-def tell(text: str) -> None:
-    """One line for the person at the terminal, on stderr."""
+def notify(text: str) -> None:
+    """Print one line for the user on stderr."""
     print(f"gpupool: {text}", file=sys.stderr, flush=True)
 
 
-def tell_emulated(pool: Pool) -> None:
-    """Say on stderr that the GPUs are emulated, when they are."""
-    if pool.get("pool")["emulated"]:
-        print(style_of(sys.stderr).dim(EMULATED), file=sys.stderr, flush=True)
+def print_command(command: str) -> None:
+    """Print a command to be copied: a line on stderr with nothing else in it."""
+    print(f"  {command}", file=sys.stderr, flush=True)
 
 
-def ask_yes(question: str) -> bool:
-    """Whether the user agrees; without a terminal nobody can."""
+def confirm(question: str) -> bool:
+    """Ask a yes/no question and return the answer; False without a terminal."""
     if not sys.stdin.isatty():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""What a user has chosen once for all commands: ``~/.config/gpupool/config.json`` (0600)."""
+"""User defaults for all commands: ``~/.config/gpupool/config.json`` (0600)."""
 
-# pathlib takes longer to import than everything here takes to run:
+# pathlib takes longer to import than this module takes to run:
 # ruff: noqa: PTH100, PTH103, PTH105, PTH111, PTH117, PTH120, PTH123
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-CONFIG_LIMIT_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 
 
 def config_dir() -> str:
-    """The folder of this user's choices and lease files."""
+    """Return the folder of this user's defaults and lease files."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.config")
@@ -23,28 +23,28 @@ def config_dir() -> str:
 
 
 def config_file() -> str:
-    """The file of this user's choices."""
+    """Return the file of this user's defaults."""
     return f"{config_dir()}/config.json"
 
 
 def load() -> dict[str, Any]:
-    """The choices; empty when there are none. Raises ``GpupoolError(INVALID_FILE)`` for a file that is not JSON."""
-    from gpupool.cli.fast import lightjson
+    """Return the defaults; empty when there are none. Raises ``GpupoolError(INVALID_FILE)`` if the file is not JSON."""
+    from gpupool.client.transport import light_json
 
     try:
         with open(config_file(), "rb") as file:
-            data = lightjson.loads(file.read(CONFIG_LIMIT_BYTES))
+            data = light_json.loads(file.read(MAX_CONFIG_BYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise _broken(str(error)) from error
+        raise _invalid_file(str(error)) from error
     if not isinstance(data, dict):
-        raise _broken("it is not an object")
+        raise _invalid_file("it is not a JSON object")
     return data
 
 
 def save(changes: dict[str, Any]) -> None:
-    """Add to the choices; a value of None takes one away."""
+    """Change defaults; a value of None removes one."""
     import json
 
     data = {name: value for name, value in {**load(), **changes}.items() if value is not None}
@@ -52,7 +52,7 @@ def save(changes: dict[str, Any]) -> None:
 
 
 def write_private(path: str, text: str) -> None:
-    """Replace a file in one step; nobody else may read it. Raises ``GpupoolError(INVALID_FILE)``."""
+    """Replace a file atomically, with mode 0600. Raises ``GpupoolError(INVALID_FILE)``."""
     temporary = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
@@ -69,12 +69,12 @@ def write_private(path: str, text: str) -> None:
 
 
 def default_project() -> str | None:
-    """``GPUPOOL_PROJECT``, else the project chosen with ``gpupool config project``, else None."""
+    """Return ``GPUPOOL_PROJECT``, else the project of ``gpupool config project``, else None."""
     chosen = os.environ.get("GPUPOOL_PROJECT") or load().get("project")
     return chosen if isinstance(chosen, str) else None
 
 
-def _broken(what: str) -> Exception:
+def _invalid_file(what: str) -> Exception:
     from gpupool.domain.errors import ErrorCode, GpupoolError
 
     return GpupoolError(ErrorCode.INVALID_FILE, f"{config_file()} cannot be read: {what}.", "Correct it or remove it.")

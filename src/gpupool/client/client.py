@@ -1,4 +1,4 @@
-"""The typed client: one object per pool, without an event loop, usable from scripts, threads and notebooks."""
+"""The typed client of a pool, without an event loop, for scripts, threads and notebooks."""
 
 from __future__ import annotations
 
@@ -12,34 +12,32 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 
 from pydantic import BaseModel
 
-from gpupool.api.schemas import (
+from gpupool.api.schemas.nodes.nodes import GpuList, GpuView, NodeList, NodeView, PoolView
+from gpupool.api.schemas.people import WhoamiView
+from gpupool.api.schemas.usage import UsageView
+from gpupool.api.schemas.work.files import PortList, PortView
+from gpupool.api.schemas.work.manifests import AppliedList
+from gpupool.api.schemas.work.plans import PlanView
+from gpupool.api.schemas.work.workloads import (
     EventList,
     EventView,
-    GpuList,
-    GpuView,
     LogChunkView,
-    NodeList,
-    NodeView,
-    PlanView,
-    PoolView,
-    UsageView,
-    WhoamiView,
     WhyView,
     WorkloadDetail,
     WorkloadList,
     WorkloadView,
 )
-from gpupool.api.schemas.manifests import AppliedList
-from gpupool.client.administering import Administration, given, in_path
-from gpupool.client.attach import Attachment, attach
-from gpupool.client.connection import RETRY_S, Call, Connection
-from gpupool.client.endpoint import UnixEndpoint, resolve
-from gpupool.client.fetching import Fetched, Work, fetch
+from gpupool.client.administration import Administration, quote_segment, without_none
+from gpupool.client.files.download import FetchResult, WorkFolder, fetch
+from gpupool.client.files.upload import UploadResult, send_folder
 from gpupool.client.job import Job, JobFailed, Lease
 from gpupool.client.options import ApplyOptions, Command, SubmitOptions, build_request
-from gpupool.client.sending import Sent, send_folder
-from gpupool.domain.supervision import LogChunk
-from gpupool.domain.workload import ReplicaState, WorkloadKind, WorkloadState
+from gpupool.client.transport.attach import Attachment, attach
+from gpupool.client.transport.connection import DEFAULT_RETRY_S, ApiCall, PoolConnection
+from gpupool.client.transport.endpoint import UnixEndpoint, resolve_endpoint
+from gpupool.client.workspaces import Workspaces
+from gpupool.domain.work.supervision import LogChunk
+from gpupool.domain.work.workload import ReplicaState, WorkloadKind, WorkloadState
 from gpupool.specs.request import WorkloadRequest
 
 _POLL_S = 25.0
@@ -49,12 +47,12 @@ _PAGE = 500
 M = TypeVar("M", bound=BaseModel)
 
 
-class Client(Administration):
-    """A pool. Without arguments: the one that this process's environment or machine has.
+class Client(Administration, Workspaces):
+    """A pool. Without arguments: the pool of this process's environment or machine.
 
-    ``socket_path`` names the API socket of a pool on this machine; ``url`` (https) with ``token`` a pool over the
+    ``socket_path`` is the API socket of a pool on this machine; ``url`` (https) with ``token`` is a pool over the
     network, whose certificate is checked by ``ca_file``, ``fingerprint`` (SHA-256) or the system's authorities.
-    ``retry_s`` is how long to go on while the control plane restarts. Every method raises ``GpupoolError``.
+    ``retry_s`` is how long to retry while the control plane restarts. Every method raises ``GpupoolError``.
     """
 
     def __init__(
@@ -65,13 +63,13 @@ class Client(Administration):
         token: str | None = None,
         ca_file: str | os.PathLike[str] | None = None,
         fingerprint: str | None = None,
-        retry_s: float = RETRY_S,
+        retry_s: float = DEFAULT_RETRY_S,
     ) -> None:
-        endpoint = resolve(socket_path, url=url, token=token, ca_file=ca_file, fingerprint=fingerprint)
-        self._connection = Connection(endpoint, retry_s)
+        endpoint = resolve_endpoint(socket_path, url=url, token=token, ca_file=ca_file, fingerprint=fingerprint)
+        self._connection = PoolConnection(endpoint, retry_s)
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -82,33 +80,33 @@ class Client(Administration):
     ) -> None:
         self.close()
 
-    # Work
+    # Workloads
 
     def plan(self, command: Command | WorkloadRequest = ("true",), **options: Unpack[SubmitOptions]) -> PlanView:
-        """Where and when a submission with these options would start if it were made now. Nothing is stored."""
-        options.pop("folder", None)  # where it starts does not depend on it
+        """Return where and when a submission with these options would start. Nothing is stored."""
+        options.pop("folder", None)  # the folder does not affect the placement
         options.pop("gitignore", None)
-        call = Call("POST", "/v1/plan", json=self._request(command, options).to_body(), again=True)
+        call = ApiCall("POST", "/v1/plan", json=self._request(command, options).to_body(), repeatable=True)
         return self._connection.ask(call, PlanView)
 
     def apply(self, text: str, *, name: str = "manifest", **how: Unpack[ApplyOptions]) -> AppliedList:
-        """Make what Kubernetes' manifests describe (YAML or JSON). ``name`` begins messages about them.
+        """Create workloads from Kubernetes manifests (YAML or JSON). ``name`` is the prefix of messages about them.
 
-        Objects that are there already are unchanged, or made again with ``force``; see docs/kubernetes.md.
+        Existing objects stay unchanged, or are created again with ``force``; see docs/kubernetes.md.
         """
-        return self._connection.ask(Call("POST", "/v1/apply", json={"text": text, "name": name, **how}), AppliedList)
+        return self._connection.ask(ApiCall("POST", "/v1/apply", json={"text": text, "name": name, **how}), AppliedList)
 
     def submit(self, command: Command | WorkloadRequest, **options: Unpack[SubmitOptions]) -> Job:
-        """Ask for a program to be run and return at once.
+        """Submit a program and return at once.
 
-        The submission carries an identifier, so that it is made once even when the control plane restarts meanwhile.
+        The submission has an identifier, so that it is created once even if the control plane restarts meanwhile.
         """
-        call = Call("POST", "/v1/workloads", json=self._request(command, options).to_body(), again=True)
+        call = ApiCall("POST", "/v1/workloads", json=self._request(command, options).to_body(), repeatable=True)
         return self._job(self._connection.ask(call, WorkloadView))
 
     def _request(self, command: Command | WorkloadRequest, options: SubmitOptions) -> WorkloadRequest:
         if isinstance(command, WorkloadRequest):
-            return _identified(command)
+            return _with_request_id(command)
         if "folder" in options:
             sent = self.send_folder(options.pop("folder"), gitignore=options.pop("gitignore", False))
             options["tree"] = sent.tree
@@ -117,36 +115,36 @@ class Client(Administration):
     def run(
         self, command: Command | WorkloadRequest, *, timeout: float | None = None, **options: Unpack[SubmitOptions]
     ) -> Job:
-        """Run a program to its end. Raises ``JobFailed`` when it did not succeed, ``TimeoutError``."""
+        """Run a program until it ends. Raises ``JobFailed`` if it did not succeed, ``TimeoutError``."""
         job = self.submit(command, **options)
         job.result(timeout)
         return job
 
-    def send_folder(self, folder: str | os.PathLike[str], *, gitignore: bool = False) -> Sent:
-        """Send what is in a folder, as far as the pool lacks it; ``tree`` names it in as many submissions as you like.
+    def send_folder(self, folder: str | os.PathLike[str], *, gitignore: bool = False) -> UploadResult:
+        """Upload the files of a folder that the pool lacks. ``tree`` names the folder in later submissions.
 
-        What .gpupoolignore leaves out stays here, and with ``gitignore`` what .gitignore does.
+        Files that .gpupoolignore excludes are not uploaded, and with ``gitignore`` those that .gitignore excludes.
         """
         return send_folder(self._connection, os.fspath(folder), gitignore=gitignore)
 
     def fetch(
         self, ref: str, *paths: str, into: str | os.PathLike[str] = ".", index: int = 0, force: bool = False
-    ) -> Fetched:
-        """Bring files and folders (all, or ``paths``) of a workload's folder here, each at the path that it has there.
+    ) -> FetchResult:
+        """Download files and folders (all, or ``paths``) of a workload's folder, each to the same relative path.
 
-        What is here and different stays unless ``force``. The result says what came, and what was left, with why.
+        Local files that differ stay, unless ``force``. The result lists downloaded and skipped files, with reasons.
         """
-        return fetch(Work(self._connection, ref or "-", index), paths, os.fspath(into), force=force)
+        return fetch(WorkFolder(self._connection, ref or "-", index), paths, os.fspath(into), force=force)
 
     def get(self, ref: str) -> Job:
-        """A workload by id or name."""
+        """Return a workload by id or name."""
         return self._job(self.detail(ref))
 
     def detail(self, ref: str, replicas_from: int = 0) -> WorkloadDetail:
-        """Everything about a workload, with at most 1000 replicas from an index on."""
-        return self._get(f"/v1/workloads/{in_path(ref)}", WorkloadDetail, replicas_from=replicas_from)
+        """Return all data of a workload, with at most 1000 replicas from an index on."""
+        return self._get(f"/v1/workloads/{quote_segment(ref)}", WorkloadDetail, replicas_from=replicas_from)
 
-    def list(  # noqa: PLR0913 - each narrows the list
+    def list(  # noqa: PLR0913 - one parameter per filter
         self,
         *,
         states: Sequence[WorkloadState | str] = (),
@@ -154,10 +152,10 @@ class Client(Administration):
         user: str | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
-        all: bool = False,  # noqa: A002 - as the command line has it
+        all: bool = False,  # noqa: A002 - same name as on the command line
         limit: int | None = None,
     ) -> list[Job]:
-        """Workloads, newest first: those that have not ended, unless ``states`` or ``all`` say otherwise."""
+        """Return workloads, newest first: those that have not ended, unless ``states`` or ``all`` say otherwise."""
         query = {
             "state": [str(state) for state in states],
             "project": project,
@@ -192,47 +190,67 @@ class Client(Administration):
         while True:
             left = _POLL_S if deadline is None else max(0.0, min(_POLL_S, deadline - time.monotonic()))
             query = {"for": what, "timeout_s": left}
-            view = self._get(f"/v1/workloads/{in_path(ref)}/wait", WorkloadDetail, **query)
+            view = self._get(f"/v1/workloads/{quote_segment(ref)}/wait", WorkloadDetail, **query)
             if view.state.final or (what == "started" and _has_started(view)):
                 return view
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{view.name} is still {view.state}")
-            time.sleep(_PAUSE_S)  # a control plane about to restart answers at once
+            time.sleep(_PAUSE_S)  # a control plane that is about to restart answers at once
 
     def stop(self, ref: str, *, grace_s: float | None = None, force: bool = False, index: int | None = None) -> Job:
-        """End a workload, or one replica: TERM, the grace, KILL; at once with ``force``."""
+        """Stop a workload, or one replica: TERM, the grace period, KILL; with ``force`` KILL at once."""
         how = {"grace_s": grace_s, "force": force, "index": index}
-        return self._change(ref, "stop", {key: value for key, value in how.items() if value is not None}, again=True)
+        return self._change(
+            ref, "stop", {key: value for key, value in how.items() if value is not None}, repeatable=True
+        )
 
     cancel = stop
 
     def suspend(self, ref: str) -> Job:
         """Stop a workload and keep it out of the queue until it is resumed."""
-        return self._change(ref, "suspend", again=True)
+        return self._change(ref, "suspend", repeatable=True)
+
+    def restart(
+        self,
+        ref: str,
+        *,
+        grace_s: float | None = None,
+        force: bool = False,
+        index: int | None = None,
+        attempt: int | None = None,
+    ) -> Job:
+        """Stop the program and start it again on the same GPUs, without a new wait in the queue.
+
+        With ``attempt`` it is restarted only if that is its present attempt; such a request is repeated after a lost
+        connection. Raises ``GpupoolError`` (WRONG_STATE) for gangs, leases and workloads that do not run.
+        """
+        how = {"grace_s": grace_s, "force": force, "index": index, "attempt": attempt}
+        given = {key: value for key, value in how.items() if value is not None}
+        return self._change(ref, "restart", given, repeatable=attempt is not None)
 
     def resume(self, ref: str) -> Job:
-        """Put a suspended workload back into the queue."""
+        """Queue a suspended workload again."""
         return self._change(ref, "resume")
 
     def set_priority(self, ref: str, priority: int | str) -> Job:
-        """Let a workload that waits come earlier or later in its project: ``low``, ``normal``, ``high``, a number."""
-        return self._change(ref, "priority", {"priority": priority}, again=True)
+        """Set the priority of a queued workload: ``low``, ``normal``, ``high``, or a number."""
+        return self._change(ref, "priority", {"priority": priority}, repeatable=True)
 
     def signal(self, ref: str, signal: str | int, index: int = 0) -> Job:
         """Send a signal (``INT``, 2) to a replica's foreground processes."""
         return self._change(ref, "signal", {"signal": signal, "index": index})
 
     def extend(self, ref: str, seconds: float) -> Job:
-        """Let a lease live longer."""
+        """Extend the lifetime of a lease."""
         return self._change(ref, "extend", {"seconds": seconds})
 
     def delete(self, ref: str) -> None:
-        """Take a workload that has ended off the lists."""
-        self._connection.send(Call("DELETE", f"/v1/workloads/{in_path(ref)}"))
+        """Delete a workload that has ended."""
+        self._connection.send(ApiCall("DELETE", f"/v1/workloads/{quote_segment(ref)}"))
 
     def why(self, ref: str, index: int | None = None) -> WhyView:
-        """Why a workload stands where it stands, with numbers and an estimate."""
-        return self._get(f"/v1/workloads/{in_path(ref)}/why", WhyView, index=index)
+        """Return why a workload is in its state, with numbers and an estimate."""
+        return self._get(f"/v1/workloads/{quote_segment(ref)}/why", WhyView, index=index)
 
     def logs(
         self,
@@ -244,30 +262,35 @@ class Client(Administration):
         tail: int | None = None,
         since: float | None = None,
     ) -> Iterator[LogChunk]:
-        """What a replica wrote, piece by piece; with ``follow`` until its attempt ends, each piece once."""
-        path = f"/v1/workloads/{in_path(ref)}/logs"
-        query = given({"index": index, "attempt": attempt, "tail": tail, "since": since})
+        """Yield the output of a replica, chunk by chunk; with ``follow`` until its attempt ends, each chunk once."""
+        path = f"/v1/workloads/{quote_segment(ref)}/logs"
+        query = without_none({"index": index, "attempt": attempt, "tail": tail, "since": since})
         if follow:
             return self._followed(path, query)
         return self._written(path, query)
 
     def _written(self, path: str, query: dict[str, Any]) -> Iterator[LogChunk]:
-        for stretch in self._connection.whole_log(path, query):
+        for stretch in self._connection.read_log_with_retry(path, query):
             yield from stretch.chunks()
 
     def _followed(self, path: str, query: dict[str, Any]) -> Iterator[LogChunk]:
-        for message in self._connection.resumed(path, {**query, "follow": True}):
+        for message in self._connection.stream_with_retry(path, {**query, "follow": True}):
             if message.event == "chunk":
-                yield _chunk(LogChunkView.model_validate_json(message.data))
+                yield _chunk(LogChunkView.model_validate(message.data))
+
+    def ports(self, ref: str, index: int = 0) -> Sequence[PortView]:
+        """Return the TCP ports on which a replica's processes listen; those of the first process are first."""
+        return self._get(f"/v1/workloads/{quote_segment(ref)}/ports", PortList, index=index).ports
 
     def attach(self, ref: str, index: int = 0) -> Attachment:
-        """A stream of frames to a running program's terminal or pipes."""
-        return self._connection.dialled(lambda endpoint: attach(endpoint, ref, index))
+        """Return a stream of frames to a running program's terminal or pipes."""
+        return self._connection.with_failover(lambda endpoint: attach(endpoint, ref, index))
 
     def request_gpus(self, count: int = 1, *, timeout: float | None = None, **options: Unpack[SubmitOptions]) -> Lease:
-        """Hold GPUs (``fraction``, ``memory_mib``, ``models``, ``lifetime``); waits until they are granted.
+        """Request a lease of GPUs (``fraction``, ``memory_mib``, ``models``, ``lifetime``) and wait for its grant.
 
-        Raises ``JobFailed`` when they were not, ``TimeoutError`` after ``timeout`` seconds (nothing is held then).
+        Raises ``JobFailed`` if it was not granted, ``TimeoutError`` after ``timeout`` seconds (the request is then
+        cancelled).
         """
         options["kind"] = WorkloadKind.LEASE.value
         options.setdefault("gpus", count)
@@ -284,34 +307,34 @@ class Client(Administration):
     # The pool
 
     def pool(self) -> PoolView:
-        """What the pool consists of and how busy it is."""
+        """Return the contents and the load of the pool."""
         return self._get("/v1/pool", PoolView)
 
     def whoami(self) -> WhoamiView:
-        """Who the pool takes this process for."""
+        """Return the authenticated user."""
         return self._get("/v1/whoami", WhoamiView)
 
     def nodes(self) -> Sequence[NodeView]:
-        """All machines."""
+        """Return all nodes."""
         return self._get("/v1/nodes", NodeList).nodes
 
     def node(self, name: str) -> NodeView:
-        """One machine, its GPUs looked at anew."""
-        return self._get(f"/v1/nodes/{in_path(name)}", NodeView)
+        """Return one node with fresh GPU data."""
+        return self._get(f"/v1/nodes/{quote_segment(name)}", NodeView)
 
     def gpus(self) -> Sequence[GpuView]:
-        """All GPUs and who holds them."""
+        """Return all GPUs and their holders."""
         return self._get("/v1/gpus", GpuList).gpus
 
     def usage(self, since: float | None = None, until: float | None = None) -> UsageView:
-        """GPU seconds held by project and user; the last 30 days when no time is given."""
+        """Return GPU seconds by project and user; without times, for the last 30 days."""
         return self._get("/v1/usage", UsageView, since=since, until=until)
 
     def events(
         self, *, follow: bool = False, after_id: int = 0, workload: str | None = None, newest: int | None = None
     ) -> Iterator[EventView]:
-        """What has happened, oldest first; with ``follow`` without end, each event once."""
-        query = given({"after_id": after_id, "workload": workload})
+        """Yield events, oldest first; with ``follow`` without end, each event once."""
+        query = without_none({"after_id": after_id, "workload": workload})
         if follow:
             return self._live_events(query)
         if newest is not None:
@@ -324,21 +347,21 @@ class Client(Administration):
             query = {**query, "after_id": events[-1].id}
 
     def _live_events(self, query: dict[str, Any]) -> Iterator[EventView]:
-        for message in self._connection.resumed("/v1/events/stream", query):
+        for message in self._connection.stream_with_retry("/v1/events/stream", query):
             if message.event == "event":
-                yield EventView.model_validate_json(message.data)
+                yield EventView.model_validate(message.data)
 
-    # Inside
+    # Internal
 
     def _job(self, view: WorkloadView) -> Job:
         return (Lease if view.kind is WorkloadKind.LEASE else Job)(self, view)
 
-    def _change(self, ref: str, verb: str, body: Mapping[str, Any] | None = None, *, again: bool = False) -> Job:
-        call = Call("POST", f"/v1/workloads/{in_path(ref)}/{verb}", json=body, again=again)
+    def _change(self, ref: str, verb: str, body: Mapping[str, Any] | None = None, *, repeatable: bool = False) -> Job:
+        call = ApiCall("POST", f"/v1/workloads/{quote_segment(ref)}/{verb}", json=body, repeatable=repeatable)
         return self._job(self._connection.ask(call, WorkloadView))
 
 
-def _identified(request: WorkloadRequest) -> WorkloadRequest:
+def _with_request_id(request: WorkloadRequest) -> WorkloadRequest:
     return request if request.request_id else request.model_copy(update={"request_id": uuid.uuid4().hex})
 
 

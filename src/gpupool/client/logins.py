@@ -1,16 +1,14 @@
-"""The pools that this user has logged in to: ``~/.config/gpupool/logins.json`` (0600).
+"""The user's logins to pools: ``~/.config/gpupool/logins.json`` (0600).
 
-On the path of every ``gpupool run``: imports ``os`` alone at module level.
+On the path of every ``gpupool run``: imports only ``os`` at module level.
 """
 
-# pathlib takes longer to import than everything here takes to run:
+# pathlib takes longer to import than this module takes to run:
 # ruff: noqa: PTH103, PTH105, PTH111, PTH117, PTH120, PTH123
 
 from __future__ import annotations
 
 import os
-
-from gpupool.client.locate import Remote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,24 +17,24 @@ if TYPE_CHECKING:
     Logins = dict[str, Any]
 
 FILE_LIMIT_BYTES = 4 << 20
-CHOICE = "GPUPOOL_POOL"
-LOCAL = "local"  # as a choice: the pool of this machine, whatever one is logged in to
+POOL_VARIABLE = "GPUPOOL_POOL"
+LOCAL = "local"  # selects the pool of this machine instead of a login
 
 
 def logins_file() -> str:
-    """Where they are kept."""
+    """Return the path of the file."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.config")
     return f"{base}/gpupool/logins.json"
 
 
-def chosen() -> Remote | None:
-    """The pool to use over the network: the one named by ``GPUPOOL_POOL``, else the one logged in to last.
+def current_login() -> Logins | None:
+    """Return the login to use: the one named by ``GPUPOOL_POOL``, else the current one, else None.
 
-    Raises ``GpupoolError`` (INVALID_REQUEST for a name that is not known, INVALID_FILE).
+    Raises ``GpupoolError`` (INVALID_REQUEST for an unknown name, INVALID_FILE).
     """
-    named = os.environ.get(CHOICE)
+    named = os.environ.get(POOL_VARIABLE)
     if named == LOCAL:
         return None
     try:
@@ -47,13 +45,15 @@ def chosen() -> Remote | None:
     found = logins["pools"].get(name) if name else None
     if found is None:
         if named:
-            raise _refused(f"You are not logged in to a pool '{named[:80]}'.", "See 'gpupool login' without more.")
+            raise _request_error(
+                f"You are not logged in to a pool '{named[:80]}'.", "List your pools with 'gpupool login'."
+            )
         return None
-    return Remote(found["url"], found["token"], None, found.get("certificate"), login=True)
+    return dict(found)
 
 
 def load() -> Logins:
-    """``current`` (a name or None), and ``pools`` by name. Raises ``FileNotFoundError``, ``GpupoolError``."""
+    """Return ``current`` (a name or None), and ``pools`` by name. Raises ``FileNotFoundError``, ``GpupoolError``."""
     with open(logins_file(), "rb") as file:
         text = file.read(FILE_LIMIT_BYTES)
     import json
@@ -64,11 +64,11 @@ def load() -> Logins:
             return {"current": data.get("current"), "pools": data["pools"]}
     except (ValueError, KeyError, TypeError):
         pass
-    raise _broken("it is not what gpupool wrote")
+    raise _file_error("gpupool did not write it")
 
 
-def known() -> Logins:
-    """As ``load``; nothing when there are none."""
+def load_or_empty() -> Logins:
+    """Return the same as ``load``, or no logins when there is no file."""
     try:
         return load()
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def known() -> Logins:
 
 
 def save(logins: Logins) -> None:
-    """Replace the file in one step; nobody else may read it. Raises ``GpupoolError(INVALID_FILE)``."""
+    """Replace the file atomically, with mode 0600. Raises ``GpupoolError(INVALID_FILE)``."""
     import json
 
     path = logins_file()
@@ -89,10 +89,10 @@ def save(logins: Logins) -> None:
             file.write(json.dumps(logins, indent=2) + "\n")
         os.replace(temporary, path)
     except OSError as error:
-        raise _broken(error.strerror or str(error)) from error
+        raise _file_error(error.strerror or str(error)) from error
 
 
-def _broken(what: str) -> Exception:
+def _file_error(what: str) -> Exception:
     from gpupool.domain.errors import ErrorCode, GpupoolError
 
     return GpupoolError(
@@ -100,7 +100,7 @@ def _broken(what: str) -> Exception:
     )
 
 
-def _refused(sentence: str, hint: str) -> Exception:
+def _request_error(sentence: str, hint: str) -> Exception:
     from gpupool.domain.errors import ErrorCode, GpupoolError
 
     return GpupoolError(ErrorCode.INVALID_REQUEST, sentence, hint)

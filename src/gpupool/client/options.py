@@ -1,4 +1,4 @@
-"""What ``Client.submit`` takes beside the command, and how it becomes a request."""
+"""The options of ``Client.submit`` besides the command, and their conversion to a request."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.specs.fields.request import Quantity, RequestOptions
 from gpupool.specs.request import WorkloadRequest, parse_request
 
 Command = str | Sequence[str]
-Quantity = str | float
 
 
 class ApplyOptions(TypedDict, total=False):
-    """What may be said besides manifests: as the options of ``gpupool apply``."""
+    """The options of ``Client.apply``, as in ``gpupool apply``."""
 
     project: str | None
     no_container: bool
@@ -29,19 +29,18 @@ class ApplyOptions(TypedDict, total=False):
     dry_run: bool
 
 
-class SubmitOptions(TypedDict, total=False):
-    """Fields of a request by their names; durations and sizes are numbers (seconds, MiB) or text (30m, 4G).
+class SubmitOptions(RequestOptions, total=False):
+    """The fields of a request, those of its GPUs by themselves, and the folder to upload.
 
-    ``gpus`` is a number of GPUs, or the whole mapping of a job file; ``fraction`` or ``memory_mib`` is the part of
-    each, ``models`` those that will do, ``compute`` (guarantee, cap, none) what the part means for time, ``sharing``
-    the mode in which it is kept apart, ``placement`` (pack, spread) where it goes of several places. ``env`` is added
-    to what the pool sets. ``folder`` is sent along as it is now, without what its .gpupoolignore (with ``gitignore``
-    its .gitignore, too) leaves out, and the program starts in that copy, or in ``workdir`` of it; ``tree`` names one
-    that was sent before. ``lock`` is the file in it from which an environment is made.
+    ``gpus`` is a number of GPUs, or the whole mapping of a job file. ``fraction`` or ``memory_mib`` is the part of each
+    GPU, ``models`` the accepted GPU models, ``compute`` the policy for GPU time (guarantee, cap, none), ``sharing`` the
+    sharing mode, ``placement`` the preferred nodes (pack, spread). ``env`` is added to the variables of the pool.
+
+    ``folder`` is uploaded without the files that its .gpupoolignore (with ``gitignore`` also its .gitignore) excludes,
+    and the program starts in that copy, or in ``workdir`` of it. ``tree`` names a folder that was uploaded before.
+    ``lock`` is the file in it from which an environment is created.
     """
 
-    name: str
-    kind: str
     gpus: int | Mapping[str, Any]
     fraction: Quantity
     memory_mib: Quantity
@@ -49,48 +48,12 @@ class SubmitOptions(TypedDict, total=False):
     compute: str
     sharing: str
     placement: str
-    env: Mapping[str, str]
-    workdir: str
     folder: str | os.PathLike[str]
     gitignore: bool
-    tree: str
-    lock: str
-    project: str
-    priority: int | str
-    cpus: float
-    memory: Quantity
-    wait: Quantity
-    max_time: Quantity
-    idle_timeout: Quantity
-    grace: Quantity
-    notice_signal: str
-    lifetime: Quantity
-    restart: str
-    backoff_limit: int
-    preemptible: bool
-    completions: int
-    parallelism: int
-    gang: Mapping[str, Any]
-    sweep: Mapping[str, Any]
-    after: Sequence[str | Mapping[str, Any]]
-    windows: Sequence[str]
-    on: str
-    on_index: int
-    labels: Mapping[str, str]
-    log_limit: Quantity
-    image: str
-    volumes: Sequence[str | Mapping[str, Any]]
-    pull: str
-    entrypoint: Sequence[str]
-    container_user: str
-    network: str
-    read_only: bool
-    shm: Quantity
-    request_id: str
 
 
 _GPU_FIELDS = ("fraction", "memory_mib", "models", "compute", "sharing", "placement")
-_PASSED_ON = (
+_COPIED_VARIABLES = (
     "PATH",
     "HOME",
     "LANG",
@@ -103,11 +66,10 @@ _PASSED_ON = (
 
 
 def build_request(command: Command, options: SubmitOptions, *, local: bool) -> WorkloadRequest:
-    """The checked request.
+    """Return the validated request.
 
-    ``local``: the program runs on this machine, so it starts in the present folder and finds programs as this process
-    does, unless told otherwise.
-    Raises ``GpupoolError`` as ``specs.request.parse_request`` does; nothing has been sent then.
+    ``local``: the program runs on this machine, so by default it starts in the current folder with this process's PATH
+    and similar variables. Raises ``GpupoolError`` as ``specs.request.parse_request`` does; nothing has been sent then.
     """
     fields: dict[str, Any] = dict(options)
     fields["command"] = split_command(command)
@@ -115,16 +77,16 @@ def build_request(command: Command, options: SubmitOptions, *, local: bool) -> W
     if gpus:
         fields["gpus"] = gpus
     if local and fields["command"] and "image" not in fields:
-        if "tree" not in fields:
+        if "tree" not in fields and "workspace" not in fields:
             fields.setdefault("workdir", str(Path.cwd()))
-        own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        own = {name: os.environ[name] for name in _COPIED_VARIABLES if name in os.environ}
         fields["env"] = own | dict(fields.get("env") or {})
     fields.setdefault("request_id", uuid.uuid4().hex)
     return parse_request({name: _plain(value) for name, value in fields.items() if value is not None})
 
 
 def split_command(command: Command) -> list[str]:
-    """The program and its arguments; text is split as a shell splits words, but no shell is involved.
+    """Return the program and its arguments; text is split like in a shell, without running a shell.
 
     Raises ``GpupoolError(INVALID_REQUEST)`` for text with an open quote.
     """
@@ -147,7 +109,7 @@ def _gpus(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Mappings and sequences as JSON has them."""
+    """Convert mappings and sequences to JSON types."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

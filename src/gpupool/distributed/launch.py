@@ -1,6 +1,6 @@
-"""The first steps of a launcher: tell its ``mpirun`` how to start things elsewhere, then become the user's program.
+"""Start of an MPI launcher: set the remote start program for ``mpirun``, then execute the user's program.
 
-The path of Python is this machine's: the control plane, perhaps on another, cannot know it. Standard library only.
+The path of Python is this machine's, which the control plane cannot know. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """``launch COMMAND...``."""
+    """Run ``launch COMMAND...``."""
     if len(sys.argv) < 2:
         sys.stderr.write("usage: launch COMMAND...\n")
         return 2

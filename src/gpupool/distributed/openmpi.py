@@ -1,9 +1,9 @@
-"""What Open MPI is told: one launcher, and workers that wait for what it starts. No ssh, no keys, no files.
+"""Open MPI: one launcher, and workers that wait for commands from it. No ssh, no keys, no files.
 
-The launcher's ``mpirun`` finds the hosts, and a program to start things elsewhere with, in its environment, as it would
-in a file of parameters. That program (``remote_start``) connects to the rank host of a member, which runs ``mpirun``'s
-daemon inside the member: with its GPUs, its limits and its environment, under its shepherd. Hosts have made-up names,
-so that ``mpirun`` takes none of them for the machine that it is on itself.
+The launcher's ``mpirun`` reads the hosts and the remote start program from its environment. That program
+(``remote_start``) connects to the rank host of a member, which runs ``mpirun``'s daemon inside the member: with its
+GPUs, limits and environment, under its shepherd. Host names are invented, so that ``mpirun`` treats none of them as its
+own machine.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import ipaddress
 import json
 from pathlib import PurePosixPath
 
-from gpupool.domain.supervision import NODE_PROGRAM
-from gpupool.domain.wiring import Seat, Wiring
-from gpupool.domain.workload import Workload
+from gpupool.domain.work.rendezvous import MemberAddress, Rendezvous
+from gpupool.domain.work.supervision import NODE_PROGRAM
+from gpupool.domain.work.workload import Workload
 
 LAUNCHER = "launcher"
 STARTERS = frozenset({"mpirun", "mpiexec", "orterun", "horovodrun"})
-SMALLEST_COMMON_PREFIX = 16  # bits; members further apart than that are not in one network that could be named
+SMALLEST_COMMON_PREFIX = 16  # bits; a larger network is not used
 
 SECRET = "GPUPOOL_GANG_SECRET"  # noqa: S105 - the name of a variable
 HOSTS = "GPUPOOL_GANG_HOSTS"
@@ -26,17 +26,17 @@ LISTEN = "GPUPOOL_RANK_HOST"
 
 
 def ports_needed(workload: Workload, index: int) -> int:
-    """A rank host listens; the launcher does not."""
+    """Return 1 for a worker, whose rank host listens, and 0 for the launcher."""
     return 0 if _is_launcher(workload, index) else 1
 
 
-def may_join(_workload: Workload, _old: Wiring, _index: int, _address: str, _ports: tuple[int, ...]) -> bool:
-    """MPI's world has a fixed size."""
+def may_join(_workload: Workload, _old: Rendezvous, _index: int, _address: str, _ports: tuple[int, ...]) -> bool:
+    """Return False: MPI's world has a fixed size."""
     return False
 
 
-def environment(workload: Workload, wiring: Wiring, index: int) -> dict[str, str]:
-    """Of the launcher: how its mpirun reaches the others; of a worker: where its rank host listens."""
+def environment(workload: Workload, wiring: Rendezvous, index: int) -> dict[str, str]:
+    """Return the launcher's variables for mpirun, or a worker's for its rank host."""
     if not _is_launcher(workload, index):
         seat = wiring.seat_of(index)
         return {SECRET: wiring.secret, LISTEN: "" if seat is None else f"{seat.address} {seat.ports[0]}"}
@@ -49,8 +49,8 @@ def environment(workload: Workload, wiring: Wiring, index: int) -> dict[str, str
     return own | _parameters(workload, wiring)
 
 
-def command(workload: Workload, wiring: Wiring, index: int, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Workers run the rank host; a launcher whose program is not a starter itself is given mpirun."""
+def command(workload: Workload, wiring: Rendezvous, index: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the rank host for workers; for the launcher its command, after mpirun unless it is a starter itself."""
     if not _is_launcher(workload, index):
         return (NODE_PROGRAM, "distributed/rank_host.py")
     role = workload.role_of(index)
@@ -60,10 +60,10 @@ def command(workload: Workload, wiring: Wiring, index: int, argv: tuple[str, ...
     return (NODE_PROGRAM, "distributed/launch.py", *argv)
 
 
-def _parameters(workload: Workload, wiring: Wiring) -> dict[str, str]:
-    """MCA parameters as variables; what the user gives by option or variable goes before them.
+def _parameters(workload: Workload, wiring: Rendezvous) -> dict[str, str]:
+    """Return MCA parameters as variables; the user's options and variables override them.
 
-    Nothing is bound to processors: the members may share a machine, and each daemon would begin with its first one.
+    No processor binding: members may share a machine, and each daemon would start with the first processor.
     """
     parameters = {
         "plm_rsh_no_tree_spawn": "1",
@@ -80,15 +80,15 @@ def _parameters(workload: Workload, wiring: Wiring) -> dict[str, str]:
     return found | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def hosts(workload: Workload, wiring: Wiring) -> str:
-    """The hosts and how many ranks each takes, as ``mpirun --host`` has them: ``worker-0:2,worker-1:2``."""
+def hosts(workload: Workload, wiring: Rendezvous) -> str:
+    """Return the hosts and their ranks as for ``mpirun --host``: ``worker-0:2,worker-1:2``."""
     return ",".join(
         f"{_host_name(workload, seat.index)}:{workload.processes_of(seat.index)}" for seat in _workers(workload, wiring)
     )
 
 
 def common_network(addresses: list[str]) -> str:
-    """The smallest network that has all addresses, as ``10.1.0.0/20``; empty where there is none worth naming."""
+    """Return the smallest network with all addresses, as ``10.1.0.0/20``; empty if it is too large."""
     numbers = [ipaddress.ip_address(address) for address in addresses]
     if any(number.version != 4 for number in numbers):
         return ""
@@ -101,11 +101,11 @@ def common_network(addresses: list[str]) -> str:
     return str(ipaddress.ip_network((low, min(prefix, 24)), strict=False))
 
 
-def _ranks(workload: Workload, wiring: Wiring) -> int:
+def _ranks(workload: Workload, wiring: Rendezvous) -> int:
     return sum(workload.processes_of(seat.index) for seat in _workers(workload, wiring))
 
 
-def _workers(workload: Workload, wiring: Wiring) -> list[Seat]:
+def _workers(workload: Workload, wiring: Rendezvous) -> list[MemberAddress]:
     return [seat for seat in wiring.seats if not _is_launcher(workload, seat.index)]
 
 

@@ -1,4 +1,4 @@
-"""What the end of one member means for the others: pure, by framework and by what was asked."""
+"""The effect of one member's end on the others, by framework and policy. Pure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ from enum import Enum
 
 from gpupool.distributed import openmpi, tensorflow
 from gpupool.domain.events import Reason
-from gpupool.domain.workload import Framework, OnMemberEnd, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import (
+    Framework,
+    OnMemberEnd,
+    Replica,
+    ReplicaState,
+    SuccessPolicy,
+    Workload,
+    WorkloadState,
+)
 
-# Roles whose loss the others cannot bear, whatever was asked: they hold what the others need, or lead them.
+# Roles that the others always need, because they hold shared state or coordinate.
 _CRITICAL = frozenset({*tensorflow.CHIEFS, tensorflow.PARAMETER_SERVER})
 _BY_ITSELF = frozenset({Reason.EXITED, Reason.BACKOFF_EXHAUSTED, Reason.TIME_LIMIT, Reason.START_FAILED})
 _OWN_WILL = frozenset({Reason.SUSPENDED_BY_USER, Reason.GANG_RESTART})
 
 
 class Verdict(Enum):
-    """What becomes of the other members."""
+    """The action for the other members."""
 
     GO_ON = "go on"
-    RESTART = "restart"  # all end and start again together, those that have succeeded too
+    RESTART = "restart"  # all end and start again together, including succeeded ones
     GIVE_UP = "give up"  # all end; the workload has failed
-    DONE = "done"  # what is left has nobody to serve: it ends, and the workload has succeeded
+    DONE = "done"  # the remaining members are not needed: they end, and the workload has succeeded
 
 
 def verdict(workload: Workload, member: Replica, members: Sequence[Replica]) -> Verdict:
-    """Of the end of ``member``, which is given as it is afterwards, among all members."""
+    """Return the action after the end of ``member``, whose state is already updated, among all members."""
     if workload.gang is None or workload.stop_reason is not None:
         return Verdict.GO_ON
     if member.state is ReplicaState.SUCCEEDED:
@@ -37,7 +45,7 @@ def verdict(workload: Workload, member: Replica, members: Sequence[Replica]) -> 
 
 
 def needs_success(workload: Workload, index: int) -> bool:
-    """Whether the workload has succeeded only once this member has."""
+    """Return True if the workload can only succeed when this member does."""
     role = workload.role_of(index)
     name = "" if role is None else role.name.lower()
     if workload.framework is Framework.MPI:
@@ -46,7 +54,13 @@ def needs_success(workload: Workload, index: int) -> bool:
         return True
     names = {each.name.lower() for each in workload.roles}
     chiefs = names & set(tensorflow.CHIEFS)
-    return name in chiefs if chiefs else name == tensorflow.WORKER or tensorflow.WORKER not in names
+    if chiefs:
+        return name in chiefs
+    if tensorflow.WORKER not in names:
+        return True
+    if name != tensorflow.WORKER:
+        return False
+    return workload.success_policy is SuccessPolicy.ALL_WORKERS or workload.place_in_roles(index) == (role, 0)
 
 
 def _after_success(workload: Workload, members: Sequence[Replica]) -> Verdict:
@@ -62,13 +76,13 @@ def _needed(workload: Workload, index: int) -> bool:
     if workload.framework is Framework.TF:
         return role is not None and role.name.lower() in _CRITICAL
     if workload.framework is Framework.TORCH:
-        wiring = workload.wiring  # the member at which the others meet
+        wiring = workload.wiring  # the member with the rendezvous
         return wiring is not None and wiring.seats[0].index == index
     return False
 
 
 def exit_status(workload: Workload, members: Sequence[Replica]) -> int | None:
-    """The one exit status of a gang that has ended: 0, or that of the member that failed first by itself."""
+    """Return the exit status of an ended gang: 0, or that of the member that failed first by itself."""
     if workload.gang is None or not workload.state.final:
         return None
     if workload.state is WorkloadState.SUCCEEDED:
@@ -80,6 +94,6 @@ def exit_status(workload: Workload, members: Sequence[Replica]) -> int | None:
 
 
 def rank_of(workload: Workload, member: Replica) -> int | None:
-    """The rank of a member in the round that it belongs to."""
+    """Return the rank of a member in its round."""
     wiring = workload.wiring
     return wiring.rank_of(member.index) if wiring is not None and wiring.has(member.index, member.attempt) else None

@@ -1,8 +1,8 @@
-"""What a rank host and those who start programs through it say to each other.
+"""The protocol between a rank host and the programs that start commands through it.
 
-The host sends a nonce; the other side answers with one of its own and proves that it knows the gang's secret; the host
-proves the same. Then come frames: a kind, a length, the content. The secret itself never travels, and a request is
-bound to both nonces, so what somebody else recorded is of no use.
+The host sends a nonce. The client answers with its own nonce and proves that it knows the gang's secret; the host
+proves the same. Then frames follow: kind, length, content. The secret is never sent, and a request is bound to both
+nonces, so a recorded conversation cannot be replayed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 
 NONCE_BYTES = 16
 PROOF_BYTES = 32
-MOST_BYTES = 1 << 20  # of one frame
+MAX_FRAME_BYTES = 1 << 20  # content
 
 COMMAND, INPUT, OUTPUT, ERRORS, EXIT = range(5)
 _HEAD = struct.Struct("!BI")
@@ -21,23 +21,23 @@ HEAD_BYTES = _HEAD.size
 
 
 def proof(secret: str, who: str, nonces: bytes, content: bytes = b"") -> bytes:
-    """That ``who`` knows the secret, and says ``content`` in this conversation and in no other."""
+    """Return the proof that ``who`` knows the secret and sends ``content`` in this conversation."""
     return hmac.new(secret.encode(), who.encode() + b"\0" + nonces + content, hashlib.sha256).digest()
 
 
 def proves(given: bytes, secret: str, who: str, nonces: bytes, content: bytes = b"") -> bool:
-    """Whether a proof is right; takes as long when it is wrong."""
+    """Return True if a proof is valid, in constant time."""
     return hmac.compare_digest(given, proof(secret, who, nonces, content))
 
 
 def frame(kind: int, content: bytes) -> bytes:
-    """One frame as it travels."""
+    """Encode one frame."""
     return _HEAD.pack(kind, len(content)) + content
 
 
 def head(data: bytes) -> tuple[int, int]:
-    """Kind and length of the frame that begins so; raises ``ValueError`` for one that is too long."""
+    """Return kind and length of a frame from its header; raise ``ValueError`` if it is too long."""
     kind, length = _HEAD.unpack(data)
-    if length > MOST_BYTES:
+    if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes")
     return kind, length

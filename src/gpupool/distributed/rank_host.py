@@ -1,8 +1,8 @@
-"""The program of a worker that waits for what its launcher starts: sshd's part, for one gang and without accounts.
+"""The program of an MPI worker that waits for commands of its launcher, like sshd without accounts.
 
-It listens on the address and port that the pool gave it, lets in only who knows the gang's secret, and runs what it is
-told to by a shell, with its own environment: the member's GPUs and limits hold for it. When whoever asked hangs up,
-what runs for them is killed. Standard library only.
+It listens on the address and port that the pool assigned, and accepts only clients that know the gang's secret. It runs
+commands in a shell, with its own environment, so the member's GPUs and limits apply. When the client disconnects, its
+command is killed. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ if __name__ == "__main__":  # the pool runs this file with a Python that need no
 
 from gpupool.distributed import rank_frames as f
 
-GREETING_WAIT_S = 10.0
-AT_ONCE = 64  # conversations
+GREETING_TIMEOUT_S = 10.0
+MAX_CONNECTIONS = 64  # conversations
 PIECE = 64 << 10
 PREFIX = "gpupool-rank-"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
 
 
 class RankHost:
-    """Runs commands for those who know the secret."""
+    """Runs commands for clients that know the secret."""
 
     def __init__(self, secret: str, environment: dict[str, str]) -> None:
         self._secret = secret
         self._environment = environment
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One conversation: greet, run one command, tell how it ended."""
+        """Handle one conversation: authenticate, run one command, send its exit status."""
         try:
             async with self._slots:
-                async with asyncio.timeout(GREETING_WAIT_S):
+                async with asyncio.timeout(GREETING_TIMEOUT_S):
                     command = await self._greet(reader, writer)
                 if command is not None:
                     await self._run(command, reader, writer)
         except (OSError, EOFError, TimeoutError, ValueError):
-            pass  # a stranger, or one that hung up
+            pass  # an unknown client, or a lost connection
         finally:
             writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str | None:
-        """The command; None for somebody who does not know the secret."""
+        """Return the command; None if the client does not know the secret."""
         own = os.urandom(f.NONCE_BYTES)
         writer.write(own)
         nonces = own + await reader.readexactly(f.NONCE_BYTES)
@@ -76,8 +76,8 @@ class RankHost:
             env=self._environment,
             start_new_session=True,
         )
-        told = asyncio.create_task(_tell(process, writer))
-        heard = asyncio.create_task(_hear(process, reader))
+        told = asyncio.create_task(_send_output(process, writer))
+        heard = asyncio.create_task(_receive_input(process, reader))
         try:
             await asyncio.wait((told, heard), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -89,8 +89,8 @@ class RankHost:
             await process.wait()
 
 
-async def _tell(process: asyncio.subprocess.Process, writer: asyncio.StreamWriter) -> None:
-    """Send what the program writes, and then how it ended."""
+async def _send_output(process: asyncio.subprocess.Process, writer: asyncio.StreamWriter) -> None:
+    """Send the program's output, then its exit status."""
     assert process.stdout is not None  # noqa: S101 - it was asked for
     assert process.stderr is not None  # noqa: S101
     await asyncio.gather(_copy(process.stdout, f.OUTPUT, writer), _copy(process.stderr, f.ERRORS, writer))
@@ -105,8 +105,8 @@ async def _copy(source: asyncio.StreamReader, kind: int, writer: asyncio.StreamW
         await writer.drain()
 
 
-async def _hear(process: asyncio.subprocess.Process, reader: asyncio.StreamReader) -> None:
-    """Hand on what is meant for the program's input; returns when the other side hangs up."""
+async def _receive_input(process: asyncio.subprocess.Process, reader: asyncio.StreamReader) -> None:
+    """Pass on the program's input; return when the client disconnects."""
     assert process.stdin is not None  # noqa: S101 - it was asked for
     while True:
         try:
@@ -137,7 +137,7 @@ async def _serve(address: str, port: int, host: RankHost) -> None:
 
 
 def main() -> int:
-    """Serve until told to end; 0 then."""
+    """Serve until stopped; return 0 then."""
     environment = dict(os.environ)
     secret = environment.pop("GPUPOOL_GANG_SECRET", "")
     address, _, port = environment.pop("GPUPOOL_RANK_HOST", "").partition(" ")
@@ -160,9 +160,9 @@ def main() -> int:
 
 
 def _folder(base: str | None, parameter: str, environment: dict[str, str]) -> str:
-    """A folder of this member's own: two of one gang on one machine would take each other's files for their own.
+    """Create a folder for this member: members of one gang on one machine must not share these files.
 
-    Those of members that were killed, and so could not remove theirs, are removed.
+    Folders of killed members are deleted.
     """
     parent = base if base and Path(base).is_dir() else tempfile.gettempdir()
     for old in Path(parent).glob(f"{PREFIX}*"):
@@ -176,7 +176,7 @@ def _folder(base: str | None, parameter: str, environment: dict[str, str]) -> st
 
 
 def _lock(folder: Path) -> int | None:
-    """Take the lock of a folder; None where somebody lives who has it."""
+    """Lock a folder; return None if a living process holds the lock."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""What ``mpirun`` runs where it would run ssh: ``remote_start HOST COMMAND...`` through a member's rank host.
+"""A replacement of ssh for ``mpirun``: ``remote_start HOST COMMAND...`` through a member's rank host.
 
-Its exit status is the command's; 255, as ssh's, where the host cannot be reached. Standard library only.
+Its exit status is the command's; 255, as with ssh, if the host cannot be reached. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if __name__ == "__main__":  # the pool runs this file with a Python that need no
 
 from gpupool.distributed import rank_frames as f
 
-REACH_WAIT_S = 60.0  # members start together, but not in the same moment
-RETRY_S = 0.2
+CONNECT_TIMEOUT_S = 60.0  # members do not start at exactly the same time
+RETRY_DELAY_S = 0.2
 UNREACHABLE = 255
 PIECE = 64 << 10
 
 
 def start(host: str, command: str) -> int:
-    """Run a command in the member that is called ``host``; its exit status."""
+    """Run a command in the member called ``host``; return its exit status."""
     hosts = json.loads(os.environ.get("GPUPOOL_GANG_HOSTS", "{}"))
     secret = os.environ.get("GPUPOOL_GANG_SECRET", "")
     if host not in hosts or not secret:
-        sys.stderr.write(f"{host} is no member of this gang.\n")
+        sys.stderr.write(f"{host} is not a member of this gang.\n")
         return UNREACHABLE
     try:
         with _reach(hosts[host][0], hosts[host][1]) as sock:
@@ -42,15 +42,15 @@ def start(host: str, command: str) -> int:
 
 
 def _reach(address: str, port: int) -> socket.socket:
-    """A connection, as soon as the member listens."""
-    deadline = time.monotonic() + REACH_WAIT_S
+    """Return a connection, as soon as the member listens."""
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         try:
             sock = socket.create_connection((address, port), timeout=10.0)
         except OSError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(RETRY_S)
+            time.sleep(RETRY_DELAY_S)
         else:
             sock.settimeout(None)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -58,7 +58,7 @@ def _reach(address: str, port: int) -> socket.socket:
 
 
 def _greet(sock: socket.socket, secret: str, command: str) -> None:
-    """Prove the secret, have it proven, say what to run."""
+    """Authenticate both sides and send the command."""
     own = os.urandom(f.NONCE_BYTES)
     nonces = _exactly(sock, f.NONCE_BYTES) + own
     sock.sendall(own + f.proof(secret, "starter", nonces))
@@ -69,7 +69,7 @@ def _greet(sock: socket.socket, secret: str, command: str) -> None:
 
 
 def _carry(sock: socket.socket) -> int:
-    """Carry input there and output back until the command ends."""
+    """Copy input and output until the command ends."""
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         _watch_input(selector)
@@ -103,13 +103,13 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     while len(found) < count:
         data = sock.recv(count - len(found))
         if not data:
-            raise EOFError("it hung up")
+            raise EOFError("it closed the connection")
         found += data
     return bytes(found)
 
 
 def main() -> int:
-    """``remote_start HOST COMMAND...``: the words of the command are joined as ssh joins them."""
+    """Run ``remote_start HOST COMMAND...``; the words of the command are joined as ssh does."""
     if len(sys.argv) < 3:
         sys.stderr.write("usage: remote_start HOST COMMAND...\n")
         return 2

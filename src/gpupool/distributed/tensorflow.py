@@ -1,15 +1,15 @@
-"""What TensorFlow is told: ``TF_CONFIG``, the JSON that its cluster resolver reads.
+"""TensorFlow: ``TF_CONFIG``, the JSON that its cluster resolver reads.
 
-Tasks are the members by role, in the order of their numbers; the names of roles that TensorFlow knows are ``chief``,
-``worker``, ``ps`` and ``evaluator``. An evaluator is no part of the cluster: only it is told of itself.
+Tasks are the members by role, in the order of their numbers. TensorFlow's role names are ``chief``, ``worker``, ``ps``
+and ``evaluator``. An evaluator is not part of the cluster: only its own TF_CONFIG names it.
 """
 
 from __future__ import annotations
 
 import json
 
-from gpupool.domain.wiring import Wiring
-from gpupool.domain.workload import OnMemberEnd, Workload
+from gpupool.domain.work.rendezvous import Rendezvous
+from gpupool.domain.work.workload import OnMemberEnd, Workload
 
 CHIEFS = ("chief", "master")
 EVALUATOR = "evaluator"
@@ -18,19 +18,19 @@ PARAMETER_SERVER = "ps"
 
 
 def ports_needed(_workload: Workload, _index: int) -> int:
-    """Every task serves the others."""
+    """Return one port: every task serves the others."""
     return 1
 
 
-def may_join(workload: Workload, old: Wiring, index: int, address: str, ports: tuple[int, ...]) -> bool:
-    """A worker that comes back must be found where it was: the others are not told anew."""
+def may_join(workload: Workload, old: Rendezvous, index: int, address: str, ports: tuple[int, ...]) -> bool:
+    """Return True if a worker returns at its old address: the others do not get a new TF_CONFIG."""
     seat = old.seat_of(index)
     same = seat is not None and (seat.address, seat.ports) == (address, ports)
     return workload.on_member_end is OnMemberEnd.CONTINUE and same
 
 
-def environment(workload: Workload, wiring: Wiring, index: int) -> dict[str, str]:
-    """``TF_CONFIG`` of a member."""
+def environment(workload: Workload, wiring: Rendezvous, index: int) -> dict[str, str]:
+    """Return the ``TF_CONFIG`` of a member."""
     role, number = _task(workload, index)
     cluster: dict[str, list[str]] = {}
     for seat in wiring.seats:
@@ -41,8 +41,8 @@ def environment(workload: Workload, wiring: Wiring, index: int) -> dict[str, str
     return {"TF_CONFIG": json.dumps(config, separators=(",", ":"))}
 
 
-def command(_workload: Workload, _wiring: Wiring, _index: int, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """As it is."""
+def command(_workload: Workload, _wiring: Rendezvous, _index: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command unchanged."""
     return argv
 
 

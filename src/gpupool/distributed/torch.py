@@ -1,34 +1,34 @@
-"""What torch is told: the variables that ``torchrun`` sets for the ranks it starts, and those it reads itself.
+"""PyTorch: the variables that ``torchrun`` sets for its ranks, and those that it reads itself.
 
-A program that is started directly is one rank for each member: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and the others
-are those of torch's environment initialisation. A member whose program is ``torchrun`` finds its own options as
-``PET_*`` variables, in which every option of it can be given, and starts as many ranks as the member has GPUs.
+A program that is started directly is one rank per member; ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and the others are
+those of torch's environment initialisation. A member that runs ``torchrun`` gets its options as ``PET_*`` variables,
+which exist for every option, and starts as many ranks as the member has GPUs.
 
-A member that may come back by itself (``on_member_end`` continue) meets the others by torchrun's c10d rendezvous at
-the first member, which therefore cannot be spared; otherwise the size of a round is fixed, and the next one may be
+With ``on_member_end`` continue, a member may return by itself. It meets the others through torchrun's c10d rendezvous
+at the first member, which is therefore always needed. Otherwise the size of a round is fixed, and the next one may be
 smaller or larger.
 """
 
 from __future__ import annotations
 
-from gpupool.domain.wiring import Wiring
-from gpupool.domain.workload import OnMemberEnd, Workload
+from gpupool.domain.work.rendezvous import Rendezvous
+from gpupool.domain.work.workload import OnMemberEnd, Workload
 
 PORTS = 2  # the store of the ranks, the rendezvous of torchrun
 
 
 def ports_needed(_workload: Workload, _index: int) -> int:
-    """Every member may be the first of its round."""
+    """Return two ports: every member may be the first of its round."""
     return PORTS
 
 
-def may_join(workload: Workload, old: Wiring, index: int, _address: str, _ports: tuple[int, ...]) -> bool:
-    """Only torchrun can let others in, and only as long as the member at which they meet is there."""
+def may_join(workload: Workload, old: Rendezvous, index: int, _address: str, _ports: tuple[int, ...]) -> bool:
+    """Return True for torchrun with a rendezvous, unless this member hosts the rendezvous."""
     return workload.on_member_end is OnMemberEnd.CONTINUE and old.seats[0].index != index
 
 
-def environment(workload: Workload, wiring: Wiring, index: int) -> dict[str, str]:
-    """Of a rank, and of a torchrun."""
+def environment(workload: Workload, wiring: Rendezvous, index: int) -> dict[str, str]:
+    """Return the variables of a rank and of torchrun."""
     first, rank, members = wiring.seats[0], wiring.rank_of(index), len(wiring.seats)
     master = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.ports[0])}
     ranks = {
@@ -44,20 +44,20 @@ def environment(workload: Workload, wiring: Wiring, index: int) -> dict[str, str
     return {**master, **ranks, **_of_torchrun(workload, wiring, index), **_interface(wiring, index)}
 
 
-def command(_workload: Workload, _wiring: Wiring, _index: int, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """As it is."""
+def command(_workload: Workload, _wiring: Rendezvous, _index: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command unchanged."""
     return argv
 
 
-def _interface(wiring: Wiring, index: int) -> dict[str, str]:
-    """Which network the ranks use: their own guess is the one that the host's name leads to, often loopback."""
+def _interface(wiring: Rendezvous, index: int) -> dict[str, str]:
+    """Return the network interface for the ranks: their default, from the host's name, is often loopback."""
     seat = wiring.seat_of(index)
     if seat is None or not seat.interface:
         return {}
     return {"GLOO_SOCKET_IFNAME": seat.interface, "NCCL_SOCKET_IFNAME": f"={seat.interface}"}
 
 
-def _of_torchrun(workload: Workload, wiring: Wiring, index: int) -> dict[str, str]:
+def _of_torchrun(workload: Workload, wiring: Rendezvous, index: int) -> dict[str, str]:
     first, gang = wiring.seats[0], workload.gang
     common = {"PET_NPROC_PER_NODE": str(workload.processes_of(index))}
     if workload.on_member_end is OnMemberEnd.CONTINUE and gang is not None:

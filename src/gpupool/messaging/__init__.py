@@ -1,4 +1,4 @@
-"""How messages leave the pool: SMTP and webhooks. Implements ``services.warnings.courier.Courier``."""
+"""Delivery of messages by SMTP and webhooks. Implements ``services.ports.courier.Courier``."""
 
 from gpupool.messaging.courier import NetworkCourier
 

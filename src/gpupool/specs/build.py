@@ -1,47 +1,57 @@
-"""From a checked request to the workload and replicas that the pool keeps, and on to what a replica executes."""
+"""Conversion of a checked request to a workload and replicas, and of a replica to its command."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import posixpath
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 
 from gpupool.domain.errors import ErrorCode
-from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.supervision import Stdio
+from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.units import WHOLE_GPU, fraction_to_permille
-from gpupool.domain.workload import (
+from gpupool.domain.work.container import ContainerNetwork, ContainerSpec, PullPolicy, Volume
+from gpupool.domain.work.gang import Gang
+from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.workload import (
     TTL_LABEL,
     Dependency,
+    Framework,
     Limits,
+    OnMemberEnd,
     Program,
     Replica,
     RestartPolicy,
     Retry,
+    Role,
+    SuccessPolicy,
     Workload,
     WorkloadKind,
 )
-from gpupool.specs.containers import container_of
-from gpupool.specs.members import gang_of, on_member_end, roles_of
-from gpupool.specs.models import WorkloadRequest
-from gpupool.specs.parts import Condition, GpuSpec, SweepSpec
-from gpupool.specs.problems import RequestError
-from gpupool.specs.sweep import Parameters, describe_parameters, draw, expand_grid, variable_of
-from gpupool.specs.templates import INDEX, as_text, fill, fill_index
+from gpupool.specs.fields.containers import VolumeSpec
+from gpupool.specs.fields.parts import Condition, GpuSpec, SweepSpec
+from gpupool.specs.fields.request import LAUNCHER, RoleSpec, WorkloadRequest
+from gpupool.specs.fields.sweep import Parameters, describe_parameters, draw, expand_grid, variable_of
+from gpupool.specs.fields.templates import INDEX, as_text, fill, fill_index
+from gpupool.specs.text.error_messages import RequestError
 
 DEFAULT_BACKOFF = 6
-DEFAULT_GRACE_S = 10.0
-DEFAULT_LOG_LIMIT_MIB = 64
 DEFAULT_UMASK = 0o022
+WORKER = "worker"
+PARAMETER_SERVER = "ps"
+# The request's field of each attribute of ``Limits``: the same name without the unit.
+LIMIT_FIELDS = {f.name: f.name.removesuffix("_s").removesuffix("_mib") for f in fields(Limits)}
 
 
 @dataclass(frozen=True, slots=True)
 class Submitter:
-    """Who asks and when: the user, the account its programs run as, and seconds since the epoch.
+    """The submitting user, the account of the programs, and the time in seconds since the epoch.
 
-    ``project`` is used where the request names none.
+    ``project`` is the default for requests without a project.
     """
 
     user: str
@@ -51,7 +61,7 @@ class Submitter:
 
 
 def references(request: WorkloadRequest) -> tuple[str, ...]:
-    """Names and ids of other workloads that the request speaks of, for the caller to look up beforehand."""
+    """Return the names and ids of other workloads in the request, which the caller must resolve."""
     named = [after.workload for after in request.after]
     return tuple(dict.fromkeys(named + ([request.on] if request.on else [])))
 
@@ -63,16 +73,16 @@ def to_workload(
     submitter: Submitter,
     resolve: Callable[[str], WorkloadId] | Mapping[str, WorkloadId],
 ) -> tuple[Workload, tuple[Replica, ...]]:
-    """The queued workload and its replicas.
+    """Return the queued workload and its replicas.
 
-    ``resolve`` gives the id of each of ``references(request)``; what it raises (UNKNOWN_WORKLOAD) passes through.
-    A lease's lifetime becomes ``limits.max_time_s``: it counts from the grant, not from now.
-    Raises ``GpupoolError(INVALID_REQUEST)`` for a working directory that is not absolute.
+    ``resolve`` returns the id for each of ``references(request)``; its errors (UNKNOWN_WORKLOAD) are passed on. A
+    lease's lifetime becomes ``limits.max_time_s``: it counts from the grant, not from now. Raises
+    ``GpupoolError(INVALID_REQUEST)`` for a working directory that is not absolute.
     """
     find = resolve.__getitem__ if isinstance(resolve, Mapping) else resolve
     parameters = expand(request.sweep, seed=id) if request.sweep is not None else ()
-    roles = roles_of(request, gpu_request)
-    gang = gang_of(request, roles)
+    roles = _roles_of(request)
+    gang = _gang_of(request, roles)
     completions = len(parameters) or request.completions or request.parallelism or (gang.most if gang else 1)
     workload = Workload(
         id=id,
@@ -87,7 +97,8 @@ def to_workload(
         gang=gang,
         roles=roles,
         framework=request.framework,
-        on_member_end=on_member_end(request, roles),
+        on_member_end=_on_member_end(request, roles),
+        success_policy=request.success_policy or SuccessPolicy.ALL_WORKERS,
         processes=request.processes or 0,
         priority=request.priority,
         preemptible=_preemptible(request),
@@ -102,12 +113,22 @@ def to_workload(
         on_index=request.on_index,
         labels=dict(request.labels) | ({} if request.ttl is None else {TTL_LABEL: "yes"}),
         request_id=request.request_id,
+        request_digest=digest_of(request) if request.request_id is not None else "",
     )
     return workload, tuple(Replica(id, index, queued_at=submitter.now) for index in range(completions))
 
 
+def digest_of(request: WorkloadRequest) -> str:
+    """Return the SHA-256 of the request without its ``request_id``.
+
+    Fields that have their default are left out: a later release with more fields gives the same digest.
+    """
+    asked = request.model_dump(mode="json", exclude_defaults=True, exclude={"request_id"})
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
 def expand(sweep: SweepSpec, *, seed: str) -> tuple[Parameters, ...]:
-    """The sets of parameters, one per run; ``seed`` is used for random draws that name none of their own."""
+    """Return the sets of parameters, one per run; ``seed`` is the default for random draws."""
     if sweep.grid is not None:
         return expand_grid(sweep.grid)
     if sweep.random is not None:
@@ -117,11 +138,11 @@ def expand(sweep: SweepSpec, *, seed: str) -> tuple[Parameters, ...]:
 
 
 def program_for(workload: Workload, index: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command and environment of one replica.
+    """Return the command and environment of one replica.
 
-    Placeholders are filled in a sweep; where there are several replicas without one, only ``{index}`` is; the command
-    of a single program is never touched. The environment also tells the index, the number of replicas and the
-    parameters, each and as JSON.
+    In a sweep all placeholders are replaced; other workloads with several replicas replace only ``{index}``; a single
+    program's command is never changed. The environment also has the index, the number of replicas and the parameters,
+    one by one and as JSON.
     """
     argv, env = workload.program.argv, dict(workload.program.env)
     env["GPUPOOL_INDEX"] = str(index)
@@ -143,7 +164,7 @@ def program_for(workload: Workload, index: int) -> tuple[tuple[str, ...], dict[s
 
 
 def automatic_name(request: WorkloadRequest, id: WorkloadId) -> str:  # noqa: A002 - see to_workload
-    """A name that tells the program and is as unique as the id: ``train-3k9x2m4qp7``."""
+    """Return a name with the program that is as unique as the id: ``train-3k9x2m4qp7``."""
     script = next((a for a in request.command[1:2] if a.endswith((".py", ".sh"))), None)
     program = script or (request.command[0] if request.command else request.kind.value)
     stem = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(program).stem.lower()).strip("-")[:40].strip("-")
@@ -151,11 +172,11 @@ def automatic_name(request: WorkloadRequest, id: WorkloadId) -> str:  # noqa: A0
 
 
 def _program(request: WorkloadRequest) -> Program:
-    if request.workdir and not request.workdir.startswith("/") and not request.tree:
+    if request.workdir and not request.workdir.startswith("/") and not request.tree and not request.workspace:
         raise RequestError(
             ErrorCode.INVALID_REQUEST,
-            f"'workdir' must be a path from the root, not '{request.workdir[:80]}'.",
-            "Write the folder's whole path, beginning with /.",
+            f"'workdir' must be an absolute path, not '{request.workdir[:80]}'.",
+            "Use an absolute path, beginning with /.",
             ("workdir",),
         )
     return Program(
@@ -171,12 +192,12 @@ def _program(request: WorkloadRequest) -> Program:
         lock=request.lock,
         env_from={name: source.value for name, source in request.env_from.items()},
         literal=request.literal,
-        container=container_of(request),
+        container=_container_of(request),
     )
 
 
 def gpu_request(gpus: GpuSpec) -> GpuRequest:
-    """The GPUs that a request, or one of its roles, asks for."""
+    """Return the GPUs that a request, or one of its roles, asks for."""
     return GpuRequest(
         count=gpus.count,
         permille=WHOLE_GPU if gpus.fraction is None else fraction_to_permille(gpus.fraction),
@@ -189,17 +210,10 @@ def gpu_request(gpus: GpuSpec) -> GpuRequest:
 
 
 def _limits(request: WorkloadRequest) -> Limits:
-    return Limits(
-        wait_s=request.wait,
-        max_time_s=request.lifetime if request.lifetime is not None else request.max_time,
-        idle_timeout_s=request.idle_timeout,
-        grace_s=DEFAULT_GRACE_S if request.grace is None else request.grace,
-        notice_signal=request.notice_signal,
-        cpus=request.cpus,
-        memory_mib=request.memory,
-        log_limit_mib=request.log_limit or DEFAULT_LOG_LIMIT_MIB,
-        ttl_s=request.ttl,
-    )
+    given = {attribute: getattr(request, field) for attribute, field in LIMIT_FIELDS.items()}
+    if request.lifetime is not None:
+        given["max_time_s"] = request.lifetime
+    return Limits(**{attribute: value for attribute, value in given.items() if value is not None})
 
 
 def _retry(request: WorkloadRequest) -> Retry:
@@ -213,3 +227,90 @@ def _retry(request: WorkloadRequest) -> Retry:
 
 def _preemptible(request: WorkloadRequest) -> bool:
     return request.kind is WorkloadKind.TRAINING if request.preemptible is None else request.preemptible
+
+
+def _roles_of(request: WorkloadRequest) -> tuple[Role, ...]:
+    """Return the roles that a request names, or its framework's roles if it names none."""
+    if request.roles:
+        return tuple(_role(request, spec) for spec in request.roles)
+    if request.gang is None:
+        return ()
+    if request.framework is Framework.MPI:
+        return Role(LAUNCHER, 1, gpus=GpuRequest(count=0)), Role(WORKER, request.gang.workers)
+    return (Role(WORKER, request.gang.workers),) if request.framework is Framework.TF else ()
+
+
+def _role(request: WorkloadRequest, spec: RoleSpec) -> Role:
+    return Role(
+        name=spec.name,
+        replicas=spec.replicas,
+        argv=tuple(spec.command) or None,
+        env=dict(spec.env),
+        gpus=None if spec.gpus is None else gpu_request(spec.gpus),
+        cpus=spec.cpus,
+        memory_mib=spec.memory,
+        restart=spec.restart,
+        container=_container_of_role(request, spec),
+    )
+
+
+def _gang_of(request: WorkloadRequest, roles: tuple[Role, ...]) -> Gang | None:
+    """Return how many members start together; with roles always all of them."""
+    spec = request.gang
+    total = sum(role.replicas for role in roles)
+    mixed = len({(role.gpus, role.cpus, role.memory_mib) for role in roles}) > 1
+    if spec is None:
+        return Gang(total, total, mixed=mixed) if roles else None
+    most = total or spec.workers
+    least = most if spec.min in {None, spec.workers} else spec.min
+    return Gang(least or most, most, spec.within or "", spec.strict, mixed)
+
+
+def _on_member_end(request: WorkloadRequest, roles: tuple[Role, ...]) -> OnMemberEnd:
+    """Return the effect of a member's loss: as requested, else the framework's default."""
+    return request.on_member_end or usual_end(request.framework, roles)
+
+
+def usual_end(framework: Framework | None, roles: tuple[Role, ...]) -> OnMemberEnd:
+    """Return the default effect of a member's loss."""
+    if framework is None:
+        return OnMemberEnd.CONTINUE
+    served = framework is Framework.TF and any(role.name.lower() == PARAMETER_SERVER for role in roles)
+    return OnMemberEnd.CONTINUE if served else OnMemberEnd.RESTART
+
+
+def _container_of(request: WorkloadRequest) -> ContainerSpec | None:
+    """Return the container of a checked request; None without an image."""
+    if request.image is None:
+        return None
+    return _container(request, request.image, request.volumes, request.entrypoint)
+
+
+def _container_of_role(request: WorkloadRequest, role: RoleSpec) -> ContainerSpec | None:
+    """Return a role's own container; None: it has that of the request, or none."""
+    image = role.image or request.image
+    if image is None or (role.image, role.volumes, role.entrypoint) == (None, None, None):
+        return None
+    volumes = request.volumes if role.volumes is None else role.volumes
+    return _container(request, image, volumes, request.entrypoint if role.entrypoint is None else role.entrypoint)
+
+
+def _container(
+    request: WorkloadRequest, image: str, volumes: Sequence[VolumeSpec], entrypoint: Sequence[str] | None
+) -> ContainerSpec:
+    return ContainerSpec(
+        image=image,
+        pull=request.pull or PullPolicy.MISSING,
+        volumes=tuple(_volume_of(volume) for volume in volumes),
+        entrypoint=None if entrypoint is None else tuple(entrypoint),
+        user=request.container_user or "",
+        network=request.network or ContainerNetwork.HOST,
+        read_only=request.read_only,
+        shm_mib=request.shm,
+    )
+
+
+def _volume_of(spec: VolumeSpec) -> Volume:
+    """Convert a volume to the domain's type."""
+    source = posixpath.normpath(spec.source) if spec.source else ""
+    return Volume(posixpath.normpath(spec.target), source, spec.kind, spec.read_only, spec.size)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.specs.files import decode, read_bounded
-from gpupool.specs.models import WorkloadRequest
-from gpupool.specs.plain import read_json
-from gpupool.specs.problems import RequestError
+from gpupool.specs.fields.request import WorkloadRequest
 from gpupool.specs.request import parse_request
-from gpupool.specs.yamlnodes import Node, TextFields, read_yaml
+from gpupool.specs.text.error_messages import RequestError
+from gpupool.specs.text.files import decode, read_bounded
+from gpupool.specs.text.json_input import read_json
+from gpupool.specs.text.yaml_nodes import Node, TextFields, read_yaml
 
-# Where numbers and truth values are text as written: an environment's 1.10 must not become 1.1.
+# Fields whose numbers and truth values are text as written: an environment's 1.10 must not become 1.1.
 _TEXT_FIELDS = TextFields(
     tuple(
         tuple(path.split("."))
@@ -28,13 +28,13 @@ _TEXT_FIELDS = TextFields(
 def load_job_file(
     source: bytes | str | Path, *, name: str | None = None, folder: str | None = None
 ) -> list[WorkloadRequest]:
-    """The requests in a job file: its content (bytes) or its path; one per YAML document.
+    """Return the requests in a job file, given by its content (bytes) or its path; one per YAML document.
 
-    ``name`` begins the messages (default: the path, or ``job file``). ``folder``, an absolute path, completes
-    working directories that are relative or absent.
+    ``name`` begins the messages (default: the path, or ``job file``). ``folder``, an absolute path, completes relative
+    and absent working directories.
 
     Raises ``GpupoolError``: INVALID_FILE (unreadable, not UTF-8, bad syntax), TOO_LARGE before anything is read, and
-    what ``parse_request`` raises with ``job.yml:12:3:`` in front.
+    the errors of ``parse_request`` with ``job.yml:12:3:`` in front.
     """
     shown = name or (str(source) if isinstance(source, str | Path) else "job file")
     data = source if isinstance(source, bytes) else read_bounded(Path(source), shown)
@@ -48,19 +48,19 @@ def load_job_file(
 
 
 def _documents(text: str, name: str) -> list[tuple[object, Node | None]]:
-    """Plain values and, to point at places, the nodes they came from."""
+    """Return plain values with the nodes they came from, for positions in messages."""
     if text.lstrip()[:1] == "{":
         try:
             values = read_json(text.encode())
         except GpupoolError:
-            pass  # a flow mapping of YAML, or JSON whose mistake the YAML reader can point at
+            pass  # a flow mapping of YAML, or invalid JSON whose error the YAML reader locates
         else:
             return [(values, _root_or_none(text, name))]
     return [(root.plain(_TEXT_FIELDS), root) for root in read_yaml(text, name)]
 
 
 def _root_or_none(text: str, name: str) -> Node | None:
-    """JSON's places, where it is YAML too."""
+    """Return JSON's positions, if it is also valid YAML."""
     try:
         return next(iter(read_yaml(text, name)), None)
     except GpupoolError:

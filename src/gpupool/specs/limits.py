@@ -1,10 +1,10 @@
-"""Bounds on everything that comes from outside."""
+"""Limits on all input."""
 
 from __future__ import annotations
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_DOCUMENTS = 1000
-MAX_NODES = 400_000  # values in one file or request, those that aliases repeat counted again
+MAX_NODES = 400_000  # values in one file or request, repeated aliases counted again
 MAX_DEPTH = 50
 MAX_INTEGER = 2**63 - 1
 
@@ -21,7 +21,7 @@ MAX_REFERENCE = 128
 MAX_GPUS = 1024
 MAX_REPLICAS = 10_000
 MAX_ROLES = 16
-MAX_MEMBERS = 2048  # that a framework tells of each other: each is told of all
+MAX_MEMBERS = 2048  # of a framework: each member gets the addresses of all
 MAX_PROCESSES = 1024
 MAX_BACKOFF = 1000
 MAX_PARAMETERS = 64

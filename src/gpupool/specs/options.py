@@ -1,4 +1,4 @@
-"""From command-line values to the plain request that ``parse_request`` takes.
+"""Conversion of command-line values to the plain request that ``parse_request`` takes.
 
 Nothing heavy is imported here: the command line must start in milliseconds.
 """
@@ -6,16 +6,16 @@ Nothing heavy is imported here: the command line must start in milliseconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.units import parse_fraction, parse_memory_mib
-from gpupool.specs.files import read_bounded
+from gpupool.specs.fields.templates import Scalar, read_scalar
 from gpupool.specs.limits import MAX_GPUS, MAX_MEMORY_MIB
-from gpupool.specs.templates import Scalar, read_scalar
+from gpupool.specs.text.files import read_bounded
 
 _WHOLE = re.compile(r"[0-9]{1,6}")
 _DECIMAL = re.compile(r"[0-9]*\.[0-9]+|[0-9]+\.?")
@@ -33,7 +33,7 @@ class GpuOptions:
     labels: tuple[str, ...] = ()
 
     def to_spec(self) -> dict[str, Any]:
-        """The ``gpus`` of a request, without what was not asked for.
+        """Return the ``gpus`` of a request, without unused options.
 
         Raises ``GpupoolError``: INVALID_REQUEST for options that exclude each other, and INVALID_COUNT,
         INVALID_FRACTION or INVALID_SIZE for their values.
@@ -56,36 +56,36 @@ class GpuOptions:
         if self.partial is not None and self.memory is not None:
             raise GpupoolError(
                 ErrorCode.INVALID_REQUEST,
-                "-p and -m both say which part of a GPU is wanted.",
-                "Give one of them: -p 0.5 for half of it, -m 4G for that much memory.",
+                "-p and -m both set the share of a GPU.",
+                "Use one of them: -p 0.5 for half a GPU, -m 4G for 4 GiB of its memory.",
             )
         if self.gpus is not None and (self.count, self.partial, self.memory) != (None, None, None):
             raise GpupoolError(
                 ErrorCode.INVALID_REQUEST,
-                "-g says everything about the amount of GPU; -n, -p and -m cannot be added.",
-                "Give -g 0.5, or -n 1 -p 0.5.",
+                "-g excludes -n, -p and -m.",
+                "Use -g 0.5, or -n 1 -p 0.5.",
             )
 
 
 def parse_count(count: int) -> int:
-    """A number of GPUs; raises ``GpupoolError(INVALID_COUNT)`` outside 0 to 1024."""
+    """Return a number of GPUs; raise ``GpupoolError(INVALID_COUNT)`` outside 0 to 1024."""
     if not 0 <= count <= MAX_GPUS:
         raise GpupoolError(ErrorCode.INVALID_COUNT, f"{count} is not a number of GPUs.", f"Give 0 to {MAX_GPUS}.")
     return count
 
 
 def parse_fraction_option(text: str) -> float:
-    """The value of ``-p``: ``0.5`` or ``50%``; raises ``GpupoolError(INVALID_FRACTION)``."""
+    """Parse the value of ``-p``: ``0.5`` or ``50%``; raise ``GpupoolError(INVALID_FRACTION)``."""
     try:
         return parse_fraction(text[:64]) / 1000
-    except ArithmeticError as error:  # exponents beyond all arithmetic
+    except ArithmeticError as error:  # exponents beyond the range of Decimal
         raise GpupoolError(
             ErrorCode.INVALID_FRACTION, f"'{text[:40]}' is not a fraction of a GPU.", "Give a number such as 0.5."
         ) from error
 
 
 def parse_size_option(text: str) -> int:
-    """The value of ``-m`` in MiB; raises ``GpupoolError(INVALID_SIZE)``."""
+    """Parse the value of ``-m`` to MiB; raise ``GpupoolError(INVALID_SIZE)``."""
     mib = parse_memory_mib(text) if len(text) <= 64 else MAX_MEMORY_MIB + 1
     if mib > MAX_MEMORY_MIB:
         raise GpupoolError(ErrorCode.INVALID_SIZE, f"'{text[:40]}' is more memory than a GPU can have.", "Try 4G.")
@@ -93,7 +93,7 @@ def parse_size_option(text: str) -> int:
 
 
 def parse_gpu_amount(text: str) -> dict[str, Any]:
-    """The value of ``-g``: below 1 a part of one GPU, from 1 a whole number of GPUs.
+    """Parse the value of ``-g``: below 1 a part of one GPU, from 1 a whole number of GPUs.
 
     Raises ``GpupoolError``: INVALID_FRACTION for a number such as 1.5, else INVALID_COUNT.
     """
@@ -116,28 +116,8 @@ def parse_gpu_amount(text: str) -> dict[str, Any]:
     )
 
 
-def parse_env(values: Iterable[str], caller: Mapping[str, str]) -> dict[str, str]:
-    """The values of ``--env``: ``KEY=VALUE``, or ``KEY`` to copy it from the caller's environment.
-
-    Raises ``GpupoolError(INVALID_NAME)`` for an empty name, INVALID_REQUEST for one that the caller does not have.
-    """
-    env: dict[str, str] = {}
-    for value in values:
-        name, equals, text = value.partition("=")
-        if not name:
-            raise GpupoolError(ErrorCode.INVALID_NAME, f"--env '{value[:80]}' has no name.", "Write KEY=VALUE.")
-        if not equals and name not in caller:
-            raise GpupoolError(
-                ErrorCode.INVALID_REQUEST,
-                f"--env {name[:80]} is to be copied, but it is not set here.",
-                f"Set it, or write --env {name[:80]}=VALUE.",
-            )
-        env[name] = text if equals else caller[name]
-    return env
-
-
 def parse_pairs(values: Iterable[str], option: str = "--label") -> dict[str, str]:
-    """The values of ``--label``: ``KEY=VALUE``; raises ``GpupoolError(INVALID_REQUEST)``."""
+    """Parse the values of ``--label``: ``KEY=VALUE``; raise ``GpupoolError(INVALID_REQUEST)``."""
     pairs: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
@@ -148,7 +128,7 @@ def parse_pairs(values: Iterable[str], option: str = "--label") -> dict[str, str
 
 
 def parse_after(values: Iterable[str]) -> list[dict[str, str]]:
-    """The values of ``--after``: ``NAME`` (must succeed) or ``NAME:any`` (must only end)."""
+    """Parse the values of ``--after``: ``NAME`` (must succeed) or ``NAME:any`` (must only end)."""
     found = []
     for value in values:
         workload, _, condition = value.partition(":")
@@ -157,7 +137,7 @@ def parse_after(values: Iterable[str]) -> list[dict[str, str]]:
 
 
 def read_file(path: str) -> bytes:
-    """The content of a file; see ``files.read_bounded`` for the errors."""
+    """Return the content of a file; see ``files.read_bounded`` for the errors."""
     return read_bounded(Path(path), path)
 
 
@@ -173,16 +153,16 @@ class SweepOptions:
     read: Callable[[str], bytes] = field(default=read_file, repr=False)
 
     def to_spec(self) -> dict[str, Any] | None:
-        """The ``sweep`` of a request; None when none was asked for.
+        """Return the ``sweep`` of a request; None if there are no sweep options.
 
-        Raises ``GpupoolError``: INVALID_REQUEST for options that do not go together or cannot be read, and what
-        ``load_parameter_list`` raises.
+        Raises ``GpupoolError``: INVALID_REQUEST for options that conflict or cannot be parsed, and the errors of
+        ``load_parameter_list``.
         """
         self._check_combination()
         if self.grid:
             return {"grid": _grid(self.grid)}
         if self.list_file is not None:
-            from gpupool.specs.sweep import load_parameter_list
+            from gpupool.specs.fields.sweep import load_parameter_list
 
             return {"list": load_parameter_list(self.read(self.list_file), self.list_file)}
         if not self.random:
@@ -216,7 +196,7 @@ def _grid(values: Iterable[str]) -> dict[str, list[Scalar]]:
 
 
 def parse_random(value: str) -> tuple[str, dict[str, Any]]:
-    """The value of ``--sweep-random``: ``lr=0.001..0.1:log``, ``layers=2..8:int`` or ``opt=adam,sgd``.
+    """Parse the value of ``--sweep-random``: ``lr=0.001..0.1:log``, ``layers=2..8:int`` or ``opt=adam,sgd``.
 
     Raises ``GpupoolError(INVALID_REQUEST)``.
     """

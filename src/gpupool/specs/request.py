@@ -1,14 +1,22 @@
-"""The front door of the room: a request from outside in, domain values out."""
+"""The entry point: parses a request from outside, and converts it to domain values."""
 
 from __future__ import annotations
 
 from pydantic import ValidationError
 
-from gpupool.specs.build import Submitter, expand, program_for, references, to_workload
-from gpupool.specs.models import RoleSpec, WorkloadRequest
-from gpupool.specs.parts import AfterSpec, Condition, GangSpec, GpuSpec, RandomRange, RandomSweep, SweepSpec
-from gpupool.specs.plain import check_plain, read_json
-from gpupool.specs.problems import RequestError, translate
+from gpupool.specs.build import Submitter, digest_of, expand, program_for, references, to_workload
+from gpupool.specs.fields.parts import (
+    AfterSpec,
+    Condition,
+    GangSpec,
+    GpuSpec,
+    RandomRange,
+    RandomSweep,
+    SweepSpec,
+)
+from gpupool.specs.fields.request import RoleSpec, WorkloadRequest
+from gpupool.specs.text.error_messages import RequestError, translate
+from gpupool.specs.text.json_input import check_plain, read_json
 
 __all__ = [
     "AfterSpec",
@@ -22,6 +30,7 @@ __all__ = [
     "Submitter",
     "SweepSpec",
     "WorkloadRequest",
+    "digest_of",
     "expand",
     "parse_request",
     "parse_request_json",
@@ -32,7 +41,7 @@ __all__ = [
 
 
 def parse_request(data: object) -> WorkloadRequest:
-    """The request in plain values (mappings, lists, text, numbers, true, false, None).
+    """Parse a request in plain values (mappings, lists, text, numbers, true, false, None).
 
     Raises ``RequestError`` (a ``GpupoolError``) with the most specific code, a sentence that names the field, and the
     field's path: INVALID_FRACTION, INVALID_COUNT, INVALID_DURATION, INVALID_SIZE, INVALID_NAME, UNSUPPORTED,
@@ -46,5 +55,5 @@ def parse_request(data: object) -> WorkloadRequest:
 
 
 def parse_request_json(body: bytes) -> WorkloadRequest:
-    """The request in the body of an HTTP call; errors as ``parse_request`` and ``plain.read_json`` give them."""
+    """Parse the request in the body of an HTTP call; raise like ``parse_request`` and ``json_input.read_json``."""
     return parse_request(read_json(body))

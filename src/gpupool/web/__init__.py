@@ -1,5 +1,6 @@
-"""The dashboard: pages rendered on the server over the same services as the API, and the few scripts that they need.
+"""The dashboard: pages rendered on the server over the same services as the API, and the scripts that they need.
 
-``routes/`` has one module for each group of pages, ``views/`` what a page shows as plain values, ``templates/`` how it
-looks, ``static/`` styles and scripts (``static/vendor`` is other people's, unchanged).
+``pages/`` has a module for each page, or a folder with its routes and its view (the values of the page). ``kit/`` has
+the parts that pages share, ``templates/`` the HTML by page, ``static/`` styles and scripts (``static/vendor`` is
+third-party code, unchanged).
 """

@@ -7,9 +7,16 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
+from fastapi import APIRouter
+from fastapi.params import Path as PathParameter
 from starlette.requests import Request
 from starlette.responses import Response
+
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+router = APIRouter()
 
 STATIC = Path(__file__).parent / "static"
 _FOREVER = "public, max-age=31536000, immutable"
@@ -43,12 +50,12 @@ class Assets:
         self.version = digest.hexdigest()[:12]
 
     def url(self, name: str) -> str:
-        """The address of a file; raises KeyError for one that is not there. Relative imports inside it hold too."""
+        """Return the URL of a file; raise KeyError if it does not exist. Relative imports in it also work."""
         self.files[name]
         return f"/static/{self.version}/{name}"
 
     def answer(self, request: Request, version: str, name: str) -> Response | None:
-        """The file, or None; kept for ever under the present version, asked for again under another."""
+        """Return the file or None. Browsers cache the current version forever and revalidate other versions."""
         asset = self.files.get(name)
         if asset is None:
             return None
@@ -66,5 +73,22 @@ def _read(path: Path) -> Asset:
 
 @cache
 def assets() -> Assets:
-    """The dashboard's own, read on first use."""
+    """Return the assets of the dashboard, read at the first call."""
     return Assets()
+
+
+@router.get("/static/{version}/{name:path}")
+async def static(request: Request, version: str, name: Annotated[str, PathParameter(max_length=200)]) -> Response:
+    """One file; open to everybody, as the page to sign in needs it."""
+    answer = assets().answer(request, version, name)
+    if answer is None:
+        raise GpupoolError(ErrorCode.NOT_FOUND, "There is no such file.", "Reload the page.")
+    return answer
+
+
+@router.get("/favicon.ico")
+async def favicon(request: Request) -> Response:
+    """Return the icon that browsers request automatically."""
+    answer = assets().answer(request, "", "icon.svg")
+    assert answer is not None  # noqa: S101 - it is part of the package
+    return answer

@@ -1,4 +1,4 @@
-"""What page routes ask for: who looks, and forms that were really sent from one of our pages.
+"""Dependencies of page routes: the signed-in visitor, and forms that one of our pages sent.
 
 ``Visitor`` gives the domain's ``Actor``. A route that changes anything takes ``SentForm``: it answers 403 unless the
 form carries the visitor's own token (``parts.form`` and ``parts.action`` put it there)::
@@ -6,7 +6,7 @@ form carries the visitor's own token (``parts.form`` and ``parts.action`` put it
     @router.post("/nodes/{name}/cordon")
     async def cordon(services: Services, visitor: Visitor, form: SentForm, name: NodeName) -> Response:
         await services.nodes.cordon(visitor, name, form.text("reason"))
-        return back_to(f"/nodes/{name}", said=f"{name} takes nothing new.")
+        return back_to(f"/nodes/{name}", notice=f"{name} cordoned.")
 """
 
 from __future__ import annotations
@@ -23,38 +23,43 @@ from urllib.parse import parse_qsl
 from fastapi import Depends
 from starlette.requests import HTTPConnection, Request
 
-from gpupool.api.deps import Services, authenticate, peer_uid
-from gpupool.domain.access import Actor
+from gpupool.api.deps import Services, authenticate, count_for
+from gpupool.api.scopes import need_scope
+from gpupool.api.server.peer import peer_uid
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.people.access import Actor
 from gpupool.services.pool import PoolServices
-from gpupool.web.sessions import place_of, secret_of
+from gpupool.web.cookies import place_of, session_secret
 
 __all__ = ["Form", "SentForm", "Services", "Visitor", "form_token", "visitor", "while_allowed"]
 
-LOOK_AGAIN_S = 1.0
+RECHECK_INTERVAL_S = 1.0
 MAX_FORM_BYTES = 256 * 1024
 MAX_FORM_FIELDS = 500
 TOKEN_FIELD = "form_token"  # noqa: S105 - the name of a field
-_key = secrets.token_bytes(32)  # forms of an earlier control plane are refused: their page is loaded anew
+_key = secrets.token_bytes(32)  # forms rendered by an earlier process are refused; the user reloads the page
 
 
 async def visitor(connection: HTTPConnection) -> Actor:
-    """Who looks; raises ``GpupoolError(UNAUTHENTICATED)``, which page routes turn into the way to sign in.
+    """Return the visitor; raise ``GpupoolError(UNAUTHENTICATED)``, for which page routes redirect to sign-in.
 
-    A browser is known by the cookie of its session, whatever else it shows; a program by the account that the unix
-    socket tells, or over TLS by its token.
+    A session cookie has precedence over other credentials. Programs are identified by the account at the unix
+    socket, or by their token over TLS.
     """
-    secret = secret_of(connection)
+    secret = session_secret(connection)
     if secret is not None:
         services: PoolServices = connection.app.state.services
-        return await services.sessions.actor(secret, place_of(connection), in_person=_in_person(connection))
+        actor = await services.sessions.actor(secret, place_of(connection), in_person=_in_person(connection))
+        count_for(connection, actor)
+        need_scope(connection, actor)
+        return actor
     if peer_uid(connection) is None and "authorization" not in connection.headers:
         raise GpupoolError(ErrorCode.UNAUTHENTICATED, "You are not signed in.", "Open /login.")
     return await authenticate(connection)
 
 
 def _in_person(connection: HTTPConnection) -> bool:
-    """Whether a person asked, and not a page that keeps itself up to date: an open page is no presence."""
+    """Return True for a request by a person. Live updates of an open page do not extend a session."""
     path = connection.url.path
     return connection.headers.get("x-live") != "1" and path != "/live" and not path.startswith("/ui/")
 
@@ -62,14 +67,14 @@ def _in_person(connection: HTTPConnection) -> bool:
 async def while_allowed(
     connection: HTTPConnection, allowed: Callable[[Actor], Awaitable[object]] | None = None
 ) -> GpupoolError:
-    """Wait until the visitor's session ends, or ``allowed`` raises for the visitor: for streams, which outlive both.
+    """Wait until the visitor's session ends or ``allowed`` raises; return the error. For long-lived streams.
 
-    Run it beside the stream and close that when it returns::
+    Run it concurrently with the stream, and close the stream when it returns::
 
         over = asyncio.create_task(while_allowed(websocket, lambda actor: may_attach(actor, workload)))
     """
     while True:
-        await asyncio.sleep(LOOK_AGAIN_S)
+        await asyncio.sleep(RECHECK_INTERVAL_S)
         try:
             actor = await visitor(connection)
             if allowed is not None:
@@ -82,26 +87,26 @@ Visitor = Annotated[Actor, Depends(visitor)]
 
 
 def form_token(actor: Actor) -> str:
-    """What a form carries to show that it comes from a page made for this visitor, signed in this way."""
+    """Return the token that proves that a form comes from a page rendered for this visitor and session."""
     return hmac.new(_key, f"{actor.user}\0{actor.via}".encode(), hashlib.sha256).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The fields of a form that was sent; each may have come several times."""
+    """Fields of a posted form; a field can have several values."""
 
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def text(self, name: str, default: str = "") -> str:
-        """A field without the spaces around it; ``default`` when it is empty or missing."""
+        """Return a field without surrounding spaces; ``default`` if it is empty or missing."""
         return self.fields.get(name, ("",))[0].strip() or default
 
-    def every(self, name: str) -> tuple[str, ...]:
-        """All values of a field, empty ones left out."""
+    def all_values(self, name: str) -> tuple[str, ...]:
+        """Return all non-empty values of a field."""
         return tuple(value.strip() for value in self.fields.get(name, ()) if value.strip())
 
-    def ticked(self, name: str) -> bool:
-        """Whether a checkbox was on."""
+    def is_checked(self, name: str) -> bool:
+        """Return True if a checkbox was selected."""
         return bool(self.fields.get(name))
 
     def __contains__(self, name: str) -> bool:
@@ -109,17 +114,19 @@ class Form:
 
 
 async def checked_form(request: Request, actor: Visitor) -> Form:
-    """The form of a POST; raises FORBIDDEN without the visitor's token, TOO_LARGE, INVALID_REQUEST."""
+    """Return a posted form; raise FORBIDDEN without the visitor's token, TOO_LARGE or INVALID_REQUEST."""
     form = await posted_form(request)
     if not hmac.compare_digest(form.text(TOKEN_FIELD).encode(), form_token(actor).encode()):
         raise GpupoolError(
-            ErrorCode.FORBIDDEN, "The form is too old, or not from this dashboard.", "Go back, reload, and try again."
+            ErrorCode.FORBIDDEN,
+            "The form has expired or is not from this dashboard.",
+            "Go back, reload, and try again.",
         )
     return form
 
 
 async def posted_form(request: Request) -> Form:
-    """A form whoever sent it, for the ways in: who signs in has no token yet. Raises TOO_LARGE, INVALID_REQUEST."""
+    """Return a posted form without a token check, for sign-in. Raise TOO_LARGE or INVALID_REQUEST."""
     return _parse(await _body(request), request.headers.get("content-type", ""))
 
 
@@ -139,7 +146,7 @@ async def _body(request: Request) -> bytes:
 
 def _parse(body: bytes, content_type: str) -> Form:
     if content_type.partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
-        raise GpupoolError(ErrorCode.INVALID_REQUEST, "This address takes forms.", "Send it as a web form.")
+        raise GpupoolError(ErrorCode.INVALID_REQUEST, "This address accepts only forms.", "Send it as a web form.")
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
     except ValueError as error:

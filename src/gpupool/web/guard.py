@@ -1,7 +1,7 @@
-"""What stands before every page: who may ask at all, and the headers of every answer. Plain ASGI, for speed.
+"""ASGI middleware before every page: it refuses cross-origin requests and adds security headers.
 
-Pages of other origins can make a browser send requests with our cookie, and can give our address another name (DNS
-rebinding). Both are refused here, before any route, beside the token that every form carries.
+Pages of other origins can make a browser send requests with our cookie, and can use another host name for our
+address (DNS rebinding). Both are refused here before any route, in addition to the token in every form.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from gpupool.api.deps import LOOPBACK_UID, PEER_UID
 from gpupool.api.errors import error_response
+from gpupool.api.routes.work.attach import is_own_origin
+from gpupool.api.server.peer import LOOPBACK_UID, PEER_UID
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.web.headers import CONTENT_SECURITY_POLICY, PAGE_HEADERS
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-_SOCKET_NAMES = _OWN_NAMES | {"gpupool", "pool"}  # what programs call a pool behind a unix socket
+_SOCKET_NAMES = _OWN_NAMES | {"gpupool", "pool"}  # host names that clients use at a unix socket
 
 
 class Guard:
-    """Refuses requests that pages of others made, and puts the security headers on every answer."""
+    """Refuse requests from pages of other origins, and add security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -53,19 +54,19 @@ def _refusal(scope: Scope, headers: Headers) -> GpupoolError | None:
         return GpupoolError(ErrorCode.FORBIDDEN, "This is not an address of the dashboard.", "Open it by 127.0.0.1.")
     if _from_elsewhere(scope, headers, api=api):
         return GpupoolError(
-            ErrorCode.FORBIDDEN, "Another site's page asked for this.", "Use the dashboard's own pages."
+            ErrorCode.FORBIDDEN, "The request came from a page of another site.", "Use the pages of the dashboard."
         )
     return None
 
 
 def _called_by_its_name(extensions: Scope, headers: Headers, *, api: bool) -> bool:
-    """Whether the host is one of ours: over TLS the certificate and the ``__Host-`` cookie see to that."""
+    """Return True if the Host header names this server. With TLS, certificate and ``__Host-`` cookie ensure it."""
     name = _name(headers.get("host", ""))
     if LOOPBACK_UID in extensions:
         return name in _OWN_NAMES
     if PEER_UID not in extensions or (api and not _is_browser(headers)):
         return True
-    return name in _SOCKET_NAMES  # a browser at a unix socket: somebody has forwarded it
+    return name in _SOCKET_NAMES  # a browser at a unix socket: it is forwarded
 
 
 def _is_browser(headers: Headers) -> bool:
@@ -80,9 +81,9 @@ def _name(host: str) -> str:
 
 
 def _from_elsewhere(scope: Scope, headers: Headers, *, api: bool) -> bool:
-    """Whether a page of another origin asked for what only ours may ask for.
+    """Return True if a page of another origin sent a request that only our pages may send.
 
-    Browsers say where a page came from; other programs say nothing and are judged by their credentials.
+    Browsers send the origin of the page; other programs send none and are checked by their credentials.
     """
     socket = scope["type"] == "websocket"
     if not socket and scope["method"] in _SAFE:
@@ -93,8 +94,8 @@ def _from_elsewhere(scope: Scope, headers: Headers, *, api: bool) -> bool:
     if origin is None:
         return headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}
     if api and socket:
-        return False  # the route itself answers, in its own words
-    return urlsplit(origin).netloc != headers.get("host", "")
+        return False  # the route checks the origin itself
+    return not is_own_origin(origin, scope["scheme"], headers.get("host", ""))
 
 
 def _with_headers(scope: Scope, send: Send) -> Send:

@@ -1,8 +1,8 @@
-"""Headers that every page carries."""
+"""Security headers of every page."""
 
 from __future__ import annotations
 
-# Nothing from elsewhere, nothing inline, nobody may frame us; figures are SVG in the page, so no data: images either.
+# Only own resources, nothing inline, no framing. Charts are SVG in the page, so data: images are not needed.
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )

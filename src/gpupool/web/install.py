@@ -1,73 +1,65 @@
-"""Puts the dashboard into an application: its pages, its scripts, its errors."""
+"""Installation of the dashboard into an application: pages, scripts and error handling."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from gpupool.services.pool import PoolServices
-from gpupool.web import failures
+from gpupool.web import assets, error_pages
 from gpupool.web.guard import Guard
-from gpupool.web.live import LiveHub, MeasuredLooks
-from gpupool.web.routes import (
-    analytics,
-    audit,
-    bookings,
-    leases,
-    live,
-    nodes,
-    oidc,
-    output,
-    overview,
-    projects,
-    queue,
-    reports,
-    series,
-    sessions,
-    settings,
-    signing_in,
-    static,
-    submit,
-    terminal,
-    tokens,
-    users,
-    workload,
-    workloads,
-)
+from gpupool.web.kit import live, series_routes
+from gpupool.web.kit.live import LiveHub, RefreshCostMiddleware
+from gpupool.web.kit.response_cache import ResponseCache
+from gpupool.web.pages import analytics, audit, leases, queue, reports, reservations, sign_in, workloads
+from gpupool.web.pages.nodes import routes as nodes
+from gpupool.web.pages.overview import routes as overview
+from gpupool.web.pages.projects import routes as projects
+from gpupool.web.pages.queue import WaitReasonCache
+from gpupool.web.pages.settings import routes as settings
+from gpupool.web.pages.submit import routes as submit
+from gpupool.web.pages.users import routes as users
+from gpupool.web.pages.users import tokens
+from gpupool.web.pages.workload import routes as workload
+from gpupool.web.pages.workload import streams
 
-# One line for each module of ``routes/``, each with a ``router``.
+if TYPE_CHECKING:
+    from gpupool.web.oidc import Provider
+
 ROUTERS = (
-    static.router,
+    assets.router,
     live.router,
-    signing_in.router,
-    oidc.router,
-    sessions.router,
+    sign_in.router,
     overview.router,
     queue.router,
     workloads.router,
     workload.router,
-    output.router,
-    terminal.router,
+    streams.router,
     submit.router,
     leases.router,
     projects.router,
     nodes.router,
-    bookings.router,
+    reservations.router,
     users.router,
     tokens.router,
     settings.router,
     audit.router,
     analytics.router,
-    series.router,
+    series_routes.router,
     reports.router,
 )
 
 
-def install(app: FastAPI, services: PoolServices) -> None:
-    """Serve the dashboard with ``app``, which has the API already."""
+def install(app: FastAPI, services: PoolServices, provider: Provider | None = None) -> None:
+    """Add the dashboard to ``app``, which already has the API; ``provider`` is for sign-in with OpenID Connect."""
+    app.state.oidc = provider
+    app.state.response_cache = ResponseCache[Any]()
+    app.state.wait_reasons = WaitReasonCache(services)
     hub = app.state.live = LiveHub(lambda: services.history.subscribe(None), app.state.closing)
     for router in ROUTERS:
         app.include_router(router, include_in_schema=False)
-    failures.install(app)
-    app.user_middleware.append(Middleware(MeasuredLooks, hub=hub))
+    error_pages.install(app)
+    app.user_middleware.append(Middleware(RefreshCostMiddleware, hub=hub))
     app.add_middleware(Guard)

@@ -1,7 +1,7 @@
-"""OpenID Connect: the authorisation code flow with PKCE, state and nonce, and the checks of what comes back.
+"""OpenID Connect: the authorisation code flow with PKCE, state and nonce, and the checks of the response.
 
-Authlib speaks OAuth and knows what an ID token has to say; joserfc checks its signature. What is between the two
-visits of a browser is in a signed cookie of that browser and nowhere else.
+Authlib implements OAuth and the claims of ID tokens; joserfc checks signatures. The state between the two requests
+of a browser is stored only in a signed cookie of that browser.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.identity import TRIP_LIFE_S, Identity, ProviderSettings, identify
+from gpupool.domain.people.identity import SIGN_IN_TIMEOUT_S, Identity, ProviderSettings, identify
 
 SKEW_S = 60  # between our clock and the provider's
-_KNOWN_S = 3600.0
-_KEYS_AGAIN_S = 60.0  # a token signed by a key not known yet makes us look for new ones, so often at most
+_METADATA_LIFE_S = 3600.0
+_MIN_KEY_REFRESH_S = 60.0  # a token with an unknown key makes us fetch the keys again, at most this often
 _TIMEOUT_S = 10.0
-_PAUSE_S = 5.0  # a provider that does not answer is left alone
-_MOST_BYTES = 1024 * 1024
+_RETRY_DELAY_S = 5.0  # pause after a provider did not answer
+_MAX_RESPONSE_BYTES = 1024 * 1024
 # Signatures that need the provider's private key; with "none" or a shared secret others could make them.
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -44,8 +44,8 @@ log = structlog.get_logger("gpupool.oidc")
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
-    """What a browser that was sent to the provider has to come back with, and where it goes then."""
+class PendingSignIn:
+    """State that a browser must return with from the provider, and the page it goes to then."""
 
     state: str
     nonce: str
@@ -55,8 +55,8 @@ class Trip:
 
 
 @dataclass(slots=True)
-class _Known:
-    """What the provider says of itself, and its keys."""
+class _Metadata:
+    """Metadata and keys of the provider."""
 
     document: dict[str, Any]
     keys: KeySet
@@ -69,16 +69,16 @@ class Provider:
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
         self.title = settings.title
-        self._known: _Known | None = None
+        self._known: _Metadata | None = None
         self._asking = asyncio.Lock()
         self._not_before = 0.0
-        self._key = secrets.token_bytes(32)  # whoever is on the way when we start anew begins again
+        self._key = secrets.token_bytes(32)  # sign-ins in progress start again after a restart
 
     async def begin(self, wanted: str) -> tuple[str, str]:
-        """Where to send a browser, and the cookie for its way."""
+        """Return the provider URL for a browser, and the cookie with the sign-in state."""
         known = await self._discover()
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
-        trip = Trip(state, nonce, verifier, wanted, time.time())
+        trip = PendingSignIn(state, nonce, verifier, wanted, time.time())
         async with self._client() as client:
             url, _ = client.create_authorization_url(
                 known.document["authorization_endpoint"],
@@ -89,20 +89,20 @@ class Provider:
         return url, self._sealed(trip)
 
     async def finish(self, query: Mapping[str, str], cookie: str) -> tuple[Identity, str]:
-        """Who came back, and where they wanted to go."""
+        """Return the identity that signed in, and the page that it requested."""
         trip = self._opened(cookie)
         if not hmac.compare_digest(query.get("state", "").encode(), trip.state.encode()):
-            raise _refused("This sign-in was begun elsewhere, or in another tab.")
+            raise _sign_in_error("This sign-in was started in another browser or tab.")
         if query.get("iss", self.settings.issuer) != self.settings.issuer:
-            raise _refused("The answer is not of the provider that was asked.")
+            raise _sign_in_error("The response is not from the configured provider.")
         if "error" in query or not query.get("code"):
-            raise _refused(f"The provider did not sign you in ({_word(query.get('error', 'no code'))}).")
+            raise _sign_in_error(f"The provider did not sign you in ({_printable(query.get('error', 'no code'))}).")
         claims = await self._claims(query["code"], trip)
         return identify(claims, self.settings, _identity_key(self.settings.issuer, str(claims["sub"]))), trip.wanted
 
-    # What comes back
+    # Response of the provider
 
-    async def _claims(self, code: str, trip: Trip) -> dict[str, Any]:
+    async def _claims(self, code: str, trip: PendingSignIn) -> dict[str, Any]:
         known = await self._discover()
         try:
             async with self._client() as client:
@@ -115,13 +115,13 @@ class Provider:
                 claims = await self._checked(token, trip.nonce)
                 return claims | await self._more(client, known, claims)
         except (AuthlibBaseError, JoseError, KeyError, ValueError, TypeError) as error:
-            log.warning("sign-in with the provider failed", why=_word(str(error)), kind=type(error).__name__)
-            raise _refused("What the provider said of you could not be verified.") from error
+            log.warning("sign-in with the provider failed", why=_printable(str(error)), kind=type(error).__name__)
+            raise _sign_in_error("The provider's response could not be verified.") from error
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from error
 
     async def _checked(self, token: Mapping[str, Any], nonce: str) -> dict[str, Any]:
-        """The claims of the ID token: its signature, issuer, audience, time and nonce are right. Raises JoseError."""
+        """Return the claims of the ID token after checking signature, issuer, audience, time and nonce."""
         read = await self._decode(str(token["id_token"]))
         expected = {"iss": {"essential": True, "value": self.settings.issuer}, "sub": {"essential": True}}
         expected |= {"aud": {"essential": True, "value": self.settings.client_id}, "exp": {"essential": True}}
@@ -135,13 +135,13 @@ class Provider:
         try:
             return jwt.decode(id_token, known.keys, algorithms=_ALGORITHMS)
         except (JoseError, ValueError):
-            if time.time() - known.at < _KEYS_AGAIN_S:
+            if time.time() - known.at < _MIN_KEY_REFRESH_S:
                 raise
         known = await self._discover(again=True)  # the provider may have changed its keys
         return jwt.decode(id_token, known.keys, algorithms=_ALGORITHMS)
 
-    async def _more(self, client: AsyncOAuth2Client, known: _Known, claims: Mapping[str, Any]) -> dict[str, Any]:
-        """What the provider says elsewhere, when the ID token alone leaves out what the rules ask for."""
+    async def _more(self, client: AsyncOAuth2Client, known: _Metadata, claims: Mapping[str, Any]) -> dict[str, Any]:
+        """Return claims of the userinfo endpoint if the ID token lacks claims that the role rules use."""
         wanted = {self.settings.user_claim, *(rule.claim for rule in self.settings.roles)}
         wanted |= {"email", "email_verified"} if self.settings.allowed_domains else set()
         url = known.document.get("userinfo_endpoint")
@@ -156,19 +156,19 @@ class Provider:
 
     # The provider
 
-    async def _discover(self, *, again: bool = False) -> _Known:
-        async with self._asking:  # one question at a time, however many browsers come at once
-            if self._known is None or again or time.time() - self._known.at > _KNOWN_S:
+    async def _discover(self, *, again: bool = False) -> _Metadata:
+        async with self._asking:  # one request to the provider at a time
+            if self._known is None or again or time.time() - self._known.at > _METADATA_LIFE_S:
                 if time.monotonic() < self._not_before:
                     raise self._no_answer()
                 try:
                     self._known = await self._asked()
                 except (httpx2.HTTPError, JoseError, KeyError, ValueError, TypeError) as error:
-                    self._not_before = time.monotonic() + _PAUSE_S
+                    self._not_before = time.monotonic() + _RETRY_DELAY_S
                     raise self._unreachable(error) from error
             return self._known
 
-    async def _asked(self) -> _Known:
+    async def _asked(self) -> _Metadata:
         async with self._http() as http:
             document = await _json(http, f"{self.settings.issuer.rstrip('/')}/.well-known/openid-configuration")
             if document["issuer"] != self.settings.issuer:
@@ -176,7 +176,7 @@ class Provider:
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
                 _checked_url(document[name])
             keys = KeySet.import_key_set(await _json(http, document["jwks_uri"]))  # type: ignore[arg-type]  # checked there
-        return _Known(document, keys, time.time())
+        return _Metadata(document, keys, time.time())
 
     def _http(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(timeout=_TIMEOUT_S, verify=self._verify(), follow_redirects=False)
@@ -208,30 +208,30 @@ class Provider:
         return ssl.create_default_context(cafile=self.settings.ca_file) if self.settings.ca_file else True
 
     def _unreachable(self, error: Exception) -> GpupoolError:
-        why = _word(f"{type(error).__name__}: {error}")
+        why = _printable(f"{type(error).__name__}: {error}")
         log.warning("provider cannot be used", issuer=self.settings.issuer, why=why)
         return self._no_answer()
 
     def _no_answer(self) -> GpupoolError:
         return GpupoolError(
             ErrorCode.PROVIDER_UNREACHABLE,
-            f"{self.title} cannot be reached, or does not answer as a provider does.",
+            f"{self.title} cannot be reached or does not respond as an OpenID provider.",
             "Try again later, or sign in with a token.",
         )
 
-    # The cookie of the way
+    # The sign-in cookie
 
-    def _sealed(self, trip: Trip) -> str:
+    def _sealed(self, trip: PendingSignIn) -> str:
         text = base64.urlsafe_b64encode(json.dumps(asdict(trip)).encode()).decode()
         return f"{text}.{self._seal(text)}"
 
-    def _opened(self, cookie: str) -> Trip:
+    def _opened(self, cookie: str) -> PendingSignIn:
         text, _, seal = cookie.partition(".")
         if not hmac.compare_digest(seal.encode(), self._seal(text).encode()):
-            raise _refused("This sign-in was not begun in this browser, or too long ago.")
-        trip = Trip(**json.loads(base64.urlsafe_b64decode(text)))
-        if not 0 <= time.time() - trip.began_at < TRIP_LIFE_S:
-            raise _refused("This sign-in took too long.")
+            raise _sign_in_error("This sign-in was started in another browser or too long ago.")
+        trip = PendingSignIn(**json.loads(base64.urlsafe_b64decode(text)))
+        if not 0 <= time.time() - trip.began_at < SIGN_IN_TIMEOUT_S:
+            raise _sign_in_error("This sign-in took too long.")
         return trip
 
     def _seal(self, text: str) -> str:
@@ -244,7 +244,7 @@ async def _json(http: httpx2.AsyncClient, url: str) -> dict[str, Any]:
         data = b""
         async for part in answer.aiter_bytes():
             data += part
-            if len(data) > _MOST_BYTES:
+            if len(data) > _MAX_RESPONSE_BYTES:
                 raise ValueError("it says too much")
     found = json.loads(data)
     if not isinstance(found, dict):
@@ -253,7 +253,7 @@ async def _json(http: httpx2.AsyncClient, url: str) -> dict[str, Any]:
 
 
 def _checked_url(url: str) -> str:
-    """An address that secrets may be sent to: TLS, or this machine."""
+    """Return ``url`` if secrets may be sent to it: TLS or the loopback address. Raise ValueError otherwise."""
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         raise ValueError("it uses an address without TLS")
@@ -261,14 +261,14 @@ def _checked_url(url: str) -> str:
 
 
 def _identity_key(issuer: str, subject: str) -> str:
-    """At most 41 characters: of the provider, a dash, of the person."""
+    """Return ``ISSUER-SUBJECT`` as hashes, at most 41 characters."""
     of_issuer, of_subject = (hashlib.sha256(text.encode()).hexdigest() for text in (issuer, subject))
     return f"{of_issuer[:8]}-{of_subject[:32]}"
 
 
-def _word(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)[:120]
 
 
-def _refused(sentence: str) -> GpupoolError:
-    return GpupoolError(ErrorCode.UNAUTHENTICATED, sentence, "Begin again from the page to sign in.")
+def _sign_in_error(sentence: str) -> GpupoolError:
+    return GpupoolError(ErrorCode.UNAUTHENTICATED, sentence, "Start again from the sign-in page.")

@@ -1,1 +1,1 @@
-"""Reports as files: comma-separated values, and a page with figures that needs nothing else. Values in, text out."""
+"""Usage reports as files: CSV, and a self-contained HTML page with figures. Pure functions from values to text."""

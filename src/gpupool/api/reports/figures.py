@@ -1,4 +1,4 @@
-"""Figures of a report as SVG: drawn from its numbers, readable without colours, with nothing to load."""
+"""Figures of a report as inline SVG, without external resources and with text for each part."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from html import escape
 
 from gpupool.api.reports.words import hours, label, moment
 from gpupool.domain.usage import UsageLine
-from gpupool.services.reports import OTHERS, Report
+from gpupool.services.usage.reports import OTHERS, UsageReport
 
 WIDTH, HEIGHT = 960, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 12, 28
 TICKS_ACROSS = 8
-COLOURS = 7  # classes c0 to c6 of the style; c7 is for the others
+COLOURS = 7  # CSS classes c0 to c6; c7 is for the sum of the other keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class _Axes:
         return HEIGHT - BOTTOM - value / self.top * (HEIGHT - TOP - BOTTOM)
 
 
-def over_time(report: Report) -> str:
-    """GPUs held on average in each step, those of the largest on top of each other."""
+def over_time(report: UsageReport) -> str:
+    """Return a stacked chart of the average number of GPUs held in each step, the largest keys first."""
     order = _order(report)
     steps: dict[tuple[float, float], dict[str, UsageLine]] = {}
     for line in report.timeline:
@@ -47,20 +47,20 @@ def over_time(report: Report) -> str:
 
 
 def gpus(line: UsageLine) -> float:
-    """GPUs held on average in a step."""
+    """Return the average number of GPUs held in a step."""
     return line.time.allocated_s / (line.until - line.at)
 
 
 def nice(value: float) -> float:
-    """The next round number that is not below a value: 1, 2, 2.5 or 5 times a power of ten."""
+    """Return the next round number at or above a value: 1, 2, 2.5 or 5 times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
-def _order(report: Report) -> list[str]:
-    """The keys of the timeline, the largest first, the others last."""
+def _order(report: UsageReport) -> list[str]:
+    """Return the keys of the timeline, the largest first and the rest last."""
     present = {line.key for line in report.timeline}
     named = [line.key for line in report.lines if line.key in present]
     rest = sorted(present - set(named) - {OTHERS})
@@ -71,7 +71,7 @@ def _colour(order: Sequence[str], key: str) -> str:
     return "c7" if key == OTHERS else f"c{order.index(key) % COLOURS}"
 
 
-def _column(report: Report, axes: _Axes, order: Sequence[str], found: dict[str, UsageLine]) -> str:
+def _column(report: UsageReport, axes: _Axes, order: Sequence[str], found: dict[str, UsageLine]) -> str:
     parts, height = [], 0.0
     for key in order:
         line = found.get(key)
@@ -99,7 +99,7 @@ def _grid(axes: _Axes) -> str:
     return "".join(lines)
 
 
-def _dates(report: Report, axes: _Axes) -> str:
+def _dates(report: UsageReport, axes: _Axes) -> str:
     begins = sorted({line.at for line in report.timeline})
     every = max(1, -(-len(begins) // TICKS_ACROSS))
     return "".join(
@@ -109,7 +109,7 @@ def _dates(report: Report, axes: _Axes) -> str:
     )
 
 
-def _legend(report: Report, order: Sequence[str]) -> str:
+def _legend(report: UsageReport, order: Sequence[str]) -> str:
     names = {line.key: line for line in (*report.timeline, *report.lines)}
     items = [
         f'<li><svg class="key" viewBox="0 0 10 10" aria-hidden="true"><rect class="{_colour(order, key)}" width="10"'
@@ -120,7 +120,7 @@ def _legend(report: Report, order: Sequence[str]) -> str:
 
 
 def bar(line: UsageLine, most: float) -> str:
-    """What a line held, and in it what was used of it: a bar in a table."""
+    """Return a bar of the GPU time held, with the part that was used."""
     held = 100 * line.time.allocated_s / most if most else 0.0
     used = 0.0 if line.time.used_part is None else held * min(1.0, line.time.used_part)
     return (

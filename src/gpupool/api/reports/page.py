@@ -1,4 +1,4 @@
-"""A report as one page of HTML that can be sent and printed: no scripts, nothing to load, light and dark."""
+"""A report as one HTML page to send or print: no scripts, no external resources, light and dark colours."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from html import escape
 
 from gpupool.api.reports import figures
 from gpupool.api.reports.words import hours, label, moment, money, percent, seconds
-from gpupool.domain.usage import By, UsageLine
-from gpupool.services.reports import Report
+from gpupool.domain.usage import GroupBy, UsageLine
+from gpupool.services.usage.reports import UsageReport
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --back: #fff; --line: #d1d9e0; --held: #b6d4ea;
@@ -38,18 +38,18 @@ figure { margin: 0; }
 @media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } tr, svg { break-inside: avoid; } }
 """
 NOTES = (
-    "Allocated: GPUs held, in thousandths, times the time they were held; exact, from the leases.",
-    "Requested: GPUs asked for, times the time from submission to end. It includes waiting.",
-    "Used: time in which programs computed, measured once a second. Shares of it are of the time that was measured.",
-    "Idle: held by programs that computed on none of their GPUs, measured likewise.",
-    "A slice may use more than it holds while its neighbours do not compute.",
-    "Waiting: from submission to first start, of work submitted in this time that has started.",
+    "Allocated: thousandths of GPUs, times the time of their leases; exact.",
+    "Requested: GPUs requested, times the time from submission to end, including waiting.",
+    "Used: time in which programs computed, measured once a second. Percentages refer to measured time.",
+    "Idle: allocated to programs that computed on none of their GPUs, measured in the same way.",
+    "A slice may use more than its share while other slices of the GPU do not compute.",
+    "Waiting: from submission to first start, for workloads of this period that have started.",
 )
 
 
-def to_html(report: Report) -> str:
-    """The whole page."""
-    title = f"GPU use by {report.by}" if report.by is not By.POOL else "GPU use"
+def to_html(report: UsageReport) -> str:
+    """Return the whole page."""
+    title = f"GPU use by {report.by}" if report.by is not GroupBy.POOL else "GPU use"
     span = f"{moment(report.since, report.zone)} to {moment(report.until, report.zone)} ({report.zone})"
     body = "".join((_tiles(report), _timeline(report), _lines(report), _waits(report), _notes()))
     return (
@@ -60,35 +60,35 @@ def to_html(report: Report) -> str:
     )
 
 
-def _scope(report: Report) -> str:
+def _scope(report: UsageReport) -> str:
     scope = report.scope
     parts = {"project": scope.project, "user": scope.user, "node": scope.node, "GPUs": scope.model}
     return "".join(f"; {name} {value}" for name, value in parts.items() if value is not None)
 
 
-def _tiles(report: Report) -> str:
+def _tiles(report: UsageReport) -> str:
     time = report.total.time
     tiles = [
         ("GPU hours allocated", hours(time.allocated_s)),
         ("GPU hours requested", hours(time.requested_s, unknown="-")),
-        ("Used of what was held", percent(time.used_s, time.measured_s)),
-        ("Idle of what was held", percent(time.idle_s, time.measured_s)),
+        ("Used share of allocated", percent(time.used_s, time.measured_s)),
+        ("Idle share of allocated", percent(time.idle_s, time.measured_s)),
     ]
     if report.waits_total is not None:
-        tiles += [("Half waited at most", seconds(report.waits_total.p50_s))]
+        tiles += [("Median wait", seconds(report.waits_total.p50_s))]
     if report.total.cost is not None:
         tiles += [("Cost", money(report.total.cost, report.currency))]
     items = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)
     return f"<dl>{''.join(items)}</dl>\n"
 
 
-def _timeline(report: Report) -> str:
+def _timeline(report: UsageReport) -> str:
     if not report.timeline:
-        return "<p>No GPU was held or asked for in this time.</p>\n"
-    return f"<h2>GPUs held, on average of each {report.step}</h2>\n<figure>{figures.over_time(report)}</figure>\n"
+        return "<p>No GPU was allocated or requested in this period.</p>\n"
+    return f"<h2>Average allocated GPUs for each {report.step}</h2>\n<figure>{figures.over_time(report)}</figure>\n"
 
 
-def _lines(report: Report) -> str:
+def _lines(report: UsageReport) -> str:
     if not report.lines:
         return ""
     priced = bool(report.currency) or any(line.cost is not None for line in report.lines)
@@ -107,10 +107,10 @@ def _lines(report: Report) -> str:
     rows = [_line(report, line, most, priced=priced) for line in report.lines]
     total = _line(report, report.total, 0.0, priced=priced)
     total[0] = "total"
-    return "<h2>GPU hours</h2>\n" + _table("Used and idle: as measured", head, rows, total)
+    return "<h2>GPU hours</h2>\n" + _table("Used and idle are measured", head, rows, total)
 
 
-def _line(report: Report, line: UsageLine, most: float, *, priced: bool) -> list[str]:
+def _line(report: UsageReport, line: UsageLine, most: float, *, priced: bool) -> list[str]:
     time = line.time
     return [
         escape(label(report.by, line)),
@@ -125,10 +125,20 @@ def _line(report: Report, line: UsageLine, most: float, *, priced: bool) -> list
     ]
 
 
-def _waits(report: Report) -> str:
+def _waits(report: UsageReport) -> str:
     if not report.waits:
         return ""
-    head = [str(report.by), "Started", "Waiting", "Never", "Mean", "Half", "9 of 10", "99 of 100", "Longest"]
+    head = [
+        str(report.by),
+        "Started",
+        "Waiting",
+        "Never",
+        "Mean",
+        "Median",
+        "90th percentile",
+        "99th percentile",
+        "Longest",
+    ]
     names = {line.key: label(report.by, line) for line in report.lines}
     rows = [
         [
@@ -138,7 +148,7 @@ def _waits(report: Report) -> str:
         ]
         for w in report.waits
     ]
-    return "<h2>Waiting for the first start</h2>\n" + _table("Half, 9 of 10, 99 of 100: started within", head, rows, [])
+    return "<h2>Waiting for the first start</h2>\n" + _table("Median, 90th and 99th percentile", head, rows, [])
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], total: Sequence[str]) -> str:
@@ -152,4 +162,4 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], tot
 
 
 def _notes() -> str:
-    return f'<h2>What these are</h2>\n<ul class="soft">{"".join(f"<li>{escape(note)}</li>" for note in NOTES)}</ul>\n'
+    return f'<h2>Definitions</h2>\n<ul class="soft">{"".join(f"<li>{escape(note)}</li>" for note in NOTES)}</ul>\n'

@@ -1,31 +1,86 @@
-"""What was measured: of now, and over time."""
+"""Routes of samples, current and past."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.params import Path
 from starlette.responses import Response
 
 from gpupool.api.deps import Caller, Index, Moment, NodeName, Ref, Services, answer
-from gpupool.api.schemas.telemetry import (
-    GpuLookView,
-    NodeLookView,
-    ReplicaLookView,
-    SeriesView,
-    StepName,
-    TelemetryView,
-)
+from gpupool.api.schemas.base import View
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.telemetry import NodeSample, ReplicaSample, Series, Step
+from gpupool.domain.nodes.telemetry import NodeSample, ReplicaSample, RollupStep, Series
+
+StepName = Literal["minute", "hour"]
+
+
+class GpuLookView(View):
+    """One look at one GPU; null where the card or its driver does not tell."""
+
+    gpu_uuid: str
+    utilisation_percent: float | None
+    memory_used_mib: int
+    processes: int
+    power_w: float | None
+    temperature_c: float | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+
+
+class ReplicaLookView(View):
+    """One look at a program that runs. Percentages are of one GPU or one core; bytes since the program began.
+
+    ``gpu_percent`` is null where nobody can tell. ``shared_percent`` is the time that the arbiter of slices gave it.
+    """
+
+    key: str
+    gpu_percent: float | None
+    shared_percent: float | None
+    gpu_memory_mib: int
+    cpu_percent: float
+    memory_mib: int
+    read_bytes: int
+    written_bytes: int
+    processes: int
+
+
+class NodeLookView(View):
+    """One look at a machine, its GPUs and the programs on it. ``cpu_percent`` is 100 for one core."""
+
+    node: str
+    at: float
+    cpu_percent: float
+    memory_used_mib: int
+    gpus: list[GpuLookView]
+    replicas: list[ReplicaLookView]
+
+
+class TelemetryView(View):
+    """The latest look at each machine; one that has been silent for ten seconds is not among them."""
+
+    nodes: list[NodeLookView]
+
+
+class SeriesView(View):
+    """Columns over time: each value is of the ``step_s`` seconds from its time on, null where unknown.
+
+    Steps in which nothing was measured are left out, but for one between two others. With ``step_s`` 1 these are the
+    looks themselves.
+    """
+
+    step_s: int
+    times: list[float]
+    values: dict[str, list[float | None]]
+
 
 router = APIRouter(prefix="/v1", tags=["telemetry"])
 
 DEFAULT_SPAN_S = 600.0
 LONGEST_SPAN_S = 3 * 366 * 86400.0
-_STEPS: dict[StepName | None, Step | None] = {None: None, "minute": Step.MINUTE, "hour": Step.HOUR}
+_STEPS: dict[StepName | None, RollupStep | None] = {None: None, "minute": RollupStep.MINUTE, "hour": RollupStep.HOUR}
 
 GpuUuid = Annotated[str, Path(pattern=r"^[A-Za-z0-9-]{1,96}$", description="A GPU's UUID.")]
 
@@ -36,22 +91,22 @@ class Span:
 
     since: float
     until: float
-    step: Step | None
+    step: RollupStep | None
 
 
 async def get_span(
     services: Services,
-    since: Annotated[Moment | None, Query(description="Ten minutes before the end where it is left out.")] = None,
-    until: Annotated[Moment | None, Query(description="Now where it is left out.")] = None,
-    step: Annotated[StepName | None, Query(description="As fine as it can be where it is left out.")] = None,
+    since: Annotated[Moment | None, Query(description="Default: ten minutes before the end.")] = None,
+    until: Annotated[Moment | None, Query(description="Default: now.")] = None,
+    step: Annotated[StepName | None, Query(description="Default: the smallest possible step.")] = None,
 ) -> Span:
-    """The time asked for. Raises ``GpupoolError(INVALID_REQUEST)`` for one that is too long or ends too early."""
+    """Return the time range; raise ``GpupoolError(INVALID_REQUEST)`` if it is too long or empty."""
     end = services.telemetry.now() if until is None else until
     begin = max(0.0, end - DEFAULT_SPAN_S) if since is None else since
     if not begin <= end <= begin + LONGEST_SPAN_S:
         raise GpupoolError(
             ErrorCode.INVALID_REQUEST,
-            "since, until: the time ends before it begins, or is longer than three years.",
+            "since, until: the period ends before it starts, or is longer than three years.",
             "Give seconds since the epoch.",
         )
     return Span(begin, end, _STEPS[step])
@@ -62,21 +117,21 @@ SpanAsked = Annotated[Span, Depends(get_span)]
 
 @router.get("/telemetry", response_model=TelemetryView)
 async def latest(services: Services, _caller: Caller) -> Response:
-    """The latest look at each machine, its GPUs and the programs on it."""
+    """Return the latest sample of each node, its GPUs and its programs."""
     looks = services.telemetry.latest()
     return answer(TelemetryView(nodes=[_node(looks[name]) for name in sorted(looks)]))
 
 
 @router.get("/nodes/{name}/telemetry", response_model=SeriesView)
 async def of_node(services: Services, _caller: Caller, name: NodeName, span: SpanAsked) -> Response:
-    """How busy a machine was: ``cpu_percent`` (100 for one core), ``memory_used_mib``."""
+    """Return the use of a node over time: ``cpu_percent`` (100 for one core), ``memory_used_mib``."""
     await services.nodes.node(name)
     return _answer(await services.telemetry.node_series(name, span.since, span.until, span.step))
 
 
 @router.get("/gpus/{uuid}/telemetry", response_model=SeriesView)
 async def of_gpu(services: Services, _caller: Caller, uuid: GpuUuid, span: SpanAsked) -> Response:
-    """How busy a GPU was, also one that is no longer there.
+    """Return the use of a GPU over time, also of a GPU that was removed.
 
     ``utilisation_percent``, ``memory_used_mib``, ``power_w``, ``temperature_c``, ``sm_clock_mhz``.
     """
@@ -85,7 +140,7 @@ async def of_gpu(services: Services, _caller: Caller, uuid: GpuUuid, span: SpanA
 
 @router.get("/workloads/{ref}/telemetry", response_model=SeriesView)
 async def of_replica(services: Services, caller: Caller, ref: Ref, span: SpanAsked, replica: Index = 0) -> Response:
-    """What a replica used, over all its attempts.
+    """Return the resource use of a replica over all its attempts.
 
     ``gpu_percent``, ``cpu_percent`` (100: one GPU or core all the time), ``gpu_memory_mib``, ``memory_mib``,
     ``read_bytes_per_s``, ``written_bytes_per_s``.
@@ -101,14 +156,7 @@ def _answer(series: Series) -> Response:
 
 
 def _node(look: NodeSample) -> NodeLookView:
-    return NodeLookView(
-        node=look.node,
-        at=look.at,
-        cpu_percent=look.cpu_percent,
-        memory_used_mib=look.memory_used_mib,
-        gpus=[GpuLookView(**asdict(gpu)) for gpu in look.gpus],
-        replicas=[_replica(row) for row in look.replicas],
-    )
+    return NodeLookView.of(look, replicas=[_replica(row) for row in look.replicas])
 
 
 def _replica(row: ReplicaSample) -> ReplicaLookView:

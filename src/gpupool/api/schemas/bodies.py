@@ -1,4 +1,4 @@
-"""What the API accepts, but for submissions (``specs.request``)."""
+"""Request bodies of the API, except submissions (``specs.request``)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from gpupool.api.schemas.base import Body
-from gpupool.domain.access import Role
-from gpupool.domain.gpu import ComputePolicy, Sharing
+from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
+from gpupool.domain.people.access import Role, Scope
 from gpupool.domain.units import MAX_DURATION_S
-from gpupool.specs.quantities import Priority
+from gpupool.domain.work.rules import MAX_QUEUED
+from gpupool.specs.fields.quantities import Priority
 
 MAX_TOKEN_LIFE_S = 366 * 86400
 DEFAULT_TOKEN_LIFE_S = 30 * 86400
 MAX_PERMILLE = 1_000_000_000
+MAX_DISK_MIB = 1 << 40
 
 
 def _without_nul(text: str) -> str:
@@ -65,11 +67,12 @@ class LabelsBody(Body):
 
 
 class RulesBody(Body):
-    """What the work of a project may ask for and must put up with; null and empty mean the pool's own.
+    """Limits for the work of a project; null and empty mean the values of the pool.
 
     ``windows`` are texts such as ``mon-fri 20:00-08:00``, ``sat,sun`` or ``nights``; training starts only then.
     ``node_pools`` are values of the node label ``pool``. ``images`` are patterns such as ``nvcr.io/nvidia/*``,
-    ``volumes`` folders of the nodes.
+    ``volumes`` folders of the nodes. ``max_queued`` is the largest number of replicas that may wait in the queue.
+    ``workspace_mib`` limits the disk of all workspaces, ``user_workspace_mib`` that of each user.
     """
 
     min_runtime_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None = None
@@ -79,6 +82,9 @@ class RulesBody(Body):
     ]
     node_pools: Annotated[list[LabelValue], Field(max_length=64, default_factory=list)]
     max_gpus_permille: Annotated[int, Field(ge=1, le=MAX_PERMILLE)] | None = None
+    max_queued: Annotated[int, Field(ge=1, le=MAX_QUEUED)] | None = None
+    workspace_mib: Annotated[int, Field(ge=1, le=MAX_DISK_MIB)] | None = None
+    user_workspace_mib: Annotated[int, Field(ge=1, le=MAX_DISK_MIB)] | None = None
     images: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=512)]],
         Field(max_length=64, default_factory=list),
@@ -90,11 +96,20 @@ class RulesBody(Body):
 
 
 class StopBody(Body):
-    """How to stop: seconds between TERM and KILL, at once, or one replica only."""
+    """Options of a stop: seconds between TERM and KILL, at once, or one replica only."""
 
     grace_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] | None = None
     force: bool = False
     index: ReplicaIndex | None = None
+
+
+class RestartBody(StopBody):
+    """Options of the stop before the start.
+
+    ``attempt`` restarts only if it is the present attempt, so the request can be repeated.
+    """
+
+    attempt: Annotated[int, Field(ge=1)] | None = None
 
 
 class SignalBody(Body):
@@ -108,13 +123,13 @@ class SignalBody(Body):
 
 
 class ExtendBody(Body):
-    """How much longer a lease shall live."""
+    """Extension of a lease."""
 
     seconds: Seconds
 
 
 class PriorityBody(Body):
-    """How important work is within its project: ``low``, ``normal``, ``high``, or a number."""
+    """Priority within the project: ``low``, ``normal``, ``high``, or a number."""
 
     priority: Priority
 
@@ -145,7 +160,7 @@ class ProjectBody(_ProjectBounds):
 
 
 class ProjectChange(_ProjectBounds):
-    """What to change of a project; fields left out stay."""
+    """Changes of a project; fields left out stay."""
 
 
 class _DepartmentBounds(Body):
@@ -162,11 +177,11 @@ class DepartmentBody(_DepartmentBounds):
 
 
 class DepartmentChange(_DepartmentBounds):
-    """What to change of a department; fields left out stay."""
+    """Changes of a department; fields left out stay."""
 
 
 class UserChange(Body):
-    """What to change of a user; fields left out stay."""
+    """Changes of a user; fields left out stay."""
 
     role: Role = Role.MEMBER
     uid: Annotated[int, Field(ge=0, le=4_294_967_294)] | None = None
@@ -176,9 +191,10 @@ class UserChange(Body):
 
 
 class TokenBody(Body):
-    """A token to make: for whom, with at most which role, for how long."""
+    """A token to make: for whom, with at most which role, for what, for how long. It ends with the token that asks."""
 
     user: Name | None = None
     role: Role | None = None
+    scope: Scope | None = None
     expires_in_s: Annotated[float, Field(gt=0, le=MAX_TOKEN_LIFE_S, allow_inf_nan=False)] = DEFAULT_TOKEN_LIFE_S
     note: Note = ""

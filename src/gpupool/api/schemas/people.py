@@ -1,26 +1,30 @@
-"""Who asks, projects, users, tokens and what was used."""
+"""The caller, projects, users, tokens and sessions."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from gpupool.api.schemas.base import View
-from gpupool.domain.access import Role
-from gpupool.domain.gpu import ComputePolicy, Sharing
+from gpupool.api.schemas.base import Body, View
+from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
+from gpupool.domain.people.access import Role, Scope
+from gpupool.domain.people.sessions import SessionOrigin
 
 
 class WhoamiView(View):
-    """Who the pool takes the caller for; ``projects`` are those the caller may use."""
+    """Return the authenticated user; ``projects`` are those the user may submit to."""
 
     user: str
     role: Role
     via: str
     uid: int | None
+    scope: Scope = Scope.FULL
     projects: list[str]
 
 
 class RulesView(View):
-    """What the work of a project may ask for and must put up with; null and empty mean the pool's own."""
+    """Limits for the work of a project; null and empty mean the values of the pool."""
 
     min_runtime_s: float | None = None
     max_time_limit_s: float | None = None
@@ -29,6 +33,9 @@ class RulesView(View):
     max_gpus_permille: int | None = None
     images: list[str] = Field(default_factory=list)
     volumes: list[str] = Field(default_factory=list)
+    max_queued: int | None = None
+    workspace_mib: int | None = None
+    user_workspace_mib: int | None = None
 
 
 class ProjectView(View):
@@ -94,6 +101,8 @@ class TokenView(View):
     revoked_at: float | None
     last_used_at: float | None
     note: str
+    scope: Scope = Scope.FULL
+    parent: str = ""  # the token with which it was made
 
 
 class NewTokenView(TokenView):
@@ -106,3 +115,53 @@ class TokenList(View):
     """Tokens, newest first: all for an administrator, one's own for others."""
 
     tokens: list[TokenView]
+
+
+class LoginCodeView(View):
+    """A code for ``POST /v1/logins``, and until when it is good (seconds since the epoch)."""
+
+    code: str
+    expires_at: float
+
+
+class LoginBody(Body):
+    """The code."""
+
+    code: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class LinkBody(Body):
+    """``browser_uid``: the account whose browser may follow the link, when that is not the caller's own (sudo)."""
+
+    browser_uid: int | None = Field(default=None, ge=0, le=2**32 - 2)
+
+
+class LinkView(View):
+    """A link that signs one browser in, once, until ``expires_at`` (epoch seconds).
+
+    ``url`` is whole for browsers of the pool's machine (null: the dashboard is not served there); over the network
+    ``path`` belongs behind the pool's own address.
+    """
+
+    url: str | None
+    path: str
+    expires_at: float
+
+
+class SessionView(View):
+    """A browser that is signed in; times are epoch seconds. ``local``: it is on the pool's machine."""
+
+    id: str
+    user: str
+    origin: SessionOrigin
+    created_at: float
+    last_used_at: float
+    expires_at: float
+    agent: str
+    local: bool
+
+
+class SessionList(View):
+    """Open sessions, newest first."""
+
+    sessions: list[SessionView]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpupool.api.schemas.base import View
-from gpupool.domain.gpu import GpuHealth, NodeState
-from gpupool.domain.workload import WorkloadKind, WorkloadState
+from gpupool.domain.nodes.gpu import GpuHealth, NodeState
+from gpupool.domain.work.workload import WorkloadKind, WorkloadState
 
 
 class TopSliceView(View):

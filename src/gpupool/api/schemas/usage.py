@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gpupool.api.schemas.base import Body, View
-from gpupool.domain.usage import By, Period
+from gpupool.domain.usage import GroupBy, Period
 
 
 class UsageRowView(View):
@@ -49,7 +49,7 @@ class UsageView(View):
     since: float
     until: float
     rows: list[UsageRowView]
-    by: By = By.MEMBER
+    by: GroupBy = GroupBy.MEMBER
     step: Period | None = None
     zone: str = "UTC"
     currency: str = ""
@@ -57,7 +57,7 @@ class UsageView(View):
 
 
 class WaitLineView(View):
-    """How long work submitted in a time waited for its first start; null where none of it has started. Seconds.
+    """Waiting time until the first start, in seconds, of workloads submitted in a period; null if none has started.
 
     ``started`` did, ``waiting`` have not yet, ``never`` ended without.
     """
@@ -75,26 +75,38 @@ class WaitLineView(View):
     longest_s: float | None
 
 
+class CapacityView(View):
+    """GPU seconds between two times: of all GPUs in the pool, and of those that could be handed out.
+
+    GPUs that had failed, or whose node was cordoned or down, are not available.
+    """
+
+    since: float
+    until: float
+    gpu_seconds: float
+    available_gpu_seconds: float
+
+
 class WaitsView(View):
     """Waiting times of what was submitted between two times."""
 
     since: float
     until: float
-    by: By
+    by: GroupBy
     step: Period | None
     zone: str
     lines: list[WaitLineView]
 
 
 class ReportView(View):
-    """Who used what in a time, how it went, and how long work waited: all up to one moment.
+    """Usage by user and project, its course over time, and waiting times, all up to one moment.
 
     In ``timeline`` those who used less are one line, of the key ``others``.
     """
 
     since: float
     until: float
-    by: By
+    by: GroupBy
     step: Period
     zone: str
     made_at: float
@@ -112,7 +124,7 @@ ModelWord = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-
 
 
 class RatesView(View):
-    """What an hour of a whole GPU costs: of models, and of any other; null: no rate."""
+    """Cost of an hour of a whole GPU: by model, and of any other model; null: no rate."""
 
     currency: str
     default: float | None
@@ -120,7 +132,7 @@ class RatesView(View):
 
 
 class RatesBody(Body):
-    """What to change of the rates; what is left out stays. A model's null takes its rate away."""
+    """Changes of the rates; fields left out stay. Null for a model removes its rate."""
 
     currency: Annotated[str, Field(max_length=8, pattern=r"^[^\x00-\x20\x7f]*$")] | None = None
     default: Rate | None = None

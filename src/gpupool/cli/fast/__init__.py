@@ -1,5 +1,5 @@
-"""Running a program from the terminal in a few milliseconds.
+"""Run a program from the terminal in a few milliseconds.
 
-Nothing here imports typing, dataclasses, asyncio, subprocess, socket, http or any third party: each of those costs as
-much as the rest of the way to the pool together.
+No module here imports typing, dataclasses, asyncio, subprocess, socket, http or a third-party package at run time. Each
+of them takes as long as all other steps to the pool together.
 """

@@ -1,67 +1,88 @@
-"""The two commands that must be fast, as the parsed options give them."""
+"""Start a program and stay attached to it: ``run`` and ``client`` on the fast path, and commands that attach."""
 
 from __future__ import annotations
 
 import os
 
-from gpupool.cli import asking
-from gpupool.cli.fast import notice
-from gpupool.cli.fast.gate import find_gate, refusal
-from gpupool.cli.fast.launch import Launch
-from gpupool.cli.fast.signals import Inbox
-from gpupool.cli.fast.terminal import size, wants_terminal
+from gpupool.cli.fast.launch import FINAL, Launcher
+from gpupool.cli.fast.signals import SignalInbox
+from gpupool.cli.fast.waiting import Interrupted
+from gpupool.cli.request import request_body
+from gpupool.cli.terminal import say, size, wants_terminal
+from gpupool.cli.transport.local import find_transport
+from gpupool.client.transport.http import error_of_answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpupool.cli.fast.gate import Gate
+    from gpupool.cli.transport.local import PoolTransport
 
     Values = dict[str, Any]
 
 
 def run(values: Values, command: list[str]) -> int:
-    """``gpupool run``: the program's exit status. Raises ``GpupoolError``."""
-    body = asking.workload(values, command) | {"kind": "run"}
-    return _detached(body, values) if values.get("detach") else stay(body, values, start=True)
+    """Run ``gpupool run`` and return the program's exit status. Raises ``GpupoolError``."""
+    body = request_body.workload_body(values, command) | {"kind": "run"}
+    return (
+        _run_detached(body, values) if values.get("detach") else run_attached(find_transport(start=True), body, values)
+    )
 
 
 def client(values: Values, command: list[str]) -> int:
-    """``gpupool client``: a program on the GPUs of a lease; its exit status. Raises ``GpupoolError``."""
-    from gpupool.cli.leases import lease_of
+    """Run ``gpupool client``: a program on the GPUs of a lease. Return its exit status. Raises ``GpupoolError``."""
+    from gpupool.cli.leases import find_lease
 
-    on = values.get("lease") or lease_of(values.get("file"))
-    body = asking.workload(values, command) | {"kind": "exec", "on": on}
-    body.pop("project", None)  # the lease's own
-    return stay(body, values, start=False)
+    transport = find_transport(start=False)
+    on = values.get("lease") or find_lease(transport, values.get("file"))
+    body = request_body.workload_body(values, command) | {"kind": "exec", "on": on}
+    body.pop("project", None)  # the program uses the project of the lease
+    return run_attached(transport, body, values)
 
 
-def stay(body: Values, values: Values, *, start: bool) -> int:
-    """Submit a program bound to this client and stay with it until it ends."""
+def run_attached(transport: PoolTransport, body: Values, values: Values) -> int:
+    """Submit a program bound to this client and stay attached until it ends."""
     tty = wants_terminal(values.get("tty"))
     rows, columns = size()
     body |= {"client_bound": True, "tty": tty, "stdin": not tty, "rows": rows, "columns": columns}
-    gate = find_gate(start=start)
-    body = with_folder(gate, body, values)
-    with Inbox() as inbox:
-        return Launch(gate, inbox, tty=tty, quiet=bool(values.get("quiet"))).run(body)
+    body = add_folder(transport, body, values)
+    with SignalInbox() as inbox:
+        return Launcher(transport, inbox, tty=tty, quiet=bool(values.get("quiet"))).run(body)
 
 
-def with_folder(gate: Gate, body: Values, values: Values) -> Values:
-    """The request with the folder that goes along: always over a network, here when asked for."""
-    if (gate.direct or "image" in body) and not (values.get("files") or values.get("lock")):
+def attach_to_workload(ref: str, index: int, *, tty: bool | None = None, stdin: bool = True) -> int:
+    """Attach to a workload's program until it ends or Ctrl-P Ctrl-Q, and return its exit status.
+
+    Waits in the queue with it; leaving then does not cancel it. Raises ``GpupoolError``.
+    """
+    transport = find_transport(start=False)
+    with SignalInbox() as inbox:
+        launcher = Launcher(transport, inbox, tty=wants_terminal(tty) if stdin else False)
+        try:
+            detail = launcher.wait_for_existing(ref, index)
+        except Interrupted as stop:
+            return 128 + stop.signum
+        if detail["state"] in FINAL:
+            return launcher.report_end(detail)
+        say(f"attached to {detail['name']}; Ctrl-P Ctrl-Q detaches and leaves it running")
+        return launcher.attach(detail, index, detachable=True, stdin=stdin)
+
+
+def add_folder(transport: PoolTransport, body: Values, values: Values) -> Values:
+    """Add the uploaded folder to the request: always over a network, on this machine only on request."""
+    if (transport.direct or "image" in body) and not (values.get("files") or values.get("lock")):
         return body
-    from gpupool.cli.travelling import prepared
+    from gpupool.cli.transport.upload import prepare_request
 
-    return prepared(gate, body, values)
+    return prepare_request(transport, body, values)
 
 
-def _detached(body: Values, values: Values) -> int:
-    gate = find_gate(start=True)
-    answer = gate.call("POST", "/v1/workloads", with_folder(gate, body, values))
+def _run_detached(body: Values, values: Values) -> int:
+    transport = find_transport(start=True)
+    answer = transport.call("POST", "/v1/workloads", add_folder(transport, body, values))
     if not answer.ok:
-        raise refusal(answer)
+        raise error_of_answer(answer)
     os.write(1, f"{answer.body['id']}\n".encode())
     name = answer.body["name"]
-    notice.say(f"{name} is {answer.body['state']}; 'gpupool logs -f {name}' shows its output")
+    say(f"{name} is {answer.body['state']}; 'gpupool logs -f {name}' shows its output")
     return 0

@@ -1,181 +1,201 @@
-"""``run``, from the request to the exit status: submit, wait in the queue, attach, and tell how it ended."""
+"""``run``, from the request to the exit status: submit, wait in the queue, attach, and report the end."""
 
 from __future__ import annotations
 
-from gpupool.cli.fast import notice
-from gpupool.cli.fast.gate import refusal
-from gpupool.cli.fast.pump import Outcome, Pump
-from gpupool.cli.fast.signals import Inbox
-from gpupool.cli.fast.waiting import Interrupted, Line
+import os
+from time import monotonic
+
+from gpupool.cli.fast import progress
+from gpupool.cli.fast.attach_io import AttachLoop, AttachResult
+from gpupool.cli.fast.signals import SignalInbox
+from gpupool.cli.fast.waiting import Interrupted, RetryingClient
+from gpupool.cli.terminal import STDERR, STDOUT, say, write_stderr
+from gpupool.client.transport.http import error_of_answer
+from gpupool.domain.protocol import frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
-    from gpupool.cli.fast.gate import Gate
+    from gpupool.cli.transport.local import PoolTransport
 
     Detail = dict[str, Any]
 
-EXIT_POOL_ERROR = 125  # as domain.errors has it; enums there would cost the fast path milliseconds
-EXIT_STOPPED = 143  # 128 + TERM: how a stop ends a program
-FIRST_ANSWER_S = 0.4  # then the user is told why it waits
-WAIT_S = 25.0
-ATTACH_TRIES = 50
-ATTACH_RETRY_S = 0.2
-CANCEL_S = 5.0
-SETTLE_S = 30.0  # how long the end of a program whose shepherd is gone may take to be known
+EXIT_POOL_ERROR = 125  # as in domain.errors, whose enums take milliseconds to import
+EXIT_STOPPED = 143  # 128 + TERM
+FIRST_ANSWER_TIMEOUT_S = 0.4  # after this time the wait reason is shown
+WAIT_TIMEOUT_S = 25.0
+MAX_ATTACH_TRIES = 50
+ATTACH_RETRY_DELAY_S = 0.2
+CANCEL_TIMEOUT_S = 5.0
+LOST_PROGRAM_TIMEOUT_S = 30.0  # how long the pool may take to report the end of a program whose shepherd is gone
+REATTACH_RETRY_DELAY_S = 0.5
+REATTACH_POLL_S = 0.2
+MAX_LOG_PAGES = 10_000
 FINAL = frozenset({"succeeded", "failed", "stopped"})
 
 
-class Launch:
-    """One program started from this terminal; ``run`` once, with the inbox of signals open."""
+class Launcher:
+    """One program started from this terminal. Call ``run`` once, with the signal inbox open."""
 
-    def __init__(self, gate: Gate, inbox: Inbox, *, tty: bool, quiet: bool = False) -> None:
-        self.gate = gate
+    def __init__(self, transport: PoolTransport, inbox: SignalInbox, *, tty: bool, quiet: bool = False) -> None:
+        self.transport = transport
         self._inbox = inbox
         self._tty = tty
         self._quiet = quiet
-        self.line = Line(gate, inbox)
+        self.client = RetryingClient(transport, inbox)
 
     def run(self, request: Detail) -> int:
-        """Submit a client-bound request and stay with it; the exit status for this process."""
+        """Submit a client-bound request, stay attached, and return the exit status for this process."""
         try:
             detail = self.submit_and_wait(request)
         except Interrupted as stop:
             return 128 + stop.signum
-        return self.ended(detail) if detail["state"] in FINAL else self.attach(detail, 0, bound=True)
+        return self.report_end(detail) if detail["state"] in FINAL else self.attach(detail, 0, bound=True)
 
     def submit_and_wait(self, request: Detail) -> Detail:
-        """Submit and wait until it has started or ended; raises ``Interrupted`` once a signal has cancelled it."""
+        """Submit and wait until the workload starts or ends. Raises ``Interrupted`` after a signal cancelled it."""
         detail = self._submit(request)
         try:
-            return self._wait_for_start(detail)
+            detail = self._wait_for_start(detail)
         except Interrupted:
             self._cancel(detail)
             raise
+        if detail.get("sharing") == "advisory" and not self._quiet:
+            progress.warn_not_enforced(self.transport, str(detail.get("node")))
+        return detail
 
     def attach(
         self, detail: Detail, index: int, *, detachable: bool = False, stdin: bool = True, bound: bool = False
     ) -> int:
-        """Connect to a started replica and pump until it ends; the exit status for this process.
+        """Attach to a started replica until it ends, and return the exit status for this process.
 
-        ``bound``: the program ends when we are gone. A way through the pool may break, and is then taken again.
+        ``bound``: the program ends when this client is gone. A connection through the pool is made again when it
+        breaks.
         """
         sock = self.connect(detail, index)
         if sock is None:
-            return self._lost(detail, index)
-        relayed = bool(replica_of(detail, index).get("relayed")) or not self.gate.direct
-        returns_s = self.gate.returns_s if bound and relayed else 0.0
-        pump = Pump(sock, self._inbox, tty=self._tty, stdin=stdin, detachable=detachable, returns_s=returns_s)
+            return self._resolve_lost(detail, index)
+        relayed = bool(replica_of(detail, index).get("relayed")) or not self.transport.direct
+        reattach_timeout_s = self.transport.reattach_timeout_s if bound and relayed else 0.0
+        loop = AttachLoop(
+            sock, self._inbox, tty=self._tty, stdin=stdin, detachable=detachable, reattach_timeout_s=reattach_timeout_s
+        )
         try:
-            outcome = pump.run()
+            result = loop.run()
         finally:
             sock.close()
-        if relayed and outcome.broken:
-            from gpupool.cli.fast.returning import come_back
-
+        if relayed and result.broken:
             try:
-                outcome = come_back(self, detail, index, pump)
+                result = reattach(self, detail, index, loop)
             except Interrupted as stop:
                 if bound:
-                    self._cancel(detail, "was told to stop")
+                    self._cancel(detail, "is asked to stop")
                 return 128 + stop.signum
-        return self._after(detail, index, outcome)
+        return self._finish(detail, index, result)
 
-    def wait_for(self, ref: str, index: int) -> Detail:
-        """A known workload once its replica has started or it has ended; raises ``Interrupted`` and cancels nothing."""
-        answer = self.line.ask("GET", f"/v1/workloads/{ref}")
+    def wait_for_existing(self, ref: str, index: int) -> Detail:
+        """Return an existing workload once its replica has started or ended. ``Interrupted`` cancels nothing.
+
+        Raises ``GpupoolError(FORBIDDEN)`` for another user's workload, whose socket the pool does not name.
+        """
+        answer = self.client.request("GET", f"/v1/workloads/{ref}")
         if not answer.ok:
-            raise refusal(answer)
+            raise error_of_answer(answer)
+        if answer.body.get("manages") is False:  # an older pool does not report it
+            from gpupool.domain.errors import ErrorCode, GpupoolError
+
+            name, user = answer.body["name"], answer.body["user"]
+            raise GpupoolError(ErrorCode.FORBIDDEN, f"{name} belongs to {user}.", "Ask an administrator of the pool.")
         return self._wait_for_start(answer.body, index, bound=False)
 
     def connect(self, detail: Detail, index: int) -> socket | None:
-        """The program's stream; None when it has ended meanwhile, or its shepherd has."""
-        for _ in range(ATTACH_TRIES):
+        """Return the program's stream, or None if the program or its shepherd has ended."""
+        for _ in range(MAX_ATTACH_TRIES):
             if detail["state"] in FINAL:
                 return None
             replica = replica_of(detail, index)
             try:
                 if replica.get("relayed"):
-                    return self.gate.relay(detail["id"], index)
-                return self.gate.attach(detail["id"], index, str(replica.get("attach_path") or ""))
+                    return self.transport.relay(detail["id"], index)
+                return self.transport.attach(detail["id"], index, str(replica.get("attach_path") or ""))
             except OSError:
-                self.line.pause(ATTACH_RETRY_S)
-            detail = self.look(detail["id"], "started", ATTACH_RETRY_S, index=index)
+                self.client.pause(ATTACH_RETRY_DELAY_S)
+            detail = self.await_condition(detail["id"], "started", ATTACH_RETRY_DELAY_S, index=index)
         return None
 
     def _submit(self, request: Detail) -> Detail:
-        target = f"/v1/workloads?wait=started&timeout_s={FIRST_ANSWER_S}"
-        answer = self.line.ask("POST", target, request, finish=True)
+        target = f"/v1/workloads?wait=started&timeout_s={FIRST_ANSWER_TIMEOUT_S}"
+        answer = self.client.request("POST", target, request, finish=True)
         if not answer.ok:
-            raise refusal(answer)
+            raise error_of_answer(answer)
         detail: Detail = answer.body
         return detail
 
     def _wait_for_start(self, detail: Detail, index: int = 0, *, bound: bool = True) -> Detail:
-        shown = notice.QueueNotice(self.gate, detail["id"], quiet=self._quiet)
-        self.line.on_tick = shown.tick
+        notice = progress.QueueNotice(self.transport, detail["id"], quiet=self._quiet)
+        self.client.on_tick = notice.tick
         try:
-            while not started(detail, index, direct=self.gate.direct):
-                if self.line.interrupted:
-                    raise Interrupted(self.line.interrupted)
-                shown.tick()
-                detail = self.look(detail["id"], "started", WAIT_S, index=index, bound=bound)
+            while not started(detail, index, direct=self.transport.direct):
+                if self.client.interrupted:
+                    raise Interrupted(self.client.interrupted)
+                notice.tick()
+                detail = self.await_condition(detail["id"], "started", WAIT_TIMEOUT_S, index=index, bound=bound)
         finally:
-            self.line.on_tick = None
-            shown.clear()
-        if self.line.interrupted:
-            raise Interrupted(self.line.interrupted)
+            self.client.on_tick = None
+            notice.clear()
+        if self.client.interrupted:
+            raise Interrupted(self.client.interrupted)
         return detail
 
-    def look(self, workload: str, condition: str, seconds: float, *, index: int = 0, bound: bool = False) -> Detail:
-        """A workload once something holds of it, or after a while."""
+    def await_condition(
+        self, workload: str, condition: str, seconds: float, *, index: int = 0, bound: bool = False
+    ) -> Detail:
+        """Return a workload once a condition holds, or after a timeout."""
         query = f"for={condition}&timeout_s={seconds}&index={index}" + ("&bound=true" if bound else "")
-        answer = self.line.ask("GET", f"/v1/workloads/{workload}/wait?{query}")
+        answer = self.client.request("GET", f"/v1/workloads/{workload}/wait?{query}")
         if not answer.ok:
-            raise refusal(answer)
+            raise error_of_answer(answer)
         detail: Detail = answer.body
         return detail
 
-    def _cancel(self, detail: Detail, done: str = "was taken out of the queue") -> None:
+    def _cancel(self, detail: Detail, done: str = "was removed from the queue") -> None:
         try:
-            self.gate.call("POST", f"/v1/workloads/{detail['id']}/stop", {}, timeout_s=CANCEL_S)
+            self.transport.call("POST", f"/v1/workloads/{detail['id']}/stop", {}, timeout_s=CANCEL_TIMEOUT_S)
         except OSError:
-            return  # the pool cancels it by itself when nobody waits for it
-        notice.say(f"{detail['name']} {done}")
+            return  # the pool cancels it when the client disconnects
+        say(f"{detail['name']} {done}")
 
-    def _after(self, detail: Detail, index: int, outcome: Outcome) -> int:
-        if outcome.detached:
-            notice.new_line()  # the cursor is where the program left it
-            notice.say(f"detached; {detail['name']} runs on ('gpupool attach {detail['name']}' returns to it)")
+    def _finish(self, detail: Detail, index: int, result: AttachResult) -> int:
+        if result.detached:
+            write_stderr("\n")  # the cursor is in the program's last line
+            say(f"detached; {detail['name']} keeps running ('gpupool attach {detail['name']}' connects again)")
             return 0
-        if outcome.output_closed:
-            return 141  # 128 + PIPE, as if the program itself had lost its reader
-        if outcome.exit is not None:
-            return self._exit_status(outcome.exit)
-        return self._lost(detail, index)
+        if result.output_closed:
+            return 141  # 128 + PIPE, as for a program whose reader closed the pipe
+        if result.exit is not None:
+            return self._exit_status(result.exit)
+        return self._resolve_lost(detail, index)
 
     def _exit_status(self, report: Detail) -> int:
         reason, message = report.get("reason"), report.get("message") or ""
-        if reason in EXPLAINED or (reason == "start_failed" and not message):
-            notice.say(f"{EXPLAINED.get(str(reason), 'it could not be started')}{': ' if message else ''}{message}")
+        if reason in EXIT_MESSAGES or (reason == "start_failed" and not message):
+            say(f"{EXIT_MESSAGES.get(str(reason), 'it could not be started')}{': ' if message else ''}{message}")
         elif reason == "start_failed":
-            notice.say(message)
+            say(message)
         return int(report.get("status", EXIT_POOL_ERROR))
 
-    def _lost(self, detail: Detail, index: int) -> int:
-        """Nobody told how it ended: ask the pool."""
-        from time import monotonic
-
-        deadline = monotonic() + SETTLE_S
+    def _resolve_lost(self, detail: Detail, index: int) -> int:
+        """Ask the pool how the program ended, after the connection was lost without its exit."""
+        deadline = monotonic() + LOST_PROGRAM_TIMEOUT_S
         while detail["state"] not in FINAL and monotonic() < deadline:
             try:
-                detail = self.look(detail["id"], "finished", 2.0)
+                detail = self.await_condition(detail["id"], "finished", 2.0)
             except Interrupted as stop:
                 return 128 + stop.signum
         if detail["state"] in FINAL:
-            return self.ended(detail)
+            return self.report_end(detail)
         from gpupool.domain.errors import ErrorCode, GpupoolError
 
         name = detail["name"]
@@ -185,46 +205,49 @@ class Launch:
             f"See 'gpupool describe {name}' and 'gpupool logs -f {name}/{index}'.",
         )
 
-    def ended(self, detail: Detail) -> int:
-        """It ended without us (it may never have started): say why and give its status."""
+    def report_end(self, detail: Detail) -> int:
+        """Print why a workload ended without this client attached, and return its exit status."""
         replica = replica_of(detail, 0)
         reason = detail.get("reason") or {}
         code = detail.get("stop_reason") or replica.get("reason") or reason.get("code") or ""
         message = (
-            replica.get("message") or reason.get("message") or UNSAID.get(code) or f"{detail['name']} {detail['state']}"
+            replica.get("message")
+            or reason.get("message")
+            or DEFAULT_MESSAGES.get(code)
+            or f"{detail['name']} {detail['state']}"
         )
         if code != "EXITED":
-            notice.say(f"{message.rstrip('.')} [{code}]")
+            say(f"{message.rstrip('.')} [{code}]")
         if detail.get("exit_status") is not None:
             return int(detail["exit_status"])
         return EXIT_STOPPED if code == "STOPPED_BY_USER" else EXIT_POOL_ERROR
 
 
-UNSAID = {
-    "WAIT_EXPIRED": "No GPU came free for it in the time it was to wait",
-    "CLIENT_GONE": "Nobody waited for it any more",
-    "DEPENDENCY_FAILED": "What it was to come after did not succeed",
-    "LEASE_ENDED": "The lease it ran on has ended",
+DEFAULT_MESSAGES = {
+    "WAIT_EXPIRED": "No GPU became free before its queue time limit",
+    "CLIENT_GONE": "Its client disconnected",
+    "DEPENDENCY_FAILED": "A workload that it depends on did not succeed",
+    "LEASE_ENDED": "Its lease ended",
 }
-EXPLAINED = {
+EXIT_MESSAGES = {
     "stopped": "it was stopped",
     "time_limit": "it reached its time limit",
-    "client_gone": "its client went away",
-    "shepherd_lost": "the process that supervised it was killed, and it with it",
-    "node_restarted": "its machine was restarted",
-    "fenced": "its machine was out of contact with the pool for too long",
+    "client_gone": "its client disconnected",
+    "shepherd_lost": "its shepherd process was killed, and the program with it",
+    "node_restarted": "its node was restarted",
+    "fenced": "its node had no contact with the pool for too long",
 }
 
 
 def replica_of(detail: Detail, index: int) -> Detail:
-    """One replica of a workload; empty when it has none of that number."""
+    """Return one replica of a workload; empty when it has none of that number."""
     return next((replica for replica in detail.get("replicas") or [] if replica["index"] == index), {})
 
 
 def started(detail: Detail, index: int, *, direct: bool) -> bool:
-    """Whether there is a program to attach to (or a lease to use), or nothing to wait for any more.
+    """Return whether there is a program to attach to (or a lease to use), or the workload has ended.
 
-    ``direct``: we connect to the shepherd ourselves and need its path; otherwise the pool relays.
+    ``direct``: the client connects to the shepherd itself and needs its path; otherwise the pool relays.
     """
     if detail["state"] in FINAL:
         return True
@@ -233,3 +256,57 @@ def started(detail: Detail, index: int, *, direct: bool) -> bool:
         return bool(detail["state"] == "running")
     direct = direct and not replica.get("relayed")
     return bool(replica.get("attach_path") if direct else replica.get("attachable"))
+
+
+def reattach(launcher: Launcher, detail: Detail, index: int, loop: AttachLoop) -> AttachResult:
+    """Connect again until the program ends, the user leaves, or the timeout passes. Raises ``Interrupted``.
+
+    No input or output is lost.
+    """
+    say(f"the connection to {detail['name']} was lost; reconnecting")
+    attempt, deadline, result = (
+        replica_of(detail, index).get("attempt"),
+        monotonic() + launcher.transport.reattach_timeout_s,
+        None,
+    )
+    while monotonic() < deadline:
+        launcher.client.pause(REATTACH_RETRY_DELAY_S)
+        detail = launcher.await_condition(detail["id"], "started", REATTACH_POLL_S, index=index)
+        if detail["state"] in FINAL or replica_of(detail, index).get("attempt") != attempt:
+            break
+        sock = launcher.connect(detail, index)
+        if sock is None:
+            continue
+        received = loop.frames_received
+        try:
+            result = loop.resume(sock)
+        finally:
+            sock.close()
+        if not result.broken:
+            return result
+        if loop.frames_received > received:
+            deadline = monotonic() + launcher.transport.reattach_timeout_s
+    _print_missed_output(launcher, detail["id"], index, attempt, loop)
+    return result or loop.result
+
+
+def _print_missed_output(launcher: Launcher, workload: str, index: int, attempt: object, loop: AttachLoop) -> None:
+    """Print from the log the output that a program wrote while the client was not connected."""
+    import base64
+
+    left = {"out": loop.seen[frames.STDOUT], "err": loop.seen[frames.STDERR]}
+    target, cursor = f"/v1/workloads/{workload}/logs?index={index}&attempt={attempt}", ""
+    for _ in range(MAX_LOG_PAGES):
+        answer = launcher.client.request("GET", f"{target}&cursor={cursor}")
+        if not answer.ok or not answer.body["chunks"]:
+            return
+        for chunk in answer.body["chunks"]:
+            data, known = base64.b64decode(chunk["data"]), left[chunk["stream"]]
+            left[chunk["stream"]] = max(0, known - len(data))
+            _write(STDOUT if chunk["stream"] == "out" else STDERR, data[known:])
+        cursor = answer.body["cursor"]
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

@@ -1,6 +1,6 @@
-"""Signals as bytes on a pipe, so that the loops that wait can treat them like any other input.
+"""Receive signals as bytes on a pipe, so that loops can poll them like other input.
 
-No handler ever raises: nothing can be interrupted half-way, the terminal is always put back.
+No handler raises, so no code is interrupted half-way and the terminal is always restored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 else:
-    import _signal as signal  # the C half: ``signal`` itself imports ``enum``, which costs milliseconds
+    import _signal as signal  # the C part: ``signal`` imports ``enum``, which takes milliseconds
 
 FORWARDED = (
     signal.SIGINT,
@@ -21,13 +21,13 @@ FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-ENDING = frozenset({int(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)})
+TERMINATING = frozenset({int(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)})
 WINDOW = int(signal.SIGWINCH)
 CONTINUED = int(signal.SIGCONT)
 PIPE = int(signal.SIGPIPE)
 
 
-class Inbox:
+class SignalInbox:
     """Collects signals while it is open (a context manager); ``fd`` is readable when there are any.
 
     A signal that was ignored when the command started (``nohup``, a script's ``trap ''``) stays ignored.
@@ -38,27 +38,27 @@ class Inbox:
         self._before: dict[int, object] = {}
         self._wakeup_before = -1
 
-    def __enter__(self) -> Inbox:  # noqa: PYI034 - Self would import typing
+    def __enter__(self) -> SignalInbox:  # noqa: PYI034 - Self would import typing
         for number in (*FORWARDED, signal.SIGWINCH, signal.SIGCONT):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, _nothing)
+                self._before[number] = signal.signal(number, _ignore)
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself gave back
+            signal.signal(number, handler)  # type: ignore[arg-type]  # a value that signal() returned
         os.close(self.fd)
         os.close(self._write_fd)
 
     def take(self) -> bytes:
-        """The numbers of the signals that came since the last call, one byte each; empty when there are none."""
+        """Return the numbers of the signals since the last call, one byte each; empty when there are none."""
         try:
             return os.read(self.fd, 512)
         except BlockingIOError:
             return b""
 
 
-def _nothing(_signum: int, _frame: object) -> None:
-    """Python writes the number to the wakeup descriptor; there is nothing else to do."""
+def _ignore(_signum: int, _frame: object) -> None:
+    """Do nothing: Python writes the signal's number to the wakeup descriptor."""

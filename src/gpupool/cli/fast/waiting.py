@@ -1,98 +1,124 @@
-"""Asking the pool for something that may take long: through restarts of its control plane, and open to signals."""
+"""Requests that may take long: they survive restarts of the control plane and react to signals."""
 
 from __future__ import annotations
 
 import select
 from time import monotonic
 
-from gpupool.cli.fast.signals import ENDING
+from gpupool.cli.fast.signals import TERMINATING
+from gpupool.client.transport.http import RATE_LIMIT_DELAY_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpupool.cli.fast.gate import Gate, Pending
-    from gpupool.cli.fast.http import Answer
-    from gpupool.cli.fast.signals import Inbox
+    from gpupool.cli.fast.signals import SignalInbox
+    from gpupool.cli.transport.local import PendingAnswer, PoolTransport
+    from gpupool.client.transport.http import Answer
+    from gpupool.daemon.process.progress import StartWatch
 
-RECONNECT_S = 30.0  # how long a control plane, or its database, may be away
-TURN_S = 5.0  # how long one that has answered nothing yet may wait to lead: it is another that does
-AWAY = frozenset({"POOL_UNREACHABLE", "DATABASE_UNREACHABLE"})
-RETRY_S = 0.2
-TICK_S = 0.5
-ANSWER_S = 60.0  # longer than any wait we ask for
-LAST_ANSWER_S = 2.0  # how long a submission may still be answered after Ctrl-C
+RECONNECT_TIMEOUT_S = 30.0  # for a pool that cannot be watched, or its database
+STANDBY_TIMEOUT_S = 5.0  # for a standby that never answered: another head leads
+TEMPORARY_CODES = frozenset({"POOL_UNREACHABLE", "DATABASE_UNREACHABLE", "OVERLOADED", "RATE_LIMITED"})
+RETRY_DELAY_S = 0.2
+TICK_INTERVAL_S = 0.5
+ANSWER_TIMEOUT_S = 60.0  # longer than any requested wait
+INTERRUPTED_ANSWER_TIMEOUT_S = 2.0  # for the answer to a submission after Ctrl-C
 
 
-class Interrupted(Exception):  # noqa: N818 - a wish of the user, not an error
-    """The user wants to stop waiting; ``signum`` says how it was said."""
+class Interrupted(Exception):  # noqa: N818 - requested by the user, not an error
+    """The user wants to stop waiting; ``signum`` is the signal."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
         self.signum = signum
 
 
-class Line:
-    """A patient line to the pool. ``on_tick`` is called about twice a second while an answer is awaited."""
+class RetryingClient:
+    """Sends requests and retries them. ``on_tick`` is called about twice a second while an answer is awaited."""
 
-    def __init__(self, gate: Gate, inbox: Inbox, on_tick: Callable[[], None] | None = None) -> None:
-        self._gate = gate
+    def __init__(self, transport: PoolTransport, inbox: SignalInbox, on_tick: Callable[[], None] | None = None) -> None:
+        self._transport = transport
         self._inbox = inbox
         self.on_tick = on_tick
         self.interrupted = 0
-        self._served = False  # whether the pool has done anything it was asked
+        self._watch: StartWatch | None = None  # set while the pool does not answer
+        self._has_succeeded = False  # whether a request has succeeded
 
-    def ask(self, method: str, target: str, body: object = None, *, finish: bool = False) -> Answer:
-        """The pool's answer. Only for requests that may be repeated: they are, when the control plane restarts.
+    def request(self, method: str, target: str, body: object = None, *, finish: bool = False) -> Answer:
+        """Return the pool's answer. Only for requests that may be repeated.
 
-        And when its database is away, or it is not its turn to lead: what was begun goes on when that is over.
-        ``finish``: a signal does not abandon the request but is noted in ``interrupted``: the answer says what to undo.
-        Raises ``Interrupted``, ``GpupoolError(POOL_UNREACHABLE)``.
+        The request is sent again while the control plane restarts, its database is away, or it waits to lead. A pool of
+        this machine that does not answer is waited for as long as it makes progress.
+        ``finish``: a signal does not abandon the request but is stored in ``interrupted``, because the answer is needed
+        to undo it.
+        Raises ``Interrupted``, ``GpupoolError``: POOL_UNREACHABLE, POOL_START_FAILED.
         """
-        failing_since = None
+        failing_since, self._watch = None, None
         while True:
             answer, broken = None, None
             try:
-                answer = self._exchange(self._gate.open(method, target, body), finish=finish)
+                answer = self._exchange(self._transport.open(method, target, body), finish=finish)
             except OSError as error:
                 broken = error
-            patience_s = self._patience_s(answer)
+            retry_timeout_s = self._retry_timeout_s(answer)
             failing_since = failing_since or monotonic()
-            if monotonic() - failing_since < patience_s and not self.interrupted:
-                self.pause(RETRY_S)
+            may_retry = monotonic() - failing_since < retry_timeout_s
+            if answer is None and not self.interrupted:
+                may_retry = self._makes_progress(may_retry=may_retry) or may_retry
+            if may_retry and not self.interrupted:
+                limited = answer is not None and answer.error_code == "RATE_LIMITED"
+                self.pause(RATE_LIMIT_DELAY_S if limited else RETRY_DELAY_S)
                 continue
             if answer is None:
                 raise _unreachable() from broken
-            self._served = self._served or not patience_s
+            self._has_succeeded = self._has_succeeded or not retry_timeout_s
             return answer
 
-    def _patience_s(self, answer: Answer | None) -> float:
-        """How long to ask again instead of taking an answer, or none, for one."""
-        code = refused_with(answer) if answer is not None else "POOL_UNREACHABLE"
+    def _retry_timeout_s(self, answer: Answer | None) -> float:
+        """Return how long to retry after this answer (None: no answer); 0 to accept it."""
+        code = answer.error_code if answer is not None else "POOL_UNREACHABLE"
         if code == "NOT_LEADING":
-            return RECONNECT_S if self._served else TURN_S
-        return RECONNECT_S if code in AWAY else 0.0
+            return RECONNECT_TIMEOUT_S if self._has_succeeded else STANDBY_TIMEOUT_S
+        return RECONNECT_TIMEOUT_S if code in TEMPORARY_CODES else 0.0
+
+    def _makes_progress(self, *, may_retry: bool) -> bool:
+        """Return whether the pool's processes can be watched and make progress.
+
+        Raises the reason why they will not answer, unless ``may_retry``.
+        """
+        from gpupool.domain.errors import GpupoolError
+
+        self._watch = self._watch or self._transport.watch()
+        try:
+            return self._watch is not None and self._watch.look()
+        except GpupoolError:
+            if may_retry:
+                return True
+            raise
 
     def pause(self, seconds: float) -> None:
-        """Wait a little; raises ``Interrupted``."""
+        """Wait for some seconds. Raises ``Interrupted``."""
         poller = select.poll()
         poller.register(self._inbox.fd, select.POLLIN)
         if poller.poll(seconds * 1000):
             self._note_signals(finish=False)
 
-    def _exchange(self, exchange: Pending, *, finish: bool) -> Answer:
+    def _exchange(self, exchange: PendingAnswer, *, finish: bool) -> Answer:
         poller = select.poll()
         poller.register(self._inbox.fd, select.POLLIN)
         poller.register(exchange.fileno(), select.POLLIN)
-        deadline = monotonic() + ANSWER_S
+        deadline = monotonic() + ANSWER_TIMEOUT_S
         try:
             while monotonic() < deadline:
-                ready = {fd for fd, _ in poller.poll(TICK_S * 1000)}
+                ready = {fd for fd, _ in poller.poll(TICK_INTERVAL_S * 1000)}
                 if exchange.fileno() in ready and (answer := exchange.receive()) is not None:
                     return answer
                 if self._inbox.fd in ready:
                     self._note_signals(finish=finish)
-                    deadline = min(deadline, monotonic() + LAST_ANSWER_S) if self.interrupted else deadline
+                    deadline = (
+                        min(deadline, monotonic() + INTERRUPTED_ANSWER_TIMEOUT_S) if self.interrupted else deadline
+                    )
                 if not ready and self.on_tick:
                     self.on_tick()
             raise TimeoutError("the pool did not answer in time")
@@ -101,16 +127,10 @@ class Line:
 
     def _note_signals(self, *, finish: bool) -> None:
         for number in self._inbox.take():
-            if number in ENDING:
+            if number in TERMINATING:
                 self.interrupted = number
         if self.interrupted and not finish:
             raise Interrupted(self.interrupted)
-
-
-def refused_with(answer: Answer) -> str:
-    """The code of the error in an answer; empty when it has none."""
-    error = answer.body.get("error") if not answer.ok and isinstance(answer.body, dict) else None
-    return str(error.get("code")) if isinstance(error, dict) else ""
 
 
 def _unreachable() -> Exception:
@@ -118,6 +138,6 @@ def _unreachable() -> Exception:
 
     return GpupoolError(
         ErrorCode.POOL_UNREACHABLE,
-        f"The pool has not answered for {RECONNECT_S:.0f} seconds.",
+        f"The pool has not answered for {RECONNECT_TIMEOUT_S:.0f} seconds.",
         "See 'gpupool status' and 'gpupool doctor'.",
     )

@@ -1,1 +1,1 @@
-"""What people see: plain lines from the API's JSON. Every function here is pure; colours and widths are given."""
+"""Format the API's JSON as lines for the terminal. All functions are pure: colours and widths are arguments."""

@@ -1,4 +1,4 @@
-"""Tables as kubectl shows them."""
+"""Tables in the form of kubectl."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from gpupool.cli.render.text import Style, since, table
 from gpupool.cli.render.workloads import gpus_text
 from gpupool.domain.units import format_duration, format_mib, format_permille
+from gpupool.specs.kubernetes.kinds import JOB, POD, Kind
 from gpupool.specs.kubernetes.objects import GPU, allocatable, capacity, job_state, pod_status
-from gpupool.specs.kubernetes.words import JOB, POD, Kind
 
 Json = dict[str, Any]
 
@@ -19,7 +19,7 @@ JOB_STATUSES = {"succeeded": "Complete", "queued": "Pending"}
 def rows_of(
     kind: Kind, workloads: Sequence[Json], now: float, *, wide: bool
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The headers and rows of a kind: name first, then namespace and user, which may be left out."""
+    """Return the headers and rows of a kind: name first, then namespace and user, which may be left out."""
     if kind is POD:
         return _pods(workloads, now, wide=wide)
     headers = ["NAME", "STATUS", "COMPLETIONS", "DURATION", "AGE"] if kind is JOB else ["NAME", "STATE", "AGE"]
@@ -61,7 +61,7 @@ def _wide(workload: Json) -> tuple[str, ...]:
 
 
 def node_rows(nodes: Sequence[Json], *, wide: bool) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The table of nodes: capacity, and what of it may be given and is free."""
+    """Return the table of nodes with capacity, allocatable and free resources."""
     headers = ["NAME", "STATUS", "GPUS", "ALLOCATABLE", "FREE", "CPU", "MEMORY", "VERSION"]
     rows = [_node(node) + (_node_wide(node) if wide else ()) for node in nodes]
     return headers + (["MODELS", "LABELS"] if wide else []), rows
@@ -89,6 +89,6 @@ def _node_wide(node: Json) -> tuple[str, ...]:
 
 
 def lines(headers: Sequence[str], rows: Sequence[tuple[str, ...]], style: Style, *, header: bool = True) -> list[str]:
-    """The table as lines."""
+    """Return the table as lines."""
     made = table(headers, rows, style)
     return made if header else made[1:]

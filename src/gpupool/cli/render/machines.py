@@ -1,12 +1,14 @@
-"""Nodes and GPUs as people see them."""
+"""Tables and details of nodes, GPUs and reservations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from gpupool.cli.render.text import Style, bar, clean, pairs, since, table
 from gpupool.domain.units import format_duration, format_mib, format_permille
+from gpupool.domain.work.time_windows import read_zone
 
 Json = dict[str, Any]
 
@@ -14,10 +16,12 @@ EMULATED = "emulated GPUs: programs run on the CPU"
 NODE_HEADERS = ("NODE", "STATE", "GPUS", "ALLOCATABLE", "ALLOCATED", "CPUS", "MEMORY", "DRIVER", "LABELS", "ABOUT")
 GPU_HEADERS = ("NODE", "GPU", "MODEL", "MEMORY", "FREE", "FREE MEMORY", "HEALTH", "HOLDERS")
 SMI_HEADERS = ("NODE", "GPU", "MODEL", "BUS", "USED / TOTAL", "UTIL", "SHARE", "", "PROGRAMS")
+HEADERS = ("ID", "FOR", "STATE", "NODES", "FROM", "TO", "WHO")
+_FORMAT = "%Y-%m-%d %H:%M"
 
 
 def node_lines(nodes: Sequence[Json], style: Style) -> list[str]:
-    """The table of nodes."""
+    """Return the table of nodes."""
     return table(NODE_HEADERS, [_node_row(node) for node in nodes], style, state=1)
 
 
@@ -27,7 +31,7 @@ def _node_row(node: Json) -> tuple[object, ...]:
         models[gpu["model"]] = models.get(gpu["model"], 0) + 1
     held = sum(gpu["allocated_permille"] for gpu in node["gpus"])
     silence = "" if node["silent_s"] is None else f"no answer for {format_duration(node['silent_s'])}"
-    head = {"leads": "head, leads", "waits": "head, waits"}.get(node.get("head") or "", "")
+    head = {"leads": "head, leader", "waits": "head, standby"}.get(node.get("head") or "", "")
     notes = [head, silence, node["cordon_reason"], *node["warnings"]]
     return (
         node["name"],
@@ -44,7 +48,7 @@ def _node_row(node: Json) -> tuple[object, ...]:
 
 
 def gpu_lines(gpus: Sequence[Json], style: Style) -> list[str]:
-    """The table of ``list_gpus``: what is free where."""
+    """Return the table of ``list-gpus``: free capacity of each GPU."""
     return table(GPU_HEADERS, [_gpu_row(gpu) for gpu in gpus], style)
 
 
@@ -63,21 +67,21 @@ def _gpu_row(gpu: Json) -> tuple[object, ...]:
 
 
 def health_text(gpu: Json) -> str:
-    """``ok``, or what is wrong with the card."""
+    """Return ``ok``, or the fault of the GPU."""
     return f"{gpu['health']} ({gpu['health_note']})" if gpu["health_note"] else str(gpu["health"])
 
 
 def holders_text(gpu: Json) -> str:
-    """``ann/train-1 0.50, …`` and processes the pool did not start."""
+    """Return ``ann/train-1 0.50, …`` and processes that the pool did not start."""
     held = [f"{h['user']}/{h['name']} {format_permille(h['permille'])}" for h in gpu["holders"]]
-    strange = [
-        f"not ours: {p['user']} {p['name']} (pid {p['pid']}, {format_mib(p['memory_mib'])})" for p in gpu["foreign"]
+    foreign = [
+        f"foreign: {p['user']} {p['name']} (pid {p['pid']}, {format_mib(p['memory_mib'])})" for p in gpu["foreign"]
     ]
-    return ", ".join([*held, *strange])
+    return ", ".join([*held, *foreign])
 
 
 def smi_lines(gpus: Sequence[Json], style: Style) -> list[str]:
-    """The table of ``smi``: what every card of the pool does now."""
+    """Return the table of ``smi``: the present activity of each GPU."""
     return table(SMI_HEADERS, [_smi_row(gpu) for gpu in gpus], style)
 
 
@@ -96,7 +100,7 @@ def _smi_row(gpu: Json) -> tuple[object, ...]:
 
 
 def node_detail_lines(node: Json, now: float, style: Style) -> list[str]:
-    """All of ``describe node``."""
+    """Return the lines of ``describe node``."""
     lines = pairs(
         [
             ("Name", node["name"]),
@@ -131,17 +135,17 @@ def _labels_text(node: Json) -> str:
 
 
 def _sharing_text(node: Json) -> str:
-    chosen = f"{node['sharing_policy']}, as the administrator chose" if node["sharing_policy"] else ""
+    chosen = f"{node['sharing_policy']}, set by an administrator" if node["sharing_policy"] else ""
     return "; ".join(part for part in (chosen, f"can: {', '.join(node['sharing'])}" if node["sharing"] else "") if part)
 
 
 def sharing_lines(node: Json, style: Style) -> list[str]:
-    """The table of ``sharing``: how parts of each GPU of a node are shared."""
+    """Return the table of ``sharing``: the sharing mode of each GPU of a node."""
     rows = [
         (
             gpu["index"],
             gpu["model"],
-            gpu["sharing"] or "the node's own",
+            gpu["sharing"] or "node default",
             gpu["sharing_policy"] or "-",
             ", ".join(dict.fromkeys(h["sharing"] for h in gpu["holders"] if h["sharing"])) or "-",
         )
@@ -151,7 +155,7 @@ def sharing_lines(node: Json, style: Style) -> list[str]:
 
 
 def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
-    """One GPU with its links, MIG instances and holders."""
+    """Return one GPU with its links, MIG instances and holders."""
     share = f"{bar(gpu['allocated_permille'], 20)} {format_permille(gpu['allocated_permille'])}"
     lines = [style.bold(clean(f"GPU {gpu['index']}  {gpu['model']}  {gpu['uuid']}"))]
     lines += pairs(
@@ -174,3 +178,25 @@ def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
             clean(f"  {h['name']}/{h['index']}  {part}  {h['user']}, {h['project']}  for {since(h['since'], now)}")
         )
     return lines
+
+
+def reservation_lines(reservations: Sequence[Json], zone: str, style: Style) -> list[str]:
+    """Return the table of reservations."""
+    rows = [
+        (
+            b["id"],
+            b["name"],
+            "active" if b["holds"] else "planned",
+            ", ".join(b["nodes"]),
+            moment_text(b["starts_at"], zone),
+            moment_text(b["ends_at"], zone),
+            ", ".join([*b["projects"], *(f"user {name}" for name in b["users"])]) or "maintenance",
+        )
+        for b in reservations
+    ]
+    return table(HEADERS, rows, style, state=2)
+
+
+def moment_text(moment: float, zone: str) -> str:
+    """Format a time: ``Mon 2026-11-23 09:00``."""
+    return datetime.fromtimestamp(moment, read_zone(zone)).strftime(f"%a {_FORMAT}")

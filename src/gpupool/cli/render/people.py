@@ -1,4 +1,4 @@
-"""Projects, users, tokens and usage as people see them."""
+"""Tables of projects, users, tokens, usage, fair shares and reports."""
 
 from __future__ import annotations
 
@@ -6,13 +6,126 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpupool.cli.render.text import Style, clean, clock, pairs, since, table
-from gpupool.domain.units import format_duration, format_permille
+from gpupool.domain.units import format_duration, format_mib, format_permille
 
 Json = dict[str, Any]
+NOT_MEASURED = "not measured"
+_UNKNOWN = {"model": "(unknown)", "pool": "pool"}
+
+
+def report_lines(report: Json, style: Style) -> list[str]:
+    """Return the table of a report, most GPU hours first, with a total."""
+    waits = {line["key"]: line for line in report["waits"]}
+    priced = any(line["cost"] is not None for line in report["lines"])
+    headers = [report["by"].upper(), "GPU HOURS", "REQUESTED", "USED", "USED %", "IDLE", "LEASES"]
+    headers += ["COST"] if priced else []
+    headers += ["MEDIAN WAIT", "P90 WAIT"] if waits else []
+    rows = [_row(report, line, waits.get(line["key"]), priced) for line in report["lines"]]
+    total = _row(report, report["total"], report["waits_total"], priced)
+    cells = [row if waits else row[: len(headers)] for row in [*rows, ("total", *total[1:])]]
+    span = f"{clock(report['since'])} to {clock(report['until'])}"
+    return [style.dim(span), *table(headers, cells, style)]
+
+
+def _row(report: Json, line: Json, wait: Json | None, priced: bool) -> tuple[object, ...]:
+    used, measured = line["used_s"], line["measured_s"]
+    cost = "-" if line["cost"] is None else f"{line['cost']:,.2f} {report['currency']}".rstrip()
+    return (
+        _name(report, line),
+        _hours(line["allocated_s"]),
+        _hours(line["requested_s"], "-"),
+        _hours(used),
+        "-" if used is None or not measured else f"{100 * used / measured:.0f} %",
+        _hours(line["idle_s"], "-"),
+        line["leases"],
+        *((cost,) if priced else ()),
+        _wait(wait, "p50_s"),
+        _wait(wait, "p90_s"),
+    )
+
+
+def _name(report: Json, line: Json) -> str:
+    return str(line["name"] or line["key"] or _UNKNOWN.get(report["by"], "(none)"))
+
+
+def _hours(seconds: float | None, unknown: str = NOT_MEASURED) -> str:
+    return unknown if seconds is None else f"{seconds / 3600:,.2f}"
+
+
+def _wait(wait: Json | None, name: str) -> str:
+    return "-" if wait is None or wait[name] is None else format_duration(wait[name])
+
+
+def rates_lines(rates: Json, style: Style) -> list[str]:
+    """Return the rates of a GPU hour."""
+    if rates["default"] is None and not rates["models"]:
+        return ["no rates: GPU hours cost nothing"]
+    named = [(model, f"{rate:g} {rates['currency']}".rstrip()) for model, rate in rates["models"].items()]
+    rest = "no rate" if rates["default"] is None else f"{rates['default']:g} {rates['currency']}".rstrip()
+    return [style.dim("per GPU hour"), *pairs([*named, ("other models", rest)], style)]
+
+
+def department_lines(departments: Sequence[Json], style: Style) -> list[str]:
+    """Return the table of departments."""
+    headers = ("DEPARTMENT", "QUOTA", "WEIGHT", "LIMIT", "PROJECTS", "NOTE")
+    rows = [
+        (
+            d["name"],
+            format_amount(d["quota_permille"]),
+            f"{d['weight']:g}",
+            format_amount(d["limit_permille"]),
+            ", ".join(d["projects"]) or "-",
+            d["note"] or "-",
+        )
+        for d in departments
+    ]
+    return table(headers, rows, style)
+
+
+def fair_share_lines(found: Json, style: Style) -> list[str]:
+    """Return departments (if any), projects in scheduling order, and their model quotas."""
+    decay = f"half-life of past use: {format_duration(found['half_life_s'])}"
+    lines = [style.dim(f"{format_permille(found['capacity_permille'])} GPUs; {decay}")]
+    if found["departments"]:
+        titles = ("DEPARTMENT", "QUOTA", "WEIGHT", "HELD", "WAITING", "FAIR SHARE", "GPU HOURS")
+        lines += [*table(titles, [(d["department"], *_numbers(d)) for d in found["departments"]], style), ""]
+    headers = ("TURN", "PROJECT", "QUOTA", "WEIGHT", "HELD", "WAITING", "FAIR SHARE", "GPU HOURS", "WHY")
+    lines += table(headers, [_project(p) for p in found["projects"]], style)
+    of_models = [(p["project"], *_model(of)) for p in found["projects"] for of in p.get("of_models", ())]
+    return [*lines, "", *table(("PROJECT", "MODEL", "QUOTA", "HELD"), of_models, style)] if of_models else lines
+
+
+def _model(of: Json) -> tuple[object, ...]:
+    return of["model"], format_permille(of["quota_permille"]), format_permille(of["held_permille"])
+
+
+def _project(p: Json) -> tuple[object, ...]:
+    name = f"{p['department']}/{p['project']}" if p["department"] else p["project"]
+    return (p["position"] or "-", name, *_numbers(p), p["reason"])
+
+
+def _numbers(row: Json) -> tuple[object, ...]:
+    return (
+        format_amount(row["quota_permille"]),
+        f"{row['weight']:g}",
+        format_permille(row["held_permille"]),
+        format_permille(row["waiting_permille"]),
+        format_permille(round(row["fair_permille"])),
+        f"{row['used_gpu_hours']:.2f}",
+    )
+
+
+def user_share_lines(found: Json, style: Style) -> list[str]:
+    """Return the present and past use of users, in scheduling order within each project."""
+    rows = [
+        (u["project"], u["user"], format_permille(u["held_permille"]), f"{u['used_gpu_hours']:.2f}")
+        for u in found["users"]
+    ]
+    return table(("PROJECT", "USER", "HELD", "GPU HOURS"), rows, style)
 
 
 def project_lines(projects: Sequence[Json], chosen: str | None, style: Style) -> list[str]:
-    """The table of projects; the caller's default has a star."""
+    """Return the table of projects; the caller's default project has a star."""
     headers = ("PROJECT", "QUOTA", "ALLOCATED", "QUEUED", "OVER QUOTA", "LIMIT", "PER USER", "MEMBERS", "NOTE")
     return table(headers, [_project_row(p, chosen) for p in projects], style)
 
@@ -20,33 +133,35 @@ def project_lines(projects: Sequence[Json], chosen: str | None, style: Style) ->
 def _project_row(p: Json, chosen: str | None) -> tuple[object, ...]:
     return (
         p["name"] + (" *" if p["name"] == chosen else ""),
-        amount(p["quota_permille"]),
+        format_amount(p["quota_permille"]),
         format_permille(p["allocated_permille"]),
         p["queued"],
         "yes" if p["over_quota"] else "no",
-        amount(p["limit_permille"]),
-        amount(p["user_limit_permille"]),
+        format_amount(p["limit_permille"]),
+        format_amount(p["user_limit_permille"]),
         ", ".join(p["members"]) or "everybody",
         p["note"] or "-",
     )
 
 
 def project_detail_lines(p: Json, style: Style) -> list[str]:
-    """All of ``describe project``."""
+    """Return the lines of ``describe project``."""
     return pairs(
         [
             ("Name", p["name"]),
             ("Note", p["note"]),
             (
                 "Quota",
-                f"{amount(p['quota_permille'])} GPUs" if p["quota_permille"] is not None else "none: all of the pool",
+                f"{format_amount(p['quota_permille'])} GPUs"
+                if p["quota_permille"] is not None
+                else "none: the whole pool",
             ),
-            ("Over quota", "training may use idle GPUs beyond it" if p["over_quota"] else "no"),
-            ("Of models", ", ".join(f"{model}: {amount(n)}" for model, n in p["model_quotas"].items())),
+            ("Over quota", "training may use idle GPUs above the quota" if p["over_quota"] else "no"),
+            ("Model quotas", ", ".join(f"{model}: {format_amount(n)}" for model, n in p["model_quotas"].items())),
             ("Department", p["department"]),
             ("Weight", f"{p['weight']:g}"),
-            ("Limit", amount(p["limit_permille"])),
-            ("Per user", amount(p["user_limit_permille"])),
+            ("Limit", format_amount(p["limit_permille"])),
+            ("Per user", format_amount(p["user_limit_permille"])),
             ("Allocated", format_permille(p["allocated_permille"])),
             ("Queued", p["queued"]),
             ("Longest time", format_duration(p["max_time_s"])),
@@ -63,8 +178,17 @@ def project_detail_lines(p: Json, style: Style) -> list[str]:
 def _rules(rules: Json) -> list[tuple[str, object]]:
     return [
         ("Time limits", f"{format_duration(rules['max_time_limit_s'])} at most" if rules["max_time_limit_s"] else ""),
-        ("One replica", f"{amount(rules['max_gpus_permille'])} GPUs at most" if rules["max_gpus_permille"] else ""),
-        ("Not evicted", f"in its first {format_duration(rules['min_runtime_s'])}" if rules["min_runtime_s"] else ""),
+        (
+            "One replica",
+            f"{format_amount(rules['max_gpus_permille'])} GPUs at most" if rules["max_gpus_permille"] else "",
+        ),
+        ("Queue", f"{rules['max_queued']} replicas at most" if rules.get("max_queued") else ""),
+        ("Workspaces", f"{format_mib(rules['workspace_mib'])} of disk at most" if rules.get("workspace_mib") else ""),
+        (
+            "User's workspaces",
+            f"{format_mib(rules['user_workspace_mib'])} of disk at most" if rules.get("user_workspace_mib") else "",
+        ),
+        ("Min-runtime", f"{format_duration(rules['min_runtime_s'])}" if rules["min_runtime_s"] else ""),
         ("Training starts", "; ".join(rules["windows"])),
         ("Node pools", ", ".join(rules["node_pools"])),
         ("Images", ", ".join(rules.get("images", []))),
@@ -73,25 +197,25 @@ def _rules(rules: Json) -> list[tuple[str, object]]:
 
 
 def _choice(default: str | None, allowed: Sequence[str]) -> str:
-    """``cap; guarantee and cap are allowed``, or nothing where all is left to the pool."""
+    """Return ``cap; guarantee and cap allowed``, or nothing if the pool's default applies."""
     bounds = [f"{' and '.join(allowed)} allowed"] if allowed else []
     return "; ".join([*([default] if default else []), *bounds])
 
 
-def amount(permille: int | None) -> str:
-    """GPUs in thousandths for people; ``-`` for no bound."""
+def format_amount(permille: int | None) -> str:
+    """Format thousandths of GPUs; ``-`` for no bound."""
     return "-" if permille is None else format_permille(permille)
 
 
 def user_lines(users: Sequence[Json], style: Style) -> list[str]:
-    """The table of users."""
+    """Return the table of users."""
     headers = ("USER", "ROLE", "UID", "GPU LIMIT", "STATE", "E-MAIL")
     rows = [
         (
             u["name"],
             u["role"],
             "-" if u["uid"] is None else u["uid"],
-            amount(u["gpu_limit_permille"]),
+            format_amount(u["gpu_limit_permille"]),
             _user_state(u),
             u.get("email") or "-",
         )
@@ -105,13 +229,14 @@ def _user_state(user: Json) -> str:
 
 
 def token_lines(tokens: Sequence[Json], now: float, style: Style) -> list[str]:
-    """The table of tokens; their secrets are never known again."""
-    headers = ("TOKEN", "USER", "ROLE", "STATE", "EXPIRES", "LAST USED", "NOTE")
+    """Return the table of tokens, without their secrets."""
+    headers = ("TOKEN", "USER", "ROLE", "SCOPE", "STATE", "EXPIRES", "LAST USED", "NOTE")
     rows = [
         (
             t["id"],
             t["user"],
             t["role"],
+            t.get("scope", "full"),
             _token_state(t, now),
             clock(t["expires_at"]),
             clock(t["last_used_at"]),
@@ -123,7 +248,7 @@ def token_lines(tokens: Sequence[Json], now: float, style: Style) -> list[str]:
 
 
 def session_lines(sessions: Sequence[Json], now: float, style: Style) -> list[str]:
-    """The table of browsers that are signed in."""
+    """Return the table of signed-in browsers."""
     headers = ("SESSION", "USER", "BY", "WHERE", "SIGNED IN", "LAST USED", "BROWSER")
     rows = [
         (
@@ -147,7 +272,7 @@ def _token_state(token: Json, now: float) -> str:
 
 
 def usage_lines(usage: Json, style: Style) -> list[str]:
-    """The table of GPU hours, most first, with a sum."""
+    """Return the table of GPU hours, largest first, with a total."""
     rows = sorted(usage["rows"], key=lambda row: -row["gpu_seconds"])
     cells: list[tuple[object, ...]] = [
         (r["project"], r["user"], f"{r['gpu_seconds'] / 3600:.2f}", r["leases"]) for r in rows

@@ -1,4 +1,4 @@
-"""What a submission would come to, in sentences."""
+"""Sentences about the plan of a submission."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gpupool.domain.units import WHOLE_GPU, format_permille
 Json = dict[str, Any]
 
 HEADERS = ("REPLICA", "NODE", "GPUS")
-MOST_SHOWN = 50  # replicas that are shown one by one
-_GROUNDS = {
-    "reclaim": "their project holds more than its share",
-    "preempt": "they are less important work of your project",
-    "consolidate": "they start again elsewhere at once",
-    "booking": "their node is booked for others",
+MAX_SHOWN = 50  # replicas
+_EVICTION_REASONS = {
+    "reclaim": "their project is above its fair share",
+    "preempt": "they have a lower priority in your project",
+    "consolidate": "they restart on other GPUs at once",
+    "booking": "their node is reserved for others",
 }
 
 
 def plan_lines(plan: Json, style: Style) -> list[str]:
-    """All of ``plan``."""
+    """Return the lines of ``plan``."""
     return [*_starts(plan, style), *_waits(plan, style), *(_displaced(d) for d in plan["displaced"])]
 
 
@@ -32,13 +32,13 @@ def _starts(plan: Json, style: Style) -> Iterator[str]:
         if starts:
             yield f"It would start now on {clean(starts[0]['node'])}: {gpus_of(starts[0]['gpus'])}."
         return
-    more = f"; of {plan['completions']} in all, {asked} would queue at once" if plan["completions"] > asked else ""
+    more = f"; {asked} of {plan['completions']} would be queued at once" if plan["completions"] > asked else ""
     yield f"{len(starts)} of {asked} replicas would start now{more}."
     if starts:
-        rows = [(start["index"], start["node"], gpus_of(start["gpus"])) for start in starts[:MOST_SHOWN]]
+        rows = [(start["index"], start["node"], gpus_of(start["gpus"])) for start in starts[:MAX_SHOWN]]
         yield from table(HEADERS, rows, style)
-    if len(starts) > MOST_SHOWN:
-        yield f"... and {len(starts) - MOST_SHOWN} more; --json shows all."
+    if len(starts) > MAX_SHOWN:
+        yield f"... and {len(starts) - MAX_SHOWN} more; --json shows all."
 
 
 def _waits(plan: Json, style: Style) -> Iterator[str]:
@@ -52,12 +52,12 @@ def _displaced(displaced: Json) -> str:
     count = displaced["replicas"]
     work = f"{count} replica{'s' if count > 1 else ''} of {clean(displaced['project'])}"
     held = format_permille(displaced["permille"])
-    ground = _GROUNDS.get(displaced["kind"], displaced["kind"])
+    ground = _EVICTION_REASONS.get(displaced["kind"], displaced["kind"])
     return f"{work} ({held} GPU) would be evicted for it: {ground}."
 
 
 def gpus_of(shares: Sequence[Json]) -> str:
-    """``GPU 0``, ``GPUs 0, 1``, ``0.50 of GPU 3``."""
+    """Return ``GPU 0``, ``GPUs 0, 1`` or ``0.50 of GPU 3``."""
     numbers = ", ".join(str(share["index"]) for share in shares)
     name = f"GPU{'s' if len(shares) > 1 else ''} {numbers}"
     part = shares[0]["permille"] if shares else WHOLE_GPU

@@ -1,4 +1,4 @@
-"""Whole screens: ``status``."""
+"""The screen of ``status``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def status_lines(pool: Json | None, processes: Json, now: float, style: Style) -> list[str]:
-    """The screen of ``status``: the pool and its processes."""
+    """Return the screen of ``status``: the pool and its processes."""
     state = (
         "running" if processes.get("answering") else "starting or broken" if processes.get("running") else "not running"
     )
@@ -27,7 +27,7 @@ def status_lines(pool: Json | None, processes: Json, now: float, style: Style) -
         style,
     )
     for child in processes.get("children", []):
-        lines.append(_child_line(child, now, style))
+        lines.append(_child_line(child, now, style, starting=not processes.get("answering")))
     for warning in (pool or {}).get("warnings", []):
         lines.append(f"warning: {clean(warning)}")
     return lines
@@ -40,22 +40,29 @@ def _pool_facts(pool: Json) -> list[tuple[str, object]]:
         ("Started", clock(pool["started_at"])),
         ("Listens on", pool["listen"]),
         ("Dashboard", _dashboard(pool)),
-        ("Heads", ", ".join(f"{head['name']} {head['standing']}" for head in pool.get("heads", ()))),
+        ("Heads", ", ".join(_head(head) for head in pool.get("heads", ()))),
         ("Nodes", f"{pool['nodes_up']} of {pool['nodes']} up"),
         ("GPUs", f"{pool['gpus']}{', emulated' if pool['emulated'] else ''}; {held} allocated"),
         ("Workloads", f"{pool['running']} running, {pool['queued']} queued"),
     ]
 
 
+def _head(head: Json) -> str:
+    if head.get("ready", True):
+        return f"{head['name']} {head['standing']}"
+    return f"{head['name']} cannot take over: {clean(' '.join(head['faults']))}"
+
+
 def _dashboard(pool: Json) -> str:
-    """Where it is, and how to get in."""
+    """Return the dashboard's address and how to open it."""
     places = [pool.get("dashboard"), f"https://{pool['listen']}" if pool["listen"] else None]
     found = " and ".join(place for place in places if place)
     return f"{found} ('gpupool dashboard' opens it)" if found else "not served"
 
 
-def _child_line(child: Json, now: float, style: Style) -> str:
+def _child_line(child: Json, now: float, style: Style, *, starting: bool) -> str:
     about = [
+        child.get("phase", "") if starting else "",
         f"pid {child['pid']}" if child.get("pid") else "",
         f"{child['restarts']} restarts" if child.get("restarts") else "",
         f"last exit {child['last_exit']}" if child.get("last_exit") else "",

@@ -1,4 +1,4 @@
-"""What a simulation showed, as people see it."""
+"""Figures of simulations."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Json = dict[str, Any]
 
 
 def simulation_lines(shown: Json, style: Style) -> list[str]:
-    """The figures of a run, its projects, and why some jobs could never start."""
+    """Return the figures of a run and of its projects, and why some jobs could never start."""
     lines = pairs(_figures(shown), style)
-    headers = ("PROJECT", "JOBS", "FINISHED", "GPU HOURS", "WAIT MEAN", "P50", "P99", "LONGEST", "PREEMPTED", "WASTED")
+    headers = ("PROJECT", "JOBS", "FINISHED", "GPU HOURS", "WAIT MEAN", "P50", "P99", "MAX", "PREEMPTED", "WASTED")
     rows = [_project(name, found) for name, found in shown["projects"].items()]
     lines += ["", *table(headers, rows, style)]
     return lines + ([""] + [f"Impossible: {reason}" for reason in shown["reasons"]] if shown["reasons"] else [])
 
 
 def comparison_lines(now: Json, changed: Json, style: Style) -> list[str]:
-    """The figures of two runs of the same work side by side, then their projects."""
+    """Return the figures of two runs of the same jobs side by side, then their projects."""
     rows = [(what, tell(now), tell(changed)) for what, tell in _COMPARED]
-    lines = table(("", "AS IT IS", "CHANGED"), rows, style)
+    lines = table(("", "CURRENT", "CHANGED"), rows, style)
     headers = (
         "PROJECT",
         "JOBS",
@@ -50,15 +50,15 @@ _COMPARED: tuple[tuple[str, Callable[[Json], object]], ...] = (
     ("GPUs", lambda shown: f"{shown['gpus']:,}"),
     ("Jobs finished", lambda shown: f"{shown['finished']:,} of {shown['jobs']:,}"),
     ("Impossible", lambda shown: shown["impossible"]),
-    ("Left waiting", lambda shown: shown["left_waiting"]),
+    ("Still queued", lambda shown: shown["left_waiting"]),
     ("Allocated", lambda shown: _percent(shown["allocated"])),
     ("Stranded", lambda shown: _percent(shown["stranded"])),
-    ("Not where it is due", lambda shown: _percent(shown["share_error"])),
+    ("Above fair share", lambda shown: _percent(shown["share_error"])),
     ("Waited, mean", _waited("mean")),
     ("Waited, p50", _waited("p50")),
     ("Waited, p90", _waited("p90")),
     ("Waited, p99", _waited("p99")),
-    ("Waited, longest", _waited("max")),
+    ("Waited, max", _waited("max")),
     ("Preempted", lambda shown: f"{shown['preemptions']:,} times"),
     ("GPU hours wasted", lambda shown: f"{shown['wasted_gpu_hours']:,.1f}"),
     ("Ended after", lambda shown: format_duration(shown["all_ended_after_s"])),
@@ -89,12 +89,12 @@ def _figures(shown: Json) -> list[tuple[str, object]]:
         ("Jobs", _jobs(shown)),
         (
             "Allocated",
-            f"{_percent(shown['allocated'])} of the GPUs, while work came ({format_duration(shown['span_s'])})",
+            f"{_percent(shown['allocated'])} of the GPUs, during submission ({format_duration(shown['span_s'])})",
         ),
-        ("Stranded", f"{_percent(shown['stranded'])} of the GPUs: free, but of no use to the usual job"),
-        ("Not where it is due", f"{_percent(shown['share_error'])} of the GPUs: held beyond fair shares"),
+        ("Stranded", f"{_percent(shown['stranded'])} of the GPUs: free, but too fragmented for typical jobs"),
+        ("Above fair share", f"{_percent(shown['share_error'])} of the GPUs"),
         ("Waited", waited),
-        ("Left waiting", shown["left_waiting"]),
+        ("Still queued", shown["left_waiting"]),
         ("Preempted", f"{shown['preemptions']:,} times, {shown['preemptions_per_hour']:g} an hour"),
         ("Wasted", f"{shown['wasted_gpu_hours']:,.1f} GPU hours"),
         ("Ended after", format_duration(shown["all_ended_after_s"])),
@@ -103,7 +103,7 @@ def _figures(shown: Json) -> list[tuple[str, object]]:
 
 
 def _jobs(shown: Json) -> str:
-    without = f", {shown['skipped']:,} without a GPU left out" if shown["skipped"] else ""
+    without = f", {shown['skipped']:,} without a GPU skipped" if shown["skipped"] else ""
     never = f", {shown['impossible']:,} impossible" if shown["impossible"] else ""
     return f"{shown['jobs']:,}, {shown['finished']:,} finished{never}{without}"
 

@@ -1,4 +1,4 @@
-"""Words, colours and tables of the terminal."""
+"""Text, colours and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ STATE_COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to write: with colours or not, and for how many columns (None: no end, nothing is cut)."""
+    """Output style: with colours or not, and the width in columns (None: unlimited, no text is cut)."""
 
     colour: bool = False
     columns: int | None = None
 
     def bold(self, text: str) -> str:
-        """Headings."""
+        """Format a heading."""
         return self._sgr("1", text)
 
     def dim(self, text: str) -> str:
-        """What matters less."""
+        """Format secondary text."""
         return self._sgr("2", text)
 
     def state(self, text: str) -> str:
-        """A state in its colour."""
+        """Colour a state."""
         code = STATE_COLOURS.get(text.strip())
         return self._sgr(str(code), text) if code else text
 
@@ -58,7 +58,10 @@ class Style:
 
 
 def style_of(stream: Any) -> Style:
-    """The style for an output stream: plain and never cut unless it is a terminal; NO_COLOR and COLUMNS count."""
+    """Return the style for an output stream: plain and unlimited unless it is a terminal.
+
+    NO_COLOR and COLUMNS apply.
+    """
     if not stream.isatty():
         return Style()
     colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -70,18 +73,18 @@ def style_of(stream: Any) -> Style:
 
 
 def clean(value: object) -> str:
-    """Any text on one line, with nothing in it that a terminal would obey."""
+    """Return any text on one line, without control characters."""
     text = " ".join(str(value).split("\n"))
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def width_of(text: str) -> int:
-    """Columns a text takes on a terminal."""
+    """Return the columns a text takes on a terminal."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def cut(text: str, columns: int) -> str:
-    """A text in at most so many columns, with an ellipsis where it was cut."""
+    """Cut a text to this many columns, with an ellipsis."""
     if width_of(text) <= columns:
         return text
     while text and width_of(text) > columns - 1:
@@ -90,7 +93,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], style: Style, *, state: int = -1) -> list[str]:
-    """Aligned lines; the last column is cut to the terminal. ``state`` is the column whose cells are coloured."""
+    """Return aligned lines; the last column is cut to the terminal. ``state`` is the column with coloured cells."""
     cells = [[clean(cell) for cell in row] for row in rows]
     widths = [max(width_of(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
     if style.columns is not None:
@@ -118,23 +121,23 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def pairs(rows: Iterable[tuple[str, object]], style: Style, indent: str = "") -> list[str]:
-    """``Name:   value`` lines; those with an empty value are left out."""
+    """Return ``Name:   value`` lines; those with an empty value are left out."""
     wanted = [(name, clean(value)) for name, value in rows if value not in (None, "", [], {})]
     width = max((len(name) for name, _ in wanted), default=0) + 1
     return [f"{indent}{style.bold(f'{name}:'.ljust(width))} {value}" for name, value in wanted]
 
 
 def since(moment: float | None, now: float) -> str:
-    """How long ago: ``3m10s``; ``-`` for never."""
+    """Format the time since a moment: ``3m10s``; ``-`` for never."""
     return "-" if moment is None else format_duration(now - moment)
 
 
 def clock(moment: float | None) -> str:
-    """A moment in local time: ``2026-11-21 01:28:23``; ``-`` for none."""
+    """Format a moment in local time: ``2026-11-21 01:28:23``; ``-`` for none."""
     return "-" if moment is None else f"{datetime.fromtimestamp(moment, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def bar(permille: int, width: int = 10) -> str:
-    """A slice bar: ``██████░░░░``; anything above nothing shows."""
+    """Return a bar of a slice: ``██████░░░░``; any share above 0 shows at least one full cell."""
     full = min(width, max(round(permille * width / 1000), 1 if permille else 0))
     return "█" * full + "░" * (width - full)

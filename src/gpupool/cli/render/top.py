@@ -13,14 +13,14 @@ from gpupool.domain.units import format_duration, format_mib, format_permille
 
 Json = dict[str, Any]
 
-USED, HELD, FREE = "█", "▒", "·"
+USED, ALLOCATED, FREE = "█", "▒", "·"
 NARROW, WIDE = 10, 20  # cells of a GPU
-COLOURS = (36, 33, 35, 32, 34, 31)  # cyan first: next to each other they differ for the colour-blind too
-MOST_USERS = 8
+COLOURS = (36, 33, 35, 32, 34, 31)  # cyan first: neighbours also differ for colour-blind users
+MAX_USERS = 8
 
 
-class Part(StrEnum):
-    """What ``top`` can be narrowed to."""
+class TopSection(StrEnum):
+    """The sections to which ``top`` can be narrowed."""
 
     NODE = "node"
     GPU = "gpu"
@@ -28,8 +28,8 @@ class Part(StrEnum):
     JOB = "job"
 
 
-class Sort(StrEnum):
-    """What workloads are sorted by; the most first."""
+class TopSort(StrEnum):
+    """The sort keys of workloads; largest first."""
 
     GPUS = "gpus"
     USE = "use"
@@ -40,46 +40,46 @@ class Sort(StrEnum):
     USER = "user"
 
 
-_KEYS: dict[Sort, Callable[[Json], tuple[Any, ...]]] = {
-    Sort.GPUS: lambda w: (-w["permille"],),
-    Sort.USE: lambda w: (-(w["busy_percent"] or 0),),
-    Sort.MEMORY: lambda w: (-(w["memory_used_mib"] or 0),),
-    Sort.IDLE: lambda w: (-(w["idle_s"] or 0),),
-    Sort.AGE: lambda w: (w["created_at"],),
-    Sort.NAME: lambda w: (w["name"],),
-    Sort.USER: lambda w: (w["user"], -w["permille"]),
+_KEYS: dict[TopSort, Callable[[Json], tuple[Any, ...]]] = {
+    TopSort.GPUS: lambda w: (-w["permille"],),
+    TopSort.USE: lambda w: (-(w["busy_percent"] or 0),),
+    TopSort.MEMORY: lambda w: (-(w["memory_used_mib"] or 0),),
+    TopSort.IDLE: lambda w: (-(w["idle_s"] or 0),),
+    TopSort.AGE: lambda w: (w["created_at"],),
+    TopSort.NAME: lambda w: (w["name"],),
+    TopSort.USER: lambda w: (w["user"], -w["permille"]),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """How to look: one part or all, sorted by what, the other way round, a line for each GPU or for each node."""
+class TopOptions:
+    """The view: one section or all, the sort key and order, and a line for each GPU or for each node."""
 
-    part: Part | None = None
-    sort: Sort = Sort.GPUS
+    part: TopSection | None = None
+    sort: TopSort = TopSort.GPUS
     reverse: bool = False
     by_node: bool = False
 
 
-def screen(top: Json, view: View, style: Style) -> list[str]:
-    """Every line; the first is the head."""
+def screen(top: Json, view: TopOptions, style: Style) -> list[str]:
+    """Return all lines; the first is the head."""
     parts = {
-        Part.NODE: lambda: node_lines(top, style),
-        Part.GPU: lambda: gpu_lines(top, style),
-        Part.USER: lambda: user_lines(top, style, most=None),
-        Part.JOB: lambda: workload_lines(top, view, style),
+        TopSection.NODE: lambda: node_lines(top, style),
+        TopSection.GPU: lambda: gpu_lines(top, style),
+        TopSection.USER: lambda: user_lines(top, style, most=None),
+        TopSection.JOB: lambda: workload_lines(top, view, style),
     }
     first = [head(top, style)]
     first += [style.dim(EMULATED)] if any(gpu["emulated"] for node in top["nodes"] for gpu in node["gpus"]) else []
     if view.part is not None:
         return [*first, "", *parts[view.part]()]
     shown = [node_lines(top, style) if view.by_node else gpu_lines(top, style)]
-    shown += [user_lines(top, style, MOST_USERS), workload_lines(top, view, style)]
+    shown += [user_lines(top, style, MAX_USERS), workload_lines(top, view, style)]
     return first + [line for lines in shown if lines for line in ("", *lines)]
 
 
 def head(top: Json, style: Style) -> str:
-    """The pool in a line."""
+    """Return the summary line of the pool."""
     gpus = [gpu for node in top["nodes"] for gpu in node["gpus"]]
     held = sum(part["permille"] for gpu in gpus for part in gpu["slices"])
     idle = sum(user["idle_permille"] for user in top["users"])
@@ -97,16 +97,19 @@ def head(top: Json, style: Style) -> str:
 # GPUs
 
 
-WHERE, DOES = ("GPU", "MODEL"), ("USE", "MEMORY", "POWER", "TEMP")  # left and right of the picture of the slices
+LOCATION_HEADERS, ACTIVITY_HEADERS = (
+    ("GPU", "MODEL"),
+    ("USE", "MEMORY", "POWER", "TEMP"),
+)  # left and right of the slices
 UNKNOWN = "-"
 
 
 def gpu_lines(top: Json, style: Style) -> list[str]:
-    """A line for each GPU: its slices, what it does, and who holds them."""
+    """Return a line for each GPU: its slices, activity and holders."""
     gpus = [(node, gpu) for node in top["nodes"] for gpu in node["gpus"]]
     cells = WIDE if style.columns is None or style.columns >= 110 else NARROW
-    where = _aligned([WHERE, *(_where(node, gpu) for node, gpu in gpus)], left=True)
-    does = _aligned(_told([DOES, *(_does(gpu) for _, gpu in gpus)]), left=False)
+    where = _aligned([LOCATION_HEADERS, *(_location(node, gpu) for node, gpu in gpus)], left=True)
+    does = _aligned(_drop_unknown_columns([ACTIVITY_HEADERS, *(_activity(gpu) for _, gpu in gpus)]), left=False)
     title = f"{where[0]}  {'SLICES':<{cells}}  {does[0]}  HOLDERS"
     lines = [style.bold(cut(title, style.columns) if style.columns else title)]
     room = None if style.columns is None else style.columns - width_of(where[0]) - width_of(does[0]) - cells - 6
@@ -115,8 +118,8 @@ def gpu_lines(top: Json, style: Style) -> list[str]:
     return lines
 
 
-def _told(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Without the columns of which nothing is known; the first two stay."""
+def _drop_unknown_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Remove columns without any known value; the first two stay."""
     wanted = [i for i in range(len(rows[0])) if i < 2 or any(row[i] != UNKNOWN for row in rows[1:])]
     return [[row[i] for i in wanted] for row in rows]
 
@@ -130,11 +133,11 @@ def _aligned(rows: Sequence[Sequence[str]], *, left: bool) -> list[str]:
     ]
 
 
-def _where(node: Json, gpu: Json) -> tuple[str, str]:
+def _location(node: Json, gpu: Json) -> tuple[str, str]:
     return clean(f"{node['name']}:{gpu['index']}"), clean(gpu["model"].removeprefix("NVIDIA "))
 
 
-def _does(gpu: Json) -> tuple[str, ...]:
+def _activity(gpu: Json) -> tuple[str, ...]:
     return (
         percent(gpu["utilisation_percent"]),
         f"{format_mib(gpu['memory_used_mib'])}/{format_mib(gpu['memory_mib'])}",
@@ -144,14 +147,14 @@ def _does(gpu: Json) -> tuple[str, ...]:
 
 
 def percent(value: float | None) -> str:
-    """``37%``; ``-`` where nobody sees it."""
+    """Return ``37%``; ``-`` if unknown."""
     return "-" if value is None else f"{value:.0f}%"
 
 
 def slices(gpu: Json, cells: int, style: Style) -> str:
-    """A GPU as a row of cells: each slice to size, the part of it that computes full, the rest of it shaded.
+    """Return a GPU as a row of cells: each slice to size, its used part full, the rest shaded.
 
-    Without colours a slice ends with a bar, so that neighbours can be told apart.
+    Without colours a slice ends with a bar, to separate it from the next one.
     """
     drawn, ends = [], 0
     for number, part in enumerate(gpu["slices"]):
@@ -164,34 +167,30 @@ def slices(gpu: Json, cells: int, style: Style) -> str:
 
 
 def _cell(permille: int, cells: int) -> int:
-    """Where on the row a thousandth lies; anything held takes a cell as long as there are cells."""
+    """Return the cell of a position in thousandths; any share takes at least one cell while cells are left."""
     return min(cells, -(-permille * cells // 1000))
 
 
 def _slice(part: Json, width: int, number: int, style: Style) -> str:
     share = min(1.0, (part["busy_percent"] or 0) / (part["permille"] / 10))
     used = min(width, max(round(width * share), 1 if share > 0.01 else 0))
-    body = USED * used + HELD * (width - used)
+    body = USED * used + ALLOCATED * (width - used)
     if not style.colour and width > 1:
         body = body[:-1] + "|"
     return coloured(body, number, style)
 
 
 def coloured(text: str, number: int, style: Style) -> str:
-    """A text in the colour of the slice with this number on its GPU."""
+    """Return a text in the colour of the slice with this number on its GPU."""
     return f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m" if style.colour and text else text
 
 
 def holders(gpu: Json, columns: int | None, style: Style) -> str:
-    """Who holds it, in the order and the colours of the slices; or that it is free, or what is wrong with it."""
+    """Return the holders in the order and colours of the slices; or that the GPU is free, or its fault."""
     if not gpu["slices"]:
         if gpu["available"] and gpu["health"] == "ok":
             return style.dim("free")
-        return (
-            clean(f"{gpu['health']} {gpu['health_note']}".strip())
-            if gpu["health"] != "ok"
-            else "not ours: foreign processes"
-        )
+        return clean(f"{gpu['health']} {gpu['health_note']}".strip()) if gpu["health"] != "ok" else "foreign processes"
     words, room = [], columns
     for number, part in enumerate(gpu["slices"]):
         text = holder(part)
@@ -206,7 +205,7 @@ def holders(gpu: Json, columns: int | None, style: Style) -> str:
 
 
 def holder(part: Json) -> str:
-    """``ada/train 0.50 37%``, and since when it lies idle."""
+    """Return ``ada/train 0.50 37%``, with the idle time if it is idle."""
     index = f"/{part['index']}" if part["index"] else ""
     use = f" {percent(part['busy_percent'])}" if part["busy_percent"] is not None else ""
     idle = f" idle {format_duration(part['idle_s'])}" if (part["idle_s"] or 0) >= 300 else ""
@@ -234,7 +233,7 @@ WORKLOAD_HEADERS = (
 
 
 def node_lines(top: Json, style: Style) -> list[str]:
-    """The table of nodes."""
+    """Return the table of nodes."""
     return table(NODE_HEADERS, [_node(node) for node in top["nodes"]], style, state=1)
 
 
@@ -243,7 +242,7 @@ def _node(node: Json) -> tuple[object, ...]:
     held = sum(part["permille"] for gpu in gpus for part in gpu["slices"])
     known = [gpu["utilisation_percent"] for gpu in gpus if gpu["utilisation_percent"] is not None]
     unwell = sum(gpu["health"] != "ok" for gpu in gpus)
-    about = [node["cordon_reason"], f"{unwell} GPUs not well" if unwell else ""]
+    about = [node["cordon_reason"], f"{unwell} GPUs unhealthy" if unwell else ""]
     cpus = "-" if node["cpus_used"] is None else f"{node['cpus_used']:.1f}"
     memory = "-" if node["memory_used_mib"] is None else format_mib(node["memory_used_mib"])
     return (
@@ -259,7 +258,7 @@ def _node(node: Json) -> tuple[object, ...]:
 
 
 def user_lines(top: Json, style: Style, most: int | None) -> list[str]:
-    """The table of users who hold or wait."""
+    """Return the table of users with running or waiting workloads."""
     users = top["users"] if most is None else top["users"][:most]
     return table(USER_HEADERS, [_user(user) for user in users], style) if users else []
 
@@ -276,10 +275,10 @@ def _user(user: Json) -> tuple[object, ...]:
     )
 
 
-def workload_lines(top: Json, view: View, style: Style) -> list[str]:
-    """The table of workloads: those that hold GPUs sorted as wanted, then those that wait, the oldest first."""
+def workload_lines(top: Json, view: TopOptions, style: Style) -> list[str]:
+    """Return the table of workloads: those with GPUs in the chosen order, then those that wait, oldest first."""
     holding = sorted((w for w in top["workloads"] if w["permille"]), key=_KEYS[view.sort])
-    waiting = sorted((w for w in top["workloads"] if not w["permille"]), key=_KEYS[Sort.AGE])
+    waiting = sorted((w for w in top["workloads"] if not w["permille"]), key=_KEYS[TopSort.AGE])
     if view.reverse:
         holding.reverse()
     if not top["workloads"]:

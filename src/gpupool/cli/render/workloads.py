@@ -1,4 +1,4 @@
-"""Workloads as people see them: the list, one in detail, why it waits."""
+"""Tables and details of workloads: list, description, wait reasons and events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPLICA_HEADERS = ("INDEX", "STATE", "ATTEMPT", "NODE", "GPUS", "EXIT", "STARTED
 
 
 def workload_lines(workloads: Sequence[Json], now: float, style: Style) -> list[str]:
-    """The table of ``ps``."""
+    """Return the table of ``ps``."""
     return table(HEADERS, [_row(w, now) for w in workloads], style, state=1)
 
 
@@ -37,7 +37,7 @@ def _row(w: Json, now: float) -> tuple[object, ...]:
 
 
 def about(w: Json, now: float) -> str:
-    """What to know of a workload in one phrase: why it waits, how it ended, or what it runs."""
+    """Return one phrase about a workload: why it waits, how it ended, or its command."""
     reason = (w["reason"] or {}).get("message", "")
     if w["state"] in {"queued", "suspended"} and reason:
         return str(reason)
@@ -50,12 +50,12 @@ def about(w: Json, now: float) -> str:
 
 
 def command_text(w: Json) -> str:
-    """The command as one would type it; ``-`` when there is none or it is not ours to see."""
+    """Return the command as a shell line; ``-`` when there is none or it is hidden from the caller."""
     return shlex.join(w["command"]) if w["command"] else "-"
 
 
 def gpus_text(gpus: Json) -> str:
-    """What each replica asks for: ``0.50``, ``2``, ``2 x 0.50``, ``4 GiB``, with what is said of model and sharing."""
+    """Return the GPUs of each replica: ``0.50``, ``2``, ``2 x 0.50``, ``4 GiB``, with models, sharing and policy."""
     if gpus["memory_mib"] is not None:
         part = format_mib(gpus["memory_mib"])
     else:
@@ -68,7 +68,7 @@ def gpus_text(gpus: Json) -> str:
 
 
 def replicas_text(w: Json) -> str:
-    """``2/4 done, 2 running`` for several replicas; empty for one."""
+    """Return ``2/4 done, 2 running`` for several replicas; ``-`` for one."""
     if w["completions"] == 1:
         return "-"
     counts = w["counts"]
@@ -79,7 +79,7 @@ def replicas_text(w: Json) -> str:
 
 
 def detail_lines(w: Json, events: Sequence[Json], why: Json | None, now: float, style: Style) -> list[str]:
-    """All of ``describe``."""
+    """Return the lines of ``describe``."""
     lines = pairs(_facts(w, now), style)
     if why is not None:
         lines += ["", style.bold("Why it waits"), *(f"  {line}" for line in why_lines(why, style))]
@@ -104,7 +104,7 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("Priority", w["priority"]),
         ("Gang", _gang_text(w.get("gang"))),
         ("Framework", _framework_text(w)),
-        ("GPUs", gpus_text(w["gpus"]) if w["on"] is None else f"those of {w['on']}"),
+        ("GPUs", gpus_text(w["gpus"]) if w["on"] is None else f"shared with {w['on']}"),
         ("Sharing", f"{w['sharing']}: {w['guarantees']}" if w["gpus"]["count"] or w.get("roles") else ""),
         ("Replicas", replicas_text(w) if w["completions"] > 1 else ""),
         ("Command", command_text(w)),
@@ -118,17 +118,17 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("Expires", clock(w["expires_at"]) if w["expires_at"] else ""),
         ("Limits", _limits_text(w["limits"])),
         ("Starts only", ", ".join(w.get("windows", ()))),
-        ("Restart", f"{w['retry']['policy']}, {w['retry']['backoff_limit']} failures forgiven"),
-        ("Sent back", _sent_back_text(w["replicas"])),
+        ("Restart", f"{w['retry']['policy']}, up to {w['retry']['backoff_limit']} retries"),
+        ("Evicted", _evictions_text(w["replicas"])),
         ("After", ", ".join(a["workload"] + ("" if a["success_only"] else ":any") for a in w["after"])),
         ("Labels", ", ".join(f"{key}={value}" for key, value in w["labels"].items())),
     ]
 
 
-def _sent_back_text(replicas: Sequence[Json]) -> str:
-    """How often the pool took GPUs away: whoever it was is left alone for longer then."""
+def _evictions_text(replicas: Sequence[Json]) -> str:
+    """Return how often the pool evicted the replicas. Each eviction protects a replica for longer."""
     times = sum(replica["interruptions"] for replica in replicas)
-    return f"{times} {'time' if times == 1 else 'times'} by the pool" if times else ""
+    return f"{times} {'time' if times == 1 else 'times'}" if times else ""
 
 
 def _gang_text(gang: Json | None) -> str:
@@ -141,7 +141,7 @@ def _gang_text(gang: Json | None) -> str:
 
 
 def _roles_text(roles: Sequence[Json]) -> str:
-    """``1 chief, 2 ps (no GPU) and 4 worker``."""
+    """Return ``1 chief, 2 ps (no GPU) and 4 worker``."""
     parts = [
         f"{role['replicas']} {clean(role['name'])}" + ("" if role["gpus"]["count"] else " (no GPU)") for role in roles
     ]
@@ -149,7 +149,7 @@ def _roles_text(roles: Sequence[Json]) -> str:
 
 
 def _framework_text(w: Json) -> str:
-    """``torch, round 2; when a member is lost: restart``."""
+    """Return ``torch, round 2; when a member is lost: restart``."""
     gang = w.get("gang")
     if gang is None or not w.get("framework"):
         return ""
@@ -168,7 +168,7 @@ def _limits_text(limits: Json) -> str:
 
 
 def replica_lines(replicas: Sequence[Json], now: float, style: Style) -> list[str]:
-    """The table of replicas."""
+    """Return the table of replicas."""
     return table(REPLICA_HEADERS, [_replica_row(r, now) for r in replicas], style, state=1)
 
 
@@ -193,20 +193,20 @@ def _replica_row(r: Json, now: float) -> tuple[object, ...]:
 
 
 def why_lines(why: Json, style: Style) -> list[str]:
-    """All of ``why``."""
+    """Return the lines of ``why``."""
     lines = [f"{clean(why['sentence'])} [{why['code']}]"]
     if why["position"]:
         ahead = f"{why['ahead_total']} ahead in the pool, {why['ahead_in_project']} of them in its project"
-        lines.append(f"Position {why['position']} in the queue ({ahead}).")
+        lines.append(f"Position {why['ahead_total'] + 1} in the queue ({ahead}).")
     if why["estimate_s"] is not None:
         lines.append(f"It should start in about {estimate_text(why)}: {clean(why['estimate_basis'])}.")
     elif why["estimate_basis"]:
         lines.append(f"No estimate: {clean(why['estimate_basis'])}.")
-    return lines + [style.dim(f"would help: {clean(hint)}") for hint in why["would_help"]]
+    return lines + [style.dim(f"suggestion: {clean(hint)}") for hint in why["would_help"]]
 
 
 def estimate_text(why: Json) -> str:
-    """``40m00s (25m00s to 1h10m)``; without the range where there is none, or it says no more."""
+    """Return ``40m00s (25m00s to 1h10m)``, without the range if there is none or it is narrow."""
     likely, low, high = why["estimate_s"], why.get("estimate_low_s"), why.get("estimate_high_s")
     text = format_duration(likely)
     if low is None or (high is not None and high - low <= likely / 10):
@@ -217,12 +217,12 @@ def estimate_text(why: Json) -> str:
 
 
 def event_lines(events: Sequence[Json], style: Style) -> list[str]:
-    """One line per event, oldest first."""
+    """Return one line per event, oldest first."""
     return [event_line(event, style) for event in events]
 
 
 def event_line(event: Json, style: Style) -> str:
-    """``2026-11-21 01:28:23  STARTED  train/0  ann: message``."""
+    """Return ``2026-11-21 01:28:23  STARTED  train/0  ann: message``."""
     index = "" if event["index"] is None else f"/{event['index']}"
     about_what = f"{event['workload']}{index}" if event["workload"] else event["target"]
     reason = style.bold(f"{event['reason']:<17}")

@@ -1,4 +1,4 @@
-"""The part of kubectl's ``-o jsonpath=`` that scripts use: fields, indices and ``[*]`` between braces."""
+"""The subset of kubectl's ``-o jsonpath=`` that scripts use: fields, indices and ``[*]`` between braces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ESCAPES = {"\\n": "\n", "\\t": "\t"}
 
 
 def evaluate(template: str, value: Any) -> str:
-    """The text of a template: what stands between braces is looked up, the rest is as it is.
+    """Return the text of a template: expressions between braces are replaced, other text stays.
 
     Raises ``GpupoolError(INVALID_REQUEST)`` for anything but paths.
     """
@@ -33,7 +33,7 @@ def _looked_up(path: str, value: Any) -> str:
         if match is None:
             raise GpupoolError(
                 ErrorCode.INVALID_REQUEST,
-                f"'{path[:80]}' is no path that is understood here.",
+                f"'{path[:80]}' is not a supported path.",
                 "Write {.status.phase} or {.items[*].metadata.name}; for more, use -o json with jq.",
             )
         place = match.end()

@@ -1,4 +1,4 @@
-"""The front door of the room: a file of manifests in, the requests that they come to and warnings out."""
+"""The entry point: reads a file of manifests, and returns their requests and warnings."""
 
 from __future__ import annotations
 
@@ -9,27 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.specs.kubernetes.kubeflow import mpi_body, suspended, tf_body, torch_body
-from gpupool.specs.kubernetes.plain import job_body, job_suspended, pod_body
-from gpupool.specs.kubernetes.pod import Around, PodParts
+from gpupool.specs.fields.request import WorkloadRequest
+from gpupool.specs.kubernetes.field_tables import DOCUMENT, METADATA
+from gpupool.specs.kubernetes.jobs.kubeflow import mpi_body, suspended, tf_body, torch_body
+from gpupool.specs.kubernetes.jobs.pod_job import job_body, job_suspended, pod_body
+from gpupool.specs.kubernetes.jobs.trainer import read_runtimes, train_body
+from gpupool.specs.kubernetes.kinds import BY_NAME, COMPANIONS, DIGEST_LABEL, KIND_LABEL, KINDS, SKIPPED, Kind
+from gpupool.specs.kubernetes.pods.pod import Around, PodParts
 from gpupool.specs.kubernetes.reading import View
 from gpupool.specs.kubernetes.report import Notice, Place, Remark, Report
 from gpupool.specs.kubernetes.settings import NAMESPACE_PREFIX, PROJECT_LABELS, Companions, Settings
-from gpupool.specs.kubernetes.tables import DOCUMENT, METADATA
-from gpupool.specs.kubernetes.trainer import read_runtimes, train_body
-from gpupool.specs.kubernetes.words import (
-    BY_NAME,
-    COMPANIONS,
-    DIGEST_LABEL,
-    KIND_LABEL,
-    KINDS,
-    SKIPPED,
-    Kind,
-)
-from gpupool.specs.models import WorkloadRequest
-from gpupool.specs.problems import RequestError
 from gpupool.specs.request import parse_request
-from gpupool.specs.yamlnodes import Node, read_yaml
+from gpupool.specs.text.error_messages import RequestError
+from gpupool.specs.text.yaml_nodes import Node, read_yaml
 
 Values = dict[str, Any]
 Reader = Callable[[View, Around], tuple[Values, PodParts]]
@@ -53,9 +45,9 @@ SUSPENDED: dict[str, Callable[[View], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One object of a file. ``generated``: ``name`` is the beginning of one that is to be made.
+    """One object of a file. ``generated``: ``name`` is the prefix of a name that will be generated.
 
-    ``request`` has no name then, and no project where none is said. ``digest`` says in short what is asked for.
+    ``request`` then has no name; it has no project if none is given. ``digest`` identifies the requested content.
     """
 
     kind: Kind
@@ -70,7 +62,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An object that has nothing to do here."""
+    """An object without effect here."""
 
     kind: str
     name: str
@@ -80,7 +72,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """What a file holds, in its order, and what is to be said of it."""
+    """The objects of a file in order, and the warnings."""
 
     objects: tuple[Manifest, ...]
     skipped: tuple[Skipped, ...]
@@ -88,20 +80,22 @@ class Manifests:
 
 
 def read_manifests(text: str, name: str, settings: Settings | None = None) -> Manifests:
-    """The objects in a YAML or JSON text of one or more documents; ``name`` begins the messages.
+    """Return the objects in a YAML or JSON text of one or more documents; ``name`` begins the messages.
 
-    Raises ``GpupoolError``: what ``read_yaml`` raises, and for everything that cannot be honoured one error with all
-    the places (``job.yml:12:3: ...``), a line for each.
+    Raises ``GpupoolError``: the errors of ``read_yaml``, and one error for everything that is not supported, with all
+    positions (``job.yml:12:3: ...``), a line for each.
     """
     report = Report(name)
     views = [view for root in read_yaml(text, name) for view in _objects(_view(report, root))]
     if not views:
         raise GpupoolError(
-            ErrorCode.INVALID_FILE, f"{name} holds no manifest.", "Begin with 'apiVersion:' and 'kind:'."
+            ErrorCode.INVALID_FILE, f"{name} contains no manifest.", "Begin with 'apiVersion:' and 'kind:'."
         )
     companions = _companions(views)
     settings = settings or Settings()
     found = [_read(view, settings, companions) for view in views]
+    if not any(isinstance(one, Manifest) for one in found):
+        found += [_skip_alone(view) for view in views if view.keys() and view.text("kind") in COMPANIONS]
     objects = [one for one in found if isinstance(one, Manifest)]
     _check_names(report, objects)
     report.check()
@@ -112,7 +106,7 @@ def read_manifests(text: str, name: str, settings: Settings | None = None) -> Ma
 
 
 def named_objects(text: str, name: str) -> list[tuple[str, str]]:
-    """Kind and name of each object in a text that the pool runs; of nothing else in it is anything demanded."""
+    """Return kind and name of each runnable object in a text; nothing else in it is checked."""
     report = Report(name)
     found = []
     for view in (view for root in read_yaml(text, name) for view in _objects(_view(report, root))):
@@ -128,7 +122,7 @@ def _view(report: Report, node: Node) -> View:
 
 
 def _objects(view: View) -> Sequence[View]:
-    """An object, or the parts of a List."""
+    """Return an object, or the items of a List."""
     if isinstance(view.node.value, dict) and view.text("kind").endswith("List") and "items" in view.keys():  # noqa: SIM118 - a View
         return [_view(item.report, item.node) for item in view.each("items")]
     return [view]
@@ -153,7 +147,7 @@ def _read(view: View, settings: Settings, companions: Companions) -> Manifest | 
     if kind_name in COMPANIONS:
         return None
     if kind_name in SKIPPED:
-        return _skip(view, kind_name, metadata)
+        return _skip(view, kind_name, metadata, SKIPPED[kind_name])
     kind = _kind(view, kind_name, version)
     if kind is None:
         return None
@@ -165,10 +159,15 @@ def _read(view: View, settings: Settings, companions: Companions) -> Manifest | 
     return _manifest(kind, spec, Around(metadata, settings, companions))
 
 
-def _skip(view: View, kind: str, metadata: View | None) -> Skipped:
+def _skip(view: View, kind: str, metadata: View | None, why: str) -> Skipped:
     name = metadata.text("name") if metadata is not None else ""
-    view.report.warn(view.place_of("kind"), Notice.KIND_SKIPPED, f"{kind} '{name[:80]}' is left out: {SKIPPED[kind]}.")
+    view.report.warn(view.place_of("kind"), Notice.KIND_SKIPPED, f"{kind} '{name[:80]}' is ignored: {why}.")
     return Skipped(kind, name, *view.place)
+
+
+def _skip_alone(view: View) -> Skipped:
+    """Skip an object that is only useful together with the work that uses it."""
+    return _skip(view, view.text("kind"), view.get("metadata"), "put it into the file of the workload that uses it")
 
 
 def _kind(view: View, name: str, version: str) -> Kind | None:
@@ -176,11 +175,11 @@ def _kind(view: View, name: str, version: str) -> Kind | None:
     if kind is None:
         known = ", ".join(kind.name for kind in KINDS)
         place = view.place_of("kind")
-        view.report.refuse(place, f"'{name[:80]}' is no kind that the pool runs.", f"It runs {known}.")
+        view.report.refuse(place, f"'{name[:80]}' is not a supported kind.", f"Supported: {known}.")
     elif version not in kind.versions:
         known = ", ".join(kind.versions)
         place = view.place_of("apiVersion")
-        view.report.refuse(place, f"{name} of '{version[:80]}' is not known here.", f"Known: {known}.")
+        view.report.refuse(place, f"{name} of '{version[:80]}' is not supported.", f"Known: {known}.")
         return None
     return kind
 
@@ -213,27 +212,27 @@ def _manifest(kind: Kind, spec: View, around: Around) -> Manifest | None:
 def _check_labels(metadata: View) -> None:
     for key, value in metadata.pairs("labels").items():
         if key.startswith(OWN_PREFIX):
-            value.refuse("is one of the pool's own labels.", "Leave it out.")
+            value.refuse("is a reserved label of the pool.", "Leave it out.")
 
 
 def _project(metadata: View, settings: Settings) -> str | None:
-    """The project: as named beside the file, by a queue's label, or by the namespace, where the pool has it."""
+    """Return the project: from the option, a queue's label, or the namespace, if the pool has it."""
     if settings.project is not None:
         return settings.project
     labels = metadata.pairs("labels")
     wanted = [labels[key] for key in PROJECT_LABELS if key in labels]
     namespace = metadata.get("namespace")
     wanted += [namespace] if namespace is not None else []
-    for value in wanted:
-        name = value.scalar()
-        for candidate in (name, name.removeprefix(NAMESPACE_PREFIX)):
-            if candidate in settings.projects:
-                return candidate
+    names = [value.scalar() for value in wanted]
+    known = (c for n in names for c in (n, n.removeprefix(NAMESPACE_PREFIX)) if c in settings.projects)
+    project = next(known, None)
     for value in wanted[:1]:
-        if value.scalar() != "default":
-            said = f"names no project of the pool ('{value.scalar()[:80]}'): it runs in your default project."
+        name = value.scalar()
+        if name != "default" and project not in {name, name.removeprefix(NAMESPACE_PREFIX)}:
+            runs_in = f"project '{project}'" if project is not None else "your default project"
+            said = f"is not a project of the pool ('{name[:80]}'): the workload uses {runs_in}."
             value.warn(Notice.PROJECT_UNKNOWN, said)
-    return None
+    return project
 
 
 def _digest(body: Values) -> str:
@@ -252,7 +251,7 @@ def _request(report: Report, body: Values, metadata: View, place: Place) -> Work
 
 
 def _check_names(report: Report, objects: Sequence[Manifest]) -> None:
-    """A name is there once, whatever the kind: here a Pod and a Job cannot both have it."""
+    """Check that a name occurs once. A Pod and a Job cannot share a name here, unlike in Kubernetes."""
     seen: dict[tuple[str, str | None], Manifest] = {}
     for one in objects:
         if one.generated:
@@ -261,7 +260,7 @@ def _check_names(report: Report, objects: Sequence[Manifest]) -> None:
         if first is not one:
             report.refuse(
                 (one.line, one.column),
-                f"The name '{one.name}' is there twice: in line {first.line} too, for a {first.kind.name}.",
-                "Give it another name.",
+                f"The name '{one.name}' is used twice: also in line {first.line}, for a {first.kind.name}.",
+                "Use another name.",
                 ErrorCode.INVALID_REQUEST,
             )

@@ -1,4 +1,4 @@
-"""Workloads, replicas and nodes, as the API gives them, in the form of Kubernetes' objects."""
+"""Workloads, replicas and nodes from the API, in the form of Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gpupool.specs.kubernetes.words import BY_NAME, KIND_LABEL, POD, Kind
+from gpupool.specs.kubernetes.kinds import BY_NAME, KIND_LABEL, POD, Kind
 
 Json = dict[str, Any]
 
@@ -40,17 +40,17 @@ OWN_PREFIX = "gpupool/"
 
 
 def kind_of(workload: Mapping[str, Any]) -> Kind:
-    """The kind of object that a workload was made from; a Pod where it was made from none."""
+    """Return the kind of object that a workload was created from; Pod if there was none."""
     return BY_NAME.get(workload["labels"].get(KIND_LABEL, ""), POD)
 
 
 def list_object(items: Sequence[Json]) -> Json:
-    """Several objects as one."""
+    """Return several objects as a List."""
     return {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": list(items)}
 
 
 def pod_status(replica: Mapping[str, Any], now: float, *, suspended: bool = False) -> str:
-    """What ``kubectl get pods`` would say of a replica."""
+    """Return the status that ``kubectl get pods`` would show for a replica."""
     if replica["state"] != "pending":
         return STATUSES[replica["state"]]
     if suspended:
@@ -59,12 +59,12 @@ def pod_status(replica: Mapping[str, Any], now: float, *, suspended: bool = Fals
 
 
 def job_state(workload: Mapping[str, Any]) -> str:
-    """What the column STATE of a training job says."""
+    """Return the content of the column STATE of a training job."""
     return STATES[workload["state"]]
 
 
 def object_of(workload: Json, now: float) -> Json:
-    """A workload in detail as the object that it was made from."""
+    """Return a workload in detail as the object that it was created from."""
     kind = kind_of(workload)
     if kind is POD:
         return pod_object(workload, workload["replicas"][0], now)
@@ -78,7 +78,7 @@ def object_of(workload: Json, now: float) -> Json:
 
 
 def pod_object(workload: Json, replica: Json, now: float) -> Json:
-    """A replica as a Pod."""
+    """Return a replica as a Pod."""
     status: Json = {"phase": PHASES.get(replica["state"], "Pending"), "conditions": []}
     if replica["started_at"] is not None:
         status["startTime"] = moment(replica["started_at"])
@@ -93,7 +93,7 @@ def pod_object(workload: Json, replica: Json, now: float) -> Json:
 
 
 def node_object(node: Json) -> Json:
-    """A node with its capacity, and what of it may be given."""
+    """Return a node with its capacity and allocatable resources."""
     ready = node["state"] != "down"
     labels = {"kubernetes.io/hostname": node["name"], **node["labels"]}
     return {
@@ -111,24 +111,24 @@ def node_object(node: Json) -> Json:
 
 
 def capacity(node: Mapping[str, Any]) -> dict[str, str]:
-    """What a node has."""
+    """Return the resources of a node."""
     return {"cpu": f"{node['cpus']:g}", "memory": f"{node['memory_mib']}Mi", GPU: str(len(node["gpus"]))}
 
 
 def allocatable(node: Mapping[str, Any]) -> dict[str, str]:
-    """What of it may be given to work: GPUs that are well and that nobody else uses."""
+    """Return its allocatable resources: GPUs that are healthy and have no foreign process."""
     usable = sum(1 for gpu in node["gpus"] if gpu["available"])
     return capacity(node) | {GPU: str(usable)}
 
 
 def allocated(node: Mapping[str, Any]) -> dict[str, str]:
-    """What of it is given now; parts of GPUs are added up."""
+    """Return its allocated resources; shares of GPUs are added up."""
     held = sum(gpu["allocated_permille"] for gpu in node["gpus"]) / 1000
     return {"cpu": f"{node['cpus_allocated']:g}", "memory": f"{node['memory_allocated_mib']}Mi", GPU: f"{held:g}"}
 
 
 def moment(at: float) -> str:
-    """Seconds since the epoch as Kubernetes writes them."""
+    """Return seconds since the epoch in Kubernetes' format."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 

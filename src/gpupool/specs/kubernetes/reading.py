@@ -1,4 +1,4 @@
-"""Walking a manifest: values by name with their places, checked against a table of the fields that there are."""
+"""Reading of a manifest: values by name with their positions, checked against a table of fields."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from enum import StrEnum
 
 from gpupool.domain.errors import ErrorCode
 from gpupool.specs.kubernetes.report import Notice, Place, Report
-from gpupool.specs.yamlnodes import Node, TextFields
+from gpupool.specs.text.yaml_nodes import Node, TextFields
 
 _AS_WRITTEN = TextFields(((),))
 _TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
 class Treatment(StrEnum):
-    """What becomes of a field."""
+    """The treatment of a field."""
 
-    HONOURED = "honoured"
-    MET = "met"  # what it asks for holds here anyway, or it has nothing to act on: no word is said
-    WARNED = "warned"
-    REFUSED = "refused"
+    SUPPORTED = "supported"
+    NOT_NEEDED = "not needed"  # always true in a pool, or without effect: no message
+    IGNORED = "ignored"  # with a warning
+    REJECTED = "rejected"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What becomes of a field, and why, in words that stand in the documentation and in messages."""
+    """The treatment of a field and its reason, as the documentation and messages show it."""
 
     treatment: Treatment
     why: str = ""
@@ -38,7 +38,7 @@ Fields = Mapping[str, Rule]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A value of the manifest: where it is (``place`` is that of its key) and how it is called (``path``)."""
+    """A value of the manifest: its position (``place`` is that of its key) and its name (``path``)."""
 
     report: Report
     node: Node
@@ -47,24 +47,24 @@ class View:
 
     @property
     def absent(self) -> bool:
-        """Whether it says nothing: null, an empty text, list or mapping, or false."""
+        """Return whether it is empty: null, an empty text, list or mapping, or false."""
         if not isinstance(self.node.value, str):
             return not self.node.value
         value = self.node.plain(_AS_WRITTEN)
         return not value or (self.node.plain_style and not _TRUTH.get(value, True))
 
     def refuse(self, sentence: str, hint: str = "", code: ErrorCode = ErrorCode.INVALID_REQUEST) -> None:
-        """Note a fault here; the sentence is completed with the field's name in front."""
+        """Record a fault here; the sentence is completed with the field's name in front."""
         self.report.refuse(self.place, f"'{self.path}' {sentence}", hint, code)
 
     def warn(self, code: Notice, sentence: str) -> None:
-        """Note a warning here; the sentence is completed with the field's name in front."""
+        """Record a warning here; the sentence is completed with the field's name in front."""
         self.report.warn(self.place, code, f"'{self.path}' {sentence}")
 
     # Mappings
 
     def keys(self) -> list[str]:
-        """The names in a mapping; a fault, and none, where it is not one."""
+        """Return the names in a mapping; record a fault and return none if it is not one."""
         if isinstance(self.node.value, dict):
             return list(self.node.value)
         if not self.absent:
@@ -72,7 +72,7 @@ class View:
         return []
 
     def get(self, key: str) -> View | None:
-        """What stands under a name; None where there is nothing, or null."""
+        """Return the value under a name; None if it is missing or null."""
         if not isinstance(self.node.value, dict) or key not in self.node.value:
             return None
         child = View(self.report, self.node.value[key], _joined(self.path, key), self.node.keys[key])
@@ -80,14 +80,14 @@ class View:
         return None if null else child
 
     def follow(self, *keys: str) -> View | None:
-        """What stands under several names, one below the other."""
+        """Return the value under several nested names."""
         found: View | None = self
         for key in keys:
             found = found.get(key) if found is not None else None
         return found
 
     def check(self, fields: Fields) -> None:
-        """Note unknown fields, with the nearest known one, and what the table warns of or refuses."""
+        """Record unknown fields, with the nearest known one, and the table's warnings and refusals."""
         for key in self.keys():
             rule = fields.get(key)
             if rule is None:
@@ -96,22 +96,22 @@ class View:
             child = self.get(key)
             if child is None or child.absent:
                 continue
-            if rule.treatment is Treatment.WARNED:
-                child.warn(Notice.FIELD_IGNORED, f"is not honoured: {rule.why}")
-            elif rule.treatment is Treatment.REFUSED:
-                child.refuse(f"is not possible here: {rule.why}", rule.hint, ErrorCode.UNSUPPORTED)
+            if rule.treatment is Treatment.IGNORED:
+                child.warn(Notice.FIELD_IGNORED, f"is ignored: {rule.why}")
+            elif rule.treatment is Treatment.REJECTED:
+                child.refuse(f"is not supported: {rule.why}", rule.hint, ErrorCode.UNSUPPORTED)
 
     def _unknown(self, key: str, known: list[str]) -> None:
         close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         folded = [name for name in known if name.lower() == key.lower()] or close
-        hint = f"Did you mean '{folded[0]}'?" if folded else f"Known here: {', '.join(known)}."
+        hint = f"Did you mean '{folded[0]}'?" if folded else f"Known fields: {', '.join(known)}."
         place = self.node.keys[key]
         self.report.refuse(place, f"There is no field '{_joined(self.path, key)}'.", hint, ErrorCode.INVALID_REQUEST)
 
     # Lists
 
     def items(self) -> list[View]:
-        """The parts of a list; a fault, and none, where it is not one."""
+        """Return the items of a list; record a fault and return none if it is not one."""
         if not isinstance(self.node.value, list):
             if not self.absent:
                 self.refuse("must be a list.")
@@ -122,30 +122,30 @@ class View:
         ]
 
     def each(self, key: str) -> list[View]:
-        """The parts of the list under a name; none where there is nothing."""
+        """Return the items of the list under a name; none if it is missing."""
         found = self.get(key)
         return [] if found is None else found.items()
 
     # Plain values
 
     def scalar(self) -> str:
-        """The text as written; a fault, and empty, for a list or mapping."""
+        """Return the text as written; record a fault and return an empty text for a list or mapping."""
         if not isinstance(self.node.value, str):
             self.refuse("must be text.")
             return ""
         return str(self.node.plain(_AS_WRITTEN) or "")
 
     def text(self, key: str, default: str = "") -> str:
-        """The text under a name."""
+        """Return the text under a name."""
         found = self.get(key)
         return default if found is None else found.scalar()
 
     def texts(self, key: str) -> list[str]:
-        """The texts in the list under a name."""
+        """Return the texts in the list under a name."""
         return [item.scalar() for item in self.each(key)]
 
     def pairs(self, key: str) -> dict[str, View]:
-        """The values in the mapping under a name."""
+        """Return the values in the mapping under a name."""
         found = self.get(key)
         if found is None:
             return {}
@@ -153,7 +153,7 @@ class View:
         return {name: value for name, value in values.items() if value is not None}
 
     def number(self, key: str, default: int | None = None, *, least: int = 0, most: int = 2**31 - 1) -> int | None:
-        """The whole number under a name, quoted or not."""
+        """Return the whole number under a name, quoted or not."""
         found = self.get(key)
         if found is None:
             return default
@@ -164,7 +164,7 @@ class View:
         return int(text)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        """True or false under a name."""
+        """Return the truth value under a name."""
         found = self.get(key)
         if found is None:
             return default
@@ -174,7 +174,7 @@ class View:
         return _TRUTH.get(text, default)
 
     def choice(self, key: str, allowed: Sequence[str], default: str) -> str:
-        """One of some words under a name; empty counts as absent."""
+        """Return one of several words under a name; empty counts as absent."""
         found = self.get(key)
         text = default if found is None else found.scalar() or default
         if found is not None and text not in allowed:
@@ -183,7 +183,7 @@ class View:
         return text
 
     def place_of(self, key: str) -> Place:
-        """Where a name stands; this value's own place where it does not."""
+        """Return the position of a name; this value's own if it is missing."""
         return self.node.keys.get(key, self.place)
 
 

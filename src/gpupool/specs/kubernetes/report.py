@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, and what is worth saying of it, each with its place."""
+"""Faults and warnings of a manifest, each with its position."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 Place = tuple[int, int]
 
 
@@ -43,7 +43,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that stands in the way."""
+    """Something that prevents the manifest from running."""
 
     code: ErrorCode
     message: str
@@ -61,11 +61,11 @@ class Report:
     remarks: list[Remark] = field(default_factory=list)
 
     def refuse(self, place: Place, sentence: str, hint: str = "", code: ErrorCode = ErrorCode.UNSUPPORTED) -> None:
-        """Note something that cannot be; reading goes on, so that all of it is said at once."""
+        """Record a fault; reading continues, so that all faults are reported at once."""
         self.faults.append(Fault(code, sentence, hint, *place))
 
     def warn(self, place: Place, code: Notice, sentence: str) -> None:
-        """Note something that is not as it would be in a cluster."""
+        """Record a difference from the behaviour in a cluster."""
         remark = Remark(code, sentence, *place)
         if remark not in self.remarks:
             self.remarks.append(remark)
@@ -75,8 +75,8 @@ class Report:
         if not self.faults:
             return
         faults = sorted(dict.fromkeys(self.faults), key=lambda fault: (fault.line, fault.column))
-        lines = [f"{self.name}:{fault.line}:{fault.column}: {fault.message}" for fault in faults[:MOST_SHOWN]]
-        if len(faults) > MOST_SHOWN:
-            lines.append(f"{self.name}: and {len(faults) - MOST_SHOWN} more.")
-        hints = dict.fromkeys(fault.hint for fault in faults[:MOST_SHOWN] if fault.hint)
+        lines = [f"{self.name}:{fault.line}:{fault.column}: {fault.message}" for fault in faults[:MAX_SHOWN]]
+        if len(faults) > MAX_SHOWN:
+            lines.append(f"{self.name}: and {len(faults) - MAX_SHOWN} more.")
+        hints = dict.fromkeys(fault.hint for fault in faults[:MAX_SHOWN] if fault.hint)
         raise GpupoolError(faults[0].code, "\n".join(lines), "\n  ".join(hints))

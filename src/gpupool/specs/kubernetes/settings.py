@@ -1,4 +1,4 @@
-"""What the pool, and whoever applies, say of how manifests are read."""
+"""Settings of the pool and the user for reading manifests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NAMESPACE_PREFIX = "runai-"  # Run:ai's namespaces are named runai-PROJECT
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to read manifests.
+    """Options for reading manifests.
 
-    ``projects`` are those of the pool. ``project`` is the one that was named beside the file; it goes before what the
-    manifests say. ``containers``: images are run; else commands run as processes of the machine and images are left
-    out. ``container`` is the one to run of a pod that has several. ``claims``: folders of the nodes that stand for
-    persistent volume claims, by the claims' names.
+    ``projects`` are those of the pool. ``project`` is the option on the command line; it overrides the manifests.
+    ``containers``: images are run; else commands run as processes of the machine and images are ignored. ``container``
+    is the one to run of a pod with several. ``claims``: folders of the nodes for persistent volume claims, by the
+    claims' names.
     """
 
     projects: frozenset[str] = frozenset()
@@ -30,7 +30,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """What else a file holds that its work speaks of: data of ConfigMaps, and training runtimes, by name."""
+    """Other objects of a file that its work refers to: data of ConfigMaps, and training runtimes, by name."""
 
     config_maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     runtimes: Mapping[str, View] = field(default_factory=dict)

@@ -1,15 +1,15 @@
 'use strict';
 /**
- * What every page does beyond plain HTML: times in the viewer's zone, questions before what cannot be undone,
- * keyboard, theme, and keeping the page up to date (live.js).
+ * Scripts of every page: times in the viewer's time zone, confirmation of irreversible actions, keyboard, theme,
+ * and live updates (live.js).
  */
 import {startKeys} from './keys.js';
 import {localise} from './times.js';
 
 const one = (selector) => document.querySelector(selector);
 
-/** Ask the question of a form before it is sent. */
-function startQuestions() {
+/** Ask for confirmation before a form is sent. */
+function startConfirmations() {
   const dialog = one('#confirm');
   let waiting = null;
   document.addEventListener('submit', (event) => {
@@ -30,14 +30,14 @@ function startQuestions() {
   });
 }
 
-/** Small buttons that need no server. */
+/** Handle buttons that need no server. */
 function startButtons() {
   document.addEventListener('click', (event) => {
     const button = event.target.closest?.('button');
     if (!button) return;
     if ('dismiss' in button.dataset) button.parentElement.remove();
     if ('copy' in button.dataset) copy(button);
-    if ('menu' in button.dataset) fold(button);
+    if ('menu' in button.dataset) toggleMenu(button);
     if ('themeSwitch' in button.dataset) nextTheme();
     if ('shortcuts' in button.dataset) one('#shortcuts').showModal();
   });
@@ -46,21 +46,21 @@ function startButtons() {
 async function copy(button) {
   try {
     await navigator.clipboard.writeText(button.dataset.copy);
-    say('Copied');
+    announce('Copied');
     button.textContent = 'Copied';
   } catch {
     getSelection().selectAllChildren(button.parentElement.querySelector('code'));
   }
 }
 
-function fold(button) {
+function toggleMenu(button) {
   const open = one('#menu').classList.toggle('open');
   button.setAttribute('aria-expanded', String(open));
 }
 
-/** Tell people who listen to the page rather than look at it. */
-export function say(text) {
-  one('#said').textContent = text;
+/** Announce a text to screen readers. */
+export function announce(text) {
+  one('#announcement').textContent = text;
 }
 
 const THEMES = ['auto', 'light', 'dark'];
@@ -71,7 +71,7 @@ function nextTheme() {
   root.dataset.theme = next;
   document.cookie = `gpupool_theme=${next}; path=/; max-age=31536000; samesite=lax`;
   showTheme();
-  say(`Theme: ${next}`);
+  announce(`Theme: ${next}`);
 }
 
 function showTheme() {
@@ -81,12 +81,12 @@ function showTheme() {
 
 localise(document);
 setInterval(() => localise(document), 5000);
-startQuestions();
+startConfirmations();
 startButtons();
 startKeys();
 showTheme();
-/** Do something once the page has been painted, or at once where nobody sees it. */
-function whenSeen(work) {
+/** Run a function after the first paint, or at once in a hidden page. */
+function afterFirstPaint(work) {
   let done = false;
   const go = () => {
     if (!done) setTimeout(work);
@@ -97,8 +97,8 @@ function whenSeen(work) {
   return setTimeout(go, 1000);
 }
 
-// What is not needed to see the page waits until it can be seen: the rest of a large page, and scripts of `data-module`.
-whenSeen(() => {
-  import('./live.js').then(({startLive}) => startLive(say));
+// Parts that the first paint does not need are loaded after it: the rest of a large page, and `data-module` scripts.
+afterFirstPaint(() => {
+  import('./live.js').then(({startLive}) => startLive(announce));
   for (const part of document.querySelectorAll('[data-module]')) import(part.dataset.module);
 });

@@ -1,7 +1,7 @@
 'use strict';
 
 // Charts: every <figure data-chart="URL"> is drawn from the JSON at that URL, with a legend that can hide lines, values
-// under the pointer or the arrow keys, a table for those who read or hear it instead, and a link to the same as CSV.
+// under the pointer or the arrow keys, a table as an alternative, and a link to the data as CSV.
 
 import uPlot from './vendor/uplot/uPlot.esm.js';
 
@@ -13,24 +13,24 @@ import uPlot from './vendor/uplot/uPlot.esm.js';
  */
 
 const HEIGHT = 230;
-const SOONEST_MS = 30_000;
-const LATEST_MS = 600_000;
-const MOST_TABLE_ROWS = 600;
+const MIN_RELOAD_MS = 30_000;
+const MAX_RELOAD_MS = 600_000;
+const MAX_TABLE_ROWS = 600;
 const DURATIONS = [1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 432000, 864000];
-/** Distances of an axis in units that are not counted by tens. */
+/** Steps of an axis in units that are not decimal. */
 const STEPS = { s: DURATIONS, MiB: Array.from({ length: 31 }, (_, power) => 2 ** power) };
 const DASHES = [[], [7, 3], [2, 2], [10, 3, 2, 3], [4, 2], [12, 4], [1, 3], [6, 2, 1, 2]];
-const NAMES = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'short' });
+const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'short' });
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
 const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
 const MONTH = new Intl.DateTimeFormat(undefined, { month: 'short', year: 'numeric' });
 const NUMBER = new Intl.NumberFormat(undefined, { maximumFractionDigits: 2 });
-const SHORT = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1, notation: 'compact' });
+const COMPACT = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1, notation: 'compact' });
 
 /** @type {Map<HTMLElement, Figure>} */
 const figures = new Map();
 
-/** An element with attributes and children. */
+/** Create an element with attributes and children. */
 function make(tag, attributes = {}, ...children) {
   const space = tag === 'svg' || tag === 'line' ? 'http://www.w3.org/2000/svg' : 'http://www.w3.org/1999/xhtml';
   const element = document.createElementNS(space, tag);
@@ -46,7 +46,7 @@ function style(href) {
   }
 }
 
-/** Seconds as people say them: `45s`, `5m10s`, `2h05m`, `3d4h`. */
+/** Format seconds: `45s`, `5m10s`, `2h05m`, `3d4h`. */
 function duration(seconds) {
   const s = Math.round(seconds);
   if (s < 60) return seconds < 10 && seconds % 1 ? `${seconds.toFixed(1)}s` : `${s}s`;
@@ -55,7 +55,7 @@ function duration(seconds) {
   return `${Math.floor(s / 86400)}d${Math.floor((s % 86400) / 3600)}h`;
 }
 
-/** A value with its unit; None is a dash. */
+/** Format a value with its unit; null is a dash. */
 function shown(value, unit, format = NUMBER) {
   if (value === null || value === undefined) return '–';
   if (unit === 's') return duration(value);
@@ -63,9 +63,9 @@ function shown(value, unit, format = NUMBER) {
   return unit === '%' ? `${format.format(value)} %` : format.format(value) + (unit && format === NUMBER ? ` ${unit}` : '');
 }
 
-/** The values of an axis, all in the unit of the largest. */
+/** Format the values of an axis in the unit of the largest. */
 export function ticks(splits, unit) {
-  if (unit !== 'MiB') return splits.map((value) => shown(value, unit, SHORT));
+  if (unit !== 'MiB') return splits.map((value) => shown(value, unit, COMPACT));
   const [size, word] = Math.max(...splits) >= 1024 ? [1024, 'GiB'] : [1, 'MiB'];
   return splits.map((value) => `${NUMBER.format(value / size)} ${word}`);
 }
@@ -81,7 +81,7 @@ function colours(element, count) {
   };
 }
 
-/** Labels of moments on the axis, by how far apart they are. */
+/** Format times on the axis by their distance. */
 function moments(_plot, splits, _axis, _space, apart) {
   return splits.map((at) => {
     const date = new Date(at * 1000);
@@ -91,7 +91,7 @@ function moments(_plot, splits, _axis, _space, apart) {
   });
 }
 
-/** What is drawn: lines on top of each other when they are stacked; a last moment so that the last step has a width. */
+/** Return the data to draw: stacked sums if stacked, and a last time so that the last step has a width. */
 function columns(data, hidden) {
   const times = data.times.slice();
   const rows = data.series.map((line) => line.values.slice());
@@ -120,18 +120,18 @@ class Figure {
     this.plot = null;
     this.timer = 0;
     this.legend = make('ul', { class: 'chart-legend' });
-    this.said = make('p', { class: 'chart-said', 'aria-live': 'polite' });
+    this.announcement = make('p', { class: 'chart-values-read', 'aria-live': 'polite' });
     this.table = make('details', { class: 'chart-table' }, make('summary', {}, 'As a table'));
     this.table.addEventListener('toggle', () => this.fillTable());
     const csv = make('a', { class: 'button small', href: this.url('csv'), download: '' }, 'CSV');
     csv.setAttribute('aria-label', `${this.title}: CSV`);
     this.foot = make('div', { class: 'chart-foot' }, this.table, csv);
-    this.area.after(this.legend, this.said, this.foot);
+    this.area.after(this.legend, this.announcement, this.foot);
     this.area.tabIndex = 0;
     this.area.addEventListener('keydown', (event) => this.key(event));
-    // Not before the focus leaves the figure: what is below would move away from under the pointer that takes it.
+    // Only after the focus leaves the figure: content below would move away from the pointer.
     this.element.addEventListener('focusout', (event) => this.element.contains(event.relatedTarget) || this.leave());
-    this.message('Loading …');
+    this.message('Loading…');
     this.resizer = new ResizeObserver(() => this.resize());
     this.resizer.observe(this.area);
   }
@@ -154,21 +154,21 @@ class Figure {
 
   async load() {
     clearTimeout(this.timer);
-    if (document.hidden) return this.again();
+    if (document.hidden) return this.scheduleReload();
     try {
       const answer = await fetch(this.url(), { headers: { accept: 'application/json' } });
       if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message ?? `HTTP ${answer.status}`);
       this.show(await answer.json());
     } catch (error) {
-      if (!this.data) this.message(`This cannot be shown: ${error.message}`, 'chart-broken');
+      if (!this.data) this.message(`The chart could not be loaded: ${error.message}`, 'chart-broken');
     }
-    return this.again();
+    return this.scheduleReload();
   }
 
-  again() {
+  scheduleReload() {
     if (!this.element.isConnected) return this.close();
     const step = (this.data?.step_s ?? 60) * 1000;
-    this.timer = setTimeout(() => this.load(), Math.min(LATEST_MS, Math.max(SOONEST_MS, step)) * (0.9 + Math.random() / 5));
+    this.timer = setTimeout(() => this.load(), Math.min(MAX_RELOAD_MS, Math.max(MIN_RELOAD_MS, step)) * (0.9 + Math.random() / 5));
     return undefined;
   }
 
@@ -182,11 +182,11 @@ class Figure {
   /** @param {Data} data */
   show(data) {
     this.data = data;
-    const some = data.series.some((line) => !line.limit && line.values.some((value) => value !== null));
-    if (some) this.draw();
-    else this.message(data.note || 'Nothing was measured in this time.');
-    this.legend.hidden = !some;
-    if (some) this.fillLegend();
+    const hasValues = data.series.some((line) => !line.limit && line.values.some((value) => value !== null));
+    if (hasValues) this.draw();
+    else this.message(data.note || 'No measurements in this period.');
+    this.legend.hidden = !hasValues;
+    if (hasValues) this.fillLegend();
     this.area.setAttribute('aria-label', this.summary());
     this.fillTable();
   }
@@ -230,7 +230,7 @@ class Figure {
     this.plot = new uPlot(options, columns(data, this.hidden), this.area);
   }
 
-  /** Each stacked line is filled down to the one below it. */
+  /** Fill each stacked line down to the one below it. */
   bands() {
     const visible = this.data.series.flatMap((line, at) => (line.limit || this.hidden.has(line.label) ? [] : [at + 1]));
     return visible.slice(1).map((at, i) => ({ series: [at, visible[i]] }));
@@ -265,7 +265,7 @@ class Figure {
     this.draw();
   }
 
-  /** Puts the values at a step into the legend; of the last one that has any when there is none under the pointer. */
+  /** Show the values at a step in the legend; without a pointer, of the last step that has values. */
   read(index) {
     const { series, unit, times } = this.data;
     series.forEach((line, at) => {
@@ -283,12 +283,12 @@ class Figure {
     this.at = Math.max(0, Math.min(last, (this.at ?? last + (step < 0 ? 1 : 0)) + step));
     const left = this.plot.valToPos(this.data.times[this.at], 'x');
     this.plot.setCursor({ left, top: HEIGHT / 3 });
-    this.said.textContent = this.sentence(this.at);
+    this.announcement.textContent = this.sentence(this.at);
   }
 
   leave() {
     this.at = undefined;
-    this.said.textContent = '';
+    this.announcement.textContent = '';
     this.plot?.setCursor({ left: -10, top: -10 });
     if (this.data && this.plot) this.read(null);
   }
@@ -296,22 +296,22 @@ class Figure {
   sentence(index) {
     const { series, unit, times } = this.data;
     const values = series.map((line) => `${line.label}: ${shown(line.values[index], unit)}`);
-    return `${NAMES.format(times[index] * 1000)}. ${values.join(', ')}.`;
+    return `${MOMENT.format(times[index] * 1000)}. ${values.join(', ')}.`;
   }
 
   summary() {
     const { series, times } = this.data;
-    if (!times.length) return `${this.title}. Nothing was measured in this time.`;
-    return `${this.title}. ${series.length} lines, ${times.length} steps; the last: ${this.sentence(times.length - 1)} Arrow keys read others.`;
+    if (!times.length) return `${this.title}. No measurements in this period.`;
+    return `${this.title}. ${series.length} lines, ${times.length} steps. Latest: ${this.sentence(times.length - 1)} Use the arrow keys to read other steps.`;
   }
 
   fillTable() {
     if (!this.table.open || !this.data) return;
     const { series, unit, times } = this.data;
-    const from = Math.max(0, times.length - MOST_TABLE_ROWS);
+    const from = Math.max(0, times.length - MAX_TABLE_ROWS);
     const head = make('tr', {}, make('th', { scope: 'col' }, 'From'), ...series.map((line) => make('th', { scope: 'col', class: 'number' }, line.label)));
     const rows = times.slice(from).map((at, i) =>
-      make('tr', {}, make('th', { scope: 'row' }, NAMES.format(at * 1000)), ...series.map((line) => make('td', { class: 'number' }, shown(line.values[from + i], unit)))),
+      make('tr', {}, make('th', { scope: 'row' }, MOMENT.format(at * 1000)), ...series.map((line) => make('td', { class: 'number' }, shown(line.values[from + i], unit)))),
     );
     const table = make('table', {}, make('caption', { class: 'unseen' }, this.title), make('thead', {}, head), make('tbody', {}, ...rows.reverse()));
     const scroller = make('div', { class: 'chart-scroll', tabindex: '0', role: 'region', 'aria-label': `${this.title}: table` }, table);
@@ -319,7 +319,7 @@ class Figure {
     this.table.append(scroller);
   }
 
-  /** What was marked with the pointer becomes the time of the whole page, in its address. */
+  /** Make the range selected with the pointer the period of the whole page, in its URL. */
   zoom(plot) {
     if (plot.select.width < 8) return;
     const [since, until] = [plot.select.left, plot.select.left + plot.select.width].map((x) => Math.round(plot.posToVal(x, 'x')));

@@ -1,12 +1,12 @@
 'use strict';
-/** The frames of a program's terminal, as domain/frames.py has them: kind, length (big-endian), payload. */
+/** The frames of a program's terminal, as domain/protocol/frames.py has them: kind, length (big-endian), payload. */
 
 export const KIND = {STDIN: 1, RESIZE: 3, SIGNAL: 4, DETACH: 5, HELLO: 6, STDOUT: 65, STDERR: 66, STARTED: 67, EXIT: 68, NOTE: 69};
 export const LIMIT = 1 << 20;
 const HEAD = 5;
 const encoder = new TextEncoder();
 
-/** One frame. @param {number} kind @param {Uint8Array} payload */
+/** Encode one frame. @param {number} kind @param {Uint8Array} payload */
 export function frame(kind, payload = new Uint8Array()) {
   const bytes = new Uint8Array(HEAD + payload.length);
   const view = new DataView(bytes.buffer);
@@ -19,7 +19,7 @@ export function frame(kind, payload = new Uint8Array()) {
 export const text = (value) => encoder.encode(value);
 export const hello = (rows, columns, stdin) => frame(KIND.HELLO, text(JSON.stringify({version: 1, rows, columns, stdin})));
 
-/** The terminal's new size. */
+/** Encode the terminal's new size. */
 export function resize(rows, columns) {
   const payload = new Uint8Array(4);
   new DataView(payload.buffer).setUint16(0, rows);
@@ -27,7 +27,7 @@ export function resize(rows, columns) {
   return frame(KIND.RESIZE, payload);
 }
 
-/** Takes bytes as they come and gives whole frames. */
+/** Decode whole frames from bytes that arrive in any pieces. */
 export class Frames {
   #rest = new Uint8Array();
 

@@ -1,7 +1,7 @@
 'use strict';
-/** The keyboard: `?` help, `/` find, `g` and a letter to go to a page, `j` and `k` through the rows of a table. */
+/** Keyboard shortcuts: `?` help, `/` find, `g` and a letter: go to a page, `j` and `k`: next and previous table row. */
 
-const PATIENCE_MS = 1500; // between `g` and its letter
+const SEQUENCE_TIMEOUT_MS = 1500; // between `g` and its letter
 
 function typing(target) {
   return target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.closest?.('[data-keys="own"]');
@@ -38,7 +38,7 @@ export function startKeys() {
       go(event.key);
       return;
     }
-    if (event.key === 'g') armedUntil = event.timeStamp + PATIENCE_MS;
+    if (event.key === 'g') armedUntil = event.timeStamp + SEQUENCE_TIMEOUT_MS;
     else if (event.key === '?') document.querySelector('#shortcuts').showModal();
     else if (event.key === '/' && find()) event.preventDefault();
     else if (event.key === 'j') step(1);

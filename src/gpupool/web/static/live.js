@@ -1,15 +1,15 @@
 'use strict';
 /**
  * Keeps the page up to date. While the page is visible there is one stream, on which the server says "changed"
- * at a pace that it can afford; then the page's own address is asked for again and <main> is morphed into the answer.
- * Focus, scrolling, open dialogs, what is typed and whatever has `data-keep` stay as they are.
+ * at a pace that limits its load; then the page's own URL is requested again and <main> is morphed into the answer.
+ * Focus, scrolling, open dialogs, typed text and elements with `data-keep` do not change.
  */
 import {Idiomorph} from './vendor/idiomorph/idiomorph.esm.js';
 import {localise} from './times.js';
 
-const SOON_MS = 200; // a lock that nobody has is there sooner
+const LOCK_WAIT_MS = 200; // a free lock is granted sooner
 
-/** Whether somebody has put something into a field that the server does not know of. */
+/** Return whether a field has input that the server does not have. */
 function touched(field) {
   if (field.type === 'checkbox' || field.type === 'radio') return field.checked !== field.defaultChecked;
   if (field.tagName === 'SELECT') return [...field.options].some((option) => option.selected !== option.defaultSelected);
@@ -26,39 +26,39 @@ const CALLBACKS = {
   beforeAttributeUpdated: (name, node) => !(name === 'open' && /^(DETAILS|DIALOG)$/.test(node.tagName)) && !(name === 'class' && node.classList.contains('at')),
 };
 
-/** Change <main> into another; exported for pages that load more by themselves. */
+/** Morph <main> into a new one; exported for pages that load more themselves. */
 export function morph(main, next) {
   localise(next);
   Idiomorph.morph(main, next, {morphStyle: 'outerHTML', ignoreActiveValue: true, restoreFocus: true, callbacks: CALLBACKS});
   document.dispatchEvent(new CustomEvent('gpupool:updated'));
 }
 
-/** @param {(text: string) => void} say tells people who listen */
-export function startLive(say) {
+/** @param {(text: string) => void} announce announces a text to screen readers */
+export function startLive(announce) {
   const mode = () => document.querySelector('main').dataset.live;
   const sign = document.querySelector('[data-live-state]');
   if (!sign || mode() === 'off') return;
-  let [source, channel, release, abort, kept] = [null, null, null, null, ''];
+  let [source, channel, release, abort, rate] = [null, null, null, null, ''];
   let tag = '';
-  let seen = document.body.dataset.seen; // what had happened when the page was made
-  let [busy, again, fine] = [false, false, true];
+  let seen = document.body.dataset.seen; // number of the last event when the page was rendered
+  let [busy, pending, isConnected] = [false, false, true];
 
   function show(connected) {
-    if (connected !== fine) say(connected ? 'Connected again' : 'Connection lost: this page is not up to date');
-    fine = connected;
+    if (connected !== isConnected) announce(connected ? 'Reconnected' : 'Connection lost: this page is not up to date');
+    isConnected = connected;
     sign.textContent = connected ? '● Live' : '○ Not connected';
     sign.classList.toggle('state-good', connected);
     sign.classList.toggle('state-bad', !connected);
   }
 
-  async function look() {
-    if (mode() === 'off') return close(); // the page has become one that does not change
-    if (channel && mode() !== kept) { // or one that changes at another pace
+  async function refresh() {
+    if (mode() === 'off') return close(); // the page no longer changes
+    if (channel && mode() !== rate) { // or it changes at another rate
       close();
       open();
     }
     if (busy) {
-      again = true;
+      pending = true;
       return;
     }
     busy = true;
@@ -69,16 +69,16 @@ export function startLive(say) {
     } finally {
       busy = false;
     }
-    if (again) {
-      again = false;
-      look();
+    if (pending) {
+      pending = false;
+      refresh();
     }
   }
 
   async function fetchAndMorph() {
     const headers = tag ? {'X-Live': '1', 'If-None-Match': tag} : {'X-Live': '1'};
     const answer = await fetch(location.href, {headers, cache: 'no-store'});
-    if (answer.status === 401) return location.reload(); // signed out: the page says so
+    if (answer.status === 401) return location.reload(); // signed out: the page shows that
     if (answer.status === 204 || !answer.ok) return;
     const text = await answer.text();
     if (document.hidden) return;
@@ -87,44 +87,44 @@ export function startLive(say) {
     if (next) morph(document.querySelector('main'), next);
   }
 
-  // Browsers allow few connections to a server. Windows of one browser that follow at the same pace share a stream:
-  // whoever has the lock listens, and tells the others.
+  // Browsers allow few connections to a server. Windows of one browser with the same rate share a stream:
+  // the window that has the lock listens, and notifies the others.
 
   function open() {
     if (channel || document.hidden) return;
-    kept = mode();
-    channel = new BroadcastChannel(`gpupool-live-${kept}`);
-    channel.onmessage = ({data}) => (data === 'changed' ? look() : show(data === 'up'));
+    rate = mode();
+    channel = new BroadcastChannel(`gpupool-live-${rate}`);
+    channel.onmessage = ({data}) => (data === 'changed' ? refresh() : show(data === 'up'));
     abort = new AbortController();
     const asked = Date.now();
-    navigator.locks.request(channel.name, {signal: abort.signal}, () => lead(Date.now() - asked > SOON_MS)).catch(() => {});
-    setTimeout(() => { if (channel && !source) look(); }, SOON_MS); // another listens: it does not know what this page has
+    navigator.locks.request(channel.name, {signal: abort.signal}, () => lead(Date.now() - asked > LOCK_WAIT_MS)).catch(() => {});
+    setTimeout(() => { if (channel && !source) refresh(); }, LOCK_WAIT_MS); // another window listens: it does not know the state of this page
   }
 
-  /** Listen for all; `late` when others did before, who may have missed something. Holds the lock until it is closed. */
+  /** Listen for all windows; `late` if another one did before and may have missed events. Hold the lock until close. */
   function lead(late) {
     if (!channel) return undefined;
-    source = new EventSource(`/live?often=${kept === 'often'}&seen=${late ? '' : seen}`);
-    seen = ''; // from now on it is told, or looks by itself
-    source.addEventListener('changed', () => { tell('changed'); look(); });
+    source = new EventSource(`/live?often=${rate === 'often'}&seen=${late ? '' : seen}`);
+    seen = ''; // from now on it is notified, or requests the page itself
+    source.addEventListener('changed', () => { notify('changed'); refresh(); });
     source.addEventListener('open', () => {
-      if (!fine || late) look();
+      if (!isConnected || late) refresh();
       late = false;
       show(true);
-      tell('up');
+      notify('up');
     });
     source.addEventListener('error', () => {
       show(false);
-      tell('down');
-      if (source?.readyState === EventSource.CLOSED) { // refused: the browser does not try again by itself
+      notify('down');
+      if (source?.readyState === EventSource.CLOSED) { // refused: the browser does not retry automatically
         close();
-        setTimeout(() => { look(); open(); }, 5000);
+        setTimeout(() => { refresh(); open(); }, 5000);
       }
     });
     return new Promise((done) => { release = done; });
   }
 
-  const tell = (what) => channel?.postMessage(what);
+  const notify = (what) => channel?.postMessage(what);
 
   function close() {
     source?.close();
@@ -136,16 +136,16 @@ export function startLive(say) {
 
   document.addEventListener('visibilitychange', () => {
     if (document.hidden) return close();
-    look();
+    refresh();
     open();
   });
   addEventListener('pagehide', close);
-  addEventListener('pageshow', (event) => { // kept by the browser while another page was shown
+  addEventListener('pageshow', (event) => { // restored from the browser's page cache
     if (!event.persisted) return;
-    look();
+    refresh();
     open();
   });
   show(true);
   open();
-  if (document.querySelector('[data-rest]')) look(); // a large page comes in two parts: what a screen shows, and all
+  if (document.querySelector('[data-rest]')) refresh(); // a large page comes in two parts: the first screen, then everything
 }

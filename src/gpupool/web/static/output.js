@@ -1,13 +1,13 @@
 'use strict';
 /**
- * <gpupool-output>: what a program writes, live. Which program it is stands in #output-source (data-source, data-file),
- * which live updates of the page may change; the element itself they leave alone.
+ * <gpupool-output>: the live output of a program. #output-source (data-source, data-file) names the program; live updates
+ * of the page may change it, but not the element itself.
  */
-import {say} from './app.js';
+import {announce} from './app.js';
 
-const MOST_LINES = 5000;
-const TAIL = 2000;
-const PATIENCE_MS = 3000;
+const MAX_LINES = 5000;
+const TAIL_LINES = 2000;
+const RETRY_DELAY_MS = 3000;
 // Sequences that move cursors and set colours: CSI, OSC, and the short ones.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])/g;
 
@@ -17,7 +17,7 @@ class Output extends HTMLElement {
   #cursor = '';
   #ended = false;
   #decoders = {};
-  #open = null; // the line that is being written
+  #open = null; // the current, incomplete line
   #kind = 'out';
   #last = '';
   #waiting = [];
@@ -40,13 +40,13 @@ class Output extends HTMLElement {
     this.append(bar, this.pre);
     this.wrap.box.addEventListener('change', () => this.pre.classList.toggle('wrap', this.wrap.box.checked));
     this.follow.box.addEventListener('change', () => this.#scroll());
-    this.pre.addEventListener('wheel', () => this.#looked(), {passive: true});
-    this.pre.addEventListener('keyup', () => this.#looked());
-    this.updated = () => this.#look();
+    this.pre.addEventListener('wheel', () => this.#followAtEnd(), {passive: true});
+    this.pre.addEventListener('keyup', () => this.#followAtEnd());
+    this.updated = () => this.#readSource();
     this.shown = () => (document.hidden ? this.#close() : this.#connect());
     document.addEventListener('gpupool:updated', this.updated);
     document.addEventListener('visibilitychange', this.shown);
-    this.#look();
+    this.#readSource();
   }
 
   disconnectedCallback() {
@@ -55,13 +55,13 @@ class Output extends HTMLElement {
     this.#close();
   }
 
-  /** Begin anew when the page is about another program than before. */
-  #look() {
-    const told = document.querySelector('#output-source');
-    if (!told || told.dataset.source === this.#source) return;
+  /** Start again if the page shows another program than before. */
+  #readSource() {
+    const source = document.querySelector('#output-source');
+    if (!source || source.dataset.source === this.#source) return;
     this.#close();
-    this.#source = told.dataset.source;
-    this.file.href = told.dataset.file;
+    this.#source = source.dataset.source;
+    this.file.href = source.dataset.file;
     this.file.download = '';
     this.pre.replaceChildren();
     [this.#cursor, this.#ended, this.#open, this.#last, this.#decoders] = ['', false, null, '', {}];
@@ -70,20 +70,20 @@ class Output extends HTMLElement {
 
   #connect() {
     if (this.#stream || this.#ended || document.hidden || !this.#source) return;
-    const from = this.#cursor ? `cursor=${encodeURIComponent(this.#cursor)}` : `tail=${TAIL}`;
+    const from = this.#cursor ? `cursor=${encodeURIComponent(this.#cursor)}` : `tail=${TAIL_LINES}`;
     const stream = this.#stream = new EventSource(`${this.#source}&${from}`);
-    stream.addEventListener('open', () => this.#tell('Live'));
-    stream.addEventListener('chunk', (event) => this.#take(event));
+    stream.addEventListener('open', () => this.#showStatus('Live'));
+    stream.addEventListener('chunk', (event) => this.#receive(event));
     stream.addEventListener('end', () => {
       this.#ended = true;
       this.#close();
-      this.#tell(this.pre.childElementCount || this.#waiting.length ? 'Complete' : 'It wrote nothing');
+      this.#showStatus(this.pre.childElementCount || this.#waiting.length ? 'Complete' : 'No output');
     });
     stream.addEventListener('error', () => {
-      this.#tell('Not connected; trying again');
-      if (stream.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+      this.#showStatus('Not connected; reconnecting');
+      if (stream.readyState !== EventSource.CLOSED) return; // the browser retries automatically
       this.#close();
-      setTimeout(() => this.isConnected && this.#connect(), PATIENCE_MS);
+      setTimeout(() => this.isConnected && this.#connect(), RETRY_DELAY_MS);
     });
   }
 
@@ -92,13 +92,13 @@ class Output extends HTMLElement {
     this.#stream = null;
   }
 
-  #tell(text) {
+  #showStatus(text) {
     if (this.status.textContent === text) return;
     this.status.textContent = text;
-    if (text === 'Complete') say('The output is complete');
+    if (text === 'Complete') announce('The output is complete');
   }
 
-  #take(event) {
+  #receive(event) {
     const chunk = JSON.parse(event.data);
     this.#cursor = chunk.cursor;
     const bytes = Uint8Array.from(atob(chunk.data), (letter) => letter.charCodeAt(0));
@@ -113,13 +113,13 @@ class Output extends HTMLElement {
     const drawn = document.createDocumentFragment();
     for (const [kind, text] of pieces) this.#write(drawn, kind, text);
     this.pre.append(drawn);
-    while (this.pre.childElementCount > MOST_LINES) this.pre.firstElementChild.remove();
+    while (this.pre.childElementCount > MAX_LINES) this.pre.firstElementChild.remove();
     this.#scroll();
   }
 
   #write(drawn, kind, text) {
     const plain = (this.#kind === kind ? this.#last : '') + text;
-    const cut = /\x1b[^a-zA-Z\x07]{0,64}$/.exec(plain); // an escape that is not whole yet
+    const cut = /\x1b[^a-zA-Z\x07]{0,64}$/.exec(plain); // an incomplete escape sequence
     this.#last = cut ? cut[0] : '';
     this.#kind = kind;
     const lines = plain.slice(0, plain.length - this.#last.length).replace(ESCAPES, '').replaceAll('\r\n', '\n').split('\n');
@@ -130,7 +130,7 @@ class Output extends HTMLElement {
     });
   }
 
-  /** Add to the line that is being written; what follows a carriage return is written over it. */
+  /** Add to the current line; text after a carriage return overwrites it. */
   #line(drawn, kind, text) {
     if (this.#open === null || this.#open.dataset.kind !== kind) {
       this.#open = make('span', kind === 'err' ? 'line line-err' : 'line', '');
@@ -142,7 +142,7 @@ class Output extends HTMLElement {
     this.#open.textContent = (parts.at(-1) || parts.at(-2) || '') + (parts.length > 1 && !parts.at(-1) ? '\r' : '');
   }
 
-  #looked() {
+  #followAtEnd() {
     const end = this.pre.scrollHeight - this.pre.scrollTop - this.pre.clientHeight < 40;
     if (end !== this.follow.box.checked) this.follow.box.checked = end;
   }

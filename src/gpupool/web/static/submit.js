@@ -1,10 +1,10 @@
 'use strict';
-/** The submit form: fields that go with the kind, and the command line that says the same, while one types. */
+/** The submit form: the fields of the kind, and the equivalent command line while the user types. */
 
-const PAUSE_MS = 350;
+const TYPING_PAUSE_MS = 350;
 const form = document.querySelector('#submit-form');
 
-/** Show the fields that the chosen kind has. */
+/** Show the fields of the selected kind. */
 function showFields() {
   const kind = form.elements.kind.value;
   for (const part of form.querySelectorAll('[data-kind], [data-not-kind]')) {
@@ -14,25 +14,25 @@ function showFields() {
 }
 
 let timer = 0;
-let asked = null;
+let request = null;
 
 async function preview() {
-  asked?.abort();
-  asked = new AbortController();
+  request?.abort();
+  request = new AbortController();
   const body = new URLSearchParams(new FormData(form));
   try {
-    const answer = await fetch(form.dataset.preview, {method: 'POST', body, signal: asked.signal});
+    const answer = await fetch(form.dataset.preview, {method: 'POST', body, signal: request.signal});
     if (!answer.ok) return;
     const next = new DOMParser().parseFromString(await answer.text(), 'text/html').querySelector('#preview-body');
     if (next) document.querySelector('#preview').replaceChildren(next);
   } catch {
-    // typed on meanwhile, or not connected: the preview stays as it was
+    // changed meanwhile, or not connected: keep the preview
   }
 }
 
 form.addEventListener('input', () => {
   showFields();
   clearTimeout(timer);
-  timer = setTimeout(preview, PAUSE_MS);
+  timer = setTimeout(preview, TYPING_PAUSE_MS);
 });
 showFields();

@@ -1,17 +1,17 @@
 'use strict';
 /**
- * <gpupool-terminal>: a program's terminal over a WebSocket. Which program it is stands in #terminal-source
- * (data-socket, data-key), which live updates of the page may change; the element itself they leave alone.
+ * <gpupool-terminal>: a program's terminal over a WebSocket. #terminal-source (data-socket, data-key) names the program;
+ * live updates of the page may change it, but not the element itself.
  */
-import {say} from './app.js';
+import {announce} from './app.js';
 import {Frames, KIND, frame, hello, resize, text} from './frames.js';
 import {FitAddon} from './vendor/xterm/addon-fit.mjs';
 import {Terminal} from './vendor/xterm/xterm.mjs';
 
-const PIECE = 64 * 1024; // bytes of typed or pasted text in one frame
-const LONGEST_WAIT_MS = 10_000;
-const MOST_EARLY = 1000; // frames typed before the connection stands
-const REFUSED = 4000; // a close with this + HTTP status is the pool's answer, not a fault
+const MAX_FRAME_BYTES = 64 * 1024; // bytes of typed or pasted text in one frame
+const MAX_RETRY_DELAY_MS = 10_000;
+const MAX_EARLY_FRAMES = 1000; // frames typed before the connection is open
+const CLOSE_BASE = 4000; // a close code of this + HTTP status is an answer of the pool, not an error
 
 /**
  * xterm.js writes its rules into <style> elements, which our content security policy forbids. While it opens, those
@@ -41,7 +41,7 @@ function standIn(create) {
   return element;
 }
 
-/** Colours that are no theme colours come as style attributes, which the policy ignores: set them by script. */
+/** Set colours outside the theme by script: they come as style attributes, which the content policy ignores. */
 function applyStyles(box) {
   const apply = (node) => { node.style.cssText = node.getAttribute('style'); };
   new MutationObserver((changes) => {
@@ -68,21 +68,21 @@ class ProgramTerminal extends HTMLElement {
     this.status = document.createElement('span');
     this.status.className = 'quiet';
     this.status.setAttribute('role', 'status');
-    this.again = button('Connect again', () => this.#connect());
-    this.again.hidden = true;
-    this.bar.append(this.status, this.again);
+    this.reconnect = button('Reconnect', () => this.#connect());
+    this.reconnect.hidden = true;
+    this.bar.append(this.status, this.reconnect);
     this.append(this.box, this.bar);
-    this.updated = () => this.#look();
+    this.updated = () => this.#readSource();
     document.addEventListener('gpupool:updated', this.updated);
     this.#makeTerminal();
-    this.#look();
+    this.#readSource();
   }
 
   disconnectedCallback() {
     document.removeEventListener('gpupool:updated', this.updated);
     clearTimeout(this.#timer);
     this.watcher.disconnect();
-    this.#hangUp();
+    this.#disconnect();
     this.terminal.dispose();
   }
 
@@ -109,101 +109,101 @@ class ProgramTerminal extends HTMLElement {
     this.fit.fit();
   }
 
-  /** Tab belongs to the program, so another key has to lead out. */
+  /** Leave the terminal with another key than Tab, which belongs to the program. */
   #leave(event) {
     if (event.type !== 'keydown' || event.key !== 'Escape' || !event.shiftKey) return true;
     this.terminal.blur();
-    this.again.hidden ? document.querySelector('#main')?.focus() : this.again.focus();
+    this.reconnect.hidden ? document.querySelector('#main')?.focus() : this.reconnect.focus();
     return false;
   }
 
   /** Connect to a program that the page has not shown before. */
-  #look() {
-    const told = document.querySelector('#terminal-source');
-    if (!told?.dataset.socket || told.dataset.key === this.#key) return;
-    this.#key = told.dataset.key;
+  #readSource() {
+    const source = document.querySelector('#terminal-source');
+    if (!source?.dataset.socket || source.dataset.key === this.#key) return;
+    this.#key = source.dataset.key;
     this.#over = false;
     this.terminal.options.disableStdin = false;
-    this.#hangUp();
+    this.#disconnect();
     this.#connect();
   }
 
   #connect() {
     clearTimeout(this.#timer);
-    const told = document.querySelector('#terminal-source');
-    const url = new URL(told?.dataset.socket || this.url, location.href);
+    const source = document.querySelector('#terminal-source');
+    const url = new URL(source?.dataset.socket || this.url, location.href);
     url.protocol = location.protocol === 'https:' ? 'wss:' : 'ws:';
     this.url = url.href;
-    this.#hangUp();
+    this.#disconnect();
     this.#early = [];
-    this.again.hidden = true;
+    this.reconnect.hidden = true;
     const socket = this.#socket = new WebSocket(url);
     const frames = new Frames();
     socket.binaryType = 'arraybuffer';
-    this.#tell('Connecting');
+    this.#showStatus('Connecting');
     socket.addEventListener('open', () => {
       this.terminal.reset();
       this.#wait = 1000;
       this.#send(hello(this.terminal.rows, this.terminal.cols, true));
       for (const bytes of this.#early.splice(0)) this.#send(bytes);
-      this.#tell('Connected');
+      this.#showStatus('Connected');
     });
     socket.addEventListener('message', ({data}) => {
-      for (const [kind, payload] of frames.take(data)) this.#take(kind, payload);
+      for (const [kind, payload] of frames.take(data)) this.#receive(kind, payload);
     });
     socket.addEventListener('close', (event) => socket === this.#socket && this.#closed(event));
   }
 
-  #hangUp() {
+  #disconnect() {
     const socket = this.#socket;
     this.#socket = null;
-    if (socket?.readyState === WebSocket.OPEN) socket.send(frame(KIND.DETACH)); // the program stays
+    if (socket?.readyState === WebSocket.OPEN) socket.send(frame(KIND.DETACH)); // the program continues
     socket?.close();
   }
 
   #closed(event) {
     this.#socket = null;
     if (this.#over) return;
-    if (event.code > REFUSED) {
-      this.#tell(event.reason.replace(/^[A-Z_]+: /, '') || 'The terminal was refused');
-      this.again.hidden = false;
+    if (event.code > CLOSE_BASE) {
+      this.#showStatus(event.reason.replace(/^[A-Z_]+: /, '') || 'The terminal was refused');
+      this.reconnect.hidden = false;
       return;
     }
-    this.#tell('Connection lost; connecting again');
-    this.again.hidden = false;
+    this.#showStatus('Connection lost; reconnecting');
+    this.reconnect.hidden = false;
     this.#timer = setTimeout(() => this.isConnected && this.#connect(), this.#wait);
-    this.#wait = Math.min(2 * this.#wait, LONGEST_WAIT_MS);
+    this.#wait = Math.min(2 * this.#wait, MAX_RETRY_DELAY_MS);
   }
 
-  #take(kind, payload) {
+  #receive(kind, payload) {
     if (kind === KIND.STDOUT || kind === KIND.STDERR) this.terminal.write(payload.slice());
-    else if (kind === KIND.NOTE) this.#tell(new TextDecoder().decode(payload));
+    else if (kind === KIND.NOTE) this.#showStatus(new TextDecoder().decode(payload));
     else if (kind === KIND.EXIT) this.#ended(JSON.parse(new TextDecoder().decode(payload)));
   }
 
   #ended(report) {
     this.#over = true;
     this.terminal.options.disableStdin = true;
-    this.#tell(`The program has ended with status ${report.status}`);
-    say('The program has ended');
+    this.#showStatus(`The program has ended with status ${report.status}`);
+    announce('The program has ended');
   }
 
   #type(bytes) {
-    for (let at = 0; at < bytes.length; at += PIECE) this.#sendSoon(frame(KIND.STDIN, bytes.subarray(at, at + PIECE)));
+    for (let at = 0; at < bytes.length; at += MAX_FRAME_BYTES) this.#sendSoon(frame(KIND.STDIN, bytes.subarray(at, at + MAX_FRAME_BYTES)));
   }
 
   #send(bytes) {
     if (this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(bytes);
   }
 
-  /** What is typed while the connection is made is sent when it stands; while there is none it goes nowhere. */
+  /** Send input later while the connection opens; drop it without a connection. */
   #sendSoon(bytes) {
-    if (this.#socket?.readyState === WebSocket.CONNECTING && this.#early.length < MOST_EARLY) this.#early.push(bytes);
+    if (this.#socket?.readyState === WebSocket.CONNECTING && this.#early.length < MAX_EARLY_FRAMES) this.#early.push(bytes);
     else this.#send(bytes);
   }
 
-  #tell(said) {
-    this.status.textContent = said;
+  #showStatus(message) {
+    this.status.textContent = message;
   }
 }
 

@@ -1,12 +1,12 @@
 'use strict';
-/** Moments in the viewer's zone, and how long ago they were, in words like those of the server. */
+/** Times in the viewer's time zone, and their age, in the format of the server. */
 
 const MOMENT = new Intl.DateTimeFormat(undefined, {
   year: 'numeric', month: '2-digit', day: '2-digit', hour: '2-digit', minute: '2-digit', hourCycle: 'h23',
 });
 const EXACT = new Intl.DateTimeFormat(undefined, {dateStyle: 'full', timeStyle: 'long', hourCycle: 'h23'});
 
-/** Seconds as "42s", "3m10s", "2h05m", "4d03h". */
+/** Format seconds as "42s", "3m10s", "2h05m", "4d03h". */
 export function duration(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
   const two = (value) => String(value).padStart(2, '0');
@@ -16,7 +16,7 @@ export function duration(seconds) {
   return minutes ? `${minutes}m${two(whole % 60)}s` : `${whole}s`;
 }
 
-/** A moment as it is written in pages. */
+/** Format a time as in pages. */
 export function moment(epochS) {
   return MOMENT.format(epochS * 1000);
 }

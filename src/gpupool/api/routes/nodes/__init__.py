@@ -1,0 +1,1 @@
+"""Routes for nodes, images, reservations, and the machines of a cluster."""

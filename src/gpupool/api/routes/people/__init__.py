@@ -1,0 +1,1 @@
+"""Routes for users, projects, fairness, logins, audit and usage."""

@@ -1,0 +1,1 @@
+"""Routes for workloads, their output and files."""

@@ -1,0 +1,111 @@
+"""Submission, dry runs, and manifests of Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gpupool.api.deps import Closing, Member, Services, TimeoutS, answer
+from gpupool.api.routes.work.workloads import unless_over, viewer_of
+from gpupool.api.schemas.work.manifests import AppliedList, AppliedView, ApplyBody, RemarkView
+from gpupool.api.schemas.work.plans import PlanView
+from gpupool.api.schemas.work.workloads import WorkloadDetail, WorkloadView
+from gpupool.api.views import plan_view, workload_view
+from gpupool.domain.people.access import DEFAULT_PROJECT
+from gpupool.services.workloads.manifests import Applied, ApplyOptions
+from gpupool.services.workloads.service import WaitFor
+from gpupool.specs.kubernetes.kinds import BY_NAME
+from gpupool.specs.kubernetes.settings import Settings
+from gpupool.specs.request import parse_request_json
+
+router = APIRouter(prefix="/v1", tags=["workloads"])
+
+REQUEST_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/WorkloadRequest"}}},
+    }
+}
+
+
+@router.post(
+    "/workloads",
+    status_code=201,
+    response_model=WorkloadDetail | WorkloadView,
+    responses={200: {"model": WorkloadDetail | WorkloadView, "description": "This request_id was already processed."}},
+    openapi_extra=REQUEST_BODY,
+)
+async def submit(
+    request: Request,
+    services: Services,
+    caller: Member,
+    closing: Closing,
+    wait: WaitFor | None = None,
+    timeout_s: TimeoutS = 25.0,
+) -> Response:
+    """Ask for something to be run. With ``wait`` the answer has the replicas, after the wait or its time limit."""
+    wanted = parse_request_json(await request.body())
+    workload, created = await services.workloads.submit(caller, wanted)
+    status = 201 if created else 200
+    if wait is None:
+        return answer(await workload_view.workload_view(services, viewer_of(request, caller), workload), status)
+    waiting = services.workloads.wait(
+        caller, workload.id, until=wait, timeout_s=timeout_s, bound=workload.program.client_bound
+    )
+    workload = await unless_over(waiting, request, closing, otherwise=workload)
+    return answer(await workload_view.workload_detail(services, viewer_of(request, caller), workload), status)
+
+
+@router.post("/plan", response_model=PlanView, openapi_extra=REQUEST_BODY)
+async def plan(request: Request, services: Services, caller: Member) -> Response:
+    """Where and when a request would start if it were submitted now; refused as the submission would be."""
+    wanted = parse_request_json(await request.body())
+    return answer(plan_view.plan_view(await services.plans.plan(caller, wanted)))
+
+
+@router.post("/apply", response_model=AppliedList)
+async def apply(request: Request, services: Services, caller: Member, body: ApplyBody) -> Response:
+    """Make what manifests (YAML or JSON, one or more documents) describe; all of a file, or with an error nothing."""
+    applied, remarks = await services.manifests.apply(caller, body.text, body.name, _how(body))
+    viewer = viewer_of(request, caller)
+    views = [
+        AppliedView(
+            kind=one.kind,
+            resource=_resource(one),
+            name=one.name,
+            action=one.action.value,
+            workload=None
+            if one.workload is None
+            else await workload_view.workload_view(services, viewer, one.workload),
+            ended=one.ended,
+        )
+        for one in applied
+    ]
+    warnings = [RemarkView(code=r.code.value, message=r.message, line=r.line, column=r.column) for r in remarks]
+    return answer(AppliedList(objects=views, warnings=warnings))
+
+
+def _resource(one: Applied) -> str:
+    kind = BY_NAME.get(one.kind)
+    return kind.resource if kind is not None else one.kind.lower()
+
+
+def _how(body: ApplyBody) -> ApplyOptions:
+    settings = Settings(
+        project=body.project,
+        containers=not body.no_container,
+        container=body.container,
+        claims=dict(body.claims),
+    )
+    return ApplyOptions(
+        settings=settings,
+        default_project=body.default_project or DEFAULT_PROJECT,
+        env=dict(body.env),
+        workdir=body.workdir,
+        umask=body.umask,
+        force=body.force,
+        dry_run=body.dry_run,
+    )

@@ -1,0 +1,1 @@
+"""Schemas of nodes, images, reservations and joining."""

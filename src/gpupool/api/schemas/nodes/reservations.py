@@ -1,0 +1,66 @@
+"""Reservations of nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from gpupool.api.schemas.base import Body, View
+from gpupool.api.schemas.bodies import Name, Note
+
+Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
+NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,253}$")]
+Title = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+class ReservationBody(Body):
+    """Nodes to keep for projects and users, or (``maintenance``) for nobody, between two times.
+
+    ``nodes`` by name, or ``gpus`` (of ``models``) on whole nodes that the pool picks. Protected work without a time
+    limit is not placed there from ``lead_s`` before the beginning.
+    """
+
+    name: Title
+    starts_at: Moment
+    ends_at: Moment
+    nodes: Annotated[list[NodeName], Field(max_length=10_000, default_factory=list)]
+    gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    models: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=100)]],
+        Field(max_length=64, default_factory=list),
+    ]
+    projects: Annotated[list[Name], Field(max_length=100, default_factory=list)]
+    users: Annotated[list[Name], Field(max_length=1000, default_factory=list)]
+    maintenance: bool = False
+    lead_s: Annotated[float, Field(ge=0, le=92 * 86400, allow_inf_nan=False)] = 43_200.0
+    note: Note = ""
+
+
+class ReservationView(View):
+    """A reservation; without projects and users it is for maintenance. ``holds``: it has begun."""
+
+    id: str
+    name: str
+    nodes: list[str]
+    starts_at: float
+    ends_at: float
+    projects: list[str]
+    users: list[str]
+    lead_s: float
+    created_by: str
+    note: str
+    holds: bool
+
+
+class NewReservationView(ReservationView):
+    """A reservation just made: how many replicas will be evicted for it as things stand, and what to know of it."""
+
+    evictions: int
+    warnings: list[str]
+
+
+class ReservationList(View):
+    """Reservations that hold or are to come, in the order in which they begin."""
+
+    bookings: list[ReservationView]

@@ -1,0 +1,136 @@
+"""Settings of the pool: scheduling policy, backups and warnings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from gpupool.api.schemas.base import Body, View
+from gpupool.domain.backup import DEFAULT_KEEP, MAX_EVERY_S, MAX_FOLDER_LENGTH, MAX_KEEP, MIN_EVERY_S, BackupState
+from gpupool.domain.nodes.gpu import Placement
+from gpupool.domain.people.warning import MAX_BEFORE_S, MAX_TEXT_LENGTH, MailSecurity, WarningKind, WebhookKind
+from gpupool.scheduling.state.user_order import Order
+
+Seconds = Annotated[float, Field(ge=0, le=31_622_400, allow_inf_nan=False)]
+
+
+class PolicyView(View):
+    """Describe the scheduling policy; times are in seconds, see ``gpupool policy --help``."""
+
+    min_runtime_s: float
+    reserve_after_s: float
+    consolidate_after_s: float | None
+    stale_gang_s: float
+    half_life_s: float
+    usage_weight: float
+    order: Order
+    turn_s: float | None
+    placement: Placement
+    node_lost_after_s: float | None
+    max_queued_per_user: int = 10_000
+    unsaved_after_s: float | None = 3600.0
+    max_requests_per_second: int = 100
+
+
+class PolicyChange(Body):
+    """List the settings to change; omitted settings stay."""
+
+    min_runtime_s: Seconds = 0
+    reserve_after_s: Seconds = 0
+    consolidate_after_s: Seconds | None = None
+    stale_gang_s: Seconds = 0
+    half_life_s: Seconds = 0
+    usage_weight: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0
+    order: Order = Order.FAIR
+    turn_s: Seconds | None = None
+    placement: Placement = Placement.PACK
+    node_lost_after_s: Seconds | None = None
+    max_queued_per_user: Annotated[int, Field(ge=1, le=200_000)] = 10_000
+    unsaved_after_s: Seconds | None = 3600.0
+    max_requests_per_second: Annotated[int, Field(ge=10, le=100_000)] = 100
+
+
+class BackupFileView(View):
+    """One scheduled copy; ``state`` says whether it can be restored into this pool."""
+
+    name: str
+    made_at: float
+    size_bytes: int
+    state: BackupState
+
+
+class BackupsView(View):
+    """The schedule (``every_s`` null: off), the result of the last backup, and the copies, newest first."""
+
+    every_s: float | None
+    keep: int
+    folder: str
+    last_success_at: float | None
+    last_error: str
+    files: list[BackupFileView]
+
+
+class BackupChange(Body):
+    """Changes to the schedule; fields that are left out stay as they are. ``folder`` empty: in the state folder."""
+
+    every_s: Annotated[float, Field(ge=MIN_EVERY_S, le=MAX_EVERY_S, allow_inf_nan=False)] | None = None
+    keep: Annotated[int, Field(ge=1, le=MAX_KEEP)] = DEFAULT_KEEP
+    folder: Annotated[str, Field(max_length=MAX_FOLDER_LENGTH)] = ""
+
+
+Line = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class WarningSettingsView(View):
+    """Where warnings go. Of the password and the webhook's secret only whether they are set, of its URL the host."""
+
+    smtp_host: str
+    smtp_port: int
+    smtp_security: MailSecurity
+    smtp_user: str
+    smtp_password: str
+    sender: str
+    webhook_url: str
+    webhook_kind: WebhookKind
+    webhook_secret: str
+    before_s: float
+    kinds: list[WarningKind]
+
+
+class WarningSettingsChange(Body):
+    """List the settings to change; omitted ones stay, secrets too. An empty host or URL disables that channel."""
+
+    smtp_host: Line = ""
+    smtp_port: Annotated[int, Field(ge=1, le=65535)] = 587
+    smtp_security: MailSecurity = MailSecurity.STARTTLS
+    smtp_user: Line = ""
+    smtp_password: Line = ""
+    sender: Line = ""
+    webhook_url: Line = ""
+    webhook_kind: WebhookKind = WebhookKind.GENERIC
+    webhook_secret: Line = ""
+    before_s: Annotated[float, Field(ge=0, le=MAX_BEFORE_S, allow_inf_nan=False)] = 600
+    kinds: Annotated[list[WarningKind], Field(max_length=len(WarningKind))] = Field(
+        default_factory=lambda: list(WarningKind)
+    )
+
+
+class WarningTestBody(Body):
+    """Address for a test e-mail; empty: the caller's own address."""
+
+    to: Annotated[str, StringConstraints(max_length=254, pattern=r"^[^\x00-\x20\x7f]*$")] = ""
+
+
+class WarningAttemptView(View):
+    """Report the result of one message."""
+
+    way: str
+    ok: bool
+    message: str
+
+
+class WarningTestView(View):
+    """Report the result of a test by channel."""
+
+    attempts: list[WarningAttemptView]

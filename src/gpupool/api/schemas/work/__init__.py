@@ -1,0 +1,1 @@
+"""Schemas of workloads, plans, manifests and files."""

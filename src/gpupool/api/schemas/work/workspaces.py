@@ -1,0 +1,116 @@
+"""Workspaces."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from gpupool.api.schemas.base import Body, View
+from gpupool.api.schemas.bodies import Name
+from gpupool.api.schemas.work.workloads import GpuRequestView, ReasonView
+from gpupool.domain.work.workspace import TaskKind, WorkspaceState
+from gpupool.specs.fields.containers import Image
+from gpupool.specs.fields.quantities import ProjectName
+from gpupool.specs.request import GpuSpec
+
+Python = Annotated[str, StringConstraints(pattern=r"^(python(:?3(\.[0-9]{1,2})?)?)?$")]
+NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,253}$")]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=40)]
+
+
+class WorkspaceBody(Body):
+    """A new workspace. ``environment`` is a Python of the node: its session makes a virtual environment of it."""
+
+    name: Name
+    project: ProjectName | None = None
+    gpus: GpuSpec | None = None
+    image: Image | None = None
+    environment: Python = ""
+    node: NodeName | None = None
+
+
+class StartBody(Body):
+    """Start a workspace with other GPUs (null: those of the last start), and limits as in a submission."""
+
+    gpus: GpuSpec | None = None
+    wait: Text | None = None
+    max_time: Text | None = None
+    idle_timeout: Text | None = None
+    cpus: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    memory: Text | None = None
+
+
+class StopWorkspaceBody(Body):
+    """Stop a workspace; with ``force`` at once."""
+
+    force: bool = False
+
+
+class AssignBody(Body):
+    """The GPUs of the next start."""
+
+    gpus: GpuSpec
+
+
+class CloneBody(Body):
+    """The name of the copy; ``snapshot`` null: of the present files."""
+
+    name: Name
+    snapshot: Name | None = None
+
+
+class SnapshotBody(Body):
+    """The name of a snapshot."""
+
+    name: Name
+
+
+class SnapshotView(View):
+    """A copy of a home."""
+
+    id: str
+    name: str
+    created_at: float
+
+
+class TaskView(View):
+    """A change of files that is in progress."""
+
+    id: str
+    kind: TaskKind
+
+
+class WorkspaceView(View):
+    """A workspace. ``gpus`` are those of its next start, ``session_gpus`` those of its present session.
+
+    ``session`` is the workload that uses its home (null: none). ``disk_bytes`` is what home and snapshots used at
+    ``measured_at``. ``used_at`` is the end of its last session; ``unused``: that was long ago. ``failure`` is the
+    reason why its last change of files failed.
+    """
+
+    id: str
+    name: str
+    user: str
+    project: str
+    node: str
+    state: WorkspaceState
+    gpus: GpuRequestView
+    image: str
+    environment: str
+    created_at: float
+    used_at: float
+    unused: bool
+    disk_bytes: int | None
+    measured_at: float | None
+    snapshots: list[SnapshotView]
+    task: TaskView | None
+    failure: ReasonView | None
+    session: str | None
+    session_gpus: GpuRequestView | None
+
+
+class WorkspaceList(View):
+    """Workspaces, the caller's own first."""
+
+    workspaces: list[WorkspaceView]

@@ -1,0 +1,1 @@
+"""The HTTP server: listeners, connection limits, TLS and protocols."""

@@ -1,0 +1,1 @@
+"""From domain values to the JSON of the API."""

@@ -1,0 +1,283 @@
+"""Views of domain values; fields that a caller may not see are left out here."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpupool.api.schemas.base import MAX_REPLICAS_SHOWN
+from gpupool.api.schemas.nodes.nodes import GpuView, HolderView, NodeView, ResourcesView
+from gpupool.api.schemas.work.workloads import (
+    DependencyView,
+    EventView,
+    GangView,
+    GpuRequestView,
+    LeaseView,
+    LimitsView,
+    LogChunkView,
+    ReasonView,
+    ReplicaCounts,
+    ReplicaView,
+    RetryView,
+    RoleView,
+    ShareView,
+    WorkloadDetail,
+    WorkloadView,
+)
+from gpupool.distributed.outcome import exit_status, rank_of
+from gpupool.domain.events import Event
+from gpupool.domain.nodes.gpu import NODE_POLICY, Gpu, GpuRequest, GpuShare, Node
+from gpupool.domain.nodes.sharing import ComputePolicy, describe_guarantee, mode_of_whole
+from gpupool.domain.work.supervision import LogChunk
+from gpupool.domain.work.workload import Lease, Program, Replica, Role, Workload, WorkloadKind
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One holder's share of a GPU and the name of its workload."""
+
+    lease: Lease
+    share: GpuShare
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Fields of a workload that a caller may see: its command and environment, and its attach sockets by replica.
+
+    ``manages``: the caller may change its course and attach to it. ``relayed`` are the replicas on other machines than
+    the control plane's: they have no socket here.
+    """
+
+    private: bool
+    attach_paths: Mapping[int, str] = field(default_factory=dict)
+    attachable: frozenset[int] = frozenset()
+    relayed: frozenset[int] = frozenset()
+    manages: bool = False
+
+
+def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[Holding]) -> GpuView:
+    """Return the view of a GPU with its holders."""
+    policy = node.policy_of(gpu.uuid)
+    return GpuView.of(
+        gpu,
+        node=node.name,
+        allocated_permille=sum(h.share.permille for h in holdings),
+        allocated_memory_mib=sum(h.share.memory_mib for h in holdings),
+        holders=[_holder_view(h) for h in holdings],
+        sharing=policy or next(iter(node.report.sharing), ""),
+        sharing_policy=policy,
+    )
+
+
+def _holder_view(holding: Holding) -> HolderView:
+    lease = holding.lease
+    return HolderView.of(
+        lease,
+        name=holding.name,
+        permille=holding.share.permille,
+        memory_mib=holding.share.memory_mib,
+        since=lease.granted_at,
+    )
+
+
+def node_view(node: Node, gpus: list[GpuView], leases: Iterable[Lease]) -> NodeView:
+    """Return the view of a node with its GPUs; ``leases`` are those on the node."""
+    report = node.report
+    held = list(leases)
+    return NodeView.of(
+        report,
+        name=node.name,
+        state=node.state,
+        cordon_reason=node.cordon_reason,
+        labels=node.all_labels,
+        gpus=gpus,
+        cpus_allocated=sum(lease.cpus for lease in held),
+        memory_allocated_mib=sum(lease.memory_mib for lease in held),
+        sharing_policy=node.sharing.get(NODE_POLICY),
+        capacity=_resources(node, report.gpus),
+        allocatable=_resources(node, [gpu for gpu in report.gpus if gpu.available]),
+        silent_s=None,
+        head=None,
+    )
+
+
+def _resources(node: Node, gpus: Sequence[Gpu]) -> ResourcesView:
+    return ResourcesView(gpus=len(gpus), cpus=node.report.cpus, memory_mib=node.report.memory_mib)
+
+
+def gpu_request_view(request: GpuRequest, compute: ComputePolicy) -> GpuRequestView:
+    """Return the view of a GPU request."""
+    return GpuRequestView.of(request, labels=dict(request.labels), compute=compute)
+
+
+def counts_view(replicas: Iterable[Replica]) -> ReplicaCounts:
+    """Return the number of replicas by state."""
+    return ReplicaCounts(**Counter(replica.state.value for replica in replicas))
+
+
+def workload_view(
+    workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown
+) -> WorkloadView:
+    """One line of a listing."""
+    return WorkloadView.unchecked(workload, **_workload_fields(workload, replicas, leases, shown))
+
+
+def workload_detail(
+    workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown, replicas_from: int = 0
+) -> WorkloadDetail:
+    """Everything about a workload; ``replicas`` are all of it, at most 1000 from ``replicas_from`` are shown."""
+    page = [r for r in replicas if r.index >= replicas_from][:MAX_REPLICAS_SHOWN]
+    held = {(lease.index, lease.attempt): lease for lease in leases if lease.released_at is None}
+    return WorkloadDetail.unchecked(
+        workload,
+        **_workload_fields(workload, replicas, leases, shown),
+        replicas=[_replica_view(workload, r, held.get((r.index, r.attempt)), shown) for r in page],
+        leases=[_lease_view(lease) for lease in leases[-MAX_REPLICAS_SHOWN:]],
+        env=dict(workload.program.env) if shown.private else None,
+        retry=RetryView.of(workload.retry),
+        limits=LimitsView.of(workload.limits),
+        after=[DependencyView.of(d) for d in workload.after],
+        guarantees=sharing_of(workload, replicas, leases)[1],
+        windows=list(workload.windows),
+        manages=shown.manages,
+    )
+
+
+def _workload_fields(
+    workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown
+) -> dict[str, Any]:
+    """Return the values of ``WorkloadView`` that are not attributes of the workload; they need no validation."""
+    only = replicas[0] if workload.completions == 1 and replicas else None
+    program, limits = workload.program, workload.limits
+    return {
+        "gpus": gpu_request_view(workload.gpus, workload.compute),
+        "sharing": sharing_of(workload, replicas, leases)[0],
+        "counts": counts_view(replicas),
+        "command": list(program.argv) if shown.private else None,
+        "workdir": program.cwd if shown.private else None,
+        "workspace": program.workspace or None,
+        "image": program.container.image if shown.private and program.container is not None else None,
+        "volumes": _volumes(program) if shown.private else None,
+        "reason": _reason_view(workload, replicas),
+        "exit_status": only.exit_status if only else exit_status(workload, replicas),
+        "node": only.node if only else None,
+        "gpu_uuids": sorted({s.gpu_uuid for lease in leases if lease.released_at is None for s in lease.shares}),
+        "stop_reason": workload.stop_reason.value if workload.stop_reason else None,
+        "cpus": limits.cpus,
+        "memory_mib": limits.memory_mib,
+        "max_time_s": limits.max_time_s,
+        "idle_timeout_s": limits.idle_timeout_s,
+        "wait_s": limits.wait_s,
+        "gang": _gang_view(workload),
+    }
+
+
+def _volumes(program: Program) -> list[str]:
+    """As they are written: SRC:DST[:ro], and the kind of those that are of no place on the node."""
+    own = () if program.container is None else program.container.volumes
+    return [f"{v.source or v.kind.value}:{v.target}{':ro' if v.read_only else ''}" for v in own]
+
+
+def _gang_view(workload: Workload) -> GangView | None:
+    gang = workload.gang
+    if gang is None:
+        return None
+    return GangView(
+        workers=gang.most,
+        min=gang.least,
+        within=gang.within,
+        strict=gang.strict,
+        on_member_end=workload.on_member_end,
+        success_policy=workload.success_policy,
+        round=0 if workload.wiring is None else workload.wiring.round,
+        roles=[_role_view(workload, role) for role in workload.roles],
+    )
+
+
+def _role_view(workload: Workload, role: Role) -> RoleView:
+    first = workload.indices_of(role.name).start
+    return RoleView(
+        name=role.name,
+        first=first,
+        replicas=role.replicas,
+        gpus=gpu_request_view(workload.gpus_of(first), workload.compute),
+        cpus=workload.cpus_of(first),
+        memory_mib=workload.memory_of(first),
+    )
+
+
+def _reason_view(workload: Workload, replicas: Sequence[Replica]) -> ReasonView | None:
+    """Return the reason of the replica that changed last, or of the whole workload's stop."""
+    if not replicas:
+        return None
+    latest = max(replicas, key=lambda r: max(r.finished_at or 0.0, r.started_at or 0.0, r.queued_at))
+    if workload.stop_reason is not None and not latest.state.final:
+        return ReasonView(code=workload.stop_reason, message=latest.message)
+    return ReasonView(code=latest.reason, message=latest.message)
+
+
+def _replica_view(workload: Workload, replica: Replica, lease: Lease | None, shown: Shown) -> ReplicaView:
+    own = workload.parameters[replica.index] if replica.index < len(workload.parameters) else {}
+    return ReplicaView.unchecked(
+        replica,
+        member=workload.member_name(replica.index),
+        role=role.name if (role := workload.role_of(replica.index)) is not None else "",
+        rank=rank_of(workload, replica),
+        reason=replica.reason.value,
+        parameters=dict(own) if shown.private else None,
+        gpus=[share_view(s) for s in lease.shares] if lease else [],
+        attach_path=shown.attach_paths.get(replica.index, ""),
+        relayed=replica.index in shown.relayed,
+        attachable=replica.index in shown.attachable,
+        notes=list(replica.notes),
+    )
+
+
+def share_view(share: GpuShare) -> ShareView:
+    """Return the view of a part of a GPU."""
+    return ShareView(uuid=share.gpu_uuid, index=share.gpu_index, permille=share.permille, memory_mib=share.memory_mib)
+
+
+def _lease_view(lease: Lease) -> LeaseView:
+    return LeaseView.of(lease, shares=[share_view(s) for s in lease.shares])
+
+
+def chunk_view(chunk: LogChunk) -> LogChunkView:
+    """Return the view of output bytes in base64."""
+    stream: Literal["out", "err"] = "err" if chunk.stream == "err" else "out"
+    data = base64.b64encode(chunk.data).decode("ascii")
+    return LogChunkView.model_construct(at=chunk.at, stream=stream, data=data, cursor=chunk.cursor)
+
+
+def event_view(event: Event) -> EventView:
+    """Return the view of an event."""
+    return EventView.unchecked(event, reason=event.reason.value)
+
+
+NONE = "none"  # no GPU is held
+HELD = "held"  # the GPUs are another workload's
+SLICE = "slice"  # a part of a GPU; the mode is decided with the place
+
+
+def sharing_of(workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease]) -> tuple[str, str]:
+    """Return the mode (several joined by commas) and its guarantee.
+
+    What its node says of the program counts most, then what was granted, then what is asked for.
+    """
+    seen = dict.fromkeys((r.sharing, r.guarantee or describe_guarantee(r.sharing, workload.compute)) for r in replicas)
+    found = [pair for pair in seen if pair[0]] or [_expected(workload, leases)]
+    return ", ".join(dict.fromkeys(mode for mode, _ in found)), " ".join(dict.fromkeys(said for _, said in found))
+
+
+def _expected(workload: Workload, leases: Sequence[Lease]) -> tuple[str, str]:
+    if workload.kind is WorkloadKind.EXEC:
+        return HELD, "It shares the GPUs of another workload."
+    if workload.gpus.count == 0:
+        return NONE, "It holds no GPUs."
+    granted = next((lease.sharing for lease in reversed(leases) if lease.sharing), "")
+    mode = granted or workload.gpus.sharing or (mode_of_whole(partitioned=False) if workload.gpus.whole else "")
+    return str(mode) or SLICE, describe_guarantee(mode, workload.compute)

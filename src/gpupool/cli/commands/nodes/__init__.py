@@ -1,0 +1,1 @@
+"""Commands for nodes, images, reservations and the machines of a cluster."""

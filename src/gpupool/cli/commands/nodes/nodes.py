@@ -1,0 +1,102 @@
+"""``list-gpus``, ``smi``, ``nodes``, ``cordon``, ``drain``, ``uncordon`` and ``sharing``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+
+from gpupool.cli import completion
+from gpupool.cli.commands.common import AsJson, command, notify_if_emulated
+from gpupool.cli.output import notify, out_style, show, show_json
+from gpupool.cli.render.machines import gpu_lines, node_lines, sharing_lines, smi_lines
+from gpupool.cli.render.text import Style
+from gpupool.cli.transport.pool import open_pool, quote_segment
+
+DEFAULT = "default"
+
+Node = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.", autocompletion=completion.nodes)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    command(app, "gpupool list-gpus", "gpupool list-gpus --json", name="list-gpus")(list_gpus)
+    command(app, "gpupool smi")(smi)
+    command(app, "gpupool nodes", "gpupool nodes --json")(nodes)
+    command(app, 'gpupool cordon gpu1 --reason "new driver at noon"')(cordon)
+    command(app, 'gpupool drain gpu1 --reason "new driver at noon"')(drain)
+    command(app, "gpupool uncordon gpu1")(uncordon)
+    command(app, "gpupool sharing gpu1", "gpupool sharing gpu1 mps --gpu 2", "gpupool sharing gpu1 default")(sharing)
+
+
+def list_gpus(json: AsJson = False) -> None:
+    """List the GPUs of the pool with their free capacity."""
+    _show_all("gpus", gpu_lines, json=json)
+
+
+def smi(json: AsJson = False) -> None:
+    """Show the activity of every GPU of the pool, like nvidia-smi for one machine."""
+    _show_all("gpus", smi_lines, json=json)
+
+
+def nodes(json: AsJson = False) -> None:
+    """List the nodes of the pool."""
+    _show_all("nodes", node_lines, json=json)
+
+
+def _show_all(what: str, lines: Callable[[list[Any], Style], Iterable[str]], *, json: bool) -> None:
+    pool = open_pool()
+    found = pool.get(what)
+    if json:
+        show_json(found)
+        return
+    notify_if_emulated(pool)
+    show(lines(found[what], out_style()))
+
+
+def cordon(
+    name: Node,
+    reason: Annotated[str, typer.Option("--reason", help="Give a reason, which users see.", metavar="TEXT")] = "",
+) -> None:
+    """Cordon a node: place nothing new on it; running workloads continue."""
+    node = open_pool().post(f"nodes/{quote_segment(name)}/cordon", {"reason": reason})
+    notify(f"{node['name']} is {node['state']}")
+
+
+def drain(
+    name: Node,
+    reason: Annotated[str, typer.Option("--reason", help="Give a reason, which users see.", metavar="TEXT")] = "",
+) -> None:
+    """Cordon a node and requeue its training after a preemption notice; other workloads continue."""
+    node = open_pool().post(f"nodes/{quote_segment(name)}/cordon", {"reason": reason, "drain": True})
+    notify(f"{node['name']} is {node['state']}; its training is queued again")
+    left = {f"{holder['name']} of {holder['user']}": None for gpu in node["gpus"] for holder in gpu["holders"]}
+    if left:
+        notify(f"running now: {', '.join(left)}")
+
+
+def uncordon(name: Node) -> None:
+    """Uncordon a node, so that it accepts workloads again."""
+    node = open_pool().post(f"nodes/{quote_segment(name)}/uncordon", {})
+    notify(f"{node['name']} is {node['state']}")
+
+
+def sharing(
+    name: Node,
+    mode: Annotated[
+        str | None, typer.Argument(metavar="MODE", help="share, mps, advisory, whole (no slices), or default.")
+    ] = None,
+    gpu: Annotated[
+        int | None, typer.Option("--gpu", metavar="N", help="Set it for this GPU only, by its index.")
+    ] = None,
+) -> None:
+    """Show or set the sharing mode of a node's GPUs. Running workloads keep their mode until they end."""
+    pool = open_pool()
+    path = f"nodes/{quote_segment(name)}"
+    if mode is None:
+        show(sharing_lines(pool.get(path), out_style()))
+        return
+    pool.post(f"{path}/sharing", {"mode": None if mode == DEFAULT else mode, "gpu": gpu})
+    which = f"GPU {gpu} of {name}" if gpu is not None else f"the GPUs of {name}"
+    notify(f"sharing mode of {which}: {'the default of the node' if mode == DEFAULT else mode}")

@@ -1,0 +1,1 @@
+"""Commands for users, projects, fairness, usage and the audit record."""

@@ -1,0 +1,1 @@
+"""Commands for the pool: start, stop, status, backup, policy, login and simulation."""

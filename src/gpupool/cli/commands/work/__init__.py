@@ -1,0 +1,1 @@
+"""Commands for workloads, leases and files."""

@@ -1,0 +1,260 @@
+"""``workspace``: create, start, stop, copy and delete workspaces."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from gpupool.cli import completion
+from gpupool.cli.commands.common import AsJson, add_group, command, with_options
+from gpupool.cli.output import confirm, notify, out_style, show, show_json
+from gpupool.cli.render.workspaces import disk_text, gpus_text, workspace_details, workspace_lines
+from gpupool.cli.request.request_body import gpu_request
+from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
+from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
+from gpupool.specs.job_options import GPU_OPTIONS, GPUS, Option, OptionKind
+
+WAIT_S = 25.0
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The workspace, by name or id.", autocompletion=completion.workspaces),
+]
+NewName = Annotated[str, typer.Argument(metavar="NEW", help="The name of the new workspace.")]
+SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="The name of the snapshot.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
+_SIZES = tuple(option for option in GPU_OPTIONS if option.name not in {"compute", "pool", "filter"})
+_CREATE = (
+    *_SIZES,
+    Option("project", "--project", OptionKind.TEXT, "Use the quota of this project; default: yours.", GPUS, "NAME"),
+    Option("image", "-i --image", OptionKind.TEXT, "Run its session in this container image.", GPUS, "IMAGE"),
+    Option("env", "--env", OptionKind.TEXT, "Make a Python environment in it: python, python:3.11.", GPUS, "PYTHON"),
+    Option("node", "--node", OptionKind.TEXT, "Store it on this node; default: one with free GPUs.", GPUS, "NODE"),
+)
+_LIMITS = (
+    Option("wait", "--wait", OptionKind.TEXT, "Limit the time in the queue: 30m; 0: start now or fail.", GPUS, "TIME"),
+    Option("max_time", "--max-time", OptionKind.TEXT, "Stop it after this time: 8h.", GPUS, "TIME"),
+    Option("idle_timeout", "--idle-timeout", OptionKind.TEXT, "Stop it after this time without GPU use.", GPUS, "TIME"),
+    Option("cpus", "--cpus", OptionKind.NUMBER, "Limit the CPUs of the node.", GPUS, "N"),
+    Option("memory", "--memory", OptionKind.TEXT, "Limit the memory of the node: 4G.", GPUS, "MIB"),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = add_group(
+        app,
+        "workspace",
+        "Create, start, stop, copy and delete workspaces: homes that keep your files while you hold no GPU.",
+        "gpupool workspace create bob -p 0.25 --env python",
+        "gpupool workspace start bob",
+        "gpupool shell bob",
+        "gpupool workspace stop bob",
+    )
+    command(group, "gpupool workspace create bob", "gpupool workspace create bob -n 0 --env python:3.11")(create)
+    command(group, "gpupool workspace start bob", "gpupool workspace start bob -g 1 --max-time 8h")(start)
+    command(group, "gpupool workspace stop bob")(stop)
+    command(group, "gpupool workspace list", name="list")(list_workspaces)
+    command(group, "gpupool workspace show bob", name="show")(show_workspace)
+    command(group, "gpupool workspace assign bob -g 2", "gpupool workspace assign bob --gpu-model a100")(assign)
+    command(group, "gpupool workspace unassign bob")(unassign)
+    command(group, "gpupool workspace clone bob bob2", "gpupool workspace clone bob bob2 --snapshot clean")(clone)
+    command(group, "gpupool workspace snapshot bob clean")(snapshot)
+    command(group, "gpupool workspace restore bob clean")(restore)
+    command(group, "gpupool workspace drop-snapshot bob clean", name="drop-snapshot")(drop_snapshot)
+    command(group, "gpupool workspace delete bob")(delete)
+
+
+@with_options(_CREATE)
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name, unique among your workspaces.")],
+    json: AsJson = False,
+    **values: Any,
+) -> None:
+    """Create a stopped workspace on a node; it keeps its home there until it is deleted."""
+    body: dict[str, Any] = {field: values[field] for field in ("project", "image", "node") if field in values}
+    body |= {"name": name, "environment": values.get("env", "")} | _size(values)
+    made = _changed(open_pool(), "workspaces", body)
+    if json:
+        show_json(made)
+    else:
+        notify(f"workspace {name} is created on {made['node']}; start it: 'gpupool workspace start {name}'")
+
+
+@with_options((*_SIZES, *_LIMITS, Option("detach", "-d --detach", OptionKind.FLAG, "Do not wait.", GPUS)))
+def start(name: Name, json: AsJson = False, **values: Any) -> int:
+    """Start the session of a workspace, with another size than before if one is given. Interrupt to stop waiting."""
+    pool, limits = open_pool(), {option.name: values[option.name] for option in _LIMITS if option.name in values}
+    made = pool.post(_path(name, "start"), limits | _size(values))
+    if not values.get("detach"):
+        ended = _await_start(pool, made)
+        if ended is not None:
+            reason = (ended["reason"] or {}).get("message") or ended["state"]
+            notify(f"workspace {name} did not start: {reason}")
+            return EXIT_POOL_ERROR
+        made = pool.get(_path(made["id"]))
+    if json:
+        show_json(made)
+    else:
+        notify(f"workspace {name} is {made['state']}; open a shell: 'gpupool shell {made['name']}'")
+    return 0
+
+
+def _await_start(pool: PoolClient, made: dict[str, Any]) -> dict[str, Any] | None:
+    """Wait until the session runs, or return it once it has ended; say why it waits."""
+    shown = ""
+    while True:
+        query = {"for": "started", "timeout_s": 2.0 if not shown else WAIT_S}
+        found: dict[str, Any] = pool.get(workload_path(made["session"], "wait"), query, timeout_s=WAIT_S + 10)
+        if found["finished_at"] is not None:
+            return found
+        if found["counts"]["running"]:
+            return None
+        if found["counts"]["pending"]:
+            why = pool.get(workload_path(made["session"], "why"))["message"]
+            if why != shown:
+                notify(f"workspace {made['name']} waits: {why}")
+            shown = why
+
+
+def stop(
+    name: Name, force: Annotated[bool, typer.Option("--force", help="Stop it at once.")] = False, json: AsJson = False
+) -> None:
+    """Stop the session of a workspace and release its GPUs; its files stay."""
+    pool = open_pool()
+    found = pool.post(_path(name, "stop"), {"force": force})
+    if found["session"]:
+        pool.get(workload_path(found["session"], "wait"), {"for": "finished", "timeout_s": WAIT_S}, WAIT_S + 10)
+    found = pool.get(_path(found["id"]))
+    if json:
+        show_json(found)
+    else:
+        notify(f"workspace {name} is {found['state']}; its files stay on {found['node']}")
+
+
+def list_workspaces(json: AsJson = False) -> None:
+    """List your workspaces, and those that you manage, with their disk and last use."""
+    found = open_pool().get("workspaces")
+    if json:
+        show_json(found)
+    else:
+        show(workspace_lines(found["workspaces"], time.time(), out_style()))
+
+
+def show_workspace(name: Name, json: AsJson = False) -> None:
+    """Show the details of a workspace, with its snapshots."""
+    found = open_pool().get(_path(name))
+    if json:
+        show_json(found)
+    else:
+        show(workspace_details(found, time.time(), out_style()))
+
+
+@with_options(_SIZES)
+def assign(name: Name, **values: Any) -> None:
+    """Set the GPUs of the next start; the workspace must be stopped."""
+    size = _size(values)
+    if not size:
+        raise typer.BadParameter("give the GPUs, for example -g 1")
+    _assign(name, size["gpus"])
+
+
+def unassign(name: Name) -> None:
+    """Let a stopped workspace start without GPUs; programs run on the CPU."""
+    _assign(name, {"count": 0})
+
+
+def _assign(name: str, gpus: dict[str, Any]) -> None:
+    found = open_pool().post(_path(name, "gpus"), {"gpus": gpus})
+    notify(f"GPUs of the next start of workspace {name}: {gpus_text(found['gpus'])}")
+
+
+def clone(
+    name: Name,
+    new: NewName,
+    snapshot: Annotated[
+        str | None, typer.Option("--snapshot", metavar="NAME", help="Copy this snapshot; default: the present files.")
+    ] = None,
+) -> None:
+    """Create a workspace with a copy of the files of a stopped one, or of a snapshot, on the same node."""
+    body = {"name": new} | ({} if snapshot is None else {"snapshot": snapshot})
+    made = _changed(open_pool(), _path(name, "clone"), body)
+    notify(f"workspace {new} is created from {name}, with {disk_text(made)}")
+
+
+def snapshot(name: Name, snapshot: SnapshotName) -> None:
+    """Save a copy of the files of a stopped workspace under a name."""
+    _changed(open_pool(), _path(name, "snapshots"), {"name": snapshot})
+    notify(f"workspace {name} is saved as {snapshot}")
+
+
+def restore(name: Name, snapshot: SnapshotName, yes: Yes = False) -> int:
+    """Replace the files of a stopped workspace by those of a snapshot. Its present files are lost."""
+    if not yes and not confirm(f"Replace the present files of {name} by the snapshot {snapshot}?"):
+        return _unchanged()
+    _changed(open_pool(), _path(name, "restore"), {"name": snapshot})
+    notify(f"workspace {name} is restored from {snapshot}")
+    return 0
+
+
+def drop_snapshot(name: Name, snapshot: SnapshotName, yes: Yes = False) -> int:
+    """Delete a snapshot of a stopped workspace."""
+    if not yes and not confirm(f"Delete the snapshot {snapshot} of {name}?"):
+        return _unchanged()
+    open_pool().delete(f"{_path(name)}/snapshots/{quote_segment(snapshot)}")
+    notify(f"the snapshot {snapshot} of {name} is deleted")
+    return 0
+
+
+def delete(
+    name: Name,
+    yes: Yes = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Delete it although its node is down; its files stay there.")
+    ] = False,
+) -> int:
+    """Delete a stopped workspace with its home and all its snapshots."""
+    pool = open_pool()
+    found = pool.get(_path(name))
+    many = f" and {len(found['snapshots'])} snapshots" if found["snapshots"] else ""
+    if not yes and not confirm(f"Delete {found['name']} with its home{many} ({disk_text(found)} on {found['node']})?"):
+        return _unchanged()
+    pool.delete(_path(found["id"]) + ("?forget=true" if forget else ""))
+    _await_task(pool, found["id"])
+    notify(f"workspace {found['name']} is deleted")
+    return 0
+
+
+def _unchanged() -> int:
+    notify("nothing was changed; confirm with --yes")
+    return EXIT_POOL_ERROR
+
+
+def _await_task(pool: PoolClient, workspace: str) -> dict[str, Any] | None:
+    """Wait until a workspace has no task; return it, or None if it does not exist. Raises the error of the task."""
+    try:
+        found: dict[str, Any] = pool.get(_path(workspace))
+        while found["task"]:
+            query = {"task": found["task"]["id"], "timeout_s": WAIT_S}
+            found = pool.get(_path(workspace), query, timeout_s=WAIT_S + 10)
+    except GpupoolError as error:
+        if error.code is not ErrorCode.UNKNOWN_WORKSPACE:
+            raise
+        return None
+    return found
+
+
+def _changed(pool: PoolClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Send a change, and return the workspace once its files are complete."""
+    made: dict[str, Any] = pool.post(path, body)
+    return made if not made["task"] else _await_task(pool, made["id"]) or made
+
+
+def _path(name: str, verb: str = "") -> str:
+    return f"workspaces/{quote_segment(name)}" + (f"/{verb}" if verb else "")
+
+
+def _size(values: dict[str, Any]) -> dict[str, Any]:
+    gpus = gpu_request(values)
+    return {"gpus": gpus} if gpus else {}

@@ -1,0 +1,1 @@
+"""Kubernetes kinds and names on the command line."""

@@ -1,0 +1,1 @@
+"""Convert command-line options to request bodies."""

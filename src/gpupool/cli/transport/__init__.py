@@ -1,0 +1,1 @@
+"""Connections to a pool: requests, streams and uploads."""

@@ -1,0 +1,1 @@
+"""Screens that refresh: ``top``, ``--watch`` and their keys."""

@@ -1,0 +1,1 @@
+"""Files and ports of programs: upload, download and port forwarding."""

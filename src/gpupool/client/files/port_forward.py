@@ -1,0 +1,109 @@
+"""Forward ports of this machine to ports of a program: each connection has its own WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from urllib.parse import quote
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from gpupool.client.transport.endpoint import Endpoint
+from gpupool.client.transport.websocket_dialer import REFUSED, WebSocketDialer
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+CLOSE_TIMEOUT_S = 30.0  # for data from the program after the local side has closed
+_PIECE = 1 << 16
+
+Ports = tuple[int, int]
+
+
+class Forwarder:
+    """Listens on loopback ports (0: any free one) and forwards to a replica's ports; ``tell`` receives errors.
+
+    Call ``close`` at the end.
+    """
+
+    def __init__(self, endpoint: Endpoint, ref: str, index: int, tell: Callable[[str], None]) -> None:
+        self._target = f"/v1/workloads/{quote(ref, safe='')}/ports/{{port}}?index={index}"
+        self._tell = tell
+        self._dialer = WebSocketDialer(endpoint)
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def listen(self, ports: Sequence[Ports], address: str = "127.0.0.1") -> list[tuple[int, asyncio.Server]]:
+        """Start to listen; return the local port and the server of each pair. Raises ``GpupoolError(PORT_TAKEN)``."""
+        found = []
+        for near, far in ports:
+            try:
+                server = await asyncio.start_server(self._server_of(far), address, near)
+            except OSError as error:
+                raise GpupoolError(
+                    ErrorCode.PORT_TAKEN, f"Port {near} of {address} is taken.", f"Choose another: {near + 1}:{far}."
+                ) from error
+            self._servers.append(server)
+            found.append((int(server.sockets[0].getsockname()[1]), server))
+        return found
+
+    async def close(self) -> None:
+        """Stop to listen, and close all connections."""
+        for server in self._servers:
+            server.close()
+        connections = list(self._connections)
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    def _server_of(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                await self._carry(port, reader, writer)
+            except (OSError, WebSocketException, TimeoutError) as error:
+                self._tell(_why(error))
+            finally:
+                writer.close()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            # Not a coroutine: Python 3.11 prints a traceback for each of its own tasks that is cancelled.
+            task = asyncio.create_task(serve(reader, writer))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+        return accept
+
+    async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with await self._dialer.connect(self._target.format(port=port)) as far:
+            up = asyncio.create_task(_upstream(reader, far))
+            down = asyncio.create_task(_downstream(far, writer))
+            try:
+                await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+                if not down.done():
+                    await asyncio.wait({down}, timeout=CLOSE_TIMEOUT_S)
+            finally:
+                up.cancel()
+                down.cancel()
+                await asyncio.gather(up, down, return_exceptions=True)
+        if far.close_code is not None and far.close_code >= REFUSED:
+            self._tell((far.close_reason or "").partition(": ")[2] or "the pool rejected the connection")
+
+
+async def _upstream(reader: asyncio.StreamReader, far: ClientConnection) -> None:
+    with contextlib.suppress(OSError, ConnectionClosed):
+        while data := await reader.read(_PIECE):
+            await far.send(data)
+
+
+async def _downstream(far: ClientConnection, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, ConnectionClosed):
+        async for message in far:
+            writer.write(message if isinstance(message, bytes) else message.encode())
+            await writer.drain()
+
+
+def _why(error: Exception) -> str:
+    return f"the pool does not answer: {str(error) or type(error).__name__}"

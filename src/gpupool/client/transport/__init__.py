@@ -1,0 +1,1 @@
+"""Connections to the control plane: requests, retries, failover and TLS pinning."""

@@ -1,0 +1,109 @@
+"""Methods of the client for workspaces: named homes that are interactive sessions while started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpupool.api.schemas.work.workspaces import WorkspaceList, WorkspaceView
+from gpupool.client.administration import quote_segment, without_none
+from gpupool.client.transport.connection import ApiCall, PoolConnection
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+_POLL_S = 25.0
+
+Gpus = int | Mapping[str, Any]
+
+
+class Workspaces:
+    """The methods of a client for workspaces. Every method raises ``GpupoolError``.
+
+    ``ref`` is a workspace's name or id. ``gpus`` is a number of GPUs (0: none), or a mapping such as
+    ``{"fraction": 0.25}``. Methods that copy files return when the copy is complete.
+    """
+
+    _connection: PoolConnection
+
+    def workspaces(self) -> Sequence[WorkspaceView]:
+        """Return one's own workspaces, and those that one manages."""
+        return self._connection.ask(ApiCall("GET", "/v1/workspaces"), WorkspaceList).workspaces
+
+    def workspace(self, ref: str) -> WorkspaceView:
+        """Return a workspace."""
+        return self._connection.ask(ApiCall("GET", _path(ref)), WorkspaceView)
+
+    def create_workspace(
+        self,
+        name: str,
+        gpus: Gpus | None = None,
+        *,
+        project: str | None = None,
+        image: str | None = None,
+        environment: str | None = None,
+        node: str | None = None,
+    ) -> WorkspaceView:
+        """Create a stopped workspace. ``environment`` is a Python of the node (``python3.11``)."""
+        body = {"name": name, "project": project, "gpus": _gpus(gpus), "image": image, "node": node}
+        return self._changed("POST", "/v1/workspaces", body | {"environment": environment})
+
+    def start_workspace(self, ref: str, gpus: Gpus | None = None, **limits: Any) -> WorkspaceView:
+        """Queue the session of a workspace; ``limits``: ``wait``, ``max_time``, ``idle_timeout``, ``cpus``, ``memory``.
+
+        ``session`` of the answer is the id of its workload.
+        """
+        return self._changed("POST", f"{_path(ref)}/start", {"gpus": _gpus(gpus), **limits})
+
+    def stop_workspace(self, ref: str, *, force: bool = False) -> WorkspaceView:
+        """Stop the session of a workspace; its files stay."""
+        return self._changed("POST", f"{_path(ref)}/stop", {"force": force})
+
+    def assign_gpus(self, ref: str, gpus: Gpus) -> WorkspaceView:
+        """Set the GPUs of the next start; the workspace must be stopped."""
+        return self._changed("POST", f"{_path(ref)}/gpus", {"gpus": _gpus(gpus)})
+
+    def clone_workspace(self, ref: str, name: str, snapshot: str | None = None) -> WorkspaceView:
+        """Create a workspace with a copy of the files of another one, or of its snapshot."""
+        return self._changed("POST", f"{_path(ref)}/clone", {"name": name, "snapshot": snapshot})
+
+    def snapshot_workspace(self, ref: str, name: str) -> WorkspaceView:
+        """Save a copy of the home under a name."""
+        return self._changed("POST", f"{_path(ref)}/snapshots", {"name": name})
+
+    def restore_workspace(self, ref: str, snapshot: str) -> WorkspaceView:
+        """Replace the home by a copy of a snapshot; the present files are lost."""
+        return self._changed("POST", f"{_path(ref)}/restore", {"name": snapshot})
+
+    def delete_snapshot(self, ref: str, snapshot: str) -> WorkspaceView:
+        """Delete a snapshot."""
+        return self._changed("DELETE", f"{_path(ref)}/snapshots/{quote_segment(snapshot)}")
+
+    def delete_workspace(self, ref: str, *, forget: bool = False) -> None:
+        """Delete a workspace with its files; ``forget``: its node is gone, and the files stay there."""
+        workspace = self.workspace(ref)
+        self._connection.send(ApiCall("DELETE", _path(workspace.id), params={"forget": forget}))
+        try:
+            while (task := self.workspace(workspace.id).task) is not None:
+                self._wait(workspace.id, task.id)
+        except GpupoolError as error:
+            if error.code is not ErrorCode.UNKNOWN_WORKSPACE:
+                raise
+
+    def _changed(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> WorkspaceView:
+        """Send a change, and wait until its files are complete."""
+        call = ApiCall(method, path, json=None if body is None else without_none(body))
+        view = self._connection.ask(call, WorkspaceView)
+        while view.task is not None:
+            view = self._wait(view.id, view.task.id)
+        return view
+
+    def _wait(self, workspace: str, task: str) -> WorkspaceView:
+        call = ApiCall("GET", _path(workspace), params={"task": task, "timeout_s": _POLL_S})
+        return self._connection.ask(call, WorkspaceView)
+
+
+def _path(ref: str) -> str:
+    return f"/v1/workspaces/{quote_segment(ref)}"
+
+
+def _gpus(gpus: Gpus | None) -> Mapping[str, Any] | None:
+    return {"count": gpus} if isinstance(gpus, int) else gpus

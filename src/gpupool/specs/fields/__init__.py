@@ -1,0 +1,1 @@
+"""The fields of a request: types, limits, and conflicts between them."""

@@ -1,0 +1,1 @@
+"""Kinds of Kubernetes objects that become workloads."""

@@ -1,0 +1,1 @@
+"""The template of a pod: its program, environment, GPUs, volumes and node selection."""

@@ -1,0 +1,1 @@
+"""Text from outside: bounded files, YAML with positions, plain JSON, and error messages."""

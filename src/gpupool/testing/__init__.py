@@ -1,0 +1,1 @@
+"""Tests that other packages can run against their extensions."""

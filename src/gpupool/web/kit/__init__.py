@@ -1,0 +1,1 @@
+"""Parts that pages share: tables, charts, forms, live updates, the map of the pool."""

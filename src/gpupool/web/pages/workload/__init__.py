@@ -1,0 +1,1 @@
+"""One workload, its output and its terminal."""

@@ -1,0 +1,183 @@
+"""The page of a workload and its actions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gpupool.api.deps import Ref
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Event
+from gpupool.domain.units import format_duration, parse_duration_s
+from gpupool.domain.work.workload import WorkloadKind
+from gpupool.specs.limits import MAX_PRIORITY
+from gpupool.specs.request import parse_request
+from gpupool.web.deps import Form, SentForm, Services, Visitor
+from gpupool.web.kit.labels import command_text, gang_text, gpus_text, limits_text, sharing_text
+from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.pages.leases import EXTENSIONS
+from gpupool.web.pages.queue import reason_cache_of
+from gpupool.web.pages.submit.account import account_of
+from gpupool.web.pages.workload.view import ReplicaRow, retry_text, workload_page
+from gpupool.web.rendering import back_to, page
+
+router = APIRouter(prefix="/workloads/{ref}")
+
+Replica = Annotated[int | None, Query(ge=0, le=10_000_000)]
+Attempt = Annotated[int | None, Query(ge=1, le=10_000_000)]
+
+REPLICAS: tuple[Column[ReplicaRow], ...] = (
+    Column("index", "Replica", lambda row: row.index, link=lambda row: f"?replica={row.index}#output"),
+    Column("state", "State", lambda row: row.state, ColumnKind.STATE),
+    Column("attempt", "Attempt", lambda row: row.attempt, ColumnKind.NUMBER),
+    Column("node", "Node", lambda row: row.node, link=lambda row: f"/nodes/{row.node}" if row.node else None),
+    Column("gpus", "GPUs", lambda row: row.gpus or None, about="GPU number: share"),
+    Column("exit", "Exit", lambda row: row.exit_status, ColumnKind.NUMBER),
+    Column("started", "Started", lambda row: row.started_at, ColumnKind.TIME),
+    Column("ran", "Ran", lambda row: row.ran_s, ColumnKind.DURATION),
+    Column("about", "Message", lambda row: row.about or None, note=lambda row: row.parameters or None),
+)
+EVENTS: tuple[Column[Event], ...] = (
+    Column("at", "When", lambda event: event.at, ColumnKind.TIME),
+    Column("reason", "Reason", lambda event: event.reason.value),
+    Column("index", "Replica", lambda event: event.index),
+    Column("actor", "By", lambda event: event.actor),
+    Column("message", "Message", lambda event: event.message),
+)
+
+
+@router.get("")
+async def workload(
+    request: Request,
+    services: Services,
+    visitor: Visitor,
+    ref: Ref,
+    replica: Replica = None,
+    attempt: Attempt = None,
+) -> Response:
+    """Show a workload."""
+    found = await services.workloads.get(visitor, ref)
+    now = services.workloads.now()
+    reasons = reason_cache_of(request)
+    shown = await workload_page(services, visitor, found, (replica, attempt), now, reasons)
+    seen = shown.allowed.see
+    return page(
+        request,
+        visitor,
+        "workload/workload.html",
+        title=found.name,
+        view=shown,
+        workload=found,
+        now=now,
+        url=f"/workloads/{found.id}",
+        command=command_text(found) if seen else None,
+        gpus=gpus_text(found.gpus),
+        about_sharing=sharing_text(found),
+        about_limits=limits_text(found.limits),
+        about_gang=gang_text(found),
+        about_retry=retry_text(found),
+        extensions=EXTENSIONS,
+        replicas=listing(request, REPLICAS, shown.replicas, name="replicas", default_sort="index", prefix="r_"),
+        events=listing(request, EVENTS, reversed(shown.events), name="events", default_sort="-at", prefix="e_"),
+    )
+
+
+@router.post("/stop")
+async def stop(services: Services, visitor: Visitor, ref: Ref, form: SentForm) -> Response:
+    """Stop a workload after its grace period, at once with ``force``, or one replica with ``index``."""
+    index = _index(form)
+    found = await services.workloads.stop(visitor, ref, force=form.is_checked("force"), index=index)
+    what = found.name if index is None else f"{found.name}/{index}"
+    word = "Released" if found.kind is WorkloadKind.LEASE else "Stopping"
+    return back_to(_back(form, found.id), notice=f"{word}: {what}.")
+
+
+@router.post("/suspend")
+async def suspend(services: Services, visitor: Visitor, ref: Ref, form: SentForm) -> Response:
+    """Suspend a workload: stop its replicas and take it off the queue."""
+    found = await services.workloads.suspend(visitor, ref)
+    return back_to(_back(form, found.id), notice=f"Suspended: {found.name}. Resume it to continue.")
+
+
+@router.post("/restart")
+async def restart(services: Services, visitor: Visitor, ref: Ref, form: SentForm) -> Response:
+    """Restart programs on the same GPUs; one replica with ``index``."""
+    index = _index(form)
+    found = await services.workloads.restart(visitor, ref, index=index)
+    what = found.name if index is None else f"{found.name}/{index}"
+    return back_to(_back(form, found.id), notice=f"Restarting on the same GPUs: {what}.")
+
+
+@router.post("/resume")
+async def resume(services: Services, visitor: Visitor, ref: Ref, form: SentForm) -> Response:
+    """Resume a suspended workload."""
+    found = await services.workloads.resume(visitor, ref)
+    return back_to(_back(form, found.id), notice=f"Resumed: {found.name} is queued.")
+
+
+@router.post("/extend")
+async def extend(services: Services, visitor: Visitor, ref: Ref, form: SentForm) -> Response:
+    """Extend a lease."""
+    seconds = parse_duration_s(form.text("by"))
+    found = await services.workloads.extend(visitor, ref, seconds)
+    return back_to(_back(form, found.id), notice=f"{found.name} extended by {format_duration(seconds)}.")
+
+
+@router.post("/priority")
+async def priority(services: Services, visitor: Visitor, ref: Ref, form: SentForm) -> Response:
+    """Set the priority of a workload within its project."""
+    found = await services.workloads.set_priority(visitor, ref, _priority(form.text("priority")))
+    return back_to(f"/workloads/{found.id}", notice=f"Priority of {found.name} set to {found.priority}.")
+
+
+@router.post("/delete")
+async def delete(services: Services, visitor: Visitor, ref: Ref, form: SentForm) -> Response:
+    """Delete an ended workload with its output."""
+    del form
+    found = await services.workloads.get(visitor, ref)
+    await services.workloads.delete(visitor, found.id)
+    return back_to("/workloads", notice=f"Deleted: {found.name}.")
+
+
+@router.post("/shell")
+async def shell(services: Services, visitor: Visitor, ref: Ref, form: SentForm) -> Response:
+    """Open a shell on the GPUs that a workload holds, and go to its terminal."""
+    host = await services.workloads.get(visitor, ref)
+    account = account_of(services.info, visitor)
+    body = {
+        "kind": "exec",
+        "command": [account.shell],
+        "on": host.id,
+        "on_index": _index(form) or 0,
+        "tty": True,
+        "workdir": account.home,
+        "env": dict(account.environment) | {"TERM": "xterm-256color"},
+    }
+    made, _ = await services.workloads.submit(visitor, parse_request(body))
+    return back_to(f"/workloads/{made.id}#terminal")
+
+
+def _index(form: Form) -> int | None:
+    text = form.text("index")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 8:
+        raise GpupoolError(ErrorCode.INVALID_COUNT, f"'{text[:40]}' is not a replica.", "Go back and reload the page.")
+    return int(text)
+
+
+def _priority(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 5) or abs(int(text)) > MAX_PRIORITY:
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, f"'{text[:40]}' is not a priority.", f"From -{MAX_PRIORITY} to {MAX_PRIORITY}."
+        )
+    return int(text)
+
+
+def _back(form: Form, workload: str) -> str:
+    """Return the leases page for forms sent from it, else the workload's page."""
+    return "/leases" if form.text("back") == "leases" else f"/workloads/{workload}"

@@ -1,0 +1,239 @@
+"""Values of the page of a workload: state, replicas, and the actions that the visitor may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpupool.domain.events import Event, Reason
+from gpupool.domain.nodes.telemetry import ReplicaSample
+from gpupool.domain.people.access import Actor, Role
+from gpupool.domain.units import format_permille
+from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.workload import Lease, Replica, ReplicaState, RestartPolicy, Workload, WorkloadKind
+from gpupool.services.pool import PoolServices
+from gpupool.services.ports.store import EventFilter
+from gpupool.services.workloads.service import restart_obstacle
+from gpupool.specs.fields.templates import as_text
+from gpupool.web.kit.ranges import RANGES
+from gpupool.web.pages.leases import is_extendable
+from gpupool.web.pages.queue import AheadRow, WaitReason, WaitReasonCache, rows_ahead
+from gpupool.web.pages.workload.timeline import Timeline, timeline
+
+MAX_EVENTS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """One replica; ``gpus`` are those held now. ``parameters`` are empty if the visitor may not see them."""
+
+    index: int
+    state: ReplicaState
+    attempt: int
+    node: str | None
+    gpus: str
+    exit_status: int | None
+    started_at: float | None
+    ran_s: float | None
+    about: str
+    parameters: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedActions:
+    """Actions that the visitor may take in the present state; ``see``: command, environment and output."""
+
+    see: bool = False
+    stop: bool = False
+    suspend: bool = False
+    restart: bool = False
+    resume: bool = False
+    extend: bool = False
+    delete: bool = False
+    resubmit: bool = False
+    shell: bool = False
+    prioritise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAttempt:
+    """The replica and attempt whose output and terminal are shown; ``live``: more output may come.
+
+    ``terminal``: it runs on a terminal, which can be typed into.
+    """
+
+    index: int
+    attempt: int
+    attempts: int
+    live: bool
+    terminal: bool
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadPage:
+    """Values of the page; ``sent_back`` counts evictions."""
+
+    workload: Workload
+    allowed: AllowedActions
+    reason: str
+    message: str
+    why: WaitReason | None
+    above: Sequence[AheadRow]
+    timeline: Timeline
+    replicas: tuple[ReplicaRow, ...]
+    events: Sequence[Event]
+    chosen: ShownAttempt
+    host: str
+    measured: ReplicaSample | None
+    chart_query: str
+    sent_back: int
+
+
+async def workload_page(
+    services: PoolServices,
+    actor: Actor,
+    workload: Workload,
+    choice: tuple[int | None, int | None],
+    now: float,
+    reasons: WaitReasonCache,
+) -> WorkloadPage:
+    """Return the page of a workload; ``choice`` is the requested replica and attempt."""
+    replicas = await services.workloads.replicas_of(workload)
+    leases = await services.workloads.leases_of(workload)
+    events = await services.history.events(actor, EventFilter(workload=workload.id, newest=True, limit=MAX_EVENTS))
+    allowed = _allowed(services, actor, workload, replicas)
+    waits = any(replica.state is ReplicaState.PENDING for replica in replicas) and not workload.state.final
+    why = (await reasons.of(actor, [workload.id])).get(workload.id) if waits else None
+    queue = await services.workloads.queue.queue() if waits else None
+    reason, message = _reason(workload, replicas)
+    chosen = _shown_attempt(workload, replicas, choice)
+    return WorkloadPage(
+        workload=workload,
+        allowed=allowed,
+        reason=reason,
+        message=message,
+        why=why,
+        above=rows_ahead(services, queue, workload) if queue is not None else (),
+        timeline=timeline(workload, replicas, events, now),
+        replicas=tuple(_replica(workload, row, leases, allowed, now) for row in replicas),
+        events=events,
+        chosen=chosen,
+        host=await _host(services, actor, workload),
+        measured=services.telemetry.latest_replica(chosen.key) if chosen.live else None,
+        chart_query=_chart_query(workload, chosen, now),
+        sent_back=sum(replica.interruptions for replica in replicas),
+    )
+
+
+def _chart_query(workload: Workload, chosen: ShownAttempt, now: float) -> str:
+    """Return the time range of the charts: the whole run of an ended workload, else a named range up to now."""
+    if workload.started_at is None:
+        return ""
+    if workload.finished_at is not None:
+        since, until = workload.started_at - 30, max(workload.finished_at + 30, workload.started_at + 120)
+        return f"index={chosen.index}&since={since:.0f}&until={until:.0f}"
+    age = now - workload.started_at
+    name = next((name for name, seconds in RANGES.items() if age <= seconds), "1y")
+    return f"index={chosen.index}&range={name}"
+
+
+async def _host(services: PoolServices, actor: Actor, workload: Workload) -> str:
+    """Return the name of the workload whose GPUs it uses."""
+    return (await services.workloads.get(actor, workload.on)).name if workload.on else ""
+
+
+def _allowed(services: PoolServices, actor: Actor, workload: Workload, replicas: Sequence[Replica]) -> AllowedActions:
+    see = services.workloads.can_see(actor, workload)
+    submits = actor.role.includes(Role.MEMBER)
+    if not services.workloads.can_manage(actor, workload):
+        return AllowedActions(see=see, resubmit=see and submits)
+    ended = workload.state.final
+    suspendable = workload.kind not in {WorkloadKind.LEASE, WorkloadKind.EXEC} and not workload.program.client_bound
+    runs = any(replica.state is ReplicaState.RUNNING for replica in replicas)
+    return AllowedActions(
+        see=see,
+        stop=not ended,
+        suspend=not ended and suspendable and not workload.suspended and workload.stop_reason is None,
+        restart=runs and restart_obstacle(workload) is None and workload.stop_reason is None and not workload.suspended,
+        resume=not ended and workload.suspended,
+        extend=is_extendable(workload),
+        delete=ended,
+        resubmit=submits and workload.kind is not WorkloadKind.EXEC,
+        shell=runs and submits and workload.kind is not WorkloadKind.EXEC,
+        prioritise=any(replica.state is ReplicaState.PENDING for replica in replicas),
+    )
+
+
+def _reason(workload: Workload, replicas: Sequence[Replica]) -> tuple[str, str]:
+    """Return code and message of the latest change, as in the API."""
+    if not replicas:
+        return "", ""
+    latest = max(replicas, key=lambda r: max(r.finished_at or 0.0, r.started_at or 0.0, r.queued_at))
+    if workload.stop_reason is not None and not latest.state.final:
+        return workload.stop_reason.value, latest.message
+    return latest.reason.value, latest.message
+
+
+def _replica(
+    workload: Workload, replica: Replica, leases: Sequence[Lease], allowed: AllowedActions, now: float
+) -> ReplicaRow:
+    held = next((lease for lease in leases if lease.index == replica.index and lease.released_at is None), None)
+    own = workload.parameters[replica.index] if replica.index < len(workload.parameters) else {}
+    return ReplicaRow(
+        replica.index,
+        replica.state,
+        replica.attempt,
+        replica.node,
+        ", ".join(f"{s.gpu_index}: {format_permille(s.permille)}" for s in held.shares) if held else "",
+        replica.exit_status,
+        replica.started_at,
+        _ran_s(replica, now),
+        replica.message or ("" if replica.reason is Reason.SUBMITTED else replica.reason.value.lower()),
+        ", ".join(f"{name}={as_text(value)}" for name, value in own.items()) if allowed.see else "",
+        replica.notes if allowed.see else (),
+    )
+
+
+def _ran_s(replica: Replica, now: float) -> float | None:
+    if replica.started_at is None or replica.state is ReplicaState.PENDING:
+        return None
+    return (replica.finished_at or now) - replica.started_at
+
+
+def _shown_attempt(
+    workload: Workload, replicas: Sequence[Replica], choice: tuple[int | None, int | None]
+) -> ShownAttempt:
+    wanted, attempt = choice
+    replica = next((row for row in replicas if row.index == wanted), None) or _most_informative(replicas)
+    if replica is None:
+        return ShownAttempt(0, 0, 0, live=False, terminal=False, key=workload.key(0, 0))
+    shown = attempt if attempt is not None and 1 <= attempt <= replica.attempt else replica.attempt
+    latest = shown == replica.attempt
+    runs = latest and replica.state in {ReplicaState.RUNNING, ReplicaState.STOPPING}
+    return ShownAttempt(
+        replica.index,
+        shown,
+        replica.attempt,
+        live=latest and replica.state.placed,
+        terminal=runs and workload.program.stdio is Stdio.TTY,
+        key=workload.key(replica.index, shown),
+    )
+
+
+def _most_informative(replicas: Sequence[Replica]) -> Replica | None:
+    """Return the replica to show: a running one, else a failed one, else the first that ran."""
+    for state in (ReplicaState.RUNNING, ReplicaState.STOPPING, ReplicaState.STARTING, ReplicaState.FAILED):
+        found = next((row for row in replicas if row.state is state), None)
+        if found is not None:
+            return found
+    return next((row for row in replicas if row.attempt), replicas[0] if replicas else None)
+
+
+def retry_text(workload: Workload) -> str:
+    """``on-failure, up to 6 retries``; empty if it is never retried."""
+    retry = workload.retry
+    if retry.policy is RestartPolicy.NEVER:
+        return ""
+    return f"{retry.policy.value}, up to {retry.backoff_limit} retries"

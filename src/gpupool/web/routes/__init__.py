@@ -1,1 +1,0 @@
-"""One module for each group of pages; ``install.ROUTERS`` lists them."""

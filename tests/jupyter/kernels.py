@@ -1,0 +1,107 @@
+"""Real kernels of jupyter_client on a real pool."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from e2e_pool import PATIENCE_S
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.manager import AsyncKernelManager
+
+from gpupool.jupyter import kernel_spec
+
+LANGUAGE = "python"
+TENTH: dict[str, Any] = {"gpus": {"fraction": 0.1}}
+
+
+@contextmanager
+def kernel_on_slices(name: str, request: Mapping[str, Any] = TENTH, **settings: Any) -> Iterator[str]:
+    """Add a kernel specification; ``settings`` are of the provisioner."""
+    spec = kernel_spec.add(name, name, kernel_spec.find_program(LANGUAGE), request)
+    if settings:
+        content = json.loads((spec.folder / "kernel.json").read_text())
+        content["metadata"]["kernel_provisioner"]["config"] |= settings
+        (spec.folder / "kernel.json").write_text(json.dumps(content))
+    try:
+        yield spec.name
+    finally:
+        shutil.rmtree(spec.folder)
+
+
+async def becomes(condition: Callable[[], Awaitable[object]]) -> None:
+    """Wait until a condition is true; the time only bounds a failing test."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():  # noqa: ASYNC110 - the condition has no event
+            await asyncio.sleep(0.05)
+
+
+class Kernel:
+    """A kernel manager with a client. ``log`` has what it logged."""
+
+    def __init__(self, name: str) -> None:
+        self.log: list[str] = []
+        logger = logging.Logger("kernel")  # noqa: LOG001 - not shared with other kernels
+        handler = logging.Handler()
+        handler.emit = lambda record: self.log.append(record.getMessage())  # type: ignore[method-assign]
+        logger.addHandler(handler)
+        self.manager = AsyncKernelManager(kernel_name=name, log=logger, shutdown_wait_time=PATIENCE_S)
+        self.client: AsyncKernelClient | None = None
+
+    async def start(self, **options: Any) -> None:
+        await self.manager.start_kernel(**options)
+        await self.connect()
+
+    async def connect(self) -> None:
+        self.disconnect()
+        self.client = self.manager.client()
+        assert isinstance(self.client, AsyncKernelClient)
+        self.client.start_channels()
+        await self.client.wait_for_ready(timeout=PATIENCE_S)
+
+    def disconnect(self) -> None:
+        if self.client is not None:
+            self.client.stop_channels()
+
+    async def run(self, code: str) -> str:
+        """Return what the code prints, or the name of its exception."""
+        assert self.client is not None
+        printed: list[str] = []
+
+        def collect(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "stream":
+                printed.append(message["content"]["text"])
+
+        reply = await self.client.execute_interactive(code, timeout=PATIENCE_S, output_hook=collect)
+        return "".join(printed) if reply["content"]["status"] == "ok" else reply["content"]["ename"]
+
+    async def dead(self) -> bool:
+        return not await self.manager.is_alive()
+
+    async def has_logged(self, text: str) -> bool:
+        return any(text in line for line in self.log)
+
+    @property
+    def workload(self) -> str:
+        return str(self.manager.provisioner._record.workload)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.manager.provisioner._folder.path)
+
+
+@asynccontextmanager
+async def running_kernel(name: str, **options: Any) -> AsyncIterator[Kernel]:
+    kernel = Kernel(name)
+    try:
+        await kernel.start(**options)
+        yield kernel
+    finally:
+        kernel.disconnect()
+        await kernel.manager.shutdown_kernel(now=True)

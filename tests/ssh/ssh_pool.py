@@ -1,0 +1,105 @@
+"""A real pool whose workloads are reached by the SSH programs of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from e2e_pool import PATIENCE_S, RealPool, eventually
+
+ECHO = """
+import os, socketserver, sys
+
+class Echo(socketserver.BaseRequestHandler):
+    def handle(self):
+        while data := self.request.recv(65536):
+            self.request.sendall(data)
+
+server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo)
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(server.server_address[1]))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+server.serve_forever()
+"""
+
+
+class SshPool:
+    """``run`` calls ssh, scp, sftp or rsync with the settings that ``gpupool ssh --configure`` has written."""
+
+    def __init__(self, pool: RealPool) -> None:
+        self.pool = pool
+        self.config = pool.home / ".ssh" / "config"
+        pool("ssh", "--configure")
+
+    def begin_workload(self, name: str, *command: str) -> None:
+        self.pool("submit", name, "-p", "0.1", "--interactive", "--", *(command or ("sleep", "100000")))
+        assert self.pool.becomes(name, "running")
+
+    def words(self, program: str, *words: str) -> list[str]:
+        return [program, "-F", str(self.config), "-o", "LogLevel=ERROR", *words]
+
+    def run(self, program: str, *words: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
+        argv = self.words(program, *words)
+        options = {"cwd": self.pool.work, "env": self.pool.env, "timeout": PATIENCE_S, **more}
+        return subprocess.run(argv, input=stdin, capture_output=True, check=False, **options)
+
+    def ssh(self, *words: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
+        return self.run("ssh", "gpupool.dev", *words, stdin=stdin, **more)
+
+    def begin(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        options = {"cwd": self.pool.work, "env": self.pool.env, "stdin": pipe, "stdout": pipe, "stderr": pipe, **more}
+        return subprocess.Popen(self.words("ssh", *words), **options)
+
+    @contextlib.contextmanager
+    def connected(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        """An ssh in the background, ended afterwards."""
+        process = self.begin(*words)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def sessions(self) -> list[str]:
+        """The ids of programs that ssh sessions have started and that have not ended."""
+        with self.pool.client as client:
+            return [job.id for job in client.list(labels={"session": "ssh"})]
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return int(server.getsockname()[1])
+
+
+def connects(port: int) -> socket.socket:
+    """A connection to a local port, as soon as something listens there."""
+    found: list[socket.socket] = []
+
+    def dial() -> bool:
+        with contextlib.suppress(OSError):
+            found.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+        return bool(found)
+
+    assert eventually(dial)
+    return found[0]
+
+
+def written(path: Path) -> str:
+    """The content of a file as soon as it exists and has a whole line, or its text where it has none."""
+    assert eventually(lambda: path.exists() and path.read_text().strip())
+    return path.read_text().strip()
+
+
+def pid_in(path: Path) -> int:
+    return int(written(path))
+
+
+def random_bytes(count: int) -> bytes:
+    return os.urandom(count)

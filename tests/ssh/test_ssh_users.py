@@ -1,0 +1,86 @@
+"""Two accounts of a machine with one root pool: each reaches its own workloads by SSH only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from e2e_pool import RealPool, fresh_pool
+
+from gpupool.client import Client
+from gpupool.client.ssh.target import SessionProgram, SshTarget, find_target
+from gpupool.client.transport.endpoint import UnixEndpoint
+from gpupool.client.transport.websocket_dialer import WebSocketDialer
+
+pytestmark = [pytest.mark.root, pytest.mark.needs("root", "asyncssh")]
+
+ANN, BOB = 54321, 54322
+
+
+@pytest.fixture(scope="module")
+def system_pool() -> Iterator[RealPool]:
+    with fresh_pool("1xT4") as made:
+        yield made
+
+
+def as_user(uid: int, act: Callable[[], Any]) -> Any:
+    """The result of ``act`` in a process of another account, as JSON; an error is its text.
+
+    The account cannot execute the tests' Python, which is the superuser's; hence a fork without exec.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            try:
+                result: Any = act()
+            except Exception as error:  # noqa: BLE001 - the answer is its kind
+                result = f"{type(error).__name__}: {error}"
+            os.write(write, json.dumps(result).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(answer)
+
+
+def test_workload_of_another_user_is_out_of_reach(system_pool: RealPool) -> None:
+    socket = str(system_pool.run / "api.sock")
+
+    def submit() -> str:
+        with Client(socket) as client:
+            options = {"fraction": 0.1, "kind": "interactive", "name": "hers", "workdir": "/"}
+            return client.submit(["sleep", "100000"], **options).id
+
+    workload = as_user(ANN, submit)
+    assert system_pool.becomes(workload, "running")
+
+    def find() -> str:
+        with Client(socket) as client:
+            return find_target(client, "gpupool.hers").workload
+
+    def run() -> str:
+        with Client(socket) as client:
+            return client.submit(SessionProgram("id -u", {}).request(SshTarget(workload, 0, "hers"))).id
+
+    async def dial(what: str) -> str:
+        dialer = WebSocketDialer(UnixEndpoint(socket))
+        async with await dialer.connect(SshTarget(workload, 0, "hers").path(what)) as stream:
+            await stream.wait_closed()
+            return str(stream.close_reason)
+
+    assert as_user(ANN, find) == workload
+    assert as_user(BOB, find).startswith(f"GpupoolError: hers belongs to uid-{ANN}.")
+    assert as_user(ANN, run).startswith("w")
+    assert "[FORBIDDEN]" in as_user(BOB, run)
+    for what in ("ports/80", "attach"):
+        assert as_user(BOB, lambda what=what: asyncio.run(dial(what))).startswith("FORBIDDEN")
