@@ -1,27 +1,98 @@
-"""What all tests need: signals as a program expects them, and the machine for itself where a test measures it."""
+"""Setup for all tests: default signal handlers, and exclusive use of the machine for tests that measure it."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import signal
 import tempfile
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+
+from requires import require
 
 # The same cases in each run: what passes here passes there. `pytest --hypothesis-profile=search` draws new ones.
-settings.register_profile("same", derandomize=True, database=None)
-settings.register_profile("search", derandomize=False)
+# Without a deadline: a busy machine is no fault of the code.
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.register_profile("search", derandomize=False, deadline=None)
 settings.load_profile("same")
+
+
+def constants_of_no_module(
+    no_constants: providers.Constants = providers.Constants(),  # noqa: B008 - one object for all calls
+    constants_of_modules: Callable[[], providers.Constants] = providers._get_local_constants,
+) -> providers.Constants:
+    """Return the constants that hypothesis prefers when it draws values.
+
+    Usually these are the constants in all loaded modules of a project. Cases would then depend on the tests that the
+    same process ran before, and hypothesis has no setting against it.
+    """
+    return no_constants if settings.default is not None and settings.default.derandomize else constants_of_modules()
+
+
+providers._get_local_constants = constants_of_no_module
 
 # A shell starts what it puts into the background with these ignored, and so would everything be that tests start.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+
+# Threads of numeric libraries that wait for each other in a loop take most of a busy machine's time.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+# Which pool the person who runs the tests uses must not matter: tests start their own.
+for variable in ("URL", "TOKEN", "CA", "POOL", "PROJECT", "STATE_DIR", "RUN_DIR", "DEBUG"):
+    os.environ.pop(f"GPUPOOL_{variable}", None)
+
+# The files that take longest, longest first. They start first: one that started last would keep one process busy while
+# the others have nothing left to do.
+LONGEST = (
+    "ray/test_leader_cut_off.py",
+    "e2e/test_e2e_kubernetes.py",
+    "e2e/test_e2e_jobs.py",
+    "distributed/test_frameworks.py",
+    "ray/test_slow_agents.py",
+    "e2e/test_e2e_restarts.py",
+    "native/test_ledger.py",
+    "node/test_lifecycle.py",
+    "web/test_analytics_browser.py",
+    "examples/test_train_digits.py",
+    "ray/test_second_head.py",
+    "chaos/test_chaos.py",
+    "e2e/test_e2e_queue.py",
+    "e2e/test_e2e_adoption.py",
+    "docs/test_readme.py",
+    "database/test_leader.py",
+    "ray/test_removed_machines.py",
+    "machines/test_split_brain.py",
+    "services/test_service_access.py",
+    "scheduling/test_scheduling_properties.py",
+    "ray/test_ray_cluster.py",
+    "database/test_head_readiness.py",
+    "services/test_service_histories.py",
+    "web/test_browsers.py",
+    "scheduling/test_estimates_come_true.py",
+    "machines/test_fault_matrix.py",
+    "database/test_two_control_planes.py",
+    "e2e/test_e2e_report.py",
+    "web/test_admin_browser.py",
+    "web/test_frame_browser.py",
+    "web/test_work_browser.py",
+    "e2e/test_e2e_priority.py",
+    "api/test_schemathesis.py",
+    "e2e/test_e2e_leases.py",
+    "remote/test_coming_back.py",
+    "daemon/test_slow_start.py",
+    "domain/test_fencing_model.py",
+)
 
 _LOCKS = "alone_locks"
 _FOLDER = pytest.StashKey[str]()
@@ -29,7 +100,7 @@ _FOLDER = pytest.StashKey[str]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """In the process that hands tests to others: one folder for the locks of all of them."""
+    """Create one folder for the locks of all worker processes, in the process that distributes the tests."""
     if _FOLDER not in node.config.stash:
         folder = tempfile.TemporaryDirectory(prefix="gpupool-tests-")
         node.config.add_cleanup(folder.cleanup)
@@ -37,9 +108,34 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput[_LOCKS] = node.config.stash[_FOLDER]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the files of a run in several processes: the longest, all others, those with tests marked ``alone``.
+
+    A test marked ``alone`` waits for the tests that run, and new ones wait for it: at the end no long test runs.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    measuring = {item.path for item in items if item.get_closest_marker("alone")}
+    tests = Counter(item.path for item in items)
+    longest = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+
+    def rank(item: pytest.Item) -> tuple[bool, int, int, str]:
+        path = item.path
+        return path in measuring, longest.get(path, len(longest)), -tests[path], str(path)
+
+    items.sort(key=rank)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked ``needs`` if one of its requirements is missing, before its fixtures are created."""
+    require(*dict.fromkeys(name for mark in item.iter_markers("needs") for name in mark.args))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """No other test of this run is under way during one that is marked ``alone``; waiting is not in its time."""
+    """Run no other test during one that is marked ``alone``; the wait does not count as its time."""
     worker: dict[str, Any] = getattr(item.config, "workerinput", {})
     if _LOCKS not in worker:
         return (yield)
@@ -49,7 +145,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @contextlib.contextmanager
 def _turn(folder: Path, *, alone: bool) -> Iterator[None]:
-    """Share the machine, or have it: who waits for the others to end keeps new ones at the door."""
+    """Lock the machine, shared or exclusively; a waiting exclusive test delays the start of new tests."""
     with (folder / "door").open("w") as door, (folder / "room").open("w") as room:
         fcntl.flock(door, fcntl.LOCK_EX)
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

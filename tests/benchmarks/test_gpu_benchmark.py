@@ -26,13 +26,13 @@ NOT_HERE = skipped("Part", "c", "torch is not installed")
 
 
 @pytest.mark.parametrize(("value", "samples"), [(float("nan"), 3), (float("inf"), 3), (1.0, 0)])
-def test_what_nobody_measured_is_no_figure(value: float, samples: int) -> None:
+def test_unmeasured_value_is_no_result(value: float, samples: int) -> None:
     with pytest.raises(NotMeasuredError):
         measured("Part", "x", value, "ms", samples=samples)
 
 
 @pytest.mark.parametrize("figure", [NOT_HERE, failed("Part", "d", "status 1")])
-def test_a_figure_without_a_number_shows_none(figure: figures.Figure) -> None:
+def test_result_without_number_is_empty(figure: figures.Figure) -> None:
     with pytest.raises(NotMeasuredError):
         value_text(figure)
     page = markdown(Report(FACTS, (figure,), emulated=False)).splitlines()
@@ -41,7 +41,7 @@ def test_a_figure_without_a_number_shows_none(figure: figures.Figure) -> None:
     assert not any(character.isdigit() for character in row.replace(figure.reason, ""))
 
 
-def test_a_report_is_stored_under_model_and_date_with_all_that_was_found(tmp_path: Path) -> None:
+def test_report_is_stored_by_model_and_date(tmp_path: Path) -> None:
     data, page = write(Report(FACTS, (GOOD, NOT_HERE), emulated=False), tmp_path)
     assert (data.name, page.name) == ("gpu-tesla-t4-2031-02-03.json", "gpu-tesla-t4-2031-02-03.md")
     found = json.loads(data.read_text())
@@ -61,7 +61,7 @@ def test_emulated_and_empty_reports_are_never_stored(report: Report, tmp_path: P
 # --- refusals
 
 
-def test_without_a_gpu_it_says_so_and_starts_nothing(
+def test_benchmark_without_gpu_reports_it_and_starts_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "driver_or_reason", lambda: "no driver")
@@ -80,7 +80,7 @@ def test_emulated_and_busy_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, gpu
         pool._one_gpu()
 
 
-def test_tried_on_emulated_gpus_it_stores_nothing() -> None:
+def test_trial_on_emulated_gpus_stores_nothing() -> None:
     results = SCRIPT.parents[1] / "results"
     before = sorted(results.glob("gpu-*"))
     command = (sys.executable, str(SCRIPT), "--emulated", "--quick", "--part", "context")
@@ -106,7 +106,7 @@ def test_tried_on_emulated_gpus_it_stores_nothing() -> None:
         ("[1]\n", "", 0, FailedError),
     ],
 )
-def test_the_last_line_of_a_worker(said: str, complained: str, status: int, expected: Any) -> None:
+def test_last_line_of_worker_is_its_result(said: str, complained: str, status: int, expected: Any) -> None:
     if isinstance(expected, dict):
         assert answer_of(said, complained, status, "x") == expected
         return
@@ -114,7 +114,7 @@ def test_the_last_line_of_a_worker(said: str, complained: str, status: int, expe
         answer_of(said, complained, status, "x")
 
 
-def test_every_script_of_a_part_is_there() -> None:
+def test_every_script_of_a_part_exists() -> None:
     named = {name for module in PARTS.values() for name in Path(str(module.__file__)).read_text().split('"')}
     scripts = {name for name in named if name.endswith(".py")}
     assert scripts
@@ -148,7 +148,7 @@ def outcomes(found: Any) -> dict[str, Outcome]:
     return {figure.name: figure.outcome for figure in found}
 
 
-def test_the_error_of_a_share_is_in_points_of_the_work_done() -> None:
+def test_share_error_is_in_percentage_points_of_work() -> None:
     def burnt(work: Work) -> dict[str, Any]:
         done = {"0.1 slice": 1.5, "0.9 slice": 8.5, "0.3 slice": 10.0, "0.3 slice, cap": 4.0}.get(work.place.label, 1.0)
         return {"rounds_per_us": 1.0, "work": done, "launches": 7}
@@ -161,20 +161,20 @@ def test_the_error_of_a_share_is_in_points_of_the_work_done() -> None:
     assert found["0.5:0.5, kernels of 50 and 50 µs"].detail["samples"] == 7
 
 
-def test_who_was_never_let_in_is_no_measurement() -> None:
+def test_tenant_without_gpu_time_is_no_measurement() -> None:
     answers = {"rounds_per_us": 1.0, "work": 0.0, "launches": 0}
     found = outcomes(shares.measure(FakeBench(burn_py=answers, matmul_py=answers)))
     assert set(found.values()) == {Outcome.FAILED}
 
 
-def test_the_limit_counts_what_was_in_use_before() -> None:
+def test_memory_limit_includes_earlier_use() -> None:
     seen = {"most_mib": 3900.0, "before_mib": 128.0, "total_mib": 4000.0, "tries": 12}
     strange = FakeBench(memory_py=seen | {"total_mib": 16_000.0})
     assert {f.value for f in memory.measure(FakeBench(memory_py=seen))} == {28.0}
     assert set(outcomes(memory.measure(strange)).values()) == {Outcome.FAILED}
 
 
-def test_a_result_must_be_equal_with_and_without_a_slice() -> None:
+def test_result_must_be_equal_with_and_without_slice() -> None:
     def digest(work: Work) -> dict[str, Any]:
         if "jax" in work.arguments:
             raise SkipError("jax is not installed")
@@ -187,7 +187,7 @@ def test_a_result_must_be_equal_with_and_without_a_slice() -> None:
     assert set(found.values()) == {Outcome.MEASURED}
 
 
-def test_two_tenants_are_summed_and_a_native_run_that_is_not_possible_is_skipped() -> None:
+def test_two_tenants_are_summed_and_impossible_native_run_is_skipped() -> None:
     def speed(work: Work) -> Any:
         return SkipError("no native run") if work.place == NATIVE else {"samples": 64, "steps": 8, "seconds": 2.0}
 
@@ -197,12 +197,12 @@ def test_two_tenants_are_summed_and_a_native_run_that_is_not_possible_is_skipped
     assert found["resnet50, batch 1, native"].outcome is Outcome.SKIPPED
 
 
-def test_a_storm_tells_the_median_the_worst_and_what_was_lost() -> None:
+def test_kill_test_reports_median_maximum_and_losses() -> None:
     found = list(kills.measure(FakeBench(kills_py={"back_ms": [3.0, 900.0, 5.0], "lost_mib": 0.0})))
     assert [figure.value for figure in found] == [5.0, 900.0, 0.0]
 
 
-def test_a_part_that_breaks_keeps_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_part_keeps_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
     def halfway(_bench: Bench) -> Any:
         yield GOOD
         raise FailedError("worker died")

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from databases import REQUIRED, find_program
 
 CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 
@@ -20,12 +19,12 @@ def torment(*options: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_nothing_is_lost_doubled_or_leaked_however_the_pool_is_killed() -> None:
+def test_nothing_is_lost_duplicated_or_leaked_under_kills() -> None:
     torment("--kills", "25", "--seed", "7", "--minutes", "1", "--pause", "0.3")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(find_program("initdb") is None and not REQUIRED, reason="PostgreSQL is not installed")
-def test_nor_over_postgresql_when_its_server_and_the_leader_are_killed_too() -> None:
+@pytest.mark.needs("postgresql")
+def test_nothing_is_lost_over_postgresql_under_kills_of_server_and_leader() -> None:
     torment("--database", "postgres", "--kills", "4", "--seed", "1466", "--minutes", "0.1", "--pause", "0.5")

@@ -14,10 +14,18 @@ from _chaos_check import Checks
 from _chaos_kill import Kills
 from _chaos_mix import Planned
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Lease, Program, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
-from gpupool.services.ports import ChangeSet
+from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
+from gpupool.domain.work.workload import (
+    Lease,
+    Program,
+    Replica,
+    ReplicaState,
+    Workload,
+    WorkloadKind,
+    WorkloadState,
+)
+from gpupool.services.ports.store import ChangeSet
 from gpupool.store import open_store
 
 ID = WorkloadId("w0000000001")
@@ -44,7 +52,7 @@ MARKS = f"{KEY} start\n{KEY} end\n"
 
 @dataclass(slots=True)
 class Folder:
-    """As much of a pool as the checks look at."""
+    """The parts of a pool that the checks read."""
 
     folder: Path
     database_url: str = ""
@@ -64,7 +72,7 @@ class Folder:
 
 @dataclass(slots=True)
 class Story:
-    """As much of a mix and of a killer."""
+    """The parts of a mix and of a killer that the checks read."""
 
     marks: Path
     planned: dict[str, Planned]
@@ -97,64 +105,64 @@ async def write(database: Path, rows: ChangeSet) -> None:
         await store.close()
 
 
-def test_a_pool_in_which_all_went_well(told: Tell) -> None:
+def test_sound_history_passes(told: Tell) -> None:
     assert told() == set()
 
 
-def test_a_submission_that_is_not_there(told: Tell) -> None:
+def test_missing_submission_is_found(told: Tell) -> None:
     assert told(plan=Planned("batch-2", "batch"), rows=ChangeSet(), marks="") == {"jobs lost"}
 
 
-def test_a_job_that_never_ended(told: Tell) -> None:
+def test_job_without_end_is_found(told: Tell) -> None:
     still = replace(WORKLOAD, state=WorkloadState.RUNNING, finished_at=None)
     assert "jobs lost" in told(replace(GOOD, workloads=(still,)))
 
 
-def test_a_success_without_an_end_of_the_program(told: Tell) -> None:
+def test_success_without_program_end_is_found(told: Tell) -> None:
     assert told(marks=f"{KEY} start\n") == {"wrong outcomes"}
 
 
-def test_a_status_that_is_not_the_programs(told: Tell) -> None:
+def test_wrong_exit_status_is_found(told: Tell) -> None:
     assert told(plan=Planned("batch-1", "batch", status=3)) == {"wrong outcomes"}
 
 
-def test_an_attempt_that_was_started_twice(told: Tell) -> None:
+def test_duplicate_start_of_attempt_is_found(told: Tell) -> None:
     assert told(marks=f"{KEY} start\n{MARKS}") == {"finished twice"}
 
 
-def test_a_program_that_went_to_its_end_and_was_run_again(told: Tell) -> None:
+def test_rerun_of_finished_program_is_found(told: Tell) -> None:
     again = replace(GOOD, replicas=(replace(REPLICA, attempt=2),))
     marks = MARKS + f"{ID}.0.2 start\n{ID}.0.2 end\n"
     assert told(again, marks) == {"wrong outcomes", "finished twice"}
 
 
-def test_a_program_that_is_run_again_because_its_shepherd_was_killed(told: Tell) -> None:
+def test_rerun_after_lost_shepherd_is_allowed(told: Tell) -> None:
     again = replace(GOOD, replicas=(replace(REPLICA, attempt=2),))
     marks = MARKS + f"{ID}.0.2 start\n{ID}.0.2 end\n"
     assert told(again, marks, None, KEY) == set()
 
 
-def test_an_end_that_was_counted_twice(told: Tell) -> None:
+def test_duplicate_end_is_found(told: Tell) -> None:
     assert told(replace(GOOD, events=(ENDED, ENDED))) == {"finished twice"}
 
 
 @pytest.mark.parametrize(("granted", "found"), [(15.0, {"GPUs leased twice", "parallelism exceeded"}), (20.0, set())])
-def test_a_gpu_that_was_given_out_twice_at_a_time(told: Tell, granted: float, found: set[str]) -> None:
+def test_double_grant_of_gpu_is_found(told: Tell, granted: float, found: set[str]) -> None:
     second = replace(LEASE, epoch=Epoch(2), attempt=2, granted_at=granted, released_at=30.0)
     assert told(replace(GOOD, leases=(LEASE, second))) == found
 
 
-def test_a_lease_that_is_held_at_rest(told: Tell) -> None:
+def test_leaked_lease_is_found(told: Tell) -> None:
     assert told(replace(GOOD, leases=(replace(LEASE, released_at=None),))) == {"leases leaked"}
 
 
-def test_a_client_that_was_told_another_status(told: Tell) -> None:
+def test_wrong_status_at_client_is_found(told: Tell) -> None:
     plan = Planned("batch-1", "run", client_status=1)
     plan.client = object()  # there was one
     assert told(plan=plan) == {"clients told wrong"}
 
 
-def test_a_socket_without_an_owner(told: Tell, tmp_path: Path) -> None:
+def test_socket_without_owner_is_found(told: Tell, tmp_path: Path) -> None:
     attach = tmp_path / "state" / "run" / "attach"
     attach.mkdir(parents=True)
     (attach / f"{KEY}.sock").touch()

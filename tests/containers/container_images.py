@@ -1,4 +1,4 @@
-"""A tiny image made of this machine's own files, and what tests ask of the engine themselves."""
+"""A small image made from files of this machine, and calls of the engine by tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+
+from requires import cc
 
 BUSYBOX = shutil.which("busybox")
 PODMAN = shutil.which("podman")
@@ -41,17 +43,6 @@ int main(int count, char **words) {
 """
 
 
-def _missing() -> str:
-    if os.geteuid() != 0:
-        return "containers are run as other users here: that takes root"
-    if PODMAN is None or BUSYBOX is None:
-        return "podman and a static busybox (podman, runc, busybox-static) are needed"
-    return ""
-
-
-MISSING = _missing()
-
-
 def make_tree(folder: Path) -> None:
     """A file system with a shell, a greeting, and a program for CUDA with the libraries it needs."""
     for name in ("bin", "etc", "tmp", "dev", "proc", "sys", "work"):
@@ -70,7 +61,7 @@ def make_tree(folder: Path) -> None:
 def _add_cuda_program(folder: Path) -> None:
     source, program = folder / "take_all.c", folder / "bin/take_all"
     source.write_text(TAKE_ALL)
-    subprocess.run(["cc", "-o", program, source, "-ldl"], check=True)
+    cc("-o", program, source, "-ldl")
     listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
     libraries = {*re.findall(r"(/\S+)", listed), *_libraries("libpthread.so.0 libdl.so.2 librt.so.1 libm.so.6")}
     for path in sorted(libraries):
@@ -98,7 +89,7 @@ def import_image(store: Path, tree: Path, name: str, *changes: str) -> None:
 
 
 def archive_of(tree: Path) -> Path:
-    """A tar of a folder, beside it."""
+    """Return a tar of a folder, in the same parent folder."""
     archive = tree.with_suffix(".tar")
     subprocess.run(["tar", "-C", tree, "--owner=0", "--group=0", "-cf", archive, "."], check=True)
     return archive

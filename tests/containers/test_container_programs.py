@@ -1,4 +1,4 @@
-"""Programs in containers on a real node: who they are, what they see, how they end, what is left of them."""
+"""Programs in containers on a real node: user, visible files, end, and cleanup."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 from container_images import containers, podman
 from node_harness import PIPES, TTY, Node, RefusedError, eventually, fresh_node, spec
 
-from gpupool.domain import frames
-from gpupool.domain.container import ContainerNetwork, ContainerSpec, PullPolicy, Volume, VolumeKind
-from gpupool.domain.gpu import GpuShare
-from gpupool.domain.supervision import ExitReason, ProcessSpec
-from gpupool.node import proctree
-from gpupool.node.containers import inside
+from gpupool.domain.decode import decode
+from gpupool.domain.nodes.gpu import GpuShare
+from gpupool.domain.protocol import frames
+from gpupool.domain.work.container import ContainerNetwork, ContainerSpec, PullPolicy, Volume, VolumeKind
+from gpupool.domain.work.supervision import ExitReason, ProcessSpec
+from gpupool.node.host import process_tree
 from gpupool.node.inventory.emulated import emulated_uuid
+from gpupool.node.runners.container import execution
 
 UID, OTHER = 54_321, 54_322
 T4_MIB = 16384
@@ -31,11 +32,11 @@ def boxed(*argv: str, env: dict[str, str] | None = None, uid: int = UID, **chang
     if len(argv) == 1 and " " in argv[0]:
         argv = ("sh", "-c", argv[0])
     made = spec("x", container=container, uid=uid, cwd=changes.pop("cwd", ""), env=env or {}, **changes)
-    return ProcessSpec.from_dict({**made.to_dict(), "argv": argv})
+    return decode(ProcessSpec, {**made.to_dict(), "argv": argv})
 
 
 def told(node: Node, wanted: ProcessSpec) -> str:
-    """What a program that succeeds says."""
+    """Return the output of a program that must succeed."""
     report = node.run_to_end(wanted)
     assert (report.reason, report.exit_code) == (ExitReason.EXITED, 0), (report, node.log(wanted.key))
     return node.log(wanted.key).decode()
@@ -47,21 +48,21 @@ def inside_of(node: Node, key: str) -> dict[int, int]:
 
 
 def _program_of(shepherd: int) -> dict[int, int]:
-    found = inside.processes(shepherd)
+    found = execution.processes(shepherd)
     return found if any(number != 1 for number in found.values()) else {}
 
 
 def engine_pid(node: Node, key: str, name: bytes) -> int:
     """A process of the engine's below a shepherd."""
-    table = proctree.scan()
-    below = proctree.descendants([node.shepherd(key)], proctree.children_of(table))
+    table = process_tree.scan()
+    below = process_tree.descendants([node.shepherd(key)], process_tree.children_of(table))
     return next(pid for pid in below if Path(f"/proc/{pid}/comm").read_bytes().strip() == name)
 
 
 # -- who and what ----------------------------------------------------------------------------------------------------
 
 
-def test_it_runs_as_its_user_without_capabilities_and_its_variables_are_nobody_elses(node: Node) -> None:
+def test_container_runs_as_its_user_without_capabilities_with_private_variables(node: Node) -> None:
     wanted = boxed("id; grep -E 'CapEff|NoNewPrivs' /proc/self/status; echo $WORD; sleep 60", env={"WORD": "s3cret"})
     node.start(wanted)
     lines = eventually(lambda: _lines(node, wanted, 4), "it says who it is")
@@ -80,18 +81,18 @@ def _lines(node: Node, wanted: ProcessSpec, count: int) -> list[str]:
     return lines if len(lines) >= count else []
 
 
-def test_the_image_says_what_runs_unless_the_request_does(node: Node) -> None:
+def test_image_command_runs_unless_request_has_one(node: Node) -> None:
     assert told(node, boxed()) == "hello \n"
     assert told(node, boxed("you", entrypoint=("/bin/greet", "dear"))) == "hello dear you\n"
     assert told(node, boxed("pwd; umask", cwd="/work", umask=0o027)) == "/work\n0027\n"
 
 
-def test_exit_statuses_are_the_programs_own(node: Node) -> None:
+def test_exit_status_is_that_of_the_program(node: Node) -> None:
     assert node.run_to_end(boxed("exit 7 ; true")).exit_code == 7
     assert node.run_to_end(boxed("kill -9 $$ ; true")).status == 137
 
 
-def test_a_terminal_and_pipes_reach_the_program(node: Node) -> None:
+def test_terminal_and_pipes_reach_the_program(node: Node) -> None:
     terminal = boxed("stty size; read x; echo got $x; exit 5", stdio=TTY, client_bound=True)
     client = node.start_attached(terminal, rows=31, columns=97)
     client.until(lambda: b"31 97" in client.out)
@@ -105,12 +106,12 @@ def test_a_terminal_and_pipes_reach_the_program(node: Node) -> None:
     assert (bytes(client.out), bytes(client.err)) == (b"all of it", b"sad\n")
 
 
-def test_without_a_network_there_is_only_the_loopback(node: Node) -> None:
+def test_container_without_network_has_only_loopback(node: Node) -> None:
     devices = told(node, boxed("cat", "/proc/net/dev", network=ContainerNetwork.NONE, read_only=True))
     assert [line.split(":")[0].strip() for line in devices.splitlines()[2:]] == ["lo"]
 
 
-def test_an_image_that_is_not_there_is_said(node: Node) -> None:
+def test_missing_image_is_reported(node: Node) -> None:
     wanted = boxed("true", image="localhost/nowhere:3")
     assert node.run_to_end(wanted).exit_code == 125
     assert b"localhost/nowhere:3" in node.log(wanted.key)
@@ -119,13 +120,13 @@ def test_an_image_that_is_not_there_is_said(node: Node) -> None:
 
 
 @pytest.mark.parametrize("name", ["dir:/etc", "docker-archive:/etc/shadow", "--privileged", "a b"])
-def test_what_is_no_image_is_not_given_to_the_engine(node: Node, name: str) -> None:
+def test_invalid_image_name_is_not_passed_to_the_engine(node: Node, name: str) -> None:
     with pytest.raises(RefusedError) as refused:
         node.start(boxed("true", image=name))
     assert refused.value.code == "INVALID_NAME"
 
 
-def test_a_variable_that_cannot_be_carried_is_refused_by_name(node: Node) -> None:
+def test_unsupported_variable_is_refused_by_name(node: Node) -> None:
     report = node.run_to_end(boxed("true", env={"KEY": "two\nlines"}))
     assert report.reason is ExitReason.START_FAILED
     assert "KEY" in report.message
@@ -147,7 +148,7 @@ def data(container_store: Path) -> Path:
     return folder
 
 
-def test_volumes_are_seen_with_the_users_own_rights(node: Node, data: Path) -> None:
+def test_volumes_are_accessed_with_rights_of_the_user(node: Node, data: Path) -> None:
     own = Volume("/data", str(data / "own"))
     assert told(node, boxed("touch /data/new && echo made", volumes=(own,))) == "made\n"
     assert (data / "own/new").stat().st_uid == UID
@@ -158,20 +159,20 @@ def test_volumes_are_seen_with_the_users_own_rights(node: Node, data: Path) -> N
 
 
 @pytest.mark.parametrize("place", ["others", "others/inner"])
-def test_nobody_mounts_what_they_may_not_reach(node: Node, data: Path, place: str) -> None:
+def test_inaccessible_folder_cannot_be_mounted(node: Node, data: Path, place: str) -> None:
     report = node.run_to_end(boxed("ls", "/data", volumes=(Volume("/data", str(data / place)),)))
     assert report.reason is ExitReason.START_FAILED
     assert str(data / place) in report.message
 
 
 @pytest.mark.parametrize("place", ["/", "/etc", "/proc/1", "/sys", "/dev", "/run", "/var/run", "/usr"])
-def test_the_machines_own_places_are_no_volumes(node: Node, place: str) -> None:
+def test_system_folders_cannot_be_mounted(node: Node, place: str) -> None:
     report = node.run_to_end(boxed("true", volumes=(Volume("/data", place),), uid=0))
     assert report.reason is ExitReason.START_FAILED
     assert "machine" in report.message
 
 
-def test_the_pools_own_places_are_no_volumes_by_whatever_name(node: Node, data: Path) -> None:
+def test_pool_folders_cannot_be_mounted_by_any_name(node: Node, data: Path) -> None:
     link = data / "own/link"
     link.unlink(missing_ok=True)
     link.symlink_to(node.run)
@@ -180,7 +181,7 @@ def test_the_pools_own_places_are_no_volumes_by_whatever_name(node: Node, data: 
         assert report.reason is ExitReason.START_FAILED, place
 
 
-def test_volumes_lie_where_the_rules_let_them(node: Node, data: Path) -> None:
+def test_volumes_must_be_in_allowed_folders(node: Node, data: Path) -> None:
     good, bad = Volume("/data", str(data / "own/inner")), Volume("/data", str(data / "others"))
     roots = (str(data / "own"),)
     assert told(node, boxed("echo ok ; true", volumes=(good,), roots=roots)) == "ok\n"
@@ -189,10 +190,10 @@ def test_volumes_lie_where_the_rules_let_them(node: Node, data: Path) -> None:
     for volume in (bad, Volume("/data", str(data / "own/out"))):
         report = node.run_to_end(boxed("true", volumes=(volume,), roots=roots, uid=0))
         assert report.reason is ExitReason.START_FAILED
-        assert "volumes may be" in report.message
+        assert "outside the allowed volume folders" in report.message
 
 
-def test_empty_volumes_are_the_attempts_own(node: Node) -> None:
+def test_empty_volumes_belong_to_one_attempt(node: Node) -> None:
     made = (
         Volume("/scratch", kind=VolumeKind.EMPTY),
         Volume("/quick", kind=VolumeKind.MEMORY, size_mib=2),
@@ -207,8 +208,11 @@ def test_empty_volumes_are_the_attempts_own(node: Node) -> None:
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_is_heard_once_and_by_the_program_alone(node: Node) -> None:
-    wanted = boxed("trap 'echo heard' TERM; echo ready; sleep 60 & wait; sleep 0.3; exit 4", grace_s=20.0)
+def test_stop_signal_reaches_only_the_program_once(node: Node) -> None:
+    program = (
+        "trap 'echo heard; heard=1' TERM; echo ready; until [ $heard ]; do sleep 0.1 & wait $!; done; sleep 0.3; exit 4"
+    )
+    wanted = boxed(program, grace_s=20.0)
     node.start(wanted)
     eventually(lambda: b"ready" in node.log(wanted.key))
     node.ask("stop", key=wanted.key, grace_s=20.0)
@@ -217,7 +221,7 @@ def test_a_stop_is_heard_once_and_by_the_program_alone(node: Node) -> None:
     assert node.log(wanted.key).decode().splitlines() == ["ready", "heard"]
 
 
-def test_who_ignores_a_stop_is_killed_and_nothing_is_left(node: Node, container_store: Path) -> None:
+def test_program_that_ignores_stop_is_killed_and_nothing_is_left(node: Node, container_store: Path) -> None:
     wanted = boxed("trap '' TERM; echo ready; while true; do sleep 1; done", max_time_s=2.0, grace_s=0.3)
     report = node.run_to_end(wanted)
     assert report.reason is ExitReason.TIME_LIMIT
@@ -226,7 +230,7 @@ def test_who_ignores_a_stop_is_killed_and_nothing_is_left(node: Node, container_
     assert not list(Path("/sys/fs/cgroup").glob(f"*/gpupool/{wanted.key}"))
 
 
-def test_memory_beyond_the_limit_ends_it(node: Node) -> None:
+def test_memory_above_the_limit_ends_the_program(node: Node) -> None:
     wanted = boxed("dd", "if=/dev/zero", "of=/dev/null", "bs=200M", "count=1", memory_mib=64)
     report = node.run_to_end(wanted)
     assert report.status == 137
@@ -243,12 +247,12 @@ def test_kill_9_leaves_no_container(node: Node, container_store: Path, victim: s
     report = node.ended(wanted.key)
     assert report.status != 0
     assert report.reason is (ExitReason.SHEPHERD_LOST if victim == "shepherd" else ExitReason.EXITED)
-    assert not proctree.alive(pids, proctree.scan())
+    assert not process_tree.alive(pids, process_tree.scan())
     name = f"gpupool-{wanted.key}"
     assert eventually(lambda: name not in containers(container_store / "store"), "its container is gone")
 
 
-def test_containers_outlive_the_agent_and_strangers_go_when_it_is_back(container_store: Path) -> None:
+def test_containers_survive_agent_and_unknown_ones_are_removed(container_store: Path) -> None:
     with fresh_node() as node:
         wanted = boxed("echo began; sleep 300")
         node.start(wanted)
@@ -258,7 +262,7 @@ def test_containers_outlive_the_agent_and_strangers_go_when_it_is_back(container
         podman(container_store / "store", "create", *stranger, "localhost/tiny:1", "true")
         node.up()
         assert node.running(wanted.key).exit is None
-        assert inside.processes(node.shepherd(wanted.key)).keys() == pids.keys()
+        assert execution.processes(node.shepherd(wanted.key)).keys() == pids.keys()
         found = containers(container_store / "store")
         assert f"gpupool-{wanted.key}" in found
         assert "gpupool-w00000000zz.0.1" not in found
@@ -269,7 +273,7 @@ def test_containers_outlive_the_agent_and_strangers_go_when_it_is_back(container
 # -- GPUs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_slice_holds_inside_a_container(node: Node) -> None:
+def test_slice_limits_apply_inside_a_container(node: Node) -> None:
     share = GpuShare(emulated_uuid("n1", 0), 0, 100, T4_MIB // 10)
     wanted = boxed("take_all; sleep 300", gpus=(share,), lease=71)
     node.start(wanted)
@@ -285,7 +289,7 @@ def test_a_slice_holds_inside_a_container(node: Node) -> None:
     node.ended(wanted.key)
 
 
-def test_a_whole_gpu_is_whole_inside(node: Node) -> None:
+def test_whole_gpu_is_available_inside_a_container(node: Node) -> None:
     share = GpuShare(emulated_uuid("n1", 0), 0, 1000, T4_MIB)
     lines = dict(line.split() for line in told(node, boxed("take_all", gpus=(share,))).splitlines())
     assert int(lines["total"]) == T4_MIB
@@ -294,7 +298,7 @@ def test_a_whole_gpu_is_whole_inside(node: Node) -> None:
 # -- others in it ----------------------------------------------------------------------------------------------------
 
 
-def test_two_users_at_once_and_a_second_program_inside(node: Node) -> None:
+def test_two_users_run_at_once_and_exec_enters_container(node: Node) -> None:
     private = Volume("/scratch", kind=VolumeKind.EMPTY)
     first = boxed("echo mine > /scratch/x; echo ready; sleep 300", volumes=(private,), env={"MARK": "a"})
     second = boxed("sleep", "300", uid=OTHER)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import machines_harness
 from e2e_pool import folder_for_pool
 from machines_harness import Machine, Machines
+
+from requires import there
 
 NETWORK = "10.213.77"
 
@@ -53,14 +54,6 @@ class Networks:
         ip("netns", "del", self.bridge, check=False)
 
 
-def possible() -> bool:
-    """Whether this machine lets us make namespaces."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    made = ip("netns", "add", f"gpd{os.getpid()}probe", check=False)
-    return made and ip("netns", "del", f"gpd{os.getpid()}probe", check=False)
-
-
 class MachineApart(Machine):
     """Its agent runs in a namespace; the control plane reaches it by its socket, which is a file."""
 
@@ -76,7 +69,7 @@ class MachineApart(Machine):
 
 
 class MachinesApart(Machines):
-    """As ``Machines``, at 10.213.77.1, 10.213.77.2, ..."""
+    """Machines like ``Machines``, at 10.213.77.1, 10.213.77.2, ..."""
 
     def __init__(self, folder: Path, count: int, emulate: str) -> None:
         self.networks = Networks()
@@ -102,7 +95,7 @@ class MachinesApart(Machines):
 @contextlib.contextmanager
 def machines_apart(count: int, emulate: str) -> Iterator[Machines]:
     """Nodes with addresses of their own; where that is not possible, on loopback addresses."""
-    kind = MachinesApart if possible() else Machines
+    kind = MachinesApart if there("netns") else Machines
     with folder_for_pool() as folder:
         pool = kind(folder, count, emulate)
         try:

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,17 +25,3 @@ def pool(four: Machines) -> Iterator[Machines]:
     yield four
     four.heal()
     four.clear()
-
-
-@pytest.fixture
-def needs() -> Callable[[str], None]:
-    """Skip where a module or program is missing; in CI it must not be."""
-
-    def check(name: str) -> None:
-        there = shutil.which(name) is not None or find_spec(name) is not None
-        if not there and os.environ.get("CI_REQUIRES_ALL") == "1":
-            pytest.fail(f"{name} is not installed")
-        if not there:
-            pytest.skip(f"{name} is not installed")
-
-    return check

@@ -29,8 +29,8 @@ def numbers(pattern: str, text: str) -> list[float]:
     return [float(number) for number in found.groups()]
 
 
-def test_torch_goes_on_from_its_checkpoint_with_the_loss_of_one_process(pool: Machines, needs: Needs) -> None:
-    needs("torch")
+@pytest.mark.needs("torch")
+def test_torch_resumes_from_checkpoint_with_equal_loss(pool: Machines) -> None:
     four_nodes = ("--workers", "4", "--gpus-per-worker", "1", "--env", f"CHECKPOINT={pool.work}/ddp.pt")
     submit(pool, "ddp", "--framework", "torch", *four_nodes, program=PROGRAMS / "ddp_that_dies_once.py")
     pool("wait", "ddp", *PATIENCE, timeout=260)
@@ -45,9 +45,8 @@ def test_torch_goes_on_from_its_checkpoint_with_the_loss_of_one_process(pool: Ma
     assert abs(together - alone) < 1e-9
 
 
-def test_mpi_collectives_are_those_of_numpy(pool: Machines, needs: Needs) -> None:
-    needs("mpirun")
-    needs("mpi4py")
+@pytest.mark.needs("mpirun", "mpi4py")
+def test_mpi_collectives_equal_numpy(pool: Machines) -> None:
     submit(pool, "mpi", "--workers", "4", "--framework", "mpi", program=EXAMPLES / "mpi_collectives.py")
     pool("wait", "mpi", *PATIENCE, timeout=260)
     told = pool.text("logs", "mpi", "--role", "launcher")
@@ -59,8 +58,8 @@ def test_mpi_collectives_are_those_of_numpy(pool: Machines, needs: Needs) -> Non
     assert {row["state"] for row in workers} == {"succeeded"}
 
 
-def test_tensorflow_trains_with_a_parameter_server(pool: Machines, needs: Needs) -> None:
-    needs("tensorflow")
+@pytest.mark.needs("tensorflow")
+def test_tensorflow_trains_with_a_parameter_server(pool: Machines) -> None:
     roles = ("--framework", "tf", "--chief", "--ps", "1", "--workers", "2", "--gpus-per-worker", "1")
     submit(pool, "ps", *roles, "--env", "STEPS=20", program=EXAMPLES / "tf_parameter_server.py")
     pool("wait", "ps", *PATIENCE, timeout=260)

@@ -1,4 +1,4 @@
-"""MPI's remote start without ssh: who is let in, what ends with whom."""
+"""MPI's remote start without ssh: access, and processes that end together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Host:
             return sock.connect_ex(("127.0.0.1", self.port)) == 0
 
     def start(self, command: str, secret: str = SECRET, host: str = "worker-0") -> subprocess.Popen[bytes]:
-        """As mpirun does."""
+        """Start a command like mpirun."""
         hosts = {
             "GPUPOOL_GANG_HOSTS": json.dumps({"worker-0": ["127.0.0.1", self.port]}),
             "GPUPOOL_GANG_SECRET": secret,
@@ -65,13 +65,13 @@ def host() -> Iterator[Host]:
     assert made.process.wait(30) == 0
 
 
-def test_a_command_runs_there_with_the_hosts_environment_and_streams(host: Host) -> None:
+def test_remote_command_has_environment_and_streams_of_host(host: Host) -> None:
     started = host.start("echo $OF_HOST$GPUPOOL_GANG_SECRET; cat; echo bad >&2; exit 3")
     out, errors = started.communicate(b"given\n", timeout=30)
     assert (out, errors, started.returncode) == (b"yes\ngiven\n", b"bad\n", 3), "the secret is not handed on"
 
 
-def test_who_does_not_know_the_secret_runs_nothing(host: Host, tmp_path: Path) -> None:
+def test_remote_start_needs_the_secret(host: Host, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     _, errors = (stranger := host.start(f"touch {mark}", secret="guessed")).communicate(timeout=30)
     assert stranger.returncode == 255
@@ -80,7 +80,7 @@ def test_who_does_not_know_the_secret_runs_nothing(host: Host, tmp_path: Path) -
     assert host.start("true", host="elsewhere").wait(30) == 255
 
 
-def test_what_was_recorded_is_of_no_use_again(host: Host, tmp_path: Path) -> None:
+def test_recorded_request_cannot_be_replayed(host: Host, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with socket.create_connection(("127.0.0.1", host.port), timeout=10) as sock:
         nonces = sock.recv(f.NONCE_BYTES, socket.MSG_WAITALL) + b"n" * f.NONCE_BYTES
@@ -93,7 +93,7 @@ def test_what_was_recorded_is_of_no_use_again(host: Host, tmp_path: Path) -> Non
     assert not mark.exists()
 
 
-def test_what_runs_is_killed_when_its_starter_is(host: Host, tmp_path: Path) -> None:
+def test_remote_command_is_killed_with_its_starter(host: Host, tmp_path: Path) -> None:
     told = tmp_path / "pid"
     started = host.start(f"sleep 1000 & echo $! > {told}; wait")
     assert eventually(lambda: told.exists() and told.read_text().strip())
@@ -103,7 +103,7 @@ def test_what_runs_is_killed_when_its_starter_is(host: Host, tmp_path: Path) -> 
     assert eventually(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
 
 
-def test_its_folders_go_with_it_or_with_the_next() -> None:
+def test_folders_are_removed_at_end_or_at_next_start() -> None:
     own = Host()
     told = own.start("echo $OMPI_MCA_btl_vader_backing_directory $OMPI_MCA_orte_tmpdir_base").communicate(timeout=30)[0]
     folders = [Path(word) for word in told.decode().split()]

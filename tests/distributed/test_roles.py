@@ -1,4 +1,4 @@
-"""What people ask of a gang's members, and what the pool makes of it."""
+"""Roles of a gang's members in requests, and the resulting workloads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Framework, OnMemberEnd, Workload
-from gpupool.specs.again import request_of
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.work.workload import Framework, OnMemberEnd, Workload
 from gpupool.specs.request import Submitter, parse_request, program_for, to_workload
+from gpupool.specs.resubmit import request_of
 
 
 def workload_of(**fields: Any) -> Workload:
@@ -60,7 +60,7 @@ def test_mpi_gets_a_launcher_without_a_gpu() -> None:
         {"gang": {"workers": 3, "within": "rack", "strict": True}},
     ],
 )
-def test_the_same_can_be_asked_once_more(fields: dict[str, Any]) -> None:
+def test_resubmission_has_equal_roles(fields: dict[str, Any]) -> None:
     made = workload_of(**fields)
     assert workload_of(**{k: v for k, v in request_of(made).items() if k != "command"}) == made
 
@@ -68,19 +68,19 @@ def test_the_same_can_be_asked_once_more(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"framework": "torch"}, "how many workers"),
+        ({"framework": "torch"}, "needs a gang"),
         ({"framework": "mpi", "gang": {"workers": 4, "min": 2}}, "fixed size"),
         ({"framework": "mpi", "roles": [{"name": "worker"}]}, "one launcher"),
         ({"framework": "mpi", "gang": {"workers": 2}, "on_member_end": "continue"}, "without a rank"),
         ({"roles": [{"name": "a"}, {"name": "a"}]}, "same name"),
         ({"roles": [{"name": "a", "replicas": 2}], "gang": {"workers": 3}}, "2 members"),
-        ({"roles": [{"name": "a"}], "completions": 2}, "must be left out"),
+        ({"roles": [{"name": "a"}], "completions": 2}, "must be omitted"),
         ({"roles": [{"name": "a"}, {"name": "b"}], "gang": {"workers": 2, "min": 1}}, "several roles"),
         ({"framework": "tf", "gang": {"workers": 2}, "processes": 2}, "torch and mpi"),
         ({"on_member_end": "fail"}, "for gangs"),
         ({"kind": "interactive", "roles": [{"name": "a"}]}, "one replica"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], words: str) -> None:
+def test_invalid_roles_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(GpupoolError, match=words):
         workload_of(**fields)

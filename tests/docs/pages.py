@@ -44,7 +44,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """One command (or Python block) of a page and the lines it is said to print; ``...`` stands for any."""
+    """One command (or Python block) of a page and its documented output; ``...`` stands for any lines."""
 
     argv: tuple[str, ...]
     expected: tuple[str, ...]
@@ -69,7 +69,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def steps(page: Path) -> list[Step]:
-    """What a page tells its reader to do, in order."""
+    """Return the steps of a page, in order."""
     return [step for block in blocks(page) if block.kind in RUN_KINDS for step in _steps_of(page, block)]
 
 
@@ -121,7 +121,7 @@ def perform(step: Step, env: dict[str, str]) -> None:
 
 
 def _said(step: Step, env: dict[str, str]) -> str:
-    """What a step printed. Its failure fails the test."""
+    """Return the output of a step. Its failure fails the test."""
     done = subprocess.run(
         step.argv,
         cwd=ROOT,

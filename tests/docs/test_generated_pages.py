@@ -9,12 +9,12 @@ import pytest
 from pages import ROOT
 
 from gpupool.cli.index import MODULES
-from gpupool.domain.workload import ReplicaState
+from gpupool.domain.work.workload import ReplicaState
 
 DOCS = ROOT / "docs"
 
 
-def test_the_reference_of_the_command_line_is_current() -> None:
+def test_command_line_reference_is_current() -> None:
     checked = [sys.executable, str(ROOT / "scripts" / "cli-docs"), "--check"]
     done = subprocess.run(checked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -25,7 +25,7 @@ def test_every_command_is_in_the_reference(command: str) -> None:
     assert f"### gpupool {command}\n" in (DOCS / "cli.md").read_text()
 
 
-def test_the_recording_shows_the_commands_of_its_script_and_fetches_nothing() -> None:
+def test_recording_matches_its_script_and_loads_nothing() -> None:
     from xml.etree import ElementTree as ET
 
     picture = DOCS / "recording.svg"
@@ -36,13 +36,21 @@ def test_the_recording_shows_the_commands_of_its_script_and_fetches_nothing() ->
     assert set(re.findall(r"https?://[^\"'\s)]+", picture.read_text())) == {"http://www.w3.org/2000/svg"}
 
 
-def test_the_table_of_states_names_every_state() -> None:
+def test_table_of_states_names_every_state() -> None:
     table = (DOCS / "architecture.md").read_text().partition("## States of a replica")[2].partition("\n## ")[0]
     assert all(state.upper() in table for state in ReplicaState)
 
 
-def test_every_room_is_described() -> None:
-    rooms = (DOCS / "architecture.md").read_text().partition("## Rooms")[2].partition("\n## ")[0]
+def test_every_package_is_described() -> None:
+    packages = (DOCS / "architecture.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
     folders = {p.parent.name for p in (ROOT / "src" / "gpupool").glob("*/__init__.py")}
     assert folders
-    assert {room for room in folders if f"`{room}/" not in rooms} == set()
+    assert {name for name in folders if f"`{name}/" not in packages} == set()
+
+
+def test_paths_in_where_to_look_exist() -> None:
+    answers = (DOCS / "architecture.md").read_text().partition("## Where to look")[2].partition("\n## ")[0]
+    paths = re.findall(r"`([a-z_]+/[\w/.]+)`", answers)
+    assert len(paths) > 10
+    folders = (ROOT / "src" / "gpupool", ROOT)
+    assert [path for path in paths if not any((folder / path).exists() for folder in folders)] == []

@@ -7,7 +7,7 @@ import pytest
 from pages import ROOT
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")))
+PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")))
 
 
 def anchors(page: Path) -> set[str]:
@@ -17,7 +17,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_within_the_project_lead_somewhere(page: Path) -> None:
+def test_internal_links_are_valid(page: Path) -> None:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" in link:
             continue

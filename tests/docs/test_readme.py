@@ -22,22 +22,22 @@ def bounded(step: Step) -> Step:
 
 @pytest.mark.timeout(400)  # the README alone is forty commands, some of which train
 @pytest.mark.parametrize("page", TUTORIALS, ids=name)
-def test_every_command_of_a_page_does_what_the_page_says(page: Path, reader: dict[str, str]) -> None:
+def test_commands_of_a_page_work_as_documented(page: Path, reader: dict[str, str]) -> None:
     for step in steps(page):
         perform(bounded(step), reader)
 
 
-def test_the_readme_has_its_two_commands_first() -> None:
+def test_readme_starts_with_its_two_commands() -> None:
     commands = [step.argv[-1] for step in steps(ROOT / "README.md")]
     assert commands[:2] == ["scripts/try", "scripts/test"]
 
 
-def test_the_readme_shows_nothing_that_is_not_run() -> None:
+def test_every_readme_block_is_run() -> None:
     assert {block.kind for block in blocks(ROOT / "README.md")} <= RUN_KINDS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_block_says_what_it_is(page: Path) -> None:
+def test_every_code_block_has_a_kind(page: Path) -> None:
     assert {block.kind for block in blocks(page)} <= RUN_KINDS | SHOWN_KINDS
 
 
@@ -52,5 +52,5 @@ def test_every_block_says_what_it_is(page: Path) -> None:
         (("python serve …",), "python train.py --lr 1\n", "python serve …"),
     ],
 )
-def test_the_comparison_overlooks_only_what_varies(expected: tuple[str, ...], said: str, missing: str | None) -> None:
+def test_comparison_ignores_only_variable_parts(expected: tuple[str, ...], said: str, missing: str | None) -> None:
     assert missing_line(expected, said) == missing

@@ -1,4 +1,4 @@
-"""A pool's folders and a machine of one's own for the doctor to look at."""
+"""The folders of a pool and of a machine that the doctor checks."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inventory"))  # the fake NVML lives there
 
-from gpupool.daemon.doctor import DoctorContext
+from gpupool.daemon.doctor.run import DoctorContext
 
 
 @pytest.fixture

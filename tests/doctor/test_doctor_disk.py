@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpupool.daemon import doctor_checks_disk
-from gpupool.daemon.doctor import DoctorContext, Finding, Level
-from gpupool.daemon.doctor_checks_disk import database_works, file_system, file_system_type, folders, space
+from gpupool.daemon.doctor import disk as doctor_checks_disk
+from gpupool.daemon.doctor.disk import database_works, file_system, file_system_type, folders, space
+from gpupool.daemon.doctor.run import DoctorContext, Finding, Level
 
 GIB = 1 << 30
 SetDisk = Callable[[int, int, int], None]
@@ -33,14 +33,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SetDisk:
         (100 * GIB, 0, 0, [Level.OK]),  # a file system that makes inodes as needed
     ],
 )
-def test_little_space_or_few_inodes_are_told(
+def test_little_space_or_few_inodes_are_reported(
     context: DoctorContext, disk: SetDisk, free: int, files: int, files_free: int, levels: list[Level]
 ) -> None:
     disk(free, files, files_free)
     assert [finding.level for finding in space(context)] == levels
 
 
-def test_space_is_looked_up_where_the_folder_will_be(context: DoctorContext) -> None:
+def test_space_is_measured_at_the_future_folder(context: DoctorContext) -> None:
     assert {f.check for f in space(replace(context, state_dir=context.state_dir / "not/yet"))} >= {"disk-space"}
 
 
@@ -48,25 +48,25 @@ def of_state(context: DoctorContext) -> Finding:
     return next(iter(folders(context)))
 
 
-def test_own_folders_are_fine_and_absent_ones_can_be_made(context: DoctorContext) -> None:
+def test_own_or_creatable_folders_pass(context: DoctorContext) -> None:
     assert [finding.level for finding in folders(context)] == [Level.OK, Level.OK]
     absent = of_state(replace(context, state_dir=context.state_dir / "a/b"))
-    assert (absent.level, "can be made" in absent.sentence) == (Level.OK, True)
+    assert (absent.level, "can be created" in absent.sentence) == (Level.OK, True)
 
 
-def test_a_file_in_the_way_is_a_problem(context: DoctorContext) -> None:
+def test_file_instead_of_folder_is_a_problem(context: DoctorContext) -> None:
     (context.state_dir / "file").touch()
     found = of_state(replace(context, state_dir=context.state_dir / "file/state"))
-    assert (found.level, "in the way" in found.sentence) == (Level.PROBLEM, True)
+    assert (found.level, "is not a folder" in found.sentence) == (Level.PROBLEM, True)
 
 
-def test_a_folder_others_can_write_is_a_problem(context: DoctorContext) -> None:
+def test_folder_writable_by_others_is_a_problem(context: DoctorContext) -> None:
     context.state_dir.chmod(0o777)
     assert of_state(context).level is Level.PROBLEM
 
 
 @pytest.mark.parametrize(("owner", "level"), [(4242, Level.PROBLEM), (0, Level.WARNING)])
-def test_a_folder_of_somebody_else_is_told(
+def test_folder_of_another_user_is_reported(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch, owner: int, level: Level
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1717)
@@ -74,7 +74,7 @@ def test_a_folder_of_somebody_else_is_told(
     assert of_state(context).level is level
 
 
-def test_a_folder_that_cannot_be_written_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert of_state(context).level is Level.PROBLEM
     assert of_state(replace(context, state_dir=context.state_dir / "new")).level is Level.PROBLEM
@@ -102,13 +102,13 @@ def mounts(context: DoctorContext, kind: str, at: Path) -> None:
         ("overlay", Level.OK),
     ],
 )
-def test_the_file_system_is_judged_by_its_type(context: DoctorContext, kind: str, level: Level) -> None:
+def test_file_system_is_checked_by_type(context: DoctorContext, kind: str, level: Level) -> None:
     mounts(context, kind, context.state_dir)
     (found,) = file_system(context)
     assert (found.level, kind in found.sentence) == (level, True)
 
 
-def test_the_nearest_mount_counts_and_the_last_one_on_a_place(context: DoctorContext) -> None:
+def test_nearest_and_latest_mount_is_used(context: DoctorContext) -> None:
     blank = context.state_dir / "with blank"
     blank.mkdir()
     mounts(context, "nfs4", blank)
@@ -119,18 +119,18 @@ def test_the_nearest_mount_counts_and_the_last_one_on_a_place(context: DoctorCon
     assert file_system_type(blank, context.root) == "xfs"
 
 
-def test_this_machines_own_mounts_can_be_read(tmp_path: Path) -> None:
+def test_mounts_of_this_machine_are_readable(tmp_path: Path) -> None:
     assert file_system_type(Path("/proc")) == "proc"
     assert file_system_type(tmp_path) not in {"", "proc"}
 
 
-def test_a_database_is_tried_and_leaves_nothing(context: DoctorContext) -> None:
+def test_trial_database_is_removed(context: DoctorContext) -> None:
     (found,) = database_works(context)
     assert found.level is Level.OK
     assert [path.name for path in context.state_dir.iterdir()] == ["run"]
 
 
-def test_a_place_where_no_database_works_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_where_no_database_works_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> str:
         raise sqlite3.OperationalError("database or disk is full")
 

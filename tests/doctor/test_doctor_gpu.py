@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fake_nvml import DRIVER_NOT_LOADED, MIB, UNKNOWN, FakeCard, FakeNvml
 
-from gpupool.daemon import doctor_checks_gpu
-from gpupool.daemon.doctor import DoctorContext, Finding, Level
-from gpupool.daemon.doctor_checks_gpu import devices, gpus, slices
+from gpupool.daemon.doctor import gpu
+from gpupool.daemon.doctor.gpu import devices, gpus, slices
+from gpupool.daemon.doctor.run import DoctorContext, Finding, Level
 from gpupool.node.sharing.drivers import DriverPaths
 
 
@@ -34,17 +34,17 @@ def plug_in_card(context: DoctorContext, vendor: str = "0x10de", kind: str = "0x
         ("Install a compiler.", "/usr/lib/libcuda.so.1", Level.WARNING),
     ],
 )
-def test_whether_slices_are_enforced_is_told(
+def test_enforcement_of_slices_is_reported(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch, missing: str | None, cuda: str, level: Level
 ) -> None:
-    monkeypatch.setattr(doctor_checks_gpu.native, "missing", lambda: missing)
-    monkeypatch.setattr(doctor_checks_gpu, "find_drivers", lambda: DriverPaths(cuda, ""))
+    monkeypatch.setattr(gpu.native, "missing", lambda: missing)
+    monkeypatch.setattr(gpu, "find_drivers", lambda: DriverPaths(cuda, ""))
     (found,) = slices(replace(context, nvml=FakeNvml(FakeCard("GPU-a"))))
     assert found.level is level
     assert missing is None or found.remedy == missing
 
 
-def test_a_sound_card_is_fine(context: DoctorContext) -> None:
+def test_healthy_gpu_passes(context: DoctorContext) -> None:
     found = look(context, FakeNvml(FakeCard("GPU-a"), FakeCard("GPU-b")))
     assert {finding.level for finding in found.values()} == {Level.OK}
     assert found["driver"].sentence == "2 GPUs (Tesla T4, Tesla T4), driver 550.54.15, CUDA 12.4."
@@ -55,20 +55,20 @@ def test_emulation_needs_no_driver(context: DoctorContext) -> None:
     assert (found.level, "emulated" in found.sentence) == (Level.OK, True)
 
 
-def test_no_card_at_all_is_a_warning(context: DoctorContext) -> None:
+def test_missing_gpu_is_a_warning(context: DoctorContext) -> None:
     plug_in_card(context, vendor="0x8086")
     found = look(context, FakeNvml(init_fails=12))["driver"]
     assert (found.level, "emulate one" in found.sentence) == (Level.WARNING, True)
 
 
-def test_a_card_whose_driver_does_not_start_is_a_problem(context: DoctorContext) -> None:
+def test_gpu_with_failing_driver_is_a_problem(context: DoctorContext) -> None:
     plug_in_card(context)
     found = look(context, FakeNvml(init_fails=DRIVER_NOT_LOADED))["driver"]
     assert (found.level, "not loaded" in found.sentence) == (Level.PROBLEM, True)
     assert found.remedy
 
 
-def test_a_query_that_fails_is_a_warning(context: DoctorContext) -> None:
+def test_failed_query_is_a_warning(context: DoctorContext) -> None:
     card = FakeCard("GPU-a", fails={"nvmlDeviceGetUtilizationRates": UNKNOWN})
     assert look(context, FakeNvml(card))["driver"].level is Level.WARNING
 
@@ -76,12 +76,12 @@ def test_a_query_that_fails_is_a_warning(context: DoctorContext) -> None:
 @pytest.mark.parametrize(
     ("change", "level"), [({"uncorrected": 2}, Level.PROBLEM), ({"retirement_pending": 1}, Level.WARNING)]
 )
-def test_a_sick_card_is_told(context: DoctorContext, change: dict[str, Any], level: Level) -> None:
+def test_unhealthy_gpu_is_reported(context: DoctorContext, change: dict[str, Any], level: Level) -> None:
     found = look(context, FakeNvml(FakeCard("GPU-a"), FakeCard("GPU-b", **change)))["gpu-health"]
     assert (found.level, found.sentence.startswith("GPU 1 (Tesla T4): ")) == (level, True)
 
 
-def test_others_on_a_card_are_named_and_the_pools_jobs_are_not(context: DoctorContext) -> None:
+def test_foreign_processes_are_named_and_jobs_of_pool_are_not(context: DoctorContext) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as job:
         nvml = FakeNvml(FakeCard("GPU-a", processes=[(job.pid, 300 * MIB)]))
         stranger = look(context, nvml)["gpus-in-use"]
@@ -102,7 +102,7 @@ def make_devices(root: Path, *names: str) -> None:
         (root / "dev" / name).touch(mode=0o666)
 
 
-def test_device_files_are_only_wanted_for_a_card(context: DoctorContext) -> None:
+def test_device_files_are_checked_only_with_a_gpu(context: DoctorContext) -> None:
     assert [finding.level for finding in devices(context)] == [Level.OK]
     plug_in_card(context)
     (found,) = devices(context)
@@ -110,16 +110,14 @@ def test_device_files_are_only_wanted_for_a_card(context: DoctorContext) -> None
     assert [finding.level for finding in devices(replace(context, emulate=True))] == [Level.OK]
 
 
-def test_device_files_that_are_there_are_fine(context: DoctorContext) -> None:
+def test_existing_device_files_pass(context: DoctorContext) -> None:
     plug_in_card(context)
     make_devices(context.root, "nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
     (found,) = devices(context)
-    assert (found.level, "2 cards" in found.sentence) == (Level.OK, True)
+    assert (found.level, "2 GPUs" in found.sentence) == (Level.OK, True)
 
 
-def test_device_files_that_may_not_be_opened_are_a_problem(
-    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inaccessible_device_files_are_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in_card(context)
     make_devices(context.root, "nvidia0", "nvidiactl", "nvidia-uvm")
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "nvidiactl")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.daemon import doctor_checks_host
-from gpupool.daemon.doctor import DoctorContext, Finding, Level
-from gpupool.daemon.doctor_checks import Check
-from gpupool.daemon.doctor_checks_host import (
+from gpupool.daemon.doctor import host
+from gpupool.daemon.doctor.check import Check
+from gpupool.daemon.doctor.host import (
     clock,
     clock_synchronised,
     control_groups,
@@ -23,8 +22,9 @@ from gpupool.daemon.doctor_checks_host import (
     python,
     socket_path,
 )
+from gpupool.daemon.doctor.run import DoctorContext, Finding, Level
 from gpupool.daemon.folders import POOL_LOCK
-from gpupool.node.locks import take as take_lock
+from gpupool.node.host.locks import take as take_lock
 
 
 def only(check: Check, context: DoctorContext) -> Finding:
@@ -33,20 +33,20 @@ def only(check: Check, context: DoctorContext) -> Finding:
 
 
 @pytest.mark.parametrize(("synchronised", "level"), [(True, Level.OK), (None, Level.OK), (False, Level.WARNING)])
-def test_a_clock_that_nobody_keeps_is_a_warning(
+def test_unsynchronised_clock_is_a_warning(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch, synchronised: bool | None, level: Level
 ) -> None:
-    monkeypatch.setattr(doctor_checks_host, "clock_synchronised", lambda: synchronised)
+    monkeypatch.setattr(host, "clock_synchronised", lambda: synchronised)
     assert only(clock, context).level is level
 
 
 @pytest.mark.parametrize("now", [0.0, 1e9, 5e9])
-def test_an_absurd_year_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch, now: float) -> None:
+def test_impossible_year_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch, now: float) -> None:
     monkeypatch.setattr(time, "time", lambda: now)
     assert only(clock, context).level is Level.PROBLEM
 
 
-def test_files_from_the_future_tell_of_a_clock_that_jumped_back(context: DoctorContext) -> None:
+def test_future_files_reveal_a_clock_set_back(context: DoctorContext) -> None:
     file = context.state_dir / "pool.db"
     file.touch()
     os.utime(file, (time.time() + 7200, time.time() + 7200))
@@ -54,7 +54,7 @@ def test_files_from_the_future_tell_of_a_clock_that_jumped_back(context: DoctorC
     assert (found.level, "pool.db" in found.sentence) == (Level.WARNING, True)
 
 
-def test_the_kernel_can_be_asked_about_the_clock() -> None:
+def test_clock_state_is_read_from_the_kernel() -> None:
     assert clock_synchronised() in {True, False, None}
 
 
@@ -64,7 +64,7 @@ def taken() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_port_that_is_taken_is_a_problem_unless_the_pool_itself_runs(context: DoctorContext, taken: str) -> None:
+def test_used_port_is_a_problem_unless_the_pool_runs(context: DoctorContext, taken: str) -> None:
     listening = replace(context, listen=taken)
     assert only(port, listening).level is Level.PROBLEM
     lock = take_lock(context.state_dir / POOL_LOCK)
@@ -74,7 +74,7 @@ def test_a_port_that_is_taken_is_a_problem_unless_the_pool_itself_runs(context: 
     assert only(port, listening).level is Level.PROBLEM
 
 
-def test_a_free_port_is_fine_and_none_is_not_looked_at(context: DoctorContext, taken: str) -> None:
+def test_free_port_passes_and_missing_port_is_not_checked(context: DoctorContext, taken: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
     assert only(port, replace(context, listen=f"127.0.0.1:{free}")).level is Level.OK
@@ -83,7 +83,7 @@ def test_a_free_port_is_fine_and_none_is_not_looked_at(context: DoctorContext, t
 
 
 @pytest.mark.parametrize("listen", ["", "host:", "host:0", "host:65536", "host:x", "203.0.113.9:8443"])
-def test_an_address_that_cannot_be_listened_on_is_a_problem(context: DoctorContext, listen: str) -> None:
+def test_unusable_listen_address_is_a_problem(context: DoctorContext, listen: str) -> None:
     found = only(port, replace(context, listen=listen))
     assert (found.level, bool(found.remedy)) == (Level.PROBLEM, True)
 
@@ -108,7 +108,7 @@ def groups(context: DoctorContext, controllers: str) -> Path:
 
 @pytest.mark.parametrize("uid", [0, 1717])
 @pytest.mark.parametrize(("controllers", "level"), [("cpu io memory pids", Level.OK), ("pids", Level.WARNING)])
-def test_unified_groups_count_with_their_controllers(
+def test_unified_control_groups_need_controllers(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch, uid: int, controllers: str, level: Level
 ) -> None:
     groups(context, controllers)
@@ -117,16 +117,16 @@ def test_unified_groups_count_with_their_controllers(
     assert (found.level, "version 2" in found.sentence) == (level, True)
 
 
-def test_groups_that_cannot_be_written_limit_nothing(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_control_groups_are_reported(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     groups(context, "cpu memory")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     found = only(control_groups, context)
     assert (found.level, "cpu and memory" in found.sentence) == (Level.WARNING, True)
 
 
-def test_groups_of_version_one_are_known(context: DoctorContext) -> None:
+def test_control_groups_of_version_one_are_supported(context: DoctorContext) -> None:
     assert only(control_groups, context).sentence == "There are no control groups."
-    for name in ("cpu", "memory"):
+    for name in ("cpu", "memory", "pids"):
         (context.root / "sys/fs/cgroup" / name).mkdir(parents=True)
     found = only(control_groups, context)
     assert (found.level, "version 1" in found.sentence) == (Level.OK, True)
@@ -136,7 +136,7 @@ def test_groups_of_version_one_are_known(context: DoctorContext) -> None:
     ("hard", "level"),
     [(resource.RLIM_INFINITY, Level.OK), (65536, Level.OK), (1024, Level.WARNING), (256, Level.PROBLEM)],
 )
-def test_few_descriptors_are_told(
+def test_low_descriptor_limit_is_reported(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch, hard: int, level: Level
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, hard))
@@ -153,7 +153,7 @@ def test_few_descriptors_are_told(
         (0, "rw,hidepid=2", Level.OK),
     ],
 )
-def test_hidden_processes_are_told_to_those_they_are_hidden_from(
+def test_hidden_processes_are_reported_to_affected_users(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch, uid: int, options: str, level: Level
 ) -> None:
     (context.root / "proc/self").mkdir()

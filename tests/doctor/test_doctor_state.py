@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from fake_nvml import FakeCard, FakeNvml
 
-from gpupool.daemon import doctor, doctor_checks_state
-from gpupool.daemon.doctor import DoctorContext, Finding, Level, exit_status, run_checks
-from gpupool.daemon.doctor_checks import fine
-from gpupool.daemon.doctor_checks_state import (
+from gpupool.daemon.doctor import run, state
+from gpupool.daemon.doctor.check import fine
+from gpupool.daemon.doctor.run import DoctorContext, Finding, Level, exit_status, run_checks
+from gpupool.daemon.doctor.state import (
     databases,
     known_revisions,
     options,
@@ -24,8 +24,8 @@ from gpupool.daemon.doctor_checks_state import (
     replicas,
     sockets,
 )
-from gpupool.node.locks import take as take_lock
-from gpupool.store.sqlstore import open_store
+from gpupool.node.host.locks import take as take_lock
+from gpupool.store.sql_store import open_store
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def levels(findings: object) -> dict[str, Level]:
     return {finding.check: finding.level for finding in findings}  # type: ignore[attr-defined]
 
 
-def test_options_that_cannot_be_read_are_a_problem(context: DoctorContext) -> None:
+def test_unreadable_options_are_a_problem(context: DoctorContext) -> None:
     assert levels(options(context)) == {"options": Level.OK}
     (context.state_dir / "config.json").write_text("{}")
     assert levels(options(context)) == {"options": Level.OK}
@@ -47,7 +47,7 @@ def test_options_that_cannot_be_read_are_a_problem(context: DoctorContext) -> No
     assert levels(options(context)) == {"options": Level.PROBLEM}
 
 
-def test_only_sockets_that_nobody_serves_are_stale(context: DoctorContext) -> None:
+def test_only_unserved_sockets_are_stale(context: DoctorContext) -> None:
     with ExitStack() as stack:
         live = stack.enter_context(socket.socket(socket.AF_UNIX))
         live.bind(str(context.run_dir / "api.sock"))
@@ -61,7 +61,7 @@ def test_only_sockets_that_nobody_serves_are_stale(context: DoctorContext) -> No
     assert "plain" not in found.sentence
 
 
-def test_sockets_of_jobs_are_never_connected_to(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_sockets_are_never_connected(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     attach = context.run_dir / "attach"
     attach.mkdir()
     with socket.socket(socket.AF_UNIX) as job:
@@ -74,7 +74,7 @@ def test_sockets_of_jobs_are_never_connected_to(context: DoctorContext, monkeypa
             job.accept()
 
 
-def test_files_of_dead_processes_are_told(context: DoctorContext, dead_pid: int) -> None:
+def test_files_of_dead_processes_are_reported(context: DoctorContext, dead_pid: int) -> None:
     mine = os.getpid()
     for name in (f"exit.json.tmp{mine}", f"api.sock.{mine}", f".config.json.{mine}", "pool.db-wal", "log.1"):
         (context.run_dir / name).touch()
@@ -96,7 +96,7 @@ def test_leftovers_in_the_folders_of_jobs_are_found(context: DoctorContext, dead
     assert levels(process_files(context)) == {"leftovers": Level.WARNING}
 
 
-def test_a_job_without_end_and_keeper_is_told(context: DoctorContext) -> None:
+def test_job_without_end_and_shepherd_is_reported(context: DoctorContext) -> None:
     keys = ("w0000000001.0.0", "w0000000002.0.0", "w0000000003.0.0")
     ended, kept, lost = (context.node_state.replicas / key for key in keys)
     for folder in (ended, kept, lost):
@@ -105,7 +105,7 @@ def test_a_job_without_end_and_keeper_is_told(context: DoctorContext) -> None:
     lock = take_lock(kept / "lock")
     assert lock is not None
     (found,) = replicas(context)
-    assert (found.level, found.sentence) == (Level.WARNING, "1 job without a living keeper: w0000000003.0.0.")
+    assert (found.level, found.sentence) == (Level.WARNING, "1 job without a shepherd process: w0000000003.0.0.")
     assert "gpupool up" in found.remedy
     agent = take_lock(context.node_state.lock)
     assert agent is not None
@@ -128,7 +128,7 @@ def database(context: DoctorContext) -> Path:
     return context.state_dir / "pool.db"
 
 
-def test_a_database_at_rest_is_fine_and_left_as_it_was(context: DoctorContext, database: Path) -> None:
+def test_idle_database_passes_unchanged(context: DoctorContext, database: Path) -> None:
     before = sorted(path.name for path in context.state_dir.iterdir())
     content = database.read_bytes()
     assert levels(databases(context)) == {"database": Level.OK, "schema": Level.OK}
@@ -136,7 +136,7 @@ def test_a_database_at_rest_is_fine_and_left_as_it_was(context: DoctorContext, d
     assert database.read_bytes() == content
 
 
-def test_a_database_in_use_is_read_beside_its_writer(context: DoctorContext, database: Path) -> None:
+def test_database_in_use_is_read_concurrently(context: DoctorContext, database: Path) -> None:
     with closing(sqlite3.connect(database)) as writer:
         writer.execute("PRAGMA journal_mode=WAL")
         writer.execute("CREATE TABLE extra (x)")
@@ -145,16 +145,16 @@ def test_a_database_in_use_is_read_beside_its_writer(context: DoctorContext, dat
         assert levels(databases(context)) == {"database": Level.OK, "schema": Level.OK}
 
 
-def test_no_database_is_fine(context: DoctorContext) -> None:
+def test_missing_database_passes(context: DoctorContext) -> None:
     assert levels(databases(context)) == {"database": Level.OK}
 
 
-def test_a_file_that_is_no_database_is_a_problem(context: DoctorContext) -> None:
+def test_invalid_database_file_is_a_problem(context: DoctorContext) -> None:
     (context.state_dir / "pool.db").write_bytes(b"not a database at all" * 100)
     assert levels(databases(context)) == {"database": Level.PROBLEM}
 
 
-def test_a_damaged_database_is_a_problem(context: DoctorContext, database: Path) -> None:
+def test_damaged_database_is_a_problem(context: DoctorContext, database: Path) -> None:
     content = bytearray(database.read_bytes())
     size = int.from_bytes(content[16:18], "big")
     for page in range(2, len(content) // size):
@@ -171,24 +171,22 @@ def test_a_damaged_database_is_a_problem(context: DoctorContext, database: Path)
         ("DROP TABLE alembic_version", Level.PROBLEM),
     ],
 )
-def test_a_version_that_is_not_the_current_one_is_told(
-    context: DoctorContext, database: Path, statement: str, level: Level
-) -> None:
+def test_other_schema_version_is_reported(context: DoctorContext, database: Path, statement: str, level: Level) -> None:
     with closing(sqlite3.connect(database)) as editor:
         editor.execute(statement)
         editor.commit()
     assert levels(databases(context)) == {"database": Level.OK, "schema": level}
 
 
-def test_a_database_too_large_to_check_in_time_is_a_warning(
+def test_unchecked_large_database_is_a_warning(
     context: DoctorContext, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_checks_state, "_DATABASE_TIME_S", -1.0)
-    monkeypatch.setattr(doctor_checks_state, "_STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(state, "_DATABASE_TIME_S", -1.0)
+    monkeypatch.setattr(state, "_STEPS_BETWEEN_CHECKS", 1)
     assert levels(databases(context)) == {"database": Level.WARNING, "schema": Level.OK}
 
 
-def test_the_newest_of_the_known_revisions_is_one() -> None:
+def test_newest_known_revision_exists() -> None:
     known, newest = known_revisions()
     assert "0001" in known
     assert len(newest) == 1
@@ -214,7 +212,7 @@ def listening(*paths: str, flags: str = "00010000") -> str:
         (listening("@/run/gpupool/api.sock"), 0),
     ],
 )
-def test_other_pools_are_found_by_the_sockets_they_serve(context: DoctorContext, table: str, others: int) -> None:
+def test_other_pools_are_found_by_their_sockets(context: DoctorContext, table: str, others: int) -> None:
     (context.root / "proc/net").mkdir()
     (context.root / "proc/net/unix").write_text(table)
     nvml = FakeNvml(FakeCard("GPU-a"))
@@ -226,7 +224,7 @@ def test_other_pools_are_found_by_the_sockets_they_serve(context: DoctorContext,
     assert real.sentence.startswith(f"{others} other pool") == bool(others)
 
 
-def test_a_pool_is_not_another_one_to_itself(context: DoctorContext, tmp_path: Path) -> None:
+def test_pool_does_not_report_itself(context: DoctorContext, tmp_path: Path) -> None:
     here = replace(context, run_dir=tmp_path / "gpupool")
     here.run_dir.mkdir()
     with socket.socket(socket.AF_UNIX) as server:
@@ -241,20 +239,18 @@ def test_a_pool_is_not_another_one_to_itself(context: DoctorContext, tmp_path: P
     assert levels(other_pools(replace(context, emulate=True))) == {"other-pools": Level.WARNING}
 
 
-def test_a_check_that_fails_is_a_warning_and_hides_no_other(
-    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_check_is_a_warning_and_others_continue(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(context: DoctorContext) -> list[Finding]:
         raise ZeroDivisionError(str(context.listen))
 
-    monkeypatch.setattr(doctor, "CHECKS", [("broken", broken), ("sound", lambda _: [fine("sound", "Well.")])])
+    monkeypatch.setattr(run, "CHECKS", [("broken", broken), ("sound", lambda _: [fine("sound", "Well.")])])
     found = run_checks(context)
     assert levels(found) == {"broken": Level.WARNING, "sound": Level.OK}
     assert "ZeroDivisionError" in found[0].sentence
 
 
 @pytest.mark.parametrize(("level", "status"), [(Level.OK, 0), (Level.WARNING, 0), (Level.PROBLEM, 1)])
-def test_only_a_problem_fails(level: Level, status: int) -> None:
+def test_only_problems_fail_the_doctor(level: Level, status: int) -> None:
     assert exit_status([fine("a", "Well."), Finding("b", level, "Says.", "Do.")]) == status
 
 
@@ -268,7 +264,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to be somebody else for a while")
-def test_a_user_is_told_that_roots_pool_is_closed_and_nothing_else_of_it(open_folder: Path) -> None:
+def test_closed_system_pool_is_reported_without_details(open_folder: Path) -> None:
     closed = open_folder / "state"
     (closed / "run").mkdir(parents=True)
     closed.chmod(0o700)
@@ -294,7 +290,7 @@ def test_a_user_is_told_that_roots_pool_is_closed_and_nothing_else_of_it(open_fo
     assert not {"options", "jobs", "database", "leftovers"} & {line.split()[1] for line in text.splitlines()}
 
 
-def test_all_checks_on_this_machine_give_whole_sentences_and_remedies(tmp_path: Path) -> None:
+def test_all_checks_give_full_sentences_and_advice(tmp_path: Path) -> None:
     found = run_checks(DoctorContext(tmp_path / "state", tmp_path / "run", emulate=True, listen="127.0.0.1:1"))
     assert len({finding.check for finding in found}) >= 15
     for finding in found:

@@ -8,7 +8,7 @@ from e2e_pool import RealPool, fresh_pool
 
 @pytest.fixture(scope="session")
 def shared_pool() -> Iterator[RealPool]:
-    with fresh_pool("2xT4") as made:
+    with fresh_pool("2xT4", executed=True) as made:
         yield made
 
 

@@ -9,7 +9,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,19 +16,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fork_server
+from fork_server import COMMAND
 from gpupool.client import Client
 
-COMMAND = Path(sys.executable).with_name("gpupool")
 PATIENCE_S = 60.0
 
 
-def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> bool:
-    """Whether a condition comes true in time; the time only bounds a failing test."""
+def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S, *, pause_s: float = 0.03) -> bool:
+    """Return whether a condition becomes true in time, which only bounds a failing test.
+
+    ``pause_s``: between two tries; longer for a condition that takes processor time.
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.03)
+        time.sleep(pause_s)
     return True
 
 
@@ -60,8 +63,9 @@ class RealPool:
         self, *words: str, stdin: bytes = b"", ok: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[bytes]:
         """Run one command to its end; ``ok`` says that it must succeed."""
-        options = {"cwd": self.work, "env": self.env, "timeout": PATIENCE_S, **options}
-        done = subprocess.run([str(COMMAND), *words], input=stdin, capture_output=True, check=False, **options)
+        timeout_s = options.pop("timeout", PATIENCE_S)
+        options = {"cwd": self.work, "env": self.env, **options}
+        done = fork_server.run([str(COMMAND), *words], stdin, timeout_s, **options)
         assert not ok or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
         assert b"Traceback" not in done.stderr, done.stderr.decode()
         return done
@@ -76,10 +80,10 @@ class RealPool:
         """Start a command and go on."""
         pipe = subprocess.PIPE
         options = {"cwd": self.work, "env": self.env, "stdin": pipe, "stdout": pipe, "stderr": pipe, **options}
-        return subprocess.Popen([str(COMMAND), *words], **options)
+        return fork_server.popen([str(COMMAND), *words], **options)
 
-    def up(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[bytes]:
-        return self("up", "--background", "--emulate", self.emulate, *words, ok=ok)
+    def up(self, *words: str, ok: bool = True, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        return self("up", "--background", "--emulate", self.emulate, *words, ok=ok, **options)
 
     def down(self, *words: str) -> None:
         self("down", *words, ok=False)
@@ -136,12 +140,13 @@ def folder_for_pool() -> Iterator[Path]:
 
 
 @contextmanager
-def fresh_pool(emulate: str = "2xT4", *words: str, started: bool = True) -> Iterator[RealPool]:
+def fresh_pool(emulate: str = "2xT4", *words: str, started: bool = True, executed: bool = False) -> Iterator[RealPool]:
+    """Start a pool and end it; ``executed``: without the fork server, as users do."""
     with folder_for_pool() as folder:
         pool = RealPool(folder, emulate)
         try:
             if started:
-                pool.up(*words)
+                pool.up(*words, env={**pool.env, "GPUPOOL_TEST_FORK": "0"} if executed else pool.env)
             yield pool
         finally:
             pool("down", "--stop-jobs", ok=False)

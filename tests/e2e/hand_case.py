@@ -14,12 +14,20 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from gpupool.domain.access import Project
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Lease, Program, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
-from gpupool.services.ports import ChangeSet
+from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
+from gpupool.domain.people.access import Project
+from gpupool.domain.work.workload import (
+    Lease,
+    Program,
+    Replica,
+    ReplicaState,
+    Workload,
+    WorkloadKind,
+    WorkloadState,
+)
+from gpupool.services.ports.store import ChangeSet
 from gpupool.store import open_store
 
 DAY = 20_700 * 86_400  # 2026-09-04 in UTC
@@ -110,7 +118,7 @@ async def write(database: Path, summed_until: str | None = None) -> None:
     store = await open_store(database)
     try:
         for name in ("vision", "speech"):
-            await store.save_project(Project(name), Event(at("07:00:00"), "root", Reason.CHANGED, "created"))
+            await store.projects.save(Project(name), Event(at("07:00:00"), "root", Reason.CHANGED, "created"))
         leases = [_lease(number, work) for number, work in enumerate(WORK, 1)]
         replicas = [
             Replica(w.id, 0, ReplicaState.SUCCEEDED, 1, lease.node, started_at=w.started_at, finished_at=w.finished_at)

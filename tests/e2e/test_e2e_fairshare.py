@@ -5,7 +5,7 @@ from __future__ import annotations
 from e2e_pool import RealPool, eventually, fresh_pool
 
 
-def test_weights_decide_who_gets_what_is_left() -> None:
+def test_weights_divide_over_quota_gpus() -> None:
     with fresh_pool("4xT4") as pool:
         look_at(pool)
 

@@ -42,7 +42,7 @@ def events(pool: RealPool, name: str, reason: str) -> list[dict[str, Any]]:
     return [event for event in pool.json("events", name)["events"] if event["reason"] == reason]
 
 
-def test_all_workers_start_at_once_or_none_does(lab: RealPool) -> None:
+def test_all_workers_start_together_or_not_at_all(lab: RealPool) -> None:
     lab("submit", "wall", "-n", "2", "--interactive", *FOREVER)
     assert lab.becomes("wall", "running")
     lab("submit", "ddp", "-g", "1", "--workers", "3", "--within", "node", *FOREVER)
@@ -58,7 +58,7 @@ def test_all_workers_start_at_once_or_none_does(lab: RealPool) -> None:
     assert "3 workers that start together, preferably within one node" in lab.text("describe", "ddp")
 
 
-def test_the_others_join_as_gpus_come_free(lab: RealPool) -> None:
+def test_more_workers_join_when_gpus_become_free(lab: RealPool) -> None:
     lab("submit", "wall", "-n", "2", "--interactive", *FOREVER)
     assert lab.becomes("wall", "running")
     lab("submit", "elastic", "-g", "1", "--workers", "4", "--min-workers", "2", *FOREVER)
@@ -69,7 +69,7 @@ def test_the_others_join_as_gpus_come_free(lab: RealPool) -> None:
     assert lab.state_of("later") == "queued"
 
 
-def test_an_evicted_gang_goes_and_comes_back_as_a_whole(lab: RealPool) -> None:
+def test_evicted_gang_stops_and_restarts_as_a_whole(lab: RealPool) -> None:
     lab("submit", "borrowed", "--project", "red", "-g", "1", "--workers", "4", *FOREVER)
     assert eventually(lambda: running(lab, "borrowed") == 4)
     lab("submit", "owned", "--project", "blue", "-n", "1", "--interactive", *FOREVER)
@@ -81,7 +81,7 @@ def test_an_evicted_gang_goes_and_comes_back_as_a_whole(lab: RealPool) -> None:
     assert all(row["attempt"] == 2 and row["failures"] == 0 for row in replicas(lab, "borrowed"))
 
 
-def test_a_gang_that_lost_a_member_for_long_begins_again(lab: RealPool) -> None:
+def test_gang_without_member_for_long_restarts(lab: RealPool) -> None:
     script = "if [ $GPUPOOL_INDEX = 1 ] && [ $GPUPOOL_ATTEMPT = 1 ]; then exit 3; fi; sleep 1000"
     lab("submit", "limping", "-g", "1", "--workers", "2", "--grace", "1s", "--", "sh", "-c", script)
     assert eventually(
@@ -89,24 +89,24 @@ def test_a_gang_that_lost_a_member_for_long_begins_again(lab: RealPool) -> None:
     )
     told = events(lab, "limping", "PREEMPTED")
     assert {event["index"] for event in told} == {0}
-    assert all("Only 1 of at least 2 members of its gang run" in event["message"] for event in told)
+    assert all("Its gang needs at least 2 members; only 1 run" in event["message"] for event in told)
 
 
-def test_a_member_that_is_done_is_not_missing(lab: RealPool) -> None:
+def test_succeeded_member_is_not_missing(lab: RealPool) -> None:
     script = "if [ $GPUPOOL_INDEX = 1 ]; then exit 0; fi; sleep 3"
     lab("submit", "uneven", "-g", "1", "--workers", "2", "--", "sh", "-c", script)
     assert lab.becomes("uneven", "succeeded")
     assert [row["attempt"] for row in replicas(lab, "uneven")] == [1, 1]
 
 
-def test_a_gang_that_can_never_be_complete_again_ends(lab: RealPool) -> None:
+def test_gang_that_cannot_be_complete_ends(lab: RealPool) -> None:
     script = "if [ $GPUPOOL_INDEX = 1 ]; then exit 3; fi; sleep 1000"
     lab("submit", "broken", "-g", "1", "--workers", "2", "--restart", "never", "--", "sh", "-c", script)
     assert lab.becomes("broken", "failed")
     assert [row["reason"] for row in replicas(lab, "broken")] == ["GANG_INCOMPLETE", "EXITED"]
 
 
-def test_a_job_file_describes_a_gang_and_options_change_it(lab: RealPool) -> None:
+def test_options_override_gang_of_job_file(lab: RealPool) -> None:
     job = {
         "name": "filed",
         "command": ["sleep", "1000"],
@@ -130,7 +130,7 @@ def test_a_job_file_describes_a_gang_and_options_change_it(lab: RealPool) -> Non
         (("--workers", "2", "--within", "a", "--within-strictly", "b"), b"INVALID_REQUEST"),
     ],
 )
-def test_what_makes_no_sense_is_refused(lab: RealPool, words: tuple[str, ...], code: bytes) -> None:
+def test_invalid_gang_is_refused(lab: RealPool, words: tuple[str, ...], code: bytes) -> None:
     refused = lab("submit", "odd", "-g", "1", *words, "--", "true", ok=False)
     assert refused.returncode != 0
     assert code in refused.stderr, refused.stderr

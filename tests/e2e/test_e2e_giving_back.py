@@ -37,7 +37,7 @@ def running(pool: RealPool, name: str) -> int:
     return sum(row["state"] == "running" for row in replicas(pool, name))
 
 
-def test_an_owner_gets_the_quota_back_and_every_victim_knows_why(lab: RealPool) -> None:
+def test_quota_is_reclaimed_and_victims_have_a_reason(lab: RealPool) -> None:
     asked = time.monotonic()
     lab("submit", "owned", "--project", "owner", "-n", "4", "--interactive", "--", "sleep", "1000")
     assert lab.becomes("owned", "running")
@@ -63,7 +63,7 @@ def test_an_owner_gets_the_quota_back_and_every_victim_knows_why(lab: RealPool) 
     assert "attempt 2" in again
 
 
-def test_a_quota_of_a_model_brings_its_gpus_back_from_within_a_quota() -> None:
+def test_model_quota_reclaims_gpus_from_within_a_quota() -> None:
     with fresh_pool("1xA100,1xT4") as pool:
         pool("project", "create", "owner", "--quota", "1", "--quota-model", "a100=1")
         pool("project", "create", "guest", "--quota", "2", "--min-runtime", "0s")
@@ -76,5 +76,5 @@ def test_a_quota_of_a_model_brings_its_gpus_back_from_within_a_quota() -> None:
         (owner,) = [row for row in pool.json("fairshare")["projects"] if row["project"] == "owner"]
         assert owner["of_models"] == [{"model": "a100", "quota_permille": 1000, "held_permille": 1000}]
         (event,) = [e for e in pool.json("events")["events"] if e["reason"] == "PREEMPTED" and "asked" in e["message"]]
-        assert "guest holds 1.00 GPUs of model a100, and its quota of them is 0.00" in event["message"]
+        assert "guest has 1.00 GPUs of model a100; its quota for this model is 0.00" in event["message"]
         assert sum(running(pool, name) for name in ("first", "second")) == 1

@@ -11,7 +11,7 @@ import pytest
 from e2e_pool import PATIENCE_S, RealPool, Terminal, alive, eventually
 
 
-def test_a_job_file_does_what_the_options_do(pool: RealPool) -> None:
+def test_job_file_equals_options(pool: RealPool) -> None:
     (pool.work / "job.yml").write_text(
         "name: from-file\ncommand: [sh, -c, 'echo $WHO {x}']\nenv: {WHO: me}\n"
         "gpus: {fraction: 0.1}\nsweep: {grid: {x: [1, 2]}}\n"
@@ -35,14 +35,14 @@ def test_a_job_file_does_what_the_options_do(pool: RealPool) -> None:
         b"!!python/object:os.system {}",
     ],
 )
-def test_a_broken_job_file_is_said_in_one_sentence(pool: RealPool, content: bytes) -> None:
+def test_broken_job_file_is_reported_in_one_sentence(pool: RealPool, content: bytes) -> None:
     (pool.work / "broken.yml").write_bytes(content)
     done = pool("submit", "-f", "broken.yml", ok=False)
     assert done.returncode in {2, 125}
     assert b"broken.yml" in done.stderr or b"[" in done.stderr
 
 
-def test_a_job_file_of_a_hundred_megabytes_is_refused_at_once(pool: RealPool) -> None:
+def test_job_file_of_100_mb_is_refused_at_once(pool: RealPool) -> None:
     path = pool.work / "huge.yml"
     with path.open("wb") as file:
         file.truncate(100 << 20)
@@ -51,7 +51,7 @@ def test_a_job_file_of_a_hundred_megabytes_is_refused_at_once(pool: RealPool) ->
     assert b"TOO_LARGE" in done.stderr
 
 
-def test_logs_follow_tail_since_and_timestamps(pool: RealPool) -> None:
+def test_logs_support_follow_tail_since_and_timestamps(pool: RealPool) -> None:
     gate = pool.work / "log-gate"
     script = f"seq 1 100; echo problem >&2; while ! test -e {gate}; do sleep 0.1; done; echo end"
     pool("submit", "talker", "-g", "0.1", "--", "sh", "-c", script)
@@ -78,7 +78,7 @@ def test_logs_keep_every_byte(pool: RealPool) -> None:
     assert pool("logs", "binary").stdout == data
 
 
-def test_a_log_has_a_bound_and_the_program_goes_on(pool: RealPool) -> None:
+def test_log_is_limited_and_program_continues(pool: RealPool) -> None:
     pool(
         "submit",
         "flood",
@@ -97,7 +97,7 @@ def test_a_log_has_a_bound_and_the_program_goes_on(pool: RealPool) -> None:
     assert len(out) < 3_000_000
 
 
-def test_attach_exec_and_shell(pool: RealPool) -> None:
+def test_attach_exec_and_shell_work(pool: RealPool) -> None:
     script = "echo begun; while read line; do echo heard $line; test $line = stop && exit 6; done"
     pool("submit", "session", "-g", "0.1", "--interactive", "--tty", "--", "sh", "-c", script, ok=False)
     assert pool.becomes("session", "running")
@@ -114,17 +114,58 @@ def test_attach_exec_and_shell(pool: RealPool) -> None:
         terminal.close()
 
 
-def test_suspend_and_resume(pool: RealPool) -> None:
+def test_suspend_and_resume_work(pool: RealPool) -> None:
     pool("submit", "sleeper", "-g", "0.5", "--grace", "1s", "--", "sleep", "1000")
     assert pool.becomes("sleeper", "running")
-    pool("suspend", "sleeper")
+    suspended = pool("suspend", "sleeper").stderr
+    assert b"sleeper is stopping; it is suspended once" in suspended or b"sleeper is suspended" in suspended
+    assert b"running" not in suspended
     assert pool.becomes("sleeper", "suspended")
     assert pool.all_free()
     pool("resume", "sleeper")
     assert pool.becomes("sleeper", "running")
 
 
-def test_a_program_that_ignores_term_is_killed_after_the_grace(pool: RealPool) -> None:
+def test_restart_keeps_slice_while_others_wait(pool: RealPool) -> None:
+    show = 'echo "$GPUPOOL_ATTEMPT $CUDA_VISIBLE_DEVICES"; sleep 1000'
+    pool("submit", "kernel", "-g", "0.7", "--", "sh", "-c", show)
+    assert pool.becomes("kernel", "running")
+    pool("submit", "next", "-g", "2", "--", "sleep", "1000")
+    shell = pool.begin("exec", "kernel", "--", "sleep", "1000")
+    assert eventually(lambda: len(pool.json("ps")["workloads"]) == 3)
+    assert b"kernel restarts on the same GPUs" in pool("restart", "kernel").stderr
+    assert eventually(lambda: len(pool.text("logs", "kernel", "--attempt", "2", ok=False).split()) == 2)
+    first, second = (pool.text("logs", "kernel", "--attempt", n).split() for n in "12")
+    assert (first[0], second[0], second[1]) == ("1", "2", first[1])
+    shell.communicate(timeout=30)
+    assert shell.returncode not in {0, None}, "other programs on the GPUs end"
+    refused = pool("restart", "next", ok=False)
+    assert b"WRONG_STATE" in refused.stderr
+    assert b"it is queued" in refused.stderr
+    pool("stop", "--force", "kernel")
+    assert pool.becomes("next", "running")
+
+
+def test_stop_reports_its_result(pool: RealPool) -> None:
+    pool("submit", "done", "-g", "0.1", "--wait-finished", "--", "true")
+    pool("submit", "lasting", "-g", "0.1", "--grace", "1s", "--", "sleep", "1000")
+    assert pool.becomes("lasting", "running")
+    assert b"done had already ended: succeeded" in pool("stop", "done").stderr
+    stopped = pool("stop", "--all", "--yes").stderr
+    assert b"lasting is stop" in stopped, "the name, not the id"
+    assert pool.becomes("lasting", "stopped")
+
+
+def test_why_names_the_rule_that_ended_a_workload(pool: RealPool) -> None:
+    pool("submit", "fails", "-g", "0.1", "--restart", "never", "--", "sh", "-c", "exit 4")
+    pool("submit", "after-it", "-g", "0.1", "--after", "fails", "--", "true")
+    assert pool.becomes("after-it", "failed")
+    why = pool.text("why", "after-it")
+    assert "DEPENDENCY_FAILED" in why
+    assert "fails" in why.replace("after-it has ended: failed", "")
+
+
+def test_program_that_ignores_sigterm_is_killed_after_grace_period(pool: RealPool) -> None:
     mark = pool.work / "stubborn"
     pool(
         "submit",
@@ -146,7 +187,7 @@ def test_a_program_that_ignores_term_is_killed_after_the_grace(pool: RealPool) -
     assert pool.all_free()
 
 
-def test_delete_takes_it_off_the_lists_with_its_output(pool: RealPool) -> None:
+def test_delete_removes_workload_and_output(pool: RealPool) -> None:
     pool("submit", "brief", "-g", "0.1", "--", "echo", "x")
     pool("wait", "brief")
     with pool.client as client:
@@ -158,14 +199,14 @@ def test_delete_takes_it_off_the_lists_with_its_output(pool: RealPool) -> None:
     assert eventually(lambda: not [p for p in pool.state.rglob(f"{key}.0.1*") if p.is_dir()])
 
 
-def test_wait_gives_the_worst_end(pool: RealPool) -> None:
+def test_wait_returns_the_worst_status(pool: RealPool) -> None:
     pool("submit", "good", "-g", "0.1", "--", "true")
     pool("submit", "bad", "-g", "0.1", "--restart", "never", "--", "sh", "-c", "exit 9")
     assert pool("wait", "good", ok=False).returncode == 0
     assert pool("wait", "good", "bad", ok=False).returncode != 0
 
 
-def test_every_listing_speaks_json(pool: RealPool) -> None:
+def test_every_list_supports_json(pool: RealPool) -> None:
     pool("submit", "seen", "-g", "0.1", "-l", "team=a", "--", "sleep", "1000")
     assert pool.becomes("seen", "running")
     assert [w["name"] for w in pool.json("ps")["workloads"]] == ["seen"]
@@ -177,24 +218,24 @@ def test_every_listing_speaks_json(pool: RealPool) -> None:
         assert isinstance(pool.json(*words), dict), words
 
 
-def test_every_screen_says_that_gpus_are_emulated(pool: RealPool) -> None:
+def test_every_output_marks_emulated_gpus(pool: RealPool) -> None:
     for words in (["ps"], ["status"], ["list_gpus"], ["smi"], ["nodes"]):
         done = pool(*words)
         assert b"emulated" in (done.stdout + done.stderr).lower(), words
 
 
-def test_unknown_names_and_taken_names(pool: RealPool) -> None:
+def test_unknown_and_used_names_are_refused(pool: RealPool) -> None:
     assert b"UNKNOWN_WORKLOAD" in pool("logs", "nothing", ok=False).stderr
     pool("submit", "twice", "-g", "0.1", "--", "sleep", "1000")
     assert b"NAME_TAKEN" in pool("submit", "twice", "-g", "0.1", "--", "true", ok=False).stderr
 
 
-def test_a_terminal_survives_ctrl_c_and_the_environment_of_a_job(pool: RealPool) -> None:
+def test_terminal_handles_ctrl_c_and_environment(pool: RealPool) -> None:
     done = pool("run", "-q", "-p", "0.1", "--", "sh", "-c", "env", env={**pool.env, "GPUPOOL_TOKEN": "secret"})
     assert b"GPUPOOL_TOKEN" not in done.stdout
 
 
-def test_the_umask_and_the_owner_of_files_are_the_callers(pool: RealPool) -> None:
+def test_files_have_umask_and_owner_of_caller(pool: RealPool) -> None:
     path = pool.work / "made"
     pool("run", "-q", "-p", "0.1", "--", "touch", str(path), preexec_fn=lambda: os.umask(0o027))
     assert path.stat().st_mode & 0o777 == 0o640

@@ -40,7 +40,7 @@ def pool() -> Iterator[RealPool]:
         yield made
 
 
-def test_examples_of_pods_and_jobs_run_and_are_shown(pool: RealPool) -> None:
+def test_example_pods_and_jobs_run_and_are_listed(pool: RealPool) -> None:
     for name in ("pod", "job"):
         pool("apply", "-f", str(EXAMPLES / f"{name}.yaml"), "--no-container")
     pool("wait", "pod/hello", "job/squares")
@@ -59,14 +59,14 @@ def test_examples_of_pods_and_jobs_run_and_are_shown(pool: RealPool) -> None:
     assert pool("get", "job", "squares", ok=False).returncode == 125
 
 
-def test_applied_again_it_is_unchanged_and_what_differs_is_refused_or_made_again(pool: RealPool) -> None:
+def test_reapplied_file_is_unchanged_and_differences_are_refused_or_recreated(pool: RealPool) -> None:
     first = manifest("same", "echo one")
     assert applied(pool, first) == "pod/same created\n"
     pool("wait", "pod/same")
     assert applied(pool, first).startswith("pod/same unchanged (it has ended")
     other = manifest("same", "echo two")
     said = applied(pool, other, ok=False)
-    assert re.search(r"standard input:3:12: pod 'same' is there already and differs in command", said), said
+    assert re.search(r"standard input:3:12: pod 'same' already exists and differs in command", said), said
     assert applied(pool, other, "--force", "--dry-run=server") == "pod/same replaced (dry run)\n"
     assert pool.text("logs", "pod/same") == "one\n"
     assert applied(pool, other, "--force") == "pod/same replaced\n"
@@ -74,7 +74,7 @@ def test_applied_again_it_is_unchanged_and_what_differs_is_refused_or_made_again
     assert pool.text("logs", "pod/same") == "two\n"
 
 
-def test_with_a_fault_nothing_of_a_file_is_done(pool: RealPool) -> None:
+def test_faulty_file_is_not_applied(pool: RealPool) -> None:
     text = manifest("good", "true") + b"---\n" + manifest("bad", "true").replace(b"command", b"comand")
     said = applied(pool, text, ok=False)
     assert "standard input:20:5: There is no field 'spec.containers[0].comand'" in said
@@ -88,7 +88,7 @@ def test_with_a_fault_nothing_of_a_file_is_done(pool: RealPool) -> None:
     assert pool("get", "pod", "good", ok=False).returncode == 125
 
 
-def test_a_suspended_job_waits_until_the_file_says_otherwise(pool: RealPool) -> None:
+def test_suspended_job_waits_for_a_changed_file(pool: RealPool) -> None:
     job = yaml.safe_load((EXAMPLES / "job.yaml").read_text())
     job["metadata"]["name"], job["spec"]["suspend"] = "later", True
     assert applied(pool, json.dumps(job).encode()) == "job.batch/later created\n"
@@ -99,14 +99,14 @@ def test_a_suspended_job_waits_until_the_file_says_otherwise(pool: RealPool) -> 
     assert pool.text("get", "job", "later", "-o", "jsonpath={.status.conditions[0].type}") == "Complete"
 
 
-def test_what_has_ended_is_deleted_after_its_time(pool: RealPool) -> None:
+def test_ended_jobs_are_deleted_after_their_ttl(pool: RealPool) -> None:
     job = yaml.safe_load((EXAMPLES / "job.yaml").read_text())
     job["metadata"]["name"], job["spec"]["ttlSecondsAfterFinished"] = "brief", 0
     applied(pool, json.dumps(job).encode())
     assert eventually(lambda: pool("get", "job", "brief", ok=False).returncode == 125)
 
 
-def test_running_pods_are_followed_watched_and_deleted(pool: RealPool) -> None:
+def test_pods_are_followed_watched_and_deleted(pool: RealPool) -> None:
     watching = pool.begin("get", "pods", "-l", "app=long", "-w")
     applied(pool, manifest("long", "echo begun as $ME; sleep 100", "long"))
     assert eventually(lambda: "1/1" in pool.text("get", "pod", "long"))
@@ -134,7 +134,7 @@ def test_training_jobs_of_kubeflow_run_as_gangs(pool: RealPool) -> None:
     assert pool.text("get", "tfjobs", "--no-headers").split()[:2] == ["tf-cluster", "Succeeded"]
 
 
-def test_nodes_say_what_they_have_and_what_may_be_given(pool: RealPool) -> None:
+def test_nodes_show_capacity_and_allocatable(pool: RealPool) -> None:
     node = json.loads(pool.text("get", "nodes", "-o", "json"))["items"][0]
     assert node["status"]["capacity"]["nvidia.com/gpu"] == "2"
     assert node["status"]["allocatable"]["nvidia.com/gpu"] == "2"

@@ -7,7 +7,7 @@ import json
 from e2e_pool import RealPool, eventually, fresh_pool
 
 
-def test_hold_use_and_release(pool: RealPool) -> None:
+def test_lease_is_held_used_and_released(pool: RealPool) -> None:
     path = pool.text("request_gpus", "-n", "1", "-m", "2048").strip().splitlines()[-1]
     assert json.loads(open(path, encoding="utf-8").read())  # noqa: PTH123, SIM115
     assert sorted(pool.free_permille()) == [875, 1000]
@@ -24,7 +24,7 @@ def test_hold_use_and_release(pool: RealPool) -> None:
     assert pool("client", "--", "true", ok=False).returncode == 125
 
 
-def test_a_lease_with_a_file_of_its_own(pool: RealPool) -> None:
+def test_lease_with_own_file(pool: RealPool) -> None:
     for name in ("a", "b"):
         pool("request_gpus", "-p", "0.25", "-f", str(pool.work / name), "--name", f"lease-{name}")
     assert pool.text("client", "-f", str(pool.work / "a"), "--", "echo", "a") == "a\n"
@@ -33,7 +33,42 @@ def test_a_lease_with_a_file_of_its_own(pool: RealPool) -> None:
     assert pool.state_of("lease-b") == "running"
 
 
-def test_a_release_ends_the_programs_on_it(pool: RealPool) -> None:
+def test_release_of_one_lease_keeps_the_other(pool: RealPool) -> None:
+    pool("request_gpus", "-p", "0.5", "--name", "older")
+    pool("request_gpus", "-p", "0.25", "--name", "newer")
+    assert b"newer is released" in pool("release_gpus").stderr
+    assert pool.text("client", "--", "printenv", "GPUPOOL_GPU_SHARE").strip() == "0.50"
+    assert b"older is released" in pool("release_gpus").stderr
+    assert pool.all_free()
+    refused = pool("release_gpus", ok=False)
+    assert refused.returncode == 125
+    assert b"You have no lease" in refused.stderr
+
+
+def test_expired_lease_does_not_hide_active_lease(pool: RealPool) -> None:
+    pool("request_gpus", "-p", "0.5", "--name", "held", "--lifetime", "2h")
+    pool("request_gpus", "-p", "0.25", "--name", "short-lived", "--lifetime", "1s")
+    assert pool.becomes("short-lived", "stopped")
+    used = pool("client", "--", "printenv", "GPUPOOL_GPU_SHARE")
+    assert used.stdout.strip() == b"0.50"
+    assert b"using held" in used.stderr
+    pool("extend", "3h")
+    ended = pool("release_gpus", "short-lived")
+    assert b"short-lived had already ended" in ended.stderr
+    assert b"is released" not in ended.stderr
+    assert pool.state_of("held") == "running"
+
+
+def test_lease_of_another_pool_is_not_used(pool: RealPool) -> None:
+    pool("request_gpus", "-p", "0.25", "--name", "here")
+    with fresh_pool("1xT4") as other:
+        other.env["HOME"] = pool.env["HOME"]  # both pools share the user's lease files
+        other("request_gpus", "-p", "0.1", "--name", "there")
+        assert pool.text("client", "--", "printenv", "GPUPOOL_GPU_SHARE").strip() == "0.25"
+        assert other.text("client", "--", "printenv", "GPUPOOL_GPU_SHARE").strip() == "0.10"
+
+
+def test_release_ends_programs_on_the_lease(pool: RealPool) -> None:
     pool("request_gpus", "-p", "0.5", "--name", "held")
     client = pool.begin("client", "--lease", "held", "--", "sh", "-c", "echo on; exec sleep 1000")
     assert client.stdout is not None
@@ -43,7 +78,7 @@ def test_a_release_ends_the_programs_on_it(pool: RealPool) -> None:
     assert pool.all_free()
 
 
-def test_a_lease_expires_unless_it_is_extended(pool: RealPool) -> None:
+def test_lease_expires_unless_extended(pool: RealPool) -> None:
     pool("request_gpus", "-p", "0.1", "--lifetime", "2s", "--name", "short")
     pool("request_gpus", "-p", "0.1", "--lifetime", "2s", "--name", "longer")
     pool("extend", "10m", "longer")
@@ -52,7 +87,7 @@ def test_a_lease_expires_unless_it_is_extended(pool: RealPool) -> None:
     assert "EXPIRED" in pool.text("events", "short")
 
 
-def test_an_idle_holder_is_warned_then_released(pool: RealPool) -> None:
+def test_idle_lease_is_warned_then_released(pool: RealPool) -> None:
     pool("request_gpus", "-p", "0.1", "--idle-timeout", "4s", "--name", "idle")
     assert pool.becomes("idle", "stopped")
     seen = [event["reason"] for event in pool.json("events", "idle")["events"]]
@@ -60,7 +95,7 @@ def test_an_idle_holder_is_warned_then_released(pool: RealPool) -> None:
     assert "IDLE_LIMIT" in seen
 
 
-def test_fifty_leases_on_one_gpu_and_the_next_waits_and_says_why() -> None:
+def test_fifty_leases_fit_on_one_gpu_and_next_one_waits_with_reason() -> None:
     with fresh_pool("1xT4") as pool, pool.client as client:
         leases = [client.request_gpus(fraction=0.02, timeout=60) for _ in range(50)]
         assert pool.free_permille() == [0]
@@ -74,7 +109,7 @@ def test_fifty_leases_on_one_gpu_and_the_next_waits_and_says_why() -> None:
         assert pool.state_of("late") == "running"
 
 
-def test_the_python_client_holds_and_runs(pool: RealPool) -> None:
+def test_python_client_holds_lease_and_runs_programs(pool: RealPool) -> None:
     with pool.client as client, client.request_gpus(fraction=0.5, timeout=60) as lease:
         assert lease.run(["sh", "-c", "echo hello"], timeout=60).output() == "hello\n"
         assert sorted(pool.free_permille()) == [500, 1000]

@@ -36,7 +36,7 @@ def served() -> Iterator[tuple[RealPool, dict[str, str]]]:
         yield pool, away
 
 
-def test_run_from_afar(served: tuple[RealPool, dict[str, str]]) -> None:
+def test_run_works_over_the_network(served: tuple[RealPool, dict[str, str]]) -> None:
     pool, away = served
     data = bytes(range(256)) * 4000
     done = pool("run", "-q", "-p", "0.1", "-w", "/", "--", "cat", stdin=data, env=away)
@@ -45,7 +45,7 @@ def test_run_from_afar(served: tuple[RealPool, dict[str, str]]) -> None:
     assert pool.all_free()
 
 
-def test_submit_logs_and_attach_from_afar(served: tuple[RealPool, dict[str, str]]) -> None:
+def test_submit_logs_and_attach_work_over_the_network(served: tuple[RealPool, dict[str, str]]) -> None:
     pool, away = served
     script = "echo begun; read x; echo heard $x; exit 3"
     pool(
@@ -66,7 +66,7 @@ def test_submit_logs_and_attach_from_afar(served: tuple[RealPool, dict[str, str]
         pool.env = local
 
 
-def test_a_killed_client_from_afar_frees_the_slice(served: tuple[RealPool, dict[str, str]]) -> None:
+def test_killed_remote_client_frees_the_slice(served: tuple[RealPool, dict[str, str]]) -> None:
     pool, away = served
     client = pool.begin(
         "run", "-q", "--grace", "1s", "-p", "0.1", "-w", "/", "--", "sh", "-c", "echo on; exec sleep 1000", env=away
@@ -79,14 +79,14 @@ def test_a_killed_client_from_afar_frees_the_slice(served: tuple[RealPool, dict[
 
 
 @pytest.mark.parametrize("token", ["", "gpt_wrong_secret", "x" * 5000])
-def test_no_token_no_entry(served: tuple[RealPool, dict[str, str]], token: str) -> None:
+def test_missing_token_is_refused(served: tuple[RealPool, dict[str, str]], token: str) -> None:
     pool, away = served
     done = pool("ps", env={**away, "GPUPOOL_TOKEN": token}, ok=False)
     assert done.returncode == 125
     assert b"UNAUTHENTICATED" in done.stderr
 
 
-def test_a_certificate_that_is_not_trusted_is_refused(served: tuple[RealPool, dict[str, str]]) -> None:
+def test_untrusted_certificate_is_refused(served: tuple[RealPool, dict[str, str]]) -> None:
     pool, away = served
     strange = {k: v for k, v in away.items() if k != "GPUPOOL_CA"}
     done = pool("ps", env=strange, ok=False)
@@ -94,7 +94,7 @@ def test_a_certificate_that_is_not_trusted_is_refused(served: tuple[RealPool, di
     assert b"certificate" in done.stderr.lower()
 
 
-def test_a_revoked_token_is_worth_nothing(served: tuple[RealPool, dict[str, str]]) -> None:
+def test_revoked_token_is_refused(served: tuple[RealPool, dict[str, str]]) -> None:
     pool, away = served
     secret = next(word for word in pool.text("token", "create").split() if word.startswith("gpt_"))
     mine = {**away, "GPUPOOL_TOKEN": secret}
@@ -111,7 +111,7 @@ def ipv6_port() -> int | None:
         return None
 
 
-def test_all_of_it_over_ipv6(tmp_path: Path) -> None:
+def test_all_commands_work_over_ipv6(tmp_path: Path) -> None:
     port = ipv6_port()
     if port is None:
         pytest.skip("this machine has no IPv6 loopback")
@@ -138,7 +138,7 @@ def test_all_of_it_over_ipv6(tmp_path: Path) -> None:
         assert (folder / "made.txt").read_text() == "5"
 
 
-def test_a_port_that_is_taken_is_said() -> None:
+def test_used_port_is_reported() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken, fresh_pool("1xT4", started=False) as pool:
         port = taken.getsockname()[1]
         failed = pool.up("--listen", f"127.0.0.1:{port}", "--tls-self-signed", ok=False)
@@ -147,7 +147,7 @@ def test_a_port_that_is_taken_is_said() -> None:
         assert str(port).encode() in failed.stderr
 
 
-def test_a_network_without_encryption_is_refused() -> None:
+def test_unencrypted_network_is_refused() -> None:
     with fresh_pool("1xT4", started=False) as pool:
         failed = pool.up("--listen", "127.0.0.1:0", ok=False)
         assert failed.returncode != 0

@@ -16,7 +16,7 @@ def output(pool: RealPool, name: str, attempt: int) -> str:
         return b"".join(chunk.data for chunk in client.logs(name, attempt=attempt)).decode()
 
 
-def test_preempted_saved_resumed_and_right(pool: RealPool) -> None:
+def test_preempted_job_saves_resumes_and_has_right_result(pool: RealPool) -> None:
     pool("project", "create", "notices", "--min-runtime", "1s")
     what = [sys.executable, str(PROGRAM), "--steps", str(STEPS), "--step-time", "0.01"]
     where = ["--project", "notices", "-n", "2"]
@@ -40,7 +40,7 @@ def test_preempted_saved_resumed_and_right(pool: RealPool) -> None:
     assert "PREEMPTED" in {event["reason"] for event in pool.json("events", "long")["events"]}
 
 
-def test_an_idle_job_reads_the_warning_and_is_ended(pool: RealPool) -> None:
+def test_idle_job_gets_warning_and_is_ended(pool: RealPool) -> None:
     script = "while sleep 0.05; do test -e $GPUPOOL_NOTICE_FILE && cat $GPUPOOL_NOTICE_FILE && exec sleep 60; done"
     pool("submit", "idler", "-g", "0.1", "--idle-timeout", "4s", "--", "sh", "-c", script)
     assert pool.becomes("idler", "stopped")

@@ -10,7 +10,7 @@ def gpus_of(pool: RealPool, *names: str) -> list[int]:
     return [gpu["index"] for row in rows for gpu in row["gpus"]]
 
 
-def test_parts_are_packed_unless_they_are_to_be_spread(pool: RealPool) -> None:
+def test_slices_are_packed_unless_spread_is_requested(pool: RealPool) -> None:
     for name in ("p1", "p2"):
         pool("submit", name, "-g", "0.5", "--", "sleep", "1000")
         assert pool.becomes(name, "running")
@@ -24,7 +24,7 @@ def test_parts_are_packed_unless_they_are_to_be_spread(pool: RealPool) -> None:
     assert pool.json("describe", "s1")["gpus"]["placement"] == "spread"
 
 
-def test_a_job_file_says_it_too_and_other_words_are_refused(pool: RealPool) -> None:
+def test_job_file_sets_placement_and_unknown_values_are_refused(pool: RealPool) -> None:
     (pool.work / "job.yaml").write_text(
         "name: filed\ncommand: [sleep, '1000']\ngpus: {count: 1, fraction: 0.5, placement: spread}\n"
     )

@@ -8,7 +8,7 @@ from typing import Any
 from e2e_pool import RealPool, eventually
 
 
-def test_a_plan_says_now_and_so_it_is(pool: RealPool) -> None:
+def test_plan_for_now_is_correct(pool: RealPool) -> None:
     told = pool.json("plan", "-n", "2")
     assert told["starts_now"]
     assert pool.json("ps")["workloads"] == []
@@ -19,7 +19,7 @@ def test_a_plan_says_now_and_so_it_is(pool: RealPool) -> None:
     assert sorted(held) == sorted(gpu["uuid"] for gpu in told["starts"][0]["gpus"])
 
 
-def test_a_plan_says_why_not_what_would_help_and_for_how_long(new_pool: RealPool) -> None:
+def test_plan_names_wait_reason_advice_and_estimate(new_pool: RealPool) -> None:
     new_pool("submit", "first", "-n", "2", "--max-time", "1h", "--no-preemptible", "--", "sleep", "1000")
     assert new_pool.becomes("first", "running")
     told = new_pool("plan", "-n", "1", "--as", "interactive", ok=False)
@@ -32,7 +32,7 @@ def test_a_plan_says_why_not_what_would_help_and_for_how_long(new_pool: RealPool
     assert len(new_pool.json("ps")["workloads"]) == 1
 
 
-def test_a_plan_counts_whom_it_would_evict_and_names_only_their_project(pool: RealPool) -> None:
+def test_plan_counts_victims_and_names_only_their_project(pool: RealPool) -> None:
     pool("project", "create", "borrowers", "--quota", "0", "--min-runtime", "1s")
     pool("project", "create", "owners", "--quota", "2")
     for name in ("lent-1", "lent-2"):

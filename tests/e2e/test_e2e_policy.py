@@ -7,7 +7,7 @@ from e2e_pool import RealPool, eventually
 STAY = 'trap "exit 0" TERM; echo attempt $GPUPOOL_ATTEMPT; while :; do sleep 0.05; done'
 
 
-def test_work_is_moved_together_for_who_needs_a_whole_gpu(pool: RealPool) -> None:
+def test_work_is_consolidated_for_a_whole_gpu_request(pool: RealPool) -> None:
     before = pool.json("policy", "show")
     pool("policy", "set", "--min-runtime", "1s", "--consolidate-after", "1s")
     try:
@@ -21,7 +21,7 @@ def test_work_is_moved_together_for_who_needs_a_whole_gpu(pool: RealPool) -> Non
         pool("submit", "whole", "-g", "1", "--interactive", "--", "sleep", "1000")
         assert pool.becomes("whole", "running"), "0.4 and 0.4 fit on one GPU"
         assert eventually(lambda: sorted(pool.free_permille()) == [0, 200])
-        moved = [name for name in ("left", "right") if "one piece" in pool.text("events", name)]
+        moved = [name for name in ("left", "right") if "Consolidation for" in pool.text("events", name)]
         assert len(moved) == 1, "one of them is moved, the other left alone"
         assert eventually(lambda: "attempt 2" in pool.text("logs", moved[0]))
     finally:
@@ -29,7 +29,7 @@ def test_work_is_moved_together_for_who_needs_a_whole_gpu(pool: RealPool) -> Non
     assert pool.json("policy", "show") == before
 
 
-def test_it_is_kept_when_the_control_plane_dies_and_only_administrators_change_it(own_pool: RealPool) -> None:
+def test_policy_survives_crash_and_only_administrators_change_it(own_pool: RealPool) -> None:
     own_pool("policy", "set", "--half-life", "12h", "--order", "shortest", "--turn", "never")
     own_pool.kill_child("control-plane")
     kept = own_pool.json("policy", "show")

@@ -14,7 +14,7 @@ def fill(pool: RealPool, name: str = "blocker", **options: str) -> None:
     assert pool.becomes(name, "running")
 
 
-def test_it_waits_in_order_and_says_where_and_why(pool: RealPool) -> None:
+def test_queued_jobs_wait_in_order_with_position_and_reason(pool: RealPool) -> None:
     fill(pool, "order", max_time="1h")
     for name in ("first", "second", "third"):
         pool("submit", name, "-n", "2", "--", "true")
@@ -31,7 +31,7 @@ def test_it_waits_in_order_and_says_where_and_why(pool: RealPool) -> None:
     assert starts == sorted(starts)
 
 
-def test_a_priority_changes_the_order_and_the_record_says_so(pool: RealPool) -> None:
+def test_changed_priority_changes_order_and_is_recorded(pool: RealPool) -> None:
     fill(pool)
     for name in ("early", "late"):
         pool("submit", name, "-n", "2", "--", "sleep", "1000")
@@ -48,7 +48,7 @@ def test_a_priority_changes_the_order_and_the_record_says_so(pool: RealPool) -> 
     assert pool.becomes("late", "running")
 
 
-def test_no_wait_and_a_wait_limit(pool: RealPool) -> None:
+def test_zero_wait_and_queue_time_limit(pool: RealPool) -> None:
     fill(pool)
     refused = pool("run", "--no-wait", "--", "true", ok=False)
     assert refused.returncode == 125
@@ -68,7 +68,7 @@ def test_ctrl_c_in_the_queue_leaves_it(pool: RealPool) -> None:
         assert eventually(lambda: not [job for job in api.list() if job.name == "impatient" and not job.done()])
 
 
-def test_a_killed_client_leaves_the_queue(pool: RealPool) -> None:
+def test_killed_client_leaves_the_queue(pool: RealPool) -> None:
     fill(pool, "queue-holder2")
     client = pool.begin("run", "--name", "vanishing", "--", "true")
     with pool.client as api:
@@ -78,7 +78,7 @@ def test_a_killed_client_leaves_the_queue(pool: RealPool) -> None:
         assert eventually(lambda: not [job for job in api.list() if job.name == "vanishing" and not job.done()])
 
 
-def test_a_sweep_gets_its_parameters_and_keeps_its_parallelism(pool: RealPool) -> None:
+def test_sweep_gets_parameters_and_respects_parallelism(pool: RealPool) -> None:
     marks = pool.work / "sweep"
     marks.mkdir()
     script = (
@@ -107,7 +107,7 @@ def test_a_sweep_gets_its_parameters_and_keeps_its_parallelism(pool: RealPool) -
     assert all(int(lines[1]) <= 2 for lines in seen)
 
 
-def test_a_crashed_trial_is_run_again(pool: RealPool) -> None:
+def test_failed_trial_is_retried(pool: RealPool) -> None:
     mark = pool.work / "crashed"
     pool(
         "submit", "flaky", "-g", "0.1", "--", "sh", "-c", f"test -e {mark} && exit 0; touch {mark}; echo first; exit 1"
@@ -118,7 +118,7 @@ def test_a_crashed_trial_is_run_again(pool: RealPool) -> None:
     assert "first" in pool.text("logs", "--attempt", "1", "flaky")
 
 
-def test_what_comes_after_another(pool: RealPool) -> None:
+def test_dependent_job_starts_after_its_dependency(pool: RealPool) -> None:
     pool("submit", "one", "-g", "0.1", "--restart", "never", "--", "sh", "-c", "sleep 0.3; exit 3")
     pool("submit", "two", "-g", "0.1", "--after", "one", "--", "true")
     pool("submit", "three", "-g", "0.1", "--after", "one:any", "--", "true")
@@ -127,7 +127,7 @@ def test_what_comes_after_another(pool: RealPool) -> None:
     assert "DEPENDENCY_FAILED" in pool.text("events", "two")
 
 
-def test_a_quota_keeps_protected_work_within_and_training_may_exceed_it(pool: RealPool) -> None:
+def test_quota_limits_protected_work_and_training_may_exceed_it(pool: RealPool) -> None:
     pool("project", "create", "team-a", "--quota", "1")
     pool("submit", "dev", "--project", "team-a", "-g", "1", "--interactive", "--", "sleep", "1000")
     pool("submit", "dev2", "--project", "team-a", "-g", "0.5", "--interactive", "--", "sleep", "1000")
@@ -139,7 +139,7 @@ def test_a_quota_keeps_protected_work_within_and_training_may_exceed_it(pool: Re
     assert "team-a" in pool.text("project", "list")
 
 
-def test_a_cordoned_node_takes_nothing_new(pool: RealPool) -> None:
+def test_cordoned_node_gets_no_new_work(pool: RealPool) -> None:
     node = pool.json("nodes")["nodes"][0]["name"]
     pool("cordon", node, "--reason", "new fans")
     try:

@@ -1,4 +1,4 @@
-"""A past reckoned by hand, told to the second by the store, the API and every form of ``gpupool report``."""
+"""A history computed by hand is reported to the second by the store, the API and every form of ``gpupool report``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import hand_case as case
 import pytest
 from e2e_pool import RealPool, folder_for_pool
 
-from gpupool.domain.usage import Scope
-from gpupool.services.usage_books import Dim, TimeQuery
+from gpupool.domain.usage import UsageFilter
+from gpupool.services.ports.usage import Dim, TimeQuery
 from gpupool.store import open_store
 
 SPAN = ("--since", case.SINCE_TEXT, "--until", case.UNTIL_TEXT)
@@ -47,12 +47,12 @@ def amounts(found: dict[str, dict[str, float]], name: str) -> dict[str, float]:
     return {key: line[name] for key, line in found.items()}
 
 
-def test_the_store_sums_it_up() -> None:
+def test_store_has_expected_sums() -> None:
     async def read(summed_until: str | None) -> dict[str, float]:
         with folder_for_pool() as folder:
             await case.write(folder / "pool.db", summed_until)
             store = await open_store(folder / "pool.db")
-            rows = await store.usage_books.gpu_time(TimeQuery((case.SINCE, case.UNTIL), (Dim.PROJECT,), Scope()))
+            rows = await store.usage_books.gpu_time(TimeQuery((case.SINCE, case.UNTIL), (Dim.PROJECT,), UsageFilter()))
             await store.close()
             return {row.keys[0]: row.allocated_s for row in rows}
 
@@ -60,7 +60,7 @@ def test_the_store_sums_it_up() -> None:
         assert asyncio.run(read(summed_until)) == pytest.approx(case.ALLOCATED, **EXACT)
 
 
-def test_report_tells_it_by_project(pool: RealPool) -> None:
+def test_report_groups_by_project(pool: RealPool) -> None:
     found = lines(pool, "project")
     assert amounts(found, "allocated_s") == pytest.approx(case.ALLOCATED, **EXACT)
     assert amounts(found, "requested_s") == pytest.approx(case.REQUESTED, **EXACT)
@@ -77,13 +77,13 @@ def test_report_tells_it_by_project(pool: RealPool) -> None:
     [("user", case.BY_USER), ("model", case.BY_MODEL), ("node", case.BY_NODE)],
     ids=lambda v: str(v)[:5],
 )
-def test_report_tells_it_by_anything_else(pool: RealPool, by: str, wanted: dict[str, float]) -> None:
+def test_report_supports_all_groupings(pool: RealPool, by: str, wanted: dict[str, float]) -> None:
     found = lines(pool, by)
     assert amounts(found, "allocated_s") == pytest.approx(wanted, **EXACT)
     assert (found[next(iter(wanted))]["requested_s"] is None) == (by != "user")
 
 
-def test_workloads_and_parts_of_it(pool: RealPool) -> None:
+def test_report_lists_workloads_and_pages(pool: RealPool) -> None:
     by_work = {line["name"]: line["allocated_s"] for line in lines(pool, "workload").values()}
     assert by_work == pytest.approx({"case-1": 1785, "case-2": 2685, "case-3": 64.5, "case-4": 5}, **EXACT)
     assert amounts(lines(pool, "user", "--project", "vision"), "allocated_s") == pytest.approx(
@@ -94,7 +94,7 @@ def test_workloads_and_parts_of_it(pool: RealPool) -> None:
     )
 
 
-def test_its_hours_add_up(pool: RealPool) -> None:
+def test_hours_add_up_to_the_report(pool: RealPool) -> None:
     report = pool.json("report", *SPAN, "--by", "project", "--step", "hour")
     by_hour: dict[int, float] = defaultdict(float)
     for line in report["timeline"]:
@@ -104,7 +104,7 @@ def test_its_hours_add_up(pool: RealPool) -> None:
     assert {w["key"]: w["p50_s"] for w in report["waits"]} == pytest.approx(case.WAITED, **EXACT)
 
 
-def test_the_api_answers_as_it_did_before(pool: RealPool) -> None:
+def test_usage_api_is_unchanged(pool: RealPool) -> None:
     with pool.client as client:
         found = client.usage(case.SINCE, case.UNTIL)
     rows = {(row.project, row.user): (row.gpu_seconds, row.leases) for row in found.rows}
@@ -113,7 +113,7 @@ def test_the_api_answers_as_it_did_before(pool: RealPool) -> None:
     assert rows[("speech", "ada")] == pytest.approx((69.5, 2), **EXACT)
 
 
-def test_the_table_says_it_in_hours(pool: RealPool) -> None:
+def test_table_shows_hours(pool: RealPool) -> None:
     said = pool.text("report", *SPAN)
     vision = next(line for line in said.splitlines() if line.startswith("vision"))
     assert vision.split()[1:4] == ["1.24", "1.28", "0.65"]
@@ -122,7 +122,7 @@ def test_the_table_says_it_in_hours(pool: RealPool) -> None:
     assert "not measured" in next(line for line in said.splitlines() if line.startswith("speech"))
 
 
-def test_csv_and_the_page_say_the_same(pool: RealPool) -> None:
+def test_csv_equals_the_page(pool: RealPool) -> None:
     rows = list(csv.DictReader(io.StringIO(pool.text("report", *SPAN, "--csv"))))
     held = {row["key"]: float(row["allocated_gpu_hours"]) * 3600 for row in rows}
     assert held == pytest.approx(case.ALLOCATED, **EXACT)
@@ -134,7 +134,7 @@ def test_csv_and_the_page_say_the_same(pool: RealPool) -> None:
     assert "http" not in page
 
 
-def test_what_cannot_be_reported_is_refused(pool: RealPool) -> None:
+def test_invalid_report_is_refused(pool: RealPool) -> None:
     assert pool("report", "--by", "colour", ok=False).returncode == 2
     assert pool("report", "--csv", "--json", ok=False).returncode == 2
     done = pool("report", "--since", "2026-09-05", "--until", "2026-09-04", ok=False)
@@ -142,9 +142,9 @@ def test_what_cannot_be_reported_is_refused(pool: RealPool) -> None:
     assert b"[INVALID_FILE]" in pool("report", "--html", "/nowhere/at/all.html", ok=False).stderr
 
 
-def test_rates_are_kept_and_checked(pool: RealPool) -> None:
+def test_rates_are_stored_and_validated(pool: RealPool) -> None:
     shown = json.loads(pool("report", "rates", "show", "--json").stdout)
     assert shown == {"currency": "EUR", "default": 3.6, "models": {"t4": 1.8}}
     assert pool("report", "rates", "set", "--default", "-1", ok=False).returncode != 0
     said = pool.text("report", "rates", "set", "--model", "v100=none").split()
-    assert said[-7:] == ["t4:", "1.8", "EUR", "any", "other:", "3.6", "EUR"]
+    assert said[-7:] == ["t4:", "1.8", "EUR", "other", "models:", "3.6", "EUR"]

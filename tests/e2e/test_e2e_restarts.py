@@ -32,7 +32,7 @@ def finish(pool: RealPool, name: str, pid: int) -> None:
         assert [r.attempt for r in client.detail(name).replicas] == [1]
 
 
-def test_a_job_runs_on_while_the_pool_is_down(own_pool: RealPool) -> None:
+def test_job_continues_while_pool_is_down(own_pool: RealPool) -> None:
     pid = steady(own_pool, "night")
     own_pool.down()
     assert alive(pid)
@@ -42,7 +42,7 @@ def test_a_job_runs_on_while_the_pool_is_down(own_pool: RealPool) -> None:
     finish(own_pool, "night", pid)
 
 
-def test_a_job_that_ends_while_the_pool_is_down_has_its_end_and_output(own_pool: RealPool) -> None:
+def test_job_that_ends_while_pool_is_down_keeps_end_and_output(own_pool: RealPool) -> None:
     pid = steady(own_pool, "quiet")
     own_pool.down()
     (own_pool.work / "quiet-gate").touch()
@@ -53,7 +53,7 @@ def test_a_job_that_ends_while_the_pool_is_down_has_its_end_and_output(own_pool:
     assert own_pool.all_free()
 
 
-def test_killing_any_process_of_the_pool_disturbs_nobody(own_pool: RealPool) -> None:
+def test_kill_of_any_pool_process_disturbs_no_job(own_pool: RealPool) -> None:
     pid = steady(own_pool, "steady")
     script = "echo begun; read x; echo heard $x"
     client = own_pool.begin("run", "-q", "-p", "0.1", "--", "sh", "-c", script)
@@ -71,7 +71,7 @@ def test_killing_any_process_of_the_pool_disturbs_nobody(own_pool: RealPool) -> 
     finish(own_pool, "steady", pid)
 
 
-def test_a_killed_supervisor_is_replaced_by_the_next_up(own_pool: RealPool) -> None:
+def test_next_up_replaces_killed_supervisor(own_pool: RealPool) -> None:
     pid = steady(own_pool, "orphan")
     state = json.loads((own_pool.run / "state.json").read_text())
     os.kill(state["pid"], signal.SIGKILL)
@@ -81,14 +81,14 @@ def test_a_killed_supervisor_is_replaced_by_the_next_up(own_pool: RealPool) -> N
     finish(own_pool, "orphan", pid)
 
 
-def test_two_pools_on_one_state_folder(own_pool: RealPool) -> None:
+def test_second_pool_on_a_state_folder_is_refused(own_pool: RealPool) -> None:
     second = own_pool.up(ok=False)
     assert second.returncode != 0
     assert b"POOL_ALREADY_RUNNING" in second.stderr
     own_pool("run", "-p", "0.1", "--", "true")
 
 
-def test_a_corrupt_database_is_said_by_up() -> None:
+def test_up_reports_corrupt_database() -> None:
     with fresh_pool("1xT4") as pool:
         pool("run", "-p", "0.1", "--", "true")
         pool.down()
@@ -105,11 +105,11 @@ def test_a_corrupt_database_is_said_by_up() -> None:
         pool.up()
 
 
-def test_a_database_of_an_older_version_is_upgraded_after_a_copy() -> None:
+def test_older_database_is_upgraded_after_a_copy() -> None:
     from sqlalchemy import Engine
 
-    from gpupool.store import sqlite
-    from gpupool.store.migrate import migrate_to
+    from gpupool.store.backends import sqlite
+    from gpupool.store.migrations.migrate import migrate_to
 
     with fresh_pool("1xT4", started=False) as pool:
         pool.state.mkdir(mode=0o700)
@@ -125,7 +125,7 @@ def test_a_database_of_an_older_version_is_upgraded_after_a_copy() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_full_disk_costs_output_and_new_work_but_not_the_pool() -> None:
+def test_full_disk_stops_output_and_new_work_but_not_the_pool() -> None:
     with folder_for_pool() as folder:
         pool = RealPool(folder, "1xT4")
         pool.state.mkdir(mode=0o700)
@@ -162,7 +162,7 @@ def fill_up(path: Path) -> None:
             return
 
 
-def test_a_run_starts_a_pool_when_there_is_none_and_says_so() -> None:
+def test_run_starts_missing_pool_and_reports_it() -> None:
     with fresh_pool("1xT4", started=False) as pool:
         done = pool("run", "-p", "0.1", "--", "echo", "hello")
         assert done.stdout == b"hello\n"
@@ -175,3 +175,20 @@ def test_many_first_runs_at_once_start_one_pool() -> None:
     with fresh_pool("1xT4", started=False) as pool:
         clients = [pool.begin("run", "-q", "-p", "0.1", "--", "echo", "x") for _ in range(4)]
         assert [client.communicate(timeout=90)[0] for client in clients] == [b"x\n"] * 4
+
+
+def test_deleted_run_folder_is_created_again(own_pool: RealPool) -> None:
+    pid = steady(own_pool, "steady")
+    supervisor = json.loads((own_pool.run / "state.json").read_text())["pid"]
+    shutil.rmtree(own_pool.run)
+    assert eventually(lambda: own_pool("ps", ok=False).returncode == 0)
+    assert json.loads((own_pool.run / "state.json").read_text())["pid"] == supervisor, "nobody had to start it again"
+    assert eventually(lambda: own_pool("logs", "steady", ok=False).returncode == 0)
+    assert own_pool.becomes("steady", "running")
+    assert own_pool.free_permille() == [500]
+    own_pool("run", "-p", "0.5", "--", "true")
+    finish(own_pool, "steady", pid)
+    second = steady(own_pool, "second")
+    (own_pool.run / "api.sock").unlink()
+    assert eventually(lambda: own_pool("stop", "second", ok=False).returncode == 0)
+    assert eventually(lambda: not alive(second))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from e2e_pool import RealPool, eventually
 
 
-def test_a_project_is_bound_to_a_pool_of_nodes(pool: RealPool) -> None:
+def test_project_is_bound_to_a_node_pool(pool: RealPool) -> None:
     node = pool.json("nodes")["nodes"][0]["name"]
     pool("node", "label", node, "pool=old", "rack=r1")
     pool("project", "create", "batch", "--pools", "new", "--max-gpus", "1", "--max-time-limit", "1h")
@@ -29,7 +29,7 @@ def test_a_project_is_bound_to_a_pool_of_nodes(pool: RealPool) -> None:
     assert pool.json("node", "label", node) == {}
 
 
-def test_a_job_waits_for_its_time_window(pool: RealPool) -> None:
+def test_job_waits_for_its_time_window(pool: RealPool) -> None:
     tomorrow = f"{datetime.now(UTC) + timedelta(days=2):%a}".lower()
     pool("submit", "later", "--window", tomorrow, "--", "true")
     told = pool.json("why", "later")
@@ -43,19 +43,19 @@ def test_a_job_waits_for_its_time_window(pool: RealPool) -> None:
     assert "nights; weekends" in pool.text("describe", "project", "nightly")
 
 
-def test_a_class_finds_the_node_free_and_training_goes_on_afterwards(own_pool: RealPool) -> None:
+def test_reservation_frees_node_and_training_resumes_after_it(own_pool: RealPool) -> None:
     pool = own_pool
     node = pool.json("nodes")["nodes"][0]["name"]
     pool("project", "create", "cs101")
     pool("submit", "training", "-g", "1", "--grace", "1s", "--", "sleep", "1000")
     assert pool.becomes("training", "running")
     made = pool("reserve", "CS101", "--gpus", "1", "--from", "+4s", "--for", "1h", "--project", "cs101")
-    assert b"1 replicas of training run there now" in made.stderr
+    assert b"1 training replicas run there now" in made.stderr
     overlap = pool("reserve", "other", "--nodes", node, "--for", "1h", "--maintenance", ok=False)
     assert b"ALREADY_BOOKED" in overlap.stderr
     assert pool.becomes("training", "queued"), "evicted in time"
     [row] = pool.json("describe", "training")["replicas"]
-    assert "is booked (CS101)" in row["message"]
+    assert "is reserved (CS101)" in row["message"]
     assert pool.json("why", "training")["code"] == "BOOKED"
     assert eventually(lambda: pool.json("reserve", "list")["bookings"][0]["holds"])
     assert pool("run", "--project", "cs101", "-g", "0.5", "--", "true").returncode == 0, "a student starts at once"
@@ -66,8 +66,8 @@ def test_a_class_finds_the_node_free_and_training_goes_on_afterwards(own_pool: R
     with pool.client as client:
         begin = time.time() + 3600
         made = client.reserve("driver", begin, begin + 3600, nodes=[node], maintenance=True)
-        assert [(b.id, b.projects, b.holds) for b in client.bookings()] == [(made.id, [], False)]
+        assert [(b.id, b.projects, b.holds) for b in client.reservations()] == [(made.id, [], False)]
         client.cancel_reservation(made.id)
-        assert not client.bookings()
+        assert not client.reservations()
         assert client.set_labels(node, {"rack": "r1"}).labels == {"rack": "r1"}
         assert client.set_labels(node, remove=["rack"]).labels == {}

@@ -12,40 +12,40 @@ from e2e_pool import RealPool, Terminal, alive, eventually
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 77, 255])
-def test_the_exit_status_is_the_programs(pool: RealPool, code: int) -> None:
+def test_exit_status_is_that_of_the_program(pool: RealPool, code: int) -> None:
     assert pool("run", "-p", "0.1", "--", "sh", "-c", f"exit {code}", ok=False).returncode == code
 
 
-def test_a_program_that_a_signal_ended(pool: RealPool) -> None:
+def test_program_killed_by_signal_has_status_128_plus_signal(pool: RealPool) -> None:
     assert pool("run", "-p", "0.1", "--", "sh", "-c", "kill -9 $$", ok=False).returncode == 137
 
 
 @pytest.mark.parametrize(("command", "status"), [(["/no/such/program"], 127), (["/etc/passwd"], 126)])
-def test_a_program_that_cannot_be_started(pool: RealPool, command: list[str], status: int) -> None:
+def test_failed_start_is_reported(pool: RealPool, command: list[str], status: int) -> None:
     done = pool("run", "-p", "0.1", "--", *command, ok=False)
     assert done.returncode == status
     assert command[0].encode() in done.stderr
     assert pool.all_free()
 
 
-def test_a_working_directory_that_is_gone(pool: RealPool) -> None:
+def test_missing_working_directory_is_reported(pool: RealPool) -> None:
     done = pool("run", "-p", "0.1", "-w", "/no/such/folder", "--", "true", ok=False)
     assert done.returncode not in {0, 2}
     assert b"/no/such/folder" in done.stderr
 
 
-def test_input_and_output_go_through_byte_for_byte(pool: RealPool) -> None:
+def test_input_and_output_are_transferred_unchanged(pool: RealPool) -> None:
     data = os.urandom(700_000) + bytes(range(256))
     done = pool("run", "-p", "0.1", "--", "cat", stdin=data)
     assert done.stdout == data
 
 
-def test_output_and_errors_stay_apart(pool: RealPool) -> None:
+def test_output_and_errors_are_separate(pool: RealPool) -> None:
     done = pool("run", "-q", "-p", "0.1", "--", "sh", "-c", "printf '\\000out\\377'; printf 'err\\r\\n' >&2")
     assert (done.stdout, done.stderr) == (b"\0out\xff", b"err\r\n")
 
 
-def test_the_program_sees_its_slice_its_folder_and_its_environment(pool: RealPool) -> None:
+def test_program_has_its_slice_folder_and_environment(pool: RealPool) -> None:
     script = "import os, json; print(json.dumps([os.getcwd(), dict(os.environ)]))"
     env = {**pool.env, "MINE": "1"}
     done = pool("run", "-q", "-p", "0.25", "-e", "MORE=a b", "--", sys.executable, "-c", script, env=env)
@@ -57,7 +57,7 @@ def test_the_program_sees_its_slice_its_folder_and_its_environment(pool: RealPoo
     assert not [name for name in seen if "TOKEN" in name or name.startswith("RAY_")]
 
 
-def test_a_terminal_is_a_terminal(pool: RealPool) -> None:
+def test_program_on_a_terminal_has_a_terminal(pool: RealPool) -> None:
     terminal = Terminal(
         pool, "run", "-p", "0.1", "--", "sh", "-c", "test -t 0 && test -t 1 && stty size; read x; echo got $x; exit 4"
     )
@@ -93,7 +93,7 @@ def test_signals_to_the_client_reach_the_program(pool: RealPool, signum: signal.
     assert client.wait(30) == 9
 
 
-def test_a_killed_client_frees_the_slice_and_ends_the_program(pool: RealPool) -> None:
+def test_killed_client_ends_program_and_frees_slice(pool: RealPool) -> None:
     client = pool.begin("run", "-q", "--grace", "1s", "-p", "0.1", "--", "sh", "-c", "echo $$; exec sleep 1000")
     assert client.stdout is not None
     pid = int(client.stdout.readline())
@@ -104,7 +104,7 @@ def test_a_killed_client_frees_the_slice_and_ends_the_program(pool: RealPool) ->
     assert eventually(lambda: not alive(pid))
 
 
-def test_a_whole_tree_of_processes_ends_with_its_program(pool: RealPool) -> None:
+def test_process_tree_ends_with_its_program(pool: RealPool) -> None:
     marks = pool.work / "tree"
     script = (
         f"(setsid sh -c 'echo $$ > {marks}; exec sleep 1000' &) ; while ! test -s {marks}; do sleep 0.05; done; exit 0"
@@ -115,7 +115,7 @@ def test_a_whole_tree_of_processes_ends_with_its_program(pool: RealPool) -> None
     assert pool.all_free()
 
 
-def test_detached_it_goes_on_without_the_client(pool: RealPool) -> None:
+def test_detached_program_continues_without_client(pool: RealPool) -> None:
     name = pool.text("run", "-d", "-p", "0.1", "--", "sh", "-c", "sleep 0.3; echo later").strip().splitlines()[-1]
     pool("wait", name)
     assert "later" in pool.text("logs", name)
@@ -133,14 +133,14 @@ def test_detached_it_goes_on_without_the_client(pool: RealPool) -> None:
         (["--max-time", "soon"], "INVALID_DURATION"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(pool: RealPool, words: list[str], code: str) -> None:
+def test_impossible_requests_are_reported_in_one_sentence(pool: RealPool, words: list[str], code: str) -> None:
     done = pool("run", *words, "--", "true", ok=False)
     assert done.returncode in {2, 125}
     assert code.encode() in done.stderr
     assert done.stdout == b""
 
 
-def test_twenty_slices_of_a_twentieth_on_one_gpu_at_once(pool: RealPool) -> None:
+def test_twenty_slices_share_one_gpu(pool: RealPool) -> None:
     gate = pool.work / "gate"
     script = f"echo ready; while ! test -e {gate}; do sleep 0.1; done"
     clients = [
@@ -155,20 +155,20 @@ def test_twenty_slices_of_a_twentieth_on_one_gpu_at_once(pool: RealPool) -> None
     assert pool.all_free()
 
 
-def test_a_memory_part_is_a_part_of_the_gpu(pool: RealPool) -> None:
+def test_memory_request_is_a_slice_of_the_gpu(pool: RealPool) -> None:
     with pool.client as client:
         job = client.submit(["sleep", "100"], memory_mib=4096)
         job.wait_started(30)
         assert sorted(pool.free_permille()) == [750, 1000]
 
 
-def test_a_time_limit_ends_the_program(pool: RealPool) -> None:
+def test_time_limit_ends_the_program(pool: RealPool) -> None:
     done = pool("run", "-p", "0.1", "--max-time", "1s", "--grace", "1s", "--", "sleep", "1000", ok=False)
     assert done.returncode != 0
     assert pool.all_free()
 
 
-def test_the_output_of_a_client_that_nobody_reads_does_not_stop_the_pool(pool: RealPool) -> None:
+def test_unread_client_output_does_not_block_the_pool(pool: RealPool) -> None:
     client = pool.begin("run", "-q", "-p", "0.1", "--", "sh", "-c", "yes | head -c 20000000")
     assert pool.text("run", "-q", "-p", "0.1", "--", "echo", "fine") == "fine\n"
     assert client.stdout is not None
@@ -176,7 +176,7 @@ def test_the_output_of_a_client_that_nobody_reads_does_not_stop_the_pool(pool: R
     assert client.wait(30) == 0
 
 
-def test_a_file_as_input_and_a_file_as_output(pool: RealPool) -> None:
+def test_files_work_as_input_and_output(pool: RealPool) -> None:
     source, sink = pool.work / "source", pool.work / "sink"
     source.write_bytes(os.urandom(100_000))
     with source.open("rb") as reading, sink.open("wb") as writing:

@@ -1,4 +1,4 @@
-"""What programs do on GPUs is seen, is what they say they did, and outlives a kill of the control plane."""
+"""Measured GPU use equals the use that programs report, and survives a kill of the control plane."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import httpx2
 import pytest
 from e2e_pool import RealPool, eventually, fresh_pool
 
-from gpupool.node.native import Product
+from requires import require
 
 KERNEL_S = 0.05
-# Busy half of the time until it is told to stop, and idle for two seconds before it ends.
+MIN_KERNELS = 120
+# One sample may stand for up to five seconds whose samples are missing (the control plane is killed; the machine is
+# busy). The programs run long enough that this is a small part of their use.
+MAX_DIFFERENCE = 0.3
+# Busy half of the time until it is asked to stop, and idle for two seconds before it ends.
 WORK = """
 import sys, time
 from pathlib import Path
@@ -26,7 +30,7 @@ ok(d.cuInit(0))
 ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(0))))))
 spin = ok(d.cuModuleGetFunction(ok(d.cuModuleLoadData(b"any\\0")), b"spin_50ms"))
 count = 0
-while not Path(sys.argv[1]).exists():
+while count < int(sys.argv[2]) or not Path(sys.argv[1]).exists():
     begin = time.monotonic()
     ok(d.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
     ok(d.cuCtxSynchronize())
@@ -41,8 +45,7 @@ print(count)
 def watched() -> Iterator[RealPool]:
     """Two emulated GPUs with the driver that simulates them."""
     pytest.importorskip("cuda.bindings")
-    if not Product.FAKE_NVML.path.is_file():
-        pytest.skip("the native parts are not built")
+    require("native")
     with fresh_pool("2xT4") as made:
         yield made
 
@@ -66,11 +69,11 @@ def ids(pool: RealPool, *names: str) -> list[str]:
         return [client.get(name).id for name in names]
 
 
-def test_what_programs_do_is_seen_and_kept(watched: RealPool) -> None:
+def test_use_of_programs_is_measured_and_stored(watched: RealPool) -> None:
     pool, stop = watched, watched.work / "stop"
     (pool.work / "work.py").write_text(WORK)
     for name, part in (("part", "0.3"), ("whole", "1")):
-        pool("submit", name, "-g", part, "--", sys.executable, "work.py", str(stop))
+        pool("submit", name, "-g", part, "--", sys.executable, "work.py", str(stop), str(MIN_KERNELS))
     part, whole = ids(pool, "part", "whole")
 
     def both_compute() -> bool:
@@ -91,7 +94,7 @@ def test_what_programs_do_is_seen_and_kept(watched: RealPool) -> None:
     series = ask(pool, f"/v1/workloads/{whole}/telemetry")
     assert series["step_s"] == 1, "the last ten minutes are looks, those of before the kill too"
     drawn = sum(value or 0.0 for value in series["values"]["gpu_percent"]) / 100
-    assert drawn == pytest.approx(said[whole], rel=0.3, abs=0.5)
+    assert drawn == pytest.approx(said[whole], rel=MAX_DIFFERENCE)
     pool.down()
     check_rows(pool, said)
 
@@ -105,7 +108,7 @@ def check_rows(pool: RealPool, said: dict[str, float]) -> None:
             found = {workload: sums for workload, *sums in rows}
             for workload, wanted in said.items():
                 busy_s, idle_s, seconds = found[workload]
-                assert busy_s == pytest.approx(wanted, rel=0.3, abs=0.5)
+                assert busy_s == pytest.approx(wanted, rel=MAX_DIFFERENCE)
                 assert 1 <= idle_s <= seconds - busy_s
         (on_cards,) = database.execute("select sum(busy_s) from gpu_use where step_s = 3600").fetchone()
-    assert on_cards == pytest.approx(sum(said.values()), rel=0.3, abs=0.5)
+    assert on_cards == pytest.approx(sum(said.values()), rel=MAX_DIFFERENCE)

@@ -7,7 +7,7 @@ import termios
 from e2e_pool import RealPool, Terminal
 
 
-def test_top_lives_obeys_keys_and_leaves_the_terminal_as_it_was(pool: RealPool) -> None:
+def test_top_updates_handles_keys_and_restores_terminal(pool: RealPool) -> None:
     pool("submit", "first", "-p", "0.5", "--", "sleep", "1000")
     assert pool.becomes("first", "running")
     terminal = Terminal(pool, "top", "--interval", "0.3", rows=30, columns=120)
@@ -31,7 +31,7 @@ def test_top_lives_obeys_keys_and_leaves_the_terminal_as_it_was(pool: RealPool) 
         terminal.close()
 
 
-def test_top_shows_what_the_api_says(pool: RealPool) -> None:
+def test_top_equals_the_api(pool: RealPool) -> None:
     pool("submit", "pair", "-n", "2", "--", "sleep", "1000")
     assert pool.becomes("pair", "running")
     seen = pool.json("top")

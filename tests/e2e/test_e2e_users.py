@@ -16,12 +16,15 @@ from typing import Any
 import pytest
 from e2e_pool import RealPool, alive, eventually, fresh_pool
 
+from gpupool.cli.fast import commands
+
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="two accounts need root"),
 ]
 
 ANN, BOB = 54321, 54322
+ASK_OWNER = "Ask an administrator of the pool."
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def shared() -> Iterator[RealPool]:
 
 
 def as_user(uid: int, act: Callable[[], Any]) -> Any:
-    """What ``act`` gives in a process of another account (JSON values); errors come back as text."""
+    """Return the result of ``act`` in a process of another account (JSON values); errors are returned as text."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -97,7 +100,7 @@ def running(pool: RealPool, name: str) -> int:
         return int(client.detail(name).replicas[0].pid or 0)
 
 
-def test_jobs_run_as_who_submitted_them(shared: RealPool) -> None:
+def test_jobs_run_as_their_user(shared: RealPool) -> None:
     script = (
         "id -u; id -g; id -G; umask; cat /proc/self/status | grep -i capeff; test -r /root/.profile || echo no root"
     )
@@ -110,7 +113,7 @@ def test_jobs_run_as_who_submitted_them(shared: RealPool) -> None:
     assert "no root" in lines
 
 
-def test_the_pools_own_files_and_secrets_are_out_of_reach(shared: RealPool) -> None:
+def test_files_and_secrets_of_pool_are_inaccessible(shared: RealPool) -> None:
     script = f"ls {shared.state} || echo closed; cat {shared.state}/pool.db >/dev/null || echo closed; env"
     made = submit(shared, ANN, "sh", "-c", script)
     assert shared.becomes(made["name"], "succeeded")
@@ -119,7 +122,7 @@ def test_the_pools_own_files_and_secrets_are_out_of_reach(shared: RealPool) -> N
     assert "GPUPOOL_TOKEN" not in out
 
 
-def test_everybody_sees_the_queue_but_not_each_others_commands_and_output(shared: RealPool) -> None:
+def test_queue_is_visible_without_commands_and_output_of_others(shared: RealPool) -> None:
     made = submit(shared, ANN, "sh", "-c", "echo my secret words; exec sleep 1000", env={"PASSWORD": "hunter2"})
     pid = running(shared, made["name"])
     path = f"/v1/workloads/{made['id']}"
@@ -143,7 +146,7 @@ def test_everybody_sees_the_queue_but_not_each_others_commands_and_output(shared
     assert alive(pid)
 
 
-def test_nobody_changes_the_course_of_anothers_work(shared: RealPool) -> None:
+def test_work_of_another_user_cannot_be_changed(shared: RealPool) -> None:
     made = submit(shared, ANN, "sleep", "1000")
     pid = running(shared, made["name"])
     path = f"/v1/workloads/{made['id']}"
@@ -164,7 +167,7 @@ def test_nobody_changes_the_course_of_anothers_work(shared: RealPool) -> None:
     assert eventually(lambda: not alive(pid))
 
 
-def test_nobody_uses_anothers_lease(shared: RealPool) -> None:
+def test_lease_of_another_user_cannot_be_used(shared: RealPool) -> None:
     status, lease = ask(shared, ANN, "POST", "/v1/workloads", {"kind": "lease", "gpus": {"fraction": 0.2}})
     assert status in {200, 201}
     assert shared.becomes(lease["name"], "running")
@@ -174,7 +177,7 @@ def test_nobody_uses_anothers_lease(shared: RealPool) -> None:
     assert ask(shared, ANN, "POST", "/v1/workloads", body)[0] in {200, 201}
 
 
-def test_processes_and_sockets_of_others_are_out_of_reach(shared: RealPool) -> None:
+def test_processes_and_sockets_of_others_are_inaccessible(shared: RealPool) -> None:
     made = submit(shared, ANN, "sh", "-c", "echo hidden; exec sleep 1000")
     pid = running(shared, made["name"])
     shepherd = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -193,8 +196,8 @@ def test_processes_and_sockets_of_others_are_out_of_reach(shared: RealPool) -> N
 
 
 def connected(path: Path) -> str:
-    """What a HELLO on somebody's socket brings."""
-    from gpupool.domain import frames
+    """Return the answer to a HELLO on another user's socket."""
+    from gpupool.domain.protocol import frames
 
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as sock:
         sock.settimeout(5)
@@ -209,7 +212,7 @@ def connected(path: Path) -> str:
     return "refused" if not data else f"answered {data[:60]!r}"
 
 
-def test_files_of_others_cannot_be_read(shared: RealPool) -> None:
+def test_files_of_others_are_unreadable(shared: RealPool) -> None:
     made = submit(shared, ANN, "sh", "-c", "echo private output; exec sleep 1000")
     running(shared, made["name"])
     files = [p for p in shared.state.rglob(f"{made['id']}*/**/*") if p.is_file()]
@@ -224,7 +227,7 @@ def test_files_of_others_cannot_be_read(shared: RealPool) -> None:
     assert done.returncode != 0
 
 
-def test_a_folder_that_is_the_callers_alone_is_used_as_the_caller(shared: RealPool) -> None:
+def test_private_folder_is_accessed_as_the_caller(shared: RealPool) -> None:
     private = shared.work / "anns"
     private.mkdir(mode=0o700)
     os.chown(private, ANN, ANN)
@@ -247,3 +250,17 @@ def test_only_root_administers(shared: RealPool) -> None:
     assert ask(shared, ANN, "POST", "/v1/projects", {"name": "mine"})[0] == 403
     done = as_user(ANN, lambda: os.kill(json.loads((shared.run / "state.json").read_text())["pid"], signal.SIGTERM))
     assert "PermissionError" in done
+
+
+def test_attach_to_program_of_another_user_is_refused(shared: RealPool) -> None:
+    made = submit(shared, ANN, "sleep", "600")
+    running(shared, made["name"])
+
+    def attach() -> int:
+        os.environ.update(shared.env)
+        signal.alarm(30)  # a hang ends this process, which then gives no answer
+        return commands.attach_to_workload(made["name"], 0, tty=False, stdin=False)
+
+    assert as_user(BOB, attach) == f"GpupoolError: {made['name']} belongs to uid-{ANN}. [FORBIDDEN]\n  {ASK_OWNER}"
+    assert ask(shared, BOB, "GET", f"/v1/workloads/{made['name']}")[1]["manages"] is False
+    assert ask(shared, ANN, "GET", f"/v1/workloads/{made['name']}")[1]["manages"] is True

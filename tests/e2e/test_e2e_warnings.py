@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "messaging"))
 from mail_server import hook_server, mail_server
 
 
-def test_a_time_limit_is_warned_of_by_mail_and_webhook(pool: RealPool) -> None:
+def test_time_limit_warning_is_sent_by_mail_and_webhook(pool: RealPool) -> None:
     me = pool.json("whoami")["user"]
     with mail_server() as mail, hook_server() as hook:
         pool("user", "set", me, "--email", "ada@example.org")
@@ -49,7 +49,7 @@ def test_a_time_limit_is_warned_of_by_mail_and_webhook(pool: RealPool) -> None:
     assert b"WRONG_STATE" in nowhere.stderr
 
 
-def test_settings_that_make_no_sense_are_refused(pool: RealPool) -> None:
+def test_invalid_settings_are_refused(pool: RealPool) -> None:
     refused = pool("warnings", "set", "--webhook", "ftp://example.org", ok=False)
     assert refused.returncode != 0
     assert b"INVALID_REQUEST" in refused.stderr

@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yml")), ids=lambda file: file.name)
-def test_a_job_file_can_be_submitted_as_it_is(file: Path) -> None:
+def test_example_job_file_can_be_submitted(file: Path) -> None:
     (request,) = load_job_file(str(file), folder=str(EXAMPLES.parent))
     assert request.sweep is not None
     assert request.sweep.size == 6

@@ -29,7 +29,7 @@ def epochs(output: str) -> list[str]:
     return re.findall(r"^epoch .*$", output, re.MULTILINE)
 
 
-def test_it_learns_to_read_at_least_95_of_100_digits() -> None:
+def test_training_reaches_95_percent_accuracy() -> None:
     done = train()
     assert done.returncode == 0, done.stderr
     found = re.search(r"final test accuracy: ([\d.]+)%", done.stdout)
@@ -38,12 +38,12 @@ def test_it_learns_to_read_at_least_95_of_100_digits() -> None:
     assert re.search(r"throughput: [\d,]+ images/s", done.stdout)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
+def test_run_depends_only_on_the_seed() -> None:
     first, again, other = train("--epochs", 2), train("--epochs", 2), train("--epochs", 2, "--seed", 1)
     assert epochs(first.stdout) == epochs(again.stdout) != epochs(other.stdout)
 
 
-def test_a_run_that_is_resumed_is_the_run_that_was_never_interrupted(tmp_path: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     checkpoint = tmp_path / "state.npz"
     whole = train("--epochs", 4)
     train("--epochs", 2, "--checkpoint", checkpoint)
@@ -52,7 +52,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_never_interrupted(tmp_path: P
     assert epochs(rest.stdout) == epochs(whole.stdout)[2:]
 
 
-def test_sigterm_ends_it_with_143_and_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+def test_sigterm_leaves_a_checkpoint_and_status_143(tmp_path: Path) -> None:
     checkpoint = tmp_path / "state.npz"
     options = command("--epochs", 100_000, "--checkpoint", checkpoint)
     with subprocess.Popen(options, stdout=subprocess.PIPE, text=True) as running:
@@ -68,7 +68,7 @@ def test_sigterm_ends_it_with_143_and_leaves_a_checkpoint_to_go_on_from(tmp_path
     assert "going on after epoch" in train("--epochs", 1, "--checkpoint", checkpoint).stdout
 
 
-def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     checkpoint = tmp_path / "state.npz"
     train("--epochs", 1, "--hidden", 16, "--checkpoint", checkpoint)
     other = train("--epochs", 2, "--hidden", 32, "--checkpoint", checkpoint)
@@ -76,25 +76,25 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     assert "another size" in other.stderr
 
 
-def test_a_learning_rate_that_blows_up_is_a_failure_and_not_a_result() -> None:
+def test_diverging_training_is_a_failure() -> None:
     done = train("--lr", 1e9, "--epochs", 1)
     assert done.returncode == 1
     assert "smaller --lr" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_it_says_what_it_was_given_of_a_gpu() -> None:
+def test_example_prints_its_slice() -> None:
     given = train("--epochs", 1, GPUPOOL_GPU_SHARE="0.10", GPUPOOL_GPU_MEMORY_MIB="1638", GPUPOOL_EMULATED="1")
     assert "slice:  0.10 of a GPU, 1638 MiB, emulated" in given.stdout
     assert "started without a pool" in train("--epochs", 1).stdout
 
 
-def test_it_knows_nothing_of_the_pool() -> None:
+def test_example_does_not_import_gpupool() -> None:
     assert "import gpupool" not in PROGRAM.read_text()
     assert "from gpupool" not in PROGRAM.read_text()
 
 
-def test_the_data_is_the_published_file_with_its_licence_beside_it() -> None:
+def test_data_is_the_published_file_with_its_licence() -> None:
     data = (EXAMPLES / "data" / "digits.csv.gz").read_bytes()
     about = (EXAMPLES / "data" / "README.md").read_text()
     assert hashlib.sha256(data).hexdigest() in about
@@ -106,5 +106,5 @@ def test_the_data_is_the_published_file_with_its_licence_beside_it() -> None:
 
 
 @pytest.mark.parametrize("mistake", [("--epochs", 0), ("--hidden", -1), ("--lr", "fast")])
-def test_options_that_make_no_sense_are_refused(mistake: tuple[object, ...]) -> None:
+def test_invalid_options_are_refused(mistake: tuple[object, ...]) -> None:
     assert train(*mistake).returncode == 2

@@ -1,4 +1,4 @@
-"""A stand-in for the module pynvml: GPUs are the one thing the machines that run these tests need not have.
+"""A stand-in for the module pynvml, for machines without GPUs.
 
 It behaves as nvidia-ml-py does: functions raise ``NVMLError`` with a ``value``, process lists are objects, texts may be
 bytes. Every function the code under test may call is here; what a card does not define is "not supported".
@@ -31,7 +31,7 @@ _TEXTS = {
 
 
 class NVMLError(Exception):
-    """As in pynvml: the code is in ``value``."""
+    """An error like in pynvml: the code is in ``value``."""
 
     def __init__(self, value: int) -> None:
         super().__init__(value)

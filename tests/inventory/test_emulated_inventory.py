@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import GpuRequest
+from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.units import format_mib
 from gpupool.node.inventory.emulated import (
     MAX_EMULATED_GPUS,
@@ -38,7 +38,7 @@ from gpupool.node.inventory.models import find_model, known_models
         ("X:1", [("X", 1)]),
     ],
 )
-def test_a_text_names_the_cards(spec: str, cards: list[tuple[str, int]]) -> None:
+def test_description_lists_the_gpus(spec: str, cards: list[tuple[str, int]]) -> None:
     assert [(card.name, card.memory_mib) for card in parse_emulation(spec)] == cards
 
 
@@ -59,8 +59,8 @@ def test_a_text_names_the_cards(spec: str, cards: list[tuple[str, int]]) -> None
         ("A100-80GB[3g.40gb]x", "A100-80GB[3g.40gb]x"),
         ("A100-80GB[]", "A100-80GB[]"),
         ("A100-80GB[8g.80gb]", "8g.80gb"),
-        ("A100-80GB[4g.40gb,4g.40gb]", "more than the card"),
-        ("A30[1g.6gb,1g.24gb]", "more than the card"),
+        ("A100-80GB[4g.40gb,4g.40gb]", "do not fit on the card"),
+        ("A30[1g.6gb,1g.24gb]", "do not fit on the card"),
         ("MyCard:1:2", "MyCard:1:2"),
         ("T4:99999999G", "99999999G"),
         ("T4\x00", "T4"),
@@ -68,7 +68,7 @@ def test_a_text_names_the_cards(spec: str, cards: list[tuple[str, int]]) -> None
         ("T" * 3000, "TTTT"),
     ],
 )
-def test_a_bad_text_is_refused_by_the_part_that_is_wrong(spec: str, part: str) -> None:
+def test_invalid_description_error_names_its_part(spec: str, part: str) -> None:
     with pytest.raises(GpupoolError) as caught:
         parse_emulation(spec)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
@@ -78,7 +78,7 @@ def test_a_bad_text_is_refused_by_the_part_that_is_wrong(spec: str, part: str) -
 
 
 @given(st.text(max_size=60))
-def test_any_text_gives_cards_or_one_kind_of_error(spec: str) -> None:
+def test_any_description_gives_gpus_or_a_value_error(spec: str) -> None:
     try:
         cards = parse_emulation(spec)
     except GpupoolError as error:
@@ -88,23 +88,23 @@ def test_any_text_gives_cards_or_one_kind_of_error(spec: str) -> None:
         assert all(card.memory_mib >= 1 for card in cards)
 
 
-def test_a_simulation_may_have_more_but_not_without_end() -> None:
+def test_number_of_simulated_gpus_is_limited() -> None:
     assert len(parse_emulation("10000xT4", limit=MAX_SIMULATED_GPUS)) == 10_000
     with pytest.raises(GpupoolError):
         parse_emulation("10001xT4", limit=20_000)
 
 
-def test_every_known_name_is_found_without_case_and_dashes() -> None:
+def test_known_models_are_found_without_case_and_dashes() -> None:
     for name in known_models():
         assert find_model(name) == find_model(name.lower().replace("-", "").replace(" ", "")) is not None
 
 
-def test_a_tenth_of_a_t4_is_1_6_gib() -> None:
+def test_tenth_of_a_t4_has_1_6_gib() -> None:
     (card,) = parse_emulation("T4")
     assert format_mib(GpuRequest(permille=100).memory_on(card.memory_mib)) == "1.6 GiB"
 
 
-def test_uuids_are_stable_and_belong_to_node_and_index() -> None:
+def test_uuids_are_derived_from_node_and_index() -> None:
     cards = parse_emulation("3xT4")
     here, again, there = (emulated_gpus(name, cards) for name in ("n1", "n1", "n2"))
     assert here == again
@@ -115,7 +115,7 @@ def test_uuids_are_stable_and_belong_to_node_and_index() -> None:
     assert [gpu.uuid for gpu in emulated_gpus("n1", parse_emulation("V100"))] == [here[0].uuid]
 
 
-def test_a_report_says_that_it_is_emulated() -> None:
+def test_report_marks_emulated_gpus() -> None:
     inventory = EmulatedInventory.open("My Node!", "2xT4")
     report = inventory.report()
     assert (report.name, report.emulated, report.warnings, report.driver_version) == ("my-node", True, (), "")
@@ -126,7 +126,7 @@ def test_a_report_says_that_it_is_emulated() -> None:
     assert all(gpu.emulated and gpu.available for gpu in report.gpus)
 
 
-def test_a_card_cut_into_mig_instances_is_reported_as_those() -> None:
+def test_gpu_with_mig_is_reported_as_its_instances() -> None:
     cards = parse_emulation("T4, 2xA100-80GB[3g.40gb,2g.20gb, 1G.10GB+me],V100")
     assert [card.mig for card in cards] == [(), *[("3g.40gb", "2g.20gb", "1g.10gb+me")] * 2, ()]
     gpus = emulated_gpus("n1", cards)
@@ -143,7 +143,7 @@ def test_a_card_cut_into_mig_instances_is_reported_as_those() -> None:
     assert all(form.fullmatch(gpu.uuid) for gpu in gpus[1:7])
 
 
-def test_a_size_of_ones_own_keeps_what_is_known_of_the_model() -> None:
+def test_custom_memory_size_keeps_other_model_data() -> None:
     (card,) = parse_emulation("h100:40G")
     assert (card.memory_mib, card.multiprocessors, card.capability) == (40960, 132, "9.0")
 
@@ -152,7 +152,7 @@ def described(folder: Path) -> list[str]:
     return (folder / "gpus.conf").read_text().splitlines()
 
 
-def test_the_description_for_the_fake_driver_names_cards_and_instances(tmp_path: Path) -> None:
+def test_fake_driver_description_has_gpus_and_instances(tmp_path: Path) -> None:
     inventory = EmulatedInventory("n1", parse_emulation("T4,A100-80GB[3g.40gb,1g.10gb],X:16"))
     folder = inventory.fake_driver_folder(tmp_path)
     first, second, third = (emulated_uuid("n1", index) for index in range(3))
@@ -166,7 +166,7 @@ def test_the_description_for_the_fake_driver_names_cards_and_instances(tmp_path:
     ]
 
 
-def test_the_description_outlives_agents_and_changes_with_the_cards(tmp_path: Path) -> None:
+def test_fake_driver_description_survives_agents_and_follows_gpus(tmp_path: Path) -> None:
     folder = EmulatedInventory("n1", parse_emulation("T4")).fake_driver_folder(tmp_path)
     before = (folder / "gpus.conf").stat()
     (folder / "gpu-7.state").touch()

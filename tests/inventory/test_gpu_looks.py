@@ -1,4 +1,4 @@
-"""What NVML measures of cards from second to second, and what is left out when it does not say."""
+"""Samples of GPUs from NVML; values that NVML does not report are left out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from fake_nvml import MIB, NOT_FOUND, NOT_SUPPORTED, UNKNOWN, FakeCard, FakeMig, FakeNvml, NVMLError
 
-from gpupool.domain.telemetry import GpuSample
+from gpupool.domain.nodes.telemetry import GpuSample
 from gpupool.node.inventory.emulated import EmulatedInventory
 from gpupool.node.inventory.nvml import NvmlInventory
-from gpupool.node.ports import GpuLook, Meter
+from gpupool.node.ports import GpuUsageSample, Meter
 
 
 class MeasuringNvml(FakeNvml):
@@ -46,12 +46,12 @@ class MeasuringNvml(FakeNvml):
         return [SimpleNamespace(pid=pid, smUtil=percent, timeStamp=at) for pid, percent, at in self.rows]
 
 
-def only_look(nvml: FakeNvml) -> GpuLook:
+def only_look(nvml: FakeNvml) -> GpuUsageSample:
     (look,) = NvmlInventory("n1", nvml).look()
     return look
 
 
-def test_a_card_tells_all_of_it() -> None:
+def test_gpu_sample_has_all_values() -> None:
     nvml = MeasuringNvml(FakeCard("GPU-a", utilisation=42, used_mib=300, processes=[(10, 100 * MIB), (11, None)]))
     nvml.rows = [(10, 30, 5_000_000), (10, 50, 6_000_000), (11, 2, 6_000_000)]
     inventory = NvmlInventory("n1", nvml)
@@ -63,11 +63,11 @@ def test_a_card_tells_all_of_it() -> None:
     assert nvml.since_us[1] == 6_000_000, "what was told before is not asked for again"
 
 
-def test_nobody_computing_is_an_answer() -> None:
+def test_no_compute_process_is_a_valid_answer() -> None:
     assert only_look(MeasuringNvml(FakeCard("GPU-a"))).percent == {}
 
 
-def test_what_a_card_does_not_have_is_none_and_not_asked_again() -> None:
+def test_unsupported_value_is_none_and_not_queried_again() -> None:
     nvml = MeasuringNvml(FakeCard("GPU-a", fails={"nvmlDeviceGetPowerUsage": NOT_SUPPORTED}))
     nvml.rows = None
     inventory = NvmlInventory("n1", nvml)
@@ -78,7 +78,7 @@ def test_what_a_card_does_not_have_is_none_and_not_asked_again() -> None:
     assert nvml.asked["nvmlDeviceGetTemperature"] == 3
 
 
-def test_trouble_passes() -> None:
+def test_temporary_error_is_retried() -> None:
     card = FakeCard("GPU-a", utilisation=42, fails={"nvmlDeviceGetUtilizationRates": UNKNOWN})
     inventory = NvmlInventory("n1", MeasuringNvml(card))
     assert inventory.look()[0].sample.utilisation_percent is None
@@ -86,12 +86,12 @@ def test_trouble_passes() -> None:
     assert inventory.look()[0].sample.utilisation_percent == 42.0
 
 
-def test_an_older_nvml_without_the_functions() -> None:
+def test_older_nvml_without_functions_is_supported() -> None:
     sample = only_look(FakeNvml(FakeCard("GPU-a", utilisation=7))).sample
     assert sample == GpuSample("GPU-a", 7.0, 0)
 
 
-def test_of_a_card_in_parts_each_part_is_looked_at_and_its_use_is_not_known() -> None:
+def test_mig_instances_are_sampled_without_utilisation() -> None:
     mig = [FakeMig("MIG-1", "NVIDIA A100 MIG 3g.40gb", 40_000), FakeMig("MIG-2", "NVIDIA A100 MIG 3g.40gb", 40_000)]
     looks = NvmlInventory("n1", FakeNvml(FakeCard("GPU-a", mig=mig))).look()
     assert [(look.sample.gpu_uuid, look.sample.utilisation_percent) for look in looks] == [
@@ -100,5 +100,5 @@ def test_of_a_card_in_parts_each_part_is_looked_at_and_its_use_is_not_known() ->
     ]
 
 
-def test_nothing_is_known_of_cards_that_are_only_named() -> None:
+def test_emulated_gpus_have_no_samples() -> None:
     assert EmulatedInventory.open("n1", "2xT4").look() == ()

@@ -23,12 +23,12 @@ def put(root: Path, name: str, text: str) -> None:
     (root / name).write_text(text)
 
 
-def test_without_limits_all_of_the_machine_counts(machine: Path) -> None:
+def test_whole_machine_counts_without_limits(machine: Path) -> None:
     assert usable_memory_mib(machine) == 8192
     assert usable_cpus(machine) == ALLOWED
 
 
-def test_the_tightest_limit_above_the_own_group_counts(machine: Path) -> None:
+def test_tightest_limit_of_parent_groups_counts(machine: Path) -> None:
     put(machine, "proc/self/cgroup", "0::/a/b\n")
     put(machine, "sys/fs/cgroup/memory.max", "max\n")
     put(machine, "sys/fs/cgroup/a/memory.max", str(2 << 30))
@@ -39,7 +39,7 @@ def test_the_tightest_limit_above_the_own_group_counts(machine: Path) -> None:
     assert usable_cpus(machine) == 0.5
 
 
-def test_version_one_limits_count_too(machine: Path) -> None:
+def test_control_group_v1_limits_count(machine: Path) -> None:
     put(machine, "proc/self/cgroup", "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n")
     put(machine, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
     put(machine, "sys/fs/cgroup/memory/job/memory.limit_in_bytes", str(1 << 30))
@@ -49,20 +49,20 @@ def test_version_one_limits_count_too(machine: Path) -> None:
     assert usable_cpus(machine) == 0.25
 
 
-def test_a_path_of_the_host_that_a_container_cannot_see_falls_back_to_its_mount(machine: Path) -> None:
+def test_invisible_host_path_falls_back_to_container_mount(machine: Path) -> None:
     put(machine, "proc/self/cgroup", "0::/../../kubepods/pod1\n")
     put(machine, "sys/fs/cgroup/memory.max", str(1 << 30))
     assert usable_memory_mib(machine) == 1024
 
 
-def test_an_unlimited_quota_is_no_limit(machine: Path) -> None:
+def test_unlimited_cgroup_quota_is_no_limit(machine: Path) -> None:
     put(machine, "proc/self/cgroup", "3:cpu:/\n")
     put(machine, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
     put(machine, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
     assert usable_cpus(machine) == ALLOWED
 
 
-def test_the_boot_is_known_by_the_kernels_id_or_else_by_its_time(machine: Path) -> None:
+def test_boot_is_identified_by_kernel_id_or_time(machine: Path) -> None:
     assert boot_id(machine) == "unknown"
     put(machine, "proc/stat", "cpu 1\nbtime 1700000000\n")
     assert boot_id(machine) == "btime-1700000000"
@@ -71,11 +71,11 @@ def test_the_boot_is_known_by_the_kernels_id_or_else_by_its_time(machine: Path) 
 
 
 @given(st.text(max_size=300))
-def test_any_host_name_becomes_a_name_the_pool_accepts(text: str) -> None:
+def test_any_host_name_becomes_a_valid_node_name(text: str) -> None:
     assert check_name(clean_node_name(text)) == clean_node_name(clean_node_name(text))
 
 
-def test_this_machine_can_be_read() -> None:
+def test_facts_of_this_machine_are_readable() -> None:
     host = read_host("n1")
     assert (host.name, host.boot_id) == ("n1", Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     assert 0 < host.cpus <= ALLOWED

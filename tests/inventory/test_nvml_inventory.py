@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import Gpu, GpuHealth, NodeReport
+from gpupool.domain.nodes.gpu import Gpu, GpuHealth, NodeReport
 from gpupool.node.inventory.nvml import NoGpusError, NvmlInventory
 
 POOL = frozenset({os.getpid()})
@@ -40,7 +40,7 @@ def foreigner() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_card_is_reported_with_model_memory_address_and_use() -> None:
+def test_gpu_is_reported_with_model_memory_address_and_use() -> None:
     card = FakeCard("GPU-a", name=b"NVIDIA A10", memory_mib=23028, used_mib=512, bus="00000000:65:00.0", utilisation=37)
     report = report_of(card)
     (gpu,) = report.gpus
@@ -72,7 +72,7 @@ def test_used_memory_falls_back_to_the_old_query() -> None:
 @pytest.mark.parametrize(
     ("level", "name"), [(0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS")]
 )
-def test_cards_without_nvlink_are_linked_by_their_pci_paths(level: int, name: str) -> None:
+def test_gpus_without_nvlink_are_linked_by_pci_paths(level: int, name: str) -> None:
     one = FakeCard("GPU-a", bus="00000000:01:00.0", levels={"GPU-b": level})
     two = FakeCard("GPU-b", bus="00000000:02:00.0")
     report = report_of(one, two)
@@ -80,7 +80,7 @@ def test_cards_without_nvlink_are_linked_by_their_pci_paths(level: int, name: st
     assert report.warnings == ()
 
 
-def test_nvlinks_that_are_up_are_counted_for_each_pair() -> None:
+def test_active_nvlinks_are_counted_for_each_pair() -> None:
     a, b, c = "00000000:0a:00.0", "00000000:0b:00.0", "00000000:0c:00.0"
     cards = (
         FakeCard("GPU-a", bus=a, nvlinks=[b, b, "", b, c, b], levels={"GPU-b": 50, "GPU-c": 50}),
@@ -94,7 +94,7 @@ def test_nvlinks_that_are_up_are_counted_for_each_pair() -> None:
     ]
 
 
-def test_links_to_switches_join_every_pair_with_the_fewer_of_both() -> None:
+def test_nvswitch_pairs_have_the_smaller_number_of_links() -> None:
     cards = (
         FakeCard("GPU-a", bus="00000000:0a:00.0", nvlinks=["switch"] * 18),
         FakeCard("GPU-b", bus="00000000:0b:00.0", nvlinks=["switch"] * 17 + [""]),
@@ -106,7 +106,7 @@ A100 = "NVIDIA A100-SXM4-40GB"
 INSTANCES = [FakeMig("MIG-1", f"{A100} MIG 1g.5gb", 4864), FakeMig("MIG-2", f"{A100} MIG 3g.20gb", 19968)]
 
 
-def test_a_cut_card_is_reported_as_its_mig_instances() -> None:
+def test_gpu_with_mig_is_reported_as_its_instances() -> None:
     report = report_of(FakeCard("GPU-a", A100, mig=INSTANCES), FakeCard("GPU-b"))
     assert [(gpu.index, gpu.uuid, gpu.model, gpu.memory_mib) for gpu in report.gpus] == [
         (100, "MIG-1", f"{A100} MIG 1g.5gb", 4864),
@@ -121,18 +121,18 @@ def test_a_cut_card_is_reported_as_its_mig_instances() -> None:
     assert report.warnings == ()
 
 
-def test_an_instance_that_does_not_tell_its_profile_is_named_by_slices_and_memory() -> None:
+def test_instance_without_profile_is_named_by_slices_and_memory() -> None:
     (gpu,) = report_of(FakeCard("GPU-a", A100, mig=[FakeMig("MIG-1", A100, 19968)])).gpus
     assert (gpu.mig_profile, gpu.model) == ("3g.20gb", f"{A100} MIG 3g.20gb")
 
 
-def test_mig_without_instances_leaves_nothing_to_hand_out_and_says_so() -> None:
+def test_mig_without_instances_has_no_capacity_and_warns() -> None:
     report = report_of(FakeCard("GPU-a", mig=[]), FakeCard("GPU-b"))
     assert [gpu.uuid for gpu in report.gpus] == ["GPU-b"]
-    assert report.warnings == ("GPU 0: MIG is on but it has no instances: nothing of it can be handed out",)
+    assert report.warnings == ("GPU 0: MIG is on but it has no instances: it cannot be used",)
 
 
-def test_instances_come_and_go_while_the_agent_lives() -> None:
+def test_instances_can_change_while_the_agent_runs() -> None:
     card = FakeCard("GPU-a", A100, mig=None)
     inventory = NvmlInventory("n1", FakeNvml(card))
     assert [gpu.uuid for gpu in inventory.report().gpus] == ["GPU-a"]
@@ -142,12 +142,12 @@ def test_instances_come_and_go_while_the_agent_lives() -> None:
     assert [gpu.uuid for gpu in inventory.gpus(POOL)] == ["MIG-2"]
 
 
-def test_instances_share_the_health_of_their_card() -> None:
+def test_instances_share_the_health_of_their_gpu() -> None:
     gpus = report_of(FakeCard("GPU-a", A100, mig=INSTANCES, uncorrected=1)).gpus
     assert [gpu.health for gpu in gpus] == [GpuHealth.FAILED] * 2
 
 
-def test_processes_are_those_of_the_instance(foreigner: subprocess.Popen[bytes]) -> None:
+def test_processes_are_assigned_to_their_instance(foreigner: subprocess.Popen[bytes]) -> None:
     cut = [INSTANCES[0], FakeMig("MIG-2", f"{A100} MIG 3g.20gb", 19968, [(foreigner.pid, MIB)])]
     gpus = NvmlInventory("n1", FakeNvml(FakeCard("GPU-a", A100, mig=cut))).gpus(frozenset())
     assert [gpu.available for gpu in gpus] == [True, False]
@@ -165,7 +165,7 @@ def test_processes_are_those_of_the_instance(foreigner: subprocess.Popen[bytes])
         (FakeCard("GPU-a", uncorrected=2, retirement_pending=1), GpuHealth.FAILED, "pages wait to be retired"),
     ],
 )
-def test_memory_errors_decide_the_health(card: FakeCard, health: GpuHealth, words: str) -> None:
+def test_memory_errors_determine_health(card: FakeCard, health: GpuHealth, words: str) -> None:
     gpu = only_gpu(card)
     assert (gpu.health, gpu.available) == (health, health is not GpuHealth.FAILED)
     assert words in gpu.health_note
@@ -182,7 +182,7 @@ def test_memory_errors_decide_the_health(card: FakeCard, health: GpuHealth, word
         (31, GpuHealth.OK),
     ],
 )
-def test_an_xid_is_remembered_for_its_card_unless_a_program_causes_it(xid: int, health: GpuHealth) -> None:
+def test_xid_error_marks_its_gpu_unless_caused_by_a_program(xid: int, health: GpuHealth) -> None:
     cards = (FakeCard("GPU-a"), FakeCard("GPU-b"))
     nvml = FakeNvml(*cards)
     inventory = NvmlInventory("n1", nvml)
@@ -194,7 +194,7 @@ def test_an_xid_is_remembered_for_its_card_unless_a_program_causes_it(xid: int, 
     assert (f"XID {xid}" in inventory.gpus(POOL)[1].health_note) == (health is not GpuHealth.OK)
 
 
-def test_a_storm_of_xids_is_taken_in_pieces() -> None:
+def test_many_xid_events_are_read_in_batches() -> None:
     card = FakeCard("GPU-a")
     nvml = FakeNvml(card)
     inventory = NvmlInventory("n1", nvml)
@@ -206,13 +206,13 @@ def test_a_storm_of_xids_is_taken_in_pieces() -> None:
     assert not nvml.xids
 
 
-def test_cards_without_events_are_silent() -> None:
+def test_gpus_without_events_are_supported() -> None:
     nvml = FakeNvml(FakeCard("GPU-a", fails={"nvmlDeviceRegisterEvents": 3}))
     report = NvmlInventory("n1", nvml).report()
     assert (report.gpus[0].health, report.warnings) == (GpuHealth.OK, ())
 
 
-def test_a_process_the_pool_did_not_start_is_named_and_blocks_the_card(foreigner: subprocess.Popen[bytes]) -> None:
+def test_foreign_process_is_named_and_blocks_the_gpu(foreigner: subprocess.Popen[bytes]) -> None:
     card = FakeCard("GPU-a", processes=[(foreigner.pid, 700 * MIB)])
     gpu = only_gpu(card, frozenset())
     (process,) = gpu.foreign
@@ -221,26 +221,26 @@ def test_a_process_the_pool_did_not_start_is_named_and_blocks_the_card(foreigner
     assert process.user == subprocess.check_output(["id", "-un"], text=True).strip()
 
 
-def test_the_pools_own_processes_and_their_descendants_are_not_foreign(foreigner: subprocess.Popen[bytes]) -> None:
+def test_processes_of_the_pool_and_descendants_are_not_foreign(foreigner: subprocess.Popen[bytes]) -> None:
     card = FakeCard("GPU-a", processes=[(foreigner.pid, None), (os.getpid(), 5)])
     assert only_gpu(card, frozenset({os.getpid()})).foreign == ()
     assert [p.pid for p in only_gpu(card, frozenset({foreigner.pid})).foreign] == [os.getpid()]
 
 
-def test_a_process_that_has_just_gone_is_left_out(foreigner: subprocess.Popen[bytes]) -> None:
+def test_ended_process_is_left_out(foreigner: subprocess.Popen[bytes]) -> None:
     foreigner.kill()
     foreigner.wait()
     assert only_gpu(FakeCard("GPU-a", processes=[(foreigner.pid, 1)]), frozenset()).foreign == ()
 
 
-def test_a_report_judges_by_the_pids_of_the_last_look(foreigner: subprocess.Popen[bytes]) -> None:
+def test_report_uses_pids_of_last_scan(foreigner: subprocess.Popen[bytes]) -> None:
     inventory = NvmlInventory("n1", FakeNvml(FakeCard("GPU-a", processes=[(foreigner.pid, 1)])))
     assert not inventory.report().gpus[0].available
     inventory.gpus(frozenset({foreigner.pid}))
     assert inventory.report().gpus[0].available
 
 
-def test_a_script_is_named_but_never_its_arguments() -> None:
+def test_script_is_named_without_its_arguments() -> None:
     code = "import time; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, "--password=x"]) as process:
         card = FakeCard("GPU-a", processes=[(process.pid, None)])
@@ -251,26 +251,26 @@ def test_a_script_is_named_but_never_its_arguments() -> None:
     assert "sleep" not in name
 
 
-def test_a_failing_query_gives_a_default_and_a_warning() -> None:
+def test_failed_query_gives_default_and_warning() -> None:
     card = FakeCard("GPU-a", utilisation=50, fails={"nvmlDeviceGetUtilizationRates": UNKNOWN})
     report = report_of(card)
     assert report.gpus[0].utilisation_percent == 0
     assert report.warnings == ("GPU 0: nvmlDeviceGetUtilizationRates failed: Unknown Error",)
 
 
-def test_an_older_library_that_lacks_functions_is_silent() -> None:
+def test_older_library_without_functions_gives_no_warning() -> None:
     lacks = frozenset({"nvmlDeviceGetRemappedRows", "nvmlDeviceGetMigMode", "nvmlEventSetCreate"})
     report = NvmlInventory("n1", FakeNvml(FakeCard("GPU-a"), lacks=lacks)).report()
     assert (len(report.gpus), report.warnings) == (1, ())
 
 
-def test_a_card_that_does_not_tell_its_memory_shares_the_machines() -> None:
+def test_gpu_without_memory_information_uses_host_memory() -> None:
     report = report_of(FakeCard("GPU-a", fails={"nvmlDeviceGetMemoryInfo": 3}))
     assert report.gpus[0].memory_mib == report.memory_mib > 0
     assert any("memory" in text for text in report.warnings)
 
 
-def test_a_card_that_is_lost_later_stays_and_has_failed() -> None:
+def test_gpu_lost_later_is_reported_as_failed() -> None:
     cards = (FakeCard("GPU-a"), FakeCard("GPU-b"))
     inventory = NvmlInventory("n1", FakeNvml(*cards))
     inventory.report()
@@ -280,13 +280,13 @@ def test_a_card_that_is_lost_later_stays_and_has_failed() -> None:
         assert "GPU is lost" in gpus[0].health_note
 
 
-def test_a_card_that_cannot_be_reached_from_the_start_is_a_warning() -> None:
+def test_gpu_unreachable_from_the_start_is_a_warning() -> None:
     report = report_of(FakeCard("GPU-a", lost=True), FakeCard("GPU-b"))
     assert [(gpu.uuid, gpu.index) for gpu in report.gpus] == [("GPU-b", 1)]
     assert any(text.startswith("GPU 0: ") and "lost" in text for text in report.warnings)
 
 
-def test_a_driver_that_was_loaded_anew_is_started_again() -> None:
+def test_reloaded_driver_is_initialised_again() -> None:
     class Reloaded(FakeNvml):
         reloaded = False
 
@@ -312,14 +312,14 @@ def test_a_driver_that_was_loaded_anew_is_started_again() -> None:
         (FakeNvml(), "sees no GPU"),
     ],
 )
-def test_no_driver_or_no_card_is_an_error_that_says_why(nvml: FakeNvml, words: str) -> None:
+def test_missing_driver_or_gpu_error_has_a_reason(nvml: FakeNvml, words: str) -> None:
     with pytest.raises(NoGpusError) as caught:
         NvmlInventory("n1", nvml)
     assert words in caught.value.reason
     assert (caught.value.code, bool(caught.value.hint)) == (ErrorCode.UNSUPPORTED, True)
 
 
-def test_options_are_refused() -> None:
+def test_unknown_options_are_refused() -> None:
     with pytest.raises(GpupoolError) as caught:
         NvmlInventory.open("n1", "4xT4")
     assert caught.value.code is ErrorCode.INVALID_REQUEST
@@ -337,9 +337,7 @@ QUERIES = sorted(name for name in vars(FakeNvml) if name.startswith("nvml"))
         max_size=3,
     ),
 )
-def test_whatever_fails_after_the_start_a_scan_never_crashes(
-    failing: dict[str, int], broken: dict[str, Exception]
-) -> None:
+def test_scan_never_crashes_after_the_start(failing: dict[str, int], broken: dict[str, Exception]) -> None:
     cards = [
         FakeCard(
             f"GPU-{i}", bus=f"00000000:0{i}:00.0", nvlinks=["switch"], mig=[FakeMig(f"MIG-{i}", "x MIG 1g.5gb", 9)]

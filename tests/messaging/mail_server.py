@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass
 class MailServer:
-    """What came, and how the next deliveries are refused."""
+    """Received mail, and the errors of the next deliveries."""
 
     tls: ssl.SSLContext | None = None
     account: tuple[str, str] | None = None
@@ -109,7 +109,7 @@ class Conversation:
 
 @dataclass
 class Hook:
-    """What was posted, and the status of the next answers."""
+    """Received requests, and the status of the next answers."""
 
     port: int = 0
     status: int = 200

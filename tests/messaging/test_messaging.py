@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from mail_server import hook_server, mail_server
 
-from gpupool.api.tls import CertificateFiles, ensure_self_signed
-from gpupool.domain.warning import MailSecurity, WarningSettings
+from gpupool.api.server.tls import CertificateFiles, ensure_self_signed
+from gpupool.domain.people.warning import MailSecurity, WarningSettings
 from gpupool.messaging import NetworkCourier
-from gpupool.services.warnings.courier import Letter, UndeliveredError
+from gpupool.services.ports.courier import Letter, UndeliveredError
 
 LETTER = Letter("ann@example.org", "gpupool: train lies idle", "Ann,\n\n.\nwith a lone dot, and é\n")
 
@@ -34,7 +34,7 @@ def refused(wanted: WarningSettings, letter: Letter = LETTER) -> UndeliveredErro
     return caught.value
 
 
-def test_a_letter_arrives_whole() -> None:
+def test_mail_is_delivered_complete() -> None:
     with mail_server() as server:
         mailed(settings(server.port))
     ((to, message),) = server.mails
@@ -57,7 +57,7 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
     return context
 
 
-def test_an_account_is_used_after_encryption_only(tls: ssl.SSLContext) -> None:
+def test_credentials_are_sent_only_encrypted(tls: ssl.SSLContext) -> None:
     with mail_server(tls=tls, account=("pool", "hush")) as server:
         wanted = {"smtp_security": MailSecurity.STARTTLS, "smtp_user": "pool", "smtp_password": "hush"}
         mailed(settings(server.port, **wanted))
@@ -67,9 +67,7 @@ def test_an_account_is_used_after_encryption_only(tls: ssl.SSLContext) -> None:
         assert "wrong" not in error.message
 
 
-def test_a_server_without_encryption_or_trust_gets_no_password(
-    tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unencrypted_or_untrusted_server_gets_no_password(tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"smtp_security": MailSecurity.STARTTLS, "smtp_user": "pool", "smtp_password": "hush"}
     with mail_server(account=("pool", "hush")) as server:
         assert not refused(settings(server.port, **wanted)).again
@@ -81,12 +79,12 @@ def test_a_server_without_encryption_or_trust_gets_no_password(
 
 
 @pytest.mark.parametrize(("said", "again"), [("550 no such user", False), ("451 later", True)])
-def test_what_the_server_says_decides_about_another_try(said: str, again: bool) -> None:
+def test_answer_of_server_decides_about_retry(said: str, again: bool) -> None:
     with mail_server(refuse_recipient=said) as server:
         assert refused(settings(server.port)).again is again
 
 
-def test_a_server_that_is_not_there_is_tried_again_and_a_broken_address_is_not() -> None:
+def test_missing_server_is_retried_and_invalid_address_is_not() -> None:
     with mail_server() as server:
         port = server.port
         broken = Letter("ann@example.org\nBcc: all@example.org", "x", "y")
@@ -95,7 +93,7 @@ def test_a_server_that_is_not_there_is_tried_again_and_a_broken_address_is_not()
     assert refused(settings(port)).again
 
 
-def test_a_post_arrives_and_answers_count() -> None:
+def test_webhook_is_delivered_and_its_status_is_checked() -> None:
     async def main() -> None:
         courier = NetworkCourier()
         with hook_server() as hook:
@@ -114,12 +112,12 @@ def test_a_post_arrives_and_answers_count() -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_says_nothing_holds_up_neither_the_loop_nor_the_end_of_the_process() -> None:
+def test_silent_server_blocks_neither_event_loop_nor_exit() -> None:
     script = """
 import asyncio, socket
-from gpupool.domain.warning import WarningSettings
+from gpupool.domain.people.warning import WarningSettings
 from gpupool.messaging import NetworkCourier
-from gpupool.services.warnings.courier import Letter
+from gpupool.services.ports.courier import Letter
 silent = socket.create_server(("127.0.0.1", 0))
 settings = WarningSettings.from_dict(dict(smtp_host="127.0.0.1", smtp_port=silent.getsockname()[1],
     smtp_security="none", sender="pool@example.org"))

@@ -1,10 +1,9 @@
-"""What a real Prometheus makes of a real pool, of the dashboard's queries and of the alerts."""
+"""A real Prometheus with a real pool, the queries of the dashboard and the alerts."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +17,7 @@ from gpupool.services.metrics.catalogue import CATALOGUE, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "docs" / "grafana" / "gpupool.json"
-needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
-pytestmark = needs_prometheus
+pytestmark = pytest.mark.needs("prometheus", "promtool")
 
 
 def text_of(monitored: Scraped) -> str:
@@ -30,7 +28,7 @@ def text_of(monitored: Scraped) -> str:
     return answer.text
 
 
-def test_promtool_finds_nothing_wrong_with_the_text(monitored: Scraped) -> None:
+def test_promtool_accepts_the_metrics(monitored: Scraped) -> None:
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=text_of(monitored), capture_output=True, text=True, check=False
     )
@@ -38,14 +36,14 @@ def test_promtool_finds_nothing_wrong_with_the_text(monitored: Scraped) -> None:
     assert checked.stderr == ""
 
 
-def test_everything_that_is_told_is_in_the_catalogue(monitored: Scraped) -> None:
+def test_all_exported_metrics_are_in_the_catalogue(monitored: Scraped) -> None:
     told = set(re.findall(r"^# TYPE (\S+) (\S+)$", text_of(monitored), re.MULTILINE))
     own = {(name, kind) for name, kind in told if not name.startswith("process_")}
     assert own <= {(metric.name, str(metric.kind)) for metric in CATALOGUE}
     assert ("gpupool_project_gpu_allocated_seconds_total", "counter") in own
 
 
-def test_prometheus_knows_what_the_pool_says(monitored: Scraped) -> None:
+def test_prometheus_scrapes_the_pool(monitored: Scraped) -> None:
     assert monitored.number("count(gpupool_gpu_info)") == 2
     assert monitored.number("sum(gpupool_gpu_allocated_ratio)") == 1.5
     assert monitored.number('gpupool_project_gpus_allocated{project="default"}') == 1.5
@@ -55,7 +53,7 @@ def test_prometheus_knows_what_the_pool_says(monitored: Scraped) -> None:
     assert monitored.number("gpupool_node_up") == 1
 
 
-def test_gpu_seconds_are_those_of_the_leases_to_the_second(monitored: Scraped) -> None:
+def test_gpu_seconds_equal_the_leases(monitored: Scraped) -> None:
     name = 'gpupool_project_gpu_allocated_seconds_total{project="default"}'
     (row,) = monitored.query(f"{name} and timestamp({name})")
     moment = {"time": str(row["value"][0])}
@@ -68,7 +66,7 @@ def test_gpu_seconds_are_those_of_the_leases_to_the_second(monitored: Scraped) -
     assert value == pytest.approx(held, abs=1.5)  # 1.5 GPUs; an answer may be a second old
 
 
-def test_the_numbers_are_those_of_the_api(monitored: Scraped) -> None:
+def test_metrics_equal_the_api(monitored: Scraped) -> None:
     projects = {p["name"]: p for p in monitored.pool.json("list", "projects")["projects"]}
     for row in monitored.query("gpupool_project_gpus_allocated"):
         assert float(row["value"][1]) * 1000 == projects[row["metric"]["project"]]["allocated_permille"]
@@ -82,14 +80,14 @@ def expressions() -> list[str]:
 
 
 def filled(expression: str) -> str:
-    """As Grafana asks it with everything chosen."""
+    """Return the query that Grafana sends with all values selected."""
     for variable, value in (("$project", ".*"), ("$node", ".*"), ("$__rate_interval", "1m"), ("$__range", "1h")):
         expression = expression.replace(variable, value)
     assert "$" not in expression
     return expression
 
 
-def test_every_query_of_the_dashboard_can_be_asked_and_names_metrics_that_exist(monitored: Scraped) -> None:
+def test_every_dashboard_query_works_with_existing_metrics(monitored: Scraped) -> None:
     known = {metric.name for metric in CATALOGUE}
     known |= {f"{m.name}_bucket" for m in CATALOGUE if m.kind is Kind.HISTOGRAM}
     for expression in expressions():
@@ -98,7 +96,7 @@ def test_every_query_of_the_dashboard_can_be_asked_and_names_metrics_that_exist(
     assert monitored.query(filled(next(e for e in expressions() if "gpupool_workload_gpus_allocated" in e)))
 
 
-def test_every_alert_is_loaded_can_be_asked_and_is_silent(monitored: Scraped) -> None:
+def test_every_alert_is_loaded_and_inactive(monitored: Scraped) -> None:
     rules = monitored.ask("rules")["groups"][0]["rules"]
     assert len(rules) == ALERTS.read_text().count("- alert:")
     for rule in rules:
@@ -110,7 +108,7 @@ def test_every_alert_is_loaded_can_be_asked_and_is_silent(monitored: Scraped) ->
 
 
 @pytest.mark.parametrize("token", ["", "gpt_wrong_secret"])
-def test_without_a_token_nothing_is_told(monitored: Scraped, token: str) -> None:
+def test_metrics_need_a_token(monitored: Scraped, token: str) -> None:
     target = monitored.ask("targets")["activeTargets"][0]["scrapeUrl"]
     headers = {"authorization": f"Bearer {token}"} if token else {}
     with httpx2.Client(verify=False, headers=headers) as client:
@@ -119,7 +117,7 @@ def test_without_a_token_nothing_is_told(monitored: Scraped, token: str) -> None
     assert "gpupool_" not in answer.text
 
 
-def test_the_rules_of_the_alerts_fire_when_they_should() -> None:
+def test_alert_rules_fire_as_expected() -> None:
     cases = Path(__file__).with_name("alerts_cases.yml")
     done = subprocess.run(["promtool", "test", "rules", str(cases)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -134,7 +132,7 @@ def test_each_alert_has_a_case(monitored: Scraped) -> None:
 
 
 @pytest.mark.parametrize("script", ["metrics-docs", "grafana-dashboard"])
-def test_what_is_made_by_a_script_is_current(script: str) -> None:
+def test_generated_files_are_current(script: str) -> None:
     words: list[Any] = [sys.executable, ROOT / "scripts" / script, "--check"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

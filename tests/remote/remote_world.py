@@ -10,6 +10,8 @@ from typing import Any
 
 from e2e_pool import COMMAND, PATIENCE_S, RealPool
 
+import fork_server
+
 STUDENT = 54321
 
 
@@ -30,8 +32,9 @@ class Laptop:
     def __call__(
         self, *words: str, stdin: bytes = b"", ok: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[bytes]:
-        options = {"cwd": self.work, "env": self.env, "timeout": PATIENCE_S, **options}
-        done = subprocess.run([str(COMMAND), *words], input=stdin, capture_output=True, check=False, **options)
+        timeout_s = options.pop("timeout", PATIENCE_S)
+        options = {"cwd": self.work, "env": self.env, **options}
+        done = fork_server.run([str(COMMAND), *words], stdin, timeout_s, **options)
         assert not ok or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
         assert b"Traceback" not in done.stderr, done.stderr.decode()
         return done
@@ -42,7 +45,7 @@ class Laptop:
     def begin(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
         options = {"cwd": self.work, "env": self.env, "stdin": pipe, "stdout": pipe, "stderr": pipe, **options}
-        return subprocess.Popen([str(COMMAND), *words], **options)
+        return fork_server.popen([str(COMMAND), *words], **options)
 
     def login(self, token: str) -> None:
         self("login", self.url, "--name", "lab", "--fingerprint", self.fingerprint, stdin=f"{token}\n".encode())
@@ -79,6 +82,6 @@ class Head:
 
 
 def _fingerprint(pool: RealPool) -> str:
-    from gpupool.api.tls import fingerprint
+    from gpupool.api.server.tls import fingerprint
 
     return fingerprint(pool.state / "tls" / "cert.pem")

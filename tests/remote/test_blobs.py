@@ -1,4 +1,4 @@
-"""The pieces: trees that nobody trusts, blobs that are whole or not there, folders made with somebody's rights."""
+"""The parts: untrusted trees, complete or absent blobs, and folders created with a user's rights."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.blobs import keep as keep_module
+from gpupool.blobs import blob_store as keep_module
+from gpupool.blobs.blob_store import BlobFolder
 from gpupool.blobs.ignore import Ignored
-from gpupool.blobs.keep import BlobFolder
-from gpupool.blobs.make import make
-from gpupool.blobs.rights import call_as
+from gpupool.blobs.materialize import make
+from gpupool.blobs.run_as_user import call_as
 from gpupool.blobs.scan import leads_out, scan
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.trees import MOST_BYTES, MOST_ENTRIES, Tree, check_path, space_of, tree_from_bytes
-from gpupool.store.blobs import KeptBlobs
+from gpupool.domain.work.file_tree import MAX_ENTRIES, MAX_TREE_BYTES, FileTree, check_path, tree_from_bytes, user_space
+from gpupool.store.blobs import StoredBlobs
 
-ADA, GRACE = space_of("ada"), space_of("grace")
+ADA, GRACE = user_space("ada"), user_space("grace")
 SHA = hashlib.sha256(b"x").hexdigest()
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -85,26 +85,26 @@ def file(path: str, sha256: str = SHA, size: int = 1, mode: int = 0o644) -> list
         {"files": None},
     ],
 )
-def test_a_list_that_leads_elsewhere_is_refused(rows: dict[str, Any]) -> None:
+def test_manifest_with_outside_paths_is_refused(rows: dict[str, Any]) -> None:
     refused(ErrorCode.INVALID_FILE, lambda: tree_from_bytes(manifest(**rows)))
 
 
-def test_a_list_of_too_much_is_refused() -> None:
-    refused(ErrorCode.TOO_LARGE, lambda: tree_from_bytes(manifest(files=[file("a", size=MOST_BYTES), file("b")])))
-    many = [[f"f{n}", 0o755] for n in range(MOST_ENTRIES + 1)]
+def test_oversized_manifest_is_refused() -> None:
+    refused(ErrorCode.TOO_LARGE, lambda: tree_from_bytes(manifest(files=[file("a", size=MAX_TREE_BYTES), file("b")])))
+    many = [[f"f{n}", 0o755] for n in range(MAX_ENTRIES + 1)]
     refused(ErrorCode.TOO_LARGE, lambda: tree_from_bytes(manifest(folders=many)))
     refused(ErrorCode.INVALID_FILE, lambda: tree_from_bytes(b"[" * 100_000))
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_nonsense_is_refused_and_breaks_nothing(data: bytes) -> None:
+def test_invalid_manifest_is_refused(data: bytes) -> None:
     refused(ErrorCode.INVALID_FILE, lambda: tree_from_bytes(data))
 
 
 @settings(deadline=None)
 @given(st.text(max_size=60))
-def test_a_path_that_passes_stays_inside(path: str) -> None:
+def test_accepted_path_stays_inside_the_folder(path: str) -> None:
     try:
         check_path(path)
     except (GpupoolError, UnicodeEncodeError):
@@ -117,7 +117,7 @@ def test_a_path_that_passes_stays_inside(path: str) -> None:
     [("a", "b", False), ("a", "../b", True), ("d/a", "../b", False), ("d/a", "../../b", True), ("a", "/b", True),
      ("a", "d/../..", True), ("d/e/a", ".././../x", False), ("a", ".", False)],
 )  # fmt: skip
-def test_links_that_lead_out(path: str, target: str, out: bool) -> None:
+def test_links_out_of_the_folder_are_refused(path: str, target: str, out: bool) -> None:
     assert leads_out(path, target) is out
 
 
@@ -146,7 +146,7 @@ PATTERNS = [
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(PATTERNS), max_size=6))
-def test_patterns_mean_what_they_mean_to_git(tmp_path_factory: pytest.TempPathFactory, patterns: list[str]) -> None:
+def test_ignore_patterns_match_git(tmp_path_factory: pytest.TempPathFactory, patterns: list[str]) -> None:
     folder = _git_folder(tmp_path_factory)
     text = "\n".join(patterns) + "\n"
     (folder / ".gitignore").write_text(text)
@@ -180,7 +180,7 @@ def _kept(ignored: Ignored) -> list[str]:
     return found
 
 
-def test_a_file_that_changes_while_it_is_looked_at_is_read_again(tmp_path: Path) -> None:
+def test_file_changed_during_read_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one")
     first = scan(str(tmp_path))
     (tmp_path / "a").write_bytes(b"two")
@@ -191,7 +191,7 @@ def test_a_file_that_changes_while_it_is_looked_at_is_read_again(tmp_path: Path)
 # -- keeping ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_blob_comes_in_pieces_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_blob_upload_resumes_at_its_offset(tmp_path: Path) -> None:
     folder, data = BlobFolder(tmp_path), os.urandom(1000)
     assert folder.have(ADA, sha(data), 1000) == -1
     assert folder.write(ADA, sha(data), 1000, 0, data[:400]) == 400
@@ -203,7 +203,7 @@ def test_a_blob_comes_in_pieces_and_goes_on_where_it_stopped(tmp_path: Path) -> 
     assert folder.have(GRACE, sha(data), 1000) == -1
 
 
-def test_a_blob_that_is_not_what_it_says_is_forgotten(tmp_path: Path) -> None:
+def test_blob_with_wrong_digest_is_deleted(tmp_path: Path) -> None:
     folder = BlobFolder(tmp_path)
     refused(ErrorCode.INVALID_FILE, lambda: folder.write(ADA, SHA, 3, 0, b"abc"))
     assert folder.have(ADA, SHA, 3) == -1
@@ -213,7 +213,7 @@ def test_a_blob_that_is_not_what_it_says_is_forgotten(tmp_path: Path) -> None:
         refused(ErrorCode.INVALID_NAME, lambda: folder.read("..", SHA))
 
 
-def test_many_writers_of_one_blob(tmp_path: Path) -> None:
+def test_concurrent_writers_of_a_blob_agree(tmp_path: Path) -> None:
     folder, data = BlobFolder(tmp_path), os.urandom(64_000)
     held: list[int] = []
 
@@ -232,7 +232,7 @@ def test_many_writers_of_one_blob(tmp_path: Path) -> None:
     assert folder.read(ADA, sha(data)) == data
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = SimpleNamespace(total=1 << 40, used=0, free=1 << 20)
     monkeypatch.setattr(keep_module.shutil, "disk_usage", lambda _: full)
     folder = BlobFolder(tmp_path)
@@ -241,7 +241,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @root
-def test_a_disk_that_fills_up_meanwhile_is_said_and_nothing_half_is_kept(tmp_path: Path) -> None:
+def test_disk_full_during_write_is_reported_and_keeps_no_partial_file(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
@@ -259,7 +259,7 @@ def test_a_disk_that_fills_up_meanwhile_is_said_and_nothing_half_is_kept(tmp_pat
         subprocess.run(["umount", small], check=True)
 
 
-def kept(folder: KeptBlobs, space: str, *contents: bytes, age_s: float = 0.0) -> str:
+def kept(folder: StoredBlobs, space: str, *contents: bytes, age_s: float = 0.0) -> str:
     """A whole tree of one user, last used a while ago."""
     files = [[f"f{n}", 0o644, 0, len(data), sha(data)] for n, data in enumerate(contents)]
     data = manifest(files=files)
@@ -271,8 +271,8 @@ def kept(folder: KeptBlobs, space: str, *contents: bytes, age_s: float = 0.0) ->
     return sha(data)
 
 
-def test_what_live_work_needs_stays_and_the_rest_goes_by_age_and_size(tmp_path: Path) -> None:
-    store = KeptBlobs(tmp_path, most_bytes=20_000)
+def test_needed_blobs_stay_and_others_are_deleted_by_age_and_size(tmp_path: Path) -> None:
+    store = StoredBlobs(tmp_path, most_bytes=20_000)
     live = kept(store, ADA, os.urandom(4000), age_s=99 * 86400)
     old = kept(store, ADA, os.urandom(2000), age_s=50 * 86400)
     recent = kept(store, ADA, shared := os.urandom(1000), age_s=2 * 86400)
@@ -284,8 +284,8 @@ def test_what_live_work_needs_stays_and_the_rest_goes_by_age_and_size(tmp_path: 
     refused(ErrorCode.NOT_FOUND, lambda: asyncio.run(store.tree(ADA, old)))
 
 
-def test_one_user_fills_at_most_the_half(tmp_path: Path) -> None:
-    store = KeptBlobs(tmp_path, most_bytes=20_000)
+def test_user_uses_at_most_half_of_the_store(tmp_path: Path) -> None:
+    store = StoredBlobs(tmp_path, most_bytes=20_000)
     asyncio.run(store.put(ADA, [os.urandom(9000)]))
     refused(ErrorCode.OVER_LIMIT, lambda: asyncio.run(store.put(ADA, [os.urandom(2000)])))
     asyncio.run(store.put(GRACE, [os.urandom(9000)]))
@@ -295,12 +295,12 @@ def test_one_user_fills_at_most_the_half(tmp_path: Path) -> None:
 
 
 @root
-def test_a_folder_is_made_with_the_users_rights(tmp_path: Path) -> None:
-    """Where the user may not write, root does not do it for them; the pool's own files stay closed to them."""
+def test_folder_is_created_with_rights_of_the_user(tmp_path: Path) -> None:
+    """Root does not write where the user may not; the pool's own files stay closed to the user."""
     uid = 54321
     blobs = BlobFolder(tmp_path / "blobs")
     blobs.put(ADA, b"data")
-    tree = Tree(tree_from_bytes(manifest(files=[file("f", sha(b"data"), 4)])).files)
+    tree = FileTree(tree_from_bytes(manifest(files=[file("f", sha(b"data"), 4)])).files)
     place = Path("/tmp") / f"made-{os.getpid()}"
     place.mkdir(mode=0o700)
 

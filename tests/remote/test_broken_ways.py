@@ -1,4 +1,4 @@
-"""A run over the network goes on where it was when its way breaks."""
+"""A run over the network resumes after its connection breaks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECE = 65536
 
 
 class Proxy:
-    """What stands between a laptop and the pool and carries its bytes."""
+    """A proxy between a laptop and the pool."""
 
     def __init__(self, to: tuple[str, int]) -> None:
         self._to = to
@@ -78,11 +78,11 @@ def goes_on(run: subprocess.Popen[bytes], broken_by: Callable[[], None]) -> None
     out, err = run.communicate(timeout=PATIENCE_S * 3)
     assert (first + out).split() == [*(b"%d" % number for number in range(1, 41)), b"got", b"this"], err
     assert run.returncode == 6
-    assert b"broke; connecting again" in err
+    assert b"was lost; reconnecting" in err
 
 
 @pytest.mark.parametrize("lease", [False, True], ids=["run", "client"])
-def test_a_program_is_followed_through_the_death_of_the_control_plane(head: Head, laptop: Laptop, lease: bool) -> None:
+def test_run_survives_killed_control_plane(head: Head, laptop: Laptop, lease: bool) -> None:
     words = ("run", "-p", "0.1")
     if lease:
         laptop("request_gpus", "-p", "0.1", "--name", "held")
@@ -93,7 +93,7 @@ def test_a_program_is_followed_through_the_death_of_the_control_plane(head: Head
         laptop("release_gpus", "held")
 
 
-def test_a_program_is_followed_through_a_proxy_that_restarts(head: Head, laptop: Laptop, proxy: Proxy) -> None:
+def test_run_survives_restarted_proxy(head: Head, laptop: Laptop, proxy: Proxy) -> None:
     laptop.url = f"127.0.0.1:{proxy.port}"
     laptop.login(head.token())
     run = laptop.begin("run", "-p", "0.1", "--", "sh", "-c", COUNTS)

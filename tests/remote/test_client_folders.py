@@ -39,7 +39,7 @@ def project(tmp_path: Path) -> Path:
 COPIES = ["sh", "-c", "ls; cat data/in.txt > out.txt; mkdir more; echo 2 > more/two.txt"]
 
 
-def test_a_folder_goes_along_and_what_was_made_comes_back(client: Client, project: Path, tmp_path: Path) -> None:
+def test_folder_is_sent_and_results_are_fetched(client: Client, project: Path, tmp_path: Path) -> None:
     job = client.run(COPIES, folder=project, fraction=0.05, timeout=60)
     assert job.output().split() == ["data"]
     here = tmp_path / "results"
@@ -51,7 +51,7 @@ def test_a_folder_goes_along_and_what_was_made_comes_back(client: Client, projec
     assert (here / "out.txt").read_text() == "words"
 
 
-def test_what_was_sent_once_is_copied_for_each(client: Client, project: Path) -> None:
+def test_sent_folder_is_copied_for_each_job(client: Client, project: Path) -> None:
     sent = client.send_folder(project)
     assert (sent.files, client.send_folder(str(project)).sent_bytes) == (2, 0)
     line = "cat in.txt; echo more >> in.txt"
@@ -60,7 +60,7 @@ def test_what_was_sent_once_is_copied_for_each(client: Client, project: Path) ->
     assert client.plan(["true"], folder=project, gitignore=True).starts_now
 
 
-def test_what_cannot_be_sent_is_said(client: Client, tmp_path: Path) -> None:
+def test_unsendable_folder_is_reported(client: Client, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (tmp_path / "nowhere", tmp_path / "file"):
         with pytest.raises(GpupoolError) as refused:

@@ -1,4 +1,4 @@
-"""What work made comes back, and what it serves can be reached."""
+"""Results of work are fetched, and its ports are forwarded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def done(laptop: Laptop, name: str, *command: str) -> None:
     laptop("wait", name)
 
 
-def test_outputs_come_back(laptop: Laptop) -> None:
+def test_outputs_are_fetched(laptop: Laptop) -> None:
     laptop.write("source.py")
     done(
         laptop,
@@ -51,18 +51,18 @@ def test_outputs_come_back(laptop: Laptop) -> None:
     assert (laptop.work / "elsewhere/source.py").exists()
 
 
-def test_what_is_here_and_different_stays(laptop: Laptop) -> None:
+def test_different_local_files_are_kept(laptop: Laptop) -> None:
     laptop.write("file", b"sent")
     done(laptop, "changed", "sh", "-c", "echo changed > file")
     laptop.write("file", b"my own words")
     said = laptop("fetch", "changed", "file", ok=False)
     assert (said.returncode, (laptop.work / "file").read_bytes()) == (125, b"my own words")
-    assert b"here and different" in said.stderr
+    assert b"the local file differs" in said.stderr
     laptop("fetch", "changed", "file", "--force")
     assert (laptop.work / "file").read_bytes() == b"changed\n"
 
 
-def test_links_lead_nowhere_else(laptop: Laptop, tmp_path: Path) -> None:
+def test_fetched_links_stay_inside_the_folder(laptop: Laptop, tmp_path: Path) -> None:
     """Neither out of the folder there, to be read, nor out of the one here, to be written through."""
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -81,7 +81,7 @@ def test_links_lead_nowhere_else(laptop: Laptop, tmp_path: Path) -> None:
     assert list(victim.iterdir()) == []
 
 
-def test_a_file_goes_on_where_it_was_cut_off(laptop: Laptop) -> None:
+def test_file_transfer_resumes_at_its_offset(laptop: Laptop) -> None:
     laptop.write("x")
     done(laptop, "large", "sh", "-c", "seq 1000000 > large")
     row = json.loads(laptop.text("fetch", "large", "large", "--list", "--json"))["files"][0]
@@ -97,7 +97,7 @@ def forwarded(laptop: Laptop, name: str, port: int) -> Iterator[int]:
     process = laptop.begin("forward", name, f"0:{port}")
     try:
         assert process.stderr is not None
-        yield int(re.search(rb"127.0.0.1:(\d+) leads", process.stderr.readline()).group(1))  # type: ignore[union-attr]
+        yield int(re.search(rb"127.0.0.1:(\d+) forwards", process.stderr.readline()).group(1))  # type: ignore[union-attr]
     finally:
         process.terminate()
         process.wait()
@@ -120,38 +120,39 @@ def serving(laptop: Laptop, head: Head, name: str) -> Iterator[int]:
         laptop("stop", "--force", name, ok=False)
 
 
-def test_a_port_of_the_program_is_reached(laptop: Laptop, head: Head) -> None:
+def test_port_of_the_program_is_forwarded(laptop: Laptop, head: Head) -> None:
     with serving(laptop, head, "server") as port:
         with forwarded(laptop, "server", port) as near:
             for _ in range(3):
                 assert get(near).endswith(b"here I am" * 100_000)
         here = head.pool.begin("forward", "server", f"0:{port}")
         assert here.stderr is not None
-        near = int(re.search(rb"127.0.0.1:(\d+) leads", here.stderr.readline()).group(1))  # type: ignore[union-attr]
+        near = int(re.search(rb"127.0.0.1:(\d+) forwards", here.stderr.readline()).group(1))  # type: ignore[union-attr]
         assert get(near).endswith(b"here I am")
         here.terminate()
         here.wait()
 
 
-def test_no_other_port_of_the_machine_is_reached(laptop: Laptop, head: Head) -> None:
+def test_other_ports_of_the_machine_are_refused(laptop: Laptop, head: Head) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, serving(laptop, head, "closed"):
         port = other.getsockname()[1]
         process = laptop.begin("forward", "closed", f"0:{port}")
         assert process.stderr is not None
-        near = int(re.search(rb"127.0.0.1:(\d+) leads", process.stderr.readline()).group(1))  # type: ignore[union-attr]
+        near = int(re.search(rb"127.0.0.1:(\d+) forwards", process.stderr.readline()).group(1))  # type: ignore[union-attr]
         with socket.create_connection(("127.0.0.1", near)) as sock:
             assert sock.recv(100) == b""
-        assert b"No process of it listens" in process.stderr.readline()
+        assert b"No process of the job listens" in process.stderr.readline()
         process.terminate()
         process.wait()
 
 
 @root
-def test_a_forwarded_connection_is_the_users_own(ada: Laptop, grace: Laptop, head: Head) -> None:
+def test_forwarded_connection_runs_as_the_user(ada: Laptop, grace: Laptop, head: Head) -> None:
     script = (
         "import socket; s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1], flush=True)\n"
         "c,a=s.accept(); rows=open('/proc/net/tcp').read().split('\\n')[1:]\n"
-        "uid=[r.split()[7] for r in rows if r and int(r.split()[1].split(':')[1],16)==a[1]]\n"
+        "ends=lambda r: [int(r.split()[n].split(':')[1],16) for n in (1,2)]\n"
+        "uid=[r.split()[7] for r in rows if r and ends(r)==[a[1],s.getsockname()[1]]]\n"
         "c.sendall(repr(uid).encode()); c.close()"
     )
     ada.write("x")
@@ -164,7 +165,7 @@ def test_a_forwarded_connection_is_the_users_own(ada: Laptop, grace: Laptop, hea
 
 
 @root
-def test_what_the_user_may_not_read_does_not_come(ada: Laptop, head: Head, tmp_path: Path) -> None:
+def test_unreadable_files_are_not_fetched(ada: Laptop, head: Head, tmp_path: Path) -> None:
     """A program that puts something else in the place of its files gets no more than its user has."""
     ada.write("x")
     done(ada, "sly", "sh", "-c", "echo mine > a; mkdir d; echo x > d/shadow; pwd")

@@ -38,7 +38,7 @@ SHOW = "import os, sys, tinypkg; print(tinypkg.VALUE, os.getuid(), os.stat(sys.p
 
 
 @root
-def test_a_lock_file_becomes_an_environment_of_the_users_own(ada: Laptop, grace: Laptop) -> None:
+def test_lock_file_creates_private_environment(ada: Laptop, grace: Laptop) -> None:
     seen = []
     for who in (ada, ada, grace):
         digest = write_wheel(who.work) if not (who.work / WHEEL).exists() else None
@@ -50,16 +50,16 @@ def test_a_lock_file_becomes_an_environment_of_the_users_own(ada: Laptop, grace:
     assert seen[0][3] == seen[1][3] != seen[2][3]
 
 
-def test_what_does_not_match_its_hash_is_not_installed(laptop: Laptop) -> None:
+def test_package_with_wrong_hash_is_not_installed(laptop: Laptop) -> None:
     write_wheel(laptop.work)
     laptop.write("requirements.txt", f"./{WHEEL} --hash=sha256:{'0' * 64}\n".encode())
     said = laptop("run", "-q", "-p", "0.05", "--lock", "requirements.txt", "--", "true", ok=False)
     assert said.returncode == 127
-    assert b"environment of requirements.txt could not be made" in said.stderr
+    assert b"environment of requirements.txt could not be created" in said.stderr
     assert b"0" * 64 in said.stderr  # what the tool says: expected that, found another
 
 
-def test_a_lock_file_that_is_not_sent_is_said_at_once(laptop: Laptop) -> None:
+def test_missing_lock_file_is_reported_at_once(laptop: Laptop) -> None:
     laptop.write("x")
     said = laptop("run", "-q", "-p", "0.05", "--lock", "uv.lock", "--", "true", ok=False)
     assert (said.returncode, b"no file 'uv.lock'" in said.stderr) == (125, True)

@@ -15,10 +15,10 @@ import pytest
 from e2e_pool import eventually
 from remote_world import STUDENT, Head, Laptop
 
-from gpupool.cli.pool import Pool
-from gpupool.cli.remote import RemoteGate
-from gpupool.client.locate import Remote
-from gpupool.client.sending import Sender, Sent, send_folder
+from gpupool.cli.transport.pool import PoolClient
+from gpupool.cli.transport.remote import RemoteTransport
+from gpupool.client.discovery import Remote
+from gpupool.client.files.upload import Uploader, UploadResult, send_folder
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="several users need root")
@@ -44,7 +44,7 @@ def seen_here(folder: Path) -> dict[str, object]:
     return dict(json.loads(done.stdout))
 
 
-def test_the_program_sees_exactly_what_the_sender_has(laptop: Laptop) -> None:
+def test_program_sees_exactly_the_sent_files(laptop: Laptop) -> None:
     laptop.write("main.py", b"print('hello')\n").chmod(0o755)
     laptop.write("data/read-only.bin", os.urandom(300_000)).chmod(0o440)
     laptop.write("data/large.bin", os.urandom(9_000_000))
@@ -61,7 +61,7 @@ def test_the_program_sees_exactly_what_the_sender_has(laptop: Laptop) -> None:
     assert json.loads(laptop.run("python3", "-c", LOOK)) == seen_here(laptop.work)
 
 
-def test_what_is_ignored_stays(laptop: Laptop) -> None:
+def test_ignored_files_are_not_sent(laptop: Laptop) -> None:
     for path in (".git/config", "__pycache__/x.pyc", "keep.log", "drop.log", "out/big.bin", "sub/drop.log", ".venv/x"):
         laptop.write(path)
     laptop.write(".gpupoolignore", b"*.log\n!keep.log\n/out/\n")
@@ -72,7 +72,7 @@ def test_what_is_ignored_stays(laptop: Laptop) -> None:
     assert "./sub/secret" not in laptop.text("run", "-q", "-p", "0.05", "--gitignore", "--", "find", ".").split()
 
 
-def test_a_folder_below_is_started_in_and_what_is_above_it_is_there(laptop: Laptop) -> None:
+def test_program_starts_in_subfolder_of_uploaded_folder(laptop: Laptop) -> None:
     laptop.write("sub/here")
     laptop.write("above")
     assert laptop.text("run", "-q", "-p", "0.05", "-w", "sub", "--", "ls", ".", "..").split() == [
@@ -80,11 +80,11 @@ def test_a_folder_below_is_started_in_and_what_is_above_it_is_there(laptop: Lapt
     ]  # fmt: skip
 
 
-def test_nothing_travels_when_told_so_nor_from_home(laptop: Laptop) -> None:
+def test_folder_is_not_sent_on_request_or_from_home(laptop: Laptop) -> None:
     laptop.write("mine")
     assert "mine" not in laptop.text("run", "-q", "-p", "0.05", "--no-files", "--", "ls")
     home = laptop("run", "-p", "0.05", "--", "ls", cwd=laptop.home)
-    assert b"stays here" in home.stderr
+    assert b"is not uploaded" in home.stderr
 
 
 def test_submit_and_the_lease_commands_take_the_folder(laptop: Laptop) -> None:
@@ -101,7 +101,7 @@ def test_submit_and_the_lease_commands_take_the_folder(laptop: Laptop) -> None:
         laptop("release_gpus")
 
 
-def test_the_environment_is_the_nodes_but_for_what_one_names(laptop: Laptop) -> None:
+def test_environment_is_that_of_node_except_named_variables(laptop: Laptop) -> None:
     env = {**laptop.env, "MINE": "1", "VIRTUAL_ENV": "/laptop/venv", "PATH": f"/laptop/bin:{laptop.env['PATH']}"}
     said = laptop.text("run", "-q", "-p", "0.05", "--", "env", env=env)
     assert "MINE=1" in said
@@ -110,7 +110,7 @@ def test_the_environment_is_the_nodes_but_for_what_one_names(laptop: Laptop) -> 
     assert "FOO=/laptop" in laptop.text("run", "-q", "-p", "0.05", "-e", "FOO=/laptop", "--", "env")
 
 
-def test_a_copy_of_the_folder_can_be_taken_on_the_machine_itself(head: Head) -> None:
+def test_files_option_copies_folder_on_local_machine(head: Head) -> None:
     work = head.pool.work
     (work / "now").write_text("as it was")
     head.pool("submit", "frozen", "-g", "0.05", "--files", "--", "sh", "-c", "cat now; touch made")
@@ -119,22 +119,22 @@ def test_a_copy_of_the_folder_can_be_taken_on_the_machine_itself(head: Head) -> 
     assert not (work / "made").exists()
 
 
-def test_only_what_changed_travels_again(laptop: Laptop, head: Head) -> None:
-    gate = gate_of(laptop)
+def test_only_changed_files_are_sent_again(laptop: Laptop, head: Head) -> None:
+    transport = gate_of(laptop)
     laptop.write("large", os.urandom(5_000_000))
     laptop.write("small", os.urandom(500))
-    first = send_folder(gate, str(laptop.work))
+    first = send_folder(transport, str(laptop.work))
     assert first.sent_bytes > 5_000_000
-    again = send_folder(gate, str(laptop.work))
+    again = send_folder(transport, str(laptop.work))
     assert (again.tree, again.sent_bytes) == (first.tree, 0)
     laptop.write("small", b"other")
-    changed = send_folder(gate, str(laptop.work))
+    changed = send_folder(transport, str(laptop.work))
     assert changed.tree != first.tree
     assert changed.sent_bytes < 2_000
 
 
 @root
-def test_the_folder_is_the_users_own(ada: Laptop, head: Head) -> None:
+def test_sent_folder_belongs_to_the_user(ada: Laptop, head: Head) -> None:
     ada.write("mine", b"ada's")
     said = ada.run("sh", "-c", "id -u; stat -c %u . mine; cat mine; echo; touch new && stat -c %u new; pwd").split()
     assert said[:5] == [str(STUDENT)] * 3 + ["ada's", str(STUDENT)]
@@ -161,18 +161,18 @@ def test_another_user_reaches_neither_the_folder_nor_the_blobs(ada: Laptop, grac
 
 
 @root
-def test_knowing_a_digest_is_of_no_use(ada: Laptop, grace: Laptop, head: Head) -> None:
-    """Neither to hear that somebody has it, nor to have it put into one's own folder."""
+def test_digest_alone_gives_no_access(ada: Laptop, grace: Laptop, head: Head) -> None:
+    """A digest neither reveals that another user has the content, nor puts it into a folder."""
     secret = b"the answers of the exam"
     ada.write("answers", secret)
     ada.run("true")
     digest = hashlib.sha256(secret).hexdigest()
-    pool = Pool(gate_of(grace))
+    pool = PoolClient(gate_of(grace))
     assert pool.post("files/held", {"blobs": [[digest, len(secret)]]}) == {"held": [-1]}
     manifest = json.dumps(
         {"version": 1, "files": [["stolen", 0o600, 0, len(secret), digest]], "links": [], "folders": []}
     ).encode()
-    sender = Sender(pool.gate, str(grace.work), lambda _: None)
+    sender = Uploader(pool.transport, str(grace.work), lambda _: None)
     sender._ask("POST", "/v1/files/pack", len(manifest).to_bytes(4, "big") + manifest)
     tree = hashlib.sha256(manifest).hexdigest()
     for ask in (
@@ -184,7 +184,7 @@ def test_knowing_a_digest_is_of_no_use(ada: Laptop, grace: Laptop, head: Head) -
         assert refused.value.code is ErrorCode.NOT_FOUND
 
 
-def test_two_at_once_with_the_same_files(laptop: Laptop) -> None:
+def test_simultaneous_uploads_of_equal_files_work(laptop: Laptop) -> None:
     laptop.write("big", os.urandom(6_000_000))
     laptop.write("check.py", b"import hashlib; print(hashlib.sha256(open('big','rb').read()).hexdigest())")
     both = [laptop.begin("run", "-q", "-p", "0.05", "--", "python3", "check.py") for _ in range(2)]
@@ -193,14 +193,14 @@ def test_two_at_once_with_the_same_files(laptop: Laptop) -> None:
     assert [out.decode().strip() for out, _ in said] == [wanted] * 2, said
 
 
-def test_a_program_that_is_run_again_finds_what_it_left(laptop: Laptop, head: Head) -> None:
+def test_retried_program_keeps_its_files(laptop: Laptop, head: Head) -> None:
     laptop.write("again.sh", b"echo x >> tries; test $(wc -l < tries) -ge 2")
     laptop("submit", "twice", "-g", "0.05", "--backoff-limit", "3", "--", "sh", "again.sh")
     laptop("wait", "twice")
     assert head.pool.json("describe", "twice")["state"] == "succeeded"
 
 
-def test_deleting_work_deletes_its_folder(laptop: Laptop, head: Head) -> None:
+def test_delete_removes_the_job_folder(laptop: Laptop, head: Head) -> None:
     laptop.write("x")
     laptop("submit", "gone", "-g", "0.05", "--", "pwd")
     laptop("wait", "gone")
@@ -211,12 +211,12 @@ def test_deleting_work_deletes_its_folder(laptop: Laptop, head: Head) -> None:
     shutil.rmtree(laptop.work)
 
 
-def gate_of(laptop: Laptop) -> RemoteGate:
+def gate_of(laptop: Laptop) -> RemoteTransport:
     login = json.loads((laptop.home / ".config/gpupool/logins.json").read_text())["pools"]["lab"]
-    return RemoteGate(Remote(login["url"], login["token"], None, login["certificate"]))
+    return RemoteTransport(Remote(login["url"], login["token"], None, login["certificate"]))
 
 
-def test_a_transfer_that_was_killed_goes_on(laptop: Laptop, head: Head) -> None:
+def test_killed_transfer_resumes(laptop: Laptop, head: Head) -> None:
     laptop.write("large", os.urandom(40_000_000))
     parts = head.pool.state / "files/u-root/parts"
     known = set(parts.glob("*"))
@@ -229,9 +229,9 @@ def test_a_transfer_that_was_killed_goes_on(laptop: Laptop, head: Head) -> None:
     assert send_folder(gate_of(laptop), str(laptop.work)).sent_bytes == 0
 
 
-def test_a_control_plane_that_is_killed_meanwhile_does_no_harm(laptop: Laptop, head: Head) -> None:
+def test_transfer_survives_killed_control_plane(laptop: Laptop, head: Head) -> None:
     laptop.write("large", os.urandom(20_000_000))
-    found: list[Sent] = []
+    found: list[UploadResult] = []
     sending = threading.Thread(target=lambda: found.append(send_folder(gate_of(laptop), str(laptop.work))))
     sending.start()
     head.pool.kill_child("control-plane")

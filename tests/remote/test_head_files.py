@@ -19,24 +19,25 @@ from typing import Any
 
 import pytest
 
-from gpupool.api.server import Bound, ListenConfig, serve
-from gpupool.api.tls import CertificateFiles, ensure_self_signed
-from gpupool.api.waiting import create_waiting_app
-from gpupool.blobs import keep as keep_module
-from gpupool.client import trust
-from gpupool.daemon import other_heads
-from gpupool.daemon.other_heads import HeadsOfFolder
+from gpupool.api.app import create_waiting_app
+from gpupool.api.server.server import Bound, ListenConfig, serve
+from gpupool.api.server.tls import CertificateFiles, ensure_self_signed
+from gpupool.blobs import blob_store as keep_module
+from gpupool.client.transport import tls_pinning
+from gpupool.daemon.cluster import peer_heads
+from gpupool.daemon.cluster.peer_heads import HeadsOfFolder
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.heads import Head, MemberKey
-from gpupool.domain.trees import FileEntry, Tree, space_of
-from gpupool.fabric.ray.following import MEMBER_FILE, keep_heads
-from gpupool.services.files.copies import SWEEP_EVERY_S, Copies
-from gpupool.services.files.fetching import Fetcher, Round
-from gpupool.services.files.ports import Folder
-from gpupool.services.files.serving import HeadFiles
-from gpupool.store.blobs import GRACE_S, KEEP_S, KeptBlobs
+from gpupool.domain.nodes.heads import Head, MemberKey
+from gpupool.domain.work.file_tree import FileEntry, FileTree, user_space
+from gpupool.fabric.ray.head_selection import MEMBER_FILE, keep_heads
+from gpupool.services.cluster.membership import Membership
+from gpupool.services.files.pull import BlobPuller, Round
+from gpupool.services.files.serve import HeadFiles
+from gpupool.services.files.sync import SWEEP_EVERY_S, FolderSync
+from gpupool.services.ports.files import Folder
+from gpupool.store.blobs import GRACE_S, MAX_UNUSED_S, StoredBlobs
 
-ADA, GRACE = space_of("ada"), space_of("grace")
+ADA, GRACE = user_space("ada"), user_space("grace")
 LARGE = os.urandom((3 << 20) + 17)
 NOT_LEADING = GpupoolError(ErrorCode.NOT_LEADING, "This control plane waits; a leads this pool.", "")
 
@@ -45,7 +46,7 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-class CountingStore(KeptBlobs):
+class CountingStore(StoredBlobs):
     """A store that counts what is read of it and can end an answer early."""
 
     def __init__(self, path: Path, most_bytes: int | None = None) -> None:
@@ -73,9 +74,9 @@ class CountingStore(KeptBlobs):
         return self.path / space / "blobs" / sha256[:2] / sha256
 
     async def take_in(self, space: str, *contents: bytes) -> Folder:
-        """As if its owner had sent a folder with these files."""
+        """Store a folder with these files, as if its owner had sent it."""
         files = tuple(FileEntry(f"f{n:04}", 0o644, 0, len(data), sha(data)) for n, data in enumerate(contents))
-        manifest = Tree(files).to_bytes()
+        manifest = FileTree(files).to_bytes()
         await self.put(space, [*contents, manifest])
         await self.mark(space, sha(manifest))
         return Folder(space, sha(manifest))
@@ -108,7 +109,7 @@ class OneHead:
 
     async def fetch(self, folder: Folder, *of: str) -> bool:
         """Ask these heads (all) for a folder."""
-        fetcher = Fetcher(self.store, self.heads, lambda: self.store.sweep({}))
+        fetcher = BlobPuller(self.store, self.heads, lambda: self.store.sweep({}))
         return await fetcher.fetch(folder, Round(of or self.heads.names()))
 
 
@@ -127,8 +128,8 @@ class Cluster:
         (keys / MEMBER_FILE).write_text(json.dumps(member))
         return OneHead(name, CountingStore(self.folder / name / "files"), keys, HeadsOfFolder(keys))
 
-    async def members(self) -> list[MemberKey]:
-        return [MemberKey(name, sha(f"secret-of-{name}".encode()), name != "n") for name in "abcn"]
+    async def members(self) -> Membership:
+        return Membership([MemberKey(name, sha(f"secret-of-{name}".encode()), name != "n") for name in "abcn"], [])
 
     async def serve(self, head: OneHead) -> None:
         files = CertificateFiles(head.keys / "cert.pem", head.keys / "key.pem")
@@ -182,7 +183,7 @@ async def refused(code: ErrorCode, work: Awaitable[object]) -> GpupoolError:
     return caught.value
 
 
-def test_a_folder_comes_whole_and_nothing_comes_twice(tmp_path: Path) -> None:
+def test_folder_is_fetched_completely_without_repetition(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         small = [f"file {n}".encode() for n in range(1200)]
@@ -201,7 +202,7 @@ def test_a_folder_comes_whole_and_nothing_comes_twice(tmp_path: Path) -> None:
     with_cluster(tmp_path, scenario)
 
 
-def test_what_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
+def test_interrupted_fetch_resumes(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         folder = await a.store.take_in(ADA, LARGE)
@@ -217,22 +218,24 @@ def test_what_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
     with_cluster(tmp_path, scenario)
 
 
-def test_a_head_that_dies_meanwhile_is_silent_and_the_next_one_is_asked(tmp_path: Path) -> None:
+def test_next_head_is_asked_if_one_dies_during_transfer(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, c = made.heads
         folder = await a.store.take_in(ADA, LARGE)
         await c.store.take_in(ADA, LARGE)
         a.store.ends_after = 1 << 20
         asked = Round(["a", "c"])
-        assert await Fetcher(b.store, b.heads, lambda: b.store.sweep({})).fetch(folder, asked)
+        assert await BlobPuller(b.store, b.heads, lambda: b.store.sweep({})).fetch(folder, asked)
         assert list(asked.silent) == ["a"]
         assert c.store.read_bytes <= len(LARGE) - (1 << 20) + (1 << 18)
 
     with_cluster(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("change", [lambda data: b"X" + data[1:], lambda data: data[:-1], lambda data: data + b"X"])
-def test_other_contents_never_count(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda data: bytes([data[0] ^ 1]) + data[1:], lambda data: data[:-1], lambda data: data + b"X"]
+)
+def test_wrong_contents_are_rejected(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, c = made.heads
         folder = await a.store.take_in(ADA, LARGE, b"small")
@@ -248,10 +251,10 @@ def test_other_contents_never_count(tmp_path: Path, change: Callable[[bytes], by
     with_cluster(tmp_path, scenario)
 
 
-def test_a_list_of_files_that_is_none_never_counts(tmp_path: Path) -> None:
+def test_invalid_manifest_is_rejected(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
-        bad = Tree((FileEntry("../../etc/passwd", 0o644, 0, 1, sha(b"x")),)).to_bytes()
+        bad = FileTree((FileEntry("../../etc/passwd", 0o644, 0, 1, sha(b"x")),)).to_bytes()
         await a.store.put(ADA, [bad, b"x"])
         await a.store.mark(ADA, sha(bad))
         assert not await b.fetch(Folder(ADA, sha(bad)), "a")
@@ -260,16 +263,16 @@ def test_a_list_of_files_that_is_none_never_counts(tmp_path: Path) -> None:
     with_cluster(tmp_path, scenario)
 
 
-def test_only_heads_are_answered(tmp_path: Path) -> None:
+def test_only_heads_get_an_answer(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         folder = await a.store.take_in(ADA, b"private")
         a.needed = [folder]
         said = await refused(ErrorCode.FORBIDDEN, made.node.heads.needed("a"))
-        assert "heads only" in said.message
+        assert "Only heads" in said.message
         asked = Round(["a"])
-        assert not await Fetcher(made.node.store, made.node.heads, lambda: b.store.sweep({})).fetch(folder, asked)
-        assert "heads only" in asked.silent["a"]
+        assert not await BlobPuller(made.node.store, made.node.heads, lambda: b.store.sweep({})).fetch(folder, asked)
+        assert "Only heads" in asked.silent["a"]
         (b.keys / MEMBER_FILE).write_text(json.dumps({"node": "b", "secret": "guessed"}))
         await refused(ErrorCode.UNAUTHENTICATED, b.heads.needed("a"))
         (b.keys / MEMBER_FILE).write_text(json.dumps({"node": "stranger", "secret": "secret-of-b"}))
@@ -285,7 +288,7 @@ def test_only_heads_are_answered(tmp_path: Path) -> None:
     with_cluster(tmp_path, scenario)
 
 
-def test_nobody_but_the_holder_of_the_certificate_hears_the_secret(tmp_path: Path) -> None:
+def test_only_holder_of_certificate_gets_the_secret(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, c = made.heads
         a.needed = []
@@ -312,7 +315,7 @@ def test_requests_are_bounded_and_paths_are_none(tmp_path: Path, space: str, wan
 
         def ask() -> tuple[int, bytes]:
             connection = http.client.HTTPSConnection(
-                a.url.removeprefix("https://"), context=trust.pinned(a.certificate), timeout=10
+                a.url.removeprefix("https://"), context=tls_pinning.pinned_context(a.certificate), timeout=10
             )
             connection.request(
                 "POST", "/v1/members/b/files/contents", json.dumps(body), {"Content-Type": "application/json"}
@@ -327,7 +330,7 @@ def test_requests_are_bounded_and_paths_are_none(tmp_path: Path, space: str, wan
     with_cluster(tmp_path, scenario)
 
 
-def test_a_full_disk_and_a_full_store_keep_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_and_full_store_keep_existing_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         folder = await a.store.take_in(ADA, LARGE)
@@ -341,18 +344,18 @@ def test_a_full_disk_and_a_full_store_keep_what_is_there(tmp_path: Path, monkeyp
         monkeypatch.undo()
         b.store._most_bytes = 4 << 20  # half of it for one user
         said = await refused(ErrorCode.OVER_LIMIT, b.fetch(folder, "a"))
-        assert "2 MiB of one user's" in said.message
+        assert "2 MiB of files per user" in said.message
         b.store._most_bytes = 64 << 20
         assert await b.fetch(folder, "a")
 
     with_cluster(tmp_path, scenario)
 
 
-def test_where_there_is_no_room_what_nothing_needs_goes_first(tmp_path: Path) -> None:
+def test_unneeded_contents_are_deleted_first_in_full_store(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         old = await b.store.take_in(ADA, LARGE[::-1])
-        long_ago = time.time() - max(KEEP_S, GRACE_S) - 1
+        long_ago = time.time() - max(MAX_UNUSED_S, GRACE_S) - 1
         for path in b.store.path.rglob("*"):
             os.utime(path, (long_ago, long_ago))
         b.store._most_bytes = 8 << 20
@@ -376,11 +379,11 @@ def test_two_that_fetch_the_same_at_once(tmp_path: Path) -> None:
     with_cluster(tmp_path, scenario)
 
 
-class Rounds(Copies):
+class Rounds(FolderSync):
     """Copies that are looked for when a test says so."""
 
     async def round(self) -> bool:
-        led = await self.look()
+        led = await self.sync()
         await self.fetched()
         return led
 
@@ -389,7 +392,7 @@ def copies_of(head: OneHead, monotonic: Callable[[], float] = time.monotonic) ->
     return Rounds(head.store, head.heads, monotonic, asyncio.sleep)
 
 
-def test_a_head_that_waits_has_what_live_work_needs_and_nothing_else(tmp_path: Path) -> None:
+def test_standby_head_has_only_folders_of_live_work(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         mine = await a.store.take_in(ADA, b"mine", LARGE)
@@ -413,7 +416,7 @@ def test_a_head_that_waits_has_what_live_work_needs_and_nothing_else(tmp_path: P
     with_cluster(tmp_path, scenario)
 
 
-def test_what_is_not_needed_any_more_goes_by_the_rules_of_the_store(tmp_path: Path) -> None:
+def test_unneeded_folders_follow_rules_of_store(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         first, second = await a.store.take_in(ADA, b"first"), await a.store.take_in(ADA, b"second")
@@ -421,7 +424,7 @@ def test_what_is_not_needed_any_more_goes_by_the_rules_of_the_store(tmp_path: Pa
         a.needed = [first, second]
         copies = copies_of(b, lambda: clock.now)
         await copies.round()
-        long_ago = time.time() - KEEP_S - 1
+        long_ago = time.time() - MAX_UNUSED_S - 1
         for path in b.store.path.rglob("*"):
             os.utime(path, (long_ago, long_ago))
         clock.now += SWEEP_EVERY_S + 1
@@ -436,7 +439,7 @@ def test_what_is_not_needed_any_more_goes_by_the_rules_of_the_store(tmp_path: Pa
     with_cluster(tmp_path, scenario)
 
 
-def test_what_is_here_of_others_counts_from_the_first_round_on(tmp_path: Path) -> None:
+def test_contents_of_other_users_count_from_first_round(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         b.store._most_bytes = 7 << 20
@@ -451,7 +454,7 @@ def test_what_is_here_of_others_counts_from_the_first_round_on(tmp_path: Path) -
     with_cluster(tmp_path, scenario)
 
 
-def test_a_folder_that_cannot_be_had_holds_up_no_other_and_is_not_asked_for_without_pause(tmp_path: Path) -> None:
+def test_unavailable_folder_delays_no_other_and_is_retried_with_pauses(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         good = await a.store.take_in(ADA, b"good")
@@ -473,7 +476,7 @@ def test_a_folder_that_cannot_be_had_holds_up_no_other_and_is_not_asked_for_with
     with_cluster(tmp_path, scenario)
 
 
-def test_a_folder_that_a_head_cannot_send_holds_up_others_once(tmp_path: Path) -> None:
+def test_unsendable_folder_delays_others_only_once(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         folders = [await a.store.take_in(ADA, bytes([n]) * 5000) for n in range(5)]
@@ -489,7 +492,7 @@ def test_a_folder_that_a_head_cannot_send_holds_up_others_once(tmp_path: Path) -
     with_cluster(tmp_path, scenario)
 
 
-def test_a_half_fetched_content_that_went_bad_on_this_disk_is_fetched_anew(tmp_path: Path) -> None:
+def test_damaged_partial_content_is_fetched_again(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         folder = await a.store.take_in(ADA, LARGE)
@@ -502,17 +505,17 @@ def test_a_half_fetched_content_that_went_bad_on_this_disk_is_fetched_anew(tmp_p
     with_cluster(tmp_path, scenario)
 
 
-def test_what_is_sent_while_a_large_folder_comes_does_not_wait_for_that(tmp_path: Path) -> None:
+def test_small_folder_does_not_wait_for_large_transfer(tmp_path: Path) -> None:
     async def scenario(made: Cluster) -> None:
         a, b, _ = made.heads
         large = await a.store.take_in(ADA, LARGE)
         a.needed, a.store.waits_at = [large], sha(LARGE)
         copies = copies_of(b)
-        await copies.look()
+        await copies.sync()
         await a.store.waiting.wait()
         small = await a.store.take_in(GRACE, b"small")
         a.needed = [large, small]
-        await copies.look()
+        await copies.sync()
         await asyncio.wait_for(copies._fetching[GRACE], 60)
         assert await b.store.has(small)
         assert not await b.store.has(large)
@@ -523,10 +526,10 @@ def test_what_is_sent_while_a_large_folder_comes_does_not_wait_for_that(tmp_path
     with_cluster(tmp_path, scenario)
 
 
-def test_a_head_that_says_nothing_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_head_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(made: Cluster) -> None:
         b = made.heads[1]
-        monkeypatch.setattr(other_heads, "PIECE_S", 0.5)
+        monkeypatch.setattr(peer_heads, "PIECE_S", 0.5)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
             keep_heads(b.keys, [Head("a", f"https://127.0.0.1:{port}", made.heads[0].certificate, "127.0.0.1", 1)])

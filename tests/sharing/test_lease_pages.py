@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gpupool.domain.gpu import ComputePolicy
-from gpupool.node.sharing import lease_folder, pages
-from gpupool.node.sharing.lease_folder import make_lease_folder, make_leases_folder, stale_folders
+from gpupool.domain.nodes.sharing import ComputePolicy
+from gpupool.node.sharing.slices import lease_folder, pages
+from gpupool.node.sharing.slices.lease_folder import make_lease_folder, make_leases_folder, stale_folders
+from requires import cc
 
 HEADERS = Path(__file__).parents[2] / "native/include"
 UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
@@ -57,12 +57,11 @@ def a_lease(parent: Path) -> lease_folder.LeaseFolder:
     return make_lease_folder(parent, 7, control, 2, None)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_c_reads_what_python_writes_and_the_other_way_round(tmp_path: Path) -> None:
     lease = a_lease(tmp_path / "leases")
     (tmp_path / "reader.c").write_text(READER)
     program = tmp_path / "reader"
-    subprocess.run(["cc", f"-I{HEADERS}", "-o", program, tmp_path / "reader.c"], check=True)
+    cc(f"-I{HEADERS}", "-o", program, tmp_path / "reader.c")
     files = [lease.path / name for name in ("control", "status")]
     shown = subprocess.run([program, *files], capture_output=True, text=True, check=True).stdout.splitlines()
     assert shown == [
@@ -78,7 +77,7 @@ def test_c_reads_what_python_writes_and_the_other_way_round(tmp_path: Path) -> N
     assert lease.read_slots(0) == ()
 
 
-def test_the_folder_is_whole_and_its_name_cannot_be_guessed(tmp_path: Path) -> None:
+def test_folder_is_complete_and_its_name_is_random(tmp_path: Path) -> None:
     parent = tmp_path / "leases"
     first, second = a_lease(parent), a_lease(parent)
     assert first.path != second.path
@@ -88,7 +87,7 @@ def test_the_folder_is_whole_and_its_name_cannot_be_guessed(tmp_path: Path) -> N
     assert list(stale_folders(parent, frozenset({first.path}))) == [second.path]
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, os.strerror(28))
 
@@ -98,7 +97,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list((tmp_path / "leases").iterdir()) == []
 
 
-def test_a_status_file_that_its_tenant_has_cut_short_is_read_without_harm(tmp_path: Path) -> None:
+def test_truncated_status_file_is_read_without_fault(tmp_path: Path) -> None:
     lease = a_lease(tmp_path / "leases")
     (lease.path / "status").write_bytes(b"")
     assert lease.read_slots(0) == ()
@@ -110,6 +109,6 @@ def test_a_status_file_that_its_tenant_has_cut_short_is_read_without_harm(tmp_pa
 
 
 @pytest.mark.parametrize("uuid", ["MIG-GPU-1/2/3", "GPU-12", "nonsense", ""])
-def test_what_is_no_uuid_is_refused(uuid: str) -> None:
+def test_invalid_uuid_is_refused(uuid: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         pages.uuid_bytes(uuid)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import GpuShare
-from gpupool.domain.supervision import ProcessSpec
-from gpupool.node.ports import Prepared, Running, SharingHost
-from gpupool.node.sharing.mig import SEVERAL_NOTE, MigSharing, holds_instances
+from gpupool.domain.nodes.gpu import GpuShare
+from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost
+from gpupool.node.sharing.mig import SEVERAL_NOTE, MigSharing
+from gpupool.node.sharing.variables import holds_instances
 
 ONE = GpuShare("MIG-1", 100, 1000, 40960)
 TWO = GpuShare("MIG-2", 101, 1000, 20480)
@@ -20,15 +21,17 @@ PART = GpuShare("MIG-1", 100, 500, 20480)
 CARD = GpuShare("GPU-a", 1, 1000, 81920)
 
 
-def prepared(folder: Path, *gpus: GpuShare) -> Prepared:
+def prepared(folder: Path, *gpus: GpuShare) -> PreparedShare:
     inventory: Any = None
-    mode = MigSharing(SharingHost(folder, inventory, shared=False, note=lambda *_: None))
+    mode = MigSharing(
+        SharingHost(folder, inventory, shared=False, note=lambda *_: None, end_reason=lambda *_: None, store=folder)
+    )
     return asyncio.run(
-        mode.prepare(Running(ProcessSpec("w0000000001.0.0", 1, ("true",), {}, "/", gpus=gpus), {}, folder))
+        mode.prepare(NodeProgram(ProcessSpec("w0000000001.0.0", 1, ("true",), {}, "/", gpus=gpus), {}, folder))
     )
 
 
-def test_an_instance_is_shown_by_its_uuid_and_guaranteed_by_hardware(tmp_path: Path) -> None:
+def test_mig_instance_is_visible_by_uuid_and_guaranteed_by_hardware(tmp_path: Path) -> None:
     made = prepared(tmp_path, ONE)
     assert (made.mode, made.env["CUDA_VISIBLE_DEVICES"], made.notes) == ("mig", "MIG-1", ())
     assert made.env["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"

@@ -1,4 +1,4 @@
-"""The MPS mode: daemons come with the first program of a user on a GPU and go with the last, whatever is killed."""
+"""The MPS mode: a daemon starts with the first program of a user on a GPU and ends with the last, also after kills."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import pytest
 from mps_double import make_double
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import ComputePolicy, GpuShare
-from gpupool.domain.supervision import ProcessSpec
-from gpupool.node import proctree
+from gpupool.domain.nodes.gpu import GpuShare
+from gpupool.domain.nodes.sharing import ComputePolicy
+from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.node.host import process_tree
 from gpupool.node.inventory.emulated import EmulatedInventory
-from gpupool.node.ports import Running, SharingHost
-from gpupool.node.sharing import mps, mps_daemon
-from gpupool.node.sharing.mps import MpsSharing
+from gpupool.node.ports import NodeProgram, SharingHost
+from gpupool.node.sharing.mps import mps_daemon, mps_mode
+from gpupool.node.sharing.mps.mps_mode import MpsSharing
 
 QUARTER = GpuShare("GPU-a", 0, 250, 4096)
 NOBODY = 65534
@@ -38,11 +39,15 @@ class Node:
 
     def agent(self, *, shared: bool = False) -> MpsSharing:
         inventory: Any = None  # only asked whether it is an emulated one
-        return MpsSharing(SharingHost(self.folder, inventory, shared, lambda *note: self.notes.append(note)))
+        return MpsSharing(
+            SharingHost(
+                self.folder, inventory, shared, lambda *note: self.notes.append(note), lambda *_: None, self.folder
+            )
+        )
 
-    def program(self, number: int, share: GpuShare = QUARTER, **spec: Any) -> Running:
+    def program(self, number: int, share: GpuShare = QUARTER, **spec: Any) -> NodeProgram:
         key = f"w{number:010}.0.0"
-        return Running(ProcessSpec(key, 1, ("true",), {}, "/", gpus=(share,), **spec), {}, self.folder)
+        return NodeProgram(ProcessSpec(key, 1, ("true",), {}, "/", gpus=(share,), **spec), {}, self.folder)
 
     def daemons(self) -> list[mps_daemon.MpsDaemon]:
         found = [mps_daemon.read_daemon(record) for record in (self.folder / "mps").glob("*.json")]
@@ -68,7 +73,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(story(), 60))  # type: ignore[arg-type]
 
 
-async def ready(mode: MpsSharing, program: Running) -> Running:
+async def ready(mode: MpsSharing, program: NodeProgram) -> NodeProgram:
     """The program with what was prepared for it."""
     return replace(program, env=(await mode.prepare(program)).env)
 
@@ -77,7 +82,7 @@ def owner(path: Path | str) -> int:
     return Path(path).stat().st_uid
 
 
-def test_a_daemon_comes_with_the_first_program_and_goes_with_the_last(node: Node) -> None:
+def test_daemon_starts_with_first_program_and_ends_with_last(node: Node) -> None:
     async def story() -> None:
         mode = node.agent()
         first, second = [await ready(mode, node.program(n)) for n in (1, 2)]
@@ -93,14 +98,14 @@ def test_a_daemon_comes_with_the_first_program_and_goes_with_the_last(node: Node
         assert daemon.alive
         await mode.release(second)
         assert not daemon.alive
-        assert all(proctree.start_time(pid) != start for pid, start in processes.items())
+        assert all(process_tree.start_time(pid) != start for pid, start in processes.items())
         assert list((node.folder / "mps").iterdir()) == []
         await mode.close()
 
     run(story)
 
 
-def test_a_program_is_told_its_daemon_and_its_limits(node: Node) -> None:
+def test_program_gets_daemon_and_limits_in_environment(node: Node) -> None:
     async def story() -> None:
         mode = node.agent()
         free = await mode.prepare(node.program(1))
@@ -153,7 +158,7 @@ def test_each_gpu_has_a_daemon_of_its_own_also_when_programs_start_at_once(node:
     run(story)
 
 
-def test_the_next_agent_finds_the_daemons_that_are_used_and_ends_the_others(node: Node) -> None:
+def test_next_agent_keeps_used_daemons_and_ends_others(node: Node) -> None:
     async def story() -> None:
         mode = node.agent()
         kept = await ready(mode, node.program(1))
@@ -177,7 +182,7 @@ def test_the_next_agent_finds_the_daemons_that_are_used_and_ends_the_others(node
     run(story)
 
 
-def test_a_daemon_whose_agent_was_killed_before_it_noted_the_process_is_ended(node: Node) -> None:
+def test_unrecorded_daemon_of_killed_agent_is_ended(node: Node) -> None:
     async def story() -> None:
         mode = node.agent()
         await mode.prepare(node.program(1))
@@ -193,10 +198,8 @@ def test_a_daemon_whose_agent_was_killed_before_it_noted_the_process_is_ended(no
     run(story)
 
 
-def test_a_daemon_killed_with_9_is_noticed_and_new_programs_get_another(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mps, "_LOOK_S", 0.02)
+def test_killed_daemon_is_noticed_and_replaced_for_new_programs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mps_mode, "_CHECK_INTERVAL_S", 0.02)
 
     async def story() -> None:
         mode = node.agent()
@@ -208,12 +211,12 @@ def test_a_daemon_killed_with_9_is_noticed_and_new_programs_get_another(
         async with asyncio.timeout(10):
             while not node.notes:  # noqa: ASYNC110 - the notes are a plain list
                 await asyncio.sleep(0.02)
-        assert node.notes == [(orphan.spec.key, mps.GONE)]
+        assert node.notes == [(orphan.spec.key, mps_mode.GONE)]
         fresh = await ready(mode, node.program(2))
         assert fresh.env["CUDA_MPS_PIPE_DIRECTORY"] != orphan.env["CUDA_MPS_PIPE_DIRECTORY"]
         await mode.release(orphan)
         assert not dead.folder.exists()
-        assert all(proctree.start_time(pid) != start for pid, start in processes.items()), "its server is ended too"
+        assert all(process_tree.start_time(pid) != start for pid, start in processes.items()), "its server is ended too"
         assert [daemon.alive for daemon in node.daemons()] == [True]
         await mode.release(fresh)
         assert node.daemons() == []
@@ -222,9 +225,9 @@ def test_a_daemon_killed_with_9_is_noticed_and_new_programs_get_another(
     run(story)
 
 
-def test_a_daemon_that_does_not_want_to_end_is_killed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps_daemon, "_QUIT_S", 0.3)
-    monkeypatch.setattr(mps_daemon, "_TERM_S", 0.3)
+def test_daemon_that_ignores_stop_is_killed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mps_daemon, "_QUIT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(mps_daemon, "_TERM_TIMEOUT_S", 0.3)
     make_double(node.folder / "bin", stubborn=True)
 
     async def story() -> None:
@@ -234,14 +237,14 @@ def test_a_daemon_that_does_not_want_to_end_is_killed(node: Node, monkeypatch: p
         processes = daemon.processes()
         await mode.release(program)
         await asyncio.sleep(0.1)
-        assert all(proctree.start_time(pid) != start for pid, start in processes.items())
+        assert all(process_tree.start_time(pid) != start for pid, start in processes.items())
         assert node.daemons() == []
         await mode.close()
 
     run(story)
 
 
-def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing(node: Node) -> None:
+def test_daemon_that_cannot_start_reports_reason_and_leaves_nothing(node: Node) -> None:
     make_double(node.folder / "bin", refuse="An instance of this daemon is already running")
 
     async def story() -> None:
@@ -291,7 +294,7 @@ def test_daemons_run_as_their_users(node: Node) -> None:
     run(story)
 
 
-def test_a_pid_file_that_names_a_process_of_somebody_else_is_not_believed(node: Node) -> None:
+def test_pid_file_with_foreign_process_is_ignored(node: Node) -> None:
     daemon = mps_daemon.MpsDaemon(node.folder / "mps" / "x", NOBODY, NOBODY, "GPU-a")
     daemon.pipes.mkdir(parents=True)
     (daemon.pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
@@ -310,20 +313,23 @@ def test_only_programs_with_one_gpu(node: Node, count: int) -> None:
     run(story)
 
 
-def test_what_is_missing_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_are_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     assert node.agent().missing() == ""
     emulated = EmulatedInventory("n1", ())
-    assert "Emulated" in MpsSharing(SharingHost(node.folder, emulated, False, lambda *_: None)).missing()  # noqa: FBT003 - as the fields say
+    host = SharingHost(
+        node.folder, emulated, shared=False, note=lambda *_: None, end_reason=lambda *_: None, store=node.folder
+    )
+    assert "Emulated" in MpsSharing(host).missing()
     monkeypatch.setenv("PATH", "/nowhere")
     assert "not installed" in node.agent().missing()
 
 
-def test_a_folder_too_deep_for_sockets_is_refused(node: Node) -> None:
+def test_folder_path_too_long_for_sockets_is_refused(node: Node) -> None:
     deep = node.folder / ("x" * 60)
     deep.mkdir()
 
     async def story() -> None:
-        with pytest.raises(GpupoolError, match="too long a name"):
+        with pytest.raises(GpupoolError, match="is too long for the sockets"):
             await Node(deep).agent().prepare(node.program(1))
 
     run(story)

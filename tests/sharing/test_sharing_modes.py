@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.gpu import GpuShare
-from gpupool.domain.supervision import ProcessSpec
+from gpupool.domain.nodes.gpu import GpuShare
+from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.node.inventory.emulated import EmulatedInventory
-from gpupool.node.ports import Prepared, Running, SharingHost, SharingMode
+from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost, SharingMode
 from gpupool.node.sharing import choose
-from gpupool.node.sharing.advisory import ADVISORY_NOTE, AdvisorySharing
+from gpupool.node.sharing.advisory import AdvisorySharing
 from gpupool.node.sharing.choose import SharingModes
-from gpupool.node.sharing.share import ShareSharing
-from gpupool.node.sharing.variables import EMULATED_NOTE
+from gpupool.node.sharing.slices.slice_mode import ShareSharing
+from gpupool.node.sharing.variables import ADVISORY_NOTE, EMULATED_NOTE
 from gpupool.node.sharing.whole import WholeSharing
 
 TENTH = GpuShare("GPU-a", 0, 100, 1638)
@@ -32,7 +32,14 @@ def _no_notes(key: str, sentence: str) -> None:
 
 
 def modes(slices: str = "advisory") -> SharingModes:
-    host = SharingHost(Path("/nonexistent"), EmulatedInventory.open("n1", "1xT4"), shared=False, note=_no_notes)
+    host = SharingHost(
+        Path("/nonexistent"),
+        EmulatedInventory.open("n1", "1xT4"),
+        shared=False,
+        note=_no_notes,
+        end_reason=_no_notes,
+        store=Path("/nonexistent"),
+    )
     return SharingModes(host, slices)
 
 
@@ -40,15 +47,15 @@ def sharing_for(wanted: ProcessSpec, slices: str = "advisory") -> SharingMode:
     return modes(slices).choose(wanted)[0]
 
 
-def prepared(wanted: ProcessSpec) -> Prepared:
-    return asyncio.run(modes().prepare(Running(wanted, {}, Path("/nonexistent"))))
+def prepared(wanted: ProcessSpec) -> PreparedShare:
+    return asyncio.run(modes().prepare(NodeProgram(wanted, {}, Path("/nonexistent"))))
 
 
 @pytest.mark.parametrize(
     ("gpus", "mode"),
     [((), WholeSharing), (WHOLE, WholeSharing), ((TENTH,), AdvisorySharing), ((WHOLE[0], TENTH), AdvisorySharing)],
 )
-def test_the_shares_decide_the_mode(gpus: tuple[GpuShare, ...], mode: type[SharingMode]) -> None:
+def test_shares_decide_the_mode(gpus: tuple[GpuShare, ...], mode: type[SharingMode]) -> None:
     assert type(sharing_for(spec(*gpus))) is mode
 
 
@@ -65,7 +72,7 @@ def test_whole_gpus_are_shown_by_uuid_in_the_order_of_the_allocation() -> None:
     assert prepared(wanted).notes == ()
 
 
-def test_a_slice_is_told_its_part_and_that_nothing_enforces_it() -> None:
+def test_advisory_slice_gets_its_share_and_a_note() -> None:
     wanted = spec(TENTH)
     assert prepared(wanted).env == {
         "CUDA_VISIBLE_DEVICES": "GPU-a",
@@ -102,13 +109,13 @@ def test_emulated_gpus_are_hidden_from_cuda_and_said_to_be_emulated(gpus: tuple[
 @pytest.mark.parametrize(
     "name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"]
 )
-def test_what_a_program_sets_for_jax_itself_is_not_contradicted(name: str) -> None:
+def test_jax_settings_of_program_are_kept(name: str) -> None:
     wanted = spec(TENTH, env={name: "0.5"})
     added = prepared(wanted).env
     assert FRAMEWORKS & added.keys() == {"TF_FORCE_GPU_ALLOW_GROWTH"}
 
 
-def test_what_a_program_sets_for_tensorflow_itself_is_left_alone() -> None:
+def test_tensorflow_settings_of_program_are_kept() -> None:
     wanted = spec(TENTH, env={"TF_FORCE_GPU_ALLOW_GROWTH": "false"})
     assert "TF_FORCE_GPU_ALLOW_GROWTH" not in prepared(wanted).env
 
@@ -119,7 +126,7 @@ def test_pytorch_is_not_given_an_option_that_older_releases_fail_on() -> None:
 
 
 @given(st.lists(st.builds(GpuShare, st.just("GPU-a"), st.just(0), st.integers(1, 1000), st.integers(1, 10**6))))
-def test_a_framework_never_gets_more_than_the_slice(shares: list[GpuShare]) -> None:
+def test_framework_never_gets_more_than_the_slice(shares: list[GpuShare]) -> None:
     wanted = spec(*shares)
     added = prepared(wanted).env
     assert added["GPUPOOL_GPUS"].count(":") == 2 * len(shares)
@@ -131,23 +138,26 @@ class StrictSharing(AdvisorySharing):
     """Stands for a mode that a package adds."""
 
 
-def test_a_mode_that_a_package_adds_is_used_for_slices_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mode_of_installed_package_is_used_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
     added = importlib.metadata.EntryPoints(
-        [importlib.metadata.EntryPoint("strict-test", f"{__name__}:StrictSharing", choose.ENTRY_POINTS)]
+        [
+            *importlib.metadata.entry_points(group=choose.ENTRY_POINTS),
+            importlib.metadata.EntryPoint("strict-test", f"{__name__}:StrictSharing", choose.ENTRY_POINTS),
+        ]
     )
     monkeypatch.setattr(choose, "entry_points", lambda group: added.select(group=group))
     assert type(sharing_for(spec(TENTH), slices="strict-test")) is StrictSharing
     assert type(sharing_for(spec(*WHOLE), slices="strict-test")) is WholeSharing
 
 
-def test_a_mode_nobody_has_is_refused_with_those_there_are() -> None:
+def test_unknown_mode_is_refused_with_list_of_modes() -> None:
     with pytest.raises(GpupoolError) as caught:
         modes().mode("telepathy")
     assert caught.value.code is ErrorCode.UNSUPPORTED
     assert "advisory, mig, mps, share, whole" in caught.value.hint
 
 
-def test_the_built_in_modes_are_also_found_by_entry_point() -> None:
+def test_built_in_modes_are_found_by_entry_point() -> None:
     points = importlib.metadata.entry_points(group=choose.ENTRY_POINTS)
     assert {points[name].load() for name in ("whole", "share", "advisory")} == {
         WholeSharing,

@@ -41,15 +41,15 @@ def test_scalars_of_text_fields_are_text_as_written() -> None:
     assert request.sweep.grid["lr"] == [0.001, 0.01]
 
 
-def test_the_field_on_is_not_a_truth_value() -> None:
+def test_field_named_on_is_not_a_boolean() -> None:
     assert load_job_file(b"kind: exec\non: lease1\ncommand: [ls]\n")[0].on == "lease1"
 
 
-def test_a_compute_policy_may_be_called_none() -> None:
+def test_compute_policy_none_is_a_string() -> None:
     assert load_job_file(b"command: [ls]\ngpus: {fraction: 0.5, compute: none}\n")[0].gpus.compute == "none"
 
 
-def test_a_key_twice_in_json_is_an_error_with_its_place() -> None:
+def test_duplicate_json_key_is_an_error_with_position() -> None:
     with pytest.raises(GpupoolError, match=r"broken\.json:1:34: 'name' is given twice"):
         load_job_file((EXAMPLES / "bad" / "broken.json").read_bytes(), name="broken.json")
 
@@ -66,7 +66,7 @@ def test_folders_are_completed_where_the_caller_stands(content: bytes, folder: s
     assert load_job_file(b"command: [ls]\n" + content, folder="/home/a")[0].workdir == folder
 
 
-def test_a_file_of_100_mb_is_refused_unread(tmp_path: Path) -> None:
+def test_file_of_100_mb_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "job.yml"
     with path.open("wb") as file:
         file.truncate(100 * 2**20)  # no block of it exists: reading would find NUL bytes, not yaml
@@ -81,7 +81,7 @@ def test_content_above_the_limit_is_refused() -> None:
     assert caught.value.code is ErrorCode.TOO_LARGE
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_as_job_file_does_not_block(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with pytest.raises(GpupoolError, match="not a regular file"):
@@ -91,14 +91,14 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"), [("gone.yml", "No such file"), (".", "directory|regular"), ("a\0b", "null byte")]
 )
-def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, name: str, words: str) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(GpupoolError, match=words) as caught:
         load_job_file(f"{tmp_path}/{name}")
     assert caught.value.code is ErrorCode.INVALID_FILE
 
 
 @pytest.mark.parametrize("content", [b"", b"# nothing\n", b"---\n---\n", b"null\n"])
-def test_an_empty_file_is_refused(content: bytes) -> None:
+def test_empty_file_is_refused(content: bytes) -> None:
     with pytest.raises(GpupoolError):
         load_job_file(content)
 

@@ -1,4 +1,4 @@
-"""Whatever comes from outside is a request or a clear refusal, and the schema agrees with the model."""
+"""Any input is a request or a clear refusal, and the schema agrees with the model."""
 
 import json
 import string
@@ -110,7 +110,7 @@ requests = st.fixed_dictionaries(
 
 
 def accepted(read: Callable[[Any], Any], data: Any) -> list[WorkloadRequest]:
-    """What was read; a refusal must be the pool's own, with a sentence that can be sent to anybody."""
+    """Return the parsed value; a refusal must be a GpupoolError with a sentence that can be sent to clients."""
     try:
         read_data = read(data)
     except GpupoolError as error:
@@ -155,7 +155,7 @@ def test_any_bytes_as_a_body(data: Any) -> None:
 
 @given(requests)
 @settings(max_examples=150)
-def test_what_the_model_takes_the_schema_takes_and_a_workload_comes_of_it(data: Any) -> None:
+def test_accepted_request_passes_schema_and_becomes_workload(data: Any) -> None:
     request = parse_request(data)
     VALIDATOR.validate(data)
     VALIDATOR.validate(request.to_body())
@@ -169,18 +169,18 @@ def test_what_the_model_takes_the_schema_takes_and_a_workload_comes_of_it(data: 
 
 @given(st.builds(lambda more: {"command": ["a"], **more}, half_known))
 @settings(max_examples=150)
-def test_nothing_gets_past_the_model_that_the_schema_refuses(data: Any) -> None:
+def test_model_accepts_nothing_that_schema_refuses(data: Any) -> None:
     if accepted(parse_request, data):
         VALIDATOR.validate(data)
 
 
 @given(requests)
-def test_a_request_written_as_a_json_file_means_the_same(data: Any) -> None:
+def test_request_as_json_file_is_equal(data: Any) -> None:
     request = parse_request(data)
     assert load_job_file(json.dumps(request.to_body()).encode()) == [request]
 
 
-def test_the_schema_is_valid_and_published() -> None:
+def test_schema_is_valid_and_published() -> None:
     jsonschema.Draft202012Validator.check_schema(job_schema())
     assert (ROOT / "docs" / "job.schema.json").read_text() == schema_text()
 
@@ -190,5 +190,5 @@ def test_the_schema_is_valid_and_published() -> None:
     [{"comand": []}, {"gpus": {"count": -1}}, {"gpus": {"fraction": 2}}, {"command": "ls"}, {"priority": "urgent"},
      {"image": ""}, {"completions": 10_001}, {"sweep": {"grid": {}}}],
 )  # fmt: skip
-def test_the_schema_refuses_what_editors_can_see(data: Any) -> None:
+def test_schema_refuses_errors_visible_to_editors(data: Any) -> None:
     assert not VALIDATOR.is_valid(data)

@@ -1,4 +1,4 @@
-"""What a request may say, and what is said to one that may not."""
+"""Valid requests, and the errors of invalid ones."""
 
 from typing import Any
 
@@ -6,8 +6,16 @@ import pytest
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.supervision import Stdio
-from gpupool.domain.workload import Dependency, Limits, Replica, RestartPolicy, Retry, Workload, WorkloadKind
+from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.workload import (
+    Dependency,
+    Limits,
+    Replica,
+    RestartPolicy,
+    Retry,
+    Workload,
+    WorkloadKind,
+)
 from gpupool.specs.request import (
     RequestError,
     Submitter,
@@ -58,6 +66,8 @@ def build(**fields: Any) -> tuple[Workload, tuple[Replica, ...]]:
         ({"project": "a b"}, ErrorCode.INVALID_NAME, ("project",)),
         ({"labels": {"a b": "c"}}, ErrorCode.INVALID_NAME, ("labels", "a b")),
         ({"labels": {f"l{n}": "" for n in range(65)}}, ErrorCode.INVALID_REQUEST, ("labels",)),
+        ({"labels": {"team": "a\x1b[2J"}}, ErrorCode.INVALID_REQUEST, ("labels", "team")),
+        ({"labels": {"team": "a\x9b2J"}}, ErrorCode.INVALID_REQUEST, ("labels", "team")),
         ({"priority": 1001}, ErrorCode.INVALID_REQUEST, ("priority",)),
         ({"priority": "urgent"}, ErrorCode.INVALID_REQUEST, ("priority",)),
         ({"kind": "job"}, ErrorCode.INVALID_REQUEST, ("kind",)),
@@ -117,20 +127,22 @@ def test_each_mistake_has_its_code_and_place(
     ("fields", "suggestion"),
     [({"comand": []}, "command"), ({"max-time": 1}, "max_time"), ({"gpus": {"cont": 1}}, "count")],
 )
-def test_a_misspelt_field_is_answered_with_the_right_one(fields: dict[str, Any], suggestion: str) -> None:
+def test_misspelt_field_is_answered_with_similar_one(fields: dict[str, Any], suggestion: str) -> None:
     with pytest.raises(GpupoolError, match="There is no field") as caught:
         parse_request(fields)
     assert caught.value.hint == f"Did you mean '{suggestion}'?"
 
 
-def test_a_field_like_no_other_is_answered_with_those_there_are() -> None:
+def test_unknown_field_is_answered_with_known_fields() -> None:
     with pytest.raises(GpupoolError) as caught:
         parse_request({"command": ["a"], "gpus": {"zzz": 1}})
-    assert caught.value.hint == "Known here: count, fraction, memory_mib, models, labels, compute, sharing, placement."
+    assert (
+        caught.value.hint == "Known fields: count, fraction, memory_mib, models, labels, compute, sharing, placement."
+    )
 
 
 @pytest.mark.parametrize("data", [None, 3, "text", [], {1: 2}, {"command": {"a"}}, b"bytes"])
-def test_what_is_no_mapping_of_plain_values_is_refused(data: Any) -> None:
+def test_request_must_be_mapping_of_plain_values(data: Any) -> None:
     with pytest.raises(GpupoolError):
         parse_request(data)
 
@@ -159,7 +171,7 @@ def test_hostile_bodies_are_refused(body: bytes, words: str) -> None:
         parse_request_json(body)
 
 
-def test_a_body_above_the_limit_is_too_large() -> None:
+def test_body_above_limit_is_too_large() -> None:
     with pytest.raises(GpupoolError) as caught:
         parse_request_json(b" " * (4 * 2**20 + 1))
     assert caught.value.code is ErrorCode.TOO_LARGE
@@ -220,11 +232,11 @@ def test_every_limit_arrives_in_its_unit() -> None:
 
 
 @pytest.mark.parametrize("wait", [0, 0.0, "none", "0"])
-def test_a_wait_of_zero_or_none_is_now_or_fail(wait: object) -> None:
+def test_zero_or_no_wait_means_now_or_fail(wait: object) -> None:
     assert build(command=["true"], wait=wait)[0].limits.wait_s == 0.0
 
 
-def test_a_lifetime_counts_from_the_grant() -> None:
+def test_lifetime_counts_from_grant() -> None:
     workload, _ = build(kind="lease", lifetime="1h")
     assert (workload.limits.max_time_s, workload.expires_at, workload.program.argv) == (3600.0, None, ())
 
@@ -253,7 +265,7 @@ def test_references_are_looked_up_and_kept_as_ids() -> None:
     assert build(**fields)[0].after == (Dependency(FIRST, success_only=True), Dependency(FIRST, success_only=False))
 
 
-def test_an_unknown_reference_is_the_callers_error() -> None:
+def test_unknown_reference_is_an_error_of_caller() -> None:
     def resolve(ref: str) -> WorkloadId:
         raise GpupoolError(ErrorCode.UNKNOWN_WORKLOAD, f"There is no workload '{ref}'.")
 
@@ -270,17 +282,17 @@ def test_an_unknown_reference_is_the_callers_error() -> None:
         (["é" * 99 + "x" * 99], "x" * 40 + "-0123456789"),
     ],
 )
-def test_a_nameless_workload_is_named_after_its_program(command: list[str], name: str) -> None:
+def test_workload_without_name_is_named_after_its_program(command: list[str], name: str) -> None:
     assert build(command=command)[0].name == name
 
 
-def test_a_relative_folder_is_refused_at_the_pool() -> None:
-    with pytest.raises(GpupoolError, match="path from the root") as caught:
+def test_relative_folder_is_refused_by_pool() -> None:
+    with pytest.raises(GpupoolError, match="absolute path") as caught:
         build(command=["true"], workdir="here")
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
-def test_a_single_command_is_never_touched() -> None:
+def test_single_command_is_never_changed() -> None:
     argv = ["awk", "{print $1}", "{{x}}", "{index}", "}{"]
     assert program_for(build(command=argv)[0], 0)[0] == tuple(argv)
 
@@ -292,7 +304,7 @@ def test_of_several_replicas_only_the_index_is_filled_in() -> None:
     assert env == {"A": "b", "GPUPOOL_INDEX": "2", "GPUPOOL_COMPLETIONS": "3"}
 
 
-def test_a_sweep_fills_in_parameters_and_environment() -> None:
+def test_sweep_fills_in_parameters_and_environment() -> None:
     workload, _ = build(
         command=["train", "--lr={lr}", "{{lr}}", "{index}"], sweep={"grid": {"lr": [0.1, 1e-5], "fast.mode": [True]}}
     )
@@ -308,14 +320,14 @@ def test_a_sweep_fills_in_parameters_and_environment() -> None:
     )
 
 
-def test_a_placeholder_must_be_in_every_run_of_a_list() -> None:
+def test_placeholder_must_have_value_in_every_run() -> None:
     sweep = {"list": [{"a": 1, "b": 2}, {"a": 1}]}
     assert build(command=["x", "{a}"], sweep=sweep)[0].completions == 2
     with pytest.raises(GpupoolError, match=r"placeholder \{b\}"):
         build(command=["x", "{b}"], sweep=sweep)
 
 
-def test_a_command_that_parameters_blow_up_is_refused_before_it_is_built() -> None:
+def test_command_that_parameters_make_too_large_is_refused_unbuilt() -> None:
     with pytest.raises(GpupoolError) as caught:
         build(command=["{a}" * 100_000], sweep={"grid": {"a": ["x" * 60_000]}})
     assert (caught.value.code, caught.value.path) == (ErrorCode.TOO_LARGE, ("command",))

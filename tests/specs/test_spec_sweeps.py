@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId
+from gpupool.specs.fields.sweep import Parameters, Range, draw, load_parameter_list
+from gpupool.specs.fields.templates import as_text, fill, read_scalar
 from gpupool.specs.request import expand, parse_request
-from gpupool.specs.sweep import Parameters, Range, draw, load_parameter_list
-from gpupool.specs.templates import as_text, fill, read_scalar
 
 ID = WorkloadId("w0123456789")
 
@@ -19,7 +19,7 @@ def expanded(sweep: dict[str, Any], seed: str = ID) -> tuple[Parameters, ...]:
     return expand(parse_request({"command": ["true"], "sweep": sweep}).sweep, seed=seed)
 
 
-def test_a_grid_is_the_product_in_declared_order() -> None:
+def test_grid_is_product_in_declared_order() -> None:
     assert expanded({"grid": {"b": [1, 2], "a": ["x", "y"]}}) == (
         {"b": 1, "a": "x"},
         {"b": 1, "a": "y"},
@@ -65,7 +65,7 @@ def test_whole_numbers_stay_whole_and_within(low: int, width: int, log: bool, se
         assert low <= row["x"] <= low + width
 
 
-def test_a_logarithmic_spread_gives_each_decade_its_part() -> None:
+def test_logarithmic_values_are_spread_evenly_over_decades() -> None:
     values = [row["x"] for row in draw({"x": Range(0.001, 1.0, log=True)}, 600, 1)]
     assert all(120 < sum(10**e <= v < 10 ** (e + 1) for v in values) < 280 for e in (-3, -2, -1))
 
@@ -76,7 +76,7 @@ def test_literal_braces_survive_doubling(text: str) -> None:
 
 
 @given(st.integers(-(2**59), 2**59) | st.floats(allow_nan=False, allow_infinity=False) | st.booleans())
-def test_a_value_written_as_text_reads_back(value: Any) -> None:
+def test_value_written_as_text_reads_back(value: Any) -> None:
     assert read_scalar(as_text(value)) == value
 
 

@@ -53,7 +53,7 @@ def pod(*lines: str, notes: str = "", container: str = "") -> str:
 
 
 def gpus(limits: str = "{}", notes: str = "", *lines: str) -> dict[str, Any]:
-    """What GPUs a Pod with these limits and annotations asks for."""
+    """Return the GPUs that a Pod with these limits and annotations requests."""
     return (
         read(pod(*lines, notes=notes, container=f"resources: {{limits: {limits}}}"))
         .objects[0]

@@ -1,4 +1,4 @@
-"""Pods and Jobs as requests, and the places of what cannot be honoured."""
+"""Pods and Jobs as requests, and the places of what is not supported."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from manifest_texts import JOB, POD, body, codes, gpus, pod, read
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.specs.kubernetes.words import DIGEST_LABEL, KIND_LABEL
+from gpupool.specs.kubernetes.kinds import DIGEST_LABEL, KIND_LABEL
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "kubernetes"
 CPU = {"count": 0}
@@ -21,7 +21,7 @@ def test_our_own_examples_are_read_either_way(path: Path, containers: bool) -> N
     assert {str(r.code) for r in found.remarks} <= {"IMAGE_IGNORED"}
 
 
-def test_a_pod_with_everything() -> None:
+def test_pod_with_all_supported_fields_is_converted() -> None:
     text = """\
 apiVersion: v1
 kind: Pod
@@ -150,7 +150,7 @@ def test_required_affinity_chooses_models_and_labels(values: str, models: Any, l
     assert (found.get("models"), found.get("labels", {})) == (models, labels)
 
 
-def test_a_config_map_of_the_same_file_gives_values() -> None:
+def test_config_map_in_same_file_gives_values() -> None:
     maps = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {A: one, B: '2'}\n"
     whole, key = "envFrom: [{prefix: P_, configMapRef: {name: c}}]", "{configMapKeyRef: {name: c, key: A}}"
     text = pod(container=f"{whole}\nenv: [{{name: X, valueFrom: {key}}}]")
@@ -188,12 +188,12 @@ def test_suspended_jobs(line: str, waits: bool) -> None:
     assert read(f"{JOB}  {line}\n").objects[0].suspended is waits
 
 
-def test_an_index_in_the_arguments_is_filled_in_and_other_braces_mean_themselves() -> None:
+def test_index_in_arguments_is_filled_in_and_other_braces_are_literal() -> None:
     indexed = JOB + "  completions: 2\n  completionMode: Indexed\n"
     with_index = body(indexed.replace("[run]", '[run, "$(JOB_COMPLETION_INDEX)"]'))
     assert (with_index["entrypoint"], "literal" in with_index) == (["run", "{index}"], False)
     assert body(indexed.replace("[run]", '[run, "{index}"]'))["literal"] is True
-    with pytest.raises(GpupoolError, match="cannot stand beside a variable for the index"):
+    with pytest.raises(GpupoolError, match="cannot be combined with a variable for the index"):
         read(indexed.replace("[run]", '[run, "{index} $(JOB_COMPLETION_INDEX)"]'))
 
 
@@ -203,7 +203,7 @@ def test_without_containers_the_command_is_a_process_and_the_image_is_named() ->
     assert codes(POD, containers=False) == [("IMAGE_IGNORED", 9, 5)]
     alone = POD.replace("command: [run]", "args: [sleep, infinity]")
     assert codes(alone, containers=False) == [("IMAGE_IGNORED", 9, 5), ("ENTRYPOINT_UNKNOWN", 10, 5)]
-    with pytest.raises(GpupoolError, match=r"a\.yaml:10:5: .* begin with an option of the image's own program"):
+    with pytest.raises(GpupoolError, match=r"a\.yaml:10:5: .* start with an option of the image's program"):
         read(POD.replace("command: [run]", "args: [--fast]"), containers=False)
     assert "image" not in body(pod(notes="gpupool/run-as: process"))
 
@@ -214,11 +214,16 @@ def test_projects_come_from_the_option_a_queue_or_the_namespace_where_the_pool_h
     assert read(text, project="other").objects[0].request.project == "other"
     assert codes(text) == [("PROJECT_UNKNOWN", 5, 3)]
     assert codes(text.replace("runai-team-a", "default")) == []
+    queued = text.replace("runai-team-a", "default\n  labels: {kueue.x-k8s.io/queue-name: gone}")
+    found = read(queued, projects=frozenset({"default"}))
+    assert found.objects[0].request.project == "default"
+    assert [(str(r.code), r.line) for r in found.remarks] == [("PROJECT_UNKNOWN", 6)]
+    assert "uses project 'default'" in found.remarks[0].message
 
 
 def test_of_several_containers_the_one_that_is_named_runs() -> None:
     text = POD + "  - {name: side, image: s, command: [watch]}\n"
-    with pytest.raises(GpupoolError, match=r"a\.yaml:11:5: A pod runs one program here; the container 'side'"):
+    with pytest.raises(GpupoolError, match=r"a\.yaml:11:5: A pod can run only one program; the container 'side'"):
         read(text)
     found = read(text, container="side")
     assert found.objects[0].request.entrypoint == ["watch"]
@@ -231,14 +236,45 @@ def test_claims_may_be_folders() -> None:
         container="volumeMounts: [{name: d, mountPath: /d}]",
     )
     assert read(mount, claims={"big": "/srv/big"}).objects[0].request.volumes[0].source == "/srv/big"
-    with pytest.raises(GpupoolError, match="is no volume that the pool has"):
+    with pytest.raises(GpupoolError, match="is not a supported volume"):
         read(mount)
 
 
-def test_what_a_cluster_needs_beforehand_is_skipped_with_a_word() -> None:
+def test_cluster_setup_objects_are_skipped_with_remark() -> None:
     found = read("apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n---\n" + POD)
     assert [(one.kind, one.name) for one in found.skipped] == [("Namespace", "n")]
     assert [(str(r.code), r.line, r.column) for r in found.remarks] == [("KIND_SKIPPED", 2, 1)]
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "TrainingRuntime", "ClusterTrainingRuntime"])
+def test_helper_object_alone_is_skipped_with_remark(kind: str) -> None:
+    version = "v1" if kind == "ConfigMap" else "trainer.kubeflow.org/v1alpha1"
+    text = f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: n}}\n"
+    found = read(text)
+    assert [(one.kind, one.name) for one in found.skipped] == [(kind, "n")]
+    assert [(str(r.code), r.line, r.column) for r in found.remarks] == [("KIND_SKIPPED", 2, 1)]
+    assert read(f"{text}---\n{POD}").skipped == ()
+
+
+@pytest.mark.parametrize(
+    ("note", "warned"),
+    [
+        ("kueue.x-k8s.io/job-min-parallelism: '2'", True),
+        ("kueue.x-k8s.io/podset-preferred-topology: rack", True),
+        ("scheduler.example.com/spread: 'yes'", True),
+        ("gpu-fractoin: '0.5'", True),
+        ("kubectl.kubernetes.io/last-applied-configuration: '{}'", False),
+        ("prometheus.io/scrape: 'true'", False),
+        ("description: mine", False),
+    ],
+)
+def test_annotations_that_ask_for_something_unknown_are_reported(note: str, warned: bool) -> None:
+    assert [code for code, *_ in codes(pod(notes=note))] == (["ANNOTATION_IGNORED"] if warned else [])
+
+
+def test_required_topology_is_refused() -> None:
+    with pytest.raises(GpupoolError, match=r"a\.yaml:.*the pool does not have Kueue topologies"):
+        read(pod(notes="kueue.x-k8s.io/podset-required-topology: rack"))
 
 
 def test_lists_json_and_anchors_are_read() -> None:
@@ -254,30 +290,30 @@ BAD = [
     (POD.replace("command", "comand"), "10:5", "There is no field 'spec.containers[0].comand'", "'command'?"),
     (POD.replace("restartPolicy", "restartpolicy"), "6:3", "There is no field 'spec.restartpolicy'", "restartPolicy"),
     (POD.replace("Never", "Sometimes"), "6:3", "must be one of Always, OnFailure, Never", ""),
-    (POD.replace("kind: Pod", "kind: Deployment"), "2:1", "'Deployment' is no kind that the pool runs", "It runs Pod"),
-    (POD.replace("apiVersion: v1", "apiVersion: v2"), "1:1", "Pod of 'v2' is not known here", "Known: v1"),
+    (POD.replace("kind: Pod", "kind: Deployment"), "2:1", "'Deployment' is not a supported kind", "Supported: Pod"),
+    (POD.replace("apiVersion: v1", "apiVersion: v2"), "1:1", "Pod of 'v2' is not supported", "Known: v1"),
     (POD.replace("name: a", "name: a/b"), "4:3", "name", ""),
-    (pod("initContainers: [{name: i, image: x}]"), "11:3", "a pod runs one program", "beginning of the command"),
+    (pod("initContainers: [{name: i, image: x}]"), "11:3", "a pod runs one program", "start of the command"),
     (pod("volumes: []", container="volumeMounts: [{name: d, mountPath: /d}]"), "11:20", "names the volume 'd'", ""),
     (pod(container="resources: {limits: {nvidia.com/gpu: 1.5}}"), "11:26", "must be a whole number", ""),
-    (pod(container="resources: {limits: {cpu: -1}}"), "11:26", "is '-1', which is no amount", "500m"),
-    (pod(container="resources: {limits: {amd.com/gpu: 1}}"), "11:26", "is nothing that nodes of the pool have", ""),
-    (pod(container="securityContext: {privileged: true}"), "11:23", "is not possible here", ""),
-    (pod(container="env: [{name: K, valueFrom: {secretKeyRef: {name: s, key: k}}}]"), "11:33", "keeps no secrets", ""),
+    (pod(container="resources: {limits: {cpu: -1}}"), "11:26", "is '-1', which is not a quantity", "500m"),
+    (pod(container="resources: {limits: {amd.com/gpu: 1}}"), "11:26", "is not a resource of the nodes", ""),
+    (pod(container="securityContext: {privileged: true}"), "11:23", "is not supported", ""),
+    (pod(container="env: [{name: K, valueFrom: {secretKeyRef: {name: s, key: k}}}]"), "11:33", "stores no secrets", ""),
     (pod(notes='gpu-fraction: "1.5"'), "5:17", "must be a part of a GPU", ""),
-    (pod(notes="nvidia.com/vgpu-mode: mig"), "5:17", "never cuts a card", "nvidia.com/mig-2g.10gb"),
-    (pod(notes="nvidia.com/nouse-gputype: T4"), "5:17", "GPUs are chosen by model", "use-gputype"),
+    (pod(notes="nvidia.com/vgpu-mode: mig"), "5:17", "does not create MIG instances", "nvidia.com/mig-2g.10gb"),
+    (pod(notes="nvidia.com/nouse-gputype: T4"), "5:17", "GPUs are selected by model", "use-gputype"),
     (JOB.replace("Never", "Always"), "8:7", "must be OnFailure or Never", ""),
     (JOB + "  completionMode: Indexed\n", "5:1", "needs 'completions'", ""),
     (pod(D, container="volumeMounts: [{name: d, mountPath: /d, subPath: ../e}]"), "11:20", "without '..'", ""),
-    (POD + "---\n" + POD, "15:3", "'a' is there twice: in line 4 too", ""),
-    (POD.replace("  name: a\n", "  name: a\n  labels: {gpupool/kind: Job}\n"), "5:12", "the pool's own labels", ""),
+    (POD + "---\n" + POD, "15:3", "'a' is used twice: also in line 4", ""),
+    (POD.replace("  name: a\n", "  name: a\n  labels: {gpupool/kind: Job}\n"), "5:12", "a reserved label", ""),
     ("just text\n", "1:1", "A manifest must be a mapping", ""),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "place", "words", "hint"), BAD, ids=[case[2][:30] for case in BAD])
-def test_what_cannot_be_is_refused_at_its_place(text: str, place: str, words: str, hint: str) -> None:
+def test_unsupported_field_is_refused_with_its_position(text: str, place: str, words: str, hint: str) -> None:
     with pytest.raises(GpupoolError) as caught:
         read(text)
     assert f"a.yaml:{place}: " in caught.value.message
@@ -293,6 +329,6 @@ def test_all_faults_of_a_file_are_said_at_once() -> None:
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
-def test_an_empty_file_is_no_manifest() -> None:
-    with pytest.raises(GpupoolError, match="holds no manifest"):
+def test_empty_file_is_not_a_manifest() -> None:
+    with pytest.raises(GpupoolError, match="contains no manifest"):
         read("# nothing\n")

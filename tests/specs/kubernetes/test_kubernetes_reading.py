@@ -1,4 +1,4 @@
-"""What holds for every manifest: nothing but errors with places, and answers in Kubernetes' form."""
+"""Properties of every manifest: only errors with places, and answers in Kubernetes' format."""
 
 import subprocess
 import sys
@@ -82,11 +82,11 @@ def test_jsonpath(template: str, expected: str) -> None:
 
 
 def test_jsonpath_beyond_paths_is_refused() -> None:
-    with pytest.raises(GpupoolError, match="is no path that is understood here"):
+    with pytest.raises(GpupoolError, match="is not a supported path"):
         evaluate("{range .items[*]}", {})
 
 
-def test_a_node_says_what_it_has_and_what_may_be_given() -> None:
+def test_node_shows_capacity_and_allocatable() -> None:
     gpus = [{"available": True, "allocated_permille": 500}, {"available": False, "allocated_permille": 0}]
     node = {
         "name": "n",
@@ -112,11 +112,11 @@ def test_a_node_says_what_it_has_and_what_may_be_given() -> None:
         ({"state": "failed"}, False, "Error"),
     ],
 )
-def test_the_status_of_a_pod(replica: dict[str, Any], suspended: bool, expected: str) -> None:
+def test_pod_status_follows_replica_state(replica: dict[str, Any], suspended: bool, expected: str) -> None:
     assert pod_status(replica, 10.0, suspended=suspended) == expected
 
 
-def test_the_tables_of_the_documentation_are_current() -> None:
+def test_documentation_tables_are_current() -> None:
     script = Path(__file__).parents[3] / "scripts" / "kubernetes-docs"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -65,6 +65,23 @@ def test_older_tfjobs_have_the_run_policy_in_their_spec(version: str) -> None:
     assert codes(text) == [("CLEAN_UP", 5, 3)]
 
 
+WORKERS = f"Worker: {{replicas: 2, {role()}}}"
+
+
+@pytest.mark.parametrize(
+    ("specs", "line", "expected"),
+    [
+        (WORKERS, "", "first-worker"),
+        (WORKERS, "successPolicy: ''", "first-worker"),
+        (WORKERS, "successPolicy: AllWorkers", None),
+        (f"Chief: {{{role()}}}\n{WORKERS}", "", None),
+        (f"Master: {{{role()}}}\n{WORKERS}", "successPolicy: AllWorkers", None),
+    ],
+)
+def test_tfjob_success_policy_is_converted(specs: str, line: str, expected: str | None) -> None:
+    assert body(kubeflow("TFJob", "tfReplicaSpecs", specs, line)).get("success_policy") == expected
+
+
 def test_in_containers_roles_have_image_and_whole_command() -> None:
     text = kubeflow("TFJob", "tfReplicaSpecs", f"Worker: {{{role()}}}")
     assert roles_of(text)[0] | {"gpus": 0, "restart": 0} == {
@@ -102,7 +119,7 @@ def test_mpijob_workers_run_what_the_launcher_starts(version: str) -> None:
     assert [r["gpus"] for r in found["roles"]] == [{"count": 0}, {"count": 4}]
 
 
-def test_a_launcher_that_works_too_is_one_worker_more() -> None:
+def test_launcher_as_worker_counts_as_one_more_worker() -> None:
     specs = f"Launcher: {{{role()}}}\nWorker: {{replicas: 2, {role()}}}"
     text = kubeflow("MPIJob", "mpiReplicaSpecs", specs, "runLauncherAsWorker: true", "kubeflow.org/v2beta1")
     assert [r.get("replicas", 1) for r in roles_of(text)] == [1, 3]
@@ -112,7 +129,7 @@ def test_a_launcher_that_works_too_is_one_worker_more() -> None:
     assert [(r["name"], r.get("command")) for r in roles_of(alone)] == [("launcher", ["run", "x"]), ("worker", None)]
 
 
-def test_a_trainjob_of_the_built_in_runtime() -> None:
+def test_trainjob_of_built_in_runtime_is_converted() -> None:
     ref = "runtimeRef: {apiGroup: trainer.kubeflow.org, kind: ClusterTrainingRuntime, name: torch-distributed}"
     trainer = (
         "numNodes: 3\ncommand: [torchrun, t.py]\nenv: [{name: A, value: b}]\n"
@@ -150,7 +167,7 @@ spec:
 """
 
 
-def test_a_trainjob_goes_over_its_runtime_and_patches_go_between() -> None:
+def test_trainjob_overrides_patches_and_patches_override_runtime() -> None:
     spec = """\
 runtimeRef: {name: mine}
 runtimePatches:
@@ -175,7 +192,7 @@ runtimePatches:
     assert [(code, line) for code, line, _ in codes(text)] == [("CONTAINER_LEFT_OUT", 9), ("FIELD_IGNORED", 37)]
 
 
-def test_a_trainjob_by_mpi_has_a_launcher() -> None:
+def test_mpi_trainjob_has_a_launcher() -> None:
     text = train("runtimeRef: {name: deepspeed-distributed}", "numNodes: 2\nnumProcPerNode: 1\ncommand: [mpirun, run]")
     found = body(text)
     assert (found["framework"], [r["name"] for r in found["roles"]]) == ("mpi", ["launcher", "node"])
@@ -194,20 +211,20 @@ BAD = [
     (
         kubeflow("MPIJob", "mpiReplicaSpecs", BOTH, "mpiImplementation: Intel"),
         "5:3",
-        "'Intel' is no MPI that the pool starts",
+        "'Intel' is not a supported MPI",
     ),
     (train("runtimeRef: {name: other}"), "5:16", "There is no training runtime 'other'"),
     (train("runtimeRef: {name: mine}", "{}", WITH_JAX), "5:27", "JAX"),
     (
         kubeflow("TFJob", "tfReplicaSpecs", f"PS: {{{role('workingDir: /a')}}}\nWorker: {{{role('workingDir: /b')}}}"),
         "6:",
-        "differs from another role in what all have alike: workdir",
+        "differs from another role in a common field: workdir",
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "place", "words"), BAD, ids=[case[2][:30] for case in BAD])
-def test_what_cannot_be_is_refused_at_its_place(text: str, place: str, words: str) -> None:
+def test_unsupported_field_is_refused_with_its_position(text: str, place: str, words: str) -> None:
     with pytest.raises(GpupoolError) as caught:
         read(text)
     assert f"a.yaml:{place}" in caught.value.message
