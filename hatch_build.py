@@ -1,98 +1,134 @@
-"""Builds native/ into src/gpupool/_native/ when a wheel is made or the package is installed.
+"""Build native/ into src/gpupool/_native/ when a wheel is made or the package is installed.
 
-With a C compiler and make the wheel carries the libraries and its tag names the platform. Without them everything else
-is installed all the same: the wheel is pure Python, and `gpupool.node.native.missing()` says what to do about it.
+With a C compiler the wheel carries the libraries and its tag names the platform. Where there is none, the build first
+gets the Zig compiler from PyPI (the package ziglang, about 100 MB to download, removed after the build).
+GPUPOOL_BUILD_NATIVE=0 builds nothing: the wheel is pure Python then, and `gpupool.node.host.native.missing()` says what
+to do about it. GPUPOOL_BUILD_TARGET=x86_64 or aarch64 builds a wheel of a release, for that machine and glibc 2.17.
 """
 
+import importlib.util
 import json
 import os
-import platform
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-COMPILERS = ("cc", "gcc", "clang")
-PRODUCTS = (
-    "share/libcuda.so.1",
-    "share/libcuda.so",
-    "share/libnvidia-ml.so.1",
-    "fake/libcuda.so.1",
-    "fake/libnvidia-ml.so.1",
-    "gpupool-arbiter",
-)
-INSTALL_COMPILER = "Install a C compiler and make (Debian and Ubuntu: apt install gcc libc6-dev make)"
-READ_LOG = "Read what the compiler says: run make -C native in a checkout"
-FLAGS = "-g0"  # beside those of native/Makefile: nobody debugs an installation
+SWITCH = "GPUPOOL_BUILD_NATIVE"
+INSTALL_COMPILER = "Install a C compiler (Debian and Ubuntu: apt install gcc libc6-dev)"
+READ_LOG = "Read what the compiler says: run native/build.py /tmp/native in a checkout"
+FLAGS = ("-g0", "-Wl,-S")  # nobody debugs an installation
 LOG_LINES = 20
+TARGET = Path("src/gpupool/_native")
+NOTE = "BUILD.json"
+
+
+def load_builder(root: Path) -> ModuleType:
+    """Return native/build.py as a module."""
+    spec = importlib.util.spec_from_file_location("gpupool_native_build", root / "native/build.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(root / "native/build.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
 
 
 class NativeBuildHook(BuildHookInterface[Any]):
-    """Runs make and puts its products, and a note about them, where the package finds them."""
+    """Builds the native parts and stores them, with a note about them, in the package."""
 
     PLUGIN_NAME = "custom"
 
+    def dependencies(self) -> list[str]:
+        """Return the packages from PyPI that the build needs: a compiler if this machine has none."""
+        builder = load_builder(Path(self.root))
+        if os.environ.get(SWITCH) == "0" or not builder.zig_fits() or is_current(Path(self.root), builder):
+            return []
+        with tempfile.TemporaryDirectory() as cache:
+            return [] if builder.find_compiler(Path(cache)) else [builder.ZIG_REQUIREMENT]
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before it collects the files of a wheel; `version` is "standard" or "editable"."""
+        """Build the native parts; `version` is "standard" or "editable". Hatchling calls this first."""
         del version
         root = Path(self.root)
-        with tempfile.TemporaryDirectory() as made:
-            note = build(root / "native", Path(made))
-            install(Path(made), root / "src/gpupool/_native", note)
+        builder = load_builder(root)
+        if is_current(root, builder):
+            note = read_note(root)
+        else:
+            with tempfile.TemporaryDirectory() as made:
+                note = build(builder, Path(made))
+                install(Path(made), root / TARGET, note, builder.PRODUCTS)
+        if note["reason"] and note["release"]:
+            raise RuntimeError(f"The native parts of a release are missing: {note['reason']}")
         if note["reason"]:
             self.app.display_warning(f"gpupool: GPU slices are not enforced by this installation: {note['reason']}")
         if note["products"]:
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{platform_tag()}"
+            build_data["tag"] = f"py3-none-{platform_tag(builder)}"
 
 
-def platform_tag() -> str:
-    """As in a wheel's name: linux_x86_64."""
-    return f"linux_{platform.machine()}"
+def read_note(root: Path) -> dict[str, Any]:
+    """Return the note of the last build in this folder; empty if there was none."""
+    try:
+        note = json.loads((root / TARGET / NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
-def build(native: Path, out: Path) -> dict[str, Any]:
-    """Runs make; what was made, how, why not all of it, and what to do about that."""
-    note: dict[str, Any] = {"reason": "", "remedy": "", "products": [], "machine": platform.machine()}
-    names = [os.environ["CC"]] if os.environ.get("CC") else COMPILERS
-    compiler = next((found for name in names if (found := shutil.which(name))), None)
+def is_current(root: Path, builder: ModuleType) -> bool:
+    """Return whether everything was built from the present sources, so that a second installation is quick."""
+    note, wanted = read_note(root), note_of(builder)
+    there = all((root / TARGET / product).is_file() for product in builder.PRODUCTS)
+    return there and {key: note.get(key) for key in wanted} == wanted
+
+
+def note_of(builder: ModuleType) -> dict[str, Any]:
+    """Return the note of a complete build, except its compiler."""
+    return {
+        "reason": "",
+        "remedy": "",
+        "products": list(builder.PRODUCTS),
+        "machine": builder.target_machine(),
+        "release": builder.TARGET_SWITCH in os.environ,
+        "flags": " ".join(FLAGS),
+        "sources": builder.generator().sources_hash(),
+    }
+
+
+def platform_tag(builder: ModuleType) -> str:
+    """Return the platform in the name of a wheel: linux_x86_64, or manylinux_2_17_x86_64 for a release."""
+    system = f"manylinux_{builder.ZIG_GLIBC.replace('.', '_')}" if builder.TARGET_SWITCH in os.environ else "linux"
+    return f"{system}_{builder.target_machine()}"
+
+
+def build(builder: ModuleType, out: Path) -> dict[str, Any]:
+    """Build into a folder; return the products, the compiler, the reason for missing products, and a remedy."""
+    note = note_of(builder) | {"products": []}
     if sys.platform != "linux":
         return note | {"reason": f"they are for Linux and this is {sys.platform}", "remedy": "Use a Linux machine"}
-    if compiler is None or shutil.which("make") is None:
-        absent = "C compiler" if compiler is None else "make"
-        return note | {"reason": f"there was no {absent} when gpupool was installed", "remedy": INSTALL_COMPILER}
-    note |= {"compiler": version_of(compiler), "flags": FLAGS}
-    failed = run_make(native, out, compiler)
-    products = [product for product in PRODUCTS if (out / product).is_file()]
-    return note | {"reason": failed, "remedy": READ_LOG if failed else "", "products": products}
+    if os.environ.get(SWITCH) == "0":
+        return note | {"reason": f"{SWITCH}=0 was set when gpupool was installed", "remedy": INSTALL_COMPILER}
+    with tempfile.TemporaryDirectory() as cache:
+        compiler = builder.find_compiler(Path(cache))
+        if compiler is None:
+            reason = "there was no C compiler that works when gpupool was installed"
+            return note | {"reason": reason, "remedy": INSTALL_COMPILER}
+        failures = builder.build(out, compiler, FLAGS)
+    if failures:
+        sys.stderr.write("\n".join("\n".join(failures.values()).splitlines()[-LOG_LINES:]) + "\n")
+        note |= {"reason": f"native/ could not be built ({builder.reason_of(failures)})", "remedy": READ_LOG}
+    products = [product for product in builder.PRODUCTS if (out / product).is_file()]
+    return note | {"compiler": compiler.name, "products": products}
 
 
-def run_make(native: Path, out: Path, compiler: str) -> str:
-    """Makes everything that can be made; "", or what went wrong."""
-    variables = [f"OUT={out}", f"CC={compiler}", f"PYTHON={sys.executable}", f"CFLAGS={FLAGS}"]
-    command = ["make", "-k", "-C", str(native), *variables]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode == 0:
-        return ""
-    sys.stderr.write("\n".join((made.stdout + made.stderr).splitlines()[-LOG_LINES:]) + "\n")
-    wrong = re.search(r"^.*\b(?:error|undefined reference|No such file)\b.*$", made.stderr, re.MULTILINE)
-    return f"native/ could not be built ({wrong[0].strip() if wrong else 'make failed'})"
-
-
-def version_of(compiler: str) -> str:
-    """The first line of what the compiler says of itself."""
-    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    return said.splitlines()[0] if said else compiler
-
-
-def install(made: Path, target: Path, note: dict[str, Any]) -> None:
-    """Replaces each file as a whole: programs that run have the former ones mapped."""
-    for product in PRODUCTS:
+def install(made: Path, target: Path, note: dict[str, Any], products: tuple[str, ...]) -> None:
+    """Replace each file as a whole: programs that run have the former ones mapped."""
+    for product in products:
         (target / product).parent.mkdir(parents=True, exist_ok=True)
         if product in note["products"]:
             fresh = target / f"{product}.{os.getpid()}"
@@ -100,6 +136,6 @@ def install(made: Path, target: Path, note: dict[str, Any]) -> None:
             fresh.replace(target / product)
         else:
             (target / product).unlink(missing_ok=True)
-    fresh = target / f"BUILD.json.{os.getpid()}"
+    fresh = target / f"{NOTE}.{os.getpid()}"
     fresh.write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
-    fresh.replace(target / "BUILD.json")
+    fresh.replace(target / NOTE)

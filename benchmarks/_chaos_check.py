@@ -1,4 +1,4 @@
-"""What must hold once the chaos is over: from the database, the programs' own marks, and the machine."""
+"""Checks after the chaos test: of the database, of the marks that programs wrote, and of the machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Run:
     message: str
 
     def key(self, attempt: int | None = None) -> str:
-        """The key of an attempt, its last one if none is named."""
+        """Return the key of an attempt, by default the last one."""
         return f"{self.workload}.{self.index}.{self.attempt if attempt is None else attempt}"
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Checks:
         self._events = self._read_events()
 
     def all(self) -> dict[str, list[str]]:
-        """Violations by what they violate."""
+        """Return the violations by kind."""
         checks = {
             "jobs lost": self.lost(),
             "wrong outcomes": self.outcomes(),
@@ -68,7 +68,7 @@ class Checks:
     # -- what happened to the workloads ------------------------------------------------------------------------------
 
     def lost(self) -> Iterator[str]:
-        """Every submission is there exactly once, with all its replicas, and has ended."""
+        """Check that each submission exists exactly once, with all its replicas, and has ended."""
         count = Counter(name for name, _state in self._workloads.values())
         for planned in self._mix.planned.values():
             never_sent = planned.client is not None and (planned.gone or planned.no_pool_there)
@@ -83,7 +83,7 @@ class Checks:
                 yield f"{name} has {replicas[workload]} replicas"
 
     def outcomes(self) -> Iterator[str]:
-        """Every replica ended as its program did, unless something was done to it that explains another end."""
+        """Check that each replica ended like its program, unless an action explains another end."""
         for run in self.runs:
             if not self._rightly_ended(run):
                 yield str(run)
@@ -107,7 +107,7 @@ class Checks:
         return planned.gone and run.reason in {"CLIENT_GONE", "LEASE_ENDED", "STOPPED_BY_USER"}
 
     def doubled(self) -> Iterator[str]:
-        """No attempt ran twice, none that went to its end was counted again, and each replica ended once."""
+        """Check that no attempt ran twice, no finished one was repeated, and each replica ended once."""
         for key, count in self._starts.items():
             if count != 1:
                 yield f"{key} was started {count} times"
@@ -128,7 +128,7 @@ class Checks:
             yield f"{key} went to its end and was run again"
 
     def clients(self) -> Iterator[str]:
-        """Whoever was not killed saw the status of the program, unless its shepherd was killed."""
+        """Check that each client that was not killed saw the program's status, unless the shepherd was killed."""
         by_name = {run.planned.name: run for run in self.runs}
         for planned in self._mix.planned.values():
             if planned.client is None or planned.gone:
@@ -144,7 +144,7 @@ class Checks:
     # -- GPUs --------------------------------------------------------------------------------------------------------
 
     def overbooked(self) -> Iterator[str]:
-        """At no time was more than a whole GPU given out: a sweep line over all leases there ever were."""
+        """Check that no GPU was ever overcommitted: a sweep line over all leases."""
         found = rows(
             self._pool,
             "SELECT s.gpu_uuid, s.permille, l.granted_at, l.released_at, l.epoch"
@@ -163,7 +163,7 @@ class Checks:
                     yield f"{gpu} was given out to {held / WHOLE_GPU:.3f} at {at} (epoch {epoch})"
 
     def crowded(self) -> Iterator[str]:
-        """No sweep had more replicas at once than it asked for."""
+        """Check that no sweep exceeded its parallelism."""
         found = rows(self._pool, "SELECT workload, granted_at, released_at FROM leases WHERE released_at IS NOT NULL")
         steps: dict[str, list[tuple[float, int]]] = defaultdict(list)
         for workload, granted, released in found:
@@ -176,7 +176,7 @@ class Checks:
                     yield f"{name} had {held} replicas at once, {most} allowed"
 
     def leaked_leases(self) -> Iterator[str]:
-        """Nothing is held at rest."""
+        """Check that no lease is left at the end."""
         for workload, index, attempt in rows(
             self._pool, "SELECT workload, replica_index, attempt FROM leases WHERE released_at IS NULL"
         ):
@@ -191,7 +191,7 @@ class Checks:
     # -- the machine -------------------------------------------------------------------------------------------------
 
     def leftovers(self) -> Iterator[str]:
-        """No process, no socket, no folder, no control group without an owner."""
+        """Check that there is no process, socket, folder or control group without an owner."""
         for pid, key in marked_processes(self._pool).items():
             yield f"process {pid} of {key}"
         for path in (self._pool.state / "node" / "replicas").iterdir():
@@ -203,7 +203,7 @@ class Checks:
         for path in (self._pool.run_dir / "notices").glob("*"):
             yield f"notice {path}"
         known = {"api.sock", "agent.sock", "notify.sock", "state.json", "attach", "leases", "notices", "fake-gpus"}
-        known.add("heard")  # when the node was last in contact
+        known |= {"heard", "control-plane.phase"}  # when the node was last in contact; what a start was doing
         for path in self._pool.run_dir.iterdir():
             if path.name not in known:
                 yield f"{path}"
@@ -215,7 +215,7 @@ class Checks:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read_workloads(self) -> dict[str, tuple[str, str]]:
-        """The plan's name and the state of each workload by id."""
+        """Return the plan's name and the state of each workload by id."""
         found = {}
         for workload, name, state, spec in rows(self._pool, "SELECT id, name, state, spec FROM workloads"):
             document = json.loads(spec) if isinstance(spec, str) else spec
@@ -236,7 +236,7 @@ class Checks:
 
 
 def read_marks(path: Path) -> tuple[Counter[str], dict[str, list[str]]]:
-    """How often each attempt began, and the lines that say that its program came to its end."""
+    """Return the number of starts of each attempt, and the lines that report the end of its program."""
     starts: Counter[str] = Counter()
     ends: dict[str, list[str]] = defaultdict(list)
     for line in path.read_text().splitlines():
@@ -249,7 +249,7 @@ def read_marks(path: Path) -> tuple[Counter[str], dict[str, list[str]]]:
 
 
 def holders(folder: Path) -> Iterator[str]:
-    """Processes that still have something of a folder open or as their current one."""
+    """Return processes that have files of a folder open or use it as current folder."""
     for pid in processes():
         links = [Path(f"/proc/{pid}/cwd")]
         try:
@@ -261,6 +261,6 @@ def holders(folder: Path) -> Iterator[str]:
 
 
 def at_rest(pool: Pool) -> bool:
-    """Whether everything has ended and the node has been told to forget it."""
+    """Return whether everything has ended and the node was asked to forget it."""
     open_ones: list[tuple[Any, ...]] = rows(pool, f"SELECT 1 FROM workloads WHERE state NOT IN {FINAL} LIMIT 1")
     return not open_ones and not any((pool.state / "node" / "replicas").iterdir())

@@ -1,4 +1,4 @@
-"""The chaos test over PostgreSQL: a server that is killed, frozen and cut off, and a second control plane.
+"""The chaos test with PostgreSQL: the server is killed, frozen and disconnected, and there are two control planes.
 
 Needs PostgreSQL, psycopg and this repository's tests, whose server it uses.
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "store"))
 
 from databases import PostgresServer
@@ -24,8 +25,8 @@ from databases import PostgresServer
 from _chaos_kill import Killer
 from _chaos_mix import Mix
 from _common import Api, Pool, RefusedError, children_of, start_ticks, until
-from gpupool.client.locate import Location
-from gpupool.daemon.ask import health
+from gpupool.client.discovery import Location
+from gpupool.daemon.local_api import health
 
 NODE = "gpu1"
 SERVER_STARTS_S = 60.0
@@ -51,7 +52,7 @@ SESSIONS = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE 
 
 
 class Server(PostgresServer):
-    """A server that can be killed and frozen, and is started again whatever it left behind."""
+    """A server that can be killed and frozen, and that is started again after any crash."""
 
     def __init__(self) -> None:
         super().__init__(Path(tempfile.mkdtemp(prefix="gpb-pg-")))
@@ -61,7 +62,7 @@ class Server(PostgresServer):
 
     @property
     def up(self) -> bool:
-        """Whether it would answer."""
+        """Return whether the server would answer."""
         return not self.frozen and self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
@@ -71,7 +72,7 @@ class Server(PostgresServer):
             self.process.wait()
 
     def start_again(self) -> None:
-        """Recover from a crash; a backend that is still there holds a new server up."""
+        """Recover from a crash; a remaining backend process delays a new server."""
 
         def started() -> bool:
             try:
@@ -84,7 +85,7 @@ class Server(PostgresServer):
             raise TimeoutError((self.folder / "log").read_text()[-2000:])
 
     def freeze(self, *, still: bool) -> None:
-        """Stop all its processes, or let them go on."""
+        """Stop all its processes, or continue them."""
         if self.process is None or self.process.poll() is not None:
             return
         self.frozen = still
@@ -93,7 +94,7 @@ class Server(PostgresServer):
                 os.kill(pid, signal.SIGSTOP if still else signal.SIGCONT)
 
     def end(self) -> None:
-        """No longer needed; its folder stays."""
+        """Stop the server; its folder stays."""
         self.freeze(still=False)
         self.stop()
 
@@ -106,7 +107,7 @@ class EitherApi(Api):
         self._paths = paths
 
     def ask(self, method: str, target: str, body: object = None) -> Any:
-        """As the other's; after a refusal or none the next question goes to the other one."""
+        """Ask one pool; after a refusal or no answer, the next request goes to the other one."""
         try:
             return super().ask(method, target, body)
         except (OSError, RefusedError) as error:
@@ -138,12 +139,12 @@ class PairPool(Pool):
         (pool.state / "config.json").write_text(json.dumps(options))
 
     def up(self) -> None:
-        """Both; the first one leads at first."""
+        """Start both pools; the first one becomes the leader."""
         super().up()
         self.second.up()
 
     def down(self) -> None:
-        """Whichever leads stops the jobs; what waits refuses to."""
+        """Stop both pools: the leader stops the jobs; a standby refuses to."""
         if not until(lambda: self.leader() is not None, TURN_S, 0.5):
             raise RuntimeError("nobody leads")
         for pool in (self.second, self):
@@ -153,32 +154,32 @@ class PairPool(Pool):
         self.server.end()
 
     def remove(self) -> None:
-        """Everything that was kept."""
+        """Return the logs."""
         super().remove()
         for folder in (self.second.folder, self.server.folder):
             shutil.rmtree(folder, ignore_errors=True)
 
     def leader(self) -> Pool | None:
-        """Whichever of the two says that it leads."""
+        """Return the pool that reports to be the leader."""
         pools = (self, self.second)
         return next((pool for pool in pools if health(place(pool)).get("status") == "ok"), None)
 
     def api(self, timeout_s: float = 60.0) -> Api:
-        """A connection to whichever leads."""
+        """Return a connection to the current leader."""
         return EitherApi([pool.run_dir / "api.sock" for pool in (self, self.second)], timeout_s)
 
     def client_env(self) -> dict[str, str]:
-        """The environment of a command of whichever leads."""
+        """Return the environment for commands of the current leader."""
         return (self.leader() or self).env
 
 
 def place(pool: Pool) -> Location:
-    """Where a pool is."""
+    """Return the location of a pool."""
     return Location(str(pool.state), str(pool.run_dir), "system")
 
 
 class DatabaseKiller(Killer):
-    """Draws from the database and the leader, too; what was frozen or ended comes back after some seconds."""
+    """Kills also the database and the leader; frozen and ended processes are restarted after some seconds."""
 
     weights = WEIGHTS
 
@@ -188,12 +189,12 @@ class DatabaseKiller(Killer):
         self._later: list[tuple[float, Callable[[], None]]] = []
 
     def strike(self) -> bool:
-        """One blow, after what is due has come back."""
+        """Kill once, after processes whose time has come were restarted."""
         self._settle(time.monotonic())
         return super().strike()
 
     def rest(self) -> None:
-        """Everything comes back."""
+        """Restart everything."""
         self._settle(float("inf"))
 
     def _settle(self, now: float) -> None:
@@ -270,6 +271,6 @@ class DatabaseKiller(Killer):
 
 
 def thaw(pid: int) -> None:
-    """A process goes on, if it is still there: a supervisor may have ended it."""
+    """Continue a process if it still exists: a supervisor may have ended it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Killing the pool's processes with -9, and watching from outside that nothing runs which should not."""
+"""Kill the pool's processes with SIGKILL, and watch from outside for programs that should not run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEY = b"GPUPOOL_REPLICA_KEY="
 
 @dataclass(slots=True)
 class Kills:
-    """What was killed."""
+    """Number of killed processes by kind."""
 
     by_kind: Counter[str] = field(default_factory=Counter)
     shepherds: set[str] = field(default_factory=set)  # keys of attempts whose shepherd was killed
@@ -39,12 +39,12 @@ class Kills:
 
     @property
     def total(self) -> int:
-        """How many processes."""
+        """Return the number of processes."""
         return sum(self.by_kind.values())
 
 
 class Killer:
-    """Draws a victim that lives, and kills it."""
+    """Chooses a random running process and kills it."""
 
     weights = WEIGHTS
 
@@ -55,11 +55,11 @@ class Killer:
         self._random = random.Random(seed ^ 0x5EED)
 
     def strike(self) -> bool:
-        """One blow; False when nothing of the kind that was drawn lived."""
+        """Kill once; return False if no process of the drawn kind runs."""
         return self._blow(self._random.choices(list(self.weights), list(self.weights.values()))[0])
 
     def rest(self) -> None:
-        """No more blows: what was to come back does."""
+        """Stop killing and restart what is still to be restarted."""
 
     def _blow(self, kind: str) -> bool:
         if kind == "everything":
@@ -76,7 +76,7 @@ class Killer:
         return done
 
     def shepherds(self) -> dict[str, tuple[int, int]]:
-        """Pid and start time of each living shepherd by its attempt's key."""
+        """Return pid and start time of each running shepherd by the key of its attempt."""
         found = {}
         for record in (self._pool.state / "node" / "replicas").glob("*/shepherd.json"):
             try:
@@ -133,7 +133,7 @@ class Killer:
 
 
 class Watcher(threading.Thread):
-    """Looks twice a second whether a program runs whose attempt, by the database, has ended or given up its GPUs."""
+    """Checks twice a second for programs whose attempt has ended or released its GPUs by the database."""
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(name="watcher")
@@ -143,7 +143,7 @@ class Watcher(threading.Thread):
         self._done = threading.Event()
 
     def run(self) -> None:
-        """Until told to finish."""
+        """Kill until requested to finish."""
         while not self._done.wait(0.5):
             try:
                 self._look()
@@ -169,7 +169,7 @@ class Watcher(threading.Thread):
 
 
 def marked_processes(pool: Pool) -> dict[int, str]:
-    """The attempt of every living process that carries the mark of one of this pool's programs."""
+    """Return the attempt of each running process that has the mark of a program of this pool."""
     mine = f"CHAOS_POOL={pool.folder}".encode()
     found = {}
     for pid in processes():

@@ -1,4 +1,4 @@
-"""The running mix of the chaos test: jobs, sweeps, leases and attached clients, and what must become of each."""
+"""The workloads of the chaos test: jobs, sweeps, leases and attached clients, with the expected end of each."""
 
 from __future__ import annotations
 
@@ -45,25 +45,26 @@ class Planned:
 
     @property
     def no_pool_there(self) -> bool:
-        """Whether its client came while the supervisor was dead; `client` says so and leaves, as it starts none."""
+        """Return whether its client found the supervisor dead; `client` reports that and starts no pool."""
         return self.client_status == 125 and self.kind == "client" and "No pool is running here" in self.client_said
 
     @property
     def gone(self) -> bool:
-        """Whether nobody waits for its end any more."""
+        """Return whether no client waits for its end."""
         return self.client_killed or self.left_behind
 
     @property
     def left_behind(self) -> bool:
-        """Whether another control plane than the one its client speaks to leads by now, and the client was told so."""
+        """Return whether another control plane leads now, and the client was informed of that."""
         return self.client_status == 125 and "leads this pool" in self.client_said
 
 
 class Mix:
     """Keeps about ``target`` workloads alive from several threads until ``stop``; ``planned`` tells what was begun."""
 
-    def __init__(self, pool: Pool, seed: int, target: int) -> None:
+    def __init__(self, pool: Pool, seed: int, target: int, burners: int = 0) -> None:
         self.pool = pool
+        self._burners = burners
         self.marks = pool.folder / "marks"
         self.planned: dict[str, Planned] = {}
         self.errors: list[str] = []
@@ -89,7 +90,7 @@ class Mix:
                 self.errors.append(f"{thread.name} has not come back")
 
     def clients(self) -> list[Planned]:
-        """Those whose client runs now."""
+        """Return the jobs whose client runs now."""
         return [p for p in list(self.planned.values()) if p.client is not None and p.client.poll() is None]
 
     # -- feeding -----------------------------------------------------------------------------------------------------
@@ -130,7 +131,8 @@ class Mix:
 
     def _command(self, chance: random.Random, status: int) -> list[str]:
         seconds = f"{chance.expovariate(1.0):.2f}" if chance.random() < 0.8 else "0"
-        return ["/bin/sh", str(JOB), str(self.marks), seconds, str(status), str(int(chance.random() < 0.2))]
+        orphan = str(int(chance.random() < 0.2))
+        return ["/bin/sh", str(JOB), str(self.marks), seconds, str(status), orphan, str(self._burners)]
 
     def _batch(self, api: Api) -> None:
         fails = self._random.random() < 0.15
@@ -193,17 +195,17 @@ class Mix:
 
 
 def unique(chance: random.Random) -> str:
-    """An identifier that makes repeating a request harmless."""
+    """Return an identifier that makes a repeated request harmless."""
     return f"{chance.getrandbits(128):032x}"
 
 
 def submit(api: Api, body: dict[str, Any]) -> Any:
-    """The workload of a request, sent again until it is answered: its ``request_id`` makes that harmless."""
+    """Submit a request until it is answered and return its workload: the ``request_id`` makes repetitions harmless."""
     return insist(api, "POST", "/v1/workloads", body)
 
 
 def insist(api: Api, method: str, target: str, body: object = None) -> Any:
-    """The answer, asked for again and again while the control plane is away."""
+    """Return the answer; retry while the control plane is unavailable."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -215,7 +217,7 @@ def insist(api: Api, method: str, target: str, body: object = None) -> Any:
 
 
 def wait_for(api: Api, workload: str, condition: str, state: str) -> bool:
-    """Whether a workload comes into a state."""
+    """Return whether a workload reaches a state."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         seen = insist(api, "GET", f"/v1/workloads/{workload}/wait?for={condition}&timeout_s=5")

@@ -1,4 +1,4 @@
-"""What all benchmarks share: a private pool, percentiles, tables, and results with the machine they were taken on."""
+"""Shared by all benchmarks: a private pool, percentiles, tables, and results with a description of the machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gpupool.client.locate import place_for_new_pool
+from gpupool.client.discovery import place_for_new_pool
 from gpupool.daemon.config import PoolConfig, PoolKind
-from gpupool.daemon.launch import start
+from gpupool.daemon.process.launch import start
 
 RESULTS = Path(__file__).parent / "results"
 GPUPOOL = str(Path(sys.executable).parent / "gpupool")
@@ -32,20 +32,20 @@ PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 class Api(http.client.HTTPConnection):
-    """A connection to a pool's unix socket, kept open; made again by itself after it was lost."""
+    """A persistent connection to a pool's unix socket; it reconnects after a loss."""
 
     def __init__(self, path: Path, timeout_s: float = 60.0) -> None:
         super().__init__("gpupool", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
-        """Raises ``OSError``."""
+        """Connect; raise ``OSError`` if that fails."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
 
     def ask(self, method: str, target: str, body: object = None) -> Any:
-        """The JSON of a successful answer; raises ``RefusedError`` for another and ``OSError`` for none."""
+        """Return the JSON of a successful answer; raise ``RefusedError`` for another and ``OSError`` for none."""
         try:
             self.request(method, target, json.dumps(body), {"Content-Type": "application/json"})
             response = self.getresponse()
@@ -62,7 +62,7 @@ class Api(http.client.HTTPConnection):
 
 
 class RefusedError(RuntimeError):
-    """The pool answered, but not what was hoped for."""
+    """The pool answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ class Pool:
         )
 
     def up(self) -> None:
-        """Start it, or join whoever has started it meanwhile."""
+        """Start it, or use the pool that another process started meanwhile."""
         done = self.cli("up", "--background", "--emulate", self.emulate)
         if done.returncode != 0 and "POOL_ALREADY_RUNNING" not in done.stderr:
             raise RuntimeError(f"gpupool up: {done.stderr.strip()}")
@@ -116,15 +116,15 @@ class Pool:
             raise RuntimeError(f"gpupool down: {done.stderr.strip()}")
 
     def remove(self) -> None:
-        """Everything that was kept."""
+        """Return the logs."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def api(self, timeout_s: float = 60.0) -> Api:
-        """A connection of one's own, for one thread."""
+        """Return a new connection, for one thread."""
         return Api(self.run_dir / "api.sock", timeout_s)
 
     def pids(self) -> dict[str, int]:
-        """The pool's own processes that run, by name: supervisor, agent, spawner, arbiter, control-plane."""
+        """Return the running processes of the pool by name: supervisor, agent, spawner, arbiter, control-plane."""
         try:
             state = json.loads((self.run_dir / "state.json").read_bytes())
         except (OSError, ValueError):
@@ -136,12 +136,12 @@ class Pool:
         return found
 
     def client_env(self) -> dict[str, str]:
-        """The environment of a command of this pool."""
+        """Return the environment for commands of this pool."""
         return self.env
 
     @property
     def database(self) -> Path:
-        """Its SQLite file."""
+        """Return the SQLite file of the pool."""
         return self.state / "pool.db"
 
 
@@ -160,12 +160,13 @@ class NullPool(Pool):
         start(
             PoolConfig(
                 place.state_dir, place.run_dir, PoolKind(place.kind), node_name="null", commands={"agent": agent}
-            )
+            ),
+            print,
         )
 
 
 def is_arbiter(pid: int) -> bool:
-    """Whether a child of the agent grants GPU time (the other one forks)."""
+    """Return whether a child of the agent is the arbiter (the other one is the spawner)."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "gpupool-arbiter"
     except OSError:
@@ -173,7 +174,7 @@ def is_arbiter(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """The pids of a process's children."""
+    """Return the pids of a process's children."""
     try:
         tasks = Path(f"/proc/{pid}/task").iterdir()
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -182,7 +183,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None for none and for a dead one."""
+    """Return the start of a process in ticks since boot; None if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -191,23 +192,23 @@ def start_ticks(pid: int) -> int | None:
 
 
 def runs(pid: int, started: int) -> bool:
-    """Whether a process lives that has this number and started then."""
+    """Return whether a process with this pid and start runs."""
     return start_ticks(pid) == started
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory of a process, MiB."""
+    """Return the resident memory of a process, MiB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB / 1024
 
 
 def uss_mib(pid: int) -> float:
-    """Memory that would come free if the process ended, MiB."""
+    """Return the memory that the end of the process would free, MiB."""
     fields = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return sum(int(field[1]) for field in fields if field[0].startswith("Private_")) / 1024
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds used by a process so far."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -216,7 +217,7 @@ UNREADABLE = (sqlite3.Error, ConnectionError)
 
 
 def rows(pool: Pool, query: str) -> list[tuple[Any, ...]]:
-    """Rows of a pool's database, read only. Raises ``UNREADABLE``."""
+    """Return rows of a pool's database, read only; raise ``UNREADABLE``."""
     if pool.database_url:
         return server_rows(pool.database_url, query)
     connection = sqlite3.connect(f"file:{pool.database}?mode=ro", uri=True, timeout=10)
@@ -227,7 +228,7 @@ def rows(pool: Pool, query: str) -> list[tuple[Any, ...]]:
 
 
 def server_rows(url: str, query: str) -> list[tuple[Any, ...]]:
-    """Rows of a database of PostgreSQL. Raises ``ConnectionError``."""
+    """Return rows of a PostgreSQL database; raise ``ConnectionError``."""
     import psycopg
 
     try:
@@ -238,7 +239,7 @@ def server_rows(url: str, query: str) -> list[tuple[Any, ...]]:
 
 
 def live(pool: Pool) -> int:
-    """How many workloads have not ended, by the database itself."""
+    """Return the number of workloads in the database that have not ended."""
     try:
         return int(rows(pool, f"SELECT count(*) FROM workloads WHERE state NOT IN {FINAL}")[0][0])
     except UNREADABLE:
@@ -246,12 +247,12 @@ def live(pool: Pool) -> int:
 
 
 def processes() -> list[int]:
-    """The pids of all processes."""
+    """Return the pids of all processes."""
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.02) -> bool:
-    """Whether a condition comes true in time."""
+    """Return whether a condition becomes true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -261,19 +262,19 @@ def until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile."""
+    """Return the nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100).__int__() - 1))]
 
 
 def spread(values: Sequence[float], unit: float = 1.0, digits: int = 2) -> dict[str, float]:
-    """Count, median, 99th percentile, least and most, times ``unit``."""
+    """Return count, median, 99th percentile, minimum and maximum, times ``unit``."""
     named = {"p50": percentile(values, 50), "p99": percentile(values, 99), "min": min(values), "max": max(values)}
     return {"n": len(values)} | {name: round(value * unit, digits) for name, value in named.items()}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Aligned plain text."""
+    """Return aligned plain text."""
     texts = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
     return "\n".join(
@@ -282,7 +283,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what this runs; ``load`` says how busy the machine was with other things besides."""
+    """Return a description of the machine and versions; ``load`` is the load by other programs."""
     cpu = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
     )

@@ -1,7 +1,7 @@
-"""A node that runs nothing: it speaks the agent's language, and its programs end at once, or never.
+"""A node that runs no programs: it implements the agent's protocol, and reports that programs end at once, or never.
 
-`python _null_agent.py SOCKET NAME GPUS (ends|lives)`. With it a real control plane is measured alone, over its real
-socket and database.
+`python _null_agent.py SOCKET NAME GPUS (ends|lives)`. It is used to measure a real control plane alone, with its
+real socket and database.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpupool.domain.gpu import NodeReport
-from gpupool.domain.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
-from gpupool.domain.wire import gpu_to_dict, report_to_dict
+from gpupool.domain.decode import decode
+from gpupool.domain.nodes.gpu import NodeReport
+from gpupool.domain.protocol.node_json import gpu_to_dict, report_to_dict
+from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
 from gpupool.node.inventory.emulated import EmulatedInventory
 
 LINE_LIMIT = 8 << 20
@@ -30,7 +31,7 @@ class NullAgent:
         self._statuses: dict[str, ProcessStatus] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One control plane, until it hangs up."""
+        """Serve one control plane until it disconnects."""
         while line := await reader.readline():
             request = json.loads(line)
             result, event = self._answer(request["method"], request.get("params") or {})
@@ -41,7 +42,7 @@ class NullAgent:
 
     def _answer(self, method: str, params: dict[str, Any]) -> tuple[Any, ProcessStatus | None]:
         if method == "start":
-            return self._start(ProcessSpec.from_dict(params["spec"]))
+            return self._start(decode(ProcessSpec, params["spec"]))
         if method == "forget":
             self._statuses.pop(params["key"], None)
         elif method == "stop" and params["key"] in self._statuses:
@@ -75,7 +76,7 @@ async def run(socket: Path, agent: NullAgent) -> None:
 
 
 def main() -> None:
-    """From the arguments to a server."""
+    """Start a server from the arguments."""
     socket, name, gpus, ending = sys.argv[1:5]
     report = EmulatedInventory.open(name, gpus).report()
     Path(socket).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """A year of a large pool, written straight into a store: 64 nodes of 8 GPUs, 40 projects, 200 users, 400,000 leases.
 
-`python benchmarks/_year.py PATH [--leases 400000] [--live 1000] [--queued 3000] [--minute-hours 24]`. Nothing in it is
-measured: it is what such a pool would have written down, with the rhythm of days and weeks, so that pages and reports
-can be timed on it. The schema is made by the store's own functions, rows of work by its own mapping.
+`python benchmarks/_year.py PATH [--leases 400000] [--live 1000] [--queued 3000] [--minute-hours 24]`. The data is
+synthetic, not measured: records of such a pool with daily and weekly patterns, so that pages and reports can be timed
+with it. The store's own functions create the schema, and its own mapping the rows of workloads.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ import _year_sums as sums
 from _year_names import GPUS_PER_NODE, NODES
 from _year_sums import Parts, by_hour
 from gpupool.domain.ids import workload_id
-from gpupool.store import access, sqlite, summing
-from gpupool.store.migrate import prepare
-from gpupool.store.usage_tables import metadata
+from gpupool.store.backends import sqlite
+from gpupool.store.migrations.migrate import prepare
+from gpupool.store.pool.nodes import save_nodes
+from gpupool.store.schema.usage_tables import metadata
+from gpupool.store.usage import rollup
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -53,7 +55,7 @@ CYCLE_H = {8000: 25.0, 4000: 20.0, 1000: 8.3, 250: 15.0, 100: 15.0}  # from one 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Places that are given away again and again: node, first GPU, number of GPUs, thousandths of each."""
+    """Places that are reused by many leases: node, first GPU, number of GPUs, thousandths of each."""
 
     node: Ints
     first: Ints
@@ -62,7 +64,7 @@ class Lanes:
 
     @property
     def total(self) -> Ints:
-        """Thousandths over all GPUs of each."""
+        """Return the thousandths over all GPUs of each lease."""
         return self.count * self.permille
 
 
@@ -83,13 +85,13 @@ class Leases:
 
 
 def lanes() -> Lanes:
-    """All places of the pool."""
+    """Return all places of the pool."""
     found = [(node, *lane) for node in range(NODES) for lane in LAYOUTS[node % len(LAYOUTS)]]
     return Lanes(*(np.array(column, dtype=np.int64) for column in zip(*found, strict=True)))
 
 
 def rhythm(hours: int) -> Floats:
-    """How much is asked for in each hour, the mean being about 1: more on working days, most in the afternoon."""
+    """Return the demand of each hour, with a mean of about 1: more on working days, most in the afternoon."""
     hour = np.arange(hours)
     of_day, weekday = hour % 24, (hour // 24) % 7
     day = 0.35 + 1.3 * np.exp(-(((of_day - 14.0) / 4.5) ** 2))
@@ -98,7 +100,7 @@ def rhythm(hours: int) -> Floats:
 
 
 def draw(rng: np.random.Generator, places: Lanes, since: float, until: float, wanted: int) -> Leases:
-    """As many leases as wanted, none of which shares its place with another at any moment."""
+    """Return the wanted number of leases, none of which overlaps with another on its place."""
     asked = np.concatenate(([0.0], np.cumsum(rhythm(int((until - since) // HOUR) + 1))))
     marks = since + HOUR * np.arange(len(asked))
     cycle = np.array(
@@ -123,7 +125,7 @@ def draw(rng: np.random.Generator, places: Lanes, since: float, until: float, wa
 
 
 def _dress(rng: np.random.Generator, lane: Ints, granted: Floats, released: Floats) -> Leases:
-    """Whose they are, how long they waited and how much they computed."""
+    """Return owners, waits and GPU use of the leases."""
     count = len(lane)
     weights = 1.0 / np.arange(1, people.USERS + 1) ** 0.7
     user = rng.choice(people.USERS, count, p=weights / weights.sum())
@@ -160,11 +162,11 @@ class Book:
             self.put(table, tuple(rows[0]), (past.plain(row) for row in rows))
 
     def columns(self, table: str) -> Sequence[Column[Any]]:
-        """The columns of a table, in order."""
+        """Return the columns of a table, in order."""
         return tuple(metadata.tables[table].columns)
 
     def close(self) -> None:
-        """Indexes and statistics; from here on it is a store like any other."""
+        """Create indexes and statistics; afterwards it is a normal store."""
         for _, sql in self._indexes:
             self._conn.execute(sql)
         self._conn.execute("COMMIT")
@@ -173,27 +175,27 @@ class Book:
 
 
 def finish(path: Path, now: float) -> None:
-    """What the pool writes by itself: its nodes, and the sums of the hours and days that are over."""
+    """Write what the pool stores itself: its nodes, and the sums of past hours and days."""
     sums.write(path, now)
     engine = sqlite.make_engine(path)
     with engine.begin() as conn:
         for node in people.nodes():
-            access.save_node(conn, node)
+            save_nodes(conn, [node])
     while True:
         with engine.begin() as conn:
-            chunk = summing.sum_up(conn, now)
-            if chunk is None or not summing.write(conn, chunk):
+            chunk = rollup.sum_up(conn, now)
+            if chunk is None or not rollup.write(conn, chunk):
                 break
     engine.dispose()
 
 
 def ids(rng: np.random.Generator, count: int) -> list[str]:
-    """So many workload ids."""
+    """Return a number of workload ids."""
     return [workload_id(int(bits)) for bits in rng.integers(0, 1 << 50, count)]
 
 
 def write_work(book: Book, rng: np.random.Generator, places: Lanes, leases: Leases, names: list[str]) -> None:
-    """Workloads, replicas, leases, shares and events of what is over."""
+    """Write workloads, replicas, leases, shares and events of ended work."""
     ends = rng.choice(3, len(leases), p=(0.82, 0.11, 0.07))
     book.put(*past.past_workloads(names, places, leases, ends))
     book.put(*past.past_replicas(names, places, leases, ends))
@@ -203,7 +205,7 @@ def write_work(book: Book, rng: np.random.Generator, places: Lanes, leases: Leas
 
 
 def write_use(book: Book, places: Lanes, leases: Leases, names: list[str], since: float, until: float) -> None:
-    """What was measured, by hours."""
+    """Write the hourly measurements."""
     parts = by_hour(leases.granted, leases.released)
     whole = leases.busy[parts.row] * parts.seconds
     part = np.minimum(1.0, places.permille[leases.lane[parts.row]] / 1000 * 1.4)  # slices use a little more than theirs
@@ -238,7 +240,7 @@ def _hours(since: float, until: float) -> Ints:
 
 
 def _gpu_busy(places: Lanes, leases: Leases, parts: Parts, whole: Floats, hours: Ints) -> Floats:
-    """Seconds of computing of each GPU in each hour, those of slices stretched a little: [G, T]."""
+    """Return the busy seconds of each GPU in each hour, a little more for slices: [G, T]."""
     busy = np.zeros((NODES * GPUS_PER_NODE, len(hours)))
     lane = leases.lane[parts.row]
     column = (parts.hour - hours[0]) // HOUR
@@ -288,7 +290,7 @@ def make(path: Path, *, leases: int, live: int, queued: int, minute_hours: int, 
 
 
 def main() -> int:
-    """Write one and say what it holds."""
+    """Write one and print its contents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--leases", type=int, default=400_000)

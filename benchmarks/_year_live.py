@@ -1,4 +1,4 @@
-"""The living part of the benchmark's pool: replicas that run on full GPUs, and a queue that finds no place."""
+"""The live part of the benchmark's pool: replicas that run on full GPUs, and a queue for which there is no room."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from _year_names import GPUS_PER_NODE, NODES
 from _year_past import put_gpu_use, request
 from gpupool.domain.events import Reason
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
-from gpupool.store import mapping
+from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.store.work import mapping
 
 if TYPE_CHECKING:
     from _year import Book
@@ -24,7 +24,7 @@ MINUTE = 60
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A workload that runs: its lease, and how much it computes of what it holds."""
+    """A running workload: its lease, and the part of its GPUs that it uses."""
 
     workload: Workload
     replica: Replica
@@ -35,7 +35,7 @@ class Alive:
 def write_live(
     book: Book, rng: np.random.Generator, now: float, ids: list[str], first_epoch: int, running: int
 ) -> list[Alive]:
-    """So many workloads that run and, with the ids that remain, some that wait; those that run."""
+    """Write running workloads and, with the remaining ids, waiting ones; return the running ones."""
     places = list(_places(running))
     alive = [_alive(rng, WorkloadId(ids[at]), at, first_epoch + at, place, now) for at, place in enumerate(places)]
     waiting = [_waiting(rng, WorkloadId(key), at, now) for at, key in enumerate(ids[len(places) :])]
@@ -112,7 +112,7 @@ def _identity(key: WorkloadId, name: str, user: int) -> dict[str, Any]:
 
 
 def write_minutes(book: Book, rng: np.random.Generator, now: float, hours: int, alive: list[Alive]) -> None:
-    """What was measured in each minute of the last hours, of GPUs and of what runs now."""
+    """Return the measurements of each minute of the last hours, of GPUs and running replicas."""
     last = int(now // MINUTE) * MINUTE
     steps = np.arange(last - hours * 3600, last, MINUTE)
     level = np.clip(0.55 + 0.25 * np.sin(2 * np.pi * steps / 86400), 0, 1)

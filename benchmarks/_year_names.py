@@ -1,8 +1,8 @@
-"""What the benchmark's pool consists of: 64 nodes of 8 GPUs of five models, 40 projects, 200 users."""
+"""The parts of the benchmark's pool: 64 nodes of 8 GPUs of five models, 40 projects, 200 users."""
 
 from __future__ import annotations
 
-from gpupool.domain.gpu import Gpu, GpuShare, Node, NodeReport
+from gpupool.domain.nodes.gpu import Gpu, GpuShare, Node, NodeReport
 from gpupool.node.inventory.models import find_model
 
 NODES = 64
@@ -16,32 +16,32 @@ MODELS = tuple(card.name for card in CARDS)
 
 
 def node(number: int) -> str:
-    """The name of a node."""
+    """Return the name of a node."""
     return f"node-{number:02d}"
 
 
 def project(number: int) -> str:
-    """The name of a project."""
+    """Return the name of a project."""
     return f"project-{number:02d}"
 
 
 def user(number: int) -> str:
-    """The name of a user."""
+    """Return the name of a user."""
     return f"user-{number:03d}"
 
 
 def gpu(node_number: int, index: int) -> str:
-    """The UUID of a GPU; in the order of nodes and indices."""
+    """Return the UUID of a GPU; UUIDs are ordered by node and index."""
     return f"GPU-{node_number:04x}{index:04x}-0000-4000-8000-000000000000"
 
 
 def share(node_number: int, index: int, permille: int) -> GpuShare:
-    """A part of a GPU."""
+    """Return a share of a GPU."""
     return GpuShare(gpu(node_number, index), index, permille, CARDS[node_number].memory_mib * permille // 1000)
 
 
 def report(number: int) -> NodeReport:
-    """What a node says of itself."""
+    """Return the inventory report of a node."""
     card = CARDS[number]
     gpus = tuple(
         Gpu(
@@ -69,5 +69,5 @@ def report(number: int) -> NodeReport:
 
 
 def nodes() -> list[Node]:
-    """All nodes."""
+    """Return all nodes."""
     return [Node(report(number)) for number in range(NODES)]

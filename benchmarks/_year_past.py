@@ -1,4 +1,4 @@
-"""Rows of work that is over: a workload, a replica, a lease with its shares and four events for each lease."""
+"""Rows of ended work: a workload, a replica, a lease with its shares and four events for each lease."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import _year_names as names
 from _year_names import GPUS_PER_NODE, NODES
-from gpupool.domain.access import Department, Project, Role, User
-from gpupool.domain.gpu import GpuRequest
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.workload import Program, Workload, WorkloadKind
-from gpupool.store import mapping, mapping_access
-from gpupool.store import tables as t
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Department, Project, Role, User
+from gpupool.domain.work.workload import Program, Workload, WorkloadKind
+from gpupool.store.pool import pool_mapping
+from gpupool.store.schema import tables as t
+from gpupool.store.work import mapping
 
 if TYPE_CHECKING:
     from _year import Book, Floats, Ints, Lanes, Leases
@@ -25,12 +26,12 @@ STARTS_IN_S = 0.4
 
 
 def plain(row: dict[str, Any]) -> tuple[Any, ...]:
-    """A row of the mapping as the driver takes it: documents as JSON."""
+    """Return a row of the mapping in the form of the database driver: documents as JSON."""
     return tuple(json.dumps(value) if isinstance(value, dict | list) else value for value in row.values())
 
 
 def write_standing(book: Book) -> None:
-    """Projects in departments, and users."""
+    """Write projects in departments, and users."""
     projects = [
         Project(
             names.project(i),
@@ -41,21 +42,21 @@ def write_standing(book: Book) -> None:
         )
         for i in range(names.PROJECTS)
     ]
-    book.put_dicts("projects", [mapping_access.project_row(project) for project in projects])
+    book.put_dicts("projects", [pool_mapping.project_row(project) for project in projects])
     departments = [Department(f"department-{i}", quota_permille=100_000) for i in range(names.DEPARTMENTS)]
     columns = [column.name for column in t.departments.columns]
     book.put("departments", columns, ([getattr(one, name) for name in columns] for one in departments))
     roles = (Role.ADMIN, Role.MANAGER, *[Role.MEMBER] * 8)
     users = [User(names.user(i), roles[i] if i < len(roles) else Role.MEMBER) for i in range(names.USERS)]
-    book.put_dicts("users", [mapping_access.user_row(user) for user in users])
+    book.put_dicts("users", [pool_mapping.user_row(user) for user in users])
     nodes = names.nodes()
-    book.put_dicts("nodes", [mapping_access.node_row(node) for node in nodes])
+    book.put_dicts("nodes", [pool_mapping.node_row(node) for node in nodes])
     gpus = [gpu for node in nodes for gpu in node.report.gpus]
     book.put("gpu_models", ("gpu_uuid", "model", "memory_mib"), ((g.uuid, g.model, g.memory_mib) for g in gpus))
 
 
 def request(total: int, permille: int) -> Workload:
-    """What a lease of this size was asked for with; the rest of it is overwritten."""
+    """Return the request of a lease of this size; its other fields are overwritten."""
     count = max(1, total // permille)
     kind = WorkloadKind.TRAINING if permille == 1000 else WorkloadKind.INTERACTIVE
     program = Program(("python3", "train.py", "--epochs", "90"), {"PATH": "/usr/bin:/bin"}, "/home/user")
@@ -65,7 +66,7 @@ def request(total: int, permille: int) -> Workload:
 
 
 def past_workloads(ids: list[str], places: Lanes, leases: Leases, ends: Ints) -> Table:
-    """Rows of ``workloads``."""
+    """Yield rows of ``workloads``."""
     columns = tuple(mapping.workload_row(request(1000, 1000)))
     templates = {
         lane: mapping.workload_row(request(int(places.total[lane]), int(places.permille[lane])))
@@ -98,7 +99,7 @@ def past_workloads(ids: list[str], places: Lanes, leases: Leases, ends: Ints) ->
 
 
 def past_replicas(ids: list[str], places: Lanes, leases: Leases, ends: Ints) -> Table:
-    """Rows of ``replicas``."""
+    """Yield rows of ``replicas``."""
     columns = tuple(column.name for column in t.replicas.columns)
 
     def rows() -> Iterator[tuple[Any, ...]]:
@@ -114,7 +115,7 @@ def past_replicas(ids: list[str], places: Lanes, leases: Leases, ends: Ints) -> 
 
 
 def past_leases(ids: list[str], places: Lanes, leases: Leases) -> Table:
-    """Rows of ``leases``."""
+    """Yield rows of ``leases``."""
     columns = tuple(column.name for column in t.leases.columns)
 
     def rows() -> Iterator[tuple[Any, ...]]:
@@ -129,7 +130,7 @@ def past_leases(ids: list[str], places: Lanes, leases: Leases) -> Table:
 
 
 def past_shares(places: Lanes, leases: Leases) -> Table:
-    """Rows of ``lease_shares``."""
+    """Yield rows of ``lease_shares``."""
     columns = tuple(column.name for column in t.lease_shares.columns)
     parts = {
         lane: [

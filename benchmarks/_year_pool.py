@@ -1,8 +1,8 @@
-"""A control plane over a store of `_year.py`: 64 nodes that run nothing but say what real ones would, once a second.
+"""A control plane over a store of `_year.py`: 64 nodes that run no programs but report like real ones, once a second.
 
 `python _year_pool.py STORE SOCKET PORT [--profile FILE]`. It listens on the unix socket and, without TLS, on a port of
-the loopback; prints one JSON line with a token when it is ready, and ends with SIGTERM. Programs that are started "run"
-at once and until they are stopped.
+the loopback; prints one JSON line with a token when it is ready, and ends with SIGTERM. Started programs count as
+running until they are stopped.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import _year_names as names
 from gpupool.api.app import create_app
-from gpupool.api.protocols import PeerHttpProtocol
-from gpupool.api.server import serve
-from gpupool.domain.gpu import Gpu, NodeReport
-from gpupool.domain.logrecords import Stretch
-from gpupool.domain.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
-from gpupool.domain.telemetry import GpuSample, NodeSample, ReplicaSample
+from gpupool.api.server.protocols import PeerHttpProtocol
+from gpupool.api.server.server import serve
+from gpupool.domain.nodes.gpu import Gpu, NodeReport
+from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
+from gpupool.domain.protocol.log_records import LogBatch
+from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
 from gpupool.services.clock import SteadyClock
 from gpupool.services.pool import Pool, PoolInfo
-from gpupool.services.ports import AttachStream, FabricEvent, NodeLink, Ports
+from gpupool.services.ports.adapters import Ports
+from gpupool.services.ports.fabric import AttachStream, FabricEvent, NodeLink
 from gpupool.store import open_store
 from gpupool.web.install import install
 
@@ -51,7 +52,7 @@ Running = tuple[str, int, float]  # attempt key, epoch, start
 
 
 class YearNode(NodeLink):
-    """A node whose programs are entries of a dictionary; what it measures is drawn."""
+    """A node whose programs are entries of a dictionary; its measurements are random."""
 
     def __init__(
         self, number: int, running: Sequence[tuple[str, int, float]], inbox: asyncio.Queue[FabricEvent]
@@ -70,18 +71,18 @@ class YearNode(NodeLink):
         )
 
     async def report(self) -> NodeReport:
-        """The machine."""
+        """Return the report of the machine."""
         return self._report
 
     async def gpus(self) -> Sequence[Gpu]:
-        """Its GPUs, computing."""
+        """Return its GPUs in use."""
         return tuple(
             replace(gpu, utilisation_percent=self._draw.randrange(101), memory_used_mib=gpu.memory_mib // 2)
             for gpu in self._report.gpus
         )
 
     async def samples(self, after: int) -> Sequence[NodeSample]:
-        """One look a second since it began, ten at most."""
+        """Return one sample for each second since the start, at most ten."""
         number = int(time.time() - self._begun)
         return [self._look(n) for n in range(max(after + 1, number - 9), number + 1)] if after < number else []
 
@@ -97,15 +98,15 @@ class YearNode(NodeLink):
         return NodeSample(self.name, number, self._begun + number, 2500.0, 400_000, gpus, replicas)
 
     async def list(self) -> Sequence[ProcessStatus]:
-        """What runs."""
+        """Return the running programs."""
         return list(self._programs.values())
 
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
-        """It runs."""
+        """Start the program."""
         return self._programs.setdefault(spec.key, self._status(spec.key, spec.epoch, time.time()))
 
     async def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
-        """It has ended."""
+        """End the program."""
         del grace_s, notice
         if key in self._programs:
             report = ExitReport(ExitReason.STOPPED, 0, None, "", time.time())
@@ -114,31 +115,31 @@ class YearNode(NodeLink):
             )
 
     async def notify(self, key: str, notice: dict[str, Any] | None) -> None:
-        """Nobody reads it."""
+        """Do nothing: no program reads the notice."""
 
     async def signal(self, key: str, signum: int) -> None:
-        """Nobody hears it."""
+        """Do nothing: no program receives the signal."""
 
     async def forget(self, key: str, *, delete_logs: bool = False) -> None:
-        """Forgotten when it was stopped."""
+        """Do nothing: a program is forgotten when it is stopped."""
 
-    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[Stretch]:
-        """Silent programs."""
+    async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[LogBatch]:
+        """Return an empty log."""
         del key, cursor, limit
         return ()
 
     async def tail_log(self, key: str, lines: int) -> str:
-        """Likewise."""
+        """Return an empty log."""
         del key, lines
         return ""
 
     async def attach(self, key: str) -> AttachStream:
-        """Nothing to attach to."""
+        """Refuse: there is no program to attach to."""
         raise NotImplementedError(key)
 
 
 class YearFabric:
-    """All nodes of the year, at once there."""
+    """The connections to all nodes of the year."""
 
     def __init__(self, store: Path) -> None:
         self.inbox: asyncio.Queue[FabricEvent] = asyncio.Queue()
@@ -146,25 +147,25 @@ class YearFabric:
         self._nodes = {names.node(n): YearNode(n, found[names.node(n)], self.inbox) for n in range(names.NODES)}
 
     async def start(self) -> None:
-        """They are up."""
+        """Do nothing: the nodes are up."""
         for name in self._nodes:
             self.inbox.put_nowait(FabricEvent(name, up=True))
 
     def link(self, node: str) -> NodeLink:
-        """One of them."""
+        """Return the connection to a node."""
         return self._nodes[node]
 
     async def events(self) -> AsyncIterator[FabricEvent]:
-        """What they say."""
+        """Yield the events of the nodes."""
         while True:
             yield await self.inbox.get()
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
 
 def running(store: Path) -> defaultdict[str, list[Running]]:
-    """What runs on each node."""
+    """Return the running replicas of each node."""
     query = "SELECT node, workload, replica_index, attempt, lease, started_at FROM replicas WHERE state = 'running'"
     found: defaultdict[str, list[Running]] = defaultdict(list)
     connection = sqlite3.connect(f"file:{store}?mode=ro", uri=True)
@@ -205,21 +206,21 @@ async def run(path: Path, socket: Path, port: int) -> None:
 
 
 class Loopback(uvicorn.Server):
-    """Leaves signals alone."""
+    """A server that does not handle signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None of its business."""
+        """Do nothing: the main program handles signals."""
         yield
 
 
 def say(what: object) -> None:
-    """One line of JSON."""
+    """Print one line of JSON."""
     print(json.dumps(what), flush=True)
 
 
 def main() -> int:
-    """From the arguments to a control plane."""
+    """Start a control plane from the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
     parser.add_argument("socket", type=Path)

@@ -1,7 +1,7 @@
-"""The sums of hours and days that a pool makes by itself, for all but the last days of the year at once.
+"""The sums of hours and days that a pool computes itself, written at once for all but the last days of the year.
 
-They are what `gpupool.store.summing` would have written day after day; that takes a year's worth of its time, this a
-minute. The pool sums the rest itself. Everything is read from the store.
+`gpupool.store.usage.rollup` would write the same rows day by day, but much slower than this module, which takes a
+minute. The pool computes the rest itself. All input is read from the store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import _year_names as names
-from gpupool.store.gpu_hours import DAY_S, EIGHT_DAYS_S, MARKS, Family, Marks
+from gpupool.store.usage.gpu_hours import DAY_S, EIGHT_DAYS_S, MARKS, Family, Marks
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ class Parts:
 
 
 def by_hour(begin: Floats, end: Floats) -> Parts:
-    """Every hour that each time touches."""
+    """Return every hour that each time touches."""
     first = (begin // HOUR).astype(np.int64)
     spans = (end // HOUR).astype(np.int64) - first + 1
     row = np.repeat(np.arange(len(begin)), spans)
@@ -62,7 +62,7 @@ class Ledger:
     amounts: Floats
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> Ledger:
-        """Some of the columns."""
+        """Return some of the columns."""
         keys = (self.hour, self.project, self.user, self.node, self.model)
         return Ledger(*(key[wanted] for key in keys), self.amounts[:, wanted])
 
@@ -104,7 +104,7 @@ def _part(who: list[Ints], kind: Ints, row: Ints, hour: Ints, amounts: dict[int,
 
 
 def summed(book: Ledger, family: Family, step_s: int) -> Iterator[tuple[Any, ...]]:
-    """Rows of the table."""
+    """Return rows of the table."""
     if family is Family.NODE:
         book = book.only(book.node != NOBODY)
     nothing = np.full(len(book.hour), NOBODY)

@@ -1,16 +1,19 @@
-"""Kill the pool's processes at random moments under a running mix, then check that nothing was lost or doubled.
+"""Kill the pool's processes at random moments while a mix of work runs; check that nothing is lost or doubled.
 
-`python benchmarks/chaos.py --kills 1000 --seed 1 [--minutes 30] [--database postgres]`: a private pool of four emulated
-GPUs; batch jobs, sweeps, leases with client commands and attached clients; kill -9 of the control plane, the agent, the
-spawner, the arbiter, a shepherd, a client, the supervisor, or all of them. Over PostgreSQL there are two control planes
-of which one leads; the server and the leader are killed and frozen, too, and sessions are ended by the server. Exit
-status 1 when anything was violated; the pool's folder is then kept for a look. Prints a table and writes
-results/chaos.json.
+`python benchmarks/chaos.py --kills 1000 --seed 1 [--minutes 30] [--burners 4] [--database postgres]`
+
+A private pool of four emulated GPUs runs batch jobs, sweeps, leases with client commands, and attached clients. The
+control plane, the agent, the spawner, the arbiter, a shepherd, a client, the supervisor, or all of them get SIGKILL.
+With `--burners N` each program has N busy loops, so the machine is overloaded; the result contains the load. Over
+PostgreSQL there are two control planes, one of which leads; the server and the leader are killed and frozen, too, and
+the server ends sessions. The exit status is 1 if anything was violated; the pool's folder is then kept. Prints a table
+and writes results/chaos.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import time
@@ -29,28 +32,28 @@ TARGET = 14  # workloads alive at a time
 REST_S = 240.0
 
 
-def made(database: str, seed: int) -> tuple[Pool, Mix, Killer]:
-    """A pool that is not up yet, what is to run on it, and who kills its processes."""
+def made(database: str, seed: int, burners: int) -> tuple[Pool, Mix, Killer]:
+    """Return a pool that is not started yet, its plan of work, and the process that kills its processes."""
     if database == "sqlite":
         pool = Pool(EMULATED)
-        mix = Mix(pool, seed, TARGET)
+        mix = Mix(pool, seed, TARGET, burners)
         return pool, mix, Killer(pool, mix, seed)
     from _chaos_database import DatabaseKiller, PairPool
 
     pair = PairPool(EMULATED)
-    mix = Mix(pair, seed, TARGET)
+    mix = Mix(pair, seed, TARGET, burners)
     return pair, mix, DatabaseKiller(pair, mix, seed)
 
 
 def torment(options: argparse.Namespace) -> dict[str, Any]:
-    """One run of the chaos test."""
-    pool, mix, killer = made(options.database, options.seed)
+    """Run the chaos test once."""
+    pool, mix, killer = made(options.database, options.seed, options.burners)
     pool.up()
-    watcher, begun = Watcher(pool), time.monotonic()
+    watcher, begun, loads = Watcher(pool), time.monotonic(), []
     mix.start()
     watcher.start()
     try:
-        strike_often(killer, options.kills, begun + options.minutes * 60, options.pause, options.seed)
+        strike_often(killer, options.kills, begun + options.minutes * 60, options.pause, options.seed, loads)
         killer.rest()
         under_fire_s = time.monotonic() - begun
         pool.up()  # a supervisor that died last is raised again
@@ -72,23 +75,26 @@ def torment(options: argparse.Namespace) -> dict[str, Any]:
         | {
             "seconds_under_fire": round(under_fire_s, 1),
             "looks_at_proc": watcher.looks,
+            "load_p50": round(percentile(loads, 50), 1),
+            "load_max": round(max(loads), 1),
         }
     )
 
 
-def strike_often(killer: Killer, kills: int, deadline: float, pause_s: float, seed: int) -> None:
-    """Blows at random moments until there are enough, or the time is up."""
+def strike_often(killer: Killer, kills: int, deadline: float, pause_s: float, seed: int, loads: list[float]) -> None:
+    """Kill at random moments, until ``kills`` or the time is reached; append the load at each kill to ``loads``."""
     chance, told = random.Random(seed ^ 0xA11), 0
     while killer.kills.total < kills and time.monotonic() < deadline:
         time.sleep(chance.expovariate(1 / pause_s))
         killer.strike()
+        loads.append(os.getloadavg()[0])
         if killer.kills.total >= told + 100:
             told = killer.kills.total
             print(f"{told} kills", file=sys.stderr, flush=True)
 
 
 def rests(pool: Pool) -> bool:
-    """Whether nothing is alive any more, as far as the database can be read."""
+    """Return whether nothing runs any more, if the database can be read."""
     try:
         return at_rest(pool)
     except UNREADABLE:
@@ -96,7 +102,7 @@ def rests(pool: Pool) -> bool:
 
 
 def judged(pool: Pool, violations: dict[str, list[str]]) -> dict[str, Any]:
-    """What was wrong, as JSON has it; a folder without violations is removed."""
+    """Return the violations as JSON; remove a folder without violations."""
     if not any(violations.values()):
         pool.remove()
     else:
@@ -108,7 +114,7 @@ def judged(pool: Pool, violations: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def report(mix: Mix, killer: Killer, checks: Checks) -> dict[str, Any]:
-    """What was done, as JSON has it."""
+    """Return the result as JSON."""
     kinds: dict[str, int] = {}
     for planned in mix.planned.values():
         kinds[planned.kind] = kinds.get(planned.kind, 0) + 1
@@ -127,7 +133,7 @@ def report(mix: Mix, killer: Killer, checks: Checks) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The tables."""
+    """Print the tables."""
     print(
         table(
             ("killed with -9, or as it says", "times"),
@@ -144,12 +150,13 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Run it, show it, write it down."""
+    """Run the test, print and store the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=30.0, help="kill no longer than this")
     parser.add_argument("--pause", type=float, default=0.7, metavar="S", help="mean time between two blows")
+    parser.add_argument("--burners", type=int, default=0, metavar="N", help="busy loops in each program of the mix")
     parser.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--name", default="chaos", help="of the result's file; empty: none is written")
     options = parser.parse_args()

@@ -1,5 +1,10 @@
 #!/bin/sh
-# One program of the chaos mix: MARKS SECONDS STATUS ORPHAN. Each line is one write to a file opened for appending.
+# One program of the chaos mix: MARKS SECONDS STATUS ORPHAN BURNERS. Each line is one write to a file opened for appending.
+burners=$5
+while [ "${burners:-0}" -gt 0 ]; do
+    (while :; do :; done >/dev/null 2>&1 &) # its parent has ended: the pool has to end it
+    burners=$((burners - 1))
+done
 echo "$GPUPOOL_REPLICA_KEY start" >>"$1"
 if [ "$4" = 1 ]; then
     (setsid sleep 600 >/dev/null 2>&1 &) # a daemon that nobody would miss: the pool has to end it

@@ -1,4 +1,4 @@
-"""How quickly pages are there in a large pool with a year behind it, and what open browsers cost the scheduler.
+"""Load times of pages in a large pool with a year of history, and the cost of open browsers for the scheduler.
 
 `python benchmarks/dashboard.py [--store PATH] [--leases 400000] [--browsers 50] [--looks 20]`: a control plane over the
 store of `_year.py` (written when PATH does not exist), 64 nodes that run nothing. Measured in the same run:
@@ -66,13 +66,13 @@ class Running:
     token: str
 
     def api(self) -> Api:
-        """A connection of the owner."""
+        """Return a connection of the owner."""
         return Api(self.socket)
 
 
 @contextmanager
 def control_plane(store: Path, profile: Path | None = None) -> Iterator[Running]:
-    """Start one, and stop it."""
+    """Start a control plane, and stop it at the end."""
     folder = Path(tempfile.mkdtemp(prefix="gpb-"))
     port = free_port()
     script = str(Path(__file__).parent / "_year_pool.py")
@@ -92,7 +92,7 @@ def control_plane(store: Path, profile: Path | None = None) -> Iterator[Running]
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -106,7 +106,7 @@ class Web:
         self._headers = {"Authorization": f"Bearer {running.token}"}
 
     def look(self, path: str) -> tuple[float, int]:
-        """Seconds until the whole answer was there, and its bytes."""
+        """Return the seconds until the whole answer, and its bytes."""
         begun = time.perf_counter()
         self._http.request("GET", path, headers=self._headers)
         answer = self._http.getresponse()
@@ -133,7 +133,7 @@ def over_http(running: Running, paths: Sequence[str], looks: int) -> dict[str, A
 
 
 def loop_cpu_s(pid: int) -> float:
-    """Seconds of the processor that the main thread of a process has had."""
+    """Return the CPU seconds of a process's main thread."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -190,13 +190,13 @@ def first_paint(page: Any, tools: Any, path: str) -> tuple[float, float]:
 
 
 def task_ms(tools: Any) -> float:
-    """What the tasks of the main thread have cost since the present page was begun, ms of the processor."""
+    """Return the CPU time of the main thread's tasks since the current page was started, in ms."""
     metrics = {one["name"]: one["value"] for one in tools.send("Performance.getMetrics")["metrics"]}
     return 1000.0 * float(metrics["TaskDuration"])
 
 
 class Browsers:
-    """Open browsers as far as the pool can tell: each listens, and fetches its page again when it is told to."""
+    """Simulated browsers: each listens for updates, and fetches its page again after one."""
 
     def __init__(self, running: Running, count: int) -> None:
         self._running = running
@@ -205,7 +205,7 @@ class Browsers:
         self.told = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """All of them, until told to stop."""
+        """Run all of them until requested to stop."""
         tasks = [asyncio.create_task(self._one(WATCHED[n % len(WATCHED)])) for n in range(self._count)]
         await stop.wait()
         for task in tasks:
@@ -226,7 +226,7 @@ class Browsers:
     async def _fetch(
         self, pages: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: str, auth: str, tag: str
     ) -> str:
-        """The page as the script asks for it; its tag."""
+        """Request the page like the script and return its tag."""
         reader, writer = pages
         known = f"If-None-Match: {tag}\r\n" if tag else ""
         begun = time.perf_counter()
@@ -239,7 +239,7 @@ class Browsers:
 
 
 def submissions(running: Running, count: int) -> dict[str, Any]:
-    """A slice that finds room, again and again: to the answer, and to its start; then it is stopped."""
+    """Measure slices that fit, one after another: to the answer and to the start; then stop them."""
     api = running.api()
     body = {"kind": "training", "command": ["true"], "workdir": "/", "env": {}, "gpus": {"fraction": 0.02}}
     answers, starts = [], []
@@ -255,7 +255,7 @@ def submissions(running: Running, count: int) -> dict[str, Any]:
 
 
 def with_browsers(running: Running, count: int, submitted: int) -> dict[str, Any]:
-    """The same while browsers are open; beside it what the control plane spends."""
+    """Measure the same while browsers are open, and the CPU time of the control plane."""
 
     async def both() -> tuple[dict[str, Any], Browsers]:
         browsers, stop = Browsers(running, count), asyncio.Event()
@@ -276,7 +276,7 @@ def with_browsers(running: Running, count: int, submitted: int) -> dict[str, Any
 
 
 def measured(running: Running, submitted: int) -> dict[str, Any]:
-    """Submissions, and how busy the control plane was meanwhile."""
+    """Measure submissions and the load of the control plane."""
     before, begun = cpu_s(running.pid), time.perf_counter()
     found = submissions(running, submitted)
     busy = (cpu_s(running.pid) - before) / (time.perf_counter() - begun)
@@ -284,7 +284,7 @@ def measured(running: Running, submitted: int) -> dict[str, Any]:
 
 
 def ratio(without: dict[str, Any], beside: dict[str, Any]) -> dict[str, float]:
-    """With browsers over without, medians and 99th percentiles."""
+    """Return the ratio with browsers to without, of medians and 99th percentiles."""
     return {
         f"{what}_{part}": round(beside[what][part] / max(without[what][part], 0.1), 2)
         for what in ("answered_ms", "started_ms")
@@ -299,7 +299,7 @@ def paint(result: dict[str, Any], path: str) -> tuple[float, float, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Tables for people."""
+    """Print the tables."""
     pages = result["pages"]
     rows = [
         (path, one["kib"], one["cold_ms"], one["warm_ms"]["p50"], one["warm_ms"]["p99"],
@@ -320,7 +320,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Measure, show, write down."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path)
     parser.add_argument("--leases", type=int, default=400_000)

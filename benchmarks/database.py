@@ -1,7 +1,7 @@
-"""What the store costs on SQLite and on PostgreSQL: one grant, a hundred at once, loading what is alive.
+"""Cost of the store on SQLite and PostgreSQL: one grant, a hundred grants at once, loading live workloads.
 
 ``python benchmarks/database.py``; needs PostgreSQL (``initdb``, ``pg_ctl``) and psycopg. Both write to the same disk
-with ``fsync`` on, in turn, so that a busy moment meets both.
+with ``fsync`` on, alternating, so that other load affects both.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathlib import Path
 
 from _common import machine, percentile, spread, table, write_result
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Lease, Program, Replica, ReplicaState, Workload, WorkloadKind
-from gpupool.services.ports import ChangeSet
+from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
+from gpupool.domain.work.workload import Lease, Program, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.services.ports.store import ChangeSet
 from gpupool.store import SqlStore, open_store
 
 TOGETHER = 100
@@ -33,7 +33,7 @@ TOGETHER = 100
 
 @contextmanager
 def postgres(folder: Path) -> Iterator[str]:
-    """A server with its default settings in a folder; the URL of its database."""
+    """Start a server with default settings in a folder and yield the URL of its database."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
@@ -56,7 +56,7 @@ def postgres(folder: Path) -> Iterator[str]:
 
 
 def submitted(number: int) -> ChangeSet:
-    """One workload and its replica."""
+    """Return one workload and its replica."""
     key = WorkloadId(f"w{number:010d}")
     made = Workload(
         id=key,
@@ -85,13 +85,13 @@ def _event(key: WorkloadId, reason: Reason) -> Event:
 
 
 def together(parts: list[ChangeSet]) -> ChangeSet:
-    """Many as one."""
+    """Join several changes into one."""
     names = ("workloads", "replicas", "leases", "events")
     return ChangeSet(*(tuple(row for part in parts for row in getattr(part, name)) for name in names))
 
 
 async def measure(stores: dict[str, SqlStore], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds by what was done and by database."""
+    """Return milliseconds by operation and database."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     numbers = count(1)
 
@@ -128,7 +128,7 @@ async def run(rounds: int, targets: dict[str, str | Path]) -> dict[str, dict[str
 
 
 def shown(took_ms: list[float]) -> str:
-    """Median and 99th percentile."""
+    """Return median and 99th percentile."""
     return f"{percentile(took_ms, 50):.1f} / {percentile(took_ms, 99):.1f}"
 
 

@@ -1,7 +1,7 @@
-"""What `gpupool run -- true` costs in a warm pool over starting the same program directly.
+"""Time of `gpupool run -- true` in a warm pool, compared with a direct start of the same program.
 
-`python benchmarks/launch.py [--pairs 150]`: pairs of both, taken in turn so that what else the machine does strikes
-both alike; and the time of `gpupool --help`. Prints a table and writes results/launch.json.
+`python benchmarks/launch.py [--pairs 150]`: pairs of both, alternating so that other load affects both
+equally; and the time of `gpupool --help`. Prints a table and writes results/launch.json.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def stages(pool: Pool, runs: int) -> dict[str, list[float]]:
 
 
 def measure(pairs: int) -> dict[str, Any]:
-    """Both, in turn, and what follows from them."""
+    """Measure both alternately, and compute the differences."""
     whole = (GPUPOOL, "run", "-q", "-p", "0.1", "--", "true")
     with Pool("4xT4") as pool:
         for _ in range(WARM_UP):
@@ -81,7 +81,7 @@ def measure(pairs: int) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The tables."""
+    """Print the tables."""
     rows = [
         ("gpupool run -- true, over direct", result["over_direct_ms"], f"{GOAL_P50_MS:g} / {GOAL_P99_MS:g}"),
         ("gpupool run -- true", result["gpupool_run_true_ms"], ""),
@@ -99,7 +99,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Measure, show, write down."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=150)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Memory of the pool's processes: at rest, beside running programs, and with a long history and much alive.
+"""Memory of the pool's processes: idle, with running programs, and with a long history and many live replicas.
 
 `python benchmarks/memory.py [--live 1000] [--history 100000]`: the control plane's resident memory in a fresh pool and,
-on a node that runs nothing, with so many live replicas and so many finished workloads; what the agent, the spawner, the
-supervisor and a shepherd would free if they ended. Beside it a Python that does nothing. Prints a table and writes
-results/memory.json.
+on a node that runs nothing, with so many live replicas and so many finished workloads; the memory that the end of the
+agent, the spawner, the supervisor and a shepherd would free; and a Python process that does nothing. Prints a table and
+writes results/memory.json.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TABLES = {
 
 
 def bare_python() -> float:
-    """Resident memory of an interpreter that only sleeps, MiB."""
+    """Return the resident memory of an interpreter that only sleeps, MiB."""
     process = subprocess.Popen((sys.executable, "-I", "-c", "import time; time.sleep(60)"))
     time.sleep(0.5)
     size = rss_mib(process.pid)
@@ -57,7 +57,7 @@ def bare_python() -> float:
 
 
 def at_rest() -> dict[str, Any]:
-    """A fresh pool, then the same pool with a few real programs."""
+    """Measure a fresh pool, then the same pool with a few real programs."""
     with Pool("8xT4") as pool:
         time.sleep(SETTLE_S)
         pids = pool.pids()
@@ -79,13 +79,13 @@ def at_rest() -> dict[str, Any]:
 
 
 def all_shepherds(pool: Pool) -> list[int]:
-    """The parents of the programs that run."""
+    """Return the parents of the running programs."""
     programs = [pid for (pid,) in rows(pool, "SELECT pid FROM replicas WHERE pid IS NOT NULL")]
     return [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in programs]
 
 
 def under_load(alive: int, history: int) -> dict[str, Any]:
-    """A control plane started on a long history, with much alive."""
+    """Measure a control plane with a long history and many active workloads."""
     pool = NullPool("64xT4", ends=False)
     with pool:
         api = pool.api()
@@ -119,7 +119,7 @@ def under_load(alive: int, history: int) -> dict[str, Any]:
 
 
 def timed_page(api: Any, target: str) -> float:
-    """Seconds until an answer."""
+    """Return the seconds until an answer."""
     begun = time.perf_counter()
     api.ask("GET", target)
     return time.perf_counter() - begun
@@ -145,14 +145,14 @@ def multiply(database: Path, workload: str, copies: int) -> None:
 
 
 def _copied(name: str, column: str) -> str:
-    """What a changed column is in copy ``n``."""
+    """Return the value of a changed column in copy ``n``."""
     if column in {"epoch", "id"} and name in {"leases", "lease_shares", "events"}:
         return f"{column} + n"
     return {"name": "'old-' || n", "request_id": "NULL"}.get(column, "printf('w%010d', n)")
 
 
 def main() -> int:
-    """Measure, show, write down."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--live", type=int, default=1000)
     parser.add_argument("--history", type=int, default=100_000, help="finished workloads")
@@ -168,7 +168,7 @@ def main() -> int:
     size = load["control_plane_rss_mib"]
     what = f"control-plane, {load['live_replicas']} live, {load['finished_workloads']} finished workloads"
     shown.append((what, size, "", f"{GOAL_LOAD_MIB:g}", f"{size / bare:.1f}"))
-    print(table(("memory, MiB", "resident", "its own", "goal", "of a Python"), shown))
+    print(table(("memory, MiB", "resident", "private", "goal", "ratio to Python"), shown))
     print(f"a list of 100 workloads then takes {load['a_list_of_100_ms']} ms (p50)")
     write_result("memory", result)
     return 0

@@ -1,8 +1,8 @@
-"""Ten thousand queued jobs: how long submitting and asking take, and what waiting costs.
+"""Ten thousand queued jobs: time of submissions and queries, and cost of the waiting queue.
 
 `python benchmarks/queued.py [--jobs 10000]`: a real control plane on a node that runs nothing, whose one GPU is taken;
-so many single submissions over one connection, then `gpupool ps`, `gpupool why` of the last, the same through the API,
-and the processor time and memory at rest. Beside it the same with an empty queue. Prints a table and writes
+single submissions over one connection, then `gpupool ps`, `gpupool why` of the last, the same through the API,
+and the processor time and memory at rest. The same is measured with an empty queue. Prints a table and writes
 results/queued.json.
 """
 
@@ -26,13 +26,13 @@ TIMES = 5
 
 
 def submit(api: Api, name: str) -> str:
-    """The id of a new job that wants one GPU."""
+    """Submit a job with one GPU and return its id."""
     body = {"name": name, "command": ["train"], "workdir": "/", "env": ENV, "gpus": {"count": 1}}
     return str(api.ask("POST", "/v1/workloads", body)["id"])
 
 
 def timed(act: Callable[[], object]) -> float:
-    """The median of some tries, milliseconds."""
+    """Return the median of several tries, in milliseconds."""
     found = []
     for _ in range(TIMES):
         begun = time.perf_counter()
@@ -42,7 +42,7 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def look(pool: Pool, api: Api, ref: str) -> dict[str, Any]:
-    """Everything that is compared between an empty queue and a full one."""
+    """Measure the operations that are compared between an empty and a full queue."""
     pid = pool.pids()["control-plane"]
     asked = {
         "gpupool ps, ms": timed(lambda: pool.cli("ps")),
@@ -60,7 +60,7 @@ def look(pool: Pool, api: Api, ref: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, show, write down."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=10_000)
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What a network costs: keystrokes, output, and sending a folder, over TLS on the loopback address.
+"""Cost of a network connection: keystrokes, output and upload of a folder, over TLS on the loopback address.
 
     python benchmarks/remote.py [--keys 300] [--mib 200] [--files 2000]
 
-A pool with a login beside it. A keystroke is a byte typed at a terminal until its echo is back, through a real
+A pool and a login to it. A keystroke is a byte typed at a terminal until its echo is back, through a real
 ``gpupool run`` on a pseudo-terminal: by the unix socket, and by TLS, WebSocket and control plane. Output is ``head -c``
 of /dev/zero through pipes. A folder is sent for the first time, again unchanged, and with one file changed.
 """
@@ -57,12 +57,12 @@ class Networked(Pool):
         subprocess.run([GPUPOOL, *command[1:]], env=self.away, check=True, capture_output=True)
 
     def ways(self) -> dict[str, dict[str, str]]:
-        """The two ways to it."""
+        """Return the two connections to it."""
         return {"unix socket": self.env, "TLS": self.away}
 
 
 def keystrokes(pool: Networked, env: dict[str, str], count: int) -> list[float]:
-    """Milliseconds from a typed byte to its echo."""
+    """Measure the milliseconds from a typed byte to its echo."""
     near, far = pty.openpty()
     tty.setraw(near, termios.TCSANOW)
     process = subprocess.Popen(
@@ -95,7 +95,7 @@ def _until(fd: int, wanted: bytes) -> None:
 
 
 def output(pool: Networked, env: dict[str, str], mib: int) -> float:
-    """MiB a second that reach the client."""
+    """Measure the MiB per second that reach the client."""
     command = ["sh", "-c", f"head -c {mib << 20} /dev/zero"]
     began = time.perf_counter()
     done = subprocess.run(
@@ -107,7 +107,7 @@ def output(pool: Networked, env: dict[str, str], mib: int) -> float:
 
 
 def logs(pool: Networked, env: dict[str, str], mib: int) -> float:
-    """MiB a second of a finished job's log."""
+    """Measure the MiB per second of a finished job's log."""
     name = f"logs-{time.monotonic_ns()}"
     script = f"head -c {mib * 3 << 18} /dev/urandom | base64"
     submit = [GPUPOOL, "submit", "-q", name, "-g", "0.1", "--no-files", "--log-limit", "1G", "--", "sh", "-c", script]
@@ -119,7 +119,7 @@ def logs(pool: Networked, env: dict[str, str], mib: int) -> float:
 
 
 def sending(pool: Networked, files: int, large_mib: int) -> dict[str, float]:
-    """Seconds of ``gpupool run -- true`` with a folder."""
+    """Measure the seconds of ``gpupool run -- true`` with a folder."""
     shutil.rmtree(pool.work)
     for number in range(files):
         place = pool.work / f"d{number % 50}" / f"f{number}.py"
@@ -141,7 +141,7 @@ def _run(pool: Networked, *options: str) -> float:
 
 
 def measure(options: argparse.Namespace) -> Row:
-    """All of it."""
+    """Run all measurements."""
     with Networked("1xT4") as pool:
         keys = {way: keystrokes(pool, env, options.keys) for way, env in pool.ways().items()}
         flow = {way: output(pool, env, options.mib) for way, env in pool.ways().items()}
@@ -158,7 +158,7 @@ def measure(options: argparse.Namespace) -> Row:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=300)
     parser.add_argument("--mib", type=int, default=200)

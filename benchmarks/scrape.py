@@ -1,4 +1,4 @@
-"""What a scrape of `/metrics` and a look of `gpupool top` cost the control plane of a large pool.
+"""Cost of a scrape of `/metrics` and of a refresh of `gpupool top` for the control plane of a large pool.
 
 `python benchmarks/scrape.py [--store PATH] [--leases 400000] [--looks 20]`: a control plane in this process over the
 store of `_year.py` (written when PATH does not exist), 64 nodes that run nothing but say what real ones would. Times
@@ -27,12 +27,12 @@ import _year
 import _year_names as names
 from _common import machine, percentile, table, write_result
 from _year_pool import YearFabric
-from gpupool.api.exposition import Exposition
-from gpupool.api.looking import top_view, written
-from gpupool.daemon.garbage import walk_seldom
+from gpupool.api.prometheus import Exposition
+from gpupool.api.views.top_view import top_view, written
+from gpupool.daemon.process.garbage_collection import pause_full_collections
 from gpupool.services.clock import SteadyClock
 from gpupool.services.pool import Pool, PoolInfo
-from gpupool.services.ports import Ports
+from gpupool.services.ports.adapters import Ports
 from gpupool.store import open_store
 
 GOAL_BLOCK_MS = 5.0
@@ -82,7 +82,7 @@ async def measured(looks: int, work: Callable[[], Awaitable[int]]) -> dict[str, 
 
 
 async def bench(store: Path, looks: int) -> dict[str, Any]:
-    """A control plane, and what its answers cost."""
+    """Start a control plane and measure the cost of its answers."""
     opened, clock = await open_store(store), SteadyClock()
     ports = Ports(opened, YearFabric(store), clock, secrets.randbits, asyncio.sleep)
     info = PoolInfo("0", opened.pool_id, "user", clock.now(), str(store.parent), None, 0, retention_days=400)
@@ -108,7 +108,7 @@ async def bench(store: Path, looks: int) -> dict[str, Any]:
             return 0
 
         gc.collect()
-        walk_seldom()  # as the control plane does
+        pause_full_collections()  # as the control plane does
         await scrape()
         series = (await exposition.text()).count(b"\n")
         result = {"lines": series, "gpu_seconds_known_after_s": known_s}
@@ -131,7 +131,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def main() -> int:
-    """Measure, show, write down."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path)
     parser.add_argument("--leases", type=int, default=400_000)
@@ -156,7 +156,7 @@ def main() -> int:
         )
         for name, found in rows
     ]
-    print(table(("what", "ms p50", "ms most", "turn p50", "turn most", "MB"), lines))
+    print(table(("request", "CPU ms p50", "CPU ms max", "loop turn p50", "loop turn max", "MB"), lines))
     write_result("scrape", result)
     return 0
 

@@ -1,9 +1,9 @@
-"""How many one-GPU jobs of `true` a second go through the queue on eight emulated GPUs.
+"""Throughput of one-GPU jobs that run `true`, on eight emulated GPUs.
 
-`python benchmarks/throughput.py [--jobs 400] [--rounds 3]`: as so many submissions by one client and as one sweep, with
-real processes and with a node that runs nothing (the control plane alone); beside it the same programs started
-directly, eight at a time. From the first submission until the database has the last end. Prints a table and writes
-results/throughput.json.
+`python benchmarks/throughput.py [--jobs 400] [--rounds 3]`: as single submissions of one client and as one sweep, with
+real processes and with a node that runs nothing (the control plane alone); for comparison the same programs started
+directly, eight at a time. The time is from the first submission until the database has the last end. Prints a table and
+writes results/throughput.json.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ENV = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home())}
 
 
 def one_by_one(api: Api, jobs: int) -> None:
-    """So many submissions, over one connection."""
+    """Send a number of submissions over one connection."""
     for _ in range(jobs):
         api.ask("POST", "/v1/workloads", {"command": ["true"], "workdir": "/", "env": ENV, "gpus": {"count": 1}})
 
 
 def one_sweep(api: Api, jobs: int) -> None:
-    """One submission with so many replicas."""
+    """Send one submission with a number of replicas."""
     rows = [{"number": i} for i in range(jobs)]
     api.ask("POST", "/v1/workloads", {"command": ["true"], "workdir": "/", "env": ENV, "sweep": {"list": rows}})
 
@@ -54,7 +54,7 @@ def per_second(pool: Pool, submit: Submit, jobs: int) -> tuple[float, dict[str, 
 
 
 def directly(jobs: int) -> float:
-    """The same programs a second, started by this process, as many at a time as there are GPUs."""
+    """Measure the same programs per second, started by this process, as many at a time as there are GPUs."""
     begun = time.perf_counter()
     running: list[subprocess.Popen[bytes]] = []
     for _ in range(jobs):
@@ -67,7 +67,7 @@ def directly(jobs: int) -> float:
 
 
 def measure(pool: Pool, submit: Submit, jobs: int, rounds: int) -> dict[str, Any]:
-    """Several rounds of one way to submit."""
+    """Run several rounds of one kind of submission."""
     found = [per_second(pool, submit, jobs) for _ in range(rounds)]
     rates = [rate for rate, _ in found]
     return {
@@ -78,7 +78,7 @@ def measure(pool: Pool, submit: Submit, jobs: int, rounds: int) -> dict[str, Any
 
 
 def main() -> int:
-    """Measure, show, write down."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
@@ -98,7 +98,7 @@ def main() -> int:
                 rate = found["jobs_per_s_median"]
                 shown.append((f"{kind}, {jobs} as {way}", rate, f"{goal:g}", f"{rate / direct:.2f}"))
                 print(f"{kind}, {way}: {found}", file=sys.stderr)
-    print(table(("jobs of `true`", "per s", "goal", "of direct"), shown))
+    print(table(("jobs running `true`", "jobs/s", "goal", "ratio to direct"), shown))
     write_result("throughput", result)
     return 0
 

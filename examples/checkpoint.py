@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def notice() -> str:
-    """Why the pool wants its GPU back, and how long there is, as its notice says; empty without one."""
+    """Return reason and remaining time of the pool's notice; empty without one."""
     path = os.environ.get("GPUPOOL_NOTICE_FILE", "")
     if not path or not Path(path).exists():
         return ""
@@ -29,7 +29,7 @@ def notice() -> str:
 
 
 def save(checkpoint: Path, state: dict[str, int]) -> None:
-    """Whole or not at all: a kill in the middle must leave the old one."""
+    """Save atomically: a kill during the write must leave the old checkpoint."""
     new = checkpoint.with_suffix(".new")
     new.write_text(json.dumps(state), encoding="utf-8")
     new.replace(checkpoint)

@@ -44,12 +44,12 @@ class Images:
     digits: Labels
 
     def part(self, rows: Labels) -> Images:
-        """Some of them."""
+        """Return some of the images."""
         return Images(self.pixels[rows], self.digits[rows])
 
 
 def load_digits() -> tuple[Images, Images]:
-    """The images to train on and those to test with, one in five of each digit."""
+    """Return the training and test images; one in five of each digit is a test image."""
     with gzip.open(DATA, "rt", encoding="ascii") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.int64)
     everything = Images((table[:, :PIXELS] / 16).astype(np.float32), table[:, PIXELS])
@@ -66,10 +66,10 @@ class Model(Protocol):
         """Learn from some images; their mean loss before that."""
 
     def accuracy(self, images: Images) -> float:
-        """The part of the images that it reads correctly."""
+        """Return the fraction of images that are classified correctly."""
 
     def arrays(self) -> list[Floats]:
-        """Weights, then momenta."""
+        """Return weights, then momenta."""
 
     def restore(self, arrays: list[Floats]) -> None:
         """Go on from what ``arrays`` gave."""
@@ -90,7 +90,7 @@ class NumpyModel:
         return hidden, scores / scores.sum(axis=1, keepdims=True)
 
     def train_batch(self, batch: Images, lr: float) -> float:
-        """One step down the gradient."""
+        """Make one step of gradient descent."""
         rows = np.arange(len(batch.digits))
         hidden, chances = self._forward(batch.pixels)
         loss = -np.log(chances[rows, batch.digits] + 1e-12).mean()
@@ -104,11 +104,11 @@ class NumpyModel:
         return float(loss)
 
     def accuracy(self, images: Images) -> float:
-        """The part of the images whose most likely digit is the right one."""
+        """Return the fraction of images whose most likely digit is the right one."""
         return float((self._forward(images.pixels)[1].argmax(axis=1) == images.digits).mean())
 
     def arrays(self) -> list[Floats]:
-        """Weights, then momenta."""
+        """Return weights, then momenta."""
         return [*self.weights, *self.momenta]
 
     def restore(self, arrays: list[Floats]) -> None:
@@ -133,7 +133,7 @@ class TorchModel:
         return torch.relu(pixels @ w1 + b1) @ w2 + b2
 
     def train_batch(self, batch: Images, lr: float) -> float:
-        """One step down the gradient."""
+        """Make one step of gradient descent."""
         scores = self._scores(self._tensor(batch.pixels))
         loss = torch.nn.functional.cross_entropy(scores, self._tensor(batch.digits))
         gradients = torch.autograd.grad(loss, self.weights)
@@ -144,13 +144,13 @@ class TorchModel:
         return loss.item()
 
     def accuracy(self, images: Images) -> float:
-        """The part of the images whose most likely digit is the right one."""
+        """Return the fraction of images whose most likely digit is the right one."""
         with torch.no_grad():
             guesses = self._scores(self._tensor(images.pixels)).argmax(dim=1).cpu().numpy()
         return float((guesses == images.digits).mean())
 
     def arrays(self) -> list[Floats]:
-        """Weights, then momenta."""
+        """Return weights, then momenta."""
         return [tensor.detach().cpu().numpy() for tensor in (*self.weights, *self.momenta)]
 
     def restore(self, arrays: list[Floats]) -> None:
@@ -172,7 +172,7 @@ def first_weights(hidden: int, seed: int) -> list[Floats]:
 
 
 def make_model(hidden: int, seed: int) -> tuple[Model, str]:
-    """The network on the best device there is, and what that device is called."""
+    """Return the network on the best available device, and the name of that device."""
     weights = first_weights(hidden, seed)
     if torch is None:
         return NumpyModel(weights), f"CPU (NumPy {np.__version__})"
@@ -184,7 +184,7 @@ def make_model(hidden: int, seed: int) -> tuple[Model, str]:
 
 
 def slice_seen() -> str:
-    """What the environment says of the part of a GPU that this process was given."""
+    """Return what the environment says about this process's slice of a GPU."""
     share = os.environ.get("GPUPOOL_GPU_SHARE")
     if share is None:
         return "none: started without a pool"
@@ -201,7 +201,7 @@ def save(file: Path, model: Model, epochs_done: int) -> None:
 
 
 def resume(file: Path, model: Model) -> int:
-    """How many epochs a checkpoint already has; the model goes on from there. 0 without one."""
+    """Load a checkpoint into the model and return its number of epochs; 0 without one."""
     if not file.exists():
         return 0
     with np.load(file) as saved:
@@ -213,7 +213,7 @@ def resume(file: Path, model: Model) -> int:
 
 
 def train_epoch(model: Model, images: Images, options: argparse.Namespace, epoch: int) -> float:
-    """One pass over all images in an order of its own; the mean loss."""
+    """Train one epoch over all images in random order and return the mean loss."""
     order = np.random.default_rng([options.seed, epoch]).permutation(len(images.digits))
     size = options.batch_size
     batches = (images.part(order[start : start + size]) for start in range(0, len(order), size))
@@ -248,7 +248,7 @@ def on_term(_signum: int, _frame: object) -> NoReturn:
 
 
 def above_zero(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
+    """Parse a positive integer for argparse."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -256,7 +256,7 @@ def above_zero(text: str) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a small neural network to read handwritten digits.")
     parser.add_argument("--epochs", type=above_zero, default=20, help="passes over the data (%(default)s)")
     parser.add_argument("--batch-size", type=above_zero, default=32, help="images per step (%(default)s)")

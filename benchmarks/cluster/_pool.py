@@ -6,11 +6,13 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from gpupool.daemon import control_plane
-from gpupool.fabric.machines import MachinesFabric, Place
-from gpupool.services.ports import Ports
+from gpupool.daemon.config import PoolConfig
+from gpupool.domain.protocol.fencing import Leadership
+from gpupool.fabric.machines import MachinesFabric, NodePlace
+from gpupool.services.ports.adapters import Ports
+from gpupool.store import SqlStore
 
 
 class FolderDirectory:
@@ -19,21 +21,21 @@ class FolderDirectory:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def places(self) -> AsyncIterator[Place]:
-        """Those that are there when it begins."""
+    async def places(self) -> AsyncIterator[NodePlace]:
+        """Yield the nodes whose sockets exist at the start."""
         for path in sorted(self._folder.glob("*.sock")):
-            yield Place(path.stem, path)
+            yield NodePlace(path.stem, path)
         await asyncio.Event().wait()
 
 
 def main() -> int:
-    """As the control plane's own."""
+    """Run the control plane with these nodes."""
     folder, *rest = sys.argv[1:]
     ports_of_one_machine = control_plane._ports  # noqa: SLF001 - its nodes are not those that have joined
 
-    def ports(*wanted: Any) -> Ports:
-        made = ports_of_one_machine(*wanted)
-        made.fabric = MachinesFabric(FolderDirectory(Path(folder)))
+    def ports(config: PoolConfig, store: SqlStore, lead: Leadership) -> Ports:
+        made = ports_of_one_machine(config, store, lead)
+        made.fabric = MachinesFabric(FolderDirectory(Path(folder)), lead)
         return made
 
     control_plane._ports = ports  # noqa: SLF001 - the one place where a fabric is chosen

@@ -1,4 +1,4 @@
-"""Many nodes in one process: each speaks the agent's language on a socket of its own, and runs nothing.
+"""Many nodes in one process: each implements the agent's protocol on its own socket and runs no programs.
 
 `python _stand_ins.py FOLDER FIRST COUNT GPUS (ends|lives)`: sockets FOLDER/NAME.sock. Each node measures itself once a
 second, as a real one does: its GPUs, and every program that lives.
@@ -17,10 +17,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from _null_agent import LINE_LIMIT, NullAgent
-from gpupool.domain.gpu import NodeReport
-from gpupool.domain.supervision import ProcessPhase, ProcessStatus
-from gpupool.domain.telemetry import GpuSample, NodeSample, ReplicaSample
-from gpupool.domain.wire import look_to_list
+from gpupool.domain.nodes.gpu import NodeReport
+from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
+from gpupool.domain.protocol.node_json import sample_to_list
+from gpupool.domain.work.supervision import ProcessPhase, ProcessStatus
 from gpupool.node.inventory.emulated import EmulatedInventory
 
 MOST_LOOKS = 60
@@ -39,16 +39,16 @@ class StandIn(NullAgent):
         return super()._answer(method, params)
 
     def look(self, now: float) -> None:
-        """Measure itself."""
+        """Return its measurements."""
         gpus = tuple(GpuSample(gpu.uuid, 50.0, 1000, 1, 70.0, 60, 1500, 5000) for gpu in self._report.gpus)
         alive = [s for s in self._statuses.values() if s.phase is not ProcessPhase.EXITED]
         rows = tuple(ReplicaSample(s.key, 50.0, 1000, 100.0, 500, 0, 0, 1, None, 1, s.epoch) for s in alive)
         look = NodeSample(self._report.name, int(now), now, 40.0, 8000, gpus, rows)
-        self.looks = [*self.looks[1 - MOST_LOOKS :], (look.number, json.dumps(look_to_list(look)))]
+        self.looks = [*self.looks[1 - MOST_LOOKS :], (look.number, json.dumps(sample_to_list(look)))]
 
 
 async def measure(agents: list[StandIn]) -> None:
-    """Each node once a second, spread over it."""
+    """Measure each node once a second, spread over the second."""
     while True:
         for agent in agents:
             agent.look(time.time())
@@ -66,7 +66,7 @@ async def run(folder: Path, agents: dict[str, StandIn]) -> None:
 
 
 def main() -> None:
-    """From the arguments to servers."""
+    """Start servers from the arguments."""
     folder, first, count, gpus, ending = sys.argv[1:6]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

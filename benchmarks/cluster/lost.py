@@ -1,10 +1,10 @@
-"""How fast a machine that is lost is noticed, taken back, and its work run elsewhere; what distance costs.
+"""Time to detect a lost machine, to reconnect it, and to restart its work; cost of a remote node.
 
 `python benchmarks/cluster/lost.py [--rounds 3] [--log-mib 64]`: four real agents on this machine, each behind a proxy
-that is cut or frozen; agents are stopped and killed. With the times that a pool has by default: a sign of life every
-two seconds, lost after ten. `--recover` also waits until the work of a cut node runs elsewhere, with the shortest
-`--node-lost-after`. Beside it the start of a program and the reading of its output on a node behind the proxy, over the
-same on the control plane's own node. Prints a table and writes results/cluster_lost.json.
+that is cut or frozen; agents are stopped and killed. The defaults of a pool apply: a heartbeat every two seconds,
+lost after ten. `--recover` also waits until the work of a disconnected node runs on another one, with the shortest
+`--node-lost-after`. It also compares the start of a program and the reading of its output on a node behind the proxy
+with the same on the control plane's own node. Prints a table and writes results/cluster_lost.json.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "node"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "e2e"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "machines"))
@@ -39,7 +40,7 @@ BREAKS: dict[str, tuple[Callable[[Machine], None], Callable[[Machine], None]]] =
 
 
 def timed(act: Callable[[], object], seen: Callable[[], object]) -> float:
-    """Seconds from an act until something is seen."""
+    """Return the seconds from an action until its effect is seen."""
     began = time.monotonic()
     act()
     if not until(seen, 120.0, 0.01):
@@ -48,7 +49,7 @@ def timed(act: Callable[[], object], seen: Callable[[], object]) -> float:
 
 
 def breaks(pool: Machines, rounds: int) -> dict[str, dict[str, float]]:
-    """Each way to lose a node: until it is down, and, once it is as before, until it is up."""
+    """Measure each way to lose a node: time until it is down and, after repair, until it is up."""
     found = {}
     node = pool.nodes["n2"]
     for name, (hurt, heal) in BREAKS.items():
@@ -65,7 +66,7 @@ def breaks(pool: Machines, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def recover(pool: Machines) -> float:
-    """From a cut until the work runs elsewhere."""
+    """Measure the time from a cut until the work runs on another node."""
     pool("policy", "set", "--node-lost-after", f"{LOST_AFTER_S}s")
     pool("submit", "moved", "-g", "1", "--", "sh", "-c", "while :; do sleep 1; done")
     pool.becomes("moved", "running")
@@ -80,14 +81,14 @@ def recover(pool: Machines) -> float:
 
 
 def program_s(pool: Machines, where: str) -> float:
-    """The time of the whole command `gpupool run -- true` on a node."""
+    """Measure the whole command `gpupool run -- true` on a node."""
     began = time.monotonic()
     pool("run", "-g", "1", "--pool", where, "--", "true")
     return time.monotonic() - began
 
 
 def started_s(pool: Machines, where: str) -> float:
-    """From a submission until the program runs, as the control plane keeps it."""
+    """Measure the time from submission to the recorded start of the program."""
     name = f"timed-{time.monotonic_ns()}"
     pool.submit(name, "sleep 0.2", gpus={"count": 1, "labels": {"pool": where}})
     pool.becomes(name, "succeeded")
@@ -96,7 +97,7 @@ def started_s(pool: Machines, where: str) -> float:
 
 
 def log_mib_s(pool: Machines, where: str, mib: int) -> float:
-    """How fast `gpupool logs` reads what a program on a node has written."""
+    """Measure how fast `gpupool logs` reads the output of a program on a node."""
     name = f"wrote-{where}"
     line = f"head -c {mib * MIB} /dev/zero | tr '\\0' x | fold -w 99"
     pool("submit", name, "-g", "1", "--log-limit", f"{2 * mib}M", "--pool", where, "--", "sh", "-c", line)
@@ -107,7 +108,7 @@ def log_mib_s(pool: Machines, where: str, mib: int) -> float:
 
 
 def distance(pool: Machines, rounds: int, mib: int) -> dict[str, dict[str, float]]:
-    """What is on the control plane's own machine, and what is behind a proxy: side by side, in turns."""
+    """Measure the control plane's own machine and a node behind a proxy, alternating."""
     pool.add("head", "1xT4")
     pool.node_becomes("head", "up")
     for node, where in (("head", "near"), ("n1", "far")):
@@ -127,7 +128,7 @@ def distance(pool: Machines, rounds: int, mib: int) -> dict[str, dict[str, float
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--log-mib", type=int, default=48)
@@ -141,7 +142,7 @@ def main() -> None:
             result["recovered_s"] = round(recover(pool), 1)
         result["distance"] = distance(pool, options.starts, options.log_mib)
     rows = [[name, *(f"{seconds} s" for seconds in found.values())] for name, found in result["breaks"].items()]
-    print(table(("lost by", "noticed after (p50)", "at most", "in use again after"), rows))
+    print(table(("failure", "down after (p50)", "down after (max)", "up again after"), rows))
     near, far = result["distance"]["near"], result["distance"]["far"]
     print(table(("", "own node", "behind a proxy"), [(name, near[name], far[name]) for name in near]))
     if options.recover:

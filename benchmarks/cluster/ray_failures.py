@@ -1,4 +1,4 @@
-"""What a cluster's machines notice of failures of Ray and the network, and how soon they are together again.
+"""Effects of failures of Ray and the network on a cluster's machines, and times to recover.
 
     sudo python benchmarks/cluster/ray_failures.py [--nodes 3]
 
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
-sys.path[:0] = [str(TESTS / "e2e"), str(TESTS / "ray")]
+sys.path[:0] = [str(TESTS), str(TESTS / "e2e"), str(TESTS / "ray")]
 
 from ray_machines import Cluster, Machine, cluster  # noqa: E402 - found by the line above
 from test_ray_cluster import Job, leased  # noqa: E402 - likewise
 
-from gpupool.client.locate import SYSTEM, Location  # noqa: E402 - likewise
-from gpupool.daemon.ask import ask  # noqa: E402 - likewise
+from gpupool.client.discovery import SYSTEM, Location  # noqa: E402 - likewise
+from gpupool.daemon.local_api import ask  # noqa: E402 - likewise
 from gpupool.domain.errors import GpupoolError  # noqa: E402 - likewise
 
 WATCH_S = 16.0  # how long a node may stay up before "never" is believed
@@ -34,26 +34,26 @@ POLL_S = 0.1
 
 
 class Watch:
-    """How the pool sees a node over time."""
+    """The state of a node over time, as the pool reports it."""
 
     def __init__(self, machines: Cluster, node: Machine) -> None:
         self._place = Location(str(machines.head.state), str(machines.head.run), SYSTEM)
         self._node = node.name
 
     def answers(self) -> bool:
-        """Whether the node is up and its GPUs can be looked at now."""
+        """Return whether the node is up and its GPUs can be queried."""
         try:
             return bool(ask(self._place, "GET", f"/v1/nodes/{self._node}", timeout_s=2.0)["state"] == "up")
         except (OSError, GpupoolError):
             return False
 
     def up(self) -> bool:
-        """Whether the pool calls it up."""
+        """Return whether the pool reports the node as up."""
         views: list[Any] = ask(self._place, "GET", "/v1/nodes")["nodes"]
         return any(view["name"] == self._node and view["state"] == "up" for view in views)
 
     def measure(self, heal: Callable[[], None] | None) -> tuple[float | None, float]:
-        """Seconds until it was called down, and from then (or from the healing) until it answers."""
+        """Return the seconds until it is down, and from then (or from the repair) until it answers."""
         began = time.monotonic()
         down: float | None = None
         while down is None and time.monotonic() - began < WATCH_S:
@@ -69,7 +69,7 @@ class Watch:
 
 
 def failures(machines: Cluster, node: Machine) -> dict[str, tuple[Callable[[], object], Callable[[], None] | None]]:
-    """What to break, and how to heal it where it does not heal by itself."""
+    """Return the function that breaks a part, and the one that repairs it if that is necessary."""
     frozen: list[int] = []
 
     def freeze() -> None:
@@ -93,7 +93,7 @@ def failures(machines: Cluster, node: Machine) -> dict[str, tuple[Callable[[], o
 
 
 def main() -> None:
-    """Break one thing after the other."""
+    """Cause one failure after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=3)
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""A pool of many machines on one: 200 nodes of 8 GPUs that speak the agent's language and run nothing.
+"""A pool of many simulated machines: 200 nodes of 8 GPUs that implement the agent's protocol and run no programs.
 
-`python benchmarks/cluster/scale.py [--nodes 200] [--gpus 8xT4] [--seconds 20]`: how long until all nodes are in use,
-what the control plane needs of a processor and of memory when nothing runs and when every GPU is held, how fast a full
-pool is filled, how many jobs a second go through it, and how fast half of it is missed and taken back. The control
+`python benchmarks/cluster/scale.py [--nodes 200] [--gpus 8xT4] [--seconds 20]`: the time until all nodes are up, the
+control plane's CPU and memory use when idle and when every GPU is allocated, the time to fill the pool, the number of
+jobs per second, and the time to detect the loss and return of half of the nodes. The control
 plane, its socket, database and protocol are real. Prints a table and writes results/cluster_scale.json.
 """
 
@@ -63,7 +63,7 @@ class Cluster:
         return process
 
     def start_control_plane(self) -> float:
-        """Seconds until every node is in use."""
+        """Return the seconds until every node is in use."""
         began = time.monotonic()
         words = (sys.executable, str(HERE / "_pool.py"), str(self.sockets), "--state-dir", str(self.state))
         with (self.folder / "log").open("wb") as log:
@@ -73,18 +73,18 @@ class Cluster:
         return time.monotonic() - began
 
     def up(self) -> int:
-        """How many nodes are in use."""
+        """Return the number of nodes in use."""
         try:
             return int(self.api().ask("GET", "/v1/pool")["nodes_up"])
         except (OSError, RuntimeError):
             return 0
 
     def api(self) -> Api:
-        """A connection."""
+        """Return a connection."""
         return Api(self.run_dir / "api.sock", 120.0)
 
     def load(self, seconds: float) -> dict[str, float]:
-        """What the control plane needs in the next seconds: per cent of a processor, and MiB."""
+        """Measure the use of the control plane in the next seconds: percent of a CPU, and MiB."""
         assert self.control_plane is not None
         pid = self.control_plane.pid
         before, began = cpu_s(pid), time.monotonic()
@@ -93,7 +93,7 @@ class Cluster:
         return {"cpu_percent": round(percent, 1), "rss_mib": round(rss_mib(pid), 1)}
 
     def cpu_s(self) -> float:
-        """Processor seconds of the control plane so far."""
+        """Return the CPU seconds of the control plane so far."""
         assert self.control_plane is not None
         return cpu_s(self.control_plane.pid)
 
@@ -106,19 +106,19 @@ class Cluster:
 
 
 def submit(api: Api, count: int) -> str:
-    """One workload of so many one-GPU runs, all at once."""
+    """Submit one workload with a number of parallel one-GPU runs."""
     body = {"command": ["true"], "env": {}, "workdir": "/", "gpus": {"count": 1}, "kind": "training"}
     made = api.ask("POST", "/v1/workloads", body | {"completions": count, "parallelism": count})
     return str(made["id"])
 
 
 def counted(api: Api, workload: str, state: str) -> int:
-    """How many of its replicas are in a state."""
+    """Return the number of its replicas in a state."""
     return int(api.ask("GET", f"/v1/workloads/{workload}?replicas_from=1000000")["counts"].get(state, 0))
 
 
 def held(options: argparse.Namespace) -> dict[str, Any]:
-    """With programs that never end."""
+    """Measure programs that never end."""
     with Cluster(options.nodes, options.gpus, "lives") as cluster:
         result: dict[str, Any] = {"all_up_s": round(cluster.start_control_plane(), 2)}
         result["all_up_cpu_s"] = round(cluster.cpu_s(), 2)
@@ -145,7 +145,7 @@ def held(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def through(options: argparse.Namespace) -> dict[str, Any]:
-    """With programs that end at once."""
+    """Measure programs that end at once."""
     with Cluster(options.nodes, options.gpus, "ends") as cluster:
         cluster.start_control_plane()
         api, began, used_s = cluster.api(), time.monotonic(), cluster.cpu_s()
@@ -158,7 +158,7 @@ def through(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--gpus", default="8xT4")
@@ -178,7 +178,7 @@ def main() -> None:
         ("their leases stayed", result["kept_their_leases"], ""),
         ("jobs through it", f"{done['jobs_per_s']} a second", f"{done['cpu_ms_each']} ms each"),
     ]
-    print(table(("what", f"{options.nodes} nodes of {options.gpus}", "processor time"), rows))
+    print(table(("measurement", f"{options.nodes} nodes of {options.gpus}", "CPU time"), rows))
     write_result("cluster_scale", result)
 
 

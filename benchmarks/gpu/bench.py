@@ -1,4 +1,4 @@
-"""Running the workers of a benchmark: in a private pool, alone or together, and directly where a baseline wants it.
+"""Run the workers of a benchmark: in a private pool, alone or together, and without a pool for a baseline.
 
 A worker is a program of ``workers/``; its last line of output is one JSON object: what it measured, or
 ``{"skip": "why"}``. Those that run together wait for each other: each makes ``<folder>/ready.<name>``, and begins at
@@ -28,11 +28,11 @@ EMULATED_GPUS = "1xT4"
 
 
 class SkipError(RuntimeError):
-    """What a worker needs is not here."""
+    """A requirement of a worker is missing."""
 
 
 class FailedError(RuntimeError):
-    """A worker went wrong."""
+    """A worker failed."""
 
 
 class NoGpuError(RuntimeError):
@@ -52,7 +52,7 @@ WHOLE = Place("whole", ("-g", "1"))
 
 
 def part(fraction: float, compute: str = "guarantee") -> Place:
-    """A slice held by the share library; 1.0 is a whole GPU with the library."""
+    """Return a slice limited by the share library; 1.0 is a whole GPU with the library."""
     options = ("-p", f"{fraction:g}", "--sharing", "share", "--compute", compute)
     return Place(f"{fraction:g} slice" + ("" if compute == "guarantee" else f", {compute}"), options)
 
@@ -98,7 +98,7 @@ class Bench:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _one_gpu(self) -> dict[str, Any]:
-        """The GPU to measure. Raises ``NoGpuError`` for none that is real (or free)."""
+        """Return the GPU to measure; raise ``NoGpuError`` if there is no real, free one."""
         gpus = json.loads(self._cli("list_gpus", "--json"))["gpus"]
         wanted = [gpu for gpu in gpus if gpu["emulated"] is self.emulated]
         if not wanted:
@@ -109,7 +109,7 @@ class Bench:
         return dict(free[0])
 
     def node(self) -> dict[str, Any]:
-        """The pool's only node."""
+        """Return the pool's only node."""
         return dict(json.loads(self._cli("nodes", "--json"))["nodes"][0])
 
     def _cli(self, *arguments: str) -> str:
@@ -121,15 +121,15 @@ class Bench:
         return done.stdout
 
     def seconds(self, full: float) -> float:
-        """How long a window of measurement is."""
+        """Return the length of a measurement window."""
         return max(2.0, full / 4) if self.quick else full
 
     def one(self, work: Work) -> dict[str, Any]:
-        """What one worker measured, alone on the machine. Raises ``SkipError`` and ``FailedError``."""
+        """Return the result of one worker alone on the machine; raise ``SkipError`` or ``FailedError``."""
         return self._result(self._start(work), work)
 
     def together(self, works: Sequence[Work]) -> list[dict[str, Any]]:
-        """What several measured in the same window. Raises ``SkipError`` and ``FailedError``, and ends the others."""
+        """Return results of workers in the same window; raise ``SkipError`` or ``FailedError`` and end the others."""
         meeting = Path(tempfile.mkdtemp(dir=self.folder))
         begun: list[subprocess.Popen[str]] = []
         try:
@@ -181,7 +181,7 @@ class Bench:
 
 
 def answer_of(said: str, complained: str, status: int, who: str) -> dict[str, Any]:
-    """The object in a worker's last line. Raises ``SkipError`` for a skip, ``FailedError`` for none or a bad status."""
+    """Return the object in a worker's last line; raise ``SkipError`` for a skip, ``FailedError`` otherwise."""
     if "IMPOSSIBLE_REQUEST" in complained or "[UNSUPPORTED]" in complained:
         raise SkipError(" ".join(line.strip() for line in complained.strip().splitlines()[:2]))
     lines = said.strip().splitlines()

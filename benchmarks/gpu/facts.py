@@ -1,4 +1,4 @@
-"""Where and with what figures were taken."""
+"""The machine, driver and versions of a measurement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def driver_or_reason() -> str:
-    """Empty when NVML finds a GPU, else why it does not: asked before a pool is started at all."""
+    """Return why NVML finds no GPU, or an empty text; called before a pool is started."""
     try:
         import pynvml
 
@@ -40,7 +40,7 @@ def driver_or_reason() -> str:
 
 
 def facts_of(bench: Bench) -> dict[str, Any]:
-    """Date, GPU, driver, versions and command."""
+    """Return date, GPU, driver, versions and command."""
     node = bench.node()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

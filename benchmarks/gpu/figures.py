@@ -1,4 +1,4 @@
-"""Figures that were measured, and those that were not and why; the JSON and the table made of them.
+"""Measured figures, and reasons for those that were not measured; their JSON and table.
 
 A figure without a measured number cannot be made to look like one: ``measured`` refuses what is not finite or rests on
 no sample, and everything else carries a reason instead of a value.
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """What became of a figure."""
+    """The outcome of a measurement."""
 
     MEASURED = "measured"
     SKIPPED = "skipped"  # something it needs is not here
@@ -25,12 +25,12 @@ class Outcome(StrEnum):
 
 
 class NotMeasuredError(ValueError):
-    """Somebody wanted to report a number that nobody measured."""
+    """A number without a measurement must not be reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table. ``detail`` has what the value was made of (samples, runs, arguments)."""
+    """One line of the table. ``detail`` has the basis of the value (samples, runs, arguments)."""
 
     part: str
     name: str
@@ -43,19 +43,19 @@ class Figure:
 
 
 def measured(part: str, name: str, value: float, unit: str, *, samples: int, goal: str = "", **detail: Any) -> Figure:
-    """A figure with a number; raises ``NotMeasuredError`` for one that is not a number or rests on nothing."""
+    """Return a result with a number; raise ``NotMeasuredError`` if it is not a number or has no basis."""
     if not math.isfinite(value) or samples < 1:
         raise NotMeasuredError(f"{part}, {name}: {value} of {samples} samples is not a measurement")
     return Figure(part, name, Outcome.MEASURED, value, unit, goal, detail={"samples": samples} | detail)
 
 
 def skipped(part: str, name: str, reason: str) -> Figure:
-    """A figure that cannot be had here."""
+    """Return a result that cannot be measured here."""
     return Figure(part, name, Outcome.SKIPPED, reason=reason)
 
 
 def failed(part: str, name: str, reason: str) -> Figure:
-    """A figure that was tried for and not got."""
+    """Return a result whose measurement failed."""
     return Figure(part, name, Outcome.FAILED, reason=reason[-2000:])
 
 
@@ -68,7 +68,7 @@ class Report:
     emulated: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {"emulated": self.emulated, "facts": self.facts, "figures": [asdict(f) for f in self.figures]}
 
 
@@ -94,7 +94,7 @@ def _slug(text: str) -> str:
 
 
 def markdown(report: Report) -> str:
-    """The report as a page."""
+    """Return the report as a page."""
     facts = report.facts
     title = "# Emulated GPUs: no figure of a real one" if report.emulated else f"# {facts['gpu']}, {facts['date']}"
     lines = [title, ""]
@@ -116,13 +116,13 @@ def _row(figure: Figure) -> str:
 
 
 def value_text(figure: Figure) -> str:
-    """The value with its unit, four digits of it; raises ``NotMeasuredError`` where there is none."""
+    """Return the value with four digits and its unit; raise ``NotMeasuredError`` if there is none."""
     if figure.outcome is not Outcome.MEASURED or figure.value is None:
         raise NotMeasuredError(f"{figure.part}, {figure.name}: {figure.reason or 'no value'}")
     return f"{figure.value:.4g} {figure.unit}".strip()
 
 
 def counts(figures: Iterable[Figure]) -> str:
-    """``12 measured, 3 skipped, 0 failed``."""
+    """Return ``12 measured, 3 skipped, 0 failed``."""
     found: Sequence[Outcome] = [figure.outcome for figure in figures]
     return ", ".join(f"{found.count(outcome)} {outcome.value}" for outcome in Outcome)

@@ -1,8 +1,8 @@
 """All figures of a real GPU in one command: ``python benchmarks/gpu/run.py [--part NAME ...] [--quick]``.
 
-Each part starts its programs through gpupool, in a private pool, and prints what it measured and what it could not
-measure and why. The result goes to benchmarks/results/gpu-<model>-<date>.json with a table beside it. On a machine
-without a real GPU it says so, writes nothing, and ends with status 3.
+Each part starts its programs through gpupool, in a private pool, and prints its figures, and a reason for each figure
+that it could not measure. The result goes to benchmarks/results/gpu-<model>-<date>.json with a table beside it. On a
+machine without a real GPU it says so, writes nothing, and ends with status 3.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _figures(bench: Bench, names: Sequence[str]) -> list[Figure]:
 
 
 def _of_part(bench: Bench, part: ModuleType) -> Iterator[Figure]:
-    """A part's figures; what it did not foresee is a failed figure after those it has, not the end of the run."""
+    """Return the results of a part; an unexpected error becomes a failed result and does not end the run."""
     try:
         yield from part.measure(bench)
     except SkipError as reason:

@@ -1,10 +1,10 @@
-"""What the share library costs a launch, and what it costs a program that never uses a GPU.
+"""Cost of the share library for a launch, and for a program that never uses a GPU.
 
 `python benchmarks/native/launch_hook.py [--rounds 31]`: nanoseconds and instructions of a launch of an empty kernel on
 a driver that does nothing, directly and through the hook (without a lease, ungated, and gated with the grant held);
-instructions and milliseconds of `true` with and without the library preloaded. Rounds are taken in turn, so that what
-else the machine does strikes all alike. Instructions are counted by single steps. Prints a table and writes
-results/launch_hook.json. Needs a C compiler and make.
+instructions and milliseconds of `true` with and without the library preloaded. Rounds alternate, so that other
+load affects all equally. Instructions are counted by single steps. Prints a table and writes
+results/launch_hook.json. Needs a C compiler.
 """
 
 from __future__ import annotations
@@ -51,14 +51,13 @@ class Way:
     threads: int = 1
 
     def command(self, program: Path, rounds: int, launches: int) -> tuple[str, ...]:
-        """The program that launches."""
+        """Return the program that launches."""
         return (str(program), self.library, self.stream, str(self.threads), str(rounds), str(launches))
 
 
 def build(folder: Path) -> None:
-    """The libraries, the driver that does nothing and the programs. Raises ``subprocess.CalledProcessError``."""
-    make = ("make", "-s", "-C", str(ROOT / "native"), f"OUT={folder}", f"PYTHON={sys.executable}", *LIBRARIES)
-    subprocess.run(make, check=True)
+    """Build the libraries, the empty driver and the programs; raise ``subprocess.CalledProcessError``."""
+    subprocess.run((sys.executable, ROOT / "native/build.py", folder, *LIBRARIES), check=True)
     compiler = ("cc", "-std=gnu11", "-O2", f"-I{ROOT / 'native/include'}", f"-I{folder}")
     shared = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
     subprocess.run((*compiler, *shared, "-o", folder / "null-libcuda.so.1", HERE / "null_driver.c"), check=True)
@@ -67,7 +66,7 @@ def build(folder: Path) -> None:
 
 
 def lease(folder: Path, driver: Path, policy: int, grant: int) -> dict[str, str]:
-    """A lease's folder as the agent and the arbiter would leave it; the variable that names it."""
+    """Create a lease folder like the agent and the arbiter; return the variable that names it."""
     folder.mkdir()
     header = struct.pack("<QII128s1024s", MAGIC, ABI, 1, b"benchmark", str(driver).encode()).ljust(PAGE, b"\0")
     gpu = bytearray(PAGE)
@@ -79,7 +78,7 @@ def lease(folder: Path, driver: Path, policy: int, grant: int) -> dict[str, str]
 
 
 def ways(folder: Path) -> list[Way]:
-    """The direct one first."""
+    """Return the scenarios, the direct one first."""
     driver = folder / "null-libcuda.so.1"
     preload = {"LD_PRELOAD": str(folder / LIBRARIES[0])}
     none = preload | lease(folder / "none", driver, POLICY_NONE, 0)
@@ -97,19 +96,19 @@ def ways(folder: Path) -> list[Way]:
 
 
 def said(command: tuple[str, ...], environment: dict[str, str]) -> str:
-    """What a program printed. Raises ``subprocess.CalledProcessError``."""
+    """Return the output of a program; raise ``subprocess.CalledProcessError``."""
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
 
 
 def counted(folder: Path, command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Instructions that a program's first thread executes."""
+    """Count the instructions of a program's first thread."""
     rest = {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
     preload = {"COUNTED_PRELOAD": environment["LD_PRELOAD"]} if "LD_PRELOAD" in environment else {}
     return int(said((str(folder / "count"), *command), rest | preload).split()[-1])
 
 
 def per_launch(folder: Path, way: Way) -> float:
-    """Instructions of one launch: a long run less a short one."""
+    """Count the instructions of one launch: a long run minus a short one."""
     program = folder / "launch_hook"
     short, long = (
         counted(folder, way.command(program, 1, launches), way.environment) for launches in (COUNTED, 2 * COUNTED)
@@ -118,7 +117,7 @@ def per_launch(folder: Path, way: Way) -> float:
 
 
 def times(folder: Path, all_ways: list[Way], rounds: int) -> dict[str, list[float]]:
-    """Nanoseconds of a launch, in turn."""
+    """Measure the nanoseconds of a launch, alternating."""
     found: dict[str, list[float]] = {way.name: [] for way in all_ways}
     for _ in range(rounds):
         for way in all_ways:
@@ -128,7 +127,7 @@ def times(folder: Path, all_ways: list[Way], rounds: int) -> dict[str, list[floa
 
 
 def preloaded(folder: Path, runs: int) -> dict[str, Any]:
-    """`true` without and with the libraries preloaded."""
+    """Measure `true` without and with the preloaded libraries."""
     preload = {"LD_PRELOAD": ":".join(str(folder / name) for name in LIBRARIES)}
     taken: dict[str, list[float]] = {"true": [], "true, preloaded": []}
     for _ in range(runs):
@@ -146,7 +145,7 @@ def preloaded(folder: Path, runs: int) -> dict[str, Any]:
 
 
 def measure(folder: Path, rounds: int) -> dict[str, Any]:
-    """Everything."""
+    """Run all measurements."""
     build(folder)
     all_ways = ways(folder)
     taken = times(folder, all_ways, rounds)
@@ -159,7 +158,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The tables."""
+    """Print the tables."""
     rows = []
     for name, found in result["launches"].items():
         base = result["launches"]["direct, two threads" if "two" in name else "direct"]
@@ -174,7 +173,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Measure, show, write down."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=31)
     options = parser.parse_args()

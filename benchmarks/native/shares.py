@@ -1,12 +1,12 @@
-"""Who gets how much of a GPU: real processes, the share library, the arbiter, on simulated GPUs.
+"""Division of GPU time between tenants: real processes, the share library, the arbiter, on simulated GPUs.
 
-`python benchmarks/native/shares.py [--seconds 20]`: for each scenario what part tenants got of all that was served,
+`python benchmarks/native/shares.py [--seconds 20]`: for each scenario the part of the served time that tenants got,
 the worst error in points over any 1 s and any 10 s, the part of the time in which the GPU was at work, and how long
 answers took where a tenant works in bursts. "Without" are the same programs on the bare driver, as time slices of
 equal length would serve them. Scenarios of a group run at once, each on its own GPU: simulated kernels cost no
-processor time, but launches do. Prints a table and writes results/shares.json. Needs a C compiler and make.
+processor time, but launches do. Prints a table and writes results/shares.json. Needs a C compiler.
 
-What this does not show: the cost of switching contexts on a real GPU. See benchmarks/gpu for that.
+This does not include the cost of switching contexts on a real GPU. See benchmarks/gpu for that.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests/native"))
 
 from lease_folder import POLICY_CAP, POLICY_NONE
@@ -32,14 +33,14 @@ GRAPH, SYNC, BURST = "graph 100 200 300 400", "sync 1000", "burst 5000 50000 500
 
 
 def pair(first: str, second: str, weight: int, *, gated: bool = True) -> Scenario:
-    """Two tenants with these parts."""
+    """Return a scenario of two tenants with these shares."""
     name = f"{weight // 10}:{100 - weight // 10} {first} / {second}"
     programs = (Program(first, weight), Program(second, 1000 - weight))
     return Scenario(name if gated else f"without: {first} / {second}", programs, gated)
 
 
 def several(name: str, *programs: Program, gated: bool = True) -> Scenario:
-    """A scenario by name."""
+    """Return a scenario by name."""
     return Scenario(name if gated else f"without: {name}", programs, gated)
 
 
@@ -69,7 +70,7 @@ GROUPS = (
 
 
 def in_words(one: Measured) -> dict[str, Any]:
-    """A scenario's figures."""
+    """Return the results of a scenario."""
     said: dict[str, Any] = {
         "scenario": one.scenario.name,
         "programs": [program.does for program in one.scenario.programs],
@@ -92,7 +93,7 @@ def in_words(one: Measured) -> dict[str, Any]:
 
 
 def row(said: dict[str, Any]) -> tuple[object, ...]:
-    """A line of the table."""
+    """Return a line of the table."""
     saturating = len(said["programs"]) > 1 and "response_ms" not in said and "none" not in said["scenario"]
     errors = (said["worst_error_1s_points"], said["worst_error_10s_points"]) if saturating else ("", "")
     answers = said.get("response_ms", {"p50": "", "p99": ""})

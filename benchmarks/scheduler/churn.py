@@ -1,10 +1,10 @@
 """Work that comes and goes, with parts of GPUs: `python benchmarks/scheduler/churn.py DATA [--trace NAME]`.
 
 The pods of an openb trace, created and deleted when they were (those before the bulk of them, one in a hundred, are
-left out), on so many of the openb nodes, drawn at random, that they offer the load (0.9). What waits, how much of what
-is free is of no use to the usual pod (the fragmentation of the FGD paper), and how often work is moved together:
-without and with consolidation, where only the pods of the class BE may be moved, as in the trace, and where all may;
-whoever is moved begins anew. Prints a table and writes JSON into benchmarks/results.
+left out), on so many of the openb nodes, drawn at random, that they offer the load (0.9). It measures the queue, the
+part of free capacity that a typical pod cannot use (the fragmentation of the FGD paper), and the number of
+consolidations: without consolidation, with moves of pods of class BE only, as in the trace, and with moves of all
+pods. A moved pod starts again from the beginning. Prints a table and writes JSON into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from time import perf_counter
 from decide import RESULTS, machine
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.gpu import Node
-from gpupool.scheduling.values import Settings
+from gpupool.domain.nodes.gpu import Node
+from gpupool.scheduling.policy import Settings
 from gpupool.simulate.engine import Simulation
-from gpupool.simulate.files import read_nodes, read_trace
 from gpupool.simulate.load import capacity_of, offered_load
 from gpupool.simulate.metrics import summary
-from gpupool.simulate.traces import TraceFormat
+from gpupool.simulate.traces import TraceFormat, read_nodes, read_trace
 from gpupool.simulate.values import Job, Rules
 
 EARLY = 0.01
@@ -35,7 +34,7 @@ ROOMY = 8  # GPUs of the largest node, without which some pods could never start
 
 
 def bulk(jobs: Sequence[Job], most: int | None) -> tuple[Job, ...]:
-    """The pods without the first few, which were created long before the others."""
+    """Return the pods without the first few, which were created long before the others."""
     return tuple(jobs[int(EARLY * len(jobs)) :][:most])
 
 
@@ -53,7 +52,7 @@ def shrunk(nodes: Sequence[Node], jobs: Sequence[Job], load: float, seed: int) -
 
 
 def churn(jobs: Sequence[Job], nodes: Sequence[Node], *, consolidate: bool, all_restart: bool) -> dict[str, object]:
-    """One run."""
+    """Simulate one run."""
     settings = Settings() if consolidate else Settings(max_consolidations=0)
     work = tuple(replace(job, preemptible=True) for job in jobs) if all_restart else tuple(jobs)
     began = perf_counter()
@@ -66,7 +65,7 @@ def churn(jobs: Sequence[Job], nodes: Sequence[Node], *, consolidate: bool, all_
 
 
 def line(name: str, row: dict[str, object]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     wait = row["wait_s"]
     assert isinstance(wait, dict)
     hours = " ".join(f"{which} {wait[which] / 3600:.2f}" for which in ("mean", "p50", "p99", "max"))

@@ -21,18 +21,18 @@ from time import perf_counter, process_time
 
 from decide import GPUS_PER_NODE, NOW, RESULTS, node, replica, write_result
 
-from gpupool.domain.access import Project
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import GpuRequest, GpuShare
 from gpupool.domain.ids import Epoch
-from gpupool.domain.workload import Lease
+from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
+from gpupool.domain.people.access import Project
+from gpupool.domain.work.gang import Gang
+from gpupool.domain.work.workload import Lease
 from gpupool.scheduling.scheduler import LeaseTaken, NodeChanged, PendingAdded, ProjectChanged, Scheduler
 from gpupool.scheduling.values import Decisions, PendingReplica, RunningReplica
 
 
 @dataclass(frozen=True)
 class World:
-    """What a case begins with: so many nodes, projects, who runs and who waits."""
+    """The initial state of a case: nodes, projects, running and waiting jobs."""
 
     nodes: int
     projects: list[Project]
@@ -42,7 +42,7 @@ class World:
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement, what KAI needs for it, and what has to come out."""
+    """One measurement, the published time of KAI, and the expected result."""
 
     name: str
     world: Callable[[], World]
@@ -51,12 +51,12 @@ class Case:
 
 
 def jobs(count: int, queues: int = 1, gpus: int = 1, first: int = 0) -> list[PendingReplica]:
-    """Jobs that wait, in turn of each queue."""
+    """Return waiting jobs, from each queue in turn."""
     return [replica(first + n, GpuRequest(gpus), f"queue{n % queues}") for n in range(count)]
 
 
 def started(waiting: PendingReplica, at: int, slots: tuple[int, ...], age_s: float = 5000.0) -> RunningReplica:
-    """The same job on some GPUs of a node."""
+    """Return the same job on some GPUs of a node."""
     shares = tuple(GpuShare(f"{at}-{slot}", slot, 1000, 80_000) for slot in slots)
     lease = Lease(
         epoch=Epoch(1),
@@ -76,29 +76,29 @@ def started(waiting: PendingReplica, at: int, slots: tuple[int, ...], age_s: flo
 
 
 def projects(count: int, nodes: int) -> list[Project]:
-    """Projects that share the cluster evenly."""
+    """Return projects with equal shares of the cluster."""
     return [Project(f"queue{n}", nodes * GPUS_PER_NODE * 1000 // count) for n in range(count)]
 
 
 def allocate(nodes: int, count: int, queues: int = 1) -> World:
-    """An empty cluster."""
+    """Measure an empty cluster."""
     return World(nodes, projects(queues, nodes), [], jobs(count, queues))
 
 
 def half_running(nodes: int, count: int) -> World:
-    """Half of the jobs run, the others wait."""
+    """Measure a cluster in which half of the jobs run and the others wait."""
     half = [started(job, n % nodes, ((n // nodes) % GPUS_PER_NODE,)) for n, job in enumerate(jobs(count // 2))]
     return World(nodes, projects(1, nodes), half, jobs(count - count // 2, first=count))
 
 
 def gangs(nodes: int, count: int, members: int) -> World:
-    """Gangs of jobs of one GPU in an empty cluster."""
+    """Measure gangs of one-GPU members in an empty cluster."""
     waiting = [replace(job, index=i, gang=Gang(members, members)) for job in jobs(count) for i in range(members)]
     return World(nodes, projects(1, nodes), [], waiting)
 
 
 def preempt(nodes: int, count: int) -> World:
-    """A full cluster of unimportant jobs and some that are more important."""
+    """Measure a cluster full of low-priority jobs with some jobs of higher priority."""
     slots = [(at, slot) for at in range(nodes) for slot in range(GPUS_PER_NODE)]
     full = [started(job, at, (slot,)) for job, (at, slot) in zip(jobs(len(slots)), slots, strict=True)]
     important = [replace(job, priority=10) for job in jobs(count, first=len(slots))]
@@ -116,7 +116,7 @@ def pieces(nodes: int, count: int) -> World:
 
 
 def grants(count: int) -> Callable[[Decisions], bool]:
-    """As many as that start."""
+    """Check that this number of jobs starts."""
     return lambda decisions: len(decisions.grants) == count
 
 
@@ -137,7 +137,7 @@ CASES = (
 
 
 def once(case: Case) -> dict[str, float]:
-    """Milliseconds that building and deciding took."""
+    """Measure the milliseconds of construction and decision."""
     world = case.world()
     machines = [node(n) for n in range(world.nodes)]
     gc.collect()

@@ -1,4 +1,4 @@
-"""How long one decision takes: `python benchmarks/scheduler/decide.py [DATA] [--queued 100000] [--projects 1000]`.
+"""Measure the time of one decision: `python benchmarks/scheduler/decide.py [DATA] [--queued 100000] [--projects 1000]`.
 
 In process, one thread, no store, no network, no API server. DATA is a folder with `nodes/alibaba2026_10412_gpus.csv`
 (4,278 nodes, 10,412 GPUs) and `openb/openb_pod_list_default.csv`, whose requests are drawn from for the queue; without
@@ -28,11 +28,11 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from gpupool.daemon.garbage import walk_seldom
-from gpupool.domain.access import Project
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import Gpu, GpuRequest, Node, NodeReport
+from gpupool.daemon.process.garbage_collection import pause_full_collections
 from gpupool.domain.ids import WorkloadId
+from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node, NodeReport
+from gpupool.domain.people.access import Project
+from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.scheduler import (
     Event,
     LeaseReleased,
@@ -65,14 +65,14 @@ SHAPES = (
 
 
 def node(number: int) -> Node:
-    """One machine of eight GPUs."""
+    """Return a machine with eight GPUs."""
     gpus = tuple(Gpu(f"{number}-{i}", i, "A100", 80_000) for i in range(GPUS_PER_NODE))
     return Node(NodeReport(f"node{number:05}", 128.0, 1_000_000, gpus, emulated=True, boot_id="", agent_version=""))
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured on: the nodes, the requests that the queue draws from (with CPUs), and how many of what."""
+    """Inputs of a measurement: nodes, requests that the queue draws from (with CPUs), and counts."""
 
     nodes: list[Node]
     requests: list[tuple[GpuRequest, float]]
@@ -82,12 +82,12 @@ class Size:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all nodes."""
+        """Return the number of GPUs of all nodes."""
         return sum(len(node.report.gpus) for node in self.nodes)
 
 
 def read_cluster(data: Path) -> list[Node]:
-    """The nodes of the file: model, GPUs, CPUs, name."""
+    """Return the nodes of the file: model, GPUs, CPUs, name."""
     nodes = []
     with (data / NODES).open() as file:
         for number, row in enumerate(csv.DictReader(file)):
@@ -100,7 +100,7 @@ def read_cluster(data: Path) -> list[Node]:
 
 
 def read_requests(data: Path) -> list[tuple[GpuRequest, float]]:
-    """What the trace's jobs with GPUs ask for; GPU models are left out, as those of the nodes are others."""
+    """Return the GPU requests of the trace; GPU models are left out, because the nodes have others."""
     with (data / PODS).open() as file:
         pods = [row for row in csv.DictReader(file) if int(row["num_gpu"]) > 0]
     return [(GpuRequest(int(p["num_gpu"]), int(p["gpu_milli"]) or 1000), int(p["cpu_milli"]) / 1000) for p in pods]
@@ -116,7 +116,7 @@ def replica(  # noqa: PLR0913 - what differs from one to the other
     gang: Gang | None = None,
     index: int = 0,
 ) -> PendingReplica:
-    """One replica that waits."""
+    """Return a waiting replica."""
     return PendingReplica(
         workload=WorkloadId(f"w{number}"),
         index=index,
@@ -132,14 +132,14 @@ def replica(  # noqa: PLR0913 - what differs from one to the other
 
 
 def timed(action: Callable[[], object]) -> Times:
-    """Milliseconds that an action took, by the wall and of the processor."""
+    """Measure wall and CPU milliseconds of an action."""
     began, worked = perf_counter(), process_time()
     action()
     return (perf_counter() - began) * 1000, (process_time() - worked) * 1000
 
 
 def spread(samples: list[Times]) -> dict[str, float]:
-    """Median, 99th percentile and worst of some times in milliseconds."""
+    """Return median, 99th percentile and maximum of times in milliseconds."""
     wall, cpu = zip(*samples, strict=True)
     (p50, p99), (cpu50, cpu99) = np.percentile(wall, [50, 99]), np.percentile(cpu, [50, 99])
     found = {"p50_ms": p50, "p99_ms": p99, "worst_ms": max(wall), "cpu_p50_ms": cpu50, "cpu_p99_ms": cpu99}
@@ -147,7 +147,7 @@ def spread(samples: list[Times]) -> dict[str, float]:
 
 
 def empty_cluster(size: Size, quota_permille: int | None) -> Scheduler:
-    """A scheduler that knows the nodes and projects."""
+    """Return a scheduler with the nodes and projects."""
     scheduler = Scheduler()
     scheduler.apply_all(NodeChanged(node) for node in size.nodes)
     scheduler.apply_all(ProjectChanged(Project(f"project{n}", quota_permille)) for n in range(size.projects))
@@ -155,7 +155,7 @@ def empty_cluster(size: Size, quota_permille: int | None) -> Scheduler:
 
 
 def settle(scheduler: Scheduler, now: float) -> int:
-    """Cycles until nothing more is granted; returns how many grants."""
+    """Run cycles until nothing more is granted; return the number of grants."""
     granted = 0
     while True:
         decisions = scheduler.decide(now)
@@ -165,7 +165,7 @@ def settle(scheduler: Scheduler, now: float) -> int:
 
 
 def fill(size: Size) -> dict[str, float]:
-    """An empty cluster filled with 10,000 jobs of one GPU, or as many as it has GPUs."""
+    """Fill an empty cluster with 10,000 one-GPU jobs, or as many as it has GPUs."""
     scheduler = empty_cluster(replace(size, projects=10), None)
     jobs = min(10_000, size.gpus)
     for number in range(jobs):
@@ -177,7 +177,7 @@ def fill(size: Size) -> dict[str, float]:
 
 
 def churn(size: Size) -> dict[str, dict[str, float]]:
-    """A full cluster with a deep queue: somebody ends, somebody comes, nothing happens."""
+    """Measure a full cluster with a long queue: a job ends, a job is submitted, nothing happens."""
     rng = random.Random(1)
     scheduler = empty_cluster(size, size.gpus * 1000 // size.projects)
     waiting = [_drawn(size, rng, number) for number in range(size.queued + size.gpus)]
@@ -188,7 +188,7 @@ def churn(size: Size) -> dict[str, dict[str, float]]:
     table["fill with the mix"] = {"total_ms": round(took[0], 1), "grants": counts[0]}
     took = timed(lambda: counts.append(_fair(scheduler, {r.key: r for r in waiting}, NOW + 1000)))
     table["until nobody is owed"] = {"total_ms": round(took[0], 1), "evictions": counts[1]}
-    walk_seldom()  # as the control plane does
+    pause_full_collections()  # as the control plane does
     ends = [_one_ends(scheduler, rng, NOW + 2000 + n) for n in range(size.rounds)]
     table["one ends, decide"] = spread([times[0] for times in ends])
     table["one ends, what follows"] = spread([_sum(times[1:]) for times in ends])
@@ -208,7 +208,7 @@ def _drawn(size: Size, rng: random.Random, number: int) -> PendingReplica:
 
 
 def _fair(scheduler: Scheduler, replicas: dict[ReplicaKey, PendingReplica], now: float) -> int:
-    """Cycles with all evictions carried out at once, until there are no more; returns how many there were."""
+    """Run cycles with immediate evictions until there are no more; return their number."""
     total = 0
     for cycle in range(200):
         decisions = scheduler.decide(now + cycle)
@@ -231,7 +231,7 @@ def _one_comes(scheduler: Scheduler, size: Size, rng: random.Random, now: float)
 
 
 def _cycles(scheduler: Scheduler, event: Event, now: float) -> list[Times]:
-    """An event and the cycle that it makes, then each one that this asked for."""
+    """Measure an event with its cycle, then each cycle that this one requested."""
     decided: list[Decisions] = []
     took = [timed(lambda: (scheduler.apply(event), decided.append(scheduler.decide(now))))]
     while decided[-1].more:
@@ -258,7 +258,7 @@ def _unschedulable(scheduler: Scheduler, now: float) -> Times:
 
 
 def reclaim(size: Size) -> dict[str, float]:
-    """A cluster full of single GPUs over quota; each round one replica of eight whole GPUs is owed its place."""
+    """Measure a cluster full of one-GPU jobs over quota; each round a replica of eight GPUs reclaims its quota."""
     scheduler = empty_cluster(replace(size, projects=0), None)
     scheduler.apply_all([ProjectChanged(Project("greedy", 0)), ProjectChanged(Project("owed", size.gpus * 1000))])
     for number in range(size.gpus):
@@ -280,7 +280,7 @@ def reclaim(size: Size) -> dict[str, float]:
 
 
 def machine() -> dict[str, object]:
-    """Where this ran."""
+    """Return the environment of this run."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next(

@@ -1,15 +1,15 @@
-"""Fairness while demand comes and goes: `python benchmarks/scheduler/fairness.py [--hours 8] [--seed 1]`.
+"""Fairness under changing demand: `python benchmarks/scheduler/fairness.py [--hours 8] [--seed 1]`.
 
-Three projects share 64 GPUs on nodes of eight: red is due a half, blue and green a quarter each, once by quotas and
-once by weights alone. Each submits training of one to eight GPUs that runs for half an hour on average (exponential),
-as much as would fill 1.2 times the pool by itself while it is busy, and next to nothing while it is not; red is busy
-for four hours of eight, blue for three of six, green for two of four. Evicted training begins anew.
+Three projects share 64 GPUs on nodes of eight: red has a claim to a half, blue and green to a quarter each, once by
+quotas and once by weights alone. Each submits training of one to eight GPUs that runs for half an hour on average
+(exponential), as much as would fill 1.2 times the pool by itself while it is busy, and next to nothing while it is not;
+red is busy for four hours of eight, blue for three of six, green for two of four. Evicted training begins anew.
 
-  share_error   of the GPUs held, how much is held by others than those to whom it is due (half of the sum of the
-                differences, over the pool), both held and due averaged over time with a half-life of an hour
+  share_error   the part of the pool that projects hold above their fair shares (half of the sum of the differences),
+                with held GPUs and fair shares averaged over time with a half-life of an hour
   finish_ratio  mean time from submission to the end over that of the same jobs on the project's part of the nodes
-                alone; the worst project is named (1 or less: nobody loses by sharing)
-  evictions and GPU hours run in vain, per hour
+                alone; the worst project is named (1 or less: no project loses by sharing)
+  evictions, and GPU hours of lost work, per hour
 
 With use lately counted in fair shares (as the pool does) and without, and with turns of two hours. Prints a table and
 writes JSON into benchmarks/results.
@@ -29,12 +29,12 @@ from time import perf_counter
 import numpy as np
 from decide import RESULTS, machine
 
-from gpupool.domain.access import Project
-from gpupool.domain.gpu import GpuRequest
-from gpupool.scheduling.values import Settings
+from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.people.access import Project
+from gpupool.scheduling.policy import Settings
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
-from gpupool.simulate.fairness import fair_levels
+from gpupool.simulate.metrics import fair_levels
 from gpupool.simulate.values import Job, Record, Rules
 
 HOUR = 3600.0
@@ -69,7 +69,7 @@ CASES = (
 
 
 def demand(hours: float, seed: int) -> tuple[Job, ...]:
-    """The jobs of all projects, in the order of their submission."""
+    """Return the jobs of all projects, in the order of their submission."""
     rng = random.Random(seed)
     mean_gpus = sum(size * odds for size, odds in zip(SIZES, ODDS, strict=True)) / sum(ODDS)
     jobs: list[Job] = []
@@ -98,13 +98,13 @@ def share_error(record: Record) -> float:
 
 
 def took_s(record: Record, project: str) -> float:
-    """Mean time from submission to the end."""
+    """Return the mean time from submission to the end."""
     ends = [(f.ended_s, f.job.submitted_s) for f in record.fates if f.job.project == project]
     return float(np.mean([end - start for end, start in ends if end is not None]))
 
 
 def alone_s(jobs: Sequence[Job]) -> dict[str, float]:
-    """The same for each project by itself on its part of the nodes."""
+    """Return the same for each project alone on its part of the nodes."""
     found = {}
     for name, nodes in DUE_NODES.items():
         own = [job for job in jobs if job.project == name]
@@ -113,7 +113,7 @@ def alone_s(jobs: Sequence[Job]) -> dict[str, float]:
 
 
 def fairness(jobs: Sequence[Job], case: Case, alone: dict[str, float]) -> dict[str, object]:
-    """One run."""
+    """Simulate one run."""
     began = perf_counter()
     rules = Rules(samples=round((jobs[-1].submitted_s - jobs[0].submitted_s) / EVERY_S))
     record = Simulation(jobs, parse_cluster(f"{NODES}x8xA100"), case.projects, rules, case.settings).run()

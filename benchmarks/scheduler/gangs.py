@@ -1,4 +1,4 @@
-"""How long decisions about gangs take: `python benchmarks/scheduler/gangs.py [--runs 5]`.
+"""Measure the time of decisions about gangs: `python benchmarks/scheduler/gangs.py [--runs 5]`.
 
 In process, one thread, no store, no network. On nodes of eight GPUs in racks of 25: the place of 100 members of eight
 GPUs on 1,250 nodes; one decision that starts a gang of 512 members of one GPU that prefer one rack, on 500 nodes
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from decide import GPUS_PER_NODE, NOW, RESULTS, Size, Times, empty_cluster, node, replica, spread, timed, write_result
 
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import GpuRequest, Node
-from gpupool.scheduling.gang import place
+from gpupool.domain.nodes.gpu import GpuRequest, Node
+from gpupool.domain.work.gang import Gang
+from gpupool.scheduling.gang_placement import place
 from gpupool.scheduling.scheduler import PendingAdded, Scheduler
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.values import PendingReplica
@@ -27,23 +27,23 @@ PER_RACK = 25
 
 
 def in_racks(nodes: int) -> list[Node]:
-    """So many nodes, each with the label of its rack."""
+    """Return nodes with the labels of their racks."""
     return [replace(node(n), labels={"rack": f"rack{n // PER_RACK:03}"}) for n in range(nodes)]
 
 
 def cluster(nodes: int) -> Scheduler:
-    """Free nodes and ten projects without bounds."""
+    """Return a cluster of free nodes and ten projects without limits."""
     return empty_cluster(Size(in_racks(nodes), [], 0, 10, 0), None)
 
 
 def members(number: int, request: GpuRequest, gang: Gang, **more: float) -> list[PendingReplica]:
-    """All replicas of a gang."""
+    """Return all replicas of a gang."""
     made = [replica(number, request, f"project{number % 10}", gang=gang, index=index) for index in range(gang.most)]
     return [replace(one, **more) for one in made]  # type: ignore[arg-type]
 
 
 def one_place(scheduler: Scheduler) -> Times:
-    """Where 100 members of eight GPUs would go."""
+    """Find places for 100 members of eight GPUs."""
     gang = members(1, GpuRequest(8), Gang(100, 100))
     demand = scheduler.demand
     shape, account = demand.shape_of(gang[0]), demand.account_of(gang[0])
@@ -57,7 +57,7 @@ def one_place(scheduler: Scheduler) -> Times:
 
 
 def one_start() -> Times:
-    """A gang of 512 members that prefer a rack, which has room for 200 of them."""
+    """Place a gang of 512 members that prefer a rack, which has room for 200 of them."""
     scheduler = cluster(500)
     scheduler.apply_all(PendingAdded(m, NOW) for m in members(1, GpuRequest(1), Gang(512, 512, "rack")))
     found = []
@@ -68,7 +68,7 @@ def one_start() -> Times:
 
 
 def full(nodes: int) -> Scheduler:
-    """A cluster full of single GPUs that run for different times."""
+    """Return a cluster full of one-GPU jobs with different run times."""
     scheduler, rng = cluster(nodes), random.Random(1)
     for number in range(nodes * GPUS_PER_NODE):
         one = replica(number, GpuRequest(1), f"project{number % 10}")
@@ -79,7 +79,7 @@ def full(nodes: int) -> Scheduler:
 
 
 def reservations(nodes: int, runs: int) -> dict[str, dict[str, float]]:
-    """The decisions that reserve, and those after them with many gangs in the queue."""
+    """Measure decisions that create holds, and later ones with many gangs in the queue."""
     scheduler, reserving = full(nodes), []
     for number in range(4):
         gang = members(1_000_000 + number, GpuRequest(8), Gang(10, 10), queued_at=NOW - 1000 - number)

@@ -1,10 +1,10 @@
-"""How full the GPUs get: `python benchmarks/scheduler/packing.py DATA [--traces all] [--seeds 42 43] [--scheduler]`.
+"""Packing: `python benchmarks/scheduler/packing.py DATA [--traces all] [--seeds 42 43] [--scheduler]`.
 
 The protocol of the FGD paper (USENIX ATC 2023): the 1,213 GPU nodes of the openb trace, its pods shuffled and drawn
-again until they ask for 130 % of all GPUs, one after the other, and nobody leaves; who does not fit at once is sent
-away. Measured: GPU thousandths allocated when 100 % and when 130 % have arrived, and how much of what is free is of no
-use to the trace's usual pods. Nodes are shuffled and renamed for each seed, so that nothing hangs on their names.
-Beside it: what the authors published for FGD, the mean of their seeds (42 to 51; their draws are other ones). Traces
+again until they ask for 130 % of all GPUs, one after the other, and no pod ends; a pod that does not fit at once is
+rejected. Measured: GPU thousandths allocated when 100 % and when 130 % have arrived, and how much of what is free is of
+no use to the trace's usual pods. Nodes are shuffled and renamed for each seed, so that nothing depends on their names.
+For comparison: the figures published for FGD, the mean of their seeds (42 to 51; their draws are other ones). Traces
 that are published and not in the folder are named and left out. ``look:NAME`` makes a trace in the likeness of one that
 is not there from one that is (see ``LIKENESSES``); what is published beside it is for the real one, so its difference
 says little.
@@ -16,10 +16,10 @@ By default the placer alone is asked (a place, the claim charged), which is what
 runs whole cycles of the scheduler instead. The pool runs no work without GPUs. Such pods of the trace take CPUs here by
 the same score: where that makes the least of the free GPUs useless.
 
-The weights in ``scheduling/scoring.py`` and when to learn (``scheduling/typical.py``) were chosen with seeds 1 to 4 on
-the traces default, cpu100, gpushare40, gpushare60, gpuspec25, multigpu20, multigpu30, multigpu40 and on likenesses of
-gpushare100 and gpuspec33. Seeds 42 and up, and the traces cpu050, cpu200, gpushare80 and gpuspec10, had no part in it.
-Prints a table and writes JSON into benchmarks/results.
+The weights in ``scheduling/placement/scoring.py`` and when to learn (``scheduling/placement/demand_profile.py``) were
+chosen with seeds 1 to 4 on the traces default, cpu100, gpushare40, gpushare60, gpuspec25, multigpu20, multigpu30,
+multigpu40 and on likenesses of gpushare100 and gpuspec33. Seeds 42 and up, and the traces cpu050, cpu200, gpushare80
+and gpuspec10, had no part in it. Prints a table and writes JSON into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -39,19 +39,17 @@ from typing import NamedTuple
 from decide import RESULTS, machine
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.gpu import Node
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Lease
-from gpupool.scheduling.cluster import ClusterState
-from gpupool.scheduling.placement import Placer
+from gpupool.domain.nodes.gpu import Node
+from gpupool.domain.work.workload import Lease
+from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.scheduler import LeaseTaken, NodeChanged, PendingAdded, PendingRemoved, Scheduler
-from gpupool.scheduling.shape import Shapes
+from gpupool.scheduling.state.cluster import ClusterState, Shapes
 from gpupool.scheduling.values import PendingReplica, RunningReplica
 from gpupool.simulate.clusters import permuted
-from gpupool.simulate.files import read_lines, read_nodes
+from gpupool.simulate.engine import stranded_permille, usual_kinds
 from gpupool.simulate.load import capacity_of, inflated, permille_of
-from gpupool.simulate.stranded import stranded_permille, usual_kinds
-from gpupool.simulate.traces import TraceFormat, parse_all
+from gpupool.simulate.traces import TraceFormat, parse_all, read_lines, read_nodes
 from gpupool.simulate.values import Job
 
 LOADS = (100, 130)
@@ -61,7 +59,7 @@ LOOK = "look:"
 
 
 class Row(dict[str, float]):
-    """What one run measured, by name."""
+    """The figures of one run, by name."""
 
 
 class Measured(NamedTuple):
@@ -82,7 +80,7 @@ class Alone:
         self._placer = Placer(self.cluster)
 
     def learn(self, job: Job) -> None:
-        """Note what a job asks for."""
+        """Record the request of a job."""
         if job.request.count:
             self._placer.scorer.work.submitted(job.request, round(job.cpus * 1000))
 
@@ -105,7 +103,7 @@ class Whole:
         self.cluster, self._shapes = self._scheduler.cluster, Shapes()
 
     def learn(self, job: Job) -> None:
-        """The scheduler learns by itself."""
+        """Do nothing: the scheduler learns itself."""
 
     def place(self, job: Job, number: int) -> int:
         """Place one job if it fits now; returns the thousandths that it got."""
@@ -172,7 +170,7 @@ def pack(jobs: list[Job], nodes: tuple[Node, ...], seed: int, how: type[Alone | 
 
 
 def published(path: Path, trace: str) -> dict[str, float]:
-    """The mean allocation in percent that the authors of FGD published for a trace."""
+    """Return the mean allocation in percent that the authors of FGD published for a trace."""
     if not path.exists():
         return {}
     name = f"openb_pod_list_{trace.removeprefix(LOOK)}"
@@ -182,7 +180,7 @@ def published(path: Path, trace: str) -> dict[str, float]:
 
 
 def jobs_of(folder: Path, trace: str) -> list[Job]:
-    """The jobs of a trace, or of the likeness of one; columns that its file lacks are filled with nothing."""
+    """Return the jobs of a trace, or of a synthetic one like it; missing columns are left empty."""
     if trace.startswith(LOOK):
         return LIKENESSES[trace.removeprefix(LOOK)](folder)
     table = list(csv.DictReader(read_lines(folder / f"openb_pod_list_{trace}.csv")))
@@ -270,7 +268,7 @@ def main() -> None:
 
 
 def chosen(folder: Path, names: list[str]) -> list[str]:
-    """The traces that were asked for and are there; says which are not."""
+    """Return the requested traces that exist; report the missing ones."""
     if names == ["all"]:
         with (folder / PUBLISHED).open(encoding="utf-8", newline="") as file:
             names = sorted({row["workload"].removeprefix("openb_pod_list_") for row in csv.DictReader(file)})
@@ -281,7 +279,7 @@ def chosen(folder: Path, names: list[str]) -> list[str]:
 
 
 def text_of(table: dict[str, Measured]) -> str:
-    """Ours beside what is published, and the difference."""
+    """Compare our results with published ones."""
     lines = [f"{'trace':18}{'ours @100':>10}{'FGD':>8}{'diff':>7}{'ours @130':>11}{'FGD':>8}{'diff':>7}"]
     for trace, found in table.items():
         cells = [f"{trace:18}"]
@@ -293,7 +291,7 @@ def text_of(table: dict[str, Measured]) -> str:
 
 
 def measure(folder: Path, trace: str, seeds: list[int], how: Callable[..., Row]) -> Measured:
-    """All seeds of a trace; printed as they come."""
+    """Run all seeds of a trace and print each result."""
     jobs = jobs_of(folder, trace)
     runs = []
     for seed in seeds:

@@ -1,23 +1,23 @@
-"""How long work waits: `python benchmarks/scheduler/queueing.py DATA [--loads 0.95] [--orders ...] [--jobs N]`.
+"""Measure waiting times: `python benchmarks/scheduler/queueing.py DATA [--loads 0.95] [--orders ...] [--thin 8]`.
 
 The 68,510 jobs of at most 64 GPUs that the Philly subset has in October and November 2017, on one pool of nodes of
-eight GPUs which is just so large that they offer it the load: 592, 496 and 448 GPUs at 0.80, 0.95 and 1.05. Work for
+eight GPUs whose size gives the load: 592, 496 and 448 GPUs at 0.80, 0.95 and 1.05. Work for
 more than eight GPUs is a gang of replicas, one on each node. All of it is training and may be evicted. Every order is
 one run of the scheduler itself:
 
-  fifo      first come, first served, smaller work slipping past: one project, one user
-  pool      what a pool does by itself: the virtual clusters are projects without quotas, by fair share
-  shortest  the pool setting `order: shortest`: one project, its users the virtual clusters; by how long such work ran
-  turns     the pool setting `turn: 2h` and else as `pool`: who has run for two hours makes way; evicted work has saved
-            what it had done after every 30 minutes of running and needs 60 s to start again
-  told      shortest job first by its true run time, which no scheduler knows: one project, one user
+  fifo      first come, first served; smaller jobs may overtake: one project, one user
+  pool      the default of a pool: the virtual clusters are projects without quotas, by fair share
+  shortest  the pool setting `order: shortest`: one project, its users are the virtual clusters; by past run times
+  turns     the pool setting `turn: 2h` and else as `pool`: work that has run for two hours can be preempted;
+            it saves its state every 30 minutes and needs 60 s to start again
+  told      shortest job first by the true run time, which no scheduler can know: one project, one user
+  protected as `pool`, but nothing may be evicted
 
 Given are the hours from submission to the first start (`wait_h`), and by how much later than alone jobs ended
 (`delay_h`), which has in it what evictions cost. Beside it, for the whole trace: what a simulation of the same jobs
-that only counts GPUs gave for first come, first served with up to 200 skipped, and for shortest job first. With
---jobs only the first so many are submitted; the figures beside it do not hold then. All loads and orders of the whole
-trace take more than an hour on two cores: the default is one load. Prints a table and writes JSON into
-benchmarks/results.
+that only counts GPUs gave for first come, first served with up to 200 skipped, and for shortest job first. With --jobs
+only the first jobs are submitted; the figures for comparison do not apply then. All loads and orders of the whole trace
+take more than an hour on two cores: the default is one load. Prints a table and writes JSON into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,13 +34,15 @@ from time import perf_counter
 from decide import RESULTS, machine
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.scheduling.order import Order
-from gpupool.scheduling.values import Settings
+from gpupool.domain.nodes.gpu import Node
+from gpupool.domain.units import parse_duration_s
+from gpupool.scheduling.policy import Settings
+from gpupool.scheduling.state.user_order import Order
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
-from gpupool.simulate.files import read_trace
+from gpupool.simulate.load import at_load, capacity_of
 from gpupool.simulate.metrics import summary
-from gpupool.simulate.traces import TraceFormat
+from gpupool.simulate.traces import TraceFormat, read_trace
 from gpupool.simulate.values import Job, Rules
 
 FIRST, END = (datetime(2017, month, 1, tzinfo=UTC).timestamp() for month in (10, 12))
@@ -52,6 +54,7 @@ MEAN_WAIT_H = {  # load: first come first served with skipping, shortest job fir
     0.95: (10.74, 1.96),
     1.05: (41.34, 3.11),
 }
+THIN_CLUSTER, THIN_MOST_GPUS, DAY_S = "8x8xP100", 16, 86_400.0
 TOLD_EVERY_S = 20.0
 PLAIN = Settings()
 SAVES = Rules(checkpoint_s=1800.0, restart_s=60.0)
@@ -69,9 +72,13 @@ def _one_project(job: Job) -> Job:
     return replace(job, project="all")
 
 
+def _protected(job: Job) -> Job:
+    return replace(job, preemptible=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a run is: whose the jobs are, and the settings."""
+    """The settings of a run, and the owners of its jobs."""
 
     owners: Callable[[Job], Job] = _as_it_is
     settings: Settings = PLAIN
@@ -84,18 +91,24 @@ POLICIES = {
     "shortest": Policy(_one_project, Settings(order=Order.SHORTEST)),
     "turns": Policy(settings=Settings(turn_s=7200.0)),
     "told": Policy(_alike, rules=replace(SAVES, told=True)),
+    "protected": Policy(_protected),
 }
 
 
 def chosen(path: Path, most: int | None) -> tuple[Job, ...]:
-    """The jobs of the protocol, at most the first ``most``."""
+    """Return the jobs of the protocol, at most the first ``most``."""
     jobs = read_trace(path, TraceFormat.PHILLY).jobs
     return tuple(job for job in jobs if FIRST <= job.submitted_s < END and job.request.count <= MOST_GPUS)[:most]
 
 
-def queue(jobs: tuple[Job, ...], load: float, policy: Policy) -> dict[str, object]:
-    """One run at a load: times in hours."""
-    nodes = parse_cluster(f"{GPUS_AT[load] // GPUS_PER_NODE}x{GPUS_PER_NODE}xP100")
+def thinned(jobs: tuple[Job, ...], every: int, offset: int, days: float) -> tuple[Job, ...]:
+    """Every so many-th of the smaller jobs of the first days."""
+    early = [j for j in jobs if j.submitted_s < FIRST + days * DAY_S and j.request.count <= THIN_MOST_GPUS]
+    return tuple(early[offset::every])
+
+
+def queue(jobs: tuple[Job, ...], nodes: Sequence[Node], policy: Policy) -> dict[str, object]:
+    """Run the jobs once; times in hours."""
     simulation = Simulation(tuple(map(policy.owners, jobs)), nodes, (), policy.rules, policy.settings)
     began = perf_counter()
     shown = summary(simulation.run(Teller(began).tell))
@@ -103,35 +116,41 @@ def queue(jobs: tuple[Job, ...], load: float, policy: Policy) -> dict[str, objec
     names = ("jobs", "finished", "left_waiting", "allocated", "stranded", "preemptions", "wasted_gpu_hours")
     kept = {name: shown[name] for name in names}
     most = max(fate.preemptions for fate in simulation.fates)
+    used = sum(fate.used_permille_s for fate in simulation.fates)
+    lost = sum(fate.wasted_permille_s for fate in simulation.fates)
     hours = {
         what: {name: round(seconds / 3600, 3) for name, seconds in shown[f"{what}_s"].items()}
         for what in ("wait", "delay")
     }
     pace = {"seconds": round(took, 1), "starts_per_s": round(shown["starts"] / took), "decisions": shown["decisions"]}
-    return {"wait_h": hours["wait"], "delay_h": hours["delay"], **kept, "most_preemptions_of_a_job": most, **pace}
+    shares = {"wasted_part_of_used": round(lost / used, 4), "most_preemptions_of_a_job": most}
+    return {"wait_h": hours["wait"], "delay_h": hours["delay"], **kept, **shares, **pace}
 
 
 class Teller:
-    """Says on stdout how far a run has come."""
+    """Prints the progress of a run."""
 
     def __init__(self, began: float) -> None:
         self.began, self.next = began, began + TOLD_EVERY_S
 
     def tell(self, submitted: int, jobs: int) -> None:
-        """A line now and then."""
+        """Print a progress line from time to time."""
         if perf_counter() >= self.next:
             self.next = perf_counter() + TOLD_EVERY_S
             print(f"  {submitted:,} of {jobs:,} jobs after {perf_counter() - self.began:.0f} s", flush=True)
 
 
-def told(load: float, name: str, row: dict[str, object]) -> str:
-    """A line of the table."""
-    parts = [f"load {load:.2f}  {name:<8}"]
+def told(label: str, name: str, row: dict[str, object]) -> str:
+    """Return a line of the table."""
+    parts = [f"{label}  {name:<9}"]
     for what in ("wait_h", "delay_h"):
         hours = row[what]
         assert isinstance(hours, dict)
         parts.append(f"{what} " + " ".join(f"{which} {hours[which]:.2f}" for which in ("mean", "p50", "p99", "max")))
-    parts += [f"{which} {row[which]}" for which in ("allocated", "preemptions", "wasted_gpu_hours", "seconds")]
+    parts += [
+        f"{which} {row[which]}"
+        for which in ("allocated", "preemptions", "wasted_gpu_hours", "wasted_part_of_used", "seconds")
+    ]
     return "  ".join(parts)
 
 
@@ -141,7 +160,11 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder that has philly/")
     parser.add_argument("--loads", nargs="+", type=float, choices=list(GPUS_AT), default=[0.95])
     parser.add_argument("--orders", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--checkpoint", nargs="+", default=["30m"], help="how often work saves: 30m, or none")
     parser.add_argument("--jobs", type=int, help="only the first so many")
+    parser.add_argument("--thin", type=int, help="only every so many-th job, on 64 GPUs")
+    parser.add_argument("--offsets", nargs="+", type=int, default=[0], help="with which job --thin begins")
+    parser.add_argument("--days", type=float, default=10.0, help="of the thinned trace")
     parser.add_argument("--out", type=Path, default=RESULTS / "scheduler-queueing.json")
     args = parser.parse_args()
     path = args.data / "philly" / "philly_jobs.csv"
@@ -154,16 +177,42 @@ def main() -> None:
     command = " ".join(["python", f"benchmarks/scheduler/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     table: dict[str, dict[str, object]] = {}
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    for label, some, nodes, beside in cases(args, jobs):
+        for checkpoint in args.checkpoint:
+            title = label if checkpoint == "30m" else f"{label}, checkpoint {checkpoint}"
+            orders: dict[str, object] = {}
+            gpus = capacity_of(nodes) // 1000
+            table[title] = {"gpus": gpus, "jobs": len(some), "mean_wait_h_beside": beside, "orders": orders}
+            for name in args.orders:
+                orders[name] = row = queue(some, nodes, saving(POLICIES[name], checkpoint))
+                print(told(title, name, row), flush=True)
+                size = {"jobs": len(jobs), "first_jobs_only": args.jobs}
+                kept = {"machine": machine(), "command": command, "size": size, "results": table}
+                args.out.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+Case = tuple[str, tuple[Job, ...], Sequence[Node], dict[str, float]]
+
+
+def cases(args: argparse.Namespace, jobs: tuple[Job, ...]) -> Iterator[Case]:
+    """Return the requested runs: name, jobs, nodes, and results of other simulations."""
     for load in args.loads:
-        beside = dict(zip(("fifo_skip", "shortest_first"), MEAN_WAIT_H[load], strict=True)) if not args.jobs else {}
-        orders: dict[str, object] = {}
-        table[f"{load:.2f}"] = {"gpus": GPUS_AT[load], "mean_wait_h_beside": beside, "orders": orders}
-        for name in args.orders:
-            orders[name] = row = queue(jobs, load, POLICIES[name])
-            print(told(load, name, row), flush=True)
-            size = {"jobs": len(jobs), "first_jobs_only": args.jobs}
-            kept = {"machine": machine(), "command": command, "size": size, "results": table}
-            args.out.write_text(json.dumps(kept, indent=2) + "\n")
+        if args.thin:
+            nodes = parse_cluster(THIN_CLUSTER)
+            for offset in args.offsets:
+                some = thinned(jobs, args.thin, offset, args.days)
+                label = f"{load:.2f}, every {args.thin}th from {offset}"
+                yield label, at_load(some, capacity_of(nodes), load), nodes, {}
+        else:
+            beside = dict(zip(("fifo_skip", "shortest_first"), MEAN_WAIT_H[load], strict=True))
+            nodes = parse_cluster(f"{GPUS_AT[load] // GPUS_PER_NODE}x{GPUS_PER_NODE}xP100")
+            yield f"{load:.2f}", jobs, nodes, {} if args.jobs else beside
+
+
+def saving(policy: Policy, checkpoint: str) -> Policy:
+    """Return the policy with work that saves at this interval."""
+    every = None if checkpoint == "none" else parse_duration_s(checkpoint)
+    return replace(policy, rules=replace(policy.rules, checkpoint_s=every))
 
 
 if __name__ == "__main__":

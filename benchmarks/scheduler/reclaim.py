@@ -3,7 +3,7 @@
 KAI-Scheduler's ReclaimLargeJobs: N nodes of eight GPUs, 8N running preemptible jobs of one GPU in a project with quota
 0, and one gang of N/10 members of eight GPUs each in a project with a quota of all GPUs. Timed, as there, is all of it:
 taking over nodes, projects and running jobs into an empty scheduler, and the one decision that makes room for all
-members at once. Checked: every member has a place held, nobody is evicted who need not be, and once the victims are
+members at once. Checked: every member has a place held, no job is evicted without need, and once the victims are
 gone the gang starts. In process, one thread; no API server, no store and no network on either side. Their figures
 (Intel Core Ultra 7 165H) are from docs/developer/designs/vectorizing-resources of KAI-Scheduler. `cpu ms` is what the
 processor worked, for a machine that others use as well.
@@ -20,11 +20,11 @@ from time import perf_counter, process_time
 
 from decide import GPUS_PER_NODE, NOW, RESULTS, node, write_result
 
-from gpupool.domain.access import Project
-from gpupool.domain.gang import Gang
-from gpupool.domain.gpu import GpuRequest, GpuShare, Node
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.workload import Lease
+from gpupool.domain.nodes.gpu import GpuRequest, GpuShare, Node
+from gpupool.domain.people.access import Project
+from gpupool.domain.work.gang import Gang
+from gpupool.domain.work.workload import Lease
 from gpupool.scheduling.scheduler import LeaseReleased, LeaseTaken, NodeChanged, PendingAdded, ProjectChanged, Scheduler
 from gpupool.scheduling.values import PendingReplica, RunningReplica
 
@@ -42,7 +42,7 @@ def running(number: int, on: Node) -> RunningReplica:
 
 
 def members(count: int) -> list[PendingReplica]:
-    """The gang that is owed the space."""
+    """Return the gang that reclaims the space."""
     gang = Gang(count, count) if count > 1 else None
     return [
         PendingReplica(

@@ -1,4 +1,4 @@
-"""How long an answer about the future takes: `python benchmarks/scheduler/why.py [--gpus 10000] [--queued 100000]`.
+"""Time to compute estimates and plans: `python benchmarks/scheduler/why.py [--gpus 10000] [--queued 100000]`.
 
 In process, one thread. A full cluster with a deep queue of 100 projects with 50 users each, past run times of every
 user: "why does it wait" for replicas from all over the queue, and a plan for a new one. Prints the milliseconds.
@@ -13,16 +13,16 @@ from time import process_time
 import numpy as np
 from decide import NOW, SHAPES, node, replica
 
-from gpupool.domain.access import Project
-from gpupool.scheduling.background import Background
-from gpupool.scheduling.runtimes import RunTimes
+from gpupool.domain.people.access import Project
+from gpupool.scheduling.explain.background import Background
+from gpupool.scheduling.holds.runtime_model import RunTimes
 from gpupool.scheduling.scheduler import NodeChanged, PendingAdded, ProjectChanged, Scheduler
 
 GPUS_PER_NODE = 8
 
 
 def full(gpus: int, queued: int, projects: int) -> Scheduler:
-    """A cluster in which nothing is free, and what waits for it."""
+    """Return a cluster without free GPUs, and the workloads that wait for it."""
     rng = random.Random(1)
     scheduler = Scheduler()
     for number in range(gpus // GPUS_PER_NODE):
@@ -38,7 +38,7 @@ def full(gpus: int, queued: int, projects: int) -> Scheduler:
 
 
 def report(name: str, samples: list[float]) -> None:
-    """One line of the table."""
+    """Return one line of the table."""
     p50, p99 = np.percentile(samples, [50, 99])
     print(f"{name:10} p50 {p50:7.1f} ms   p99 {p99:7.1f} ms   of processor time, {len(samples)} times")
 

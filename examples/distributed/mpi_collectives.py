@@ -16,12 +16,12 @@ SIZE = 100_000
 
 
 def of_rank(rank: int) -> np.ndarray:
-    """What a rank begins with."""
+    """Return the initial data of a rank."""
     return np.random.default_rng(rank).standard_normal(SIZE)
 
 
 def main() -> int:
-    """0 when all results are those of NumPy."""
+    """Return 0 if all results equal those of NumPy."""
     world = MPI.COMM_WORLD
     own, everybodys = of_rank(world.rank), np.stack([of_rank(rank) for rank in range(world.size)])
 

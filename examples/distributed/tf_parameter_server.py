@@ -19,7 +19,7 @@ BATCH = 32
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """A line with a little noise, the same everywhere."""
+    """Return a line with a little noise, the same in every process."""
     random = np.random.default_rng(5)
     inputs = random.standard_normal((BATCH, 4)).astype(np.float32)
     weights = np.array([[1.0], [-2.0], [0.5], [3.0]], dtype=np.float32)
@@ -27,7 +27,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def serve(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> None:
-    """What a worker or a parameter server does, until it is told to end."""
+    """Run a worker or a parameter server until it is stopped."""
     server = tf.distribute.Server(
         resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
     )
@@ -35,7 +35,7 @@ def serve(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> N
 
 
 def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> None:
-    """What the chief does: hand out steps one after another, so that the result does not depend on who is faster."""
+    """Run the chief: schedule steps one after another, so that the result does not depend on the speed of workers."""
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     inputs, targets = map(tf.constant, data())
@@ -56,7 +56,7 @@ def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver)
 
 
 def alone() -> float:
-    """The same in one process, by NumPy."""
+    """Compute the same in one process with NumPy."""
     inputs, targets = data()
     weights = np.zeros((4, 1), dtype=np.float32)
     loss = 0.0

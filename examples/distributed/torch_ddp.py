@@ -23,14 +23,14 @@ BATCH = 48
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
-    """The same on every rank."""
+    """Return the same data on every rank."""
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(BATCH, 8, generator=generator, dtype=torch.float64)
     return inputs, torch.sin(inputs.sum(dim=1, keepdim=True))
 
 
 def network() -> nn.Module:
-    """The same weights on every rank."""
+    """Return a model with the same weights on every rank."""
     torch.manual_seed(11)
     return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)).double()
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def after_step(step: int, rank: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
-    """Rank 0 keeps a checkpoint now and then; a half-written one never takes the place of a whole one."""
+    """Save a checkpoint on rank 0 from time to time; an incomplete one never replaces a complete one."""
     if rank == 0 and step % EVERY == 0:
         fresh = CHECKPOINT.with_suffix(".new")
         torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, fresh)

@@ -1,4 +1,4 @@
-"""What is measured, part by part. Each module has a ``TITLE`` and ``measure(bench)``, which gives figures."""
+"""The parts of the benchmark. Each module has a ``TITLE`` and ``measure(bench)``, which gives figures."""
 
 from __future__ import annotations
 

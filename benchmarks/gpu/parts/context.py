@@ -1,4 +1,4 @@
-"""What a process costs before it has allocated anything: its context, as NVML sees it, and what cuBLAS adds."""
+"""Memory of a process before its first allocation: its context, as NVML reports it, and the addition by cuBLAS."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ KINDS = ("torch-eager", "torch-compile", "torch-graphs", "torch-expandable", "ja
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    """1 for equal to the last bit; a difference is a failure that names both digests."""
+    """Return 1 for bitwise equality; a difference is a failure that names both digests."""
     for kind in KINDS:
         yield tried(TITLE, kind, partial(_compared, bench, kind))
 

@@ -1,4 +1,4 @@
-"""What the library adds to a launch."""
+"""Time that the library adds to a launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAIRS = 5
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    """Nanoseconds of processor time per launch, whole against a 1.0 slice, in turn."""
+    """Measure CPU nanoseconds per launch, a whole GPU and a 1.0 slice alternating."""
     yield tried(TITLE, "the library adds", lambda: _added(bench))
 
 

@@ -1,4 +1,4 @@
-"""Kill -9 in the middle of everything: how soon the slice has its memory back, and whether anything stays taken."""
+"""Kill -9 during allocations and launches: time until the slice has its memory back, and memory that stays charged."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ FRACTION = 0.25
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    """How far the most that can be had (and what was in use before) is from the limit, MiB; below 0: less was had."""
+    """Measure the largest allocation plus earlier use, minus the limit, MiB; negative: less than the limit."""
     for way in WAYS:
         yield tried(TITLE, way, partial(_one, bench, way))
 

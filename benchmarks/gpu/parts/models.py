@@ -17,7 +17,7 @@ ALONE = ((NATIVE, ""), (WHOLE, "at least 99 % of native"), (part(1.0), "at least
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    """Samples per second; for two tenants the sum, beside two programs without gpupool."""
+    """Measure samples per second; for two tenants the sum, compared with two programs without gpupool."""
     for model in MODELS:
         for batch in BATCHES:
             for place, goal in ALONE:

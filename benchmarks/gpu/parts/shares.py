@@ -1,4 +1,4 @@
-"""Shares of time: what part of the work done each of two tenants got, against what it holds."""
+"""Shares of time: the part of the work that each of two tenants did, compared with its share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 10.0
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    """Points of error (a share of 0.10 that got 0.12 is 2 points off), for kernels, graphs and matrix products."""
+    """Measure the error in points (2 points if a share of 0.10 got 0.12), for kernels, graphs and matrix products."""
     rounds = bench.one(Work(WHOLE, "burn.py", ("--calibrate",)))["rounds_per_us"]
     for low, high in SPLITS:
         for short, long in KERNELS_US:
@@ -49,7 +49,7 @@ def _error(bench: Bench, name: str, works: list[Work], wanted: float) -> Figure:
 
 
 def _cap(bench: Bench, rounds: float, window: tuple[str, ...]) -> Figure:
-    """A capped tenant alone against one that is not: the rest of the GPU must stay idle."""
+    """Compare a capped tenant alone with an uncapped one: the rest of the GPU must stay idle."""
     us = ("--us", "500", "--rounds-per-us", repr(rounds), *window)
     free = bench.together([Work(part(0.3), "burn.py", us)])[0]
     capped = bench.together([Work(part(0.3, "cap"), "burn.py", us)])[0]

@@ -1,4 +1,4 @@
-"""The baseline: how the hardware divides time between two programs when nobody else does."""
+"""The baseline: the division of time between two programs by the hardware alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 10.0
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    """What part of the work the first of two gets: equals, and short kernels beside long ones."""
+    """Measure the first tenant's part of the work: equal tenants, and short kernels next to long ones."""
     rounds = bench.one(Work(WHOLE, "burn.py", ("--calibrate",)))["rounds_per_us"]
     for place, label in ((NATIVE, "without gpupool"), (part(0.5, "none"), "0.5 slices under `none`")):
         for us in (50, 5000):

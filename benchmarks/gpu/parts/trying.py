@@ -1,4 +1,4 @@
-"""One figure at a time: what cannot be had or goes wrong costs that figure and no other."""
+"""Measure one figure at a time: a missing requirement or an error affects only that figure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from figures import Figure, NotMeasuredError, failed, skipped
 
 
 def tried(part: str, name: str, make: Callable[[], Figure]) -> Figure:
-    """The figure, or that it was skipped or failed, and why."""
+    """Return the result, or that it was skipped or failed, with the reason."""
     try:
         return make()
     except SkipError as reason:

@@ -1,11 +1,13 @@
 """The CUDA driver through ``cuda.bindings``: one context, and kernels whose work is counted in rounds of a loop.
 
-The loop is counted, not timed: a kernel that watched a clock would be over too soon whenever others have the GPU.
+The loop has a fixed number of rounds: a kernel that watched a clock would end too early while others have the GPU.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
+import time
 from typing import Any
 
 from _worker import need, say
@@ -16,6 +18,8 @@ OUT_OF_MEMORY = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 THREADS = 256
 BLOCKS_PER_PROCESSOR = 8  # full at every compute capability
 WARM_UP_US = 200_000
+BETWEEN_LOOKS_S = 1.5
+LONGEST_SETTLING_S = 30.0
 
 # spin_ns: its parameter is the number of rounds. The trap keeps the loop from being optimised away; it is never
 # reached, for a sum of products of positive numbers grows beyond all bounds.
@@ -56,7 +60,7 @@ class CudaError(RuntimeError):
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
-    """What a call of the driver gave; raises ``CudaError``."""
+    """Return the result of a driver call; raise ``CudaError``."""
     if answer[0] != OK:
         raise CudaError(answer[0])
     return answer[1] if len(answer) == 2 else answer[1:]
@@ -86,7 +90,7 @@ class Gpu:
         return int(ok(driver.cuDeviceGetAttribute(attribute, self.device)))
 
     def spin(self, rounds: int) -> None:
-        """Launch a kernel that fills the GPU for so many rounds."""
+        """Launch a kernel that fills the GPU for a number of rounds."""
         blocks = self.processors * BLOCKS_PER_PROCESSOR
         values = ((rounds,), (ctypes.c_uint64,))
         ok(driver.cuLaunchKernel(self._spin, blocks, 1, 1, THREADS, 1, 1, 0, self.stream, values, 0))
@@ -100,7 +104,7 @@ class Gpu:
         ok(driver.cuStreamSynchronize(self.stream))
 
     def milliseconds(self, rounds: int, launches: int) -> float:
-        """GPU time of some launches, by events; right only while nobody else uses the GPU."""
+        """Measure the GPU time of launches with events; correct only on an otherwise unused GPU."""
         first, last = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
         ok(driver.cuEventRecord(first, self.stream))
         for _ in range(launches):
@@ -110,6 +114,17 @@ class Gpu:
         return float(ok(driver.cuEventElapsedTime(first, last)))
 
     def memory_mib(self) -> tuple[float, float]:
-        """Free and total memory as the program sees it, MiB."""
+        """Return free and total memory as the program sees it, MiB."""
         free, total = ok(driver.cuMemGetInfo())
         return int(free) / 2**20, int(total) / 2**20
+
+    def settled_memory_mib(self) -> tuple[float, float]:
+        """Return the same once two looks agree: the agent compares the slice with the driver only once a second."""
+        seen, deadline = self.memory_mib(), time.monotonic() + LONGEST_SETTLING_S
+        while True:
+            time.sleep(BETWEEN_LOOKS_S)
+            before, seen = seen, self.memory_mib()
+            if before == seen:
+                return seen
+            if time.monotonic() > deadline:
+                sys.exit(f"the free memory of the slice still changes after {LONGEST_SETTLING_S:g} s")

@@ -1,4 +1,4 @@
-"""What all workers share: saying what was measured, skipping, and beginning together."""
+"""Shared by all workers: report results, skip, and start at the same time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def say(**found: Any) -> NoReturn:
 
 
 def need(module: str) -> ModuleType:
-    """A module, or the end of this worker with the reason."""
+    """Import a module, or end this worker with the reason."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

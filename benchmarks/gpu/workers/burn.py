@@ -1,4 +1,4 @@
-"""Kernels (or graphs of them) one after another for a window of time: how much work was done."""
+"""Kernels (or graphs of them) one after another for a window of time; reports the amount of work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def calibrated(gpu: Gpu) -> float:
-    """Rounds in a microsecond, on a GPU that nobody else uses."""
+    """Measure rounds per microsecond on an otherwise unused GPU."""
     rounds, least_ms = 1000, WARM_UP_US / 20_000
     while gpu.milliseconds(rounds, 1) < least_ms:
         rounds *= 2

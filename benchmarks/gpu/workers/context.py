@@ -1,4 +1,4 @@
-"""What NVML says that this process uses, with a context and nothing else, or after PyTorch has multiplied matrices."""
+"""Memory of this process by NVML, with only a context, or after PyTorch has multiplied matrices."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ STEPS = 20
 
 
 def main() -> None:
-    """Calculate and say the digest."""
+    """Compute and print the digest."""
     made = parser(__doc__)
     made.add_argument("--kind", choices=sorted(KINDS), required=True)
     options = made.parse_args()

@@ -17,7 +17,7 @@ PART = 3  # a victim takes a third of what is free
 
 
 def main() -> None:
-    """Be the survivor; with ``--victim`` be the one who is killed."""
+    """Run the surviving process, or with ``--victim`` the process that is killed."""
     made = parser(__doc__)
     made.add_argument("--times", type=int, default=10)
     made.add_argument("--victim", type=float)
@@ -25,9 +25,9 @@ def main() -> None:
     gpu = Gpu()
     if options.victim is not None:
         _suffer(gpu, options.victim)
-    before = gpu.memory_mib()[0]
+    before = gpu.settled_memory_mib()[0]
     back = [_once(gpu, before) for _ in range(options.times)]
-    say(back_ms=back, lost_mib=before - gpu.memory_mib()[0])
+    say(back_ms=back, lost_mib=before - gpu.settled_memory_mib()[0])
 
 
 def _suffer(gpu: Gpu, mib: float) -> None:
@@ -41,7 +41,7 @@ def _suffer(gpu: Gpu, mib: float) -> None:
 
 
 def _once(gpu: Gpu, before: float) -> float:
-    """Milliseconds from a kill until as much is free as before."""
+    """Measure the milliseconds from a kill until the same memory is free."""
     arguments = (sys.executable, __file__, "--victim", str(before / PART))
     victim = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     assert victim.stdout is not None

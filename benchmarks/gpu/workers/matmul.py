@@ -1,4 +1,4 @@
-"""Products of matrices with PyTorch for a window of time: how many."""
+"""Products of matrices with PyTorch for a window of time; reports their number."""
 
 from __future__ import annotations
 

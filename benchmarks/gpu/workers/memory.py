@@ -20,7 +20,7 @@ def main() -> None:
     made.add_argument("--way", choices=sorted(WAYS), required=True)
     options = made.parse_args()
     gpu = Gpu()
-    free, total = gpu.memory_mib()
+    free, total = gpu.settled_memory_mib()
     tries, low, high = 0, 0, int(total * 2) * (1 << 20) // STEP
     while high - low > 1:
         middle = (low + high) // 2
@@ -107,7 +107,7 @@ def _array(_gpu: Gpu, size: int) -> bool:
 
 
 def _layers(count: int) -> Any:
-    """A three-dimensional array of so many layers of 2 MiB."""
+    """Create a three-dimensional array with a number of layers of 2 MiB."""
     wanted = driver.CUDA_ARRAY3D_DESCRIPTOR()
     wanted.Width, wanted.Height, wanted.Depth = 1024, 512, count
     wanted.Format, wanted.NumChannels = driver.CUarray_format.CU_AD_FORMAT_FLOAT, 1

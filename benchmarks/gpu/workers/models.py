@@ -1,4 +1,4 @@
-"""Training steps of a model, written in plain PyTorch, for a window of time: how many samples."""
+"""Training steps of a model, written in plain PyTorch, for a window of time; reports the number of samples."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _resnet(torch: Any, batch: int) -> Callable[[], None]:
 
 
 def _resnet50(nn: Any) -> Any:
-    """The network of He et al., 2015 (Deep Residual Learning), with 50 layers."""
+    """Return the network of He et al., 2015 (Deep Residual Learning), with 50 layers."""
 
     class Bottleneck(nn.Module):
         def __init__(self, inside: int, narrow: int, stride: int) -> None:
