@@ -22,7 +22,14 @@ from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.nodes.telemetry import NodeSample
 from gpupool.domain.protocol.log_records import LogBatch
 from gpupool.domain.work.job_files import FilesSpec
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
+from gpupool.domain.work.supervision import (
+    ExitReason,
+    ExitReport,
+    ListeningPort,
+    ProcessPhase,
+    ProcessSpec,
+    ProcessStatus,
+)
 from gpupool.domain.work.workspace import TaskKind, WorkspaceTask
 from gpupool.services.ports.fabric import AttachStream, FabricEvent, NodeLink
 from gpupool.services.ports.files import FilesLink, Making
@@ -85,6 +92,7 @@ class FakeAgent:
     home_tasks: Counter[str] = field(default_factory=Counter)  # requests by task
     home_error: GpupoolError | None = None  # the answer to changes of homes
     slow_homes: bool = False  # changes of homes stay in progress
+    ports: dict[str, Sequence[ListeningPort]] = field(default_factory=dict)  # of programs, by key
     listener: FakeFabric | None = None
     in_flight: int = 0
     unheard_since: float | None = None
@@ -348,6 +356,9 @@ class FakeLink(NodeLink):
 
     async def attach(self, key: str) -> AttachStream:
         raise NotImplementedError
+
+    async def listening_ports(self, key: str) -> Sequence[ListeningPort]:
+        return self._agent.ports.get(key, ())
 
 
 class FakeFabric:

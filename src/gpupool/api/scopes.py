@@ -131,7 +131,7 @@ SCOPES: dict[str, Scope] = {
 }
 
 # Pages of the dashboard on which work is controlled; other forms need ``full``, and looking needs ``read``.
-_WORK_PAGES = ("/workloads", "/submit", "/leases")
+_WORK_PAGES = ("/workloads", "/workspaces", "/submit", "/leases")
 
 
 def need_scope(connection: HTTPConnection, actor: Actor) -> None:

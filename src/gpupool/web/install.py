@@ -13,7 +13,7 @@ from gpupool.web.guard import Guard
 from gpupool.web.kit import live, series_routes
 from gpupool.web.kit.live import LiveHub, RefreshCostMiddleware
 from gpupool.web.kit.response_cache import ResponseCache
-from gpupool.web.pages import analytics, audit, leases, queue, reports, reservations, sign_in, workloads
+from gpupool.web.pages import analytics, audit, leases, queue, reports, reservations, sign_in, workloads, workspaces
 from gpupool.web.pages.nodes import routes as nodes
 from gpupool.web.pages.overview import routes as overview
 from gpupool.web.pages.projects import routes as projects
@@ -37,6 +37,7 @@ ROUTERS = (
     workloads.router,
     workload.router,
     streams.router,
+    workspaces.router,
     submit.router,
     leases.router,
     projects.router,

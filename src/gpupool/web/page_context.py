@@ -68,7 +68,14 @@ async def manager_context(request: Request, services: Services, visitor: Visitor
     return PageContext(request, services, visitor)
 
 
+async def member_context(request: Request, services: Services, visitor: Visitor) -> PageContext:
+    """Return the context; raise FORBIDDEN for viewers, before the form is read."""
+    require_role(visitor, Role.MEMBER)
+    return PageContext(request, services, visitor)
+
+
 Context = Annotated[PageContext, Depends(read_context)]
+MemberContext = Annotated[PageContext, Depends(member_context)]
 AdministratorContext = Annotated[PageContext, Depends(administrator_context)]
 ManagerContext = Annotated[PageContext, Depends(manager_context)]
 

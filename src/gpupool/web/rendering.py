@@ -98,6 +98,7 @@ NAV: tuple[tuple[str, tuple[NavItem, ...]], ...] = (
             NavItem("o", "/", "Overview"),
             NavItem("q", "/queue", "Queue"),
             NavItem("w", "/workloads", "Workloads"),
+            NavItem("k", "/workspaces", "Workspaces"),
             NavItem("l", "/leases", "Leases"),
             NavItem("c", "/submit", "Submit", Role.MEMBER),
         ),

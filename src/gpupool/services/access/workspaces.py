@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import is_workspace_id
 from gpupool.domain.people.access import Actor
@@ -9,6 +11,16 @@ from gpupool.domain.work.workspace import Workspace, check_disk
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.state.workspace_registry import WorkspaceRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """The disk that workspaces of ``owner`` use together; ``command`` changes the limit (None: there is none)."""
+
+    owner: str
+    used_bytes: int
+    limit_mib: int | None
+    command: str
 
 
 class WorkspaceAccess:
@@ -44,13 +56,19 @@ class WorkspaceAccess:
             )
         return (own or found)[0]
 
-    def check_disk(self, user: str, project: str, added_bytes: int = 0) -> None:
-        """Raise ``GpupoolError(OVER_LIMIT)`` if the disk of a user or a project is over its limit, or would be."""
+    def disk_uses(self, user: str, project: str) -> tuple[DiskUse, DiskUse]:
+        """Return the disk of a user's workspaces in a project, and that of all in the project."""
         rules, command = self.identities.project(project).rules, f"gpupool project set {project}"
         of_user, of_all = self.registry.disk_bytes(project, user), self.registry.disk_bytes(project)
-        bounds = (rules.user_workspace_mib, rules.workspace_mib)
-        check_disk(of_user, added_bytes, bounds[0], f"{user} in {project}", f"{command} --user-workspace-disk SIZE")
-        check_disk(of_all, added_bytes, bounds[1], f"the project {project}", f"{command} --workspace-disk SIZE")
+        return (
+            DiskUse(f"{user} in {project}", of_user, rules.user_workspace_mib, f"{command} --user-workspace-disk SIZE"),
+            DiskUse(f"the project {project}", of_all, rules.workspace_mib, f"{command} --workspace-disk SIZE"),
+        )
+
+    def check_disk(self, user: str, project: str, added_bytes: int = 0) -> None:
+        """Raise ``GpupoolError(OVER_LIMIT)`` if the disk of a user or a project is over its limit, or would be."""
+        for use in self.disk_uses(user, project):
+            check_disk(use.used_bytes, added_bytes, use.limit_mib, use.owner, use.command)
 
     def _may_manage(self, actor: Actor, row: Workspace) -> bool:
         return self.permissions.can_manage_of(actor, row.user, row.project)

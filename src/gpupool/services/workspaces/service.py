@@ -28,7 +28,7 @@ from gpupool.scheduling.explain.feasibility import check_possible
 from gpupool.scheduling.placement.node_filter import EMPTY, fitting_rows
 from gpupool.scheduling.state.cluster import NODE, Shapes
 from gpupool.services.access.permissions import forbidden
-from gpupool.services.access.workspaces import WorkspaceAccess
+from gpupool.services.access.workspaces import DiskUse, WorkspaceAccess
 from gpupool.services.control.engine import Engine
 from gpupool.services.state.node_registry import NodeRegistry
 from gpupool.services.workloads.service import WorkloadService
@@ -94,6 +94,10 @@ class WorkspaceService:
     def session(self, workspace: Workspace) -> Workload | None:
         """Return the live workload that uses its home."""
         return self._engine.mirror.session_of(workspace.id)
+
+    def limited_disk(self, workspace: Workspace) -> list[DiskUse]:
+        """Return the sums of disk to which a workspace counts and that have a limit."""
+        return [use for use in self._access.disk_uses(workspace.user, workspace.project) if use.limit_mib is not None]
 
     # Creation
 

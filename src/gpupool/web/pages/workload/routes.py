@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gpupool.api.deps import Ref
+from gpupool.api.server.peer import loopback_uid
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event
 from gpupool.domain.units import format_duration, parse_duration_s
@@ -21,6 +22,7 @@ from gpupool.web.kit.listing import Column, ColumnKind, listing
 from gpupool.web.pages.leases import EXTENSIONS
 from gpupool.web.pages.queue import reason_cache_of
 from gpupool.web.pages.submit.account import account_of
+from gpupool.web.pages.workload.ports import served_ports
 from gpupool.web.pages.workload.view import ReplicaRow, retry_text, workload_page
 from gpupool.web.rendering import back_to, page
 
@@ -64,6 +66,8 @@ async def workload(
     reasons = reason_cache_of(request)
     shown = await workload_page(services, visitor, found, (replica, attempt), now, reasons)
     seen = shown.allowed.see
+    local = loopback_uid(request) is not None
+    ports = await served_ports(services, visitor, found, shown.chosen, same_machine=local) if shown.served else []
     return page(
         request,
         visitor,
@@ -80,6 +84,7 @@ async def workload(
         about_gang=gang_text(found),
         about_retry=retry_text(found),
         extensions=EXTENSIONS,
+        ports=ports,
         replicas=listing(request, REPLICAS, shown.replicas, name="replicas", default_sort="index", prefix="r_"),
         events=listing(request, EVENTS, reversed(shown.events), name="events", default_sort="-at", prefix="e_"),
     )
@@ -153,7 +158,7 @@ async def shell(services: Services, visitor: Visitor, ref: Ref, form: SentForm) 
         "on": host.id,
         "on_index": _index(form) or 0,
         "tty": True,
-        "workdir": account.home,
+        "workdir": "" if host.program.workspace else account.home,  # empty: the home of the workspace
         "env": dict(account.environment) | {"TERM": "xterm-256color"},
     }
     made, _ = await services.workloads.submit(visitor, parse_request(body))

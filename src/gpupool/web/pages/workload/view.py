@@ -90,6 +90,11 @@ class WorkloadPage:
     chart_query: str
     sent_back: int
 
+    @property
+    def served(self) -> bool:
+        """True if the visitor may connect to ports of the shown attempt."""
+        return self.allowed.stop and self.chosen.live and self.workload.kind is not WorkloadKind.LEASE
+
 
 async def workload_page(
     services: PoolServices,
