@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from e2e_pool import RealPool, eventually
+from e2e_pool import RealPool, Terminal, eventually
 
 
 def files_of(pool: RealPool, name: str) -> str:
@@ -72,6 +72,22 @@ def test_job_in_a_workspace_leaves_its_files_there(pool: RealPool) -> None:
     pool("workspace", "start", "lab", "-n", "0")
     assert files_of(pool, "lab") == "from-a-job\n"
     remove(pool, "lab", "copy")
+
+
+def test_shell_starts_in_the_home(pool: RealPool) -> None:
+    pool("workspace", "create", "bob", "-n", "0")
+    pool("workspace", "start", "bob")
+    terminal = Terminal(pool, "shell", "bob")
+    try:
+        terminal.send(
+            b"[ $PWD = $HOME ] && [ $HOME = $GPUPOOL_WORKSPACE_HOME ] && echo at-$((40+2)) | tee data; exit\n"
+        )
+        terminal.expect(b"at-42")
+        assert terminal.wait() == 0
+    finally:
+        terminal.close()
+    assert files_of(pool, "bob") == "at-42\n"
+    remove(pool, "bob")
 
 
 def test_environment_is_made_once_and_keeps_packages(pool: RealPool) -> None:

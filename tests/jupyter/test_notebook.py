@@ -165,6 +165,50 @@ def test_browser_gets_the_token_from_a_private_file(lab: Tunnel, pool: RealPool,
     assert not page_file.exists()
 
 
+@pytest.fixture
+def workspace(pool: RealPool) -> Iterator[str]:
+    """A stopped workspace."""
+    pool("workspace", "create", "bob", "-n", "0")
+    yield "bob"
+    with pool.client as client:
+        client.stop_workspace("bob", force=True)
+        assert eventually(lambda: client.workspace("bob").state == "stopped")
+        client.delete_workspace("bob")
+
+
+IN_HOME = "import os; open('made', 'w').close(); print(os.getcwd() == os.environ['GPUPOOL_WORKSPACE_HOME'])"
+
+
+@pytest.mark.needs("jupyterlab")
+@pytest.mark.parametrize("running", [False, True])
+def test_notebook_opens_in_a_workspace(workspace: str, pool: RealPool, running: bool) -> None:
+    if running:
+        pool("workspace", "start", workspace)
+    words = ("notebook", "--name", "inside", "--workspace", workspace, *(() if running else ("-n", "0")))
+    with tunnel(pool, *words, "--no-browser") as lab:
+        assert execute(lab.server, lab.token, IN_HOME) == "True\n"
+        lab.interrupt()
+    with tunnel(pool, "open", workspace if running else "inside", "jupyter", "--no-browser") as again:
+        assert again.server
+    with pool.client as client:
+        assert client.workspace(workspace).state == "running"
+        session = client.workspace(workspace).session
+        assert (client.detail("inside").on == session) == running
+        client.stop("inside", force=True)
+
+
+def test_open_reaches_a_server_in_a_workspace(workspace: str, pool: RealPool) -> None:
+    pool("workspace", "start", workspace)
+    pool("exec", workspace, "--", "sh", "-c", "echo from the home > page.txt")
+    server = pool.begin("exec", workspace, "--", "python3", "-m", "http.server", "0", "--bind", "127.0.0.1")
+    try:
+        with tunnel(pool, "open", workspace, "--no-browser") as page:
+            assert ask(f"{page.server}/page.txt") == (200, "from the home\n")
+    finally:
+        server.kill()
+        server.communicate()
+
+
 def test_waits_in_the_queue_with_a_reason_until_interrupted(pool: RealPool) -> None:
     pool("submit", "all", "-n", "1", "--", "sleep", "1000")
     assert pool.becomes("all", "running")

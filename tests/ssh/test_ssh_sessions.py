@@ -68,6 +68,27 @@ def test_shell_is_the_login_shell(ssh_pool: SshPool) -> None:
     assert done.stdout.startswith(b"-") or b"/" in done.stdout
 
 
+def test_session_of_a_workspace_starts_in_its_home(ssh_pool: SshPool, tmp_path: Path) -> None:
+    pool = ssh_pool.pool
+    pool("workspace", "create", "bob", "-n", "0")
+    pool("workspace", "start", "bob")
+    try:
+        tmp_path.joinpath("sent").write_bytes(b"data")
+        up = ssh_pool.run("scp", str(tmp_path / "sent"), "gpupool.bob:copied")
+        assert up.returncode == 0, up.stderr
+        found = ssh_pool.run("ssh", "gpupool.bob", "pwd; echo $HOME $GPUPOOL_WORKSPACE_HOME; cat ~/copied")
+        assert found.returncode == 0, found.stderr
+        home, *rest = found.stdout.decode().split()
+        assert rest == [home, home, "data"]
+        assert Path(home, "copied").read_bytes() == b"data"
+        assert Path(home).parents[1] == pool.state / "workspaces"
+    finally:
+        pool("workspace", "stop", "bob", "--force")
+        with pool.client as client:
+            assert eventually(lambda: client.workspace("bob").state == "stopped")
+        pool("workspace", "delete", "bob", "--yes")
+
+
 def test_variables_of_the_client_are_filtered(ssh_pool: SshPool) -> None:
     words = ("-o", "SetEnv=LC_TEST=yes GPUPOOL_GPU_SHARE=1 LD_LIBRARY_PATH=/evil CUDA_VISIBLE_DEVICES=9")
     shown = ssh_pool.run("ssh", *words, "gpupool.dev", "env").stdout.decode()

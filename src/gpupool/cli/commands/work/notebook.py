@@ -29,7 +29,7 @@ from gpupool.cli.served_port import (
     wait_for_port,
 )
 from gpupool.cli.transport.local import find_transport
-from gpupool.cli.transport.pool import PoolClient, open_pool
+from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 JUPYTER = "jupyter"
@@ -47,6 +47,7 @@ def register(app: typer.Typer) -> None:
         "gpupool notebook -m 2G --idle-timeout 1h --no-browser",
         "gpupool notebook -n 0 --python ~/envs/torch/bin/python",
         "gpupool notebook -g 1 -i quay.io/jupyter/pytorch-notebook",
+        "gpupool notebook --workspace bob",
     )(notebook)
     command(
         app,
@@ -69,6 +70,7 @@ def notebook(**values: Any) -> int:
     body["env"] = _environment(body.get("env") or {})
     quiet = bool(values.get("quiet"))
     pool = PoolClient(transport)
+    body = _on_running_session(pool, body)
     target = Target(jupyter=True)
     with SignalInbox() as inbox:
         launcher = Launcher(transport, inbox, tty=False, quiet=quiet)
@@ -99,6 +101,19 @@ def notebook_body(values: dict[str, Any]) -> dict[str, Any]:
         f"--ServerApp.port_retries={PORT_RETRIES}",
     ]
     return request_body.workload_body(values, command_line) | {"kind": "interactive", "tty": False, "stdin": False}
+
+
+def _on_running_session(pool: PoolClient, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the request; for a workspace that is started, that of a program on the GPUs of its session."""
+    if not body.get("workspace"):
+        return body
+    session = pool.get(f"workspaces/{quote_segment(body['workspace'])}")["session"]
+    if session is None:
+        return body
+    return {name: value for name, value in body.items() if name not in {"workspace", "project"}} | {
+        "kind": "exec",
+        "on": session,
+    }
 
 
 def _environment(env: dict[str, str]) -> dict[str, str]:
