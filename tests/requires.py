@@ -63,12 +63,22 @@ def _native_parts() -> bool:
     return native.missing() is None
 
 
+def _cuda_clients() -> bool:
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = [Path(path) for path in (nvidia and nvidia.submodule_search_locations) or []]
+    parts = ("cuda_runtime/lib", "cu13/bin/nvcc", "cu13/nvvm", "cu13/lib/libcudart_static.a")
+    found = all(any((folder / part).exists() for folder in folders) for part in parts)
+    return found and _module("cupy")() and _module("numba_cuda")()
+
+
 # Name -> how to see that it is there, and what is missing otherwise.
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "asyncssh": (_module("asyncssh"), "the Python package asyncssh"),
     "busybox": (_command("busybox"), "a static busybox (Debian: busybox-static)"),
     "cc": (lambda: native_builder().can_link(["cc"]), "a C compiler called cc (Debian: gcc libc6-dev)"),
+    "c++": (_command("g++"), "a C++ compiler called g++ (Debian: g++)"),
     "chromium": (_command("chromium"), "Chromium (Debian: chromium)"),
+    "cuda-clients": (_cuda_clients, "the Python packages of gpupool[test-cuda]"),
     "jupyterhub": (_module("jupyterhub"), "the Python package jupyterhub"),
     "jupyterlab": (_module("jupyterlab"), "the Python package jupyterlab"),
     "mpi4py": (_module("mpi4py"), "the Python package mpi4py"),

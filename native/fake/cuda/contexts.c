@@ -19,6 +19,11 @@ uint64_t fake_next_id(void) {
 
 bool fake_is_context(CUcontext context) { return context != NULL && context->magic == MAGIC_CONTEXT && context->alive; }
 
+/* A primary context may become current before it is retained; calls that need it fail until then. */
+bool fake_may_be_current(CUcontext context) {
+    return fake_is_context(context) || (context->magic == MAGIC_CONTEXT && context->primary);
+}
+
 bool fake_joined(struct gpu *gpu) {
     if (gpu->slot < 0) {
         fake_lock(gpu->shared);
@@ -62,10 +67,19 @@ static void set_limits(CUcontext context) {
     }
 }
 
+/* The same one for the whole life of the process, whether it is active or not. NULL: out of memory. */
+CUcontext fake_primary_context(struct gpu *gpu) {
+    if (gpu->primary == NULL) gpu->primary = calloc(1, sizeof *gpu->primary);
+    if (gpu->primary != NULL && gpu->primary->magic != MAGIC_CONTEXT) {
+        *gpu->primary = (struct gp_CUcontext){.magic = MAGIC_CONTEXT, .gpu = gpu, .primary = true};
+    }
+    return gpu->primary;
+}
+
 CUresult fake_context_open(struct gpu *gpu, bool primary, uint32_t flags, uint32_t version, CUcontext *opened) {
     CUresult result = arrive(gpu);
     if (result != CUDA_SUCCESS) return result;
-    CUcontext context = primary && gpu->primary != NULL ? gpu->primary : calloc(1, sizeof *context);
+    CUcontext context = primary ? fake_primary_context(gpu) : calloc(1, sizeof *context);
     if (context == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
     *context = (struct gp_CUcontext){.magic = MAGIC_CONTEXT, .gpu = gpu, .primary = primary, .alive = true,
                                      .flags = flags, .version = version, .id = fake_next_id()};
@@ -73,7 +87,6 @@ CUresult fake_context_open(struct gpu *gpu, bool primary, uint32_t flags, uint32
     context->legacy = fake_stream_new(context, CU_STREAM_DEFAULT, 0);
     context->legacy->legacy = true;
     gpu->context_count++;
-    if (primary) gpu->primary = context;
     *opened = context;
     return CUDA_SUCCESS;
 }
@@ -90,9 +103,24 @@ static bool belongs(struct range *range, void *context) {
     return true;
 }
 
+/* The functions that are called may call the driver. */
+static void end_stored(CUcontext context) {
+    while (context->stored != NULL) {
+        struct stored *stored = context->stored;
+        context->stored = stored->next;
+        if (stored->end != NULL) {
+            pthread_mutex_unlock(&fake_mutex);
+            stored->end(context, stored->key, stored->value);
+            pthread_mutex_lock(&fake_mutex);
+        }
+        free(stored);
+    }
+}
+
 /* Ends its work, frees its memory; the memory of the context itself stays, so that old handles are recognised. */
 void fake_context_close(CUcontext context) {
     struct gpu *gpu = context->gpu;
+    end_stored(context);
     fake_wait_gpu(gpu, context);
     context->alive = false;
     for (struct gp_CUstream *stream = gpu->streams, *next; stream != NULL; stream = next) {

@@ -48,7 +48,7 @@ API CUresult cuCtxPopCurrent(CUcontext *context) { return cuCtxPopCurrent_v2(con
 
 API CUresult cuCtxSetCurrent(CUcontext context) {
     ENTER;
-    if (context != NULL && !fake_is_context(context)) return CUDA_ERROR_INVALID_CONTEXT;
+    if (context != NULL && !fake_may_be_current(context)) return CUDA_ERROR_INVALID_CONTEXT;
     if (stack.count > 0) stack.count--;
     return context != NULL ? push(context) : CUDA_SUCCESS;
 }

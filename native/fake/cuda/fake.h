@@ -12,6 +12,7 @@
  *   memory.c hostmem.c pointers.c      plain memory                   copies.c transfers.c memset.c      moving bytes
  *   pools.c poolapi.c vmm.c arrays.c   memory of other kinds          graphs.c nodes.c exec.c graphmem.c graphs
  *   modules.c functions.c kernels.c launch.c occupancy.c  kernels     capture.c                          stream capture
+ *   tables.c integrity.c               what the CUDA runtime asks for
  */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
@@ -76,6 +77,14 @@ struct gpu { /* a device of this process */
     int backing;                 /* memory file behind cuMemCreate; -1: not yet */
 };
 
+typedef void stored_end(CUcontext context, void *key, void *value);
+
+struct stored { /* a value that the CUDA runtime keeps with a context */
+    void *key, *value;
+    stored_end *end; /* called when the context ends */
+    struct stored *next;
+};
+
 struct gp_CUcontext {
     enum magic magic;
     struct gpu *gpu;
@@ -85,6 +94,7 @@ struct gp_CUcontext {
     CUresult error; /* sticky */
     struct gp_CUstream *legacy;
     size_t limits[16];
+    struct stored *stored;
 };
 
 struct gp_CUstream {
@@ -182,9 +192,11 @@ CUresult fake_current(CUcontext *context); /* INVALID_CONTEXT, CONTEXT_IS_DESTRO
 CUresult fake_current_device(struct gpu **gpu);
 CUcontext fake_top(void); /* the top of the thread's stack */
 CUresult fake_context_open(struct gpu *gpu, bool primary, uint32_t flags, uint32_t version, CUcontext *context);
+CUcontext fake_primary_context(struct gpu *gpu);
 void fake_context_close(CUcontext context);
 CUresult fake_context_grow(struct gpu *gpu); /* a module was loaded */
 bool fake_is_context(CUcontext context);
+bool fake_may_be_current(CUcontext context);
 bool fake_joined(struct gpu *gpu); /* this process has its slot in the GPU's shared state */
 uint64_t fake_next_id(void);
 

@@ -5,11 +5,12 @@
  *   vector_add_f32(float *a, float *b, float *c, int32 n)      c = a + b      these compute, on the processor,
  *   saxpy_f32(float a, float *x, float *y, int32 n)            y = a * x + y  when their time is over, so that
  *   fill_u32(uint32 *to, uint32 value, int32 n)                               demonstrations show true results
- *   any other                            computes nothing
+ *   any other                            computes nothing; the first in a process is reported on stderr
  *
  * All but the first two take 2 us and, for each round of blocks that the multiprocessors cannot hold at once (2,048
  * threads each), another 2 us: an estimate that grows with the grid, no more.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,8 +127,20 @@ uint64_t fake_kernel_cost(const struct launch *launch, const struct gpu *gpu) {
     return ns > 0 ? ns : estimate(launch, gpu);
 }
 
+/* Once per process, for those who read the results. */
+static void report_emulated(const struct kernel *kernel) {
+    static bool reported;
+    if (reported) return;
+    reported = true;
+    fprintf(stderr,
+            "gpupool: this GPU is emulated: its kernels take time but compute nothing, except a few for demonstrations "
+            "(the first that does not compute is %.80s)\n",
+            kernel->name);
+}
+
 bool fake_kernel_effect(const struct launch *launch, CUcontext context, void (**run)(void *data), void **data) {
     const struct known *kernel = launch->kernel->known;
+    if (kernel == NULL && launch->kernel->duration_ns == 0) report_emulated(launch->kernel);
     if (kernel == NULL || kernel->run == NULL) return false;
     struct vectors *vectors = calloc(1, sizeof *vectors);
     if (vectors == NULL) abort();

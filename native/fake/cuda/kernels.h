@@ -20,7 +20,7 @@ struct known { /* a kernel whose parameters are understood */
 struct kernel {
     enum magic magic;
     struct module *module;
-    char name[128];
+    char *name;
     uint64_t duration_ns; /* 0: not told by its name */
     const struct known *known;
     int dynamic_shared_bytes;
@@ -35,7 +35,7 @@ struct module { /* or library */
     CUcontext context; /* NULL: a library's */
     struct kernel *kernels;
     struct global {
-        char name[128];
+        char *name;
         CUcontext context;
         CUdeviceptr address;
         uint64_t id; /* of its range */

@@ -80,17 +80,21 @@ API CUresult cuModuleUnload(CUmodule module) {
     return context->error;
 }
 
+static char *copy_of(const char *name) {
+    char *copy = strdup(name);
+    if (copy == NULL) abort();
+    return copy;
+}
+
 static CUresult get_kernel(struct module *module, const char *name, struct kernel **found) {
     if (name == NULL || *name == '\0') return CUDA_ERROR_INVALID_VALUE;
-    if (strlen(name) >= sizeof module->kernels->name) return CUDA_ERROR_NOT_FOUND;
     for (*found = module->kernels; *found != NULL; *found = (*found)->next) {
         if (strcmp((*found)->name, name) == 0) return CUDA_SUCCESS;
     }
     struct kernel *kernel = calloc(1, sizeof *kernel);
     if (kernel == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
-    *kernel = (struct kernel){.magic = MAGIC_KERNEL, .module = module, .known = fake_known_kernel(name),
-                              .duration_ns = fake_named_duration(name), .next = module->kernels};
-    snprintf(kernel->name, sizeof kernel->name, "%s", name);
+    *kernel = (struct kernel){.magic = MAGIC_KERNEL, .module = module, .name = copy_of(name),
+                              .known = fake_known_kernel(name), .duration_ns = fake_named_duration(name), .next = module->kernels};
     module->kernels = kernel;
     *found = kernel;
     return CUDA_SUCCESS;
@@ -109,7 +113,6 @@ API CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const ch
 static CUresult get_global(struct module *module, CUcontext context, const char *name, CUdeviceptr *address,
                            size_t *bytes) {
     if (name == NULL || *name == '\0') return CUDA_ERROR_INVALID_VALUE;
-    if (strlen(name) >= sizeof module->globals->name) return CUDA_ERROR_NOT_FOUND;
     struct global *global = module->globals;
     while (global != NULL && (strcmp(global->name, name) != 0 || global->context != context)) global = global->next;
     if (global == NULL) {
@@ -117,8 +120,8 @@ static CUresult get_global(struct module *module, CUcontext context, const char 
         global = range != NULL ? calloc(1, sizeof *global) : NULL;
         if (global == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
         range->context = context;
-        *global = (struct global){.address = range->base, .id = range->id, .context = context, .next = module->globals};
-        snprintf(global->name, sizeof global->name, "%s", name);
+        *global = (struct global){.address = range->base, .id = range->id, .context = context, .name = copy_of(name),
+                                   .next = module->globals};
         module->globals = global;
     }
     if (address != NULL) *address = global->address;

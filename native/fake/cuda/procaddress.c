@@ -56,11 +56,3 @@ API CUresult cuGetProcAddress(const char *symbol, void **function, int version, 
     CUresult result = cuGetProcAddress_v2(symbol, function, version, flags, NULL);
     return result == CUDA_SUCCESS && *function == NULL ? CUDA_ERROR_NOT_FOUND : result;
 }
-
-/* Private tables that the CUDA runtime asks for at its start: there are none, so no program of the runtime (and hence
- * no PyTorch) runs on this driver, only programs of the driver's own interface, such as those of cuda.bindings. */
-API CUresult cuGetExportTable(const void **table, const CUuuid *id) {
-    if (table == NULL || id == NULL) return CUDA_ERROR_INVALID_VALUE;
-    *table = NULL;
-    return CUDA_ERROR_NOT_FOUND;
-}

@@ -45,7 +45,9 @@ static bool open_backing(struct gpu *gpu) {
 static CUresult check(const CUmemAllocationProp *properties, struct gpu **gpu) {
     if (properties == NULL || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+    if ((properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     *gpu = fake_gpu(properties->location.id);
     return *gpu != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }

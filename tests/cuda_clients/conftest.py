@@ -1,0 +1,44 @@
+"""Programs of NVIDIA's runtime and of libraries on it, without changes, on the emulated GPUs of a pool."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
+
+from cuda_toolkit import Toolkit
+from e2e_pool import RealPool, fresh_pool
+
+from cuda_clients import Table
+
+
+@pytest.fixture(scope="session")
+def shared_pool() -> Iterator[RealPool]:
+    with fresh_pool("1xT4") as made:
+        yield made
+
+
+@pytest.fixture
+def pool(shared_pool: RealPool) -> Iterator[RealPool]:
+    """One free emulated GPU of 16 GiB."""
+    yield shared_pool
+    shared_pool.clear()
+
+
+@pytest.fixture(scope="session")
+def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Toolkit:
+    return Toolkit(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="session")
+def table() -> Iterator[Table]:
+    """The clients that ran; written into the page that GPUPOOL_CLIENTS_TABLE names."""
+    made = Table()
+    yield made
+    if page := os.environ.get("GPUPOOL_CLIENTS_TABLE"):
+        made.write(Path(page))
