@@ -10,6 +10,8 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.work.workload import WorkloadState
 from gpupool.domain.work.workspace import (
+    MAX_ENVIRONMENT_BYTES,
+    EnvironmentFile,
     TaskKind,
     Workspace,
     WorkspaceAction,
@@ -18,6 +20,7 @@ from gpupool.domain.work.workspace import (
     begin,
     check_action,
     check_disk,
+    check_environment,
     complete,
     fail,
     format_bytes,
@@ -138,3 +141,35 @@ def test_disk_limit_names_the_numbers() -> None:
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (99 << 40, "99 TiB")])
 def test_sizes_are_shown_in_units(size: int, text: str) -> None:
     assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("environment", "names", "image", "wrong"),
+    [
+        ("", (), "lab:1", ""),
+        ("python3.11", (), "", ""),
+        ("uv.lock", ("uv.lock", "pyproject.toml"), "", ""),
+        ("uv.lock", ("uv.lock", "pyproject.toml", "uv.toml", ".python-version"), "", ""),
+        ("conda.yml", ("conda.yml",), "", ""),
+        ("uv.lock", ("uv.lock",), "", "The environment uv.lock needs pyproject.toml."),
+        ("requirements.txt", (), "", "The environment requirements.txt needs requirements.txt."),
+        ("conda.yml", ("conda.yml", "uv.lock"), "", "The environment 'conda.yml' takes no file uv.lock."),
+        ("python3.11", ("uv.lock",), "", "The environment 'python3.11' takes no file uv.lock."),
+        ("python3.11", (), "lab:1", "An environment is made with programs of the node, not in a container image."),
+    ],
+)
+def test_environment_has_the_files_that_its_tool_reads(
+    environment: str, names: tuple[str, ...], image: str, wrong: str
+) -> None:
+    files = [EnvironmentFile(name, "") for name in names]
+    if not wrong:
+        check_environment(environment, files, image)
+        return
+    with pytest.raises(GpupoolError) as caught:
+        check_environment(environment, files, image)
+    assert (caught.value.code, caught.value.message) == (ErrorCode.INVALID_REQUEST, wrong)
+
+
+def test_files_of_an_environment_have_a_maximum_size() -> None:
+    with pytest.raises(GpupoolError, match=r"larger than 1\.0 MiB"):
+        check_environment("conda.yml", [EnvironmentFile("conda.yml", "x" * (MAX_ENVIRONMENT_BYTES + 1))], "")

@@ -23,6 +23,9 @@ OTHER_UID = 65_432
 OWN = os.geteuid()
 
 
+MADE = {"environment/uv.lock": "version = 1"}  # files of a new home
+
+
 def new_id() -> str:
     return ids.workspace_id(secrets.randbits(ids.ID_BITS))
 
@@ -105,7 +108,7 @@ def test_kill_at_any_step_leaves_old_or_new_files(tmp_path: Path, kind: TaskKind
         (home / "data").write_text("new")
         second, target = new_id(), new_id()
         wanted = {
-            TaskKind.CREATE: task(kind, second),
+            TaskKind.CREATE: task(kind, second, files=(("uv.lock", "version = 1"),)),
             TaskKind.CLONE: task(kind, second, source=first),
             TaskKind.SNAPSHOT: task(kind, first, snapshot=target),
             TaskKind.DROP_SNAPSHOT: task(kind, first, snapshot=saved),
@@ -124,7 +127,7 @@ def test_kill_at_any_step_leaves_old_or_new_files(tmp_path: Path, kind: TaskKind
             allowed = ({"data": "new"}, {"data": "old"}) if kind is TaskKind.RESTORE else ({"data": "new"},)
             assert contents(folder.home) in allowed, step
         for copy in (folder.snapshot(saved), homes.folder(second).home):
-            assert not copy.exists() or contents(copy) in ({"data": "old"}, {"data": "new"}, {})
+            assert not copy.exists() or contents(copy) in ({"data": "old"}, {"data": "new"}, MADE)
         assert not folder.snapshot(target).exists() or contents(folder.snapshot(target)) == {"data": "new"}
         perform(homes, wanted)  # the control plane asks again
         assert remains(root) in ([], ["partial"])
@@ -132,7 +135,7 @@ def test_kill_at_any_step_leaves_old_or_new_files(tmp_path: Path, kind: TaskKind
         assert folder.path.exists() is (kind is not TaskKind.DELETE)
         assert folder.snapshot(saved).exists() is (kind not in {TaskKind.DROP_SNAPSHOT, TaskKind.DELETE})
         if kind is not TaskKind.DELETE:
-            files = {TaskKind.CREATE: {}, TaskKind.RESTORE: {"data": "old"}}.get(kind, {"data": "new"})
+            files = {TaskKind.CREATE: MADE, TaskKind.RESTORE: {"data": "old"}}.get(kind, {"data": "new"})
             assert contents(changed) == files, step
         if kind is TaskKind.SNAPSHOT:
             assert contents(folder.snapshot(target)) == {"data": "new"}
@@ -264,9 +267,11 @@ def test_home_in_use_is_not_copied(node: Node) -> None:
 @pytest.mark.skipif(not AS_ROOT, reason="programs of other users need root")
 def test_home_is_closed_to_other_users(node: Node) -> None:
     mine, theirs = new_id(), new_id()
-    ask(node, TaskKind.CREATE, mine, uid=OTHER_UID)
+    ask(node, TaskKind.CREATE, mine, uid=OTHER_UID, files=[["conda.yml", "name: lab"]])
     ask(node, TaskKind.CREATE, theirs, uid=OTHER_UID + 1)
-    owner = spec("echo secret > data; id -u; cat data", workspace=mine, cwd="", env={}, uid=OTHER_UID)
+    owner = spec(
+        "echo secret > data; stat -c %u environment/conda.yml; cat data", workspace=mine, cwd="", env={}, uid=OTHER_UID
+    )
     assert node.run_to_end(owner).status == 0
     assert node.log(owner.key, "out").split() == [str(OTHER_UID).encode(), b"secret"]
     home = node.state.path.parent / "workspaces" / mine / "home"

@@ -9,7 +9,14 @@ from test_round_trip import with_database
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.nodes.sharing import Sharing
-from gpupool.domain.work.workspace import Snapshot, TaskFailure, TaskKind, Workspace, WorkspaceTask
+from gpupool.domain.work.workspace import (
+    EnvironmentFile,
+    Snapshot,
+    TaskFailure,
+    TaskKind,
+    Workspace,
+    WorkspaceTask,
+)
 from gpupool.store.pool import rows
 
 PLAIN = Workspace("h0000000001", "bob", "ann", "default", "gpu1", GpuRequest(), created_at=1.5, used_at=2.5)
@@ -28,7 +35,13 @@ FULL = Workspace(
     snapshots=(Snapshot("h00000000s1", "clean", 3.5), Snapshot("h00000000s2", "later", 4.5)),
     disk_bytes=1 << 40,
     measured_at=5.5,
-    task=WorkspaceTask("h00000000t1", TaskKind.CLONE, source="h0000000001", snapshot="h00000000s1"),
+    task=WorkspaceTask(
+        "h00000000t1",
+        TaskKind.CLONE,
+        source="h0000000001",
+        snapshot="h00000000s1",
+        files=(EnvironmentFile("uv.lock", "version = 1\n"), EnvironmentFile("pyproject.toml", "")),
+    ),
     failure=TaskFailure("h00000000t0", "DISK_FULL", "The disk is full.", "Delete files."),
 )
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpupool.api.schemas.work.workspaces import WorkspaceList, WorkspaceView
 from gpupool.client.administration import quote_segment, without_none
 from gpupool.client.transport.connection import ApiCall, PoolConnection
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.work.workspace import ENVIRONMENT_FILES
 
 _POLL_S = 25.0
+
+_FILE_KINDS = {".lock": "uv.lock", ".txt": "requirements.txt", ".yml": "conda.yml", ".yaml": "conda.yml"}
 
 Gpus = int | Mapping[str, Any]
 
@@ -42,9 +46,13 @@ class Workspaces:
         environment: str | None = None,
         node: str | None = None,
     ) -> WorkspaceView:
-        """Create a stopped workspace. ``environment`` is a Python of the node (``python3.11``)."""
+        """Create a stopped workspace.
+
+        ``environment`` is a Python of the node (``python3.11``), or the path of a ``uv.lock`` (next to its
+        ``pyproject.toml``), ``requirements.txt`` or ``conda.yml``: its first session makes an environment in the home.
+        """
         body = {"name": name, "project": project, "gpus": _gpus(gpus), "image": image, "node": node}
-        return self._changed("POST", "/v1/workspaces", body | {"environment": environment})
+        return self._changed("POST", "/v1/workspaces", body | environment_fields(environment or ""))
 
     def start_workspace(self, ref: str, gpus: Gpus | None = None, **limits: Any) -> WorkspaceView:
         """Queue the session of a workspace; ``limits``: ``wait``, ``max_time``, ``idle_timeout``, ``cpus``, ``memory``.
@@ -99,6 +107,25 @@ class Workspaces:
     def _wait(self, workspace: str, task: str) -> WorkspaceView:
         call = ApiCall("GET", _path(workspace), params={"task": task, "timeout_s": _POLL_S})
         return self._connection.ask(call, WorkspaceView)
+
+
+def environment_fields(environment: str) -> dict[str, Any]:
+    """Return the fields of a request for a Python, or for the environment of a file. Raises ``GpupoolError``."""
+    path = Path(environment).expanduser()
+    kind = _FILE_KINDS.get(path.suffix)
+    if kind is None:
+        return {"environment": environment} if environment else {}
+    files = {}
+    try:
+        files[kind] = path.read_text(encoding="utf-8")
+        for name in ENVIRONMENT_FILES[kind]:
+            if (beside := path.with_name(name)).is_file():
+                files[name] = beside.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise GpupoolError(
+            ErrorCode.INVALID_FILE, f"{path} cannot be read: {error}.", "Give a Python such as python:3.11, or a file."
+        ) from error
+    return {"environment": kind, "environment_files": files}
 
 
 def _path(ref: str) -> str:

@@ -7,6 +7,7 @@ repeated until its node reports the result, so every task can be repeated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -16,7 +17,13 @@ from gpupool.domain.work.workload import WorkloadState
 
 MAX_SNAPSHOTS = 64
 UNUSED_AFTER_S = 90 * 86400.0
-PYTHON = "python"
+READY = "The workspace is ready."  # a session prints it once its environment is complete
+ENVIRONMENT_FILES = {
+    "uv.lock": ("pyproject.toml", ".python-version", "uv.toml"),
+    "requirements.txt": (),
+    "conda.yml": (),
+}  # the file of an environment, and the files that its tool reads next to it
+MAX_ENVIRONMENT_BYTES = 1 << 20  # as JSON at most six times that, less than a message may have
 
 
 class WorkspaceState(StrEnum):
@@ -76,11 +83,19 @@ _ALLOWED = {
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentFile:
+    """A file from which a session makes an environment."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkspaceTask:
     """A change of files that has been requested and is not known to be complete.
 
     ``source`` is the workspace to clone. ``snapshot`` is the id of the snapshot to make, delete or restore, or to clone
-    from (empty: the present files). ``name`` is the name of a new snapshot.
+    from (empty: the present files). ``name`` is the name of a new snapshot. ``files`` are written to a new home.
     """
 
     id: str
@@ -88,6 +103,7 @@ class WorkspaceTask:
     source: str = ""
     snapshot: str = ""
     name: str = ""
+    files: tuple[EnvironmentFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +133,10 @@ class TaskFailure:
 class Workspace:
     """A named home of a user on one node. ``name`` is unique among the workspaces of the user.
 
-    ``gpus`` are those of its next start. ``environment`` is empty, or the Python (``python``, ``python3.11``) of which
-    its session makes a virtual environment in the home. ``image`` is the container image of its session (empty: none).
-    ``disk_bytes`` is what home and snapshots use together, as measured at ``measured_at``. ``used_at`` is the end of
-    its last session, or its creation.
+    ``gpus`` are those of its next start. ``environment`` is empty, or that of which its session makes an environment
+    in the home: a Python (``python``, ``python3.11``), or a file (a key of ``ENVIRONMENT_FILES``). ``image``
+    is the container image of its session (empty: none). ``disk_bytes`` is what home and snapshots use together, as
+    measured at ``measured_at``. ``used_at`` is the end of its last session, or its creation.
     """
 
     id: str
@@ -153,6 +169,24 @@ class Workspace:
     def unused_s(self, now: float) -> float:
         """Return the seconds since its last use; it must be stopped."""
         return max(0.0, now - self.used_at)
+
+
+def check_environment(environment: str, files: Sequence[EnvironmentFile], image: str) -> None:
+    """Raise ``GpupoolError(INVALID_REQUEST)`` if an environment cannot be made of these files."""
+    names = {file.name for file in files}
+    also = ENVIRONMENT_FILES.get(environment)
+    required = set() if also is None else {environment, *also[:1]}
+    wrong = ""
+    if environment and image:
+        wrong = "An environment is made with programs of the node, not in a container image."
+    elif names - {environment, *(also or ())} or (names and also is None):
+        wrong = f"The environment '{environment}' takes no file {', '.join(sorted(names - required)) or 'here'}."
+    elif required - names:
+        wrong = f"The environment {environment} needs {' and '.join(sorted(required - names))}."
+    elif sum(len(file.text.encode()) for file in files) > MAX_ENVIRONMENT_BYTES:
+        wrong = f"The files of the environment are larger than {format_bytes(MAX_ENVIRONMENT_BYTES)}."
+    if wrong:
+        raise GpupoolError(ErrorCode.INVALID_REQUEST, wrong, "See docs/workspaces.md, Environments.")
 
 
 def state_of(workspace: Workspace, session: WorkloadState | None) -> WorkspaceState:

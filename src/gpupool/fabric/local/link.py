@@ -374,7 +374,8 @@ class LocalFiles:
     async def home_task(self, task: WorkspaceTask, workspace: str, uid: int | None) -> int | None:
         """Change a home; return the bytes used, None while the change is in progress."""
         plain = {"id": task.id, "kind": task.kind.value, "source": task.source, "snapshot": task.snapshot}
-        used = await self._ask("home_task", **plain, workspace=workspace, uid=uid)
+        files = [[file.name, file.text] for file in task.files]
+        used = await self._ask("home_task", **plain, workspace=workspace, uid=uid, files=files)
         return None if used is None else int(used)
 
     async def home_usage(self, workspace: str) -> int:

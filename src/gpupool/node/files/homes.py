@@ -16,7 +16,7 @@ import secrets
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +26,12 @@ from gpupool.blobs.run_as_user import UserRights, account, call_as
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import is_workspace_id
 from gpupool.domain.work.supervision import ProcessSpec
-from gpupool.domain.work.workspace import TaskKind, format_bytes
+from gpupool.domain.work.workspace import ENVIRONMENT_FILES, TaskKind, format_bytes
 from gpupool.node.files.environments import variables
 from gpupool.node.files.job_folders import login_variables
+from gpupool.node.files.workspace_session import FILES as ENVIRONMENT_FOLDER
+from gpupool.node.files.workspace_session import FOLDER as ENVIRONMENT
+from gpupool.node.files.workspace_session import INCOMPLETE
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import read_json, write_json
 
@@ -36,6 +39,7 @@ NAMES = frozenset({"home_task", "home_usage"})
 MAX_CONCURRENT_TASKS = 4
 ANSWER_DELAY_S = 0.2  # small changes are complete before the first answer
 MIN_FREE_DIVISOR = 32  # a copy leaves this part of the disk free
+KNOWN_FILES = {*ENVIRONMENT_FILES, *(name for also in ENVIRONMENT_FILES.values() for name in also)}
 _ERROR_LINES = 3
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,6 +56,7 @@ class HomeTask:
     uid: int | None = None
     source: str = ""
     snapshot: str = ""
+    files: tuple[tuple[str, str], ...] = ()  # name and text
 
     @classmethod
     def from_dict(cls, data: Params) -> HomeTask:
@@ -61,7 +66,10 @@ class HomeTask:
         for name in names:
             checked_id(name)
         uid = None if data.get("uid") is None else int(data["uid"])
-        return cls(data["id"], TaskKind(data["kind"]), data["workspace"], uid, source, snapshot)
+        files = tuple((str(name), str(text)) for name, text in data.get("files") or ())
+        if unknown := {name for name, _ in files} - KNOWN_FILES:
+            raise GpupoolError(ErrorCode.INVALID_NAME, f"Not files of an environment: {sorted(unknown)}.", "")
+        return cls(data["id"], TaskKind(data["kind"]), data["workspace"], uid, source, snapshot, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,7 @@ class Homes:
         env = {**login, **spec.env, "HOME": home, "GPUPOOL_WORKSPACE_HOME": home}
         if not has_login:
             env["PATH"] = f"{home}/.local/bin:{env['PATH']}"
-            if (venv := folder.home / ".venv").is_dir():
+            if (venv := folder.home / ENVIRONMENT).is_dir() and not (folder.home / INCOMPLETE).exists():
                 env |= variables(venv, env)
         cwd = str(folder.home / spec.cwd)  # an absolute path replaces the home
         return replace(spec, cwd=cwd, env=env | {"PWD": cwd})
@@ -250,6 +258,7 @@ class Homes:
         try:
             if source is None:
                 _make_private(new.home, task.uid)
+                _write_files(new.home / ENVIRONMENT_FOLDER, task.files, task.uid)
             else:
                 self._copy(source.files(task.snapshot), new.home, source.uid(), task.uid)
                 _sync(new.path)
@@ -414,6 +423,19 @@ def _make_private(folder: Path, uid: int | None) -> None:
     folder.mkdir(mode=0o700)
     if uid is not None and uid != os.geteuid():
         os.chown(folder, uid, account(uid)[1])
+
+
+def _write_files(folder: Path, files: Sequence[tuple[str, str]], uid: int | None) -> None:
+    """Write the files of an environment as the user; no folder without files."""
+
+    def write(rights: UserRights) -> None:
+        with rights.user():
+            folder.mkdir(mode=0o700)
+            for name, text in files:
+                (folder / name).write_text(text, encoding="utf-8")
+
+    if files:
+        call_as(uid, write)
 
 
 def _start(command: list[str], uid: int | None, **streams: Any) -> subprocess.Popen[bytes]:

@@ -16,6 +16,7 @@ from gpupool.domain.work.supervision import NODE_PROGRAM
 from gpupool.domain.work.workload import Workload
 from gpupool.domain.work.workspace import (
     MAX_SNAPSHOTS,
+    EnvironmentFile,
     TaskKind,
     Workspace,
     WorkspaceAction,
@@ -23,6 +24,7 @@ from gpupool.domain.work.workspace import (
     WorkspaceTask,
     begin,
     check_action,
+    check_environment,
 )
 from gpupool.scheduling.explain.feasibility import check_possible
 from gpupool.scheduling.placement.node_filter import EMPTY, fitting_rows
@@ -38,12 +40,15 @@ from gpupool.specs.request import parse_request
 from gpupool.specs.resubmit import gpu_body
 
 MAX_PER_USER = 100
-SESSION_PROGRAM = "node/workspace_session.py"
+SESSION_PROGRAM = "node/files/workspace_session.py"
 
 
 @dataclass(frozen=True, slots=True)
 class NewWorkspace:
-    """A request for a workspace; without ``node`` the pool chooses one where the GPUs fit."""
+    """A request for a workspace; without ``node`` the pool chooses one where the GPUs fit.
+
+    ``files`` are those of its environment.
+    """
 
     name: str
     project: str = ""
@@ -51,6 +56,7 @@ class NewWorkspace:
     image: str = ""
     environment: str = ""
     node: str = ""
+    files: tuple[EnvironmentFile, ...] = ()
 
 
 class WorkspaceService:
@@ -104,14 +110,16 @@ class WorkspaceService:
     async def create(self, actor: Actor, wanted: NewWorkspace) -> Workspace:
         """Create a workspace; its task makes the home.
 
-        Raises FORBIDDEN, NAME_TAKEN, INVALID_NAME, UNKNOWN_PROJECT, UNKNOWN_NODE, OVER_LIMIT, IMPOSSIBLE_REQUEST.
+        Raises FORBIDDEN, NAME_TAKEN, INVALID_NAME, INVALID_REQUEST, UNKNOWN_PROJECT, UNKNOWN_NODE, OVER_LIMIT,
+        IMPOSSIBLE_REQUEST.
         """
+        check_environment(wanted.environment, wanted.files, wanted.image)
         project = self._identities.project(wanted.project or DEFAULT_PROJECT)
         self._permissions.need_project(actor, project)
         node = self._choose_node(wanted, project.rules.node_pools)
         row = self._new_row(actor, wanted.name, project.name, node)
         row = replace(row, gpus=wanted.gpus, image=wanted.image, environment=wanted.environment)
-        return await self._insert(actor, row, self._task(TaskKind.CREATE))
+        return await self._insert(actor, row, self._task(TaskKind.CREATE, files=wanted.files))
 
     async def clone(self, actor: Actor, ref: str, name: str, snapshot: str = "") -> Workspace:
         """Create a workspace with a copy of the files of another one, or of its snapshot, on the same node."""
@@ -136,7 +144,7 @@ class WorkspaceService:
     def _new_id(self) -> str:
         return workspace_id(self._engine.ports.random_bits(ID_BITS))
 
-    def _task(self, kind: TaskKind, **fields: str) -> WorkspaceTask:
+    def _task(self, kind: TaskKind, **fields: Any) -> WorkspaceTask:
         return WorkspaceTask(self._new_id(), kind, **fields)
 
     def _choose_node(self, wanted: NewWorkspace, pools: tuple[str, ...]) -> str:

@@ -26,7 +26,7 @@ from gpupool.api.schemas.work.workspaces import (
 from gpupool.api.views.mapping import gpu_request_view
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.nodes.sharing import ComputePolicy
-from gpupool.domain.work.workspace import UNUSED_AFTER_S, Workspace, WorkspaceState
+from gpupool.domain.work.workspace import UNUSED_AFTER_S, EnvironmentFile, Workspace, WorkspaceState
 from gpupool.scheduling.state.cluster import NODE
 from gpupool.services.pool import PoolServices
 from gpupool.services.workspaces.service import NewWorkspace
@@ -59,6 +59,7 @@ async def create(services: Services, caller: Member, body: WorkspaceBody) -> Res
         body.image or "",
         body.environment.replace(":", ""),
         body.node or "",
+        tuple(EnvironmentFile(name, text) for name, text in sorted(body.environment_files.items())),
     )
     return await _settled(services, await services.workspaces.create(caller, wanted), 201)
 

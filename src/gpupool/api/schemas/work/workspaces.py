@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
 from gpupool.api.schemas.base import Body, View
 from gpupool.api.schemas.bodies import Name
 from gpupool.api.schemas.work.workloads import GpuRequestView, ReasonView
-from gpupool.domain.work.workspace import TaskKind, WorkspaceState
+from gpupool.domain.work.workspace import MAX_ENVIRONMENT_BYTES, TaskKind, WorkspaceState
 from gpupool.specs.fields.containers import Image
 from gpupool.specs.fields.quantities import ProjectName
 from gpupool.specs.request import GpuSpec
 
-Python = Annotated[str, StringConstraints(pattern=r"^(python(:?3(\.[0-9]{1,2})?)?)?$")]
+Environment = Annotated[
+    str,
+    StringConstraints(pattern=r"^(python(:?3(\.[0-9]{1,2})?)?|uv\.lock|requirements\.txt|conda\.yml)?$"),
+]
+FileName = Literal["uv.lock", "pyproject.toml", ".python-version", "uv.toml", "requirements.txt", "conda.yml"]
+FileText = Annotated[str, StringConstraints(max_length=MAX_ENVIRONMENT_BYTES)]
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,253}$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=40)]
 
 
 class WorkspaceBody(Body):
-    """A new workspace. ``environment`` is a Python of the node: its session makes a virtual environment of it."""
+    """A new workspace.
+
+    ``environment``: its first session makes an environment in the home, of a Python of the node or of the file with
+    this name in ``environment_files``. ``uv.lock`` needs ``pyproject.toml``.
+    """
 
     name: Name
     project: ProjectName | None = None
     gpus: GpuSpec | None = None
     image: Image | None = None
-    environment: Python = ""
+    environment: Environment = ""
+    environment_files: dict[FileName, FileText] = Field(default_factory=dict)
     node: NodeName | None = None
 
 

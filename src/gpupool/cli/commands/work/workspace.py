@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from typing import Annotated, Any
 
@@ -12,8 +13,11 @@ from gpupool.cli.commands.common import AsJson, add_group, command, with_options
 from gpupool.cli.output import confirm, notify, out_style, show, show_json
 from gpupool.cli.render.workspaces import disk_text, gpus_text, workspace_details, workspace_lines
 from gpupool.cli.request.request_body import gpu_request
+from gpupool.cli.terminal import write_stderr
 from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
+from gpupool.client.workspaces import environment_fields
 from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
+from gpupool.domain.work.workspace import READY
 from gpupool.specs.job_options import GPU_OPTIONS, GPUS, Option, OptionKind
 
 WAIT_S = 25.0
@@ -29,7 +33,14 @@ _CREATE = (
     *_SIZES,
     Option("project", "--project", OptionKind.TEXT, "Use the quota of this project; default: yours.", GPUS, "NAME"),
     Option("image", "-i --image", OptionKind.TEXT, "Run its session in this container image.", GPUS, "IMAGE"),
-    Option("env", "--env", OptionKind.TEXT, "Make a Python environment in it: python, python:3.11.", GPUS, "PYTHON"),
+    Option(
+        "env",
+        "--env",
+        OptionKind.TEXT,
+        "Make an environment in it: python, python:3.11, or a uv.lock, requirements.txt or conda.yml.",
+        GPUS,
+        "PYTHON|FILE",
+    ),
     Option("node", "--node", OptionKind.TEXT, "Store it on this node; default: one with free GPUs.", GPUS, "NODE"),
 )
 _LIMITS = (
@@ -52,7 +63,12 @@ def register(app: typer.Typer) -> None:
         "gpupool shell bob",
         "gpupool workspace stop bob",
     )
-    command(group, "gpupool workspace create bob", "gpupool workspace create bob -n 0 --env python:3.11")(create)
+    command(
+        group,
+        "gpupool workspace create bob",
+        "gpupool workspace create bob -n 0 --env python:3.11",
+        "gpupool workspace create bob -g 1 --env project/uv.lock",
+    )(create)
     command(group, "gpupool workspace start bob", "gpupool workspace start bob -g 1 --max-time 8h")(start)
     command(group, "gpupool workspace stop bob")(stop)
     command(group, "gpupool workspace list", name="list")(list_workspaces)
@@ -74,7 +90,7 @@ def create(
 ) -> None:
     """Create a stopped workspace on a node; it keeps its home there until it is deleted."""
     body: dict[str, Any] = {field: values[field] for field in ("project", "image", "node") if field in values}
-    body |= {"name": name, "environment": values.get("env", "")} | _size(values)
+    body |= {"name": name} | environment_fields(values.get("env", "")) | _size(values)
     made = _changed(open_pool(), "workspaces", body)
     if json:
         show_json(made)
@@ -88,7 +104,7 @@ def start(name: Name, json: AsJson = False, **values: Any) -> int:
     pool, limits = open_pool(), {option.name: values[option.name] for option in _LIMITS if option.name in values}
     made = pool.post(_path(name, "start"), limits | _size(values))
     if not values.get("detach"):
-        ended = _await_start(pool, made)
+        ended = _await_start(pool, made) or _await_environment(pool, made)
         if ended is not None:
             reason = (ended["reason"] or {}).get("message") or ended["state"]
             notify(f"workspace {name} did not start: {reason}")
@@ -116,6 +132,23 @@ def _await_start(pool: PoolClient, made: dict[str, Any]) -> dict[str, Any] | Non
             if why != shown:
                 notify(f"workspace {made['name']} waits: {why}")
             shown = why
+
+
+def _await_environment(pool: PoolClient, made: dict[str, Any]) -> dict[str, Any] | None:
+    """Print the output of a session until its environment is ready, or return the session once it has ended."""
+    if not made["environment"]:
+        return None
+    printed, cursor = "", ""
+    while True:
+        found: dict[str, Any] = pool.get(workload_path(made["session"], "wait"), {"for": "finished", "timeout_s": 0.2})
+        page = pool.get(workload_path(made["session"], "logs"), {"cursor": cursor} if cursor else {})
+        text = b"".join(base64.b64decode(chunk["data"]) for chunk in page["chunks"]).decode(errors="replace")
+        printed, cursor = printed + text, page["cursor"]
+        write_stderr(text.partition(READY)[0])
+        if READY in printed:
+            return None
+        if found["finished_at"] is not None and not text:
+            return found
 
 
 def stop(
