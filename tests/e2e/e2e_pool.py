@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pty
+import random
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,10 @@ class RealPool:
         """Kill -9 one of the pool's processes and wait until another has taken its place and answers."""
         old = self.pids()[name]
         os.kill(old, signal.SIGKILL)
+        self.wait_for_successor(name, old)
+
+    def wait_for_successor(self, name: str, old: int) -> None:
+        """Wait until another process has taken the place of a killed one, and the pool answers."""
         assert eventually(lambda: self.pids().get(name) not in {old, None})
         assert eventually(lambda: self("ps", ok=False).returncode == 0)
 
@@ -125,6 +131,7 @@ class RealPool:
             for job in client.list(limit=1000):
                 if not job.done():
                     job.cancel(force=True)
+            assert eventually(lambda: not client.list(limit=1))  # some hold no GPU
         assert self.all_free()
 
 
@@ -176,7 +183,7 @@ class Terminal:
     def send(self, data: bytes) -> None:
         os.write(self.master, data)
 
-    def expect(self, wanted: bytes, timeout_s: float = 30.0) -> bytes:
+    def expect(self, wanted: bytes, timeout_s: float = PATIENCE_S) -> bytes:
         deadline = time.monotonic() + timeout_s
         while wanted not in self.seen:
             left = deadline - time.monotonic()
@@ -190,7 +197,10 @@ class Terminal:
         return self.seen
 
     def wait(self) -> int:
-        while self.process.poll() is None:
+        """Return the exit status; ``seen`` has all output then."""
+        ended = False
+        while not ended or select.select([self.master], [], [], 0)[0]:
+            ended = self.process.poll() is not None  # what it has written before can be read now
             if select.select([self.master], [], [], 0.05)[0]:
                 try:
                     self.seen += os.read(self.master, 65536)
@@ -202,6 +212,24 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         os.close(self.master)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port to listen on that no connection of another test gets meanwhile.
+
+    The kernel gives the ports of its own range to connections, and to servers that ask for any port.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10_000, max(first, 20_000)), 100):
+        with suppress(OSError), socket.create_server((host, port), family=socket.getaddrinfo(host, port)[0][0]):
+            return port
+    raise AssertionError(f"no free port at {host}")
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield all paths below a folder, also while others delete there (``Path.rglob`` raises then)."""
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def alive(pid: int) -> bool:

@@ -169,10 +169,18 @@ def _folder(base: str | None, parameter: str, environment: dict[str, str]) -> st
         with contextlib.suppress(OSError):
             if old.stat().st_uid == os.geteuid() and _lock(old) is not None:
                 shutil.rmtree(old)
-    made = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-    _lock(Path(made))  # held to the end of this process
+    # Another member that starts now may take the new folder for one of a killed member until it is locked.
+    while not _claim(made := tempfile.mkdtemp(prefix=PREFIX, dir=parent)):
+        pass
     environment.setdefault(f"OMPI_MCA_{parameter}", made)
     return made
+
+
+def _claim(folder: str) -> bool:
+    """Lock a folder to the end of this process; return False if another process has deleted it or is about to."""
+    with contextlib.suppress(FileNotFoundError):
+        return _lock(Path(folder)) is not None and Path(folder).exists()
+    return False
 
 
 def _lock(folder: Path) -> int | None:
