@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e_pool import RealPool, fresh_pool
+from e2e_pool import RealPool, free_port, fresh_pool
 
 ATTACKER, NEIGHBOUR = 54331, 54332
 ANSWER_S = 20.0
@@ -176,8 +175,7 @@ class Scene:
 
 @contextmanager
 def scene_of_attacks() -> Iterator[Scene]:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = int(server.getsockname()[1])
+    port = free_port()
     with fresh_pool("1xT4", "--listen", f"127.0.0.1:{port}", "--tls-self-signed") as pool:
         pool("user", "set", "mia", "--role", "member")
         yield Scene(pool, port, _token(pool, "--role", "admin"), _token(pool, "--user", "mia"))

@@ -40,11 +40,15 @@ for _ in sys.stdin:
     with scene.requests_per_second(10_000), scene.program(source) as attacker:
         attacker.hear()
         scene.assert_everybody_is_answered()
-        assert attacker.process.stdin is not None
-        attacker.process.stdin.write(b"\n")
-        attacker.process.stdin.flush()
-        status, text = attacker.hear()
-        assert (status, json.loads(text)["error"]["code"]) == (503, "OVERLOADED")
+
+        def is_refused() -> bool:
+            assert attacker.process.stdin is not None
+            attacker.process.stdin.write(b"\n")
+            attacker.process.stdin.flush()
+            status, text = attacker.hear()
+            return (status, json.loads(text).get("error", {}).get("code")) == (503, "OVERLOADED")
+
+        assert eventually(is_refused), "once the pool has read all requests"
 
 
 def test_pool_answers_despite_aborted_requests(scene: Scene) -> None:
@@ -76,10 +80,11 @@ for _ in range(100):
     for _ in range(7):
         ignoring(lambda: sock.sendall(piece))
     held.append(sock)
-say(still_open(held))
+hold(held)
 """
     with scene.program(source) as attacker:
-        assert attacker.hear() <= 10
+        attacker.hear()
+        assert eventually(lambda: attacker.open_now() <= 10)
         scene.assert_everybody_is_answered()
 
 
@@ -101,10 +106,10 @@ for thread in threads:
     thread.join()
 say([codes[200], codes[429], time.monotonic() - begin])
 """
-    with scene.requests_per_second(20), scene.program(source) as attacker:
+    with scene.requests_per_second(10), scene.program(source) as attacker:
         scene.assert_everybody_is_answered()
         answered, refused, seconds = attacker.hear()
-    assert 0 < answered <= 100 + 20 * (seconds + 1)  # at most 100 at once, less after the tests before, and 20 a second
+    assert 0 < answered <= 50 + 10 * (seconds + 1)  # at most 50 at once, less after the tests before, and 10 a second
     assert 32 <= refused <= 32 + 16
     scene.assert_everybody_is_answered()
     sentence = f"requests were refused in the last 10 minutes because of too many requests per second: uid-{ATTACKER} ("

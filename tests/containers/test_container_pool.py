@@ -62,7 +62,7 @@ def test_run_mounts_volumes_without_shell_environment(pool: RealPool) -> None:
 
 def test_exec_enters_container_of_submitted_job(pool: RealPool) -> None:
     pool("submit", "box", "-i", "tiny:1", "-p", "0.1", "--", "sh", "-c", "echo > /tmp/mark; echo ready; sleep 300")
-    assert eventually(lambda: "ready" in pool.text("logs", "box"))
+    assert eventually(lambda: "ready" in pool.text("logs", "box", ok=False))
     assert "mark" in pool.text("exec", "box", "--", "ls", "/tmp")
     assert pool.json("describe", "box")["image"] == "tiny:1"
     pool("stop", "box")

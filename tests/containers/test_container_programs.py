@@ -227,7 +227,7 @@ def test_program_that_ignores_stop_is_killed_and_nothing_is_left(node: Node, con
     assert report.reason is ExitReason.TIME_LIMIT
     name = f"gpupool-{wanted.key}"
     assert eventually(lambda: name not in containers(container_store / "store"), "its container is gone")
-    assert not list(Path("/sys/fs/cgroup").glob(f"*/gpupool/{wanted.key}"))
+    assert eventually(lambda: not list(Path("/sys/fs/cgroup").glob(f"*/gpupool/{wanted.key}")), "its group is gone")
 
 
 def test_memory_above_the_limit_ends_the_program(node: Node) -> None:

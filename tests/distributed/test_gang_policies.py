@@ -94,9 +94,12 @@ def test_tensorflow_worker_restarts_with_its_rank(pool: Machines) -> None:
         lambda: [r["attempt"] for r in rows(pool, "served") if r["state"] == "running"] == [1, 1, 2, 1, 1]
     )
     assert round_of(pool, "served") == 1
-    first, second = (
-        json.loads(pool.text("logs", "served", "--role", "worker", "--rank", "2", "--attempt", str(n))) for n in (1, 2)
-    )
+
+    def told(attempt: int) -> str:
+        return pool.text("logs", "served", "--role", "worker", "--rank", "2", "--attempt", str(attempt))
+
+    assert eventually(lambda: told(2).endswith("\n"))
+    first, second = (json.loads(told(attempt)) for attempt in (1, 2))
     assert first == second
     assert first["task"] == {"type": "worker", "index": 0}
     assert {name: len(hosts) for name, hosts in first["cluster"].items()} == {"chief": 1, "ps": 1, "worker": 3}
@@ -123,15 +126,14 @@ def test_tfjob_ends_with_first_worker_unless_all_must_succeed(pool: Machines, li
 
 
 def test_jobs_on_a_node_get_different_ports_and_private_secrets(pool: Machines) -> None:
-    launcher = {"name": "launcher", "command": ["sh", "-c", "env; sleep 1000"], "gpus": {"count": 0}}
+    launcher = {"name": "launcher", "command": ["sh", "-c", "env; echo all; sleep 1000"], "gpus": {"count": 0}}
     job = {"framework": "mpi", "gpus": {"fraction": 0.4}, "roles": [launcher, {"name": "worker", "replicas": 2}]}
     for name in ("one", "two"):
         pool("submit", "-f", "-", stdin=json.dumps({"name": name, "grace": "1s", **job}).encode())
     assert eventually(lambda: states(pool, "one") + states(pool, "two") == ["running"] * 6)
-    found = {name: pool.text("logs", name, "--role", "launcher") for name in ("one", "two")}
-    assert eventually(lambda: all("GPUPOOL_GANG_HOSTS" in pool.text("logs", n, "--role", "launcher") for n in found))
     ends = []
-    for name in found:
+    for name in ("one", "two"):
+        assert eventually(lambda n=name: pool.text("logs", n, "--role", "launcher").endswith("all\n"))
         told = pool.text("logs", name, "--role", "launcher")
         hosts = json.loads(re.search(r"GPUPOOL_GANG_HOSTS=(.*)", told).group(1))
         secret = re.search(r"GPUPOOL_GANG_SECRET=(\w+)", told).group(1)

@@ -44,7 +44,7 @@ def kill_pool(pool: RealPool) -> None:
     os.kill(state["pid"], signal.SIGSTOP)  # so that it starts nothing again
     for pid in [child["pid"] for child in state["children"]] + [state["pid"]]:
         os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: not alive(state["pid"]))
+    assert eventually(lambda: not any(map(alive, [child["pid"] for child in state["children"]] + [state["pid"]])))
 
 
 def empty(database: Path) -> None:
@@ -82,7 +82,7 @@ def test_job_survives_loss_of_database(own_pool: RealPool, lose: object) -> None
     }
     assert "ADOPTED" in reasons(own_pool, "night")
     assert own_pool.free_permille() == [500], "its part of the GPU counts as taken"
-    assert own_pool.text("logs", "night") == "begun\n"
+    assert eventually(lambda: own_pool.text("logs", "night") == "begun\n")
     assert own_pool.text("exec", "night", "--", "sh", "-c", "echo beside") == "beside\n"
     second = start_job(own_pool, "second")
     assert own_pool.free_permille() == [0]
@@ -148,7 +148,9 @@ def test_gangs_leases_and_waiting_clients_survive_loss_of_database() -> None:
         empty(pool.state / "pool.db")
         pool.up()
         assert eventually(lambda: sorted(pool.free_permille()) == [0, 0, 200])
-        assert [row["state"] for row in pool.json("describe", "gang")["replicas"]] == ["running", "running"]
+        assert eventually(
+            lambda: [row["state"] for row in pool.json("describe", "gang")["replicas"]] == ["running", "running"]
+        )
         for waiting, status in ((client, 5), (held, 6)):
             waiting.communicate(b"word\n", timeout=60)
             assert waiting.returncode == status

@@ -10,7 +10,7 @@ def test_scheduled_copy_is_made_listed_and_restored(own_pool: RealPool) -> None:
     own_pool("submit", "kept", "-g", "0.2", "--", "true")
     assert own_pool.becomes("kept", "succeeded")
     own_pool("backup", "--every", "6h", "--keep", "3", "--to", str(folder))
-    assert eventually(lambda: own_pool.json("backup", "--list")["files"])
+    assert eventually(lambda: own_pool.json("backup", "--list")["last_success_at"])
     shown = own_pool.json("backup", "--list")
     (copy,) = shown["files"]
     assert (shown["every_s"], shown["keep"], shown["folder"], shown["last_error"]) == (21_600, 3, str(folder), "")

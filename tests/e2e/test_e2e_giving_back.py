@@ -1,15 +1,14 @@
-"""S4 at the size of a pool: full of borrowed training, it gives an owner's quota back within the grace, and says so."""
+"""S4 at the size of a pool: full of borrowed training, it gives an owner's quota back at once, and says so."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from e2e_pool import RealPool, eventually, fresh_pool
 
-GRACE_S = 3.0
+GRACE = "10m"  # far longer than a test may take: the programs end on TERM at once, and nobody waits any longer
 TRAINING = 'trap "exit 0" TERM; echo began at attempt $GPUPOOL_ATTEMPT; while :; do sleep 0.05; done'
 
 
@@ -21,7 +20,7 @@ def lab() -> Iterator[RealPool]:
             made("project", "create", name, "--quota", "4", "--min-runtime", "0s")
         made(
             "submit", "borrowed", "--project", "borrower", "-g", "1", "--completions", "8", "--parallelism", "8",
-            "--grace", f"{GRACE_S:g}s", "--", "sh", "-c", TRAINING,
+            "--grace", GRACE, "--", "sh", "-c", TRAINING,
         )  # fmt: skip
         assert eventually(lambda: running(made, "borrowed") == 8)
         yield made
@@ -38,11 +37,8 @@ def running(pool: RealPool, name: str) -> int:
 
 
 def test_quota_is_reclaimed_and_victims_have_a_reason(lab: RealPool) -> None:
-    asked = time.monotonic()
     lab("submit", "owned", "--project", "owner", "-n", "4", "--interactive", "--", "sleep", "1000")
     assert lab.becomes("owned", "running")
-    took_s = time.monotonic() - asked
-    assert took_s < GRACE_S + 10, "the programs end on TERM at once; ten seconds are for a slow machine"
     assert eventually(lambda: running(lab, "borrowed") == 4)  # within its own quota nobody is touched
 
     victims = [row for row in replicas(lab, "borrowed") if row["state"] != "running"]
@@ -59,8 +55,7 @@ def test_quota_is_reclaimed_and_victims_have_a_reason(lab: RealPool) -> None:
 
     lab("stop", "owned")
     assert eventually(lambda: running(lab, "borrowed") == 8), "training resumes by itself"
-    again = lab.text("logs", f"borrowed/{victims[0]['index']}")
-    assert "attempt 2" in again
+    assert eventually(lambda: "attempt 2" in lab.text("logs", f"borrowed/{victims[0]['index']}"))
 
 
 def test_model_quota_reclaims_gpus_from_within_a_quota() -> None:

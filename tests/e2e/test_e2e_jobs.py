@@ -8,7 +8,7 @@ import re
 import time
 
 import pytest
-from e2e_pool import PATIENCE_S, RealPool, Terminal, alive, eventually
+from e2e_pool import PATIENCE_S, RealPool, Terminal, alive, eventually, walk
 
 
 def test_job_file_equals_options(pool: RealPool) -> None:
@@ -57,6 +57,7 @@ def test_logs_support_follow_tail_since_and_timestamps(pool: RealPool) -> None:
     pool("submit", "talker", "-g", "0.1", "--", "sh", "-c", script)
     assert pool.becomes("talker", "running")
     assert eventually(lambda: b"problem" in pool("logs", "talker").stderr)
+    assert eventually(lambda: pool("logs", "talker").stdout.endswith(b"100\n")), "the other stream"
     follower = pool.begin("logs", "-f", "talker")
     assert pool.text("logs", "--tail", "1", "talker", ok=True) in {"", "100\n"}
     assert pool.text("logs", "--tail", "3", "talker").splitlines()[-1] == "100"
@@ -130,6 +131,7 @@ def test_restart_keeps_slice_while_others_wait(pool: RealPool) -> None:
     show = 'echo "$GPUPOOL_ATTEMPT $CUDA_VISIBLE_DEVICES"; sleep 1000'
     pool("submit", "kernel", "-g", "0.7", "--", "sh", "-c", show)
     assert pool.becomes("kernel", "running")
+    assert eventually(lambda: len(pool.text("logs", "kernel").split()) == 2)
     pool("submit", "next", "-g", "2", "--", "sleep", "1000")
     shell = pool.begin("exec", "kernel", "--", "sleep", "1000")
     assert eventually(lambda: len(pool.json("ps")["workloads"]) == 3)
@@ -137,7 +139,7 @@ def test_restart_keeps_slice_while_others_wait(pool: RealPool) -> None:
     assert eventually(lambda: len(pool.text("logs", "kernel", "--attempt", "2", ok=False).split()) == 2)
     first, second = (pool.text("logs", "kernel", "--attempt", n).split() for n in "12")
     assert (first[0], second[0], second[1]) == ("1", "2", first[1])
-    shell.communicate(timeout=30)
+    shell.communicate(timeout=PATIENCE_S)
     assert shell.returncode not in {0, None}, "other programs on the GPUs end"
     refused = pool("restart", "next", ok=False)
     assert b"WRONG_STATE" in refused.stderr
@@ -192,11 +194,11 @@ def test_delete_removes_workload_and_output(pool: RealPool) -> None:
     pool("wait", "brief")
     with pool.client as client:
         key = client.get("brief").id
-    assert list(pool.state.rglob(f"{key}*"))
+    assert any(path.name.startswith(key) for path in walk(pool.state))
     pool("delete", "-y", "brief")
     assert pool("describe", "brief", ok=False).returncode != 0
     assert "brief" not in pool.text("ps", "-a")
-    assert eventually(lambda: not [p for p in pool.state.rglob(f"{key}.0.1*") if p.is_dir()])
+    assert eventually(lambda: not [p for p in walk(pool.state) if p.name.startswith(f"{key}.0.1") and p.is_dir()])
 
 
 def test_wait_returns_the_worst_status(pool: RealPool) -> None:

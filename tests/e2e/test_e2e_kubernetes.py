@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,9 +113,7 @@ def test_pods_are_followed_watched_and_deleted(pool: RealPool) -> None:
     assert "long" in pool.text("get", "pods", "-A").split()
     assert watching.stdout is not None
     assert any(re.search(rb"long +1/1 +Running", line) for line in watching.stdout)  # it looks once a second
-    began = time.monotonic()
     assert pool.text("delete", "pods", "-l", "app=long", "--grace-period=1") == 'pod "long" deleted\n'
-    assert time.monotonic() - began < 60
     watching.terminate()
     watching.communicate(timeout=30)
     gone = pool("delete", "-f", "-", stdin=manifest("long", "x"), ok=False)
@@ -138,4 +135,5 @@ def test_nodes_show_capacity_and_allocatable(pool: RealPool) -> None:
     node = json.loads(pool.text("get", "nodes", "-o", "json"))["items"][0]
     assert node["status"]["capacity"]["nvidia.com/gpu"] == "2"
     assert node["status"]["allocatable"]["nvidia.com/gpu"] == "2"
+    assert pool.all_free(), "what the tests before have ended"
     assert pool.text("get", "nodes", "--no-headers").split()[1:5] == ["Ready", "2", "2", "2.00"]

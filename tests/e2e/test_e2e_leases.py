@@ -47,7 +47,7 @@ def test_release_of_one_lease_keeps_the_other(pool: RealPool) -> None:
 
 def test_expired_lease_does_not_hide_active_lease(pool: RealPool) -> None:
     pool("request_gpus", "-p", "0.5", "--name", "held", "--lifetime", "2h")
-    pool("request_gpus", "-p", "0.25", "--name", "short-lived", "--lifetime", "1s")
+    pool("request_gpus", "-p", "0.25", "--name", "short-lived", "--lifetime", "3s")
     assert pool.becomes("short-lived", "stopped")
     used = pool("client", "--", "printenv", "GPUPOOL_GPU_SHARE")
     assert used.stdout.strip() == b"0.50"
@@ -79,9 +79,9 @@ def test_release_ends_programs_on_the_lease(pool: RealPool) -> None:
 
 
 def test_lease_expires_unless_extended(pool: RealPool) -> None:
-    pool("request_gpus", "-p", "0.1", "--lifetime", "2s", "--name", "short")
-    pool("request_gpus", "-p", "0.1", "--lifetime", "2s", "--name", "longer")
+    pool("request_gpus", "-p", "0.1", "--lifetime", "10s", "--name", "longer")
     pool("extend", "10m", "longer")
+    pool("request_gpus", "-p", "0.1", "--lifetime", "10s", "--name", "short")  # ends later than the other would have
     assert pool.becomes("short", "stopped")
     assert pool.state_of("longer") == "running"
     assert "EXPIRED" in pool.text("events", "short")

@@ -10,12 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from e2e_pool import RealPool, Terminal, fresh_pool
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
+from e2e_pool import RealPool, Terminal, eventually, free_port, fresh_pool
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +55,8 @@ def test_submit_logs_and_attach_work_over_the_network(served: tuple[RealPool, di
         terminal.expect(b"heard words")
         assert terminal.wait() == 3
         terminal.close()
-        assert "heard words" in pool.text("logs", "far")
-        assert pool.json("describe", "far")["state"] == "failed"
+        assert eventually(lambda: "heard words" in pool.text("logs", "far"))
+        assert eventually(lambda: pool.json("describe", "far")["state"] == "failed")
     finally:
         pool.env = local
 
@@ -105,9 +100,8 @@ def test_revoked_token_is_refused(served: tuple[RealPool, dict[str, str]]) -> No
 
 def ipv6_port() -> int | None:
     try:
-        with closing(socket.create_server(("::1", 0), family=socket.AF_INET6)) as server:
-            return int(server.getsockname()[1])
-    except OSError:
+        return free_port("::1")
+    except (OSError, AssertionError):
         return None
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
 from pathlib import Path
 
 from e2e_pool import RealPool, eventually
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "checkpoint.py"
-STEPS = 800
+STEPS = 1500  # fifteen seconds: the other job comes meanwhile, also on a busy machine
 
 
 def output(pool: RealPool, name: str, attempt: int) -> str:
     with pool.client as client:
         return b"".join(chunk.data for chunk in client.logs(name, attempt=attempt)).decode()
+
+
+def catches(pid: int, signum: signal.Signals) -> bool:
+    """Return whether a program has installed its handler: the signal would end it before."""
+    found = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return found is not None and bool(int(found[1], 16) >> (signum - 1) & 1)
 
 
 def test_preempted_job_saves_resumes_and_has_right_result(pool: RealPool) -> None:
@@ -22,6 +30,7 @@ def test_preempted_job_saves_resumes_and_has_right_result(pool: RealPool) -> Non
     where = ["--project", "notices", "-n", "2"]
     pool("submit", "long", *where, "--notice-signal", "USR1", "--grace", "1m", "--", *what)
     assert pool.becomes("long", "running")
+    assert eventually(lambda: catches(pool.json("describe", "long")["replicas"][0]["pid"], signal.SIGUSR1))
     pool("submit", "urgent", *where, "--priority", "high", "--", "sleep", "1000")
     assert pool.becomes("urgent", "running")
     [row] = pool.json("describe", "long")["replicas"]

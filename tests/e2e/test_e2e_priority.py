@@ -53,6 +53,7 @@ def test_pool_processes_have_raised_priority_and_jobs_do_not(own_pool: RealPool)
     own_pool("submit", "lives", "-g", "0.5", "--", "sh", "-c", LIVES)
     assert eventually(lambda: (own_pool.work / "pid").exists() and (own_pool.work / "pid").read_text().strip())
     job = int((own_pool.work / "pid").read_text())
+    assert eventually(lambda: children(job)), "its sleep"
     pids = own_pool.pids()
     raised = (POOL_NICE, lowest_score())
     kinds = {

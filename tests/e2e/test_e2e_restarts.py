@@ -139,9 +139,12 @@ def test_full_disk_stops_output_and_new_work_but_not_the_pool() -> None:
             assert eventually(mark.exists), "the program does not notice"
             assert pool.becomes("flood", "succeeded"), "output leaves room to write that it has ended"
             assert pool.all_free()
-            fill_up(pool.state / "filler")
-            refused = pool("submit", "later", "-g", "0.1", "--", "true", ok=False)
-            assert b"DATABASE_UNWRITABLE" in refused.stderr
+
+            def refused() -> bool:
+                fill_up(pool.state / "filler")  # again and again: what ends meanwhile leaves room
+                return b"DATABASE_UNWRITABLE" in pool("submit", "-g", "0.1", "--", "true", ok=False).stderr
+
+            assert eventually(refused)
             assert "flood" in pool.text("ps", "-a"), "looking works"
             subprocess.run(["mount", "-o", "remount,size=96m", str(pool.state)], check=True)
             pool("submit", "later", "-g", "0.1", "--", "true")
@@ -154,7 +157,7 @@ def test_full_disk_stops_output_and_new_work_but_not_the_pool() -> None:
 
 
 def fill_up(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
+    with path.open("ab", buffering=0) as file:
         try:
             while True:
                 file.write(b"\0" * 65536)
@@ -182,6 +185,7 @@ def test_deleted_run_folder_is_created_again(own_pool: RealPool) -> None:
     supervisor = json.loads((own_pool.run / "state.json").read_text())["pid"]
     shutil.rmtree(own_pool.run)
     assert eventually(lambda: own_pool("ps", ok=False).returncode == 0)
+    assert eventually((own_pool.run / "state.json").exists)
     assert json.loads((own_pool.run / "state.json").read_text())["pid"] == supervisor, "nobody had to start it again"
     assert eventually(lambda: own_pool("logs", "steady", ok=False).returncode == 0)
     assert own_pool.becomes("steady", "running")

@@ -76,15 +76,19 @@ def test_use_of_programs_is_measured_and_stored(watched: RealPool) -> None:
         pool("submit", name, "-g", part, "--", sys.executable, "work.py", str(stop), str(MIN_KERNELS))
     part, whole = ids(pool, "part", "whole")
 
+    now: dict[str, Any] = {}
+
     def both_compute() -> bool:
-        now = seen_now(pool)
+        now.update(seen_now(pool))
         return all(now.get(one, {}).get("gpu_percent") for one in (part, whole)) and bool(now[part]["shared_percent"])
 
+    def both_gpus_compute() -> bool:
+        return sum(gpu["utilisation_percent"] > 0 for gpu in ask(pool, "/v1/telemetry")["nodes"][0]["gpus"]) == 2
+
     assert eventually(both_compute)
-    now = seen_now(pool)
     assert now[part]["gpu_memory_mib"] > 0
     assert now[whole]["shared_percent"] is None, "a whole GPU needs no arbiter"
-    assert sum(gpu["utilisation_percent"] > 0 for gpu in ask(pool, "/v1/telemetry")["nodes"][0]["gpus"]) == 2
+    assert eventually(both_gpus_compute)
     pool.kill_child("control-plane")
     assert eventually(both_compute)
     stop.touch()

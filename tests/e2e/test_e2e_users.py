@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_pool import RealPool, alive, eventually, fresh_pool
+from e2e_pool import PATIENCE_S, RealPool, alive, eventually, fresh_pool, walk
 
 from gpupool.cli.fast import commands
 
@@ -185,7 +185,7 @@ def test_processes_and_sockets_of_others_are_inaccessible(shared: RealPool) -> N
         assert as_user(BOB, lambda target=target: os.kill(target, signal.SIGTERM)).startswith("PermissionError")
         assert "Error" in as_user(BOB, lambda target=target: Path(f"/proc/{target}/environ").read_text())
     assert as_user(ANN, lambda: os.kill(shepherd, signal.SIGKILL)).startswith("PermissionError"), "not even its owner"
-    sockets = [p for p in (*shared.run.rglob("*"), *shared.state.rglob("*")) if p.is_socket()]
+    sockets = [p for p in (*walk(shared.run), *walk(shared.state)) if p.is_socket()]
     attach = [p for p in sockets if p.name != "api.sock"]
     assert attach
     for path in attach:
@@ -200,7 +200,7 @@ def connected(path: Path) -> str:
     from gpupool.domain.protocol import frames
 
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as sock:
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         try:
             sock.connect(str(path))
             sock.sendall(frames.encode(frames.HELLO, b'{"version": 1, "rows": 24, "columns": 80, "stdin": true}'))
@@ -215,7 +215,8 @@ def connected(path: Path) -> str:
 def test_files_of_others_are_unreadable(shared: RealPool) -> None:
     made = submit(shared, ANN, "sh", "-c", "echo private output; exec sleep 1000")
     running(shared, made["name"])
-    files = [p for p in shared.state.rglob(f"{made['id']}*/**/*") if p.is_file()]
+    below = (folder for folder in walk(shared.state) if folder.name.startswith(made["id"]))
+    files = [path for folder in below for path in walk(folder) if path.is_file()]
     assert files
     for path in files:
         assert as_user(BOB, lambda path=path: path.read_bytes().decode("latin-1")).startswith("PermissionError")

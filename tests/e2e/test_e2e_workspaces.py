@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from e2e_pool import RealPool, Terminal, eventually
+from e2e_pool import RealPool, Terminal, eventually, walk
 
 
 def files_of(pool: RealPool, name: str) -> str:
@@ -23,7 +23,7 @@ def becomes(pool: RealPool, name: str, state: str) -> bool:
 def remove(pool: RealPool, *names: str) -> None:
     for name in names:
         pool("workspace", "stop", name, "--force", ok=False)
-        becomes(pool, name, "stopped")
+        assert becomes(pool, name, "stopped")
         pool("workspace", "delete", name, "--yes")
 
 
@@ -52,7 +52,7 @@ def test_files_stay_when_the_size_changes(pool: RealPool) -> None:
     assert (row["state"], row["session_gpus"]["count"], row["user"]) == ("running", 0, pool.json("whoami")["user"])
     remove(pool, "bob")
     assert pool.json("workspace", "list") == {"workspaces": []}
-    assert not [p for p in (pool.state / "workspaces").rglob("*") if p.is_file()]
+    assert eventually(lambda: not [path for path in walk(pool.state / "workspaces") if path.is_file()])
 
 
 def test_job_in_a_workspace_leaves_its_files_there(pool: RealPool) -> None:
@@ -121,9 +121,9 @@ def test_killed_processes_lose_no_files(pool: RealPool, process: str) -> None:
     ]
     for words, holds in steps:
         begun = pool.begin("workspace", *words)
-        os.kill(pool.pids()[process], signal.SIGKILL)
+        os.kill(killed := pool.pids()[process], signal.SIGKILL)
         begun.communicate(timeout=120)
-        assert eventually(lambda: pool("ps", ok=False).returncode == 0)
+        pool.wait_for_successor(process, killed)
         if words[0] in {"start", "stop"}:  # the command may not have reached the pool: give it again
             pool("workspace", *words, ok=False)
         assert eventually(holds), words

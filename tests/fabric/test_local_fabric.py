@@ -213,10 +213,13 @@ def test_missing_agent_is_not_awaited(tmp_path: Path) -> None:
     async def run() -> None:
         fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "agent.sock"}), SoleLeadership())
         await fabric.start()
-        await asyncio.sleep(0.1)
-        with pytest.raises(GpupoolError) as caught:
-            fabric.link("n1")
-        assert caught.value.code == "NODE_UNREACHABLE"
+
+        def is_known() -> bool:
+            with pytest.raises(GpupoolError) as caught:
+                fabric.link("n1")
+            return caught.value.code == "NODE_UNREACHABLE"
+
+        await wait_until(is_known)
         await fabric.close()
 
     asyncio.run(run())

@@ -206,9 +206,13 @@ class ControlPlane(RealPool):
         return eventually(lambda: self.node_states().get(name) in states, timeout_s)
 
     def clear(self) -> None:
-        for found in self.get("workloads?limit=1000")["workloads"]:
-            if found["state"] not in {"succeeded", "failed", "stopped"}:
-                self.ask("POST", f"workloads/{found['id']}/stop", {"force": True})
+        def live() -> list[Any]:
+            found = self.get("workloads?limit=1000")["workloads"]
+            return [each for each in found if each["state"] not in {"succeeded", "failed", "stopped"}]
+
+        for each in live():
+            self.ask("POST", f"workloads/{each['id']}/stop", {"force": True})
+        assert eventually(lambda: not live()), "some hold no GPU"
         gpus = lambda: [gpu["allocated_permille"] for gpu in self.get("gpus")["gpus"]]  # noqa: E731
         assert eventually(lambda: not any(gpus()))
 

@@ -234,15 +234,19 @@ class Spaces:
         return {name: files[name] for name in kept.values()}
 
     def wait_for_recovery(self, files: dict[str, Path], timeout_s: float) -> bool:
-        """Wait until a leader has all machines and every job ticks; start again what has ended."""
+        """Wait until a leader has all machines and every job runs and ticks; start again what has ended."""
 
         def recovered() -> bool:
             for machine in self.machines.values():
                 machine.supervise()
-            now = time.time()
-            return self._all_up() is not None and all(
-                now - max(last for _, last in attempts(path).values()) < 3.0 for path in files.values()
-            )
+            now, leader = time.time(), self._all_up()
+            if leader is None or any(
+                now - max(last for _, last in attempts(path).values()) >= 3.0 for path in files.values()
+            ):
+                return False
+            with contextlib.suppress(OSError, AssertionError):  # it has just lost its lead
+                return all(leader.state_of(name) == "running" for name in files)
+            return False
 
         return eventually(recovered, timeout_s)
 

@@ -32,6 +32,7 @@ def test_work_of_lost_machines_moves_and_never_runs_twice(pool: Machines) -> Non
         line = f"echo this is $GPUPOOL_ATTEMPT; {TICK.format(pool.work / name)}"
         pool.submit(name, line, grace="1s", restart="on-failure")
     assert all(pool.becomes(name, "running") for name in names)
+    assert eventually(lambda: all(1 in attempts(pool.work / name) for name in names))
     first = {name: pool.nodes[pool.node_of(name)] for name in names}
     first["frozen"].freeze()
     first["cut"].weather(Weather.CUT)
@@ -45,10 +46,11 @@ def test_work_of_lost_machines_moves_and_never_runs_twice(pool: Machines) -> Non
     for name in names:
         ran = attempts(pool.work / name)
         assert ran[1][1] < ran[2][0], "both attempts ran at the same time"
-        assert first[name].programs() == []
-        assert eventually(lambda n=name: not any(s["key"].startswith(n) for s in first[n].ask("list")))
+        assert eventually(lambda n=name: first[n].programs() == [])
+        key = f"{pool.get(f'workloads/{name}')['id']}."
+        assert eventually(lambda n=name, k=key: all(s["exit"] for s in first[n].ask("list") if s["key"].startswith(k)))
         for attempt in (1, 2):
-            assert f"this is {attempt}\n" in pool.output(name, attempt), "from where it ran"
+            assert eventually(lambda n=name, a=attempt: f"this is {a}\n" in pool.output(n, a)), "from where it ran"
     check_leases(pool)
 
 
@@ -59,6 +61,7 @@ def test_machines_without_control_plane_end_batch_work_which_is_retried(pool: Ma
     pool.submit("sits", "while :; do sleep 0.2; done", kind="interactive")
     assert pool.becomes("alone", "running")
     assert pool.becomes("sits", "running")
+    assert eventually(lambda: 1 in attempts(path))
     node, kept = pool.nodes[pool.node_of("alone")], pool.key_of("sits")
     pool.kill_control_plane()
     assert eventually(lambda: node.programs() == []), "the fence"
@@ -101,5 +104,5 @@ def test_each_job_succeeds_once_under_random_faults(pool: Machines) -> None:
     assert all(pool.becomes(name, "succeeded", "failed", "stopped") for name in names)
     assert {name: pool.state_of(name) for name in names} == dict.fromkeys(names, "succeeded")
     assert sorted(ran.read_text().split()) == sorted(names)
-    assert all(node.programs() == [] for node in pool.nodes.values())
+    assert eventually(lambda: all(node.programs() == [] for node in pool.nodes.values())), "their shepherds ended too"
     check_leases(pool)

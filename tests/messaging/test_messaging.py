@@ -115,6 +115,8 @@ def test_webhook_is_delivered_and_its_status_is_checked() -> None:
 def test_silent_server_blocks_neither_event_loop_nor_exit() -> None:
     script = """
 import asyncio, socket
+from gpupool.messaging import courier
+courier.SMTP_TIMEOUT_S = 1000
 from gpupool.domain.people.warning import WarningSettings
 from gpupool.messaging import NetworkCourier
 from gpupool.services.ports.courier import Letter
@@ -129,5 +131,5 @@ async def main():
     print("the loop went on")
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=14, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "the loop went on\n", done.stderr

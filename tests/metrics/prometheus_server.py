@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e_pool import RealPool, eventually, fresh_pool
+from e2e_pool import RealPool, eventually, free_port, fresh_pool
 
 ALERTS = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "alerts.yml"
 WORK = "import time; time.sleep(600)"
@@ -44,12 +43,6 @@ class Scraped:
         return float(row["value"][1])
 
 
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as held:
-        port: int = held.getsockname()[1]
-        return port
-
-
 @contextmanager
 def scraped() -> Iterator[Scraped]:
     port = free_port()
@@ -57,7 +50,8 @@ def scraped() -> Iterator[Scraped]:
         pool("submit", "busy", "-g", "0.5", "--", "sleep", "600")
         pool("submit", "wide", "-g", "1", "--", "sleep", "600")
         pool("submit", "waits", "-g", "2", "--", "sleep", "600")
-        assert pool.becomes("wide", "running")
+        for name in ("busy", "wide"):
+            assert pool.becomes(name, "running")
         pool("user", "set", "prometheus", "--role", "viewer")
         token = pool.text("token", "create", "--user", "prometheus", "--role", "viewer")
         secret = next(word for word in token.split() if word.startswith("gpt_"))

@@ -26,7 +26,7 @@ from gpupool.domain.work.supervision import ExitReport, ProcessPhase, ProcessSpe
 from gpupool.node.host import process_tree
 from gpupool.node.host.paths import StateFolder
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 PATH = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
 AS_ROOT = os.geteuid() == 0
 _epochs = itertools.count(1)

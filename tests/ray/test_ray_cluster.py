@@ -75,7 +75,7 @@ context.set_alpn_protocols(["h2"])
 if sys.argv[3:]:
     context.load_cert_chain(*sys.argv[3:])
 try:
-    with context.wrap_socket(socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)) as secure:
+    with context.wrap_socket(socket.create_connection((sys.argv[1], int(sys.argv[2])), 60)) as secure:
         print(len(secure.recv(1)))
 except OSError:
     print(0)
@@ -89,7 +89,7 @@ def test_ports_need_a_certificate_of_the_pool(machines: Cluster) -> None:
     def heard(machine: Machine, port: int, *certificate: str) -> bytes:
         asker = node if machine is machines.head else machines.head
         asking = ["ip", "netns", "exec", asker.space, sys.executable, "-c", ASK, machine.address, str(port)]
-        return subprocess.run([*asking, *certificate], capture_output=True, check=True, timeout=60).stdout.strip()
+        return subprocess.run([*asking, *certificate], capture_output=True, check=True, timeout=100).stdout.strip()
 
     for machine, port in ((machines.head, 8650), (machines.head, 8651), (machines.nodes[0], 8651)):
         assert heard(machine, port) == b"0"

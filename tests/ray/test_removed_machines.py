@@ -88,7 +88,7 @@ def test_returning_removed_node_ends_programs_and_stays_out(heads: Removed) -> N
     assert b"NODE_REMOVED" in refused.stderr
     token = heads.head.token()
     assert node.begin_join(heads.head, token).wait(PATIENCE_S * 4) == 0
-    assert nodes_as_heads(heads.head)["n2"] == ("up", None)
+    assert eventually(lambda: nodes_as_heads(heads.head).get("n2") == ("up", None))
     heads.head("stop", "left-behind")
 
 

@@ -192,10 +192,10 @@ def test_standby_takes_over_from_lost_leader(
         second("submit", f"new-{node.name}", "-g", "0.5", "--filter", f"node={node.name}", "--", "true")
         assert second.becomes(f"new-{node.name}", "succeeded")
     for name in ("sent-late", "sent-and-lost"):
+        assert eventually(lambda n=name: "head may have it but cannot be reached" in reason_of(second, n)[1])
         code, said = reason_of(second, name)
         assert code == "FOLDER"
         assert "waits for its folder" in said
-        assert "head may have it but cannot be reached" in said
     for job in jobs:
         job.ends_well()
     assert second.becomes("sent-before", "succeeded")
@@ -244,6 +244,6 @@ def test_forced_leave_ends_programs_of_the_machine(heads: TwoHeads) -> None:
 def test_standby_can_leave(heads: TwoHeads) -> None:
     heads.other("leave")
     assert set(nodes_as_heads(heads.head)) == {"h2", "n1"}
-    assert set(heads.head.heads()) == {"h2"}
+    assert eventually(lambda: set(heads.head.heads()) == {"h2"})
     assert not (heads.other.state / "cluster").exists()
     assert eventually(lambda: b"only head" in heads.head("leave", "--force", ok=False).stderr)

@@ -1,24 +1,21 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
-from e2e_pool import fresh_pool
+from e2e_pool import free_port, fresh_pool
 from remote_world import STUDENT, Head, Laptop
 
 
 @pytest.fixture(scope="session")
 def head() -> Iterator[Head]:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     with fresh_pool("2xT4", "--listen", f"127.0.0.1:{port}", "--tls-self-signed") as pool:
         if os.geteuid() == 0:
             for name, uid in (("ada", STUDENT), ("grace", STUDENT + 1)):

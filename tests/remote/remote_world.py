@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import socket
 import subprocess
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from e2e_pool import COMMAND, PATIENCE_S, RealPool
 import fork_server
 
 STUDENT = 54321
+PIECE = 65536
 
 
 @dataclass
@@ -79,6 +84,52 @@ class Head:
         made = Laptop(home, work, self.url, self.fingerprint)
         made.login(token)
         return made
+
+
+class Proxy:
+    """A proxy between a laptop and the pool; ``most_bytes`` to the pool pass, the rest waits."""
+
+    def __init__(self, head: Head, most_bytes: float = math.inf) -> None:
+        host, _, port = head.url.partition(":")
+        self._to = (host, int(port))
+        self._left = most_bytes
+        self._closed = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._to)
+                self._ends += near, far
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(PIECE):
+                if to.getpeername() == self._to:
+                    self._left -= len(data)
+                    if self._left < 0:
+                        self._closed.wait()
+                to.sendall(data)
+        with suppress(OSError):
+            to.shutdown(socket.SHUT_RDWR)
+
+    def restart(self) -> None:
+        """End what is on its way, as a proxy does to both sides when it restarts."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.restart()
+        self._listener.close()
+        self._closed.set()
 
 
 def _fingerprint(pool: RealPool) -> str:

@@ -4,62 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import pytest
 from e2e_pool import PATIENCE_S
-from remote_world import Head, Laptop
-
-PIECE = 65536
-
-
-class Proxy:
-    """A proxy between a laptop and the pool."""
-
-    def __init__(self, to: tuple[str, int]) -> None:
-        self._to = to
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._ends: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._to)
-                self._ends += near, far
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
-
-    @staticmethod
-    def _carry(source: socket.socket, to: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(PIECE):
-                to.sendall(data)
-        with suppress(OSError):
-            to.shutdown(socket.SHUT_RDWR)
-
-    def restart(self) -> None:
-        """End what is on its way, as a proxy does to both sides when it restarts."""
-        ends, self._ends = self._ends, []
-        for end in ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.restart()
-        self._listener.close()
+from remote_world import Head, Laptop, Proxy
 
 
 @pytest.fixture
 def proxy(head: Head) -> Iterator[Proxy]:
-    host, _, port = head.url.partition(":")
-    made = Proxy((host, int(port)))
+    made = Proxy(head)
     yield made
     made.close()
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from e2e_pool import eventually
+from e2e_pool import PATIENCE_S, eventually
 from remote_world import Head, Laptop
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="several users need root")
@@ -104,7 +104,7 @@ def forwarded(laptop: Laptop, name: str, port: int) -> Iterator[int]:
 
 
 def get(port: int, path: str = "/hello") -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
         sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
         return b"".join(iter(lambda: sock.recv(65536), b""))
 
@@ -160,7 +160,7 @@ def test_forwarded_connection_runs_as_the_user(ada: Laptop, grace: Laptop, head:
     assert eventually(lambda: ada("logs", "who", ok=False).stdout.strip().isdigit())
     port = int(ada.text("logs", "who"))
     assert grace("forward", "who", str(port), ok=False).returncode == 125
-    with forwarded(ada, "who", port) as near, socket.create_connection(("127.0.0.1", near), timeout=20) as sock:
+    with forwarded(ada, "who", port) as near, socket.create_connection(("127.0.0.1", near), timeout=PATIENCE_S) as sock:
         assert sock.recv(100) == b"['54321']"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from e2e_pool import eventually
-from remote_world import STUDENT, Head, Laptop
+from remote_world import STUDENT, Head, Laptop, Proxy
 
 from gpupool.cli.transport.pool import PoolClient
 from gpupool.cli.transport.remote import RemoteTransport
@@ -147,10 +147,11 @@ def test_sent_folder_belongs_to_the_user(ada: Laptop, head: Head) -> None:
 @root
 def test_another_user_reaches_neither_the_folder_nor_the_blobs(ada: Laptop, grace: Laptop, head: Head) -> None:
     ada.write("secret", b"only ada knows this")
-    ada("submit", "hers", "-g", "0.05", "--", "sh", "-c", "pwd; sleep 60")
+    ada("submit", "hers", "-g", "0.05", "--", "sh", "-c", "pwd; sleep 1000")
     try:
         assert head.pool.becomes("hers", "running")
-        folder = ada.text("logs", "hers").strip() or head.pool.text("logs", "hers").strip()
+        assert eventually(lambda: ada.text("logs", "hers").endswith("\n"))
+        folder = ada.text("logs", "hers").strip()
         done = grace("run", "-q", "-p", "0.05", "--", "cat", f"{folder}/secret", ok=False)
         assert done.returncode != 0
         assert b"ada knows" not in done.stdout
@@ -220,10 +221,16 @@ def test_killed_transfer_resumes(laptop: Laptop, head: Head) -> None:
     laptop.write("large", os.urandom(40_000_000))
     parts = head.pool.state / "files/u-root/parts"
     known = set(parts.glob("*"))
+    direct, proxy = laptop.url, Proxy(head, most_bytes=25_000_000)
+    laptop.url = f"127.0.0.1:{proxy.port}"
+    laptop.login(head.token())
     client = laptop.begin("run", "-q", "-p", "0.05", "--", "true")
     assert eventually(lambda: any(part.stat().st_size > 0 for part in set(parts.glob("*")) - known))
     client.kill()
     client.wait()
+    proxy.close()
+    laptop.url = direct
+    laptop.login(head.token())
     sent = send_folder(gate_of(laptop), str(laptop.work))
     assert 0 <= sent.sent_bytes < 40_000_000
     assert send_folder(gate_of(laptop), str(laptop.work)).sent_bytes == 0

@@ -208,7 +208,7 @@ def test_killed_daemon_is_noticed_and_replaced_for_new_programs(node: Node, monk
         await asyncio.sleep(0.2)  # it is looked at now and then
         processes = dead.processes()
         os.kill(dead.pid, signal.SIGKILL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while not node.notes:  # noqa: ASYNC110 - the notes are a plain list
                 await asyncio.sleep(0.02)
         assert node.notes == [(orphan.spec.key, mps_mode.GONE)]
@@ -236,8 +236,8 @@ def test_daemon_that_ignores_stop_is_killed(node: Node, monkeypatch: pytest.Monk
         (daemon,) = node.daemons()
         processes = daemon.processes()
         await mode.release(program)
-        await asyncio.sleep(0.1)
-        assert all(process_tree.start_time(pid) != start for pid, start in processes.items())
+        while any(process_tree.start_time(pid) == start for pid, start in processes.items()):  # noqa: ASYNC110 - the kernel ends them
+            await asyncio.sleep(0.02)
         assert node.daemons() == []
         await mode.close()
 
