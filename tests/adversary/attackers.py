@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e_pool import RealPool, free_port, fresh_pool
+from e2e_pool import RealPool, fresh_pool
+
+from free_ports import free_port
 
 ATTACKER, NEIGHBOUR = 54331, 54332
 ANSWER_S = 20.0

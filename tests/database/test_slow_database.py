@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from databases import PostgresServer, free_port
+from databases import PostgresServer
 from e2e_pool import PATIENCE_S, RealPool
 
+from free_ports import free_port
 from gpupool.daemon.process.ready import TURN_TIMEOUT_S
 
 # The timeout only bounds a failing test: machines may be busy.

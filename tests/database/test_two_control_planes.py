@@ -12,9 +12,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from databases import PostgresServer, free_port
+from databases import PostgresServer
 from e2e_pool import RealPool, eventually
 
+from free_ports import free_port
 from gpupool.client.discovery import Location
 from gpupool.daemon.local_api import WAITING, health
 

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from databases import PostgresServer, free_port
+from databases import PostgresServer
 from e2e_pool import PATIENCE_S, RealPool, eventually
 
+from free_ports import free_port
 from gpupool.daemon.cluster.joining import join
 from gpupool.daemon.config import PoolConfig, PoolKind, save_config
 from gpupool.domain.decode import decode

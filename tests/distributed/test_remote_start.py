@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_pool import PATIENCE_S, alive, eventually, free_port
+from e2e_pool import PATIENCE_S, alive, eventually
 
+from free_ports import free_port
 from gpupool.distributed import rank_frames as f
 from gpupool.distributed import rank_host
 

@@ -14,9 +14,10 @@ def shared_pool() -> Iterator[RealPool]:
 
 @pytest.fixture
 def pool(shared_pool: RealPool) -> Iterator[RealPool]:
-    """Two free emulated GPUs; what a test leaves running is stopped."""
+    """Two free emulated GPUs; what a test leaves running is stopped, its projects are deleted."""
     yield shared_pool
     shared_pool.clear()
+    shared_pool.delete_projects()
 
 
 @pytest.fixture

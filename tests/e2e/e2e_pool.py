@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pty
-import random
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +97,17 @@ class RealPool:
             return str(client.get(name).status)
 
     def becomes(self, name: str, *states: str) -> bool:
+        """Wait until a workload is in one of these states, and until its programs have started for ``running``.
+
+        The state of a workload is ``running`` as soon as GPUs are granted to one of its replicas.
+        """
         with self.client as client:
-            return eventually(lambda: client.get(name).refresh().status in states)
+
+            def reached() -> bool:
+                view = client.get(name).refresh().view
+                return view.state in states and not view.counts.starting
+
+            return eventually(reached)
 
     def free_permille(self) -> list[int]:
         with self.client as client:
@@ -133,6 +140,13 @@ class RealPool:
                     job.cancel(force=True)
             assert eventually(lambda: not client.list(limit=1))  # some hold no GPU
         assert self.all_free()
+
+    def delete_projects(self) -> None:
+        """Delete all projects but the first one: their quotas would keep GPUs from the work of the next test."""
+        with self.client as client:
+            for project in client.projects():
+                if project.name != "default":
+                    client.delete_project(project.name)
 
 
 @contextmanager
@@ -212,18 +226,6 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         os.close(self.master)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port to listen on that no connection of another test gets meanwhile.
-
-    The kernel gives the ports of its own range to connections, and to servers that ask for any port.
-    """
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(10_000, max(first, 20_000)), 100):
-        with suppress(OSError), socket.create_server((host, port), family=socket.getaddrinfo(host, port)[0][0]):
-            return port
-    raise AssertionError(f"no free port at {host}")
 
 
 def walk(folder: Path) -> Iterator[Path]:

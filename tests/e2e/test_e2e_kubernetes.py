@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from e2e_pool import RealPool, eventually, fresh_pool
+from e2e_pool import PATIENCE_S, RealPool, eventually, fresh_pool
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
 POD = """\
@@ -115,7 +115,7 @@ def test_pods_are_followed_watched_and_deleted(pool: RealPool) -> None:
     assert any(re.search(rb"long +1/1 +Running", line) for line in watching.stdout)  # it looks once a second
     assert pool.text("delete", "pods", "-l", "app=long", "--grace-period=1") == 'pod "long" deleted\n'
     watching.terminate()
-    watching.communicate(timeout=30)
+    watching.communicate(timeout=PATIENCE_S)
     gone = pool("delete", "-f", "-", stdin=manifest("long", "x"), ok=False)
     assert gone.returncode == 125
     assert pool("delete", "-f", "-", "--ignore-not-found=true", stdin=manifest("long", "x")).stdout == b""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from e2e_pool import RealPool, eventually, fresh_pool
+from e2e_pool import PATIENCE_S, RealPool, eventually, fresh_pool
 
 
 def test_lease_is_held_used_and_released(pool: RealPool) -> None:
@@ -74,7 +74,7 @@ def test_release_ends_programs_on_the_lease(pool: RealPool) -> None:
     assert client.stdout is not None
     assert client.stdout.readline() == b"on\n"
     pool("release_gpus", "held")
-    assert client.wait(30) != 0
+    assert client.wait(PATIENCE_S) != 0
     assert pool.all_free()
 
 

@@ -10,7 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from e2e_pool import RealPool, Terminal, eventually, free_port, fresh_pool
+from e2e_pool import RealPool, Terminal, eventually, fresh_pool
+
+from free_ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,10 @@ def output(pool: RealPool, name: str, attempt: int) -> str:
         return b"".join(chunk.data for chunk in client.logs(name, attempt=attempt)).decode()
 
 
-def catches(pid: int, signum: signal.Signals) -> bool:
-    """Return whether a program has installed its handler: the signal would end it before."""
+def catches(pid: int | None, signum: signal.Signals) -> bool:
+    """Return whether a program has installed its handler: before, the signal would end it."""
+    if pid is None:
+        return False
     found = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
     return found is not None and bool(int(found[1], 16) >> (signum - 1) & 1)
 

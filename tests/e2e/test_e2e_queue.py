@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 
-from e2e_pool import RealPool, eventually
+from e2e_pool import PATIENCE_S, RealPool, eventually
 
 
 def fill(pool: RealPool, name: str = "blocker", **options: str) -> None:
@@ -64,7 +64,7 @@ def test_ctrl_c_in_the_queue_leaves_it(pool: RealPool) -> None:
     with pool.client as api:
         assert eventually(lambda: any(job.name == "impatient" for job in api.list()))
         client.send_signal(signal.SIGINT)
-        assert client.wait(30) == 130
+        assert client.wait(PATIENCE_S) == 130
         assert eventually(lambda: not [job for job in api.list() if job.name == "impatient" and not job.done()])
 
 

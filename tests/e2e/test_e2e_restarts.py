@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from e2e_pool import RealPool, alive, eventually, folder_for_pool, fresh_pool
+from e2e_pool import PATIENCE_S, RealPool, alive, eventually, folder_for_pool, fresh_pool
 
 
 def steady(pool: RealPool, name: str) -> int:
@@ -67,7 +67,7 @@ def test_kill_of_any_pool_process_disturbs_no_job(own_pool: RealPool) -> None:
     client.stdin.write(b"words\n")
     client.stdin.close()
     assert client.stdout.read() == b"heard words\n"
-    assert client.wait(30) == 0
+    assert client.wait(PATIENCE_S) == 0
     finish(own_pool, "steady", pid)
 
 

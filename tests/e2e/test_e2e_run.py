@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from e2e_pool import RealPool, Terminal, alive, eventually
+from e2e_pool import PATIENCE_S, RealPool, Terminal, alive, eventually
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 77, 255])
@@ -90,7 +90,7 @@ def test_signals_to_the_client_reach_the_program(pool: RealPool, signum: signal.
     assert client.stdout.readline() == b"ready\n"
     client.send_signal(signum)
     assert client.stdout.read() == b"caught\n"
-    assert client.wait(30) == 9
+    assert client.wait(PATIENCE_S) == 9
 
 
 def test_killed_client_ends_program_and_frees_slice(pool: RealPool) -> None:
@@ -158,7 +158,7 @@ def test_twenty_slices_share_one_gpu(pool: RealPool) -> None:
 def test_memory_request_is_a_slice_of_the_gpu(pool: RealPool) -> None:
     with pool.client as client:
         job = client.submit(["sleep", "100"], memory_mib=4096)
-        job.wait_started(30)
+        job.wait_started(PATIENCE_S)
         assert sorted(pool.free_permille()) == [750, 1000]
 
 
@@ -173,7 +173,7 @@ def test_unread_client_output_does_not_block_the_pool(pool: RealPool) -> None:
     assert pool.text("run", "-q", "-p", "0.1", "--", "echo", "fine") == "fine\n"
     assert client.stdout is not None
     assert len(client.stdout.read()) == 20_000_000
-    assert client.wait(30) == 0
+    assert client.wait(PATIENCE_S) == 0
 
 
 def test_files_work_as_input_and_output(pool: RealPool) -> None:
@@ -181,5 +181,5 @@ def test_files_work_as_input_and_output(pool: RealPool) -> None:
     source.write_bytes(os.urandom(100_000))
     with source.open("rb") as reading, sink.open("wb") as writing:
         client = pool.begin("run", "-q", "-p", "0.1", "--", "cat", stdin=reading, stdout=writing)
-        assert client.wait(30) == 0
+        assert client.wait(PATIENCE_S) == 0
     assert Path(sink).read_bytes() == source.read_bytes()

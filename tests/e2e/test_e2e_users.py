@@ -63,7 +63,7 @@ class UnixHttp(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
+        self.sock.settimeout(PATIENCE_S)
         self.sock.connect(str(self._path))
 
 
@@ -259,7 +259,7 @@ def test_attach_to_program_of_another_user_is_refused(shared: RealPool) -> None:
 
     def attach() -> int:
         os.environ.update(shared.env)
-        signal.alarm(30)  # a hang ends this process, which then gives no answer
+        signal.alarm(int(PATIENCE_S))  # a hang ends this process, which then gives no answer
         return commands.attach_to_workload(made["name"], 0, tty=False, stdin=False)
 
     assert as_user(BOB, attach) == f"GpupoolError: {made['name']} belongs to uid-{ANN}. [FORBIDDEN]\n  {ASK_OWNER}"

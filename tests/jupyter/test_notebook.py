@@ -10,7 +10,7 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -18,6 +18,8 @@ import pytest
 from e2e_pool import RealPool, eventually, fresh_pool
 from jupyter_http import ask, execute
 from remote_world import Head, Laptop
+
+from free_ports import free_port
 
 SERVER = (
     "import http.server as s; s.ThreadingHTTPServer(('127.0.0.1', {port}), s.SimpleHTTPRequestHandler).serve_forever()"
@@ -31,8 +33,7 @@ mv "$OPENED.part" "$OPENED"
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     with fresh_pool("2xT4", "--listen", f"127.0.0.1:{port}", "--tls-self-signed") as pool:
         yield Head(pool, f"127.0.0.1:{port}")
 
@@ -78,11 +79,6 @@ def tunnel(where: RealPool | Laptop, *words: str, **env: str) -> Iterator[Tunnel
     finally:
         process.kill()
         process.communicate()
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,11 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,9 @@ import pytest
 from e2e_pool import PATIENCE_S, RealPool, eventually, fresh_pool
 from jupyter_http import ask, execute
 
+from free_ports import free_port
+
 pytestmark = pytest.mark.needs("jupyterhub", "jupyterlab")
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
 
 
 class Hub:

@@ -188,7 +188,11 @@ class ControlPlane(RealPool):
         return str(self.get(f"workloads/{name}")["state"])
 
     def becomes(self, name: str, *states: str) -> bool:
-        return eventually(lambda: self.state_of(name) in states)
+        def reached() -> bool:
+            found = self.get(f"workloads/{name}")
+            return found["state"] in states and not found["counts"]["starting"]
+
+        return eventually(reached)
 
     def replica(self, name: str, index: int = 0) -> Any:
         """A replica of a workload as the API shows it."""

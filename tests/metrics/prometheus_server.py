@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e_pool import RealPool, eventually, free_port, fresh_pool
+from e2e_pool import RealPool, eventually, fresh_pool
+
+from free_ports import free_port
 
 ALERTS = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "alerts.yml"
 WORK = "import time; time.sleep(600)"
@@ -99,4 +101,4 @@ def prometheus(folder: Path, target: str, secret: str, authority: Path) -> Itera
             yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(60)

@@ -9,8 +9,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
-from e2e_pool import free_port, fresh_pool
+from e2e_pool import fresh_pool
 from remote_world import STUDENT, Head, Laptop
+
+from free_ports import free_port
 
 
 @pytest.fixture(scope="session")

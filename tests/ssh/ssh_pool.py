@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +70,6 @@ class SshPool:
         """The ids of programs that ssh sessions have started and that have not ended."""
         with self.pool.client as client:
             return [job.id for job in client.list(labels={"session": "ssh"})]
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
 
 
 def connects(port: int) -> socket.socket:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from e2e_pool import COMMAND, PATIENCE_S, Terminal, alive, eventually
-from ssh_pool import ECHO, SshPool, connects, free_port, pid_in, random_bytes, written
+from ssh_pool import ECHO, SshPool, connects, pid_in, random_bytes, written
+
+from free_ports import free_port
 
 pytestmark = pytest.mark.needs("ssh", "asyncssh")
 

@@ -7,7 +7,6 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import psycopg
 from sqlalchemy import Engine
 
+from free_ports import free_port
 from gpupool.store.backends import postgres, sqlite
 from gpupool.store.backends.address import PostgresAddress
 from gpupool.store.migrations import migrate, migrate_postgres
@@ -41,12 +41,6 @@ QUICK = {  # a test's database need not survive a crash of the machine
 
 def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass

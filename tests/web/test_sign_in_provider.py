@@ -18,6 +18,8 @@ from browsers import Chromium
 from e2e_pool import RealPool, eventually, folder_for_pool
 from playwright.sync_api import Page
 
+from free_ports import free_port
+
 PEOPLE: list[dict[str, Any]] = [
     {"sub": "1", "preferred_username": "Ada", "email": "ada@lab.example", "email_verified": True, "groups": ["gpu"]},
     {"sub": "2", "preferred_username": "grace", "email": "grace@lab.example", "email_verified": True},
@@ -25,11 +27,6 @@ PEOPLE: list[dict[str, Any]] = [
     {"sub": "4", "preferred_username": "root", "email": "root@lab.example", "email_verified": True},
     {"sub": "5", "preferred_username": "ada", "email": "other@lab.example", "email_verified": True, "groups": ["gpu"]},
 ]
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
 
 
 class Provider:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -17,6 +16,7 @@ from playwright.sync_api import Page
 from pool_world import World
 from starlette.routing import BaseRoute
 
+from free_ports import free_port
 from gpupool.api.app import create_app
 from gpupool.api.server.peer import PEER_UID
 from gpupool.web import install
@@ -98,7 +98,7 @@ class WebPool(RealPool):
 
     def __init__(self, folder: Path, emulate: str) -> None:
         super().__init__(folder, emulate)
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self._tokens: dict[tuple[str, str], str] = {}
 
@@ -113,12 +113,6 @@ class WebPool(RealPool):
                 self("user", "set", user, "--role", role or "member")
             self._tokens[user, role] = str(self.json("token", "create", *whom)["secret"])
         return self._tokens[user, role]
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 # What every page's browser test calls
