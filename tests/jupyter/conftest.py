@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "web"))
 from e2e_pool import RealPool, fresh_pool
 
 
-@pytest.fixture(scope="session")
-def shared_pool() -> Iterator[RealPool]:
+@contextmanager
+def pool_for_jupyter() -> Iterator[RealPool]:
+    """Start a pool whose user has folders of Jupyter of their own."""
     with fresh_pool("2xT4") as made:
         made.env["JUPYTER_DATA_DIR"] = str(made.home / "jupyter")
         made.env["JUPYTER_RUNTIME_DIR"] = str(made.home / "runtime")
@@ -24,13 +26,32 @@ def shared_pool() -> Iterator[RealPool]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def shared_pool() -> Iterator[RealPool]:
+    with pool_for_jupyter() as made:
+        yield made
+
+
+def use(pool: RealPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put this process into the environment of the pool's user."""
+    for name in ("GPUPOOL_URL", "GPUPOOL_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in pool.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(pool.work)
+
+
 @pytest.fixture
 def pool(shared_pool: RealPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealPool]:
     """Two free emulated GPUs, and this process in the environment of their user."""
-    for name in ("GPUPOOL_URL", "GPUPOOL_PROJECT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in shared_pool.env.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(shared_pool.work)
+    use(shared_pool, monkeypatch)
     yield shared_pool
     shared_pool.clear()
+
+
+@pytest.fixture
+def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[RealPool]:
+    """A pool that a test may harm, and this process in the environment of its user."""
+    with pool_for_jupyter() as made:
+        use(made, monkeypatch)
+        yield made

@@ -6,18 +6,20 @@ import json
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 PATIENCE_S = 60.0
 
 
-def ask(url: str, token: str = "", body: object = None) -> tuple[int, Any]:
+def ask(url: str, token: str = "", body: object = None, method: str | None = None) -> tuple[int, Any]:
     """Return the status of an answer, and its JSON (or text)."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"token {token}"} if token else {}
-    request = urllib.request.Request(url, data, headers | {"Content-Type": "application/json"})
+    request = urllib.request.Request(url, data, headers | {"Content-Type": "application/json"}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             status, text = answer.status, answer.read().decode()
@@ -33,8 +35,20 @@ def execute(server: str, token: str, code: str) -> str:
     """Start a kernel of a server, execute code over its WebSocket, and return what it printed."""
     status, kernel = ask(f"{server}/api/kernels", token, {"name": "python3"})
     assert status == 201, kernel
+    return execute_in(server, token, kernel["id"], code)
+
+
+@contextmanager
+def channels(server: str, token: str, kernel_id: str, session: str) -> Iterator[ClientConnection]:
+    """Connect to a kernel as a browser's tab does."""
+    url = f"{server.replace('http', 'ws', 1)}/api/kernels/{kernel_id}/channels?session_id={session}"
+    with connect(url, additional_headers={"Authorization": f"token {token}"}, open_timeout=PATIENCE_S) as socket:
+        yield socket
+
+
+def execute_in(server: str, token: str, kernel_id: str, code: str) -> str:
+    """Execute code in a running kernel over its WebSocket, and return what it printed."""
     session = uuid.uuid4().hex
-    channels = f"{server.replace('http', 'ws', 1)}/api/kernels/{kernel['id']}/channels?session_id={session}"
     header = {
         "msg_id": uuid.uuid4().hex,
         "msg_type": "execute_request",
@@ -45,7 +59,7 @@ def execute(server: str, token: str, code: str) -> str:
     content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
     message = {"channel": "shell", "header": header, "parent_header": {}, "metadata": {}, "content": content}
     printed = ""
-    with connect(channels, additional_headers={"Authorization": f"token {token}"}, open_timeout=PATIENCE_S) as socket:
+    with channels(server, token, kernel_id, session) as socket:
         socket.send(json.dumps(message))
         while True:
             said = json.loads(socket.recv(timeout=PATIENCE_S))

@@ -1,0 +1,96 @@
+"""Real Jupyter Servers, started as users do, with kernels on the slices of a pool."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from e2e_pool import RealPool, eventually
+from jupyter_http import ask, channels, execute_in
+from websockets.sync.client import ClientConnection
+
+TOKEN = "token-of-this-test"
+
+
+class JupyterServer:
+    """A server of one folder; its log is in a file."""
+
+    def __init__(self, pool: RealPool, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder.with_suffix(f".{os.urandom(4).hex()}.log")
+        command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"]
+        options = [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={TOKEN}"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([*command, *options], env=pool.env, cwd=folder, stdout=log, stderr=log)
+        self.url = ""
+        assert eventually(self._find_url), self.said()
+
+    def _find_url(self) -> bool:
+        """Return whether the server has logged its address and answers."""
+        assert self.process.poll() is None, self.said()
+        for line in self.said().splitlines():
+            if "http://127.0.0.1:" in line or "http://localhost:" in line:
+                self.url = line[line.index("http://") :].split("/?token")[0].split("/tree")[0].rstrip("/")
+        try:
+            return bool(self.url) and ask(f"{self.url}/api/status", TOKEN)[0] == 200
+        except OSError:  # it does not listen yet
+            return False
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def ask(self, path: str, body: object = None, method: str | None = None) -> Any:
+        """Return what the server answers; it must succeed."""
+        status, answer = ask(f"{self.url}/api/{path}", TOKEN, body, method)
+        assert status < 300, (status, answer, self.said())
+        return answer
+
+    def open_notebook(self, path: str, kernel: str) -> str:
+        """Start a kernel for a notebook and return its ID."""
+        notebook = self.folder / path
+        notebook.parent.mkdir(exist_ok=True)
+        notebook.touch()
+        body = {"path": path, "name": notebook.name, "type": "notebook", "kernel": {"name": kernel}}
+        return str(self.ask("sessions", body)["kernel"]["id"])
+
+    def run(self, kernel_id: str, code: str) -> str:
+        return execute_in(self.url, TOKEN, kernel_id, code)
+
+    def interrupt_until_ended(self, kernel_id: str, code: str) -> None:
+        """Execute code that takes long, and interrupt it until it has ended."""
+        with ThreadPoolExecutor() as threads:
+            running = threads.submit(self.run, kernel_id, code)
+            while not running.done():
+                self.ask(f"kernels/{kernel_id}/interrupt", method="POST")
+                wait([running], timeout=1)
+
+    def tab(self, kernel_id: str) -> AbstractContextManager[ClientConnection]:
+        """Return a connection as an open browser's tab has it."""
+        return channels(self.url, TOKEN, kernel_id, os.urandom(8).hex())
+
+    def kernels(self) -> list[str]:
+        return [str(kernel["id"]) for kernel in self.ask("kernels")]
+
+    def end(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the server and wait until it has ended."""
+        self.process.send_signal(number)
+        self.process.wait(60)
+
+
+@contextmanager
+def jupyter_server(pool: RealPool, folder: Path) -> Iterator[JupyterServer]:
+    """Yield a running server; at the end it is killed, if it still runs."""
+    folder.mkdir(exist_ok=True)
+    server = JupyterServer(pool, folder)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait(60)
