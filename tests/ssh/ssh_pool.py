@@ -37,7 +37,8 @@ class SshPool:
         pool("ssh", "--configure")
 
     def begin_workload(self, name: str, *command: str) -> None:
-        self.pool("submit", name, "-p", "0.1", "--interactive", "--", *(command or ("sleep", "100000")))
+        options = command if "--" in command else ("--", *(command or ("sleep", "100000")))
+        self.pool("submit", name, "-p", "0.1", "--interactive", *options)
         assert self.pool.becomes(name, "running")
 
     def words(self, program: str, *words: str) -> list[str]:

@@ -186,7 +186,9 @@ async def _serve(pool: PoolClient, detail: Detail, index: int, port: int, option
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, over.set)
-    forwarder = Forwarder(resolve_endpoint(), detail["id"], index, _rarely(notify))
+    forwarder = Forwarder(
+        resolve_endpoint(), detail["id"], index, _rarely(notify), activity=False
+    )  # an open page sends requests unasked
     local = await _listen(forwarder, options.port, port)
     address = f"http://127.0.0.1:{local}/" + (f"?token={quote(token)}" if token else "")
     ended: list[Detail] = []

@@ -386,7 +386,7 @@ class GpupoolSpawner(Spawner):  # type: ignore[misc]  # JupyterHub has no types
     async def _open_tunnel(self, wanted: int = 0) -> tuple[str, int]:
         """Listen on a port of this machine, if possible the wanted one, for the server's port."""
         endpoint = await self._call(lambda: resolve_endpoint(**self._place()))
-        self._forwarder = Forwarder(endpoint, self.workload, 0, self._report_tunnel)
+        self._forwarder = Forwarder(endpoint, self.workload, 0, self._report_tunnel, activity=False)
         try:
             [(port, _)] = await self._forwarder.listen([(wanted, self._port)])
         except GpupoolError:

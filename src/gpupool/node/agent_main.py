@@ -48,9 +48,10 @@ MAX_LOG_BYTES = 5 << 30
 
 
 class ActivitySampler:
-    """Records when each program was last active: on its GPUs if that is measurable, or by CPU time.
+    """Records when each program was last active: on its GPUs if that is measurable, by CPU time, or by its clients.
 
-    If the processes on a real GPU cannot be distinguished, all its use counts for the program.
+    Bytes to and from clients count, not open connections. Programs on one lease are active together. If
+    the processes on a real GPU cannot be distinguished, all its use counts for the program.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -75,8 +76,10 @@ class ActivitySampler:
         trees = await asyncio.to_thread(self._agent.backends.runner.survey, [e.folder.path for e in live])
         busy = await self._busy_gpus([e for e in live if e.key not in self._agent.sampler.computed])
         now = time.monotonic()
+        active = [e for e in live if self._active(e, trees.get(e.key), busy, now)]
+        keys, leases = {e.key for e in active}, {e.request.spec.lease for e in active} - {0}
         for entry in live:
-            if not entry.exited and self._active(entry, trees.get(entry.key), busy, now):
+            if not entry.exited and (entry.key in keys or entry.request.spec.lease in leases):
                 self._note(entry, now)
 
     async def _busy_gpus(self, live: list[AttemptEntry]) -> frozenset[str]:
@@ -88,7 +91,8 @@ class ActivitySampler:
         return frozenset()
 
     def _active(self, entry: AttemptEntry, tree: ProcessTree | None, busy: frozenset[str], now: float) -> bool:
-        worked = tree is not None and entry.sample(tree.cpu_s, now)
+        carried = entry.take_carried()
+        worked = (tree is not None and entry.sample(tree.cpu_s, now)) or carried
         seen_at = self._agent.sampler.computed.get(entry.key)
         if seen_at is not None:
             return worked or seen_at > now - SAMPLE_INTERVAL_S - 1
@@ -96,7 +100,7 @@ class ActivitySampler:
 
     def _note(self, entry: AttemptEntry, now: float) -> None:
         entry.touch()
-        if now - self._reported_at.get(entry.key, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
+        if entry.warned or now - self._reported_at.get(entry.key, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
             self._reported_at[entry.key] = now
             self._agent.changed(entry.status)
 

@@ -24,11 +24,14 @@ Ports = tuple[int, int]
 class Forwarder:
     """Listens on loopback ports (0: any free one) and forwards to a replica's ports; ``tell`` receives errors.
 
-    Call ``close`` at the end.
+    ``activity``: the bytes count as activity for the idle limit. Call ``close`` at the end.
     """
 
-    def __init__(self, endpoint: Endpoint, ref: str, index: int, tell: Callable[[str], None]) -> None:
-        self._target = f"/v1/workloads/{quote(ref, safe='')}/ports/{{port}}?index={index}"
+    def __init__(
+        self, endpoint: Endpoint, ref: str, index: int, tell: Callable[[str], None], *, activity: bool = True
+    ) -> None:
+        counted = "" if activity else "&activity=false"
+        self._target = f"/v1/workloads/{quote(ref, safe='')}/ports/{{port}}?index={index}{counted}"
         self._tell = tell
         self._dialer = WebSocketDialer(endpoint)
         self._servers: list[asyncio.Server] = []

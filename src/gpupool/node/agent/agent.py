@@ -306,10 +306,12 @@ class Agent:
         entry = self.entries.get(key)
         if entry is None or entry.exited or read_stop(entry.folder) is not None:
             return
+        entry.warned = notice is not None
         if notice is None:
             self.run.notice(key).unlink(missing_ok=True)
         else:
             self._write_notice(entry, notice, None)
+            self.changed(entry.status)  # activity since the last report withdraws an idle warning
 
     def _write_notice(self, entry: AttemptEntry, notice: Notice, grace_s: float | None) -> None:
         try:
@@ -402,6 +404,12 @@ class Agent:
         """Connect to a port on which a program, or another on its lease, listens. Raises NOT_FOUND, WRONG_STATE."""
         entry = self._present(key)
         return await asyncio.to_thread(lambda: connect_port(self._pids_on_lease(entry), port, entry.request.spec.uid))
+
+    def carried(self, key: str) -> None:
+        """Record that bytes went between a program, or one of its ports, and a client."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            entry.carried = True
 
     async def listening_ports(self, key: str) -> list[ListeningPort]:
         """Return the ports on which a program, or another on its lease, listens. Raises NOT_FOUND, WRONG_STATE."""

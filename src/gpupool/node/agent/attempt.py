@@ -141,7 +141,8 @@ class Terms:
 class AttemptEntry:
     """One attempt. ``status`` is what is reported; ``added_notes`` are notes made while the program ran.
 
-    ``end_reason`` is set when the agent itself ends a process of the program.
+    ``end_reason`` is set when the agent itself ends a process of the program. ``carried``: bytes went to or from a
+    client since the last sample. ``warned``: a notice for it is in force, so its activity is reported at once.
     """
 
     folder: ReplicaFolder
@@ -157,6 +158,8 @@ class AttemptEntry:
     end_reason: str = ""
     cpu_s: float | None = None
     sampled_at: float = 0.0
+    carried: bool = False
+    warned: bool = False
 
     @property
     def key(self) -> str:
@@ -211,6 +214,11 @@ class AttemptEntry:
         before, since = self.cpu_s, self.sampled_at
         self.cpu_s, self.sampled_at = cpu_s, at
         return before is not None and at > since and (cpu_s - before) / (at - since) > MIN_ACTIVE_CPU_SHARE
+
+    def take_carried(self) -> bool:
+        """Return True if bytes were carried since the last call."""
+        carried, self.carried = self.carried, False
+        return carried
 
     def touch(self) -> None:
         """Record that it is active now."""

@@ -268,11 +268,12 @@ class AgentConnection:
         """Connect the caller to the program; return False if there was nothing to attach to."""
         answer: Params = {"id": request.get("id"), "result": None}
         params = request.get("params") or {}
+        key = str(params.get("key"))
         try:
             if request["method"] == "attach":
-                far_reader, far_writer = await self._shepherd(str(params.get("key")))
+                far_reader, far_writer = await self._shepherd(key)
             else:
-                sock = await self._agent.connect_port(str(params.get("key")), int(params["port"]))
+                sock = await self._agent.connect_port(key, int(params["port"]))
                 far_reader, far_writer = await asyncio.open_connection(sock=sock)
         except (GpupoolError, OSError) as error:
             gone = GpupoolError(ErrorCode.WRONG_STATE, "The program has ended.", "Its output is in the log.")
@@ -280,7 +281,9 @@ class AgentConnection:
             self._write({"id": request.get("id"), "error": added_notes.to_dict()})
             return False
         self._write(answer)
-        await _join((self._reader, self._writer), (far_reader, far_writer))
+        counted = params.get("activity", True)
+        on_data = (lambda: self._agent.carried(key)) if counted else (lambda: None)
+        await _join((self._reader, self._writer), (far_reader, far_writer), on_data)
         return True
 
     async def _shepherd(self, key: str) -> Ends:
@@ -288,10 +291,10 @@ class AgentConnection:
             return await asyncio.open_unix_connection(name)
 
 
-async def _join(near: Ends, far: Ends) -> None:
+async def _join(near: Ends, far: Ends, on_data: Callable[[], None]) -> None:
     """Copy bytes both ways until one side disconnects; data read from it is still delivered."""
-    there = asyncio.create_task(_carry(near[0], far[1]))
-    back = asyncio.create_task(_carry(far[0], near[1]))
+    there = asyncio.create_task(_carry(near[0], far[1], on_data))
+    back = asyncio.create_task(_carry(far[0], near[1], on_data))
     await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
     for task, writer in ((there, far[1]), (back, near[1])):
         task.cancel()
@@ -300,9 +303,10 @@ async def _join(near: Ends, far: Ends) -> None:
         writer.close()
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_data: Callable[[], None]) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(_PIECE):
+            on_data()
             writer.write(data)
             await writer.drain()
 

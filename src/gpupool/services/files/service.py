@@ -123,10 +123,13 @@ class FileService:
         finally:
             await talk.close()
 
-    async def connect(self, actor: Actor, ref: str, index: int, port: int) -> AttachStream:
-        """Open a stream to a port on which a replica's processes listen, for users who may attach to it."""
+    async def connect(self, actor: Actor, ref: str, index: int, port: int, *, activity: bool) -> AttachStream:
+        """Open a stream to a port on which a replica's processes listen, for users who may attach to it.
+
+        ``activity``: its bytes count as activity for the idle limit.
+        """
         link, key = await self._placed(actor, ref, index)
-        return await link.connect_port(key, port)
+        return await link.connect_port(key, port, activity=activity)
 
     async def listening_ports(self, actor: Actor, ref: str, index: int) -> Sequence[ListeningPort]:
         """Return the ports on which a replica's processes listen, for users who may attach to it."""

@@ -160,12 +160,17 @@ async def ports(services: Services, caller: Caller, ref: Ref, index: Index = 0) 
 
 
 @work_router.websocket("/{ref}/ports/{port}")
-async def forward(websocket: WebSocket, services: Services, ref: Ref, port: PortInPath, index: Index = 0) -> None:
-    """Bytes to and from a port on which a replica's processes listen; closes as attach does."""
+async def forward(
+    *, websocket: WebSocket, services: Services, ref: Ref, port: PortInPath, index: Index = 0, activity: bool = True
+) -> None:
+    """Bytes to and from a port on which a replica's processes listen; closes as attach does.
+
+    With ``activity=false`` they do not count as activity for the idle limit: for pages that send requests unasked.
+    """
 
     async def connect() -> AttachStream:
         check_origin(websocket, "connect")
-        return await services.files.connect(await authenticate(websocket), ref, index, port)
+        return await services.files.connect(await authenticate(websocket), ref, index, port, activity=activity)
 
     if (stream := await accept(websocket, connect)) is not None:
         await relay(websocket, stream, await get_closing(websocket))
