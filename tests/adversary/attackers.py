@@ -166,7 +166,7 @@ class Scene:
         return int(found[1]) // 1024
 
     def _log(self) -> Path:
-        return next(self.pool.state.rglob("control-plane.log"))
+        return self.pool.state / "log" / "control-plane.log"
 
     def log_bytes(self) -> int:
         return self._log().stat().st_size
