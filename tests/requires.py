@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,20 @@ def _cuda_clients() -> bool:
     return found and _module("cupy")() and _module("numba_cuda")()
 
 
+def _debian_mirror() -> bool:
+    """Return whether packages of Debian can be downloaded from where apt gets them."""
+    if shutil.which("apt-get") is None:
+        return False
+    words = ["apt-get", "download", "--print-uris", "base-files"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    address = shown.partition("'")[2].partition("'")[0]
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=20) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
 # Name -> how to see that it is there, and what is missing otherwise.
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "asyncssh": (_module("asyncssh"), "the Python package asyncssh"),
@@ -79,6 +94,8 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "c++": (_command("g++"), "a C++ compiler called g++ (Debian: g++)"),
     "chromium": (_command("chromium"), "Chromium (Debian: chromium)"),
     "cuda-clients": (_cuda_clients, "the Python packages of gpupool[test-cuda]"),
+    "debian-mirror": (_debian_mirror, "Debian with a package mirror that can be reached"),
+    "debootstrap": (_command("debootstrap"), "debootstrap (Debian: debootstrap)"),
     "jupyterhub": (_module("jupyterhub"), "the Python package jupyterhub"),
     "jupyterlab": (_module("jupyterlab"), "the Python package jupyterlab"),
     "mpi4py": (_module("mpi4py"), "the Python package mpi4py"),
