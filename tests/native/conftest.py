@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from lease_folder import LeasedGpu, LeaseFolder
-from native_harness import FakeGpu, build_native, clean_environment, fake_gpus_folder
+from native_harness import NATIVE, FakeGpu, build_native, clean_environment, fake_gpus_folder, generator
 from standin import build_standin
 
 
@@ -51,3 +54,17 @@ def leased_environment(share: Path, fake_gpus: Path) -> Callable[[LeaseFolder], 
         return clean_environment() | own | {"GPUPOOL_FAKE_GPUS": str(fake_gpus)}
 
     return environment
+
+
+@pytest.fixture(scope="session")
+def symbols() -> ModuleType:
+    """Return native/driver_symbols.py as a module."""
+    spec = importlib.util.spec_from_file_location("driver_symbols", NATIVE / "driver_symbols.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "generate", generator())
+        patch.setitem(sys.modules, "driver_symbols", module)
+        spec.loader.exec_module(module)
+    return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -33,20 +32,6 @@ LEFT_OUT = {
         "a function of libnvidia-nscq, which NVML 450 contains; preloaded, it would take the place of that library's",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def symbols() -> ModuleType:
-    """Return native/driver_symbols.py as a module."""
-    spec = importlib.util.spec_from_file_location("driver_symbols", NATIVE / "driver_symbols.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "generate", GENERATE)
-        patch.setitem(sys.modules, "driver_symbols", module)
-        spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("soname", LIBRARIES)
