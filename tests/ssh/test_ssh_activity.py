@@ -7,7 +7,9 @@ from contextlib import closing
 
 import pytest
 from e2e_pool import eventually
-from ssh_pool import ECHO, SshPool, connects, free_port, written
+from ssh_pool import ECHO, SshPool, connects, written
+
+from free_ports import free_port
 
 pytestmark = pytest.mark.needs("ssh", "asyncssh")
 
