@@ -18,6 +18,8 @@ from e2e_pool import PATIENCE_S, RealPool, eventually
 
 from local_wheel import WHEEL, write_wheel
 
+pytestmark = pytest.mark.timeout(600)  # it only bounds a failing test, and machines may be busy
+BUILD_TIMEOUT_S = 240.0
 PROJECT = """\
 [project]
 name = "lab"
@@ -61,7 +63,7 @@ def home_of(pool: RealPool, name: str) -> Path:
 
 def test_uv_lock_makes_an_environment_that_copies_keep(pool: RealPool, project: Path) -> None:
     pool("workspace", "create", "bob", "-n", "0", "--env", str(project / "uv.lock"))
-    started = pool("workspace", "start", "bob").stderr.decode()
+    started = pool("workspace", "start", "bob", timeout=BUILD_TIMEOUT_S).stderr.decode()
     assert "Creating the environment uv.lock" in started
     assert "tinypkg" in started, "the progress of uv is shown"
     value, prefix = pool.text("exec", "bob", "--", *VALUE).split()
@@ -72,7 +74,7 @@ def test_uv_lock_makes_an_environment_that_copies_keep(pool: RealPool, project: 
     script.write_text(f"#!{home}/.venv/bin/python\nimport sys; print(sys.prefix)\n")
     script.chmod(0o755)
     pool("workspace", "stop", "bob")
-    again = pool("workspace", "start", "bob").stderr.decode()
+    again = pool("workspace", "start", "bob", timeout=BUILD_TIMEOUT_S).stderr.decode()
     assert "Creating" not in again
     assert pool.text("exec", "bob", "--", *VALUE).split() == [value, prefix]
     pool("workspace", "stop", "bob")
@@ -88,7 +90,7 @@ def test_requirements_are_installed_without_uv(pool: RealPool, tmp_path: Path) -
     write_wheel(pool.home)
     (tmp_path / "requirements.txt").write_text(f"{pool.home / WHEEL}\n")
     pool("workspace", "create", "bob", "-n", "0", "--env", str(tmp_path / "requirements.txt"))
-    pool("workspace", "start", "bob")
+    pool("workspace", "start", "bob", timeout=BUILD_TIMEOUT_S)
     assert pool.text("exec", "bob", "--", *VALUE).split()[0] == "42"
 
 
@@ -99,7 +101,7 @@ def test_package_that_cannot_be_downloaded_is_reported(pool: RealPool, tmp_path:
         bound.bind(("127.0.0.1", 0))
         wanted.write_text(f"--index-url http://127.0.0.1:{bound.getsockname()[1]}/simple\nno-such-package\n")
         pool("workspace", "create", "bob", "-n", "0", "--env", str(wanted))
-        failed = pool("workspace", "start", "bob", ok=False)
+        failed = pool("workspace", "start", "bob", ok=False, timeout=BUILD_TIMEOUT_S)
     said = failed.stderr.decode()
     assert failed.returncode != 0
     assert "Connection refused" in said
@@ -111,7 +113,7 @@ def test_package_that_cannot_be_downloaded_is_reported(pool: RealPool, tmp_path:
     (home / "environment/requirements.txt").write_text("")
     with pool.client as client:
         assert eventually(lambda: client.workspace("bob").state == "stopped")
-    pool("workspace", "start", "bob")
+    pool("workspace", "start", "bob", timeout=BUILD_TIMEOUT_S)
     assert pool.text("exec", "bob", "--", "sh", "-c", "echo $VIRTUAL_ENV") == f"{home}/.venv\n"
     assert not (home / ".venv.incomplete").exists()
 
@@ -136,7 +138,7 @@ def test_killed_build_is_not_used_and_is_made_again(pool: RealPool, tmp_path: Pa
     (tmp_path / "requirements.txt").write_text(f"tinypkg @ file://{package}\n")
     pool("workspace", "create", "bob", "-n", "0", "--env", str(tmp_path / "requirements.txt"))
     pool("workspace", "start", "bob", "--detach")
-    assert eventually(started.exists)
+    assert eventually(started.exists, BUILD_TIMEOUT_S)
     home = home_of(pool, "bob")
     assert (home / ".venv/bin/python").exists(), "half-made"
     assert pool.text("exec", "bob", "--", "sh", "-c", "echo [$VIRTUAL_ENV]") == "[]\n"
@@ -148,7 +150,7 @@ def test_killed_build_is_not_used_and_is_made_again(pool: RealPool, tmp_path: Pa
         assert eventually(lambda: client.workspace("bob").state == "stopped")
     assert (home / ".venv.incomplete").exists()
     go_on.touch()
-    pool("workspace", "start", "bob")
+    pool("workspace", "start", "bob", timeout=BUILD_TIMEOUT_S)
     assert pool.text("exec", "bob", "--", *VALUE).split()[0] == "42"
     assert not (home / ".venv.incomplete").exists()
 
