@@ -48,7 +48,20 @@ def test_job_fields_and_limits_are_fields_of_the_request() -> None:
 
 
 NOT_FOR_THE_CLIENT = {
-    *("command", "gpus", "env_from", "literal", "tty", "rows", "columns", "stdin", "client_bound", "umask", "roles"),
+    *(
+        "command",
+        "gpus",
+        "env_from",
+        "literal",
+        "tty",
+        "rows",
+        "columns",
+        "stdin",
+        "client_bound",
+        "linger",
+        "umask",
+        "roles",
+    ),
     *("framework", "on_member_end", "success_policy", "processes", "ttl"),
 }
 

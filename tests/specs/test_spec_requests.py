@@ -102,6 +102,7 @@ def build(**fields: Any) -> tuple[Workload, tuple[Replica, ...]]:
         ({"kind": "interactive", "completions": 2}, ErrorCode.INVALID_REQUEST, ("completions",)),
         ({"kind": "exec", "on": "x", "restart": "always"}, ErrorCode.INVALID_REQUEST, ("restart",)),
         ({"completions": 2, "client_bound": True}, ErrorCode.INVALID_REQUEST, ("client_bound",)),
+        ({"kind": "exec", "on": "x", "linger": "1h"}, ErrorCode.INVALID_REQUEST, ("linger",)),
         ({"sweep": {"grid": {"a": [1, 2]}}, "completions": 3}, ErrorCode.INVALID_COUNT, ("completions",)),
         ({"sweep": {}}, ErrorCode.INVALID_REQUEST, ("sweep",)),
         ({"sweep": {"grid": {"a": [1]}, "list": [{"a": 1}]}}, ErrorCode.INVALID_REQUEST, ("sweep",)),

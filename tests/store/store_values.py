@@ -123,6 +123,7 @@ PROGRAMS = st.builds(
     cwd=BYTES_OF_A_SHELL,
     stdio=st.sampled_from(Stdio),
     client_bound=st.booleans(),
+    linger_s=st.none() | st.floats(1, 1e6),
 )
 REQUESTS = st.builds(
     GpuRequest,

@@ -43,6 +43,7 @@ EXIT_REFUSED = 2
 SAMPLE_INTERVAL_S = 5.0
 REPORT_INTERVAL_S = 30.0  # activity is reported at most this often per program
 PRUNE_INTERVAL_S = 3600.0
+LINGER_INTERVAL_S = 1.0
 MAX_LOG_AGE_S = 14 * 86400.0
 MAX_LOG_BYTES = 5 << 30
 
@@ -103,6 +104,13 @@ class ActivitySampler:
         if entry.warned or now - self._reported_at.get(entry.key, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
             self._reported_at[entry.key] = now
             self._agent.changed(entry.status)
+
+
+async def end_lingering_forever(agent: Agent) -> None:
+    """End the processes of closed sessions after their linger time."""
+    while True:
+        await asyncio.sleep(LINGER_INTERVAL_S)
+        agent.end_lingering(time.time())
 
 
 async def prune_forever(agent: Agent) -> None:
@@ -169,7 +177,10 @@ async def _run(options: argparse.Namespace) -> int:
     await agent.open()
     await server.open()
     looks = agent.sampler.run(agent.started_programs, agent.sharing)
-    chores = [asyncio.create_task(work) for work in (ActivitySampler(agent).run(), prune_forever(agent), looks)]
+    chores = [
+        asyncio.create_task(work)
+        for work in (ActivitySampler(agent).run(), prune_forever(agent), end_lingering_forever(agent), looks)
+    ]
     log_event("agent ready", pid=os.getpid(), name=options.name, programs=len(agent.entries))
     await stopped.wait()
     for chore in chores:

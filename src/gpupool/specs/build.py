@@ -188,6 +188,7 @@ def _program(request: WorkloadRequest) -> Program:
         columns=request.columns,
         umask=DEFAULT_UMASK if request.umask is None else request.umask,
         client_bound=request.client_bound,
+        linger_s=request.linger,
         tree=request.tree,
         lock=request.lock,
         env_from={name: source.value for name, source in request.env_from.items()},

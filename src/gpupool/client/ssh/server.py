@@ -19,7 +19,7 @@ from gpupool.client.client import Client
 from gpupool.client.ssh.ports import LOCAL_HOSTS, PortSession
 from gpupool.client.ssh.sessions import ProgramSession
 from gpupool.client.ssh.target import SshTarget, find_target
-from gpupool.client.transport.endpoint import Endpoint, resolve_endpoint
+from gpupool.client.transport.endpoint import resolve_endpoint
 from gpupool.client.transport.websocket_dialer import WebSocketDialer
 
 KEEPALIVE_S = 30
@@ -30,10 +30,11 @@ _PIECE = 256 << 10
 class WorkloadServer(asyncssh.SSHServer):
     """Sessions and ports of one workload, for the user at the other end of the pipe."""
 
-    def __init__(self, client: Client, dialer: WebSocketDialer, target: SshTarget) -> None:
+    def __init__(self, client: Client, dialer: WebSocketDialer, target: SshTarget, linger: str | None) -> None:
         self._client = client
         self._dialer = dialer
         self._target = target
+        self._linger = linger
         self.lost = asyncio.Event()
 
     def begin_auth(self, username: str) -> bool:  # noqa: ARG002 - of asyncssh
@@ -46,7 +47,7 @@ class WorkloadServer(asyncssh.SSHServer):
 
     def session_requested(self) -> ProgramSession:
         """Open a session."""
-        return ProgramSession(self._client, self._dialer, self._target)
+        return ProgramSession(self._client, self._dialer, self._target, self._linger)
 
     def connection_requested(
         self,
@@ -80,21 +81,23 @@ def say(sentence: str) -> None:
         os.write(2, f"gpupool: {sentence}\r\n".encode())
 
 
-def serve(host: str, key_file: str) -> None:
-    """Serve one SSH connection on standard input and output. Raises ``GpupoolError`` if the workload cannot be used."""
+def serve(host: str, key_file: str, linger: str | None = None) -> None:
+    """Serve one SSH connection on standard input and output. Raises ``GpupoolError`` if the workload cannot be used.
+
+    ``linger``: see ``SessionProgram``.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for ssh, whose end closes our input
     endpoint = resolve_endpoint()
     with Client() as client:
-        target = find_target(client, host)
+        server = WorkloadServer(client, WebSocketDialer(endpoint), find_target(client, host), linger)
         near, far = socket.socketpair()
         writer = _copy_standard_streams(near)
-        asyncio.run(_serve(client, endpoint, target, far, key_file))
+        asyncio.run(_serve(server, far, key_file))
         far.close()
         writer.join(LAST_OUTPUT_TIMEOUT_S)
 
 
-async def _serve(client: Client, endpoint: Endpoint, target: SshTarget, sock: socket.socket, key_file: str) -> None:
-    server = WorkloadServer(client, WebSocketDialer(endpoint), target)
+async def _serve(server: WorkloadServer, sock: socket.socket, key_file: str) -> None:
     try:
         connection = await asyncssh.run_server(
             sock,

@@ -32,10 +32,11 @@ Tell = Callable[[str], None]
 class ProgramSession(asyncssh.SSHServerSession[bytes]):
     """One session channel and its program, which ends with the channel."""
 
-    def __init__(self, client: Client, dialer: WebSocketDialer, target: SshTarget) -> None:
+    def __init__(self, client: Client, dialer: WebSocketDialer, target: SshTarget, linger: str | None) -> None:
         self._client = client
         self._dialer = dialer
         self._target = target
+        self._linger = linger
         self._command: str | None = None
         self._sftp = False
         self._size: tuple[int, int] | None = None
@@ -140,7 +141,8 @@ class ProgramSession(asyncssh.SSHServerSession[bytes]):
         env = accepted_variables(cast("dict[str, str]", dict(self._chan.get_environment())))
         if self._size is not None:
             env |= accepted_variables({"TERM": self._term})
-        request = SessionProgram(self._command, env, self._size).request(self._target)
+        linger = None if self._sftp else self._linger
+        request = SessionProgram(self._command, env, self._size, linger).request(self._target)
         program = await asyncio.to_thread(self._client.submit, request)
         started = await asyncio.to_thread(self._client.wait_until, "started", program.id)
         if started.state.final:

@@ -42,11 +42,15 @@ class SshTarget:
 
 @dataclass(frozen=True, slots=True)
 class SessionProgram:
-    """Request of a session. ``command`` None: a shell. ``size`` is rows and columns of its terminal, if any."""
+    """Request of a session. ``command`` None: a shell. ``size`` is rows and columns of its terminal, if any.
+
+    ``linger``: how long its background processes may run after the last connection, such as 1h; None: they end with it.
+    """
 
     command: str | None
     env: Mapping[str, str]
     size: tuple[int, int] | None = None
+    linger: str | None = None
 
     def request(self, target: SshTarget) -> WorkloadRequest:
         """Return the submission of the program. Raises ``GpupoolError``."""
@@ -63,6 +67,7 @@ class SessionProgram:
                 "literal": True,
                 "env": dict(self.env),
                 "client_bound": True,
+                "linger": self.linger,
                 "tty": self.size is not None,
                 "stdin": self.size is None,
                 "rows": rows,

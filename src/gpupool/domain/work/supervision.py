@@ -91,7 +91,8 @@ class ProcessSpec:
     ``gpus``, ``compute`` and ``sharing`` (the requested mode; empty: the node's default) define its use of GPUs.
     ``lease`` is the epoch of its lease (0: none): programs with the same one share one allocation. ``uid``/``gid``
     None: the agent's own. ``notice_signal`` (``USR1``, ...) is the signal that announces the end; TERM follows later.
-    ``client_bound``: the program starts when a client attaches and is stopped when that client leaves. ``memory_mib``
+    ``client_bound``: the program starts when a client attaches and is stopped when that client leaves. ``linger_s``:
+    then only its session is hung up, and other processes run on for this time after the last client. ``memory_mib``
     and ``cpus`` limit host memory and processors. Log sizes are MiB over all stored segments. ``files``: the content of
     the folder that is created for it; ``cwd`` is then relative to that folder. ``container``: it runs in one, and
     ``argv`` may be empty; None: a plain process of the machine. ``ports`` of the node are reserved for it.
@@ -110,6 +111,7 @@ class ProcessSpec:
     rows: int = 24
     columns: int = 80
     client_bound: bool = False
+    linger_s: float | None = None
     uid: int | None = None
     gid: int | None = None
     umask: int = 0o022

@@ -123,7 +123,8 @@ class Program:
     ``tree`` and ``lock`` are the files sent with it (``domain.work.job_files``); ``cwd`` is then a folder in them.
     ``env_from``: variables with values known only at the start, by the names of ``EnvSource``. ``literal``: ``{index}``
     in ``argv`` is not replaced. ``container``: it runs in one, ``argv`` may then be empty; None: a plain process.
-    ``workspace`` is the id of the workspace in whose home it runs (empty: none); ``cwd`` may be relative to the home.
+    ``linger_s``: see ``supervision.ProcessSpec``. ``workspace`` is the id of the workspace in whose home it runs
+    (empty: none); ``cwd`` may be relative to the home.
     """
 
     argv: tuple[str, ...]
@@ -134,6 +135,7 @@ class Program:
     columns: int = 80
     umask: int = 0o022
     client_bound: bool = False
+    linger_s: float | None = None
     tree: str = ""
     lock: str = ""
     env_from: dict[str, str] = field(default_factory=dict)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -410,6 +410,29 @@ class Agent:
         entry = self.entries.get(key)
         if entry is not None:
             entry.carried = True
+
+    @contextlib.contextmanager
+    def client(self, key: str, *, port: bool) -> Iterator[None]:
+        """Count a client's connection; processes linger while their lease has one to a session or a port."""
+        entry = self.entries.get(key)
+        counts = entry is not None and (port or entry.request.spec.linger_s is not None)
+        if entry is None or not counts:
+            yield
+            return
+        entry.clients += 1
+        try:
+            yield
+        finally:
+            entry.clients -= 1
+
+    def end_lingering(self, now: float) -> None:
+        """Stop the sessions whose linger time has passed since the last client of their lease."""
+        for entry in [e for e in self.entries.values() if e.lingers_since is not None and not e.exited]:
+            spec, since = entry.request.spec, entry.lingers_since or 0.0
+            if any(other.clients and share_lease(other.request.spec, spec) for other in self.entries.values()):
+                entry.client_at = now
+            elif now - max(since, entry.client_at) >= (spec.linger_s or 0.0):
+                self.stop(entry.key, spec.grace_s)
 
     async def listening_ports(self, key: str) -> list[ListeningPort]:
         """Return the ports on which a program, or another on its lease, listens. Raises NOT_FOUND, WRONG_STATE."""

@@ -143,6 +143,7 @@ class AttemptEntry:
 
     ``end_reason`` is set when the agent itself ends a process of the program. ``carried``: bytes went to or from a
     client since the last sample. ``warned``: a notice for it is in force, so its activity is reported at once.
+    ``clients`` counts the connections that let processes linger; ``client_at``: when the lease was last seen with one.
     """
 
     folder: ReplicaFolder
@@ -160,6 +161,9 @@ class AttemptEntry:
     sampled_at: float = 0.0
     carried: bool = False
     warned: bool = False
+    clients: int = 0
+    lingers_since: float | None = None
+    client_at: float = 0.0
 
     @property
     def key(self) -> str:
@@ -179,6 +183,7 @@ class AttemptEntry:
             status = replace(status, phase=ProcessPhase.RUNNING, pid=record.program, started_at=record.started_at)
             status = replace(status, last_active_at=active)
         changed, self.status = status != self.status, status
+        self.lingers_since = record.lingers_since
         return changed
 
     def set_request(self, request: StartRequest) -> None:

@@ -283,7 +283,8 @@ class AgentConnection:
         self._write(answer)
         counted = params.get("activity", True)
         on_data = (lambda: self._agent.carried(key)) if counted else (lambda: None)
-        await _join((self._reader, self._writer), (far_reader, far_writer), on_data)
+        with self._agent.client(key, port=request["method"] == "connect_port" and counted):
+            await _join((self._reader, self._writer), (far_reader, far_writer), on_data)
         return True
 
     async def _shepherd(self, key: str) -> Ends:

@@ -120,6 +120,15 @@ def send_below(root: int, signals: Iterable[int], *, catching: bool) -> None:
                 send(table[pid], signum)
 
 
+def send_to_session(root: int, session: int, signals: Iterable[int]) -> None:
+    """Signal the descendants of a process that are in a session."""
+    table = scan()
+    for signum in signals:
+        for pid in descendants([root], children_of(table)):
+            if table[pid].session == session:
+                send(table[pid], signum)
+
+
 def send(proc: Proc, signum: int) -> None:
     """Signal exactly this process, never another that reuses its pid; errors are ignored."""
     with contextlib.suppress(OSError):

@@ -72,7 +72,8 @@ class ShepherdRecord:
     """The state that a shepherd reports: ``shepherd.json``.
 
     Start times are ticks since boot; with them a pid is unambiguous. ``started_at`` (seconds since the epoch) is set
-    when the program runs. ``cgroups`` are the folders made for it.
+    when the program runs. ``cgroups`` are the folders made for it. ``lingers_since`` (seconds since the epoch) is set
+    when the client has left, or the program has ended, and other processes may run on.
     """
 
     pid: int
@@ -83,6 +84,7 @@ class ShepherdRecord:
     started_at: float | None = None
     notes: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
+    lingers_since: float | None = None
 
     def write(self, folder: ReplicaFolder) -> None:
         """Replace the record. Raises OSError."""

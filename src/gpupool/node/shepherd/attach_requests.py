@@ -25,12 +25,16 @@ class SupervisedProgram(Protocol):
     record: ShepherdRecord
     program: int | None
     relay: StdioRelay | None
+    farewell: bytes
 
     def start_program(self, rows: int, columns: int) -> None:
         """Start the program, with a terminal of this size if it has one."""
 
     def end(self, reason: ExitReason, grace_s: float) -> None:
         """Ask the whole process tree to end."""
+
+    def client_left(self) -> None:
+        """Handle the loss of the client that the program is bound to."""
 
     def signal_foreground(self, signum: int) -> None:
         """Signal the foreground process group, as a terminal would."""
@@ -59,7 +63,7 @@ class AttachRequests:
             self.deadline = None
             self._host.end(ExitReason.CLIENT_GONE, 0)
         if self.resume.expired(now):
-            self._host.end(ExitReason.CLIENT_GONE, self._host.spec.grace_s)
+            self._host.client_left()
 
     def on_event(self, connection: AttachConnection, events: int) -> None:
         """Handle poll events of a connection."""
@@ -104,6 +108,8 @@ class AttachRequests:
             elif host.relay.replay:
                 connection.send(frames.STDOUT, bytes(host.relay.replay))
             host.relay.resize(hello.rows, hello.columns)
+        if host.farewell:
+            connection.send(frames.EXIT, host.farewell)
 
     def _bind_again(self, connection: AttachConnection) -> None:
         """Bind the program to its returned client; the old connection may not have been noticed as lost yet."""
@@ -119,7 +125,7 @@ class AttachRequests:
         if connection.hello is not None and connection.hello.returns_s:
             self.resume.wait_for(connection.hello.returns_s)
         else:
-            self._host.end(ExitReason.CLIENT_GONE, self._host.spec.grace_s)
+            self._host.client_left()
 
 
 def _pass_on(relay: StdioRelay, hello: Hello, kind: int, payload: bytes) -> None:

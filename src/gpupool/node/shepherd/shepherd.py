@@ -80,6 +80,8 @@ class Shepherd:
         self.fence = Fence(Contact(RunFolder(request.run_folder).heard), self.spec.fence_after_s)
         self.wake_fd = -1
         self.notice_signal = int(getattr(signal, f"SIG{self.spec.notice_signal}", signal.SIGTERM))
+        self.left = False  # the client of a program that may linger is gone
+        self.farewell = b""  # the exit report of a program whose other processes linger
         self.early_signals: list[int] = []  # sent again once the program has started
 
     # -- start and end of the program --------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ class Shepherd:
             self.relay.drain()
         report = self._report()
         self._write_exit(report)
-        self.connections.send_exit(json.dumps({**asdict(report), "status": report.status}).encode())
+        self.connections.send_exit(_frame_of(report))
 
     def _is_over(self) -> bool:
         """Return True if no process is left, or none will be started."""
@@ -200,6 +202,23 @@ class Shepherd:
             self._signal_tree((self.notice_signal,), catching=True)
         else:
             self._ask()
+
+    def client_left(self) -> None:
+        """End the program without its client; with a linger time, hang up only its own session."""
+        if self.spec.linger_s is None or self.program is None:
+            self.end(ExitReason.CLIENT_GONE, self.spec.grace_s)
+        elif self.status is None and self.termination is None:
+            self.left = True
+            self._linger()
+            signals = (signal.SIGHUP, signal.SIGCONT)
+            if not self.execution.send(signals, catching=False, ended=False):
+                process_tree.send_to_session(os.getpid(), self.program, signals)
+
+    def _linger(self) -> None:
+        """Record that processes may run on without a client; the agent ends them after the linger time."""
+        if self.record.lingers_since is None:
+            self.record = replace(self.record, lingers_since=time.time())
+            self._save_record()
 
     def _ask(self) -> None:
         self._signal_tree(gentle_signals(tty=self.spec.stdio is Stdio.TTY))
@@ -323,8 +342,16 @@ class Shepherd:
             self._on_exec()
         self.status = status
         self.time_limit_at = None
-        if process_tree.have_children():
+        if not process_tree.have_children():
+            return
+        if self.spec.linger_s is None or self.termination is not None:
             self._sweep()
+            return
+        self._linger()
+        if self.relay is not None:
+            self.relay.drain()
+        self.farewell = _frame_of(self._report())
+        self.connections.send(frames.EXIT, self.farewell)
 
     def _sweep(self) -> None:
         """End the processes that the program left behind."""
@@ -351,7 +378,9 @@ class Shepherd:
     def _report(self) -> ExitReport:
         if self.failure is not None:
             return report_not_started(*self.failure)
-        reason = ExitReason.EXITED if self.termination is None else self.termination.reason
+        reason = ExitReason.CLIENT_GONE if self.left else ExitReason.EXITED
+        if self.termination is not None:
+            reason = self.termination.reason
         if self.status is None:
             return report_never_started(reason, CLIENT_TIMEOUT_S)
         groups = self.record.cgroups
@@ -390,3 +419,8 @@ class Shepherd:
             sock.settimeout(0)
             with socket_name(RunFolder(self.request.run_folder).notify) as name:
                 sock.sendto(self.key.encode(), name)
+
+
+def _frame_of(report: ExitReport) -> bytes:
+    """Return the payload of the EXIT frame for a report."""
+    return json.dumps({**asdict(report), "status": report.status}).encode()

@@ -65,6 +65,7 @@ class ProcessSpecs:
             rows=workload.program.rows,
             columns=workload.program.columns,
             client_bound=workload.program.client_bound,
+            linger_s=workload.program.linger_s,
             uid=workload.uid if self.as_user else None,
             umask=workload.program.umask,
             **limits,

@@ -197,6 +197,8 @@ class WorkloadRequest(Strict):
     """Open standard input, and separate standard output and standard error."""
     client_bound: bool = False
     """Start when a client attaches, and stop when that client disconnects."""
+    linger: quantities.Duration = None
+    """Kind exec: how long its background processes may run after the last client of the workload has disconnected."""
     umask: quantities.Umask = None
     """Umask of the program, octal text such as '022'."""
     restart: Annotated[RestartPolicy, Field(strict=False)] | None = None
@@ -362,6 +364,10 @@ def _check_replicas(request: WorkloadRequest) -> None:
         _refuse_if(many, f"must be omitted: the kind {request.kind.value} has one replica.", (path,))
         again = request.restart not in {None, RestartPolicy.NEVER} or (request.backoff_limit or 0) > 0
         _refuse_if(again and request.kind is not WorkloadKind.INTERACTIVE, "must be never here.", ("restart",))
+    lingers = request.kind is WorkloadKind.EXEC and request.client_bound
+    _refuse_if(
+        request.linger is not None and not lingers, "is for client-bound programs of the kind exec.", ("linger",)
+    )
     _refuse_if(many and request.client_bound, "must be false for several replicas.", ("client_bound",))
     if request.sweep is not None and request.completions not in {None, request.sweep.size}:
         sentence = f"is {request.completions}, but the sweep has {request.sweep.size} runs."

@@ -13,6 +13,14 @@ from gpupool.cli.commands.common import PASS_THROUGH, command
 from gpupool.cli.kubernetes.names import resolve_reference
 from gpupool.cli.output import notify
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.units import parse_duration_s
+
+Linger = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Background processes run on for this time after the last connection; default: 0."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -22,6 +30,7 @@ def register(app: typer.Typer) -> None:
         "gpupool ssh dev",
         "gpupool ssh dev -L 8888:localhost:8888",
         "gpupool ssh dev -- nvidia-smi",
+        "gpupool ssh --linger 1h dev -- tmux new -A",
         "gpupool ssh --configure",
         context_settings=PASS_THROUGH,
     )(ssh)
@@ -45,19 +54,21 @@ def ssh(
     configure: Annotated[
         bool, typer.Option("--configure", help="Add the hosts gpupool.NAME to ~/.ssh/config for all SSH programs.")
     ] = False,
+    linger: Linger = None,
 ) -> int:
     """Open an SSH session on the GPUs of a workload, with the ssh of this machine.
 
     The session runs where the workload runs, with its limits. It needs no key and no SSH server in the workload, but
     the extra gpupool[ssh] on this machine. After --configure, ssh, scp, sftp and rsync reach a workload as
-    gpupool.NAME, and its replica 2 as gpupool.NAME.2.
+    gpupool.NAME, and its replica 2 as gpupool.NAME.2. With --linger 1h, tmux and servers that a session starts survive
+    its end until there was no connection for an hour, or the workload ends; with --configure, for all sessions.
     """
     from gpupool.client.ssh.configuration import configure as write_configuration
     from gpupool.client.ssh.configuration import ssh_command
     from gpupool.client.ssh.target import HOST_PREFIX
 
     if configure:
-        block = write_configuration(Path.home() / ".ssh")
+        block = write_configuration(Path.home() / ".ssh", _checked(linger))
         notify(f"{block} is written; 'ssh {HOST_PREFIX}NAME' connects to a workload")
         return 0
     if name is None:
@@ -67,9 +78,14 @@ def ssh(
     workload, index = resolve_reference(name)
     options, remote = _split(words or [])
     host = HOST_PREFIX + workload + ("" if index is None else f".{index}")
-    argv = ssh_command(host, options, remote)
+    argv = ssh_command(host, options, remote, _checked(linger))
     # ssh takes our place, with its terminal and exit status.
     return os.execv(argv[0], argv)  # noqa: S606
+
+
+def _checked(linger: str | None) -> str | None:
+    """Return a linger time that the pool accepts; None for 0. Raises ``GpupoolError``."""
+    return linger if linger and parse_duration_s(linger) else None
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -82,6 +98,8 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 def ssh_proxy(
     host: Annotated[str, typer.Argument(metavar="HOST", help="gpupool.NAME, or gpupool.NAME.2 for replica 2.")],
+    *,
+    linger: Linger = None,
 ) -> int:
     """Serve one SSH connection to a workload on standard input and output, as the ProxyCommand of ssh."""
     from gpupool.client.ssh.configuration import host_key, require_asyncssh
@@ -89,5 +107,5 @@ def ssh_proxy(
     require_asyncssh()
     from gpupool.client.ssh.server import serve
 
-    serve(host, str(host_key().private))
+    serve(host, str(host_key().private), _checked(linger))
     return 0
