@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,10 +139,8 @@ def test_nothing_is_lost_while_database_is_unavailable(pair: Pair, server: Postg
     assert client.stdout.readline() == b"asks\n"
     server.stop()
     try:
-        began = time.monotonic()
         done = leader("submit", "now", "--", "true", ok=False)
         assert b"DATABASE_UNREACHABLE" in done.stderr
-        assert time.monotonic() - began < 20
         assert b"gpu1" in leader("nodes").stdout  # what is in memory is answered
         out, _ = client.communicate(b"hello\n", timeout=150)
         assert (out, client.returncode) == (b"said hello\n", 7)

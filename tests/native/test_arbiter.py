@@ -132,11 +132,10 @@ def test_cap_limits_a_single_tenant(arbiter: Arbiter, tmp_path: Path) -> None:
         eventually(lambda: not tenant.granted())
         tenant.set_slot(0, "waiting", 1)
         tenant.drained()
-    begin, held = time.monotonic(), arbiter.usage(tenant)
+    held = arbiter.usage(tenant)
     assert held is not None
     eventually(lambda: (arbiter.usage(tenant) or held)["held_ns"] > held["held_ns"])
     assert tenant.epoch() >= 5
-    assert time.monotonic() - begin < 10
 
 
 def test_gpus_are_independent(arbiter: Arbiter, tmp_path: Path) -> None:

@@ -123,17 +123,16 @@ def test_copy_has_only_its_pipe_open(tmp_path: Path) -> None:
 
 def test_cancelled_caller_ends_the_copy() -> None:
     async def hang_up() -> None:
-        task = asyncio.create_task(dear().run(lambda: busy(20.0)))
+        task = asyncio.create_task(dear().run(lambda: busy(600.0)))
         while children() <= before:  # noqa: ASYNC110 - the kernel rings no bell
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    began, before = time.monotonic(), children()
-    asyncio.run(hang_up())
+    before = children()
+    asyncio.run(hang_up())  # returns long before the copy would
     assert children() <= before
-    assert time.monotonic() - began < 15.0
 
 
 def test_signal_to_copy_does_not_reach_the_process() -> None:
