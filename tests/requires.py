@@ -64,14 +64,6 @@ def _native_parts() -> bool:
     return native.missing() is None
 
 
-def _cuda_clients() -> bool:
-    nvidia = importlib.util.find_spec("nvidia")
-    folders = [Path(path) for path in (nvidia and nvidia.submodule_search_locations) or []]
-    parts = ("cuda_runtime/lib", "cu13/bin/nvcc", "cu13/nvvm", "cu13/lib/libcudart_static.a")
-    found = all(any((folder / part).exists() for folder in folders) for part in parts)
-    return found and _module("cupy")() and _module("numba_cuda")()
-
-
 def _debian_mirror() -> bool:
     """Return whether packages of Debian can be downloaded from where apt gets them."""
     if shutil.which("apt-get") is None:
@@ -93,7 +85,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "cc": (lambda: native_builder().can_link(["cc"]), "a C compiler called cc (Debian: gcc libc6-dev)"),
     "c++": (_command("g++"), "a C++ compiler called g++ (Debian: g++)"),
     "chromium": (_command("chromium"), "Chromium (Debian: chromium)"),
-    "cuda-clients": (_cuda_clients, "the Python packages of gpupool[test-cuda]"),
+    "cuda-clients": ((ROOT / ".venv-cuda/.installed").is_file, "the clients of CUDA (scripts/cuda-clients)"),
     "debian-mirror": (_debian_mirror, "Debian with a package mirror that can be reached"),
     "debootstrap": (_command("debootstrap"), "debootstrap (Debian: debootstrap)"),
     "jupyterhub": (_module("jupyterhub"), "the Python package jupyterhub"),

@@ -5,6 +5,7 @@ The base is a Debian root that debootstrap makes, because an image registry is n
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
 from e2e_pool import RealPool, eventually, folder_for_pool
 
+if os.environ.get("GPUPOOL_TEST_IMAGES") != "1":
+    pytest.skip("downloads packages for four minutes: GPUPOOL_TEST_IMAGES=1", allow_module_level=True)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # of downloads; it only bounds a failing test
 
 BASE = "localhost/debian:1"

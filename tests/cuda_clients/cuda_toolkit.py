@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
-from requires import cc, require
+from requires import ROOT, cc, require
 
+CLIENTS = ROOT / ".venv-cuda"
+PYTHON = CLIENTS / "bin/python"
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -15,15 +18,13 @@ class Toolkit:
 
     def __init__(self, folder: Path) -> None:
         require("cuda-clients")
-        import nvidia
-
         self.folder = folder
-        self.packages = [Path(path) for path in nvidia.__path__]
+        (self.packages,) = CLIENTS.glob("lib/python*/site-packages/nvidia")
 
     def runtime(self, version: int) -> Path:
         """Return the folder of libcudart."""
         name = "cuda_runtime/lib" if version == 12 else f"cu{version}/lib"
-        return next(package / name for package in self.packages if (package / name).is_dir())
+        return self.packages / name
 
     def build_runtime_client(self, version: int, *, static: bool) -> Path:
         """Compile runtime.c with the headers of CUDA 13 and link it with one of the runtimes."""
@@ -53,3 +54,11 @@ class Toolkit:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return made
+
+
+def version(package: str) -> str:
+    """Return the installed version of a client."""
+    (found,) = metadata.distributions(
+        name=package, path=[str(path) for path in CLIENTS.glob("lib/python*/site-packages")]
+    )
+    return found.version

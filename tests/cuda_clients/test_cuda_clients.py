@@ -6,11 +6,9 @@ The GPU is emulated; the clients are not: libcudart 12 and 13, a program compile
 from __future__ import annotations
 
 import json
-import sys
-from importlib import metadata
 
 import pytest
-from cuda_toolkit import PROGRAMS, Toolkit
+from cuda_toolkit import PROGRAMS, PYTHON, Toolkit, version
 from e2e_pool import RealPool
 
 from cuda_clients import EACH_SIZE, Size, Table, check_memory, run
@@ -41,12 +39,12 @@ def test_program_of_the_runtime_runs(
 @EACH_SIZE
 def test_program_compiled_by_nvcc_runs(pool: RealPool, toolkit: Toolkit, table: Table, size: Size) -> None:
     assert run(pool, size, toolkit.build_with_nvcc("vector_add.cu")) == {"total_mib": size.total_mib, "wrong": 0}
-    table.add("a program compiled by nvcc", metadata.version("nvidia-cuda-nvcc"), "a kernel by `<<<>>>`, copies")
+    table.add("a program compiled by nvcc", version("nvidia-cuda-nvcc"), "a kernel by `<<<>>>`, copies")
 
 
 @EACH_SIZE
 def test_cupy_runs(pool: RealPool, table: Table, size: Size) -> None:
-    found = run(pool, size, sys.executable, PROGRAMS / "cupy_client.py")
+    found = run(pool, size, PYTHON, PROGRAMS / "cupy_client.py")
     assert found["devices"] == 1
     assert found["wrong"] == found["wrong_after_graph"] == 0
     assert found["timed"]
@@ -55,16 +53,16 @@ def test_cupy_runs(pool: RealPool, table: Table, size: Size) -> None:
     what = (
         "a kernel compiled by NVRTC, copies, streams, events, a CUDA graph, memory until refused (plain, from a pool)"
     )
-    table.add("CuPy", metadata.version("cupy-cuda13x"), what)
+    table.add("CuPy", version("cupy-cuda13x"), what)
 
 
 @EACH_SIZE
 def test_numba_runs_and_says_that_kernels_do_not_compute(pool: RealPool, table: Table, size: Size) -> None:
-    done = pool("run", *size.words, "--", sys.executable, str(PROGRAMS / "numba_client.py"), timeout=110)
+    done = pool("run", *size.words, "--", str(PYTHON), str(PROGRAMS / "numba_client.py"), timeout=110)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["devices"] == 1
     assert found["copied"]
     assert found["timed"]
     check_memory(found, size, "plain", "CUDA_ERROR_OUT_OF_MEMORY")
     assert done.stderr.count(b"this GPU is emulated: its kernels take time but compute nothing") == 1
-    table.add("numba-cuda", metadata.version("numba-cuda"), "copies, streams, events, memory until refused")
+    table.add("numba-cuda", version("numba-cuda"), "copies, streams, events, memory until refused")

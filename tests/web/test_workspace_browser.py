@@ -135,6 +135,7 @@ def test_port_of_a_session_is_shown_with_the_command_that_opens_it(visit: Visit,
         assert answer is not None
         assert answer.ok
         expect(other.locator("h1")).to_contain_text("Directory listing")
+        other.close()  # before the end of the tunnel, which it would report as an error
     finally:
         tunnel.terminate()
         tunnel.communicate(timeout=60)

@@ -108,7 +108,10 @@ export function startLive(announce) {
     seen = ''; // from now on it is notified, or requests the page itself
     source.addEventListener('changed', () => { notify('changed'); refresh(); });
     source.addEventListener('open', () => {
-      if (!isConnected || late) refresh();
+      if (!isConnected || late) { // changes meanwhile were reported to no window
+        notify('changed');
+        refresh();
+      }
       late = false;
       show(true);
       notify('up');
