@@ -39,13 +39,15 @@ class SshPool:
     def begin_workload(self, name: str, *command: str) -> None:
         options = command if "--" in command else ("--", *(command or ("sleep", "100000")))
         self.pool("submit", name, "-p", "0.1", "--interactive", *options)
-        assert self.pool.becomes(name, "running")
+        assert self.pool.becomes(name, "running"), self.pool("why", name, ok=False).stdout.decode()
 
     def words(self, program: str, *words: str) -> list[str]:
         return [program, "-F", str(self.config), "-o", "LogLevel=ERROR", *words]
 
     def run(self, program: str, *words: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
-        argv = self.words(program, *words)
+        return self.run_plain(*self.words(program, *words), stdin=stdin, **more)
+
+    def run_plain(self, *argv: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
         options = {"cwd": self.pool.work, "env": self.pool.env, "timeout": PATIENCE_S, **more}
         return subprocess.run(argv, input=stdin, capture_output=True, check=False, **options)
 
