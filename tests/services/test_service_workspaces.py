@@ -281,6 +281,41 @@ def test_workspace_of_a_lost_node_can_be_forgotten(world: World) -> None:
     world.do(story())
 
 
+def test_node_that_stores_homes_is_not_removed(world: World) -> None:
+    """The removal names the workspaces; it is possible once each is forgotten."""
+
+    async def story() -> None:
+        made = await new(world)
+        await refused(lambda: world.services.nodes.remove(ADMIN, "here"), ErrorCode.WRONG_STATE)
+        world.agent.go(up=False)
+        await world.settle()
+        with pytest.raises(GpupoolError) as error:
+            await world.services.nodes.remove(ADMIN, "here")
+        assert error.value.code is ErrorCode.WRONG_STATE
+        assert f"lab of ann ({made.id})" in error.value.message
+        assert "--forget" in error.value.hint
+        assert [node.name for node in await world.services.nodes.nodes()] == ["here"]
+        await service(world).delete(ADMIN, made.id, forget=True)
+        await world.services.nodes.remove(ADMIN, "here")
+        assert await world.services.nodes.nodes() == ()
+
+    world.do(story())
+
+
+def test_workspace_of_a_node_that_left_by_force_can_be_forgotten(world: World) -> None:
+    async def story() -> None:
+        made = await new(world)
+        with pytest.raises(GpupoolError, match=f"lab of ann .{made.id}"):
+            world.services.nodes.require_no_homes("here", "")
+        world.agent.go(up=False)
+        await world.settle()
+        await world.services.nodes.remove(ADMIN, "here", keep_homes=False)
+        assert service(world).all(ANN) == [made]
+        assert await service(world).delete(ANN, "lab", forget=True) is None
+
+    world.do(story())
+
+
 def test_disk_limits_refuse_starts_and_copies(world: World) -> None:
     async def story() -> None:
         rules = ProjectRules(workspace_mib=100, user_workspace_mib=50)

@@ -178,7 +178,7 @@ class Pool:
         access = AccessService(self.engine, self._identities, permissions, info.owner_uid)
         sessions = SessionService(self.engine, self._identities, access, info.owner_uid)
         metrics = MetricsService(self.engine, self._nodes, self._identities, telemetry, accounting)
-        nodes = NodeService(self.engine, self._nodes, permissions)
+        nodes = NodeService(self.engine, self._nodes, permissions, self._workspaces)
         heads = Heads(self.engine, info.head, info.database)
         joining = JoinService(
             self.engine,

@@ -281,8 +281,8 @@ class JoinService:
     async def leave(self, node: str, secret: str, *, force: bool) -> Standing:
         """Prepare a machine to leave: cordon it and preempt its preemptible workloads.
 
-        Raises UNAUTHENTICATED; WRONG_STATE for the leader, and while replicas run there. With ``force`` they are
-        stopped.
+        Raises UNAUTHENTICATED; WRONG_STATE for the leader, and while replicas run there or homes of workspaces are
+        stored there. With ``force`` replicas are stopped, and homes are not checked.
         """
         standing = await self.standing(node, secret)
         if self.heads.leads(node):
@@ -295,6 +295,8 @@ class JoinService:
             )
         if standing.state is None:
             return standing
+        if not force:
+            self._nodes.require_no_homes(node, "Delete them first, or leave with --force: the pool loses their files.")
         await self._nodes.cordon(_itself(node), node, "it leaves the pool", drain=True)
         if force:
             await self._nodes.end_work(node, f"{node} left the pool")
@@ -312,7 +314,7 @@ class JoinService:
         """Remove a machine that has stopped. Raises UNAUTHENTICATED; WRONG_STATE while it answers or has replicas."""
         standing = await self.standing(node, secret)
         if standing.state is not None:
-            await self._nodes.remove(_itself(node), node)
+            await self._nodes.remove(_itself(node), node, keep_homes=False)  # `leave` has checked
         else:
             event = self._event(node, "left the pool", f"node {node}")
             await self._engine.run_exclusive(lambda: self._store.drop_member(node, event))

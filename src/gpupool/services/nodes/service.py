@@ -21,8 +21,10 @@ from gpupool.services.lifecycle import transitions
 from gpupool.services.nodes.monitoring import LostNodes
 from gpupool.services.state.mirror import Draft
 from gpupool.services.state.node_registry import NodeRegistry
+from gpupool.services.state.workspace_registry import WorkspaceRegistry
 
 MAX_LABELS = 64
+MAX_NAMED_HOMES = 5  # in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,13 @@ class Occupant:
 class NodeService:
     """Reads and changes nodes; asks the node itself for fresh numbers."""
 
-    def __init__(self, engine: Engine, nodes: NodeRegistry, permissions: Permissions) -> None:
+    def __init__(
+        self, engine: Engine, nodes: NodeRegistry, permissions: Permissions, workspaces: WorkspaceRegistry
+    ) -> None:
         self._engine = engine
         self._nodes = nodes
         self._permissions = permissions
+        self._workspaces = workspaces
         self._held: dict[str, list[tuple[Lease, GpuShare]]] = {}
         self._held_at = (-1, -1)
         self.lost = LostNodes(engine, nodes)
@@ -157,10 +162,11 @@ class NodeService:
         )
         return count
 
-    async def remove(self, actor: Actor, name: str) -> None:
+    async def remove(self, actor: Actor, name: str, *, keep_homes: bool = True) -> None:
         """Remove a node that has left, for administrators.
 
-        Raises UNKNOWN_NODE, and WRONG_STATE while it answers or has replicas.
+        Raises UNKNOWN_NODE, and WRONG_STATE while it answers, has replicas or, with ``keep_homes``, stores homes of
+        workspaces.
         """
         await self._require_silent(actor, name, "Run 'gpupool leave' on that machine first.")
         if self._engine.mirror.placed.get(name):
@@ -169,11 +175,29 @@ class NodeService:
                 f"{name} still has {len(self._engine.mirror.placed[name])} replicas.",
                 f"If the machine is permanently off, run 'gpupool node lost {name}', then remove it.",
             )
+        if keep_homes:
+            self.require_no_homes(
+                name,
+                "Start the machine again to keep them. If their files are lost, run "
+                "'gpupool workspace delete ID --forget' for each, then remove the node.",
+            )
         event = self._engine.change_event(actor.user, "removed", f"node {name}")
         await self._engine.run_exclusive(lambda: self._engine.ports.store.delete_node(name, event))
         self._nodes.remove(name)
         self._engine.feed.invalidate()
         self._engine.work.set()
+
+    def require_no_homes(self, name: str, hint: str) -> None:
+        """Raise WRONG_STATE if a node stores homes of workspaces."""
+        rows = self._workspaces.rows.values()
+        homes = sorted(f"{row.name} of {row.user} ({row.id})" for row in rows if row.node == name)
+        if homes:
+            more = f" and {len(homes) - MAX_NAMED_HOMES} more" if len(homes) > MAX_NAMED_HOMES else ""
+            raise GpupoolError(
+                ErrorCode.WRONG_STATE,
+                f"{name} stores homes of workspaces ({len(homes)}): {', '.join(homes[:MAX_NAMED_HOMES])}{more}.",
+                hint,
+            )
 
     async def _require_silent(self, actor: Actor, name: str, hint: str) -> None:
         self._permissions.need_role(actor, Role.ADMIN)
