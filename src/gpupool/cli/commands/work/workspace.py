@@ -10,17 +10,19 @@ import typer
 
 from gpupool.cli import completion
 from gpupool.cli.commands.common import AsJson, add_group, command, with_options
+from gpupool.cli.commands.work.workspace_archive import export, import_
 from gpupool.cli.output import confirm, notify, out_style, show, show_json
 from gpupool.cli.render.workspaces import disk_text, gpus_text, workspace_details, workspace_lines
 from gpupool.cli.request.request_body import gpu_request
 from gpupool.cli.terminal import write_stderr
 from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
+from gpupool.cli.transport.workspaces import WAIT_S, change, stop_session, workspace_path
+from gpupool.cli.transport.workspaces import delete as delete_workspace
 from gpupool.client.workspaces import environment_fields
-from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
+from gpupool.domain.errors import EXIT_POOL_ERROR
 from gpupool.domain.work.workspace import READY
 from gpupool.specs.job_options import GPU_OPTIONS, GPUS, Option, OptionKind
 
-WAIT_S = 25.0
 Name = Annotated[
     str,
     typer.Argument(metavar="NAME", help="The workspace, by name or id.", autocompletion=completion.workspaces),
@@ -79,6 +81,8 @@ def register(app: typer.Typer) -> None:
     command(group, "gpupool workspace snapshot bob clean")(snapshot)
     command(group, "gpupool workspace restore bob clean")(restore)
     command(group, "gpupool workspace drop-snapshot bob clean", name="drop-snapshot")(drop_snapshot)
+    command(group, "gpupool workspace export bob bob.tar.gz")(export)
+    command(group, "gpupool workspace import bob bob.tar.gz", name="import")(import_)
     command(group, "gpupool workspace delete bob")(delete)
 
 
@@ -91,7 +95,7 @@ def create(
     """Create a stopped workspace on a node; it keeps its home there until it is deleted."""
     body: dict[str, Any] = {field: values[field] for field in ("project", "image", "node") if field in values}
     body |= {"name": name} | environment_fields(values.get("env", "")) | _size(values)
-    made = _changed(open_pool(), "workspaces", body)
+    made = change(open_pool(), "workspaces", body)
     if json:
         show_json(made)
     else:
@@ -102,14 +106,14 @@ def create(
 def start(name: Name, json: AsJson = False, **values: Any) -> int:
     """Start the session of a workspace, with another size than before if one is given. Interrupt to stop waiting."""
     pool, limits = open_pool(), {option.name: values[option.name] for option in _LIMITS if option.name in values}
-    made = pool.post(_path(name, "start"), limits | _size(values))
+    made = pool.post(workspace_path(name, "start"), limits | _size(values))
     if not values.get("detach"):
         ended = _await_start(pool, made) or _await_environment(pool, made)
         if ended is not None:
             reason = (ended["reason"] or {}).get("message") or ended["state"]
             notify(f"workspace {name} did not start: {reason}")
             return EXIT_POOL_ERROR
-        made = pool.get(_path(made["id"]))
+        made = pool.get(workspace_path(made["id"]))
     if json:
         show_json(made)
     else:
@@ -155,11 +159,7 @@ def stop(
     name: Name, force: Annotated[bool, typer.Option("--force", help="Stop it at once.")] = False, json: AsJson = False
 ) -> None:
     """Stop the session of a workspace and release its GPUs; its files stay."""
-    pool = open_pool()
-    found = pool.post(_path(name, "stop"), {"force": force})
-    if found["session"]:
-        pool.get(workload_path(found["session"], "wait"), {"for": "finished", "timeout_s": WAIT_S}, WAIT_S + 10)
-    found = pool.get(_path(found["id"]))
+    found = stop_session(open_pool(), name, force=force)
     if json:
         show_json(found)
     else:
@@ -177,7 +177,7 @@ def list_workspaces(json: AsJson = False) -> None:
 
 def show_workspace(name: Name, json: AsJson = False) -> None:
     """Show the details of a workspace, with its snapshots."""
-    found = open_pool().get(_path(name))
+    found = open_pool().get(workspace_path(name))
     if json:
         show_json(found)
     else:
@@ -199,7 +199,7 @@ def unassign(name: Name) -> None:
 
 
 def _assign(name: str, gpus: dict[str, Any]) -> None:
-    found = open_pool().post(_path(name, "gpus"), {"gpus": gpus})
+    found = open_pool().post(workspace_path(name, "gpus"), {"gpus": gpus})
     notify(f"GPUs of the next start of workspace {name}: {gpus_text(found['gpus'])}")
 
 
@@ -212,13 +212,13 @@ def clone(
 ) -> None:
     """Create a workspace with a copy of the files of a stopped one, or of a snapshot, on the same node."""
     body = {"name": new} | ({} if snapshot is None else {"snapshot": snapshot})
-    made = _changed(open_pool(), _path(name, "clone"), body)
+    made = change(open_pool(), workspace_path(name, "clone"), body)
     notify(f"workspace {new} is created from {name}, with {disk_text(made)}")
 
 
 def snapshot(name: Name, snapshot: SnapshotName) -> None:
     """Save a copy of the files of a stopped workspace under a name."""
-    _changed(open_pool(), _path(name, "snapshots"), {"name": snapshot})
+    change(open_pool(), workspace_path(name, "snapshots"), {"name": snapshot})
     notify(f"workspace {name} is saved as {snapshot}")
 
 
@@ -226,7 +226,7 @@ def restore(name: Name, snapshot: SnapshotName, yes: Yes = False) -> int:
     """Replace the files of a stopped workspace by those of a snapshot. Its present files are lost."""
     if not yes and not confirm(f"Replace the present files of {name} by the snapshot {snapshot}?"):
         return _unchanged()
-    _changed(open_pool(), _path(name, "restore"), {"name": snapshot})
+    change(open_pool(), workspace_path(name, "restore"), {"name": snapshot})
     notify(f"workspace {name} is restored from {snapshot}")
     return 0
 
@@ -235,7 +235,7 @@ def drop_snapshot(name: Name, snapshot: SnapshotName, yes: Yes = False) -> int:
     """Delete a snapshot of a stopped workspace."""
     if not yes and not confirm(f"Delete the snapshot {snapshot} of {name}?"):
         return _unchanged()
-    open_pool().delete(f"{_path(name)}/snapshots/{quote_segment(snapshot)}")
+    open_pool().delete(f"{workspace_path(name)}/snapshots/{quote_segment(snapshot)}")
     notify(f"the snapshot {snapshot} of {name} is deleted")
     return 0
 
@@ -249,12 +249,11 @@ def delete(
 ) -> int:
     """Delete a stopped workspace with its home and all its snapshots."""
     pool = open_pool()
-    found = pool.get(_path(name))
+    found = pool.get(workspace_path(name))
     many = f" and {len(found['snapshots'])} snapshots" if found["snapshots"] else ""
     if not yes and not confirm(f"Delete {found['name']} with its home{many} ({disk_text(found)} on {found['node']})?"):
         return _unchanged()
-    pool.delete(_path(found["id"]) + ("?forget=true" if forget else ""))
-    _await_task(pool, found["id"])
+    delete_workspace(pool, found["id"], forget=forget)
     notify(f"workspace {found['name']} is deleted")
     return 0
 
@@ -262,30 +261,6 @@ def delete(
 def _unchanged() -> int:
     notify("nothing was changed; confirm with --yes")
     return EXIT_POOL_ERROR
-
-
-def _await_task(pool: PoolClient, workspace: str) -> dict[str, Any] | None:
-    """Wait until a workspace has no task; return it, or None if it does not exist. Raises the error of the task."""
-    try:
-        found: dict[str, Any] = pool.get(_path(workspace))
-        while found["task"]:
-            query = {"task": found["task"]["id"], "timeout_s": WAIT_S}
-            found = pool.get(_path(workspace), query, timeout_s=WAIT_S + 10)
-    except GpupoolError as error:
-        if error.code is not ErrorCode.UNKNOWN_WORKSPACE:
-            raise
-        return None
-    return found
-
-
-def _changed(pool: PoolClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Send a change, and return the workspace once its files are complete."""
-    made: dict[str, Any] = pool.post(path, body)
-    return made if not made["task"] else _await_task(pool, made["id"]) or made
-
-
-def _path(name: str, verb: str = "") -> str:
-    return f"workspaces/{quote_segment(name)}" + (f"/{verb}" if verb else "")
 
 
 def _size(values: dict[str, Any]) -> dict[str, Any]:

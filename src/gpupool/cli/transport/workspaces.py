@@ -1,0 +1,50 @@
+"""Requests about workspaces whose files change, and the wait until they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpupool.cli.transport.pool import PoolClient, quote_segment, workload_path
+from gpupool.domain.errors import ErrorCode, GpupoolError
+
+WAIT_S = 25.0
+
+
+def workspace_path(name: str, verb: str = "") -> str:
+    """Return the path of a workspace, or of an action on it."""
+    return f"workspaces/{quote_segment(name)}" + (f"/{verb}" if verb else "")
+
+
+def change(pool: PoolClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Send a change, and return the workspace once its files are complete."""
+    made: dict[str, Any] = pool.post(path, body)
+    return made if not made["task"] else await_task(pool, made["id"]) or made
+
+
+def await_task(pool: PoolClient, workspace: str) -> dict[str, Any] | None:
+    """Wait until a workspace has no task; return it, or None if it does not exist. Raises the error of the task."""
+    try:
+        found: dict[str, Any] = pool.get(workspace_path(workspace))
+        while found["task"]:
+            query = {"task": found["task"]["id"], "timeout_s": WAIT_S}
+            found = pool.get(workspace_path(workspace), query, timeout_s=WAIT_S + 10)
+    except GpupoolError as error:
+        if error.code is not ErrorCode.UNKNOWN_WORKSPACE:
+            raise
+        return None
+    return found
+
+
+def stop_session(pool: PoolClient, name: str, *, force: bool = False) -> dict[str, Any]:
+    """Stop the session of a workspace, wait a while for its end, and return the workspace."""
+    found = pool.post(workspace_path(name, "stop"), {"force": force})
+    if found["session"]:
+        pool.get(workload_path(found["session"], "wait"), {"for": "finished", "timeout_s": WAIT_S}, WAIT_S + 10)
+    stopped: dict[str, Any] = pool.get(workspace_path(found["id"]))
+    return stopped
+
+
+def delete(pool: PoolClient, workspace: str, *, forget: bool = False) -> None:
+    """Delete a workspace and wait until its files are gone."""
+    pool.delete(workspace_path(workspace) + ("?forget=true" if forget else ""))
+    await_task(pool, workspace)
