@@ -30,6 +30,9 @@ class JupyterServer:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*command, *options], env=pool.env, cwd=folder, stdout=log, stderr=log)
         self.url = ""
+
+    def wait_until_it_answers(self) -> None:
+        """Wait until requests succeed."""
         assert eventually(self._find_url), self.said()
 
     def _find_url(self) -> bool:
@@ -90,6 +93,7 @@ def jupyter_server(pool: RealPool, folder: Path) -> Iterator[JupyterServer]:
     folder.mkdir(exist_ok=True)
     server = JupyterServer(pool, folder)
     try:
+        server.wait_until_it_answers()
         yield server
     finally:
         server.process.kill()
