@@ -517,7 +517,7 @@ class Pool:
         return core
 
     def coming(self, project: str, model: str, *, protected: bool = False) -> int:
-        """Return what is held for replicas that start as soon as others have ended."""
+        """Return the GPUs held for replicas that start as soon as others have ended."""
         return sum(
             share.permille
             for hold in self.scheduler.holds

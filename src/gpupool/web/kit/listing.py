@@ -51,7 +51,7 @@ Row = TypeVar("Row")
 
 
 class ColumnKind(StrEnum):
-    """How values of a column are formatted, compared and aligned."""
+    """Format, comparison and alignment of the values of a column."""
 
     TEXT = "text"
     NUMBER = "number"

@@ -47,7 +47,7 @@ class TimeRange:
 
     @property
     def cache_s(self) -> float:
-        """How long results for this range are cached."""
+        """Return how long results for this range are cached."""
         return min(600.0, max(10.0, self.step_s / 6))
 
     def edges(self) -> tuple[float, ...]:

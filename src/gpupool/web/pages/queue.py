@@ -120,7 +120,7 @@ class QueueRow:
 
     @property
     def workload(self) -> Workload:
-        """What waits."""
+        """Return the waiting workload."""
         return self.waiting.workload
 
     @property
@@ -135,12 +135,12 @@ class QueueRow:
 
     @property
     def gpus(self) -> str:
-        """What each replica asks for."""
+        """Return the request of each replica."""
         return gpus_text(self.waiting.workload.gpus)
 
     @property
     def held(self) -> str:
-        """What keeps it out of the queue."""
+        """Return the reason why it is not in the queue."""
         if self.rank is not None:
             return ""
         return _HELD_WORDS[self.waiting.held or BlockReason.PARALLELISM]

@@ -43,7 +43,7 @@ STATE_CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFilters:
-    """What the address asks for; ``state`` is a state, ``live`` (not ended), ``ended``, or empty for all."""
+    """The filters of the address; ``state`` is a state, ``live`` (not ended), ``ended``, or empty for all."""
 
     state: str = ""
     project: str = ""
@@ -53,16 +53,16 @@ class WorkloadFilters:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> WorkloadFilters:
-        """Out of query parameters; those that are not known are not looked at."""
+        """Read query parameters; unknown ones are ignored."""
         return cls(**{field: query.get(field, "")[:MAX_FILTER_LENGTH].strip() for field in cls.__dataclass_fields__})
 
     @property
     def any(self) -> bool:
-        """Whether anything but the newest of all is asked for."""
+        """Return whether the address has a filter."""
         return self != WorkloadFilters()
 
     def wanted(self) -> WorkloadFilter:
-        """Return what the store is asked for; raises ``GpupoolError(INVALID_REQUEST)`` for what cannot be asked."""
+        """Return the filter of the store. Raises ``GpupoolError(INVALID_REQUEST)`` for values that it cannot have."""
         return WorkloadFilter(
             states=_states(self.state),
             project=self.project or None,

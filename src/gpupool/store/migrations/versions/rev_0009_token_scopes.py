@@ -1,4 +1,4 @@
-"""What a token may be used for, and the token with which it, a session or a join token was made."""
+"""Add the scopes of tokens, and the token with which a token, a session or a join token was made."""
 
 from __future__ import annotations
 

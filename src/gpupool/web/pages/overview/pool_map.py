@@ -45,7 +45,7 @@ def pattern(slot: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _LabelRules:
-    """How much is written into slices: nothing when they are ``dense``, no owner when there is one ``alone``."""
+    """The texts in slices: none when they are ``dense``, no owner when there is one ``alone``."""
 
     dense: bool
     alone: bool

@@ -20,7 +20,7 @@ LEASES_PER_BATCH = 250  # leases processed before other tasks run
 
 
 class ColourBy(StrEnum):
-    """What the colours of the map stand for."""
+    """The meaning of the colours of the map."""
 
     PROJECT = "project"
     USER = "user"

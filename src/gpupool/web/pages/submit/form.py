@@ -290,7 +290,7 @@ def form_values(body: Values, defaults: Mapping[str, str], home: str) -> dict[st
 
 
 def _same(wanted: WorkloadRequest, made: WorkloadRequest) -> bool:
-    """Whether a form says what was wanted; the usual environment and the home folder may be added."""
+    """Return whether a form has the wanted fields; the usual environment and the home folder may be added."""
     mine, theirs = made.to_body(), wanted.to_body()
     usual = {"env": theirs.get("env"), "workdir": theirs.get("workdir") or mine.get("workdir")}
     kept = all(made.env.get(name) == value for name, value in wanted.env.items())

@@ -52,7 +52,7 @@ sweep:
 
 @dataclass(frozen=True, slots=True)
 class SubmitContext:
-    """What the form needs to know of its visitor, and of the workload that is to run again."""
+    """The data of the form: its visitor, and the workload that is to run again."""
 
     services: PoolServices
     visitor: Actor
