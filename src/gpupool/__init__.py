@@ -1,6 +1,7 @@
 """gpupool: the GPUs of a team, shared.
 
-``from gpupool import Client`` gives the typed client; everything else is reached through the ``gpupool`` command.
+``from gpupool import Client`` gives the typed client. Programs in the pool report their progress with
+``gpupool.progress`` and ``gpupool.checkpointed``. Everything else is reached through the ``gpupool`` command.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing itself would cost ``gpupool run`` five milliseconds
 if TYPE_CHECKING:
     from gpupool.client import Client
+    from gpupool.client.progress import checkpointed, progress
 
-__all__ = ["Client", "__version__"]
+__all__ = ["Client", "__version__", "checkpointed", "progress"]
 
 __version__ = "0.1.0"
 
@@ -20,4 +22,8 @@ def __getattr__(name: str) -> object:
         from gpupool.client import Client
 
         return Client
+    if name in {"checkpointed", "progress"}:
+        from gpupool.client import progress as reports
+
+        return getattr(reports, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

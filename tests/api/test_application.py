@@ -44,6 +44,9 @@ class Patient:
     async def get(self, actor: Actor, ref: str) -> Workload:
         return QUEUED
 
+    def now(self) -> float:
+        return 0.0
+
     async def wait(self, actor: Actor, ref: str, **_options: Any) -> Workload:
         self.waiting.set()
         try:

@@ -205,6 +205,13 @@ def test_empty_volumes_belong_to_one_attempt(node: Node) -> None:
     assert eventually(lambda: not list(node.state.replica(wanted.key).path.glob("empty")), "it went")
 
 
+def test_checkpoint_is_reported_from_inside(node: Node) -> None:
+    wanted = boxed("touch $GPUPOOL_PROGRESS_FILE && echo 1 > $GPUPOOL_PROGRESS_FILE && echo written")
+    assert told(node, wanted) == "written\n"
+    status = node.status(wanted.key)
+    assert status.saved_at is not None
+
+
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from gpupool.domain.protocol.node_json import sample_from_list, sample_to_list
 from gpupool.domain.work.supervision import ProcessStatus
 from gpupool.node.agent.attempt import AttemptEntry, first_status
 from gpupool.node.agent_main import ActivitySampler
-from gpupool.node.host.paths import ReplicaFolder
+from gpupool.node.host.paths import ReplicaFolder, RunFolder
 from gpupool.node.host.records import StartRequest
 from gpupool.node.inventory.host import HostMeter
 from gpupool.node.ports import GpuUsageSample, ProcessTree, SliceCount
@@ -254,6 +254,7 @@ class Watched:
         self.entries = {wanted.key: AttemptEntry(ReplicaFolder(folder / wanted.key), order, status)}
         self.sampler = SimpleNamespace(computed={} if computed_at is None else {wanted.key: computed_at})
         self.backends = SimpleNamespace(runner=SimpleNamespace(survey=lambda _folders: {}))
+        self.run = RunFolder(folder)
         self.told: list[str] = []
 
     async def gpus(self) -> list[Gpu]:

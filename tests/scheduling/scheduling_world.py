@@ -280,6 +280,7 @@ def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
         grace_s=float(options.get("grace", 0)),
         evictions=int(options.get("evictions", 0)),
         checkpoint_s=None if "unsaved" in plain else 0.0,
+        saved_at=NOW - float(options["saved"]) if "saved" in options else None,
     )
 
 

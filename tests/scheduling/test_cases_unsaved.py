@@ -30,6 +30,31 @@ CASES = [
         evicted="r2",
     ),
     Case(
+        "work that has just reported a checkpoint is evicted for a fair share",
+        "a 1xT4; b 1xT4",
+        "p1 blue 1 train",
+        "p1@b r1@a",
+        running="r1 red 1 on a:0 train unsaved age=9000; r2 red 1 on b:0 train unsaved age=9500 saved=60",
+        evicted="r2",
+    ),
+    Case(
+        "work whose last reported checkpoint is old is not evicted for a fair share",
+        "a 1xT4; b 1xT4",
+        "p1 blue 1 train",
+        "r1@a r2@b",
+        running="r1 red 1 on a:0 train unsaved age=9000; r2 red 1 on b:0 train unsaved age=9500 saved=8000",
+    ),
+    Case(
+        "the loss since a reported checkpoint counts, not the run time",
+        "a 1xT4; b 1xT4; c 1xT4",
+        "p1 blue 1",
+        "p1@a r2@b r3@c",
+        running="""r1 red 1 on a:0 train unsaved age=90000 saved=7000; r2 red 1 on b:0 train unsaved age=8000;
+                   r3 red 1 on c:0 train unsaved age=8500""",
+        projects="red quota=0; blue quota=1",
+        evicted="r1",
+    ),
+    Case(
         "unsaved work with the smallest loss is evicted for a set quota",
         "a 1xT4; b 1xT4; c 1xT4",
         "p1 blue 1",

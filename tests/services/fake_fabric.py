@@ -130,6 +130,12 @@ class FakeAgent:
         program.status = replace(program.status, last_active_at=self.now())
         self.tell(program.status)
 
+    def saves(self, key: str, step: int | None = None) -> None:
+        """Let a program report a checkpoint that it has just saved."""
+        program = self.programs[key]
+        program.status = replace(program.status, saved_at=self.now(), step=step)
+        self.tell(program.status)
+
     def tell(self, status: ProcessStatus) -> None:
         if self.listener is not None and self.reachable:
             self.listener.inbox.put_nowait(FabricEvent(NODE, status=status))

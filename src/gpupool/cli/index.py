@@ -56,6 +56,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "fetch": ("work.fetch", "Download files of a workload"),
         "forward": ("work.fetch", "Forward ports to a program"),
         "wait": ("work.control", "Wait until workloads have ended"),
+        "checkpointed": ("work.control", "Report a saved checkpoint from a program"),
         "suspend": ("work.control", "Stop workloads but keep them"),
         "restart": ("work.control", "Restart programs on the same GPUs"),
         "resume": ("work.control", "Queue suspended workloads again"),

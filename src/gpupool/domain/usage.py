@@ -94,6 +94,15 @@ class UsageLine:
 
 
 @dataclass(frozen=True, slots=True)
+class LossLine:
+    """GPU seconds of work that evictions and failed nodes lost in a period, and the number of such ends."""
+
+    key: str
+    evictions: int
+    lost_gpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class WaitLine:
     """Wait times until the first start, of workloads submitted in a period; None: none of them has started.
 

@@ -21,12 +21,14 @@ from pathlib import Path
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import LOOPBACK
 from gpupool.domain.units import format_mib
+from gpupool.domain.work.supervision import Progress
 from gpupool.node.agent.agent import Agent, Backends
 from gpupool.node.agent.attempt import AttemptEntry
 from gpupool.node.agent.server import AgentServer
 from gpupool.node.host import cgroups, locks
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import RunFolder, StateFolder
+from gpupool.node.host.progress_file import read_progress
 from gpupool.node.inventory.emulated import DEFAULT_EMULATION, EmulatedInventory, parse_emulation
 from gpupool.node.inventory.host import read_host
 from gpupool.node.inventory.nvml import NoGpusError, NvmlInventory
@@ -75,13 +77,18 @@ class ActivitySampler:
             self._reported_at.clear()
             return
         trees = await asyncio.to_thread(self._agent.backends.runner.survey, [e.folder.path for e in live])
+        progress = await asyncio.to_thread(self._read_progress, [e.key for e in live])
         busy = await self._busy_gpus([e for e in live if e.key not in self._agent.sampler.computed])
         now = time.monotonic()
         active = [e for e in live if self._active(e, trees.get(e.key), busy, now)]
         keys, leases = {e.key for e in active}, {e.request.spec.lease for e in active} - {0}
         for entry in live:
-            if not entry.exited and (entry.key in keys or entry.request.spec.lease in leases):
-                self._note(entry, now)
+            worked = entry.key in keys or entry.request.spec.lease in leases
+            if not entry.exited and (entry.take_progress(progress[entry.key]) or worked):
+                self._note(entry, now, active=worked)
+
+    def _read_progress(self, keys: list[str]) -> dict[str, Progress]:
+        return {key: read_progress(self._agent.run, key, time.time()) for key in keys}
 
     async def _busy_gpus(self, live: list[AttemptEntry]) -> frozenset[str]:
         """Return the real GPUs in use; they are queried only when a program holds one."""
@@ -99,8 +106,9 @@ class ActivitySampler:
             return worked or seen_at > now - SAMPLE_INTERVAL_S - 1
         return worked or any(share.gpu_uuid in busy for share in entry.request.spec.gpus)
 
-    def _note(self, entry: AttemptEntry, now: float) -> None:
-        entry.touch()
+    def _note(self, entry: AttemptEntry, now: float, *, active: bool) -> None:
+        if active:
+            entry.touch()
         if entry.warned or now - self._reported_at.get(entry.key, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
             self._reported_at[entry.key] = now
             self._agent.changed(entry.status)

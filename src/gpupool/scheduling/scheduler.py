@@ -129,6 +129,14 @@ class LeaseTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A running program has saved its state ``at`` seconds since the epoch."""
+
+    key: ReplicaKey
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseReleased:
     """A replica's lease was released. ``ran_s``: its run time, if it ended by itself.
 
@@ -166,6 +174,7 @@ Event = (
     | PendingAdded
     | PendingRemoved
     | LeaseTaken
+    | CheckpointSaved
     | LeaseReleased
     | PastUse
 )
@@ -289,6 +298,8 @@ class Scheduler:
                 self.demand.remove(key)
             case LeaseTaken(replica):
                 self._start(replica)
+            case CheckpointSaved(key, saved_at):
+                self.demand.holders.saved(key, saved_at)
             case LeaseReleased(key, ran_s, at):
                 self._note_run(key, ran_s)
                 self.demand.finish(key, at)

@@ -75,7 +75,7 @@ class RunningReplica:
     ``min_runtime_s``: it is not evicted earlier after its start; None: the scheduler's setting. ``request`` and
     ``node_pools`` say where else it could run; None: it is never moved. ``served_s``: the run time of earlier attempts.
     ``grace_s``: the time that it needs to end. ``evictions``: how often it was evicted. ``checkpoint_s``: as in
-    ``PendingReplica``.
+    ``PendingReplica``. ``saved_at``: when its program reported its last checkpoint.
     """
 
     lease: Lease
@@ -92,6 +92,7 @@ class RunningReplica:
     grace_s: float = 0.0
     evictions: int = 0
     checkpoint_s: float | None = None
+    saved_at: float | None = None
 
     @property
     def key(self) -> ReplicaKey:

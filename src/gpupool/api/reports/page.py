@@ -76,6 +76,8 @@ def _tiles(report: UsageReport) -> str:
     ]
     if report.waits_total is not None:
         tiles += [("Median wait", seconds(report.waits_total.p50_s))]
+    if report.lost_gpu_s:
+        tiles += [("GPU hours lost by evictions and failures", hours(report.lost_gpu_s))]
     if report.total.cost is not None:
         tiles += [("Cost", money(report.total.cost, report.currency))]
     items = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)

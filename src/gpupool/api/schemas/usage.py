@@ -98,8 +98,16 @@ class WaitsView(View):
     lines: list[WaitLineView]
 
 
+class LossLineView(View):
+    """GPU seconds of work after the last checkpoint that evictions and failed nodes lost, and how often."""
+
+    key: str
+    evictions: int
+    lost_gpu_s: float
+
+
 class ReportView(View):
-    """Usage by user and project, its course over time, and waiting times, all up to one moment.
+    """Usage by user and project, its course over time, waiting times and lost work, all up to one moment.
 
     In ``timeline`` those who used less are one line, of the key ``others``.
     """
@@ -117,6 +125,8 @@ class ReportView(View):
     others: str
     waits: list[WaitLineView]
     waits_total: WaitLineView | None
+    losses: list[LossLineView]
+    lost_gpu_s: float
 
 
 Rate = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]

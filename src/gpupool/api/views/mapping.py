@@ -31,6 +31,8 @@ from gpupool.distributed.outcome import exit_status, rank_of
 from gpupool.domain.events import Event
 from gpupool.domain.nodes.gpu import NODE_POLICY, Gpu, GpuRequest, GpuShare, Node
 from gpupool.domain.nodes.sharing import ComputePolicy, describe_guarantee, mode_of_whole
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.work.lifecycle import unsaved_s
 from gpupool.domain.work.supervision import LogChunk
 from gpupool.domain.work.workload import Lease, Program, Replica, Role, Workload, WorkloadKind
 
@@ -49,7 +51,7 @@ class Shown:
     """Fields of a workload that a caller may see: its command and environment, and its attach sockets by replica.
 
     ``manages``: the caller may change its course and attach to it. ``relayed`` are the replicas on other machines than
-    the control plane's: they have no socket here.
+    the control plane's: they have no socket here. ``now`` is the time of the answer.
     """
 
     private: bool
@@ -57,6 +59,7 @@ class Shown:
     attachable: frozenset[int] = frozenset()
     relayed: frozenset[int] = frozenset()
     manages: bool = False
+    now: float = 0.0
 
 
 def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[Holding]) -> GpuView:
@@ -234,7 +237,14 @@ def _replica_view(workload: Workload, replica: Replica, lease: Lease | None, sho
         relayed=replica.index in shown.relayed,
         attachable=replica.index in shown.attachable,
         notes=list(replica.notes),
+        unsaved_gpu_s=_unsaved_gpu_s(workload, replica, lease, shown.now),
     )
+
+
+def _unsaved_gpu_s(workload: Workload, replica: Replica, lease: Lease | None, now: float) -> float:
+    if lease is None or not replica.state.placed or not workload.preemptible:
+        return 0.0
+    return unsaved_s(workload, replica, now) * lease.permille / WHOLE_GPU
 
 
 def share_view(share: GpuShare) -> ShareView:

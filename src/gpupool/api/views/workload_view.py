@@ -49,7 +49,8 @@ async def workload_detail(
     placed = (r.index for r in replicas if r.state in _ATTACHABLE)
     attachable = frozenset(index for index in placed if services.workloads.attach_path(workload, index))
     manages = services.workloads.can_manage(viewer.actor, workload)
-    shown = Shown(services.workloads.can_see(viewer.actor, workload), paths, attachable, relayed, manages)
+    now = services.workloads.now()
+    shown = Shown(services.workloads.can_see(viewer.actor, workload), paths, attachable, relayed, manages, now)
     return mapping.workload_detail(workload, replicas, leases, shown, replicas_from)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 from gpupool.cli.render.text import Style, clean, clock, pairs, since, table
@@ -16,18 +17,20 @@ _UNKNOWN = {"model": "(unknown)", "pool": "pool"}
 def report_lines(report: Json, style: Style) -> list[str]:
     """Return the table of a report, most GPU hours first, with a total."""
     waits = {line["key"]: line for line in report["waits"]}
+    lost = {line["key"]: line["lost_gpu_s"] for line in report.get("losses", ())}
     priced = any(line["cost"] is not None for line in report["lines"])
     headers = [report["by"].upper(), "GPU HOURS", "REQUESTED", "USED", "USED %", "IDLE", "LEASES"]
-    headers += ["COST"] if priced else []
-    headers += ["MEDIAN WAIT", "P90 WAIT"] if waits else []
-    rows = [_row(report, line, waits.get(line["key"]), priced) for line in report["lines"]]
-    total = _row(report, report["total"], report["waits_total"], priced)
-    cells = [row if waits else row[: len(headers)] for row in [*rows, ("total", *total[1:])]]
+    shown = [*(True for _ in headers), priced, bool(lost), bool(waits), bool(waits)]
+    headers += ["COST", "LOST", "MEDIAN WAIT", "P90 WAIT"]
+    lines = [(line, waits.get(line["key"]), lost.get(line["key"], 0.0)) for line in report["lines"]]
+    rows = [_row(report, *line) for line in lines]
+    total = _row(report, report["total"], report["waits_total"], report.get("lost_gpu_s", 0.0))
+    cells = [tuple(compress(row, shown)) for row in [*rows, ("total", *total[1:])]]
     span = f"{clock(report['since'])} to {clock(report['until'])}"
-    return [style.dim(span), *table(headers, cells, style)]
+    return [style.dim(span), *table(tuple(compress(headers, shown)), cells, style)]
 
 
-def _row(report: Json, line: Json, wait: Json | None, priced: bool) -> tuple[object, ...]:
+def _row(report: Json, line: Json, wait: Json | None, lost_s: float) -> tuple[object, ...]:
     used, measured = line["used_s"], line["measured_s"]
     cost = "-" if line["cost"] is None else f"{line['cost']:,.2f} {report['currency']}".rstrip()
     return (
@@ -38,7 +41,8 @@ def _row(report: Json, line: Json, wait: Json | None, priced: bool) -> tuple[obj
         "-" if used is None or not measured else f"{100 * used / measured:.0f} %",
         _hours(line["idle_s"], "-"),
         line["leases"],
-        *((cost,) if priced else ()),
+        cost,
+        _hours(lost_s),
         _wait(wait, "p50_s"),
         _wait(wait, "p90_s"),
     )

@@ -12,6 +12,7 @@ from gpupool.domain.units import format_duration, format_mib, format_permille
 Json = dict[str, Any]
 
 HEADERS = ("NAME", "STATE", "KIND", "PROJECT", "USER", "GPUS", "REPLICAS", "NODE", "AGE", "ID", "ABOUT")
+MIN_SHOWN_LOSS_S = 36.0  # a hundredth of a GPU hour
 REPLICA_HEADERS = ("INDEX", "STATE", "ATTEMPT", "NODE", "GPUS", "EXIT", "STARTED", "RAN", "ABOUT")
 
 
@@ -120,15 +121,37 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("Starts only", ", ".join(w.get("windows", ()))),
         ("Restart", f"{w['retry']['policy']}, up to {w['retry']['backoff_limit']} retries"),
         ("Evicted", _evictions_text(w["replicas"])),
+        ("Progress", _progress_text(w["replicas"], now)),
+        ("Unsaved", _unsaved_text(w["replicas"])),
         ("After", ", ".join(a["workload"] + ("" if a["success_only"] else ":any") for a in w["after"])),
         ("Labels", ", ".join(f"{key}={value}" for key, value in w["labels"].items())),
     ]
 
 
 def _evictions_text(replicas: Sequence[Json]) -> str:
-    """Return how often the pool evicted the replicas. Each eviction protects a replica for longer."""
+    """Return how often the pool evicted the replicas, and what that lost."""
     times = sum(replica["interruptions"] for replica in replicas)
-    return f"{times} {'time' if times == 1 else 'times'}" if times else ""
+    lost_s = sum(replica.get("lost_gpu_s", 0.0) for replica in replicas)
+    lost = f"; {lost_s / 3600:,.2f} GPU hours of work lost" if lost_s >= MIN_SHOWN_LOSS_S else ""
+    return f"{times} {'time' if times == 1 else 'times'}{lost}" if times else ""
+
+
+def _progress_text(replicas: Sequence[Json], now: float) -> str:
+    """Return the step and the checkpoint that a program reported; of several, the one that is furthest back."""
+    reported = [r for r in replicas if r.get("saved_at") is not None or r.get("step") is not None]
+    if not reported:
+        return ""
+    last = min(reported, key=lambda r: (r["step"] or 0, r["saved_at"] or 0.0))
+    parts = [] if last["step"] is None else [f"step {last['step']:,}"]
+    if last["saved_at"] is not None:
+        parts.append(f"last checkpoint {since(last['saved_at'], now)} ago")
+    return ", ".join(parts) + (f" (replica {last['index']})" if len(replicas) > 1 else "")
+
+
+def _unsaved_text(replicas: Sequence[Json]) -> str:
+    """Return what an eviction now would lose."""
+    lost_s = sum(replica.get("unsaved_gpu_s", 0.0) for replica in replicas)
+    return f"an eviction now would lose {lost_s / 3600:,.2f} GPU hours" if lost_s >= MIN_SHOWN_LOSS_S else ""
 
 
 def _gang_text(gang: Json | None) -> str:

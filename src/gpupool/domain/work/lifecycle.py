@@ -54,6 +54,7 @@ _REASON_OF_EXIT = {
     ExitReason.NODE_LOST: Reason.NODE_LOST,
 }
 _INTERRUPTIONS = frozenset({Reason.SHEPHERD_LOST, Reason.NODE_RESTARTED, Reason.NODE_LOST})
+_LOSES_WORK = EVICTED | _INTERRUPTIONS | {Reason.GANG_RESTART}
 _PLACE_LOST = frozenset({Reason.NODE_RESTARTED, Reason.NODE_LOST})
 
 
@@ -144,6 +145,36 @@ def mark_started(replica: Replica, status: ProcessStatus, now: float) -> Transit
         return Transition(seen)
     after = replace(seen, state=ReplicaState.RUNNING, reason=Reason.STARTED)
     return Transition(after, (_event(after, started_at, Reason.STARTED, f"started on {replica.node}"),))
+
+
+def note_progress(replica: Replica, status: ProcessStatus) -> Transition:
+    """Apply the progress that the program has reported; it never goes back to "unknown"."""
+    saved_at = replica.saved_at if status.saved_at is None else status.saved_at
+    step = replica.step if status.step is None else status.step
+    if not replica.state.placed:
+        return Transition(replica)
+    return Transition(replace(replica, saved_at=saved_at, step=step))
+
+
+def unsaved_s(workload: Workload, replica: Replica, now: float) -> float:
+    """Return the seconds of work that the end of the present or last attempt at ``now`` loses.
+
+    The work since the checkpoint that the program reported last counts. Without a report in this attempt it is the work
+    since the last multiple of its declared interval, and all of it if nothing was declared.
+    """
+    started_at, every_s = replica.started_at, workload.limits.saved_every_s
+    if started_at is None or now <= started_at or every_s == 0:
+        return 0.0
+    if replica.saved_at is not None and replica.saved_at >= started_at:
+        return max(0.0, now - replica.saved_at)
+    return now - started_at if every_s is None else (now - started_at) % every_s
+
+
+def lost_s(workload: Workload, replica: Replica) -> float:
+    """Return the seconds of work that an ended attempt has lost; 0 unless the pool or a failed node ended it."""
+    if replica.reason not in _LOSES_WORK or workload.kind in {WorkloadKind.LEASE, WorkloadKind.EXEC}:
+        return 0.0
+    return 0.0 if replica.finished_at is None else unsaved_s(workload, replica, replica.finished_at)
 
 
 def add_notes(replica: Replica, status: ProcessStatus, now: float) -> Transition:

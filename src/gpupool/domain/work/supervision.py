@@ -159,11 +159,19 @@ class ExitReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress that a program has reported: the time of its last checkpoint, and its step; None: not reported."""
+
+    saved_at: float | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessStatus:
     """The agent's present knowledge of one program; ``notes`` list the limits that could not be enforced, and why.
 
     ``mode`` is the sharing mode in force and ``guarantee`` a sentence that says what it guarantees; both are empty if
-    the agent does not report them.
+    the agent does not report them. ``saved_at`` and ``step`` are the program's ``Progress``.
     """
 
     key: str
@@ -177,6 +185,8 @@ class ProcessStatus:
     notes: tuple[str, ...] = field(default_factory=tuple)
     mode: str = ""
     guarantee: str = ""
+    saved_at: float | None = None
+    step: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

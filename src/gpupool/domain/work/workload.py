@@ -338,7 +338,9 @@ class Replica:
     ``attempt`` counts starts (0: never started). ``failures`` counts ends caused by the program, ``interruptions``
     those caused by the pool (preempted, lost); only failures count against the back-off limit. ``next_reason`` is set
     while STOPPING: a suspended or preempted replica returns to PENDING. ``sharing`` is the mode that its node reports,
-    ``guarantee`` what that mode guarantees; both are empty until the report.
+    ``guarantee`` what that mode guarantees; both are empty until the report. ``saved_at`` is the time of its last
+    checkpoint and ``step`` the number that it has reached, as reported by the program in this or an earlier attempt.
+    ``lost_gpu_s`` are the GPU seconds of work that its attempts lost because the pool or a failed node ended them.
     """
 
     workload: WorkloadId
@@ -363,6 +365,9 @@ class Replica:
     notes: tuple[str, ...] = ()
     sharing: str = ""
     guarantee: str = ""
+    saved_at: float | None = None
+    step: int | None = None
+    lost_gpu_s: float = 0.0
     version: int = 0
 
     @property
@@ -379,7 +384,8 @@ class Lease:
     replica. The shares count as taken from the write of the lease until ``released_at`` is written, which happens only
     after the node has confirmed that no process is left. ``sharing`` is the mode of the shares; empty: the node's own.
     ``fence_after_s``: after this time without contact the node ends everything under the lease by itself, so nothing is
-    left there although the node cannot confirm it.
+    left there although the node cannot confirm it. ``lost_s``: the seconds of work after its last checkpoint that were
+    lost because the pool or a failed node ended it.
     """
 
     epoch: Epoch
@@ -397,6 +403,7 @@ class Lease:
     sharing: str = ""
     compute: ComputePolicy = ComputePolicy.GUARANTEE
     fence_after_s: float | None = None
+    lost_s: float = 0.0
 
     @property
     def permille(self) -> int:

@@ -37,6 +37,7 @@ from gpupool.node.host.heartbeat import Contact
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import ReplicaFolder, RunFolder, StateFolder, boot_id, checked_key
 from gpupool.node.host.preemption_notice import Notice, write_notice
+from gpupool.node.host.progress_file import create_progress
 from gpupool.node.host.records import Notes, StartRequest, read_exit, read_noticed, read_stop, write_notes, write_stop
 from gpupool.node.ports import ImageStore, Inventory, NodeProgram, PrepareRequest, Runner, SharingHost
 from gpupool.node.sharing.choose import DEFAULT_SLICES, NOT_ENFORCED, SharingModes
@@ -265,6 +266,7 @@ class Agent:
         folder = entry.folder
         try:
             folder.path.mkdir(mode=0o700, exist_ok=True)
+            create_progress(self.run, entry.key, entry.request.spec.uid)
             running = tuple(key for key, other in self.entries.items() if not other.exited)
             program = PrepareRequest(entry.request, folder.path, running, own)
             entry.set_request(await self.backends.runner.prepare(program))
@@ -283,6 +285,7 @@ class Agent:
     async def _withdraw(self, entry: AttemptEntry) -> None:
         del self.entries[entry.key]
         shutil.rmtree(entry.folder.path, ignore_errors=True)
+        self.run.progress(entry.key).unlink(missing_ok=True)
         await self.ended(entry)
 
     def stop(self, key: str, grace_s: float, notice: Notice | None = None) -> None:

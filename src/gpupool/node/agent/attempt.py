@@ -14,7 +14,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import split_attempt_key
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import COMMANDS, PING, is_deposed
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
+from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus, Progress
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import ReplicaFolder, read_json, socket_name, write_json
 from gpupool.node.host.records import ShepherdRecord, StartRequest, read_exit, read_notes
@@ -224,6 +224,13 @@ class AttemptEntry:
         """Return True if bytes were carried since the last call."""
         carried, self.carried = self.carried, False
         return carried
+
+    def take_progress(self, progress: Progress) -> bool:
+        """Record what the program has reported; return True if it is new. A report is never withdrawn."""
+        saved_at, step = progress.saved_at or self.status.saved_at, progress.step
+        status = replace(self.status, saved_at=saved_at, step=self.status.step if step is None else step)
+        changed, self.status = status != self.status, status
+        return changed
 
     def touch(self) -> None:
         """Record that it is active now."""

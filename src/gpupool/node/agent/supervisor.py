@@ -22,6 +22,7 @@ from gpupool.node.host import locks
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import RunFolder, boot_id
 from gpupool.node.host.process_tree import start_time
+from gpupool.node.host.progress_file import read_progress
 from gpupool.node.host.records import ShepherdRecord, read_exit, read_stop, write_exit
 from gpupool.node.ports import LaunchRequest, Runner
 
@@ -228,9 +229,10 @@ class Supervisor:
         record = ShepherdRecord.read(entry.folder)
         if record is not None:
             entry.update(record)
+        entry.take_progress(read_progress(self._run, entry.key, time.time()))
         entry.finish(report)
         self._runner.drop(entry.folder.path)
-        for left in (self._run.attach(entry.key), self._run.notice(entry.key)):
+        for left in (self._run.attach(entry.key), self._run.notice(entry.key), self._run.progress(entry.key)):
             with contextlib.suppress(OSError):
                 left.unlink()
         self._listener.changed(entry.status)

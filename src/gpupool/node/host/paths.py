@@ -132,7 +132,7 @@ class StateFolder:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Sockets and notices. Users may pass through ``attach`` and ``notices`` but not list them."""
+    """Sockets, notices and progress files. Users may pass through their folders but not list them."""
 
     path: Path
 
@@ -159,11 +159,15 @@ class RunFolder:
         """Return the file in which a program reads its preemption notice."""
         return self.path / "notices" / f"{key}.json"
 
+    def progress(self, key: str) -> Path:
+        """Return the file in which a program reports its progress."""
+        return self.path / "progress" / f"{key}.json"
+
     def make(self, *, shared: bool) -> None:
         """Create missing folders; ``shared`` (a pool of several users) lets users reach their own files."""
         mode = 0o711 if shared else 0o700
         self.path.mkdir(mode=mode, parents=True, exist_ok=True)
-        for name in ("attach", "notices"):
+        for name in ("attach", "notices", "progress"):
             folder = self.path / name
             folder.mkdir(mode=mode, exist_ok=True)
             folder.chmod(mode)

@@ -25,6 +25,7 @@ from gpupool.node.host.child import ProgramChild, StartError, fork_into
 from gpupool.node.host.heartbeat import Contact, Fence
 from gpupool.node.host.paths import ReplicaFolder, RunFolder, socket_name
 from gpupool.node.host.preemption_notice import NOTICE_FILE_VARIABLE
+from gpupool.node.host.progress_file import PROGRESS_FILE_VARIABLE
 from gpupool.node.host.records import ShepherdRecord, StartRequest, read_noticed, read_stop, write_exit
 from gpupool.node.ports import Execution
 from gpupool.node.runners.process.execution import ProcessExecution
@@ -155,7 +156,9 @@ class Shepherd:
     def _environment(self) -> dict[str, str]:
         workload, index, _attempt = self.key.split(".")
         marks = {"GPUPOOL_WORKLOAD_ID": workload, "GPUPOOL_REPLICA_INDEX": index, process_tree.KEY_VARIABLE: self.key}
-        marks[NOTICE_FILE_VARIABLE] = str(RunFolder(self.request.run_folder).notice(self.key))
+        run = RunFolder(self.request.run_folder)
+        marks[NOTICE_FILE_VARIABLE] = str(run.notice(self.key))
+        marks[PROGRESS_FILE_VARIABLE] = str(run.progress(self.key))
         return {**self.spec.env, **self.request.added_env, **marks}
 
     def _started(self) -> None:

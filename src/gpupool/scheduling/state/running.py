@@ -30,8 +30,9 @@ class RunningTable:
     setting applies, ``ends`` is infinite where the end is unknown.
 
     ``born`` grows with every start, ``served_s`` is the run time of earlier attempts, ``evictions`` the number of
-    earlier evictions, ``unsaved`` marks replicas that would lose all work since their start. ``gang`` is the number of
-    the gang: ``gang_least`` and ``gang_size`` (members that stay) are indexed by it.
+    earlier evictions, ``unsaved`` marks replicas without a declared checkpoint interval: they would lose all work since
+    ``saved_at``, their start or their last reported checkpoint. ``gang`` is the number of the gang: ``gang_least`` and
+    ``gang_size`` (members that stay) are indexed by it.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class RunningTable:
         self.project, self.user = np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.priority, self.born = np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.started_at, self.ends, self.min_runtime_s = np.zeros(m), np.zeros(m), np.zeros(m)
-        self.served_s, self.evictions = np.zeros(m), np.zeros(m, np.int64)
+        self.served_s, self.evictions, self.saved_at = np.zeros(m), np.zeros(m, np.int64), np.zeros(m)
         self.evictable, self.releasing = np.zeros(m, np.bool_), np.zeros(m, np.bool_)
         self.unsaved, self.protected = np.zeros(m, np.bool_), np.zeros(m, np.bool_)
         self.gpu, self.gmem = np.zeros((m, 1), np.int64), np.zeros((m, 1), np.int64)
@@ -65,6 +66,7 @@ class RunningTable:
         self.priority[at], self.born[at] = replica.priority, self._births
         self.started_at[at], self.permille[at] = replica.started_at, replica.lease.permille
         self.served_s[at], self.evictions[at] = replica.served_s, replica.evictions
+        self.saved_at[at] = max(replica.started_at, replica.saved_at or 0.0)
         self.ends[at] = inf if replica.expected_end is None else replica.expected_end
         self.min_runtime_s[at] = nan if replica.min_runtime_s is None else replica.min_runtime_s
         self.releasing[at] = replica.releasing
@@ -76,6 +78,12 @@ class RunningTable:
             self.gang_least[number] = replica.gang.least
             self.gang_size[number] += not replica.releasing
         self._stale.add(key)
+
+    def saved(self, key: ReplicaKey, at: float) -> None:
+        """Note a checkpoint of a replica; unknown replicas are ignored."""
+        slot = self.slots.get(key)
+        if slot is not None:
+            self.saved_at[slot] = max(self.saved_at[slot], at)
 
     def leaves(self, key: ReplicaKey) -> None:
         """Mark a replica as ending, once."""
@@ -145,10 +153,11 @@ class RunningTable:
     def at_stake(self, slots: Ints, now: float, after_s: float) -> Floats:
         """Return the thousandth-seconds that the eviction of each slot would lose.
 
-        Only work without checkpoints that has run longer than ``after_s`` counts; other work counts as 0.
+        Work since the start or the last reported checkpoint counts if it is longer than ``after_s``. Work with a
+        declared checkpoint interval counts as 0.
         """
-        ran_s = now - self.started_at[slots]
-        return np.asarray(np.where(self.unsaved[slots] & (ran_s > after_s), self.permille[slots] * ran_s, 0.0))
+        unsaved_s = now - self.saved_at[slots]
+        return np.asarray(np.where(self.unsaved[slots] & (unsaved_s > after_s), self.permille[slots] * unsaved_s, 0.0))
 
     def occupied(self) -> Bools:
         """Return a mask of the slots with a replica on a known node."""

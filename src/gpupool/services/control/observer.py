@@ -168,12 +168,14 @@ class Observer:
                 # The report of its start was lost: record the start now.
                 replica = draft.take(mark_started(replica, status, draft.now))
             replica = draft.take(add_notes(replica, status, draft.now))
+            replica = transitions.note_progress(draft, workload, replica, status)
             transitions.end(draft, workload, replica, status.exit)
             return True
         self._note_live(node, status)
         if status.phase is ProcessPhase.RUNNING and (replica.state is ReplicaState.STARTING or replica.pid is None):
             replica = draft.take(mark_started(replica, status, draft.now))
-        draft.take(add_notes(replica, status, draft.now))
+        replica = draft.take(add_notes(replica, status, draft.now))
+        transitions.note_progress(draft, workload, replica, status)
         return True
 
     def _note_live(self, node: str, status: ProcessStatus) -> None:

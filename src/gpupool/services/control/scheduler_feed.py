@@ -22,6 +22,7 @@ from gpupool.domain.work.lifecycle import EVICTED, keeps_place
 from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.scheduling.policy import Policy
 from gpupool.scheduling.scheduler import (
+    CheckpointSaved,
     DepartmentChanged,
     LeaseReleased,
     LeaseTaken,
@@ -320,8 +321,7 @@ class SchedulerFeed:
         releasing = ends and (replica is None or not keeps_place(replica))
         if workload is None:
             return RunningReplica(lease, lease.granted_at, releasing=True)
-        evictions = 0 if replica is None else replica.interruptions
-        found = running(self._with_gang(workload), lease, self._rules(workload.project), evictions)
+        found = running(self._with_gang(workload), lease, self._rules(workload.project), replica)
         return replace(found, releasing=releasing, served_s=self._served_s(*found.key))
 
     def _served_s(self, workload: WorkloadId, index: int) -> float:
@@ -363,6 +363,8 @@ class SchedulerFeed:
                 lease = self._mirror.leases[row.lease]
                 if lease.workload == row.workload:
                     self._scheduler.apply(LeaseTaken(self._running(lease)))
+            elif row.saved_at is not None:
+                self._scheduler.apply(CheckpointSaved((row.workload, row.index), row.saved_at))
             return
         if row.index in self._offered.get(row.workload, ()):
             self._withdraw(row.workload, row.index)

@@ -31,8 +31,8 @@ def pending(workload: Workload, row: Replica, rules: ProjectRules) -> PendingRep
     )
 
 
-def running(workload: Workload, lease: Lease, rules: ProjectRules, evictions: int = 0) -> RunningReplica:
-    """Return a replica with a lease as input of the scheduler; ``evictions`` is the count of its row."""
+def running(workload: Workload, lease: Lease, rules: ProjectRules, row: Replica | None) -> RunningReplica:
+    """Return a replica with a lease, and its row if there is one, as input of the scheduler."""
     limits, since = workload.limits, lease.granted_at
     timed = None if limits.max_time_s is None else since + limits.max_time_s
     return RunningReplica(
@@ -46,6 +46,7 @@ def running(workload: Workload, lease: Lease, rules: ProjectRules, evictions: in
         request=workload.gpus_of(lease.index),
         node_pools=rules.node_pools,
         grace_s=limits.grace_s,
-        evictions=evictions,
+        evictions=0 if row is None else row.interruptions,
         checkpoint_s=limits.saved_every_s,
+        saved_at=None if row is None else row.saved_at,
     )

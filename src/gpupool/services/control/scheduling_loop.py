@@ -11,7 +11,7 @@ import structlog
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.units import format_duration
+from gpupool.domain.units import WHOLE_GPU, format_duration
 from gpupool.domain.work import lifecycle
 from gpupool.domain.work.lifecycle import POOL, grant_lease
 from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
@@ -87,7 +87,9 @@ class SchedulingLoop:
         replica = draft.replica(*eviction.key)
         if workload is None or replica is None or not replica.state.placed:
             return
-        transitions.stop(draft, workload, replica, Reason.PREEMPTED, sentence=eviction.reason)
+        lease = self._engine.mirror.lease_of(replica)
+        lost = "" if lease is None else _loss(lifecycle.unsaved_s(workload, replica, draft.now) * lease.permille)
+        transitions.stop(draft, workload, replica, Reason.PREEMPTED, sentence=eviction.reason + lost)
 
     def _stop_hopeless(self, draft: Draft) -> None:
         """Stop workloads that wanted GPUs at once and got none, and those whose dependency has failed."""
@@ -102,6 +104,12 @@ class SchedulingLoop:
             if workload is not None:
                 sentence = dependencies.failure(workload)
                 transitions.stop_all(draft, workload, Reason.DEPENDENCY_FAILED, sentence=sentence)
+
+
+def _loss(permille_s: float) -> str:
+    """Return the sentence on the work that an eviction loses, if it is at least a hundredth of a GPU hour."""
+    hours = permille_s / (WHOLE_GPU * 3600)
+    return f" {hours:,.2f} GPU hours since its last checkpoint are lost unless it saves now." if hours >= 0.01 else ""
 
 
 def _waits(draft: Draft, grant: Grant) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpupool.domain.events import Reason
 from gpupool.domain.ids import Epoch
 from gpupool.domain.work import lifecycle
-from gpupool.domain.work.supervision import ExitReason, ExitReport
+from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.lifecycle import gangs
 from gpupool.services.state.mirror import Draft
@@ -51,6 +51,16 @@ def stop(
     draft.effects[:] = [e for e in draft.effects if e.replica != after]
     _stop_programs_on(draft, after, grace_s)
     return _release_if_empty(draft, workload, after)
+
+
+def note_progress(draft: Draft, workload: Workload, replica: Replica, status: ProcessStatus) -> Replica:
+    """Record what a program reported about its progress. A checkpoint of one member of a gang counts for all."""
+    after = draft.take(lifecycle.note_progress(replica, status))
+    if workload.gang is not None and after.saved_at is not None and after.saved_at != replica.saved_at:
+        for member in list(draft.replicas(workload.id)):
+            if member.state.placed and (member.saved_at or 0.0) < after.saved_at:
+                draft.put_replica(replace(member, saved_at=after.saved_at))
+    return after
 
 
 def restart(draft: Draft, workload: Workload, replica: Replica, grace_s: float | None, sentence: str) -> Replica:

@@ -70,6 +70,14 @@ class Wait(NamedTuple):
     finished_at: float | None
 
 
+class Loss(NamedTuple):
+    """The end of an attempt that lost work after its last checkpoint."""
+
+    project: str
+    user: str
+    gpu_s: float
+
+
 class UsageStore(Protocol):
     """Stored usage. Each method is one transaction; errors are ``GpupoolError``."""
 
@@ -84,6 +92,9 @@ class UsageStore(Protocol):
 
     async def waits(self, since: float, until: float, scope: UsageFilter) -> Sequence[Wait]:
         """Return workloads submitted between two times that request their own GPUs, oldest first."""
+
+    async def losses(self, since: float, until: float, scope: UsageFilter) -> Sequence[Loss]:
+        """Return the ends between two times that lost work; ``scope`` filters by project, user and node."""
 
     async def sum_next(self, until: float) -> bool:
         """Sum the next hours that are over, at most a day; return False if none are left before ``until``."""

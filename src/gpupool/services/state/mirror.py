@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from gpupool.domain.events import Event
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.work.lifecycle import Effect, Transition, workload_state
+from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.work.lifecycle import Effect, Transition, lost_s, workload_state
 from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.ports.store import ChangeSet, LiveState
 
@@ -261,7 +262,17 @@ class Draft:
             if lease is None or lease.released_at is not None:
                 continue
             if not self._in_use(lease):
-                self._leases[epoch] = replace(lease, released_at=self.now)
+                self._leases[epoch] = replace(lease, released_at=self.now, lost_s=self._note_loss(lease))
+
+    def _note_loss(self, lease: Lease) -> float:
+        """Add the work that was lost with an attempt to its replica's row; return its seconds."""
+        workload, holder = self.workload(lease.workload), self.replica(lease.workload, lease.index)
+        if workload is None or holder is None or holder.attempt != lease.attempt:
+            return 0.0
+        lost = lost_s(workload, holder)
+        if lost:
+            self.put_replica(replace(holder, lost_gpu_s=holder.lost_gpu_s + lost * lease.permille / WHOLE_GPU))
+        return lost
 
     def _before(self) -> Iterable[Replica]:
         rows = (self._mirror.replica(row.workload, row.index) for row in self._drafted())

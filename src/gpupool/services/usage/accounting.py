@@ -17,11 +17,21 @@ import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Actor, Role
-from gpupool.domain.usage import ALL_USAGE, CostRates, GpuTime, GroupBy, Steps, UsageFilter, UsageLine, WaitLine
+from gpupool.domain.usage import (
+    ALL_USAGE,
+    CostRates,
+    GpuTime,
+    GroupBy,
+    LossLine,
+    Steps,
+    UsageFilter,
+    UsageLine,
+    WaitLine,
+)
 from gpupool.domain.work.time_windows import read_zone
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.control.engine import Engine
-from gpupool.services.ports.usage import Dim, TimeQuery, TimeRow, Wait
+from gpupool.services.ports.usage import Dim, Loss, TimeQuery, TimeRow, Wait
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.usage.calendar import edges_of
 
@@ -73,13 +83,13 @@ def _group(waits: Sequence[Wait], key_of: Callable[[Wait], str]) -> dict[str, li
     return found
 
 
-def _key_of(by: GroupBy, department_of: Callable[[str], str]) -> Callable[[Wait], str]:
-    known: dict[GroupBy, Callable[[Wait], str]] = {
-        GroupBy.PROJECT: lambda wait: wait.project,
-        GroupBy.USER: lambda wait: wait.user,
-        GroupBy.MEMBER: lambda wait: f"{wait.project}/{wait.user}",
-        GroupBy.DEPARTMENT: lambda wait: department_of(wait.project),
-        GroupBy.POOL: lambda _wait: "",
+def _key_of(by: GroupBy, department_of: Callable[[str], str]) -> Callable[[Wait | Loss], str]:
+    known: dict[GroupBy, Callable[[Wait | Loss], str]] = {
+        GroupBy.PROJECT: lambda one: one.project,
+        GroupBy.USER: lambda one: one.user,
+        GroupBy.MEMBER: lambda one: f"{one.project}/{one.user}",
+        GroupBy.DEPARTMENT: lambda one: department_of(one.project),
+        GroupBy.POOL: lambda _one: "",
     }
     if by not in known:
         words = ", ".join(by.value for by in known)
@@ -186,6 +196,15 @@ class AccountingService:
                 "Group by project or user.",
             )
         return await self.waits_between(self._edges(since, until, step), by, scope)
+
+    async def losses(self, since: float, until: float, by: GroupBy, scope: UsageFilter = ALL_USAGE) -> list[LossLine]:
+        """Return the work that ends between two times lost, most first; groups as for ``waits``."""
+        key_of = _key_of(by, self._department_of)
+        found: dict[str, list[float]] = defaultdict(list)
+        for loss in await self._books.losses(since, until, scope):
+            found[key_of(loss)].append(loss.gpu_s)
+        lines = [LossLine(key, len(lost), sum(lost)) for key, lost in found.items()]
+        return sorted(lines, key=lambda line: (-line.lost_gpu_s, line.key))
 
     # Helpers
 

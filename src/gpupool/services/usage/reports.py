@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.usage import ALL_USAGE, GpuTime, GroupBy, Period, Steps, UsageFilter, UsageLine, WaitLine
+from gpupool.domain.usage import ALL_USAGE, GpuTime, GroupBy, LossLine, Period, Steps, UsageFilter, UsageLine, WaitLine
 from gpupool.services.usage.accounting import AccountingService
 
 DAY_S = 86400
@@ -29,7 +29,7 @@ class ReportRequest:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """Lines, largest GPU time first, and their sum; a timeline of the largest; waiting times where defined.
+    """Lines, largest GPU time first, and their sum; a timeline of the largest; waits and lost work where defined.
 
     ``until`` is at most the time when the report was made.
     """
@@ -47,6 +47,12 @@ class UsageReport:
     timeline: tuple[UsageLine, ...]
     waits: tuple[WaitLine, ...]
     waits_total: WaitLine | None
+    losses: tuple[LossLine, ...] = ()
+
+    @property
+    def lost_gpu_s(self) -> float:
+        """Return the GPU seconds of work that evictions and failed nodes lost."""
+        return sum(line.lost_gpu_s for line in self.losses)
 
 
 async def make_report(accounting: AccountingService, wish: ReportRequest) -> UsageReport:
@@ -76,6 +82,7 @@ async def make_report(accounting: AccountingService, wish: ReportRequest) -> Usa
         timeline=tuple(largest(timeline, lines)),
         waits=waits,
         waits_total=waits_total,
+        losses=tuple(await _losses(accounting, replace(wish, until=until))),
     )
 
 
@@ -85,6 +92,12 @@ async def _waits(accounting: AccountingService, wish: ReportRequest) -> tuple[tu
     found = await accounting.waits(wish.since, wish.until, wish.by, None, wish.scope)
     total = await accounting.waits(wish.since, wish.until, GroupBy.POOL, None, wish.scope)
     return tuple(found), total[0] if total else None
+
+
+async def _losses(accounting: AccountingService, wish: ReportRequest) -> list[LossLine]:
+    if wish.by not in WAITS_BY or wish.scope.model is not None:
+        return []
+    return await accounting.losses(wish.since, wish.until, wish.by, wish.scope)
 
 
 def step_for(length_s: float) -> Period:

@@ -43,6 +43,7 @@ FINAL_STATES = ", ".join(f"'{state.value}'" for state in WorkloadState if state.
 NOT_ENDED = text(f"state NOT IN ({FINAL_STATES})")
 HOLDS_NAME = text(f"state NOT IN ({FINAL_STATES}) AND deleted_at IS NULL")
 NOT_RELEASED = text("released_at IS NULL")
+LOST_WORK = text("lost_s > 0")
 BY_SOMEBODY = text("actor <> 'pool'")  # most events have the pool as actor: those need no index
 NOT_ROUTINE = text("reason NOT IN ('SUBMITTED', 'GRANTED', 'STARTED', 'EXITED', 'RELEASED')")
 HAS_TARGET = text("target <> ''")
@@ -126,6 +127,9 @@ replicas = Table(
     Column("version", Integer, nullable=False),
     Column("sharing", Text, nullable=False, server_default=""),
     Column("guarantee", Text, nullable=False, server_default=""),
+    Column("saved_at", Double),
+    Column("step", BigInteger),
+    Column("lost_gpu_s", Double, nullable=False, server_default="0"),
 )
 
 leases = Table(
@@ -146,8 +150,10 @@ leases = Table(
     Column("sharing", String(32), nullable=False, server_default=""),
     Column("compute", String(16), nullable=False, server_default="guarantee"),
     Column("fence_after_s", Double),
+    Column("lost_s", Double, nullable=False, server_default="0"),
     Index("ix_leases_workload", "workload"),
     Index("ix_leases_released_at", "released_at"),
+    Index("ix_leases_lost", "released_at", sqlite_where=LOST_WORK, postgresql_where=LOST_WORK),
     Index(
         "uq_leases_unreleased",
         "workload",

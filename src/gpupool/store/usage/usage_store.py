@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select
 
+from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.usage import UsageFilter
 from gpupool.domain.work.workload import WorkloadKind
-from gpupool.services.ports.usage import TimeQuery, TimeRow, Wait
+from gpupool.services.ports.usage import Loss, TimeQuery, TimeRow, Wait
 from gpupool.store.backends.database import Database
 from gpupool.store.schema import tables as t
 from gpupool.store.usage import gpu_hours, gpu_time, rollup
@@ -40,6 +41,10 @@ class SqlUsageBooks:
         """Return workloads with their own GPUs, submitted between two times, oldest first."""
         return await self._database.read(lambda conn: _waits(conn, since, until, scope))
 
+    async def losses(self, since: float, until: float, scope: UsageFilter) -> Sequence[Loss]:
+        """Return the ends between two times that lost work; ``scope`` filters by project, user and node."""
+        return await self._database.read(lambda conn: _losses(conn, since, until, scope))
+
     async def sum_next(self, until: float) -> bool:
         """Sum the next hours that are over, at most a day; return False if none are left before ``until``.
 
@@ -67,6 +72,16 @@ def _names(conn: Connection, workloads: Sequence[str]) -> dict[str, tuple[str, s
         known = select(_w.id, _w.name, _w.project, _w.user_name).where(_w.id.in_(chunk))
         found |= {key: (name, project, user) for key, name, project, user in conn.execute(known)}
     return found
+
+
+def _losses(conn: Connection, since: float, until: float, scope: UsageFilter) -> list[Loss]:
+    held = t.leases.c
+    lost = (held.project, held.user_name, held.lost_s * held.permille / WHOLE_GPU)
+    statement = select(*lost).where(t.LOST_WORK, held.released_at >= since, held.released_at < until)
+    for column, name in ((held.project, scope.project), (held.user_name, scope.user), (held.node, scope.node)):
+        if name is not None:
+            statement = statement.where(column == name)
+    return [Loss._make(row) for row in conn.execute(statement)]
 
 
 def _waits(conn: Connection, since: float, until: float, scope: UsageFilter) -> list[Wait]:

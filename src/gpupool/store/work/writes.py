@@ -125,7 +125,8 @@ def _release(conn: Connection, leases: Sequence[Lease]) -> list[Lease]:
     rows = [{"at_epoch": lease.epoch, "released_at": lease.released_at} for lease in leases]
     if not rows:
         return []
-    missed = len(rows) - count_matched(conn, _release_lease, rows)
+    ends = [{**row, "lost_s": lease.lost_s} for row, lease in zip(rows, leases, strict=True)]
+    missed = len(rows) - count_matched(conn, _release_lease, ends)
     conn.execute(_release_shares, rows)
     if not missed:
         return []

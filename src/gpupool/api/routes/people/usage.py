@@ -16,6 +16,7 @@ from gpupool.api.deps import Administrator, Caller, Moment, Services, Word, answ
 from gpupool.api.reports.page import to_html
 from gpupool.api.schemas.usage import (
     CapacityView,
+    LossLineView,
     RatesBody,
     RatesView,
     ReportView,
@@ -32,7 +33,7 @@ from gpupool.services.usage.reports import OTHERS, ReportRequest, UsageReport, m
 HEAD = (
     *("by", "since", "until", "key", "name", "project", "user", "allocated_gpu_hours", "requested_gpu_hours"),
     *("used_gpu_hours", "idle_gpu_hours", "measured_gpu_hours", "leases", "cost", "currency"),
-    *("waits", "wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p99_s"),
+    *("waits", "wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p99_s", "lost_gpu_hours"),
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -40,11 +41,12 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def to_csv(report: UsageReport) -> str:
     """Return the CSV with one row for each line; unknown values are empty, such as use that was not measured."""
     waits = {line.key: line for line in report.waits}
+    lost = {line.key: line.lost_gpu_s for line in report.losses}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(HEAD)
     for line in report.lines:
-        writer.writerow([_cell(value) for value in _row(report, line, waits.get(line.key))])
+        writer.writerow([_cell(v) for v in (*_row(report, line, waits.get(line.key)), lost.get(line.key, 0.0) / 3600)])
     return out.getvalue()
 
 
@@ -256,6 +258,7 @@ def report_view(report: UsageReport) -> ReportView:
         total=line_view(report.total),
         timeline=line_views(report.timeline),
         others=OTHERS,
+        losses=[LossLineView.of(line) for line in report.losses],
     )
 
 

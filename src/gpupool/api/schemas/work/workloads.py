@@ -161,7 +161,8 @@ class ReplicaView(View):
     ``member`` is its whole name: the workload's, with role and number where there are several replicas.
     ``attach_path`` is the unix socket that speaks for the program (empty: none now, or not for this caller);
     ``relayed``: it runs on another machine than the control plane, which carries its stream (``attach``);
-    ``attachable``: that there is such a stream by now.
+    ``attachable``: that there is such a stream by now. ``saved_at`` and ``step`` are the program's own report;
+    ``unsaved_gpu_s`` are the GPU seconds that an eviction now would lose, ``lost_gpu_s`` those lost so far.
     """
 
     index: int
@@ -191,6 +192,10 @@ class ReplicaView(View):
     rank: int | None = None
     sharing: str = ""
     guarantee: str = ""
+    saved_at: float | None = None
+    step: int | None = None
+    unsaved_gpu_s: float = 0.0
+    lost_gpu_s: float = 0.0
 
 
 class LeaseView(View):

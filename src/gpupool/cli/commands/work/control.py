@@ -1,4 +1,4 @@
-"""``stop``, ``suspend``, ``restart``, ``resume``, ``priority``, ``delete`` and ``wait``."""
+"""``stop``, ``suspend``, ``restart``, ``resume``, ``priority``, ``delete``, ``wait`` and ``checkpointed``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from gpupool.cli.commands.common import AsJson, Refs, command
 from gpupool.cli.output import confirm, notify, show_json
 from gpupool.cli.transport.pool import PoolClient, open_pool, split_reference, workload_path
+from gpupool.client.progress import checkpointed as report_checkpoint
 from gpupool.domain.errors import EXIT_POOL_ERROR, GpupoolError
 from gpupool.domain.events import Reason
 from gpupool.domain.units import parse_duration_s
@@ -22,6 +23,7 @@ EXIT_TIMEOUT = 124  # as `timeout`
 All = Annotated[bool, typer.Option("-a", "--all", "-A", help="Select all your workloads; asks first.")]
 Grace = Annotated[str | None, typer.Option("--grace", metavar="TIME", help="Set the time between TERM and KILL.")]
 Force = Annotated[bool, typer.Option("-f", "--force", help="Send KILL immediately.")]
+Step = Annotated[int | None, typer.Option("--step", min=0, metavar="N", help="Report the step as well.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
 
 
@@ -34,6 +36,7 @@ def register(app: typer.Typer) -> None:
     command(app, "gpupool priority high train-1", "gpupool priority -- -50 sweep-1 sweep-2")(priority)
     command(app, "gpupool delete train-1", "gpupool delete --all --yes", "gpupool delete -f job.yaml")(delete)
     command(app, "gpupool wait train-1", "gpupool wait train-1 train-2 --timeout 2h")(wait)
+    command(app, "gpupool checkpointed", "gpupool checkpointed --step 1200")(checkpointed)
 
 
 def stop(
@@ -242,3 +245,12 @@ def status_of(workload: dict[str, Any]) -> int:
     if workload["state"] == WorkloadState.SUCCEEDED:
         return 0
     return int(workload["exit_status"] or 1)
+
+
+def checkpointed(step: Step = None) -> None:
+    """Report, from a program in the pool, that it has just saved a checkpoint.
+
+    An eviction then loses only the work since this moment. Outside of the pool the command does nothing.
+    """
+    if not report_checkpoint(step):
+        notify("this is no program of a pool: nothing to report")

@@ -19,6 +19,7 @@ from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import ReplicaFolder, RunFolder, boot_id, read_json, write_json
 from gpupool.node.host.preemption_notice import NOTICE_FILE_VARIABLE
+from gpupool.node.host.progress_file import PROGRESS_FILE_VARIABLE
 from gpupool.node.host.records import StartRequest
 from gpupool.node.ports import LaunchRequest, PrepareRequest, ProcessTree, ProgramTraits, Runner
 from gpupool.node.runners.container import cleanup, images
@@ -137,7 +138,11 @@ class ContainerRunner:
     ) -> ContainerSetup:
         parts = gpu_parts(request.spec, request.added_env, self._run.path)
         notices = self._run.notice(request.spec.key).parent
-        own = [Mount(str(notices), str(RUN / notices.name))]
+        progress = self._run.progress(request.spec.key)
+        own = [
+            Mount(str(notices), str(RUN / notices.name)),
+            Mount(str(progress), str(RUN / progress.parent.name / progress.name), read_only=False),
+        ]
         if files is not None:
             own.append(Mount(str(files), str(files), read_only=False))
         return ContainerSetup(
@@ -153,7 +158,9 @@ class ContainerRunner:
     def _moved_env(self, request: StartRequest) -> dict[str, str]:
         """Return variables that name the pool's own files, with the paths inside the container."""
         paths = ContainerPaths(self._run.path)
-        named = {**request.added_env, NOTICE_FILE_VARIABLE: str(self._run.notice(request.spec.key))}
+        key = request.spec.key
+        own = {NOTICE_FILE_VARIABLE: self._run.notice(key), PROGRESS_FILE_VARIABLE: self._run.progress(key)}
+        named = {**request.added_env, **{name: str(path) for name, path in own.items()}}
         return {name: moved for name, value in named.items() if (moved := paths.moved(value)) != value}
 
     def _forbidden(self) -> tuple[str, ...]:

@@ -89,6 +89,9 @@ class WorkloadPage:
     measured: ReplicaSample | None
     chart_query: str
     sent_back: int
+    lost_gpu_s: float
+    step: int | None
+    saved_at: float | None
 
     @property
     def served(self) -> bool:
@@ -129,6 +132,9 @@ async def workload_page(
         measured=services.telemetry.latest_replica(chosen.key) if chosen.live else None,
         chart_query=_chart_query(workload, chosen, now),
         sent_back=sum(replica.interruptions for replica in replicas),
+        lost_gpu_s=sum(replica.lost_gpu_s for replica in replicas),
+        step=max((replica.step for replica in replicas if replica.step is not None), default=None),
+        saved_at=max((replica.saved_at for replica in replicas if replica.saved_at is not None), default=None),
     )
 
 
