@@ -9,13 +9,14 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from e2e_pool import PATIENCE_S, RealPool, alive, eventually, fresh_pool, walk
 
+from accounts import ANN, BOB, as_user
 from gpupool.cli.fast import commands
 
 pytestmark = [
@@ -23,7 +24,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="two accounts need root"),
 ]
 
-ANN, BOB = 54321, 54322
 ASK_OWNER = "Ask an administrator of the pool."
 
 
@@ -31,29 +31,6 @@ ASK_OWNER = "Ask an administrator of the pool."
 def shared() -> Iterator[RealPool]:
     with fresh_pool("1xT4") as made:
         yield made
-
-
-def as_user(uid: int, act: Callable[[], Any]) -> Any:
-    """Return the result of ``act`` in a process of another account (JSON values); errors are returned as text."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            try:
-                result: Any = act()
-            except Exception as error:  # noqa: BLE001 - the answer is what kind it is
-                result = f"{type(error).__name__}: {error}"
-            os.write(write, json.dumps(result).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(answer)
 
 
 class UnixHttp(http.client.HTTPConnection):

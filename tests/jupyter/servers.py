@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,15 +20,16 @@ TOKEN = "token-of-this-test"
 
 
 class JupyterServer:
-    """A server of one folder; its log is in a file."""
+    """A server of one folder; its log is in a file. ``process``: options for starting it, such as another user."""
 
-    def __init__(self, pool: RealPool, folder: Path) -> None:
+    def __init__(self, env: Mapping[str, str], folder: Path, python: str = sys.executable, **process: Any) -> None:
         self.folder = folder
         self.log = folder.with_suffix(f".{os.urandom(4).hex()}.log")
-        command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"]
+        command = [python, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"]
         options = [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={TOKEN}"]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*command, *options], env=pool.env, cwd=folder, stdout=log, stderr=log)
+            streams = {"stdout": log, "stderr": log}
+            self.process = subprocess.Popen([*command, *options], env=env, cwd=folder, **streams, **process)
         self.url = ""
 
     def wait_until_it_answers(self) -> None:
@@ -88,10 +89,12 @@ class JupyterServer:
 
 
 @contextmanager
-def jupyter_server(pool: RealPool, folder: Path) -> Iterator[JupyterServer]:
-    """Yield a running server; at the end it is killed, if it still runs."""
+def jupyter_server(
+    pool: RealPool | Mapping[str, str], folder: Path, python: str = sys.executable, **process: Any
+) -> Iterator[JupyterServer]:
+    """Yield a running server in the environment of a pool; at the end it is killed, if it still runs."""
     folder.mkdir(exist_ok=True)
-    server = JupyterServer(pool, folder)
+    server = JupyterServer(pool.env if isinstance(pool, RealPool) else pool, folder, python, **process)
     try:
         server.wait_until_it_answers()
         yield server

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from e2e_pool import RealPool, fresh_pool
 
+from accounts import ANN, BOB, as_user
 from gpupool.client import Client
 from gpupool.client.ssh.target import SessionProgram, SshTarget, find_target
 from gpupool.client.transport.endpoint import UnixEndpoint
@@ -18,39 +16,11 @@ from gpupool.client.transport.websocket_dialer import WebSocketDialer
 
 pytestmark = [pytest.mark.root, pytest.mark.needs("root", "asyncssh")]
 
-ANN, BOB = 54321, 54322
-
 
 @pytest.fixture(scope="module")
 def system_pool() -> Iterator[RealPool]:
     with fresh_pool("1xT4") as made:
         yield made
-
-
-def as_user(uid: int, act: Callable[[], Any]) -> Any:
-    """The result of ``act`` in a process of another account, as JSON; an error is its text.
-
-    The account cannot execute the tests' Python, which is the superuser's; hence a fork without exec.
-    """
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            try:
-                result: Any = act()
-            except Exception as error:  # noqa: BLE001 - the answer is its kind
-                result = f"{type(error).__name__}: {error}"
-            os.write(write, json.dumps(result).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(answer)
 
 
 def test_workload_of_another_user_is_out_of_reach(system_pool: RealPool) -> None:
