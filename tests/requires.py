@@ -64,6 +64,12 @@ def _native_parts() -> bool:
     return native.missing() is None
 
 
+def ptxas() -> str | None:
+    """Return NVIDIA's assembler: of the package nvidia-cuda-nvcc in .venv-cuda, or of a CUDA toolkit."""
+    packaged = sorted((ROOT / ".venv-cuda").glob("lib/python*/site-packages/nvidia/*/bin/ptxas"))
+    return str(packaged[-1]) if packaged else shutil.which("ptxas")
+
+
 def _debian_mirror() -> bool:
     """Return whether packages of Debian can be downloaded from where apt gets them."""
     if shutil.which("apt-get") is None:
@@ -98,6 +104,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "postgresql": (lambda: postgres_program("initdb") is not None, "PostgreSQL's server (Debian: postgresql)"),
     "prometheus": (_command("prometheus"), "Prometheus (Debian: prometheus)"),
     "promtool": (_command("promtool"), "Prometheus' promtool (Debian: prometheus)"),
+    "ptxas": (lambda: ptxas() is not None, "NVIDIA's assembler ptxas (scripts/cuda-clients)"),
     "ray": (_module("ray"), "the Python package ray"),
     "rsync": (_command("rsync"), "rsync (Debian: rsync)"),
     "ssh": (_command("ssh"), "OpenSSH's client (Debian: openssh-client)"),

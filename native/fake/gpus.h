@@ -8,6 +8,7 @@
  *                          mig <uuid> <memory bytes> <multiprocessors> <profile>
  *   gpu-<i>.state      struct fake_state of GPU i, mapped by every process; made when first needed
  *   gpu-<i>.<k>.state  the same of MIG instance k of GPU i
+ *   faults.conf        faults to simulate, see faults.c; usually absent
  *   *.alive            next to each state file: process slot s is alive while a lock is held on byte s
  *
  * For tests, variables of a program override the context size of gpus.conf (cuda/contexts.c):
@@ -135,6 +136,15 @@ int fake_gpu_count(void);
 const struct fake_gpu *fake_gpu_at(uint32_t index);
 /* 32 hex digits behind "GPU-", "GPU-EMULATED-" or "MIG-", dashes apart. */
 bool fake_uuid_bytes(const char *text, uint8_t bytes[16]);
+
+/* -- faults.c ---------------------------------------------------------------------------------------------------- */
+
+struct fake_faults { /* of one card; all false, 0 and 1 on a healthy one */
+    bool flip, no_peer, vanished, throttle;
+    uint32_t slow_link; /* how many times as long copies take */
+    uint32_t xid;
+};
+struct fake_faults fake_faults_of(uint32_t gpu);
 
 /* -- state.c ----------------------------------------------------------------------------------------------------- */
 

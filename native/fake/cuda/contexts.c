@@ -77,6 +77,7 @@ CUcontext fake_primary_context(struct gpu *gpu) {
 }
 
 CUresult fake_context_open(struct gpu *gpu, bool primary, uint32_t flags, uint32_t version, CUcontext *opened) {
+    if (fake_faults_of(gpu->shared->gpu->index).vanished) return CUDA_ERROR_UNKNOWN;
     CUresult result = arrive(gpu);
     if (result != CUDA_SUCCESS) return result;
     CUcontext context = primary ? fake_primary_context(gpu) : calloc(1, sizeof *context);

@@ -22,6 +22,13 @@ static bool on_card(uint64_t address) {
     return range != NULL && range->gpu != NULL;
 }
 
+/* The time of a copy, longer over the slow link of a card (faults.c). */
+static uint64_t copy_cost(const struct copy *copy, const struct gpu *gpu) {
+    bool inside = fake_copy_on_card(copy);
+    uint64_t ns = fake_copy_cost(copy->width * copy->height * copy->depth, inside);
+    return inside ? ns : ns * fake_faults_of(gpu->shared->gpu->index).slow_link;
+}
+
 bool fake_copy_on_card(const struct copy *copy) { return on_card(copy->from) && on_card(copy->to); }
 
 void fake_run_copy(void *data) {
@@ -76,7 +83,7 @@ CUresult fake_copy(const struct copy *copy, CUstream handle, bool wait) {
     bool stage = from_pages && !to_pages && bytes <= STAGED_BYTES && copy->height == 1 && copy->depth == 1;
     struct copy *kept = keep(copy, stage);
     if (kept == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
-    struct work work = {.cost_ns = fake_copy_cost(bytes, fake_copy_on_card(copy)), .run = fake_run_copy, .data = kept};
+    struct work work = {.cost_ns = copy_cost(copy, stream->context->gpu), .run = fake_run_copy, .data = kept};
     CUcontext context = stream->context;
     struct op *op = fake_issue_held(stream, &work, NULL, 0);
     if (wait || to_pages || (from_pages && !stage)) fake_wait(op);

@@ -90,7 +90,8 @@ API CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
 API CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
     ENTER_DEVICE(gpu, device);
     if (can == NULL || fake_gpu(peer) == NULL) return CUDA_ERROR_INVALID_VALUE;
-    *can = peer != gpu->ordinal;
+    bool broken = fake_faults_of(gpu->shared->gpu->index).no_peer || fake_faults_of(fake_gpu(peer)->shared->gpu->index).no_peer;
+    *can = peer != gpu->ordinal && !broken;
     return CUDA_SUCCESS;
 }
 

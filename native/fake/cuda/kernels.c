@@ -4,7 +4,10 @@
  *   spin_ns(uint64 ns)                   takes as long as its parameter says
  *   vector_add_f32(float *a, float *b, float *c, int32 n)      c = a + b      these compute, on the processor,
  *   saxpy_f32(float a, float *x, float *y, int32 n)            y = a * x + y  when their time is over, so that
- *   fill_u32(uint32 *to, uint32 value, int32 n)                               demonstrations show true results
+ *   fill_u32(uint32 *to, uint32 value, int32 n)                               demonstrations and checks of cards
+ *   fill_pattern_u32(uint32 *to, uint32 seed, uint32 step, int32 n)           show true results
+ *   compare_pattern_u32(uint32 *at, uint32 seed, uint32 step, int32 n, uint32 *result)
+ *   matmul_f32(float *a, float *b, float *c, int32 n)                         c = a * b, n rows of n
  *   any other                            computes nothing; the first in a process is reported on stderr
  *
  * All but the first two take 2 us and, for each round of blocks that the multiprocessors cannot hold at once (2,048
@@ -19,13 +22,15 @@
 #define LEAST_NS UINT64_C(2000)
 #define ROUND_NS UINT64_C(2000)
 #define THREADS UINT64_C(2048)
+#define LARGE_WORDS 65536 /* a region of 256 KiB */
 #define LONGEST_NS UINT64_C(3600000000000)
 
 struct vectors {
     CUcontext context;
     uint64_t from[2], to;
     float factor;
-    uint32_t value;
+    uint32_t value, step;
+    uint64_t result;
     int32_t count;
 };
 
@@ -60,6 +65,57 @@ static void run_fill(void *data) {
     for (int32_t i = 0; i < v->count; i++) to[i] = v->value;
 }
 
+/* A card with a faulty memory cell: one bit of a large region that was filled. */
+static void flip_bit(const struct vectors *v) {
+    if (v->count < LARGE_WORDS || !fake_faults_of(v->context->gpu->shared->gpu->index).flip) return;
+    ((uint32_t *)v->to)[v->count / 2] ^= UINT32_C(1) << 5;
+}
+
+/* Word i of the pattern is seed + i * step. */
+static void run_fill_pattern(void *data) {
+    const struct vectors *v = data;
+    uint32_t *to = (uint32_t *)v->to;
+    if (!reachable(v, 0)) return;
+    for (int32_t i = 0; i < v->count; i++) to[i] = v->value + (uint32_t)i * v->step;
+    flip_bit(v);
+}
+
+/* Adds to result: [0] words that differ; [1] the least index of one; [2] all bits that differ. */
+static void run_compare_pattern(void *data) {
+    const struct vectors *v = data;
+    const uint32_t *at = (const uint32_t *)v->to;
+    if (!reachable(v, 0)) return;
+    if (!fake_range_holds(v->result, 3 * sizeof(uint32_t))) {
+        v->context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
+        return;
+    }
+    uint32_t *result = (uint32_t *)v->result;
+    for (int32_t i = 0; i < v->count; i++) {
+        uint32_t wrong = at[i] ^ (v->value + (uint32_t)i * v->step);
+        if (wrong == 0) continue;
+        result[0]++;
+        if ((uint32_t)i < result[1]) result[1] = (uint32_t)i;
+        result[2] |= wrong;
+    }
+}
+
+static void run_matmul(void *data) {
+    struct vectors all = *(const struct vectors *)data; /* as one row of n * n */
+    int32_t n = all.count;
+    if (n <= 0 || n > 32768) return;
+    all.count = n * n;
+    if (!reachable(&all, 2)) return;
+    const float *a = (const float *)all.from[0], *b = (const float *)all.from[1];
+    float *c = (float *)all.to;
+    for (int32_t row = 0; row < n; row++) {
+        for (int32_t column = 0; column < n; column++) {
+            float sum = 0;
+            for (int32_t k = 0; k < n; k++) sum += a[row * n + k] * b[k * n + column];
+            c[row * n + column] = sum;
+        }
+    }
+}
+
 static void take_vector_add(const uint8_t *p, struct vectors *v) {
     memcpy(&v->from[0], p, 8);
     memcpy(&v->from[1], p + 8, 8);
@@ -80,11 +136,22 @@ static void take_fill(const uint8_t *p, struct vectors *v) {
     memcpy(&v->count, p + 12, 4);
 }
 
+static void take_pattern(const uint8_t *p, struct vectors *v) {
+    memcpy(&v->to, p, 8);
+    memcpy(&v->value, p + 8, 4);
+    memcpy(&v->step, p + 12, 4);
+    memcpy(&v->count, p + 16, 4);
+    memcpy(&v->result, p + 24, 8);
+}
+
 static const struct known known[] = {
     {"spin_ns", 1, {{0, 8}}, NULL, NULL},
     {"vector_add_f32", 4, {{0, 8}, {8, 8}, {16, 8}, {24, 4}}, run_vector_add, take_vector_add},
     {"saxpy_f32", 4, {{0, 4}, {8, 8}, {16, 8}, {24, 4}}, run_saxpy, take_saxpy},
     {"fill_u32", 3, {{0, 8}, {8, 4}, {12, 4}}, run_fill, take_fill},
+    {"fill_pattern_u32", 4, {{0, 8}, {8, 4}, {12, 4}, {16, 4}}, run_fill_pattern, take_pattern},
+    {"compare_pattern_u32", 5, {{0, 8}, {8, 4}, {12, 4}, {16, 4}, {24, 8}}, run_compare_pattern, take_pattern},
+    {"matmul_f32", 4, {{0, 8}, {8, 8}, {16, 8}, {24, 4}}, run_matmul, take_vector_add},
 };
 
 const struct known *fake_known_kernel(const char *name) {

@@ -4,7 +4,7 @@
  *   identity.c   identity of a device: name, UUID, PCI address, versions, capabilities
  *   usage.c      use: memory, processes, utilisation, from the shared state of the fake driver
  *   mig.c        MIG instances
- *   health.c     errors and events: a simulated card has none
+ *   health.c     errors and events: only those of faults.c
  *   physics.c    temperature, power and clocks: plausible constants
  *   links.c      links and distances between cards
  *

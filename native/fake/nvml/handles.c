@@ -15,7 +15,8 @@ nvmlReturn_t fake_check(nvmlDevice_t device) {
     if (fake_check_started() != NVML_SUCCESS) return NVML_ERROR_UNINITIALIZED;
     const struct nvmlDevice_st *first = &devices[0][0], *last = &devices[FAKE_GPUS - 1][FAKE_MIGS];
     bool known = device >= first && device <= last && device->gpu != NULL;
-    return known ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+    if (!known) return NVML_ERROR_INVALID_ARGUMENT;
+    return fake_faults_of(device->gpu->index).vanished ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 nvmlDevice_t fake_handle(uint32_t gpu, int mig) {
@@ -60,6 +61,7 @@ API const char *nvmlErrorString(nvmlReturn_t result) {
     case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
     case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
     case NVML_ERROR_TIMEOUT: return "Timeout";
+    case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
     default: return "Unknown Error";
     }
 }
@@ -75,6 +77,7 @@ API nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetC
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
     if (fake_check_started() != NVML_SUCCESS) return NVML_ERROR_UNINITIALIZED;
     if (device == NULL || (int)index >= fake_gpu_count()) return NVML_ERROR_INVALID_ARGUMENT;
+    if (fake_faults_of(index).vanished) return NVML_ERROR_GPU_IS_LOST;
     *device = fake_handle(index, -1);
     return NVML_SUCCESS;
 }
@@ -97,7 +100,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *devic
     if (uuid == NULL || device == NULL) return NVML_ERROR_INVALID_ARGUMENT;
     for (uint32_t g = 0; (int)g < fake_gpu_count(); g++) {
         nvmlDevice_t found = find_on(g, uuid);
-        if (found == NULL) continue;
+        if (found == NULL || fake_faults_of(g).vanished) continue;
         *device = found;
         return NVML_SUCCESS;
     }

@@ -1,4 +1,5 @@
-/* Errors and events: a simulated card has none. */
+/* Errors and events: a simulated card has none, except an XID that faults.c asks for. */
+#include <stdatomic.h>
 #include <time.h>
 
 #include "fake_nvml.h"
@@ -39,8 +40,10 @@ API nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, uns
     return NVML_SUCCESS;
 }
 
+#define EVENT_XID 8ull
+
 struct nvmlEventSet_st {
-    int unused;
+    _Atomic uint64_t waiting; /* bit g: card g is registered for XIDs and has not reported one */
 };
 static struct nvmlEventSet_st the_only_set;
 
@@ -56,14 +59,28 @@ API nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
 }
 
 API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set) {
-    (void)types;
     nvmlReturn_t checked = fake_check(device);
     if (checked != NVML_SUCCESS) return checked;
-    return set == &the_only_set ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+    if (set != &the_only_set) return NVML_ERROR_INVALID_ARGUMENT;
+    if (types & EVENT_XID) atomic_fetch_or(&set->waiting, UINT64_C(1) << device->gpu->index);
+    return NVML_SUCCESS;
+}
+
+/* The next XID of a registered card. */
+static bool next_xid(struct nvmlEventSet_st *set, nvmlEventData_t *data) {
+    for (uint32_t g = 0; (int)g < fake_gpu_count(); g++) {
+        uint64_t bit = UINT64_C(1) << g;
+        uint32_t xid = fake_faults_of(g).xid;
+        if (xid == 0 || (atomic_fetch_and(&set->waiting, ~bit) & bit) == 0) continue;
+        *data = (nvmlEventData_t){.device = fake_handle(g, -1), .eventType = EVENT_XID, .eventData = xid};
+        return true;
+    }
+    return false;
 }
 
 API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms) {
     if (set != &the_only_set || data == NULL) return NVML_ERROR_INVALID_ARGUMENT;
+    if (next_xid(set, data)) return NVML_SUCCESS;
     struct timespec wait = {timeout_ms / 1000, (long)(timeout_ms % 1000) * 1000000};
     nanosleep(&wait, NULL);
     return NVML_ERROR_TIMEOUT;

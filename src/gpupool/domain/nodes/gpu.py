@@ -9,6 +9,11 @@ from enum import StrEnum
 from gpupool.domain.nodes.sharing import Sharing, traits_of
 from gpupool.domain.units import WHOLE_GPU
 
+# XIDs that a faulty program causes on a healthy GPU (the set that NVIDIA's Kubernetes device plugin skips).
+XID_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
+# XIDs after which the GPU still works: a remapped row, many corrected errors, an error contained in one program.
+XID_DEGRADED = frozenset({63, 92, 94})
+
 
 class GpuHealth(StrEnum):
     """Health of a GPU: whether it may be allocated."""

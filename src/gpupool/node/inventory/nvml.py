@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from gpupool import __version__
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.nodes.gpu import Gpu, GpuHealth, NodeReport
+from gpupool.domain.nodes.gpu import XID_DEGRADED, XID_OF_PROGRAMS, Gpu, GpuHealth, NodeReport
 from gpupool.domain.nodes.telemetry import GpuSample
 from gpupool.node.inventory.host import read_host
 from gpupool.node.inventory.mig import has_mig, mig_gpu, mig_handles
@@ -26,11 +26,6 @@ _UNCORRECTED = 1
 _SINCE_DRIVER_LOAD = 0
 _EVENTS_PER_POLL = 64
 _MAX_XIDS_PER_GPU = 16
-
-# XIDs that a faulty program causes on a healthy GPU (the set that NVIDIA's Kubernetes device plugin skips).
-_XID_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
-# XIDs after which the GPU still works: a remapped row, many corrected errors, an error contained in one program.
-_XID_DEGRADED = frozenset({63, 92, 94})
 
 Finding = tuple[GpuHealth, str]
 # nvmlGpuTopologyLevel_t of nvml.h
@@ -287,7 +282,7 @@ class XidWatch:
 
     def seen(self, uuid: str) -> tuple[int, ...]:
         """Return the latest XIDs of a GPU, oldest first, without those caused by faulty programs."""
-        return tuple(x for x in self._seen.get(uuid, ()) if x not in _XID_OF_PROGRAMS)
+        return tuple(x for x in self._seen.get(uuid, ()) if x not in XID_OF_PROGRAMS)
 
 
 def judge(queries: Queries, handle: Any, xids: tuple[int, ...]) -> Finding:
@@ -303,7 +298,7 @@ def judge(queries: Queries, handle: Any, xids: tuple[int, ...]) -> Finding:
 def _xid_findings(xids: tuple[int, ...]) -> list[Finding]:
     found = []
     for xid in dict.fromkeys(xids):
-        health = GpuHealth.DEGRADED if xid in _XID_DEGRADED else GpuHealth.FAILED
+        health = GpuHealth.DEGRADED if xid in XID_DEGRADED else GpuHealth.FAILED
         found.append((health, f"XID {xid} reported (reset the card, then restart the agent)"))
     return found
 

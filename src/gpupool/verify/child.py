@@ -1,0 +1,187 @@
+"""The checks that use CUDA, in a process of their own: ``python -m gpupool.verify.child CHECK [--emulated]``.
+
+The GPU to check is the first of ``CUDA_VISIBLE_DEVICES``. Prints a JSON list of checks, or for ``peers`` one of pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable
+from ctypes import c_float, c_uint, c_uint32, c_uint64, c_void_p
+from itertools import permutations
+
+from gpupool.verify.driver import Context, Cuda, CudaError, Value
+from gpupool.verify.results import Check, Outcome
+
+_MIB = 1024 * 1024
+_GIB = 1024 * _MIB
+_WORD_BYTES = 4
+_VECTOR_ELEMENTS = 50_000
+_MATRIX_ROWS = 256
+_ALL_BITS = 0xFFFFFFFF
+_ALPHA = 3.0
+# Seed and step of each pattern: all zeros, all ones, alternating bits, and a different word at each address.
+_PATTERNS = ((0, 0), (_ALL_BITS, 0), (0x55555555, 0), (0xAAAAAAAA, 0), (0x12345678, 0x9E3779B1))
+_MAX_PATTERN_BYTES, _EMULATED_PATTERN_BYTES = _GIB, 16 * _MIB
+_COPY_BYTES, _EMULATED_COPY_BYTES = 256 * _MIB, 16 * _MIB
+_COPIES = 4
+_FILLS_BEFORE, _FILLS = 4, 2
+
+
+def compute(_emulated: bool) -> list[Check]:
+    """Create a context and compare the results of three kernels with exact values."""
+    started = time.monotonic()
+    cuda = Cuda()
+    context = Context(cuda)
+    start_ms = (time.monotonic() - started) * 1000
+    free, total = context.memory_bytes()
+    values = {"start_ms": start_ms, "memory_mib": total / _MIB, "free_mib": free / _MIB}
+    opened = Check("context", values=values | {"compute_capability": context.capability})
+    return [opened, _vector_add(context), _saxpy(context), _matmul(context)]
+
+
+def _vector_add(context: Context) -> Check:
+    count = _VECTOR_ELEMENTS
+    one = (c_float * count)(*range(count))
+    other = (c_float * count)(*(2 * i for i in range(count)))
+    with context.memory(3 * count * _WORD_BYTES) as base:
+        a, b, c = (c_uint64(base.value + part * count * _WORD_BYTES) for part in range(3))
+        context.upload(a, one)
+        context.upload(b, other)
+        context.launch("vector_add_f32", count, (a, b, c, c_uint32(count)))
+        context.download(one, c)
+    return _exact("vector-add", sum(one[i] != 3 * i for i in range(count)), count)
+
+
+def _saxpy(context: Context) -> Check:
+    count = _VECTOR_ELEMENTS
+    y = (c_float * count)(*range(count))
+    with context.memory(2 * count * _WORD_BYTES) as x_at:
+        y_at = c_uint64(x_at.value + count * _WORD_BYTES)
+        context.upload(x_at, y)
+        context.upload(y_at, y)
+        context.launch("saxpy_f32", count, (c_float(_ALPHA), x_at, y_at, c_uint32(count)))
+        context.download(y, y_at)
+    return _exact("saxpy", sum(y[i] != (_ALPHA + 1) * i for i in range(count)), count)
+
+
+def _matmul(context: Context) -> Check:
+    """Multiply matrices of small integers, exact in float, and check the product by a vector (Freivalds)."""
+    rows = _MATRIX_ROWS
+    size = rows * rows
+    a = (c_float * size)(*((i * 7 + i // rows) % 5 - 2 for i in range(size)))
+    b = (c_float * size)(*((i * 3 + i // rows) % 7 - 3 for i in range(size)))
+    c = (c_float * size)()
+    with context.memory(3 * size * _WORD_BYTES) as base:
+        at = [c_uint64(base.value + part * size * _WORD_BYTES) for part in range(3)]
+        context.upload(at[0], a)
+        context.upload(at[1], b)
+        arguments: list[Value] = [*at, c_uint32(rows)]
+        context.launch("matmul_f32", size, arguments)  # the first launch is slower
+        with context.timed() as seconds:
+            context.launch("matmul_f32", size, arguments)
+        context.download(c, at[2])
+    vector = [(i * 37) % 11 - 5 for i in range(rows)]
+    wanted = _times(list(a), _times(list(b), vector))
+    wrong = sum(one != other for one, other in zip(_times(list(c), vector), wanted, strict=True))
+    check = _exact("matmul", wrong, rows)
+    return Check(check.name, check.outcome, check.note, {"matmul_gflops": 2 * rows**3 / seconds[0] / 1e9})
+
+
+def _times(matrix: list[float], vector: list[float] | list[int]) -> list[float]:
+    """Return the product of a square matrix and a vector."""
+    rows = len(vector)
+    return [
+        sum(x * y for x, y in zip(matrix[row * rows : (row + 1) * rows], vector, strict=True)) for row in range(rows)
+    ]
+
+
+def _exact(name: str, wrong: int, count: int) -> Check:
+    if wrong:
+        return Check(name, Outcome.FAIL, f"{wrong} of {count} results are wrong")
+    return Check(name)
+
+
+def memory(emulated: bool) -> list[Check]:
+    """Fill memory with patterns and compare it."""
+    context = Context(Cuda())
+    free, _ = context.memory_bytes()
+    size = min(_EMULATED_PATTERN_BYTES if emulated else _MAX_PATTERN_BYTES, free // 2) // _WORD_BYTES * _WORD_BYTES
+    words = c_uint32(size // _WORD_BYTES)
+    tested = {"tested_mib": size / _MIB}
+    fill_s = math.inf
+    with context.memory(size) as at, context.memory(3 * _WORD_BYTES) as result:
+        for seed, step in _PATTERNS:
+            found = (c_uint * 3)(0, _ALL_BITS, 0)
+            context.upload(result, found)
+            pattern = (at, c_uint32(seed), c_uint32(step), words)
+            for _ in range(_FILLS_BEFORE):  # they hide the time between the calls of the timed ones
+                context.launch("fill_pattern_u32", words.value, pattern)
+            with context.timed() as seconds:
+                for _ in range(_FILLS):
+                    context.launch("fill_pattern_u32", words.value, pattern)
+            fill_s = min(fill_s, seconds[0] / _FILLS)
+            context.launch("compare_pattern_u32", words.value, (*pattern, result))
+            context.download(found, result)
+            if found[0]:
+                return [Check("memory", Outcome.FAIL, _memory_note(list(found), seed, step), tested)]
+    return [Check("memory", values=tested | {"memory_gib_s": size / _GIB / fill_s})]
+
+
+def _memory_note(found: list[int], seed: int, step: int) -> str:
+    wrong, first, bits = found
+    words = f"{wrong} word{'s' if wrong != 1 else ''}"
+    pattern = f"pattern {seed:#010x}" if not step else f"address pattern {seed:#010x}"
+    return f"{words} of memory changed: first at offset {first * _WORD_BYTES:#x}, bits {bits:#010x}, {pattern}"
+
+
+def copies(emulated: bool) -> list[Check]:
+    """Measure copies between pinned memory and the GPU."""
+    context = Context(Cuda())
+    free, _ = context.memory_bytes()
+    size = min(_EMULATED_COPY_BYTES if emulated else _COPY_BYTES, free // 2)
+    rates = {}
+    with context.memory(size) as device, context.pinned(size) as host:
+        for name, back in (("host_to_device_gib_s", False), ("device_to_host_gib_s", True)):
+            rates[name] = size / _GIB / min(_copy_s(context, device, host, size, back=back) for _ in range(_COPIES))
+    return [Check("copies", values=rates)]
+
+
+def _copy_s(context: Context, device: c_uint64, host: c_void_p, size: int, *, back: bool) -> float:
+    context.copy(device, host, size, back=back)  # hides the time between the calls of the timed copy
+    with context.timed() as seconds:
+        context.copy(device, host, size, back=back)
+    return seconds[0]
+
+
+def peers() -> list[tuple[str, str, bool]]:
+    """Return for each ordered pair of visible GPUs, by the digits of their UUIDs, whether one can access the other."""
+    cuda = Cuda()
+    names = [cuda.uuid_hex(ordinal) for ordinal in range(cuda.count)]
+    return [(names[i], names[j], cuda.can_access(i, j)) for i, j in permutations(range(len(names)), 2)]
+
+
+CHECKS: dict[str, Callable[[bool], list[Check]]] = {"compute": compute, "memory": memory, "copies": copies}
+
+
+def main(arguments: list[str]) -> int:
+    """Run one check and print its result."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    name, emulated = arguments[0], "--emulated" in arguments
+    if name == "peers":
+        sys.stdout.write(json.dumps(peers()))
+        return 0
+    try:
+        found = CHECKS[name](emulated)
+    except (CudaError, OSError) as error:
+        found = [Check(name, Outcome.FAIL, str(error))]
+    sys.stdout.write(json.dumps([check.to_dict() for check in found]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

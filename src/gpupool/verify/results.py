@@ -1,0 +1,139 @@
+"""Results of checks: outcomes, cards and the whole report, with their JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import Any, Self
+
+SUSPECT_BELOW = 0.9  # of the median of the same model
+MIN_CARDS_TO_COMPARE = 3  # with two, the median says nothing about which one is slow
+NODE = "node"
+RATES = frozenset({"host_to_device_gib_s", "device_to_host_gib_s", "memory_gib_s"})  # compared; more is better
+
+
+class Outcome(StrEnum):
+    """The outcome of a check, in order of severity."""
+
+    OK = "ok"
+    SKIPPED = "skipped"  # it could not be done here; the note says why
+    SUSPECT = "suspect"  # it works, but worse than it should
+    FAIL = "fail"
+
+
+_SEVERITY = {outcome: place for place, outcome in enumerate(Outcome)}
+_EXIT_STATUS = {Outcome.OK: 0, Outcome.SKIPPED: 0, Outcome.SUSPECT: 1, Outcome.FAIL: 2}
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the most severe outcome: fail, suspect, ok; ``skipped`` only if nothing was checked."""
+    found = set(outcomes)
+    done = found - {Outcome.SKIPPED}
+    return max(done or found or {Outcome.SKIPPED}, key=_SEVERITY.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check: its outcome, a sentence (required unless ok), and measured values.
+
+    The name of a value ends with its unit.
+    """
+
+    name: str
+    outcome: Outcome = Outcome.OK
+    note: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"name": self.name, "outcome": str(self.outcome), "note": self.note, "values": dict(self.values)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the check of a JSON form. Raises KeyError or ValueError if it is not one."""
+        values = {str(name): float(value) for name, value in data["values"].items()}
+        return cls(str(data["name"]), Outcome(data["outcome"]), str(data["note"]), values)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What was checked: one GPU, or the node (``uuid`` empty, ``index`` -1); and its checks."""
+
+    index: int
+    uuid: str
+    model: str
+    checks: tuple[Check, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return the most severe outcome of its checks."""
+        return worst(check.outcome for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        checks = [check.to_dict() for check in self.checks]
+        named = {"index": self.index, "uuid": self.uuid, "model": self.model}
+        return {**named, "outcome": str(self.outcome), "checks": checks}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of one run on one node. ``emulated``: the GPUs are simulated, so rates mean nothing."""
+
+    node: str
+    level: int
+    emulated: bool
+    driver_version: str
+    checks: tuple[Check, ...]
+    gpus: tuple[Subject, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return the most severe outcome of the node and its GPUs."""
+        return worst([*(check.outcome for check in self.checks), *(gpu.outcome for gpu in self.gpus)])
+
+    @property
+    def exit_status(self) -> int:
+        """Return 0 for ok, 1 for suspect, 2 for fail."""
+        return _EXIT_STATUS[self.outcome]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, in the form of ``verify.schema.json``."""
+        return {
+            "version": 1,
+            "node": self.node,
+            "level": self.level,
+            "emulated": self.emulated,
+            "driver_version": self.driver_version,
+            "outcome": str(self.outcome),
+            "checks": [check.to_dict() for check in self.checks],
+            "gpus": [gpu.to_dict() for gpu in self.gpus],
+        }
+
+
+def compare_with_peers(gpus: tuple[Subject, ...]) -> tuple[Subject, ...]:
+    """Return the GPUs with rates below 90 % of the median of their model as suspect.
+
+    A model with fewer than three measured GPUs is not compared.
+    """
+    return tuple(
+        Subject(gpu.index, gpu.uuid, gpu.model, tuple(_compared(check, gpu.model, gpus) for check in gpu.checks))
+        for gpu in gpus
+    )
+
+
+def _compared(check: Check, model: str, gpus: tuple[Subject, ...]) -> Check:
+    if check.outcome is not Outcome.OK:
+        return check
+    for name in sorted(RATES & check.values.keys()):
+        peers = [
+            other.values[name] for gpu in gpus if gpu.model == model for other in gpu.checks if name in other.values
+        ]
+        usual = median(peers)
+        if len(peers) >= MIN_CARDS_TO_COMPARE and check.values[name] < SUSPECT_BELOW * usual:
+            part = 100 * check.values[name] / usual
+            note = f"{name} is {check.values[name]:.4g}: {part:.0f} % of the median of this model ({usual:.4g})"
+            return Check(check.name, Outcome.SUSPECT, note, check.values)
+    return check

@@ -1,0 +1,170 @@
+"""``python -m gpupool.verify`` on the simulated driver: healthy GPUs, every injected fault, and children that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from native_harness import FakeGpu, clean_environment, fake_gpus_folder
+
+from gpupool.verify.children import ChildError, ask_child
+from gpupool.verify.schema import verify_schema
+
+GPUS = tuple(FakeGpu(uuid=f"GPU-00000000-0000-0000-0000-00000000000{index}") for index in (1, 2, 3))
+FAULTY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine with three simulated GPUs of one model."""
+
+    driver: Path
+    gpus: Path
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return the environment of a program that uses the simulated driver."""
+        own = {"LD_LIBRARY_PATH": str(self.driver), "GPUPOOL_FAKE_GPUS": str(self.gpus)}
+        return clean_environment() | own | more
+
+    def break_gpu(self, fault: str) -> None:
+        """Give one GPU this fault."""
+        (self.gpus / "faults.conf").write_text(f"# for a test\n{FAULTY} {fault}\n")
+
+    def verify(self, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Run the checks."""
+        command = [sys.executable, "-m", "gpupool.verify", "--node", "n1", *options]
+        return subprocess.run(command, env=self.environment(**more), capture_output=True, text=True, check=False)
+
+    def report(self, *options: str, **more: str) -> tuple[int, dict[str, Any]]:
+        """Return the exit status and the report, which agrees with the schema."""
+        done = self.verify("--json", *options, **more)
+        report = json.loads(done.stdout)
+        jsonschema.validate(report, verify_schema(), cls=jsonschema.Draft202012Validator)
+        return done.returncode, report
+
+
+@pytest.fixture
+def machine(native_out: Path, tmp_path: Path) -> Machine:
+    return Machine(native_out / "fake", fake_gpus_folder(tmp_path / "gpus", GPUS))
+
+
+def findings(report: dict[str, Any]) -> dict[tuple[int, str], str]:
+    """Return the notes of the checks of GPUs that are suspect or failed, by index and name."""
+    return {
+        (gpu["index"], check["name"]): check["note"]
+        for gpu in report["gpus"]
+        for check in gpu["checks"]
+        if check["outcome"] in {"suspect", "fail"}
+    }
+
+
+def test_healthy_gpus_pass_every_check(machine: Machine) -> None:
+    status, report = machine.report()
+    assert findings(report) == {}
+    assert status == 0
+    assert (report["node"], report["level"], report["emulated"]) == ("n1", 1, True)
+    assert [gpu["uuid"] for gpu in report["gpus"]] == [gpu.uuid for gpu in GPUS]
+    names = [check["name"] for check in report["gpus"][0]["checks"]]
+    assert names == [
+        "present", "context", "vector-add", "saxpy", "matmul", "memory", "copies", "link", "ecc", "throttling",
+        "persistence", "peers", "xid",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "note"),
+    [
+        ("flip", "memory", "1 word of memory changed: first at offset 0x800000, bits 0x00000020"),
+        ("slow-link 8", "link", "the PCIe link has 2 of 16 lanes"),
+        ("slow-link 8", "copies", "% of the median of this model"),
+        ("no-peer", "peers", "no peer access to any other GPU"),
+        ("xid 79", "xid", "the GPU reported XID 79"),
+        ("vanished", "present", "the GPU has disappeared"),
+        ("throttle", "throttling", "hardware thermal slowdown"),
+    ],
+)
+def test_fault_is_found_on_its_gpu_only(machine: Machine, fault: str, check: str, note: str) -> None:
+    machine.break_gpu(fault)
+    status, report = machine.report()
+    found = findings(report)
+    assert status == 2
+    assert note in found[FAULTY, check]
+    assert {index for index, _ in found} == {FAULTY}
+    assert [gpu["outcome"] for gpu in report["gpus"]] == ["ok", "fail", "ok"]
+
+
+def test_xid_that_programs_cause_is_no_fault(machine: Machine) -> None:
+    machine.break_gpu("xid 31")
+    assert machine.report()[0] == 0
+
+
+def test_xid_that_degrades_a_gpu_makes_it_suspect(machine: Machine) -> None:
+    machine.break_gpu("xid 94")
+    status, report = machine.report()
+    assert status == 1
+    assert list(findings(report)) == [(FAULTY, "xid")]
+
+
+def test_gpu_that_vanished_is_named_by_its_uuid_in_a_workload(machine: Machine) -> None:
+    machine.break_gpu("vanished")
+    status, report = machine.report(CUDA_VISIBLE_DEVICES=",".join(gpu.uuid for gpu in GPUS))
+    assert status == 2
+    assert [(gpu["uuid"], gpu["outcome"]) for gpu in report["gpus"]] == [
+        (GPUS[0].uuid, "ok"),
+        (GPUS[1].uuid, "fail"),
+        (GPUS[2].uuid, "ok"),
+    ]
+
+
+def test_only_the_chosen_gpu_is_checked(machine: Machine) -> None:
+    machine.break_gpu("flip")
+    status, report = machine.report("--gpu", "2")
+    assert status == 0
+    assert [gpu["index"] for gpu in report["gpus"]] == [2]
+
+
+def test_table_says_that_results_are_emulated(machine: Machine) -> None:
+    done = machine.verify()
+    assert done.returncode == 0
+    assert "The GPUs are emulated" in done.stdout
+    assert "GPU 2 of n1 (Fake T4 (emulated)): ok" in done.stdout
+
+
+@pytest.mark.parametrize("options", [["--gpu", "7"], []])
+def test_nothing_to_check_is_an_error(machine: Machine, options: list[str]) -> None:
+    if not options:
+        (machine.gpus / "gpus.conf").unlink()
+    done = machine.verify(*options)
+    assert done.returncode == 3
+    assert done.stderr.startswith("gpupool verify: ")
+
+
+def test_child_that_hangs_is_killed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in machine.environment().items():
+        monkeypatch.setenv(name, value)
+    started = time.monotonic()
+    with pytest.raises(ChildError, match="the GPU hangs"):
+        ask_child("memory", [GPUS[0].uuid], emulated=True, timeout_s=0)
+    assert time.monotonic() - started < 60
+
+
+def test_child_that_uses_too_much_memory_is_killed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in machine.environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ChildError, match="more than 1 MiB"):
+        ask_child("memory", [GPUS[0].uuid], emulated=True, max_memory_mib=1)
+
+
+def test_child_that_crashes_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with pytest.raises(ChildError, match="SIGSEGV"):
+        ask_child("memory", [GPUS[0].uuid], emulated=True)
