@@ -93,6 +93,14 @@ def test_workspace_starts_with_a_size_and_stops(people: Site) -> None:
     assert "Starting lab: GPUs none." in notice(people, people.post(f"{page}/start", ANN_UID, gpus="0"))
 
 
+def test_form_reserves_the_gpus_of_a_new_workspace(people: Site) -> None:
+    made = people.post("/workspaces", ANN_UID, name="kept", gpus="1", reserved="yes")
+    assert "Workspace kept created on here." in notice(people, made)
+    assert "1 (reserved)" in words(people.get("/workspaces", ANN_UID).text)
+    refused = people.post("/workspaces", ANN_UID, page="/workspaces", name="part", gpus="0.5", reserved="yes")
+    assert "Only whole GPUs" in words(refused.text)
+
+
 def test_waiting_session_shows_its_wait_reason(people: Site) -> None:
     row = new(people)
     people.world.do(people.world.submit(ADMIN, gpus={"count": 2}, kind="interactive"))

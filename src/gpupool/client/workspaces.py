@@ -36,7 +36,7 @@ class Workspaces:
         """Return a workspace."""
         return self._connection.ask(ApiCall("GET", _path(ref)), WorkspaceView)
 
-    def create_workspace(
+    def create_workspace(  # noqa: PLR0913 - the fields of a workspace, by name
         self,
         name: str,
         gpus: Gpus | None = None,
@@ -45,13 +45,15 @@ class Workspaces:
         image: str | None = None,
         environment: str | None = None,
         node: str | None = None,
+        reserved: bool = False,
     ) -> WorkspaceView:
-        """Create a stopped workspace.
+        """Create a stopped workspace; ``reserved``: its GPUs stay with it while it is stopped.
 
         ``environment`` is a Python of the node (``python3.11``), or the path of a ``uv.lock`` (next to its
         ``pyproject.toml``), ``requirements.txt`` or ``conda.yml``: its first session makes an environment in the home.
         """
-        body = {"name": name, "project": project, "gpus": _gpus(gpus), "image": image, "node": node}
+        body: dict[str, Any] = {"name": name, "project": project, "gpus": _gpus(gpus), "image": image, "node": node}
+        body |= {"reserved": reserved or None}
         return self._changed("POST", "/v1/workspaces", body | environment_fields(environment or ""))
 
     def start_workspace(self, ref: str, gpus: Gpus | None = None, **limits: Any) -> WorkspaceView:
@@ -65,9 +67,9 @@ class Workspaces:
         """Stop the session of a workspace; its files stay."""
         return self._changed("POST", f"{_path(ref)}/stop", {"force": force})
 
-    def assign_gpus(self, ref: str, gpus: Gpus) -> WorkspaceView:
-        """Set the GPUs of the next start; the workspace must be stopped."""
-        return self._changed("POST", f"{_path(ref)}/gpus", {"gpus": _gpus(gpus)})
+    def assign_gpus(self, ref: str, gpus: Gpus, *, reserved: bool = False) -> WorkspaceView:
+        """Set the GPUs of the next start, reserved or not; the workspace must be stopped."""
+        return self._changed("POST", f"{_path(ref)}/gpus", {"gpus": _gpus(gpus), "reserved": reserved or None})
 
     def clone_workspace(self, ref: str, name: str, snapshot: str | None = None) -> WorkspaceView:
         """Create a workspace with a copy of the files of another one, or of its snapshot."""

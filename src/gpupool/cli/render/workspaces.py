@@ -24,7 +24,7 @@ def _row(row: Json, now: float) -> tuple[object, ...]:
         row["name"],
         row["user"],
         row["state"],
-        gpus_text(row["session_gpus"] or row["gpus"]),
+        gpus_text(row["session_gpus"] or row["gpus"]) + (" (reserved)" if row.get("reserved") else ""),
         row["node"],
         disk_text(row),
         len(row["snapshots"]) or "-",
@@ -60,6 +60,19 @@ def gpus_text(gpus: Json) -> str:
     return " ".join([text, *gpus["models"]])
 
 
+def reserved_text(row: Json) -> str:
+    """Return ``, reserved: ...`` with the state of a reservation; nothing without one."""
+    if not row.get("reserved"):
+        return ""
+    words = {
+        "running": "held for it",
+        "suspended": "its session uses them",
+        "queued": f"waiting for them, see 'gpupool why {row['reservation']}'",
+        None: "released; assign them again",
+    }
+    return f", reserved: {words.get(row['reservation_state'], row['reservation_state'])}"
+
+
 def workspace_details(row: Json, now: float, style: Style) -> list[str]:
     """Return the details of one workspace."""
     rows = [
@@ -67,7 +80,7 @@ def workspace_details(row: Json, now: float, style: Style) -> list[str]:
         ("Owner", f"{row['user']}, project {row['project']}"),
         ("State", row["state"]),
         ("Session", f"{row['session']}, GPUs: {gpus_text(row['session_gpus'])}" if row["session"] else "none"),
-        ("Next start", f"GPUs: {gpus_text(row['gpus'])}"),
+        ("Next start", f"GPUs: {gpus_text(row['gpus'])}{reserved_text(row)}"),
         ("Node", f"{row['node']}, which stores its files"),
         ("Image", row["image"]),
         ("Environment", row["environment"]),

@@ -133,10 +133,11 @@ class TaskFailure:
 class Workspace:
     """A named home of a user on one node. ``name`` is unique among the workspaces of the user.
 
-    ``gpus`` are those of its next start. ``environment`` is empty, or that of which its session makes an environment
-    in the home: a Python (``python``, ``python3.11``), or a file (a key of ``ENVIRONMENT_FILES``). ``image``
-    is the container image of its session (empty: none). ``disk_bytes`` is what home and snapshots use together, as
-    measured at ``measured_at``. ``used_at`` is the end of its last session, or its creation.
+    ``gpus`` are those of its next start; ``reserved``: they stay with it while it is stopped. ``environment`` is empty,
+    or that of which its session makes an environment in the home: a Python (``python``, ``python3.11``), or a file (a
+    key of ``ENVIRONMENT_FILES``). ``image`` is the container image of its session (empty: none). ``disk_bytes`` is what
+    home and snapshots use together, as measured at ``measured_at``. ``used_at`` is the end of its last session, or its
+    creation.
     """
 
     id: str
@@ -155,6 +156,7 @@ class Workspace:
     measured_at: float | None = None
     task: WorkspaceTask | None = None
     failure: TaskFailure | None = None
+    reserved: bool = False
 
     def snapshot(self, ref: str) -> Snapshot:
         """Return a snapshot by name or id. Raises ``GpupoolError(NOT_FOUND)``."""

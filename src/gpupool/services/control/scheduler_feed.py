@@ -15,7 +15,7 @@ from datetime import UTC, tzinfo
 
 from gpupool.domain.events import Reason
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.nodes.gpu import Node
+from gpupool.domain.nodes.gpu import GpuHealth, Node, NodeState
 from gpupool.domain.nodes.reservation import Reservation
 from gpupool.domain.people.access import Department, Project, ProjectRules, User
 from gpupool.domain.work.lifecycle import EVICTED, keeps_place
@@ -167,6 +167,16 @@ class SchedulerFeed:
         """Handle the deletion of a project."""
         self._projects.pop(name, None)
         self.invalidate()
+
+    def may_start_on(self, workload: Workload, row: Replica, lease: Lease) -> bool:
+        """Return True if a pending replica may start now on the GPUs of a lease: nothing holds it, and they work."""
+        node = self._nodes.find(lease.node)
+        if node is None or node.state is not NodeState.UP:
+            return False
+        failed = {gpu.uuid for gpu in node.report.gpus if gpu.health is GpuHealth.FAILED}
+        working = {gpu.uuid for gpu in node.report.gpus} - failed
+        ready = row.not_before <= self._now() and self.held(workload) is None
+        return ready and working.issuperset(share.gpu_uuid for share in lease.shares)
 
     def fence_after_s(self, workload: Workload, node: str) -> float | None:
         """Return ``NodeRegistry.fence_after_s``."""

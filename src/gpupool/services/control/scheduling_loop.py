@@ -17,7 +17,7 @@ from gpupool.domain.work.lifecycle import POOL, grant_lease
 from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.scheduling.values import Eviction, Grant
 from gpupool.services.control.engine import Engine
-from gpupool.services.lifecycle import transitions
+from gpupool.services.lifecycle import reserved_gpus, transitions
 from gpupool.services.state.client_binding import ClientBindings
 from gpupool.services.state.mirror import Draft
 
@@ -46,6 +46,8 @@ class SchedulingLoop:
             began = self._engine.ports.clock.monotonic()
             try:
                 self._impatient = self._engine.feed.impatient()  # read before deciding: each gets one cycle first
+                if self._engine.mirror.reservations:
+                    await self._engine.transact(self._settle_reservations)
                 if self._engine.feed.has_pending():
                     await self._engine.transact(self._decide)
                 await self._engine.transact(self._stop_hopeless)
@@ -59,6 +61,9 @@ class SchedulingLoop:
             # Pause for as long as the cycle took: a small pool answers at once, a large one is not always scheduling.
             await asyncio.sleep(min(MAX_PAUSE_S, took_s))
 
+    def _settle_reservations(self, draft: Draft) -> None:
+        reserved_gpus.settle(draft, self._engine.mirror, self._engine.feed.may_start_on)
+
     def _decide(self, draft: Draft) -> None:
         decisions = self._engine.feed.decide(draft.now)
         if decisions.more:
@@ -71,6 +76,10 @@ class SchedulingLoop:
             replica = draft.replica(grant.workload, grant.index)
             if workload is None or replica is None or grant.workload in unknown:
                 continue  # skip the whole workload: its members may be a gang
+            if reserved_gpus.holds_for(draft, workload):
+                self._engine.feed.invalidate()  # it was queued since: the next cycle gives it its own GPUs
+                self._engine.work.set()
+                continue
             epoch = draft.next_epoch()
             lease = _lease(epoch, workload, replica, grant, draft.now)
             fence_after_s = self._engine.feed.fence_after_s(workload, grant.node)

@@ -26,10 +26,14 @@ from gpupool.services.control.engine import Engine
 from gpupool.services.control.lookup import Lookup
 from gpupool.services.explain.estimates import EstimateService
 from gpupool.services.explain.forked_worker import ForkedWorker
+from gpupool.services.lifecycle.reserved_gpus import is_reservation
 
 CHECK_INTERVAL_S = 1.0
+MAX_NAMED_RESERVATIONS = 3
 MAX_NOTICES_PER_CHECK = 32  # for the others, `gpupool why` has the answer
 ASSUMED_COST_S = 5e-5  # time for an estimate for each live workload, before the first measurement
+
+_WAITS_FOR_GPUS = frozenset({WaitCode.WAITING_FOR_GPU, WaitCode.GANG})
 
 log = structlog.get_logger("gpupool.wait_reason")
 
@@ -96,7 +100,21 @@ class WaitReasonService:
         if found is not None and workload.program.workspace:
             node = dict(workload.gpus.labels).get(NODE)
             found = replace(found, sentence=join_clauses(found.sentence, f"its workspace is stored on {node}"))
+        if found is not None and found.code in _WAITS_FOR_GPUS and (held := self._reserved_gpus(workload)):
+            found = replace(found, sentence=join_clauses(found.sentence, held))
         return found or Explanation(WaitCode.STARTING_SOON, f"{workload.name} is about to start.")
+
+    def _reserved_gpus(self, workload: Workload) -> str:
+        """Return a clause about the GPUs that are held for stopped workspaces; empty if there are none."""
+        mirror = self._engine.mirror
+        found = [mirror.workloads[id_] for id_ in mirror.reservations.values() if id_ != workload.id]
+        holding = [each for each in found if mirror.counts[each.id][ReplicaState.RUNNING]]
+        if not holding:
+            return ""
+        names = ", ".join(f"{each.name} ({each.user})" for each in holding[:MAX_NAMED_RESERVATIONS])
+        more = f" and {len(holding) - MAX_NAMED_RESERVATIONS} more" if len(holding) > MAX_NAMED_RESERVATIONS else ""
+        gpus = sum(each.gpus.count for each in holding)
+        return f"{gpus} GPU{'s are' if gpus > 1 else ' is'} reserved for stopped workspaces: {names}{more}"
 
     def held(self, workload: Workload, held: BlockReason) -> Explanation:
         """Explain why a workload is not in the queue."""
@@ -108,6 +126,8 @@ class WaitReasonService:
             return self._closed(workload)
         if held is BlockReason.FOLDER:
             return self._explain_folder(workload)
+        if is_reservation(workload):
+            return Explanation(WaitCode.SUSPENDED, "its workspace uses the GPUs, or waits for them in its place.")
         return Explanation(
             WaitCode.SUSPENDED,
             f"{workload.name} is suspended.",

@@ -9,7 +9,7 @@ from gpupool.domain.ids import Epoch
 from gpupool.domain.work import lifecycle
 from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
-from gpupool.services.lifecycle import gangs
+from gpupool.services.lifecycle import gangs, reserved_gpus
 from gpupool.services.state.mirror import Draft
 
 _LOST = frozenset({ReplicaState.FAILED, ReplicaState.STOPPED})
@@ -25,6 +25,8 @@ def end(draft: Draft, workload: Workload, replica: Replica, report: ExitReport) 
         return _start_again(draft, workload, after, epoch)
     if epoch is None or after.state.placed:
         return after
+    if workload.program.workspace:
+        reserved_gpus.give_back(draft, workload, after, epoch)
     if workload.kind is WorkloadKind.EXEC:
         _release_emptied_lease(draft, workload)
     else:

@@ -35,7 +35,7 @@ class Mirror:
     """Live workloads, their replicas, and unreleased leases, indexed for the services.
 
     ``execs`` has the placed programs that run on the GPUs of another workload's lease. ``sessions`` has the workload
-    that uses the home of each workspace.
+    that uses the home of each workspace, ``reservations`` the lease that holds its reserved GPUs.
     """
 
     def __init__(self) -> None:
@@ -47,6 +47,7 @@ class Mirror:
         self.placed: dict[str, set[ReplicaId]] = defaultdict(set)
         self.execs: dict[Epoch, set[ReplicaId]] = defaultdict(set)
         self.sessions: dict[str, WorkloadId] = {}
+        self.reservations: dict[str, WorkloadId] = {}
         self.ended: OrderedDict[WorkloadId, EndedWorkload] = OrderedDict()
         self.last_epoch = Epoch(0)
 
@@ -91,10 +92,14 @@ class Mirror:
         """Return the live workload that uses the home of a workspace."""
         return self.workloads.get(self.sessions.get(workspace, WorkloadId("")))
 
+    def reservation_of(self, workspace: str) -> Workload | None:
+        """Return the live lease that holds, or waits for, the reserved GPUs of a workspace."""
+        return self.workloads.get(self.reservations.get(workspace, WorkloadId("")))
+
     def _put_workload(self, workload: Workload) -> None:
         self.workloads[workload.id] = workload
         if workload.program.workspace:
-            self.sessions[workload.program.workspace] = workload.id
+            self._by_workspace(workload)[workload.program.workspace] = workload.id
 
     def _put_replica(self, row: Replica) -> None:
         key = (row.workload, row.index)
@@ -147,8 +152,11 @@ class Mirror:
                 self.ended.popitem(last=False)
         self.counts.pop(workload, None)
         gone = self.workloads.pop(workload, None)
-        if gone is not None and self.sessions.get(gone.program.workspace) == workload:
-            del self.sessions[gone.program.workspace]
+        if gone is not None and self._by_workspace(gone).get(gone.program.workspace) == workload:
+            del self._by_workspace(gone)[gone.program.workspace]
+
+    def _by_workspace(self, workload: Workload) -> dict[str, WorkloadId]:
+        return self.reservations if workload.kind is WorkloadKind.LEASE else self.sessions
 
 
 class Draft:
@@ -183,6 +191,11 @@ class Draft:
     def workload(self, workload: WorkloadId) -> Workload | None:
         """Return a workload as drafted."""
         return self._workloads.get(workload) or self._mirror.workloads.get(workload)
+
+    def reservation_of(self, workspace: str) -> Workload | None:
+        """Return the lease for the reserved GPUs of a workspace, as drafted."""
+        found = self._mirror.reservation_of(workspace)
+        return None if found is None else self.workload(found.id)
 
     def replica(self, workload: WorkloadId, index: int) -> Replica | None:
         """Return a replica as drafted."""

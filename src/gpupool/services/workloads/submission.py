@@ -25,6 +25,7 @@ from gpupool.services.access.permissions import Permissions, forbidden
 from gpupool.services.access.workspaces import WorkspaceAccess
 from gpupool.services.control.engine import Engine
 from gpupool.services.control.lookup import Lookup
+from gpupool.services.lifecycle.reserved_gpus import is_reservation
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.state.mirror import Draft
 from gpupool.specs.request import Submitter, WorkloadRequest, digest_of, references, to_workload
@@ -246,7 +247,7 @@ class SubmissionService:
         async def build(draft: Draft) -> Workload:
             if workload.kind is not WorkloadKind.EXEC:
                 self._check_queue(actor, workload)  # others may have been written since it was prepared
-            if workload.program.workspace:
+            if workload.program.workspace and not is_reservation(workload):
                 self._check_stopped(workload.program.workspace)
             draft.put_workload(workload)
             for row in replicas:
@@ -286,6 +287,12 @@ class SubmissionService:
         if host.kind is WorkloadKind.EXEC:
             raise GpupoolError(
                 ErrorCode.WRONG_STATE, f"{host.name} uses another workload's GPUs.", "Name that workload."
+            )
+        if is_reservation(host):
+            raise GpupoolError(
+                ErrorCode.WRONG_STATE,
+                f"The GPUs of {host.name} are reserved for a workspace.",
+                "Start the workspace and use its session.",
             )
         draft.take(lifecycle.grant_lease(workload, replica, holder.lease, holder.node or "", draft.now))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import structlog
 
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.work.workload import WorkloadKind
 from gpupool.domain.work.workspace import Workspace
 from gpupool.services.control.engine import Engine
 from gpupool.services.ports.store import ChangeSet
@@ -29,7 +30,8 @@ class WorkspaceMeter:
         engine.on_commit(self._note)
 
     def _note(self, changes: ChangeSet) -> None:
-        self._used.update(w.program.workspace for w in changes.workloads if w.program.workspace)
+        users = (w for w in changes.workloads if w.kind is not WorkloadKind.LEASE)
+        self._used.update(w.program.workspace for w in users if w.program.workspace)
 
     async def run(self) -> None:
         """Measure for ever."""

@@ -32,8 +32,10 @@ from gpupool.scheduling.state.cluster import NODE, Shapes
 from gpupool.services.access.permissions import forbidden
 from gpupool.services.access.workspaces import DiskUse, WorkspaceAccess
 from gpupool.services.control.engine import Engine
+from gpupool.services.lifecycle.reserved_gpus import same_size
 from gpupool.services.state.node_registry import NodeRegistry
 from gpupool.services.workloads.service import WorkloadService
+from gpupool.services.workloads.submission import Prepared
 from gpupool.services.workspaces.meter import WorkspaceMeter
 from gpupool.services.workspaces.tasks import WorkspaceTasks
 from gpupool.specs.request import parse_request
@@ -47,7 +49,7 @@ SESSION_PROGRAM = "node/files/workspace_session.py"
 class NewWorkspace:
     """A request for a workspace; without ``node`` the pool chooses one where the GPUs fit.
 
-    ``files`` are those of its environment.
+    ``files`` are those of its environment. ``reserved``: the GPUs stay with it while it is stopped.
     """
 
     name: str
@@ -57,6 +59,7 @@ class NewWorkspace:
     environment: str = ""
     node: str = ""
     files: tuple[EnvironmentFile, ...] = ()
+    reserved: bool = False
 
 
 class WorkspaceService:
@@ -101,6 +104,10 @@ class WorkspaceService:
         """Return the live workload that uses its home."""
         return self._engine.mirror.session_of(workspace.id)
 
+    def reservation(self, workspace: Workspace) -> Workload | None:
+        """Return the live lease for its reserved GPUs; it is suspended while a session uses them."""
+        return self._engine.mirror.reservation_of(workspace.id)
+
     def limited_disk(self, workspace: Workspace) -> list[DiskUse]:
         """Return the sums of disk to which a workspace counts and that have a limit."""
         return [use for use in self._access.disk_uses(workspace.user, workspace.project) if use.limit_mib is not None]
@@ -119,7 +126,12 @@ class WorkspaceService:
         node = self._choose_node(wanted, project.rules.node_pools)
         row = self._new_row(actor, wanted.name, project.name, node)
         row = replace(row, gpus=wanted.gpus, image=wanted.image, environment=wanted.environment)
-        return await self._insert(actor, row, self._task(TaskKind.CREATE, files=wanted.files))
+        row = replace(row, reserved=wanted.reserved)
+        reservation = await self._prepare_reservation(actor, row) if wanted.reserved else None
+        made = await self._insert(actor, row, self._task(TaskKind.CREATE, files=wanted.files))
+        if reservation is not None:
+            await self._workloads.submission.write(actor, reservation)
+        return made
 
     async def clone(self, actor: Actor, ref: str, name: str, snapshot: str = "") -> Workspace:
         """Create a workspace with a copy of the files of another one, or of its snapshot, on the same node."""
@@ -210,6 +222,12 @@ class WorkspaceService:
         workspace = self._access.find(actor, ref)
         self._check(workspace, WorkspaceAction.START)
         asked = workspace.gpus if gpus is None else gpus
+        if asked.count and self.reservation(workspace) is not None and not same_size(asked, workspace.gpus):
+            raise GpupoolError(
+                ErrorCode.WRONG_STATE,
+                f"{workspace.name} has reserved GPUs of another size.",
+                f"Start it with these or without GPUs, or change them: `gpupool workspace assign {workspace.name}`.",
+            )
         command = [NODE_PROGRAM, SESSION_PROGRAM, *filter(None, (workspace.environment,))]
         body = {
             "name": workspace.name,
@@ -221,11 +239,17 @@ class WorkspaceService:
             **gpu_body(asked, ComputePolicy.GUARANTEE),
             **{name: value for name, value in options.items() if value is not None},
         }
-        owner = actor if actor.user == workspace.user else Actor(workspace.user, Role.MEMBER, actor.via, workspace.uid)
-        workload, _ = await self._workloads.submit(owner, parse_request(body))
-        if asked != workspace.gpus:
+        workload, _ = await self._workloads.submit(self._owner(actor, workspace), parse_request(body))
+        if asked != workspace.gpus and not workspace.reserved:
             await self._change(actor, workspace, lambda row: replace(row, gpus=asked), "has other GPUs")
         return workload
+
+    @staticmethod
+    def _owner(actor: Actor, workspace: Workspace) -> Actor:
+        """Return the owner of a workspace as the actor: its workloads always belong to the owner."""
+        if actor.user == workspace.user:
+            return actor
+        return Actor(workspace.user, Role.MEMBER, actor.via, workspace.uid)
 
     async def stop(self, actor: Actor, ref: str, *, force: bool = False) -> Workspace:
         """Stop the session; do nothing if there is none."""
@@ -236,18 +260,58 @@ class WorkspaceService:
             await self._workloads.stop(actor, session.id, force=force)
         return workspace
 
-    async def assign(self, actor: Actor, ref: str, gpus: GpuRequest) -> Workspace:
-        """Set the GPUs of the next start. Raises WRONG_STATE unless it is stopped, IMPOSSIBLE_REQUEST."""
+    async def assign(self, actor: Actor, ref: str, gpus: GpuRequest, *, reserved: bool = False) -> Workspace:
+        """Set the GPUs of the next start; they stay with the workspace if they are ``reserved``.
+
+        GPUs that were reserved before are released. Raises WRONG_STATE unless it is stopped, IMPOSSIBLE_REQUEST,
+        OVER_LIMIT.
+        """
         workspace = self._access.find(actor, ref)
         self._check(workspace, WorkspaceAction.ASSIGN)
         pools = self._identities.project(workspace.project).rules.node_pools
         check_possible(self._engine.feed.scheduler.placer, pinned(gpus, workspace.node), 0.0, 0, pools)
 
+        after = replace(workspace, gpus=gpus, reserved=reserved)
+        reservation = await self._prepare_reservation(actor, after) if reserved else None
+
         def change(row: Workspace) -> Workspace:
             self._check(row, WorkspaceAction.ASSIGN)
-            return replace(row, gpus=gpus)
+            return replace(row, gpus=gpus, reserved=reserved)
 
-        return await self._change(actor, workspace, change, "has other GPUs")
+        row = await self._change(actor, workspace, change, "has other GPUs")
+        await self._release(actor, workspace)
+        if reservation is not None:
+            await self._workloads.submission.write(actor, reservation)
+        return row
+
+    async def _prepare_reservation(self, actor: Actor, row: Workspace) -> Prepared:
+        """Return the lease that holds the GPUs of a workspace while it is stopped. Raises ``GpupoolError``."""
+        if not row.gpus.count or not row.gpus.whole:
+            raise GpupoolError(
+                ErrorCode.INVALID_REQUEST,
+                "Only whole GPUs and MIG instances can be reserved.",
+                "Request a whole GPU (`-g 1`), or leave out --reserved.",
+            )
+        body = {
+            "name": f"{row.name}-reserved",
+            "kind": "lease",
+            "project": row.project,
+            **gpu_body(row.gpus, ComputePolicy.GUARANTEE),
+        }
+        made = await self._workloads.submission.prepare(self._owner(actor, row), parse_request(body))
+        workload = replace(
+            made.workload,
+            gpus=pinned(made.workload.gpus, row.node),
+            program=replace(made.workload.program, workspace=row.id),
+            limits=replace(made.workload.limits, idle_timeout_s=None),
+        )
+        return replace(made, workload=workload)
+
+    async def _release(self, actor: Actor, workspace: Workspace) -> None:
+        """Release the reserved GPUs of a stopped workspace."""
+        found = self.reservation(workspace)
+        if found is not None:
+            await self._workloads.stop(actor, found.id)
 
     # Copies
 
@@ -293,6 +357,9 @@ class WorkspaceService:
         Returns None if it is deleted already. Raises WRONG_STATE unless it is stopped.
         """
         workspace = self._access.find(actor, ref)
+        if not forget:
+            self._check(workspace, WorkspaceAction.DELETE)
+        await self._release(actor, workspace)
         if forget:
             await self._forget(actor, workspace)
             return None

@@ -60,8 +60,9 @@ class WorkspaceRow:
 
     @property
     def size(self) -> str:
-        """The GPUs of its session, else those of its next start."""
-        return size_text(self.workspace.gpus if self.session is None else self.session.gpus)
+        """The GPUs of its session, else those of its next start, and whether they are reserved."""
+        size = size_text(self.workspace.gpus if self.session is None else self.session.gpus)
+        return f"{size} (reserved)" if self.workspace.reserved else size
 
     @property
     def about(self) -> str:
@@ -173,7 +174,7 @@ def _new_workspace(form: Form) -> NewWorkspace:
     }
     form_input.validate(WorkspaceBody, fields)
     fields["environment"] = fields.get("environment", "").replace(":", "")
-    return NewWorkspace(**fields, gpus=_size(form) or GpuRequest())
+    return NewWorkspace(**fields, gpus=_size(form) or GpuRequest(), reserved=form.is_checked("reserved"))
 
 
 def _size(form: Form, before: GpuRequest | None = None) -> GpuRequest | None:

@@ -60,6 +60,7 @@ async def create(services: Services, caller: Member, body: WorkspaceBody) -> Res
         body.environment.replace(":", ""),
         body.node or "",
         tuple(EnvironmentFile(name, text) for name, text in sorted(body.environment_files.items())),
+        body.reserved,
     )
     return await _settled(services, await services.workspaces.create(caller, wanted), 201)
 
@@ -95,7 +96,7 @@ async def stop(services: Services, caller: Member, workspace: Ref, body: StopWor
 @router.post("/{workspace}/gpus", response_model=WorkspaceView)
 async def assign(services: Services, caller: Member, workspace: Ref, body: AssignBody) -> Response:
     """Set the GPUs of its next start; it must be stopped."""
-    row = await services.workspaces.assign(caller, workspace, gpu_request(body.gpus))
+    row = await services.workspaces.assign(caller, workspace, gpu_request(body.gpus), reserved=body.reserved)
     return answer(workspace_view(services, row))
 
 
@@ -141,7 +142,7 @@ async def _settled(services: PoolServices, row: Workspace, status: int = 200) ->
 def workspace_view(services: PoolServices, row: Workspace) -> WorkspaceView:
     """Return the view of a workspace."""
     session, state = services.workspaces.session(row), services.workspaces.state(row)
-    now = services.workloads.now()
+    reservation, now = services.workspaces.reservation(row), services.workloads.now()
     return WorkspaceView(
         id=row.id,
         name=row.name,
@@ -162,6 +163,9 @@ def workspace_view(services: PoolServices, row: Workspace) -> WorkspaceView:
         failure=None if row.failure is None else ReasonView(code=row.failure.code, message=row.failure.message),
         session=None if session is None else session.id,
         session_gpus=None if session is None else gpu_request_view(_unpinned(session.gpus), session.compute),
+        reserved=row.reserved,
+        reservation=None if reservation is None else reservation.id,
+        reservation_state=None if reservation is None else reservation.state,
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 from gpupool.api.schemas.base import Body, View
 from gpupool.api.schemas.bodies import Name
 from gpupool.api.schemas.work.workloads import GpuRequestView, ReasonView
+from gpupool.domain.work.workload import WorkloadState
 from gpupool.domain.work.workspace import MAX_ENVIRONMENT_BYTES, TaskKind, WorkspaceState
 from gpupool.specs.fields.containers import Image
 from gpupool.specs.fields.quantities import ProjectName
@@ -28,7 +29,8 @@ class WorkspaceBody(Body):
     """A new workspace.
 
     ``environment``: its first session makes an environment in the home, of a Python of the node or of the file with
-    this name in ``environment_files``. ``uv.lock`` needs ``pyproject.toml``.
+    this name in ``environment_files``. ``uv.lock`` needs ``pyproject.toml``. ``reserved``: its GPUs, whole ones, stay
+    with it while it is stopped.
     """
 
     name: Name
@@ -38,6 +40,7 @@ class WorkspaceBody(Body):
     environment: Environment = ""
     environment_files: dict[FileName, FileText] = Field(default_factory=dict)
     node: NodeName | None = None
+    reserved: bool = False
 
 
 class StartBody(Body):
@@ -58,9 +61,10 @@ class StopWorkspaceBody(Body):
 
 
 class AssignBody(Body):
-    """The GPUs of the next start."""
+    """The GPUs of the next start; ``reserved``: they stay with the workspace while it is stopped."""
 
     gpus: GpuSpec
+    reserved: bool = False
 
 
 class CloneBody(Body):
@@ -96,7 +100,9 @@ class WorkspaceView(View):
 
     ``session`` is the workload that uses its home (null: none). ``disk_bytes`` is what home and snapshots used at
     ``measured_at``. ``used_at`` is the end of its last session; ``unused``: that was long ago. ``failure`` is the
-    reason why its last change of files failed.
+    reason why its last change of files failed. ``reserved``: its GPUs stay with it while it is stopped;
+    ``reservation`` is then the lease that holds them (null: it was released), in the state ``reservation_state``:
+    running (held), suspended (its session uses them) or queued.
     """
 
     id: str
@@ -118,6 +124,9 @@ class WorkspaceView(View):
     failure: ReasonView | None
     session: str | None
     session_gpus: GpuRequestView | None
+    reserved: bool = False
+    reservation: str | None = None
+    reservation_state: WorkloadState | None = None
 
 
 class WorkspaceList(View):

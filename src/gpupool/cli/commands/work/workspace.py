@@ -12,7 +12,7 @@ from gpupool.cli import completion
 from gpupool.cli.commands.common import AsJson, add_group, command, with_options
 from gpupool.cli.commands.work.workspace_archive import export, import_
 from gpupool.cli.output import confirm, notify, out_style, show, show_json
-from gpupool.cli.render.workspaces import disk_text, gpus_text, workspace_details, workspace_lines
+from gpupool.cli.render.workspaces import disk_text, gpus_text, reserved_text, workspace_details, workspace_lines
 from gpupool.cli.request.request_body import gpu_request
 from gpupool.cli.terminal import write_stderr
 from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
@@ -31,8 +31,10 @@ NewName = Annotated[str, typer.Argument(metavar="NEW", help="The name of the new
 SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="The name of the snapshot.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
 _SIZES = tuple(option for option in GPU_OPTIONS if option.name not in {"compute", "pool", "filter"})
+_RESERVED = Option("reserved", "--reserved", OptionKind.FLAG, "Keep the whole GPUs for it while it is stopped.", GPUS)
 _CREATE = (
     *_SIZES,
+    _RESERVED,
     Option("project", "--project", OptionKind.TEXT, "Use the quota of this project; default: yours.", GPUS, "NAME"),
     Option("image", "-i --image", OptionKind.TEXT, "Run its session in this container image.", GPUS, "IMAGE"),
     Option(
@@ -75,7 +77,7 @@ def register(app: typer.Typer) -> None:
     command(group, "gpupool workspace stop bob")(stop)
     command(group, "gpupool workspace list", name="list")(list_workspaces)
     command(group, "gpupool workspace show bob", name="show")(show_workspace)
-    command(group, "gpupool workspace assign bob -g 2", "gpupool workspace assign bob --gpu-model a100")(assign)
+    command(group, "gpupool workspace assign bob -g 2", "gpupool workspace assign bob -g 1 --reserved")(assign)
     command(group, "gpupool workspace unassign bob")(unassign)
     command(group, "gpupool workspace clone bob bob2", "gpupool workspace clone bob bob2 --snapshot clean")(clone)
     command(group, "gpupool workspace snapshot bob clean")(snapshot)
@@ -93,7 +95,9 @@ def create(
     **values: Any,
 ) -> None:
     """Create a stopped workspace on a node; it keeps its home there until it is deleted."""
-    body: dict[str, Any] = {field: values[field] for field in ("project", "image", "node") if field in values}
+    body: dict[str, Any] = {
+        field: values[field] for field in ("project", "image", "node", "reserved") if field in values
+    }
     body |= {"name": name} | environment_fields(values.get("env", "")) | _size(values)
     made = change(open_pool(), "workspaces", body)
     if json:
@@ -184,13 +188,16 @@ def show_workspace(name: Name, json: AsJson = False) -> None:
         show(workspace_details(found, time.time(), out_style()))
 
 
-@with_options(_SIZES)
+@with_options((*_SIZES, _RESERVED))
 def assign(name: Name, **values: Any) -> None:
-    """Set the GPUs of the next start; the workspace must be stopped."""
+    """Set the GPUs of the next start; the workspace must be stopped.
+
+    GPUs that were reserved for it before are released.
+    """
     size = _size(values)
     if not size:
         raise typer.BadParameter("give the GPUs, for example -g 1")
-    _assign(name, size["gpus"])
+    _assign(name, size["gpus"], reserved=values.get("reserved", False))
 
 
 def unassign(name: Name) -> None:
@@ -198,9 +205,9 @@ def unassign(name: Name) -> None:
     _assign(name, {"count": 0})
 
 
-def _assign(name: str, gpus: dict[str, Any]) -> None:
-    found = open_pool().post(workspace_path(name, "gpus"), {"gpus": gpus})
-    notify(f"GPUs of the next start of workspace {name}: {gpus_text(found['gpus'])}")
+def _assign(name: str, gpus: dict[str, Any], *, reserved: bool = False) -> None:
+    found = open_pool().post(workspace_path(name, "gpus"), {"gpus": gpus} | ({"reserved": True} if reserved else {}))
+    notify(f"GPUs of the next start of workspace {name}: {gpus_text(found['gpus'])}{reserved_text(found)}")
 
 
 def clone(
