@@ -489,6 +489,12 @@ def test_users_and_nodes_are_changed(pool: FakePool, gpupool: Any) -> None:
     pool.answers["POST /v1/nodes/gpu1/cordon"] = {"name": "gpu1", "state": "cordoned"}
     assert b"gpu1 is cordoned" in gpupool("cordon", "gpu1", "--reason", "new driver").stderr
     assert pool.requests[-1][2] == {"reason": "new driver"}
+    pool.answers["POST /v1/nodes/gpu1/cordon"] = {"name": "gpu1", "state": "up"}
+    assert b"GPU 2 of gpu1 is cordoned" in gpupool("node", "cordon", "gpu1", "--gpu", "2").stderr
+    assert pool.requests[-1][2] == {"reason": "", "gpu": 2}
+    pool.answers["POST /v1/nodes/gpu1/uncordon"] = {"name": "gpu1", "state": "up"}
+    assert b"GPU 2 of gpu1 is uncordoned" in gpupool("uncordon", "gpu1", "--gpu", "2").stderr
+    assert pool.requests[-1][2] == {"gpu": 2}
 
 
 # Getting in

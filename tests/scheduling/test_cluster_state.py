@@ -45,6 +45,26 @@ def test_taken_gpus_are_not_free_until_freed() -> None:
     )
 
 
+def test_cordoned_gpu_is_unavailable_also_after_new_readings() -> None:
+    state = ClusterState()
+    made = node("a 2xT4")
+    state.set_node(replace(made, cordoned_gpus={"a-1": "memory errors"}))
+    assert state.available[0].tolist() == [True, False]
+    state.set_gpus("a", made.report.gpus)
+    assert state.available[0].tolist() == [True, False]
+    assert state.healthy[0].tolist() == [True, True]
+    state.set_node(made)
+    assert state.available[0].tolist() == [True, True]
+
+
+def test_cordon_of_a_card_covers_its_mig_instances() -> None:
+    made = node("a 2xT4")
+    gpus = tuple(replace(gpu, parent_uuid="GPU-card") for gpu in made.report.gpus)
+    state = ClusterState()
+    state.set_node(replace(made, report=replace(made.report, gpus=gpus), cordoned_gpus={"GPU-card": "why"}))
+    assert not state.available.any()
+
+
 def test_repeated_take_and_free_count_once() -> None:
     state = cluster("a 1xT4")
     state.take(KEY, half("a-0"))

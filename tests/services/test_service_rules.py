@@ -9,6 +9,7 @@ from pool_world import ADMIN, ANN, World, refused
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
+from gpupool.domain.nodes.gpu import NodeState
 from gpupool.domain.people.access import Project, ProjectRules
 from gpupool.domain.work.workload import WorkloadState
 
@@ -114,6 +115,31 @@ def test_work_on_forcibly_removed_node_is_lost(world: World) -> None:
             (Reason.NODE_LOST, "here left the pool"),
             (Reason.NODE_LOST, "here left the pool"),
         ]
+
+    world.do(story())
+
+
+def test_cordoned_gpu_gets_no_work_and_keeps_its_own(world: World) -> None:
+    async def story() -> None:
+        nodes = world.services.nodes
+        count = len((await nodes.node("here")).report.gpus)
+        first = await world.submit(gpus={"count": 1})
+        await world.settle()
+        lease = world.services.nodes.leases_on("here")[0]
+        used = lease.shares[0].gpu_index
+        await refused(lambda: nodes.cordon_gpu(ANN, "here", used, ""), ErrorCode.FORBIDDEN)
+        await refused(lambda: nodes.cordon_gpu(ADMIN, "here", 77, ""), ErrorCode.NOT_FOUND)
+        cordoned = await nodes.cordon_gpu(ADMIN, "here", used, "memory errors")
+        assert (cordoned.state, list(cordoned.cordoned_gpus.values())) == (NodeState.UP, ["memory errors"])
+        await world.settle()
+        assert await world.state(first.id) is RUNNING
+        whole_node = await world.submit(gpus={"count": count})
+        await world.services.workloads.stop(ADMIN, first.id)
+        await world.settle()
+        assert await world.state(whole_node.id) is QUEUED
+        await nodes.uncordon_gpu(ADMIN, "here", used)
+        await world.settle()
+        assert await world.state(whole_node.id) is RUNNING
 
     world.do(story())
 

@@ -304,4 +304,5 @@ NODES = st.builds(
     state=st.sampled_from(NodeState),
     cordon_reason=SENTENCES,
     sharing=st.dictionaries(SENTENCES, st.sampled_from(Sharing), max_size=2),
+    cordoned_gpus=st.dictionaries(SENTENCES, SENTENCES, max_size=2),
 )

@@ -67,7 +67,7 @@ def test_member_sees_no_buttons_and_cannot_send_their_forms(site: Site) -> None:
     for path in ("/nodes", HERE, f"{HERE}/gpus/0"):
         assert 'method="post"' not in site.get(path, MEMBER_UID).text.partition("<main")[2], path
     before = node(site)
-    for path in ("cordon", "uncordon", "labels", "sharing", "gpus/0/sharing"):
+    for path in ("cordon", "uncordon", "labels", "sharing", "gpus/0/sharing", "gpus/0/cordon"):
         answer = site.post(f"{HERE}/{path}", MEMBER_UID, reason="mine", drain="on", labels="pool=mine", mode="whole")
         assert (path, answer.status_code) == (path, 403)
     assert node(site) == before
@@ -83,6 +83,19 @@ def test_cordon_and_uncordon(site: Site) -> None:
     assert site.post(f"{HERE}/cordon", reason="x" * 501).status_code == 422
     assert site.post(f"{HERE}/uncordon").status_code == 303
     assert (node(site).state, node(site).cordon_reason) == (NodeState.UP, "")
+
+
+def test_cordon_and_uncordon_of_one_gpu(site: Site) -> None:
+    gpu = f"{HERE}/gpus/0"
+    done = site.post(f"{gpu}/cordon", reason="memory errors")
+    assert (done.status_code, done.headers["location"]) == (303, gpu)
+    assert node(site).state is NodeState.UP
+    assert list(node(site).cordoned_gpus.values()) == ["memory errors"]
+    assert "cordoned: memory errors" in words(site.get(gpu).text)
+    assert "cordoned: memory errors" in words(site.get(HERE).text)
+    assert site.post(f"{gpu}/cordon", reason="x" * 501).status_code == 422
+    assert site.post(f"{gpu}/uncordon").status_code == 303
+    assert node(site).cordoned_gpus == {}
 
 
 def test_labels_are_added_changed_and_removed(site: Site) -> None:

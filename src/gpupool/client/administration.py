@@ -25,17 +25,16 @@ class Administration:
 
     # Nodes
 
-    def cordon(self, name: str, reason: str = "", *, drain: bool = False) -> NodeView:
-        """Cordon a node; ``drain`` also queues its training again."""
-        body = {"reason": reason} | ({"drain": True} if drain else {})
+    def cordon(self, name: str, reason: str = "", *, drain: bool = False, gpu: int | None = None) -> NodeView:
+        """Cordon a node, or only the GPU with an index; ``drain`` also queues the node's training again."""
+        body = {"reason": reason} | ({"drain": True} if drain else {}) | ({} if gpu is None else {"gpu": gpu})
         call = ApiCall("POST", f"/v1/nodes/{quote_segment(name)}/cordon", json=body, repeatable=True)
         return self._connection.ask(call, NodeView)
 
-    def uncordon(self, name: str) -> NodeView:
-        """Uncordon a node."""
-        return self._connection.ask(
-            ApiCall("POST", f"/v1/nodes/{quote_segment(name)}/uncordon", repeatable=True), NodeView
-        )
+    def uncordon(self, name: str, *, gpu: int | None = None) -> NodeView:
+        """Uncordon a node, or only the GPU with an index."""
+        path = f"/v1/nodes/{quote_segment(name)}/uncordon"
+        return self._connection.ask(ApiCall("POST", path, json={"gpu": gpu}, repeatable=True), NodeView)
 
     def declare_lost(self, name: str, reason: str = "") -> int:
         """Declare a node lost that is known to be off, and return the number of its replicas."""

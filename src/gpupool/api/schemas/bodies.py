@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from gpupool.api.schemas.base import Body
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
@@ -31,14 +31,31 @@ Permille = Annotated[int, Field(ge=0, le=MAX_PERMILLE)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9 ._+-]{0,61}[A-Za-z0-9])?$")]
+GpuIndex = Annotated[int, Field(ge=0, le=1_000_000)]
 ReplicaIndex = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class CordonBody(Body):
-    """Why a node shall take nothing new; ``drain``: its training goes back to the queue as well."""
+    """Why a node shall take nothing new; ``drain``: its training goes back to the queue as well.
+
+    ``gpu``: only the GPU with this index is cordoned; it cannot be drained.
+    """
 
     reason: Note = ""
     drain: bool = False
+    gpu: GpuIndex | None = None
+
+    @model_validator(mode="after")
+    def _check_drain(self) -> Self:
+        if self.drain and self.gpu is not None:
+            raise ValueError("drain applies to a whole node")
+        return self
+
+
+class UncordonBody(Body):
+    """``gpu``: only the GPU with this index takes work again; null: the node."""
+
+    gpu: GpuIndex | None = None
 
 
 class LostBody(Body):
@@ -51,7 +68,7 @@ class SharingBody(Body):
     """The mode for parts of a GPU (by its index), or of all GPUs of the node without one of their own; null: none."""
 
     mode: Sharing | None
-    gpu: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    gpu: GpuIndex | None = None
 
 
 LABEL = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"

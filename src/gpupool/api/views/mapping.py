@@ -73,6 +73,8 @@ def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[Holding]) -> GpuView:
         holders=[_holder_view(h) for h in holdings],
         sharing=policy or next(iter(node.report.sharing), ""),
         sharing_policy=policy,
+        available=node.accepts(gpu),
+        cordon_reason=node.cordon_of(gpu),
     )
 
 
@@ -102,7 +104,7 @@ def node_view(node: Node, gpus: list[GpuView], leases: Iterable[Lease]) -> NodeV
         memory_allocated_mib=sum(lease.memory_mib for lease in held),
         sharing_policy=node.sharing.get(NODE_POLICY),
         capacity=_resources(node, report.gpus),
-        allocatable=_resources(node, [gpu for gpu in report.gpus if gpu.available]),
+        allocatable=_resources(node, [gpu for gpu in report.gpus if node.accepts(gpu)]),
         silent_s=None,
         head=None,
     )

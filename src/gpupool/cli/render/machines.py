@@ -67,8 +67,10 @@ def _gpu_row(gpu: Json) -> tuple[object, ...]:
 
 
 def health_text(gpu: Json) -> str:
-    """Return ``ok``, or the fault of the GPU."""
-    return f"{gpu['health']} ({gpu['health_note']})" if gpu["health_note"] else str(gpu["health"])
+    """Return ``ok``, or the fault of the GPU, and why it is cordoned."""
+    health = f"{gpu['health']} ({gpu['health_note']})" if gpu["health_note"] else str(gpu["health"])
+    cordon = gpu.get("cordon_reason")
+    return f"{health}, cordoned ({cordon})" if cordon else health
 
 
 def holders_text(gpu: Json) -> str:

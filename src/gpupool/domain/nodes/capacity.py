@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpupool.domain.nodes.gpu import GpuHealth, Node, NodeState
+from gpupool.domain.nodes.gpu import Gpu, GpuHealth, Node, NodeState
 
 
 class CapacityStatus(StrEnum):
@@ -48,15 +48,16 @@ class CapacitySeconds:
 def capacity_of(node: Node) -> Iterable[GpuCapacity]:
     """Yield the GPUs of a node."""
     for gpu in node.report.gpus:
-        yield GpuCapacity(gpu.uuid, node.name, gpu.model, _status(node, gpu.health))
+        yield GpuCapacity(gpu.uuid, node.name, gpu.model, _status(node, gpu))
 
 
-def _status(node: Node, health: GpuHealth) -> CapacityStatus:
+def _status(node: Node, gpu: Gpu) -> CapacityStatus:
     if node.state is NodeState.DOWN:
         return CapacityStatus.DOWN
-    if health is GpuHealth.FAILED:
+    if gpu.health is GpuHealth.FAILED:
         return CapacityStatus.FAILED
-    return CapacityStatus.CORDONED if node.state is NodeState.CORDONED else CapacityStatus.AVAILABLE
+    cordoned = node.state is NodeState.CORDONED or node.cordon_of(gpu)
+    return CapacityStatus.CORDONED if cordoned else CapacityStatus.AVAILABLE
 
 
 def changes_between(

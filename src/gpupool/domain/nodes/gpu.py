@@ -122,7 +122,8 @@ class Node:
     """A node as the pool stores it: its last report and the administrator's decisions.
 
     ``sharing`` has the modes chosen for shares of GPUs: by the UUID of a GPU, and under ``NODE_POLICY`` for the others.
-    ``labels`` are the administrator's; they override those that the machine reports.
+    ``labels`` are the administrator's; they override those that the machine reports. ``cordoned_gpus`` has the reason
+    of each cordoned GPU by its UUID, or by that of the card of a MIG instance.
     """
 
     report: NodeReport
@@ -130,6 +131,7 @@ class Node:
     cordon_reason: str = ""
     sharing: dict[str, Sharing] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    cordoned_gpus: dict[str, str] = field(default_factory=dict)
 
     @property
     def all_labels(self) -> dict[str, str]:
@@ -140,6 +142,14 @@ class Node:
     def name(self) -> str:
         """Return the node's name, which is unique in the pool."""
         return self.report.name
+
+    def cordon_of(self, gpu: Gpu) -> str:
+        """Return the reason why a GPU is cordoned; empty: it is not."""
+        return self.cordoned_gpus.get(gpu.uuid) or self.cordoned_gpus.get(gpu.parent_uuid, "")
+
+    def accepts(self, gpu: Gpu) -> bool:
+        """Return whether a GPU may get new work, if its node may."""
+        return gpu.available and not self.cordon_of(gpu)
 
     def policy_of(self, gpu_uuid: str) -> Sharing | None:
         """Return the mode that the administrator chose for shares of a GPU."""

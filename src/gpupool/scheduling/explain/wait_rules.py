@@ -270,7 +270,10 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     _reserved_nodes,
     _pool,
     _relaxed(
-        WaitCode.NODE_CORDONED, Relax(state=True), "it fits on a node that accepts no work now", "uncordon the node"
+        WaitCode.NODE_CORDONED,
+        Relax(state=True),
+        "it fits on a node or GPU that accepts no work now",
+        "uncordon the node or GPU",
     ),
     _relaxed(
         WaitCode.GPU_IN_USE_BY_OTHERS,

@@ -20,7 +20,7 @@ class Relax:
     """Rules to leave out of a search of the cluster, to find out which rule is in the way."""
 
     use: bool = False  # what others hold
-    state: bool = False  # cordoned and down nodes
+    state: bool = False  # cordoned and down nodes, cordoned GPUs
     health: bool = False
     foreign: bool = False
     host: bool = False  # CPU and memory
@@ -104,12 +104,12 @@ def usable_slots(
     ok = (c.model[rows] > 0) if relax.model else accept[c.model[rows]]
     ok &= free >= need
     ok &= gmem >= mem
-    if not relax.health and not relax.foreign:
+    if not relax.health and not relax.foreign and not relax.state:
         ok &= c.available[rows]
-    elif not relax.health:
-        ok &= c.healthy[rows]
-    elif not relax.foreign:
-        ok &= ~c.foreign[rows]
+    else:
+        ok &= c.healthy[rows] | relax.health
+        ok &= ~c.foreign[rows] | relax.foreign
+        ok &= ~c.cordoned[rows] | relax.state
     if not relax.mode and (shape.mode is not None or not shape.whole):
         ok &= mode_fits(c, shape, rows, None if relax.use else c.guests[rows])
     if budget is not None:

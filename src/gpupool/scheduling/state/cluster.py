@@ -75,6 +75,7 @@ class ClusterState:
         self.gpu_free, self.gmem_free = np.zeros((n, g), np.int64), np.zeros((n, g), np.int64)
         self.gmem_total, self.model = np.zeros((n, g), np.int64), np.zeros((n, g), np.int64)
         self.healthy, self.foreign = np.zeros((n, g), np.bool_), np.zeros((n, g), np.bool_)
+        self.cordoned = np.zeros((n, g), np.bool_)
         self.available = np.zeros((n, g), np.bool_)
         self.mode_default, self.mode_open = np.zeros((n, g), np.int64), np.zeros((n, g), np.int64)
         self.reserved = np.zeros(n, np.bool_)
@@ -173,7 +174,7 @@ class ClusterState:
         self.present[row] = self.up[row] = False
         for grid in (self.model, self.gpu_free, self.gmem_free, self.gmem_total, self.guests):
             grid[row] = 0
-        for mask in (self.available, self.healthy, self.foreign):
+        for mask in (self.available, self.healthy, self.foreign, self.cordoned):
             mask[row] = False
         for column in (self.cpu_total, self.cpu_free, self.mem_total, self.mem_free, self.make):
             column[row] = 0
@@ -234,10 +235,12 @@ class ClusterState:
     def _fill_health(self, row: int) -> bool:
         gpus = self.gpus[row]
         before = self.available[row].copy()
-        self.healthy[row] = self.foreign[row] = False
+        node = self.nodes[row]
+        self.healthy[row] = self.foreign[row] = self.cordoned[row] = False
         self.healthy[row, : len(gpus)] = [gpu.health is not GpuHealth.FAILED for gpu in gpus]
         self.foreign[row, : len(gpus)] = [bool(gpu.foreign) for gpu in gpus]
-        self.available[row] = self.healthy[row] & ~self.foreign[row]
+        self.cordoned[row, : len(gpus)] = [node is not None and bool(node.cordon_of(gpu)) for gpu in gpus]
+        self.available[row] = self.healthy[row] & ~self.foreign[row] & ~self.cordoned[row]
         return bool((before != self.available[row]).any())
 
     def _model_id(self, model: str) -> int:

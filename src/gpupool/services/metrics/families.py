@@ -111,6 +111,7 @@ class _Taken:
 class _Card:
     labels: tuple[str, str]
     gpu: Gpu
+    accepts: bool
     taken: _Taken
     sample: GpuSample | None
 
@@ -147,7 +148,7 @@ def gpu_rows(snapshot: Snapshot) -> Iterator[Family]:
     taken = _taken(holding.lease for holding in snapshot.holdings)
     seen = {sample.gpu_uuid: sample for look in snapshot.samples.values() for sample in look.gpus}
     cards = [
-        _Card((node.name, str(gpu.index)), gpu, taken.get(gpu.uuid, _Taken()), seen.get(gpu.uuid))
+        _Card((node.name, str(gpu.index)), gpu, node.accepts(gpu), taken.get(gpu.uuid, _Taken()), seen.get(gpu.uuid))
         for node in snapshot.nodes
         for gpu in node.report.gpus
     ]
@@ -174,7 +175,7 @@ def _taken(leases: Iterable[Lease]) -> dict[str, _Taken]:
 
 
 _OF_CARD: dict[Metric, Callable[[_Card], float | None]] = {
-    c.GPU_AVAILABLE: lambda card: float(card.gpu.available),
+    c.GPU_AVAILABLE: lambda card: float(card.accepts),
     c.GPU_HEALTH: lambda card: _HEALTH[card.gpu.health],
     c.GPU_FOREIGN: lambda card: len(card.gpu.foreign),
     c.GPU_HELD: lambda card: card.taken.permille / WHOLE_GPU,

@@ -213,7 +213,7 @@ class ReservationService:
         wanted, asked = request.gpus or 0, GpuRequest(models=request.models)
         candidates = []
         for node in self._nodes.all():
-            gpus = sum(gpu.available and asked.accepts_model(gpu.model) for gpu in node.report.gpus)
+            gpus = sum(node.accepts(gpu) and asked.accepts_model(gpu.model) for gpu in node.report.gpus)
             probe = Reservation("", "", (node.name,), request.starts_at, request.ends_at)
             taken = any(other.overlaps(probe) for other in self._engine.feed.reservations.values())
             if node.state is NodeState.UP and gpus and not taken:

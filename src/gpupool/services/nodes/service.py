@@ -9,7 +9,7 @@ from math import inf
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
-from gpupool.domain.nodes.gpu import NODE_POLICY, GpuShare, Node, NodeState
+from gpupool.domain.nodes.gpu import NODE_POLICY, Gpu, GpuShare, Node, NodeState
 from gpupool.domain.nodes.sharing import Sharing, traits_of, usable_policies
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.protocol.fencing import certain_after_s
@@ -148,6 +148,28 @@ class NodeService:
         """Allow new work on a node again, for administrators."""
         return await self._change(actor, name, NodeState.UP, "", Reason.UNCORDONED)
 
+    async def cordon_gpu(self, actor: Actor, name: str, gpu: int, reason: str) -> Node:
+        """Place nothing new on one GPU, by its index, for administrators; raises UNKNOWN_NODE or NOT_FOUND.
+
+        Running programs continue. A MIG instance is cordoned with its whole card.
+        """
+        return await self._set_gpu_cordon(actor, name, gpu, reason or "cordoned")
+
+    async def uncordon_gpu(self, actor: Actor, name: str, gpu: int) -> Node:
+        """Allow new work on a GPU again, for administrators; raises UNKNOWN_NODE or NOT_FOUND."""
+        return await self._set_gpu_cordon(actor, name, gpu, "")
+
+    async def _set_gpu_cordon(self, actor: Actor, name: str, gpu: int, reason: str) -> Node:
+        self._permissions.need_role(actor, Role.ADMIN)
+        node = self._nodes.get(name)
+        found = _find_gpu(node, gpu)
+        card = found.parent_uuid or found.uuid
+        kept = {uuid: why for uuid, why in node.cordoned_gpus.items() if uuid != card}
+        changed = replace(node, cordoned_gpus=kept | {card: reason} if reason else kept)
+        code, what = (Reason.CORDONED, f"cordoned: {reason}") if reason else (Reason.UNCORDONED, "accepts work")
+        await self._save(actor, changed, code, f"GPU {gpu} {what}")
+        return changed
+
     async def declare_lost(self, actor: Actor, name: str, reason: str = "") -> int:
         """End all replicas on a node that is known to be off, for administrators; return their number.
 
@@ -217,7 +239,7 @@ class NodeService:
         """
         self._permissions.need_role(actor, Role.ADMIN)
         node = self._nodes.get(name)
-        key = NODE_POLICY if gpu is None else _gpu_uuid(node, gpu)
+        key = NODE_POLICY if gpu is None else _find_gpu(node, gpu).uuid
         if mode is not None:
             _check_policy(node, mode)
         kept = {uuid: chosen for uuid, chosen in node.sharing.items() if uuid != key}
@@ -266,8 +288,8 @@ def _by_gpu(leases: Iterable[Lease]) -> dict[str, list[tuple[Lease, GpuShare]]]:
     return found
 
 
-def _gpu_uuid(node: Node, index: int) -> str:
-    found = next((gpu.uuid for gpu in node.report.gpus if gpu.index == index), None)
+def _find_gpu(node: Node, index: int) -> Gpu:
+    found = next((gpu for gpu in node.report.gpus if gpu.index == index), None)
     if found is None:
         known = ", ".join(str(gpu.index) for gpu in node.report.gpus) or "none"
         raise GpupoolError(ErrorCode.NOT_FOUND, f"{node.name} has no GPU {index}.", f"It has: {known}.")

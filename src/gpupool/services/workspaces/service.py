@@ -177,7 +177,7 @@ class WorkspaceService:
                 f"No node that is up can have this workspace; {', '.join(sorted(names))} could.",
                 "Try again when such a node is up, or request other GPUs.",
             )
-        free = {node.name: WHOLE_GPU * sum(gpu.available for gpu in node.report.gpus) for node in up}
+        free = {node.name: WHOLE_GPU * sum(node.accepts(gpu) for gpu in node.report.gpus) for node in up}
         for lease in self._engine.mirror.leases.values():
             if lease.node in free:
                 free[lease.node] -= lease.permille

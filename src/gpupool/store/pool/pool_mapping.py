@@ -109,6 +109,7 @@ def node_row(node: Node) -> Columns:
         "report": report_to_dict(node.report),
         "sharing": dict(node.sharing),
         "labels": dict(node.labels),
+        "cordoned_gpus": {uuid: plain_text(why) for uuid, why in node.cordoned_gpus.items()},
     }
 
 

@@ -380,6 +380,7 @@ nodes = Table(
     Column("report", JSON, nullable=False),
     Column("sharing", JSON, nullable=False, server_default="{}"),
     Column("labels", JSON, nullable=False, server_default="{}"),
+    Column("cordoned_gpus", JSON, nullable=False, server_default="{}"),
 )
 
 EPOCH_FLOOR = "epoch_floor"  # in ``meta``: the next epoch is above it

@@ -11,7 +11,7 @@ from fastapi.params import Path
 from starlette.responses import Response
 
 from gpupool.api.deps import Administrator, Caller, NodeName, Services, answer
-from gpupool.api.schemas.bodies import CordonBody, LabelsBody, LostBody, SharingBody
+from gpupool.api.schemas.bodies import CordonBody, LabelsBody, LostBody, SharingBody, UncordonBody
 from gpupool.api.schemas.nodes.nodes import (
     GpuList,
     ImageBody,
@@ -48,15 +48,23 @@ async def get_node(services: Services, caller: Caller, name: NodeName) -> Respon
 
 @router.post("/nodes/{name}/cordon", response_model=NodeView)
 async def cordon(services: Services, caller: Administrator, name: NodeName, body: CordonBody) -> Response:
-    """Let a machine take nothing new, and if it is drained send its training away. For administrators."""
-    node = await services.nodes.cordon(caller, name, body.reason, drain=body.drain)
+    """Let a machine or one GPU take nothing new, and if it is drained send its training away. For administrators."""
+    if body.gpu is None:
+        node = await services.nodes.cordon(caller, name, body.reason, drain=body.drain)
+    else:
+        node = await services.nodes.cordon_gpu(caller, name, body.gpu, body.reason)
     return answer(await workload_view.node_view(services, Viewer(caller, local=False), node, {}))
 
 
 @router.post("/nodes/{name}/uncordon", response_model=NodeView)
-async def uncordon(services: Services, caller: Administrator, name: NodeName) -> Response:
-    """Let a machine take work again. For administrators."""
-    node = await services.nodes.uncordon(caller, name)
+async def uncordon(
+    services: Services, caller: Administrator, name: NodeName, body: UncordonBody | None = None
+) -> Response:
+    """Let a machine, or one of its GPUs, take work again. For administrators."""
+    if body is None or body.gpu is None:
+        node = await services.nodes.uncordon(caller, name)
+    else:
+        node = await services.nodes.uncordon_gpu(caller, name, body.gpu)
     return answer(await workload_view.node_view(services, Viewer(caller, local=False), node, {}))
 
 

@@ -103,7 +103,7 @@ class HolderView(View):
 
 
 class GpuView(View):
-    """One GPU, what it does now, and who holds it. ``available`` is about the card itself, not about free shares.
+    """One GPU, what it does now, and who holds it. ``available``: it may get work, apart from free shares.
 
     A MIG instance is a GPU of its own; it has a ``mig_profile`` and the UUID of its card, ``parent_uuid``. ``sharing``
     is the mode that a part of it gets by itself (empty: the node does not say), ``sharing_policy`` what the
@@ -131,6 +131,7 @@ class GpuView(View):
     holders: list[HolderView]
     sharing: str = ""
     sharing_policy: Sharing | None = None
+    cordon_reason: str = ""
 
 
 class ResourcesView(View):

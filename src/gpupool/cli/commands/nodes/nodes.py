@@ -16,6 +16,7 @@ from gpupool.cli.transport.pool import open_pool, quote_segment
 
 DEFAULT = "default"
 
+CordonedGpu = Annotated[int | None, typer.Option("--gpu", metavar="N", help="Only this GPU, by its index.")]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.", autocompletion=completion.nodes)]
 
 
@@ -24,9 +25,9 @@ def register(app: typer.Typer) -> None:
     command(app, "gpupool list-gpus", "gpupool list-gpus --json", name="list-gpus")(list_gpus)
     command(app, "gpupool smi")(smi)
     command(app, "gpupool nodes", "gpupool nodes --json")(nodes)
-    command(app, 'gpupool cordon gpu1 --reason "new driver at noon"')(cordon)
+    command(app, 'gpupool cordon gpu1 --reason "new driver at noon"', "gpupool cordon gpu1 --gpu 2")(cordon)
     command(app, 'gpupool drain gpu1 --reason "new driver at noon"')(drain)
-    command(app, "gpupool uncordon gpu1")(uncordon)
+    command(app, "gpupool uncordon gpu1", "gpupool uncordon gpu1 --gpu 2")(uncordon)
     command(app, "gpupool sharing gpu1", "gpupool sharing gpu1 mps --gpu 2", "gpupool sharing gpu1 default")(sharing)
 
 
@@ -58,10 +59,11 @@ def _show_all(what: str, lines: Callable[[list[Any], Style], Iterable[str]], *, 
 def cordon(
     name: Node,
     reason: Annotated[str, typer.Option("--reason", help="Give a reason, which users see.", metavar="TEXT")] = "",
+    gpu: CordonedGpu = None,
 ) -> None:
-    """Cordon a node: place nothing new on it; running workloads continue."""
-    node = open_pool().post(f"nodes/{quote_segment(name)}/cordon", {"reason": reason})
-    notify(f"{node['name']} is {node['state']}")
+    """Cordon a node or one of its GPUs: place nothing new on it; running workloads continue."""
+    node = open_pool().post(f"nodes/{quote_segment(name)}/cordon", {"reason": reason} | _gpu_field(gpu))
+    notify(f"{node['name']} is {node['state']}" if gpu is None else f"GPU {gpu} of {node['name']} is cordoned")
 
 
 def drain(
@@ -76,10 +78,14 @@ def drain(
         notify(f"running now: {', '.join(left)}")
 
 
-def uncordon(name: Node) -> None:
-    """Uncordon a node, so that it accepts workloads again."""
-    node = open_pool().post(f"nodes/{quote_segment(name)}/uncordon", {})
-    notify(f"{node['name']} is {node['state']}")
+def uncordon(name: Node, gpu: CordonedGpu = None) -> None:
+    """Uncordon a node or one of its GPUs, so that it accepts workloads again."""
+    node = open_pool().post(f"nodes/{quote_segment(name)}/uncordon", _gpu_field(gpu))
+    notify(f"{node['name']} is {node['state']}" if gpu is None else f"GPU {gpu} of {node['name']} is uncordoned")
+
+
+def _gpu_field(gpu: int | None) -> dict[str, int]:
+    return {} if gpu is None else {"gpu": gpu}
 
 
 def sharing(

@@ -167,13 +167,17 @@ async def sharing(context: AdministratorContext, form: SentForm, name: NodeName)
 @router.get("/nodes/{name}/gpus/{index}")
 async def gpu(context: Context, name: NodeName, index: GpuIndex) -> Response:
     """Show a GPU: health, links, allocation and measurements."""
+    return await _show_gpu(context, name, index)
+
+
+async def _show_gpu(context: PageContext, name: str, index: int, typed: FormValues | None = None) -> Response:
     line = await views.one_node(context.services, name)
     found = views.find_gpu(line, index)
     links = views.topology(line.node)
     return context.show(
         "nodes/gpu.html",
         f"GPU {index} of {name}",
-        FormValues({"mode": str(line.node.sharing.get(found.gpu.uuid, ""))}),
+        typed or FormValues({"mode": str(line.node.sharing.get(found.gpu.uuid, ""))}),
         line=line,
         found=found,
         topology=links,
@@ -181,6 +185,26 @@ async def gpu(context: Context, name: NodeName, index: GpuIndex) -> Response:
         siblings=views.siblings(line, found.gpu),
         modes=_modes(line.node),
     )
+
+
+@router.post("/nodes/{name}/gpus/{index}/cordon")
+async def cordon_gpu(context: AdministratorContext, form: SentForm, name: NodeName, index: GpuIndex) -> Response:
+    """Cordon one GPU."""
+
+    async def change() -> Response:
+        forms.validate(CordonBody, {"reason": form.text("reason"), "gpu": index})
+        await context.services.nodes.cordon_gpu(context.visitor, name, index, form.text("reason"))
+        return back_to(f"/nodes/{name}/gpus/{index}", notice=f"GPU {index} cordoned.")
+
+    return await handle_form(form, change, lambda typed: _show_gpu(context, name, index, typed))
+
+
+@router.post("/nodes/{name}/gpus/{index}/uncordon")
+async def uncordon_gpu(context: AdministratorContext, form: SentForm, name: NodeName, index: GpuIndex) -> Response:
+    """Uncordon one GPU."""
+    del form
+    await context.services.nodes.uncordon_gpu(context.visitor, name, index)
+    return back_to(f"/nodes/{name}/gpus/{index}", notice=f"GPU {index} uncordoned.")
 
 
 @router.post("/nodes/{name}/gpus/{index}/sharing")

@@ -61,6 +61,7 @@ class GpuLine:
     look: GpuSample | None
     slices: tuple[GpuSlice, ...]
     mode: str
+    cordon_reason: str = ""
 
     @property
     def index(self) -> int:
@@ -79,7 +80,9 @@ class GpuLine:
 
     @property
     def health(self) -> str:
-        """Health; ``foreign`` if processes outside the pool use it."""
+        """Health; ``foreign`` if processes outside the pool use it, ``cordoned`` if it is healthy but cordoned."""
+        if self.cordon_reason and self.gpu.health is GpuHealth.OK:
+            return "cordoned"
         return "foreign" if self.gpu.foreign and self.gpu.health is GpuHealth.OK else str(self.gpu.health)
 
     @property
@@ -87,7 +90,8 @@ class GpuLine:
         """Problems; None without any."""
         count = len(self.gpu.foreign)
         strangers = f"{count} foreign process{'es' if count > 1 else ''}: not allocated" if count else ""
-        return "; ".join(part for part in (self.gpu.health_note, strangers) if part) or None
+        cordon = f"cordoned: {self.cordon_reason}" if self.cordon_reason else ""
+        return "; ".join(part for part in (self.gpu.health_note, cordon, strangers) if part) or None
 
     @property
     def use(self) -> float | None:
@@ -153,7 +157,7 @@ class NodeLine:
         """Free thousandths; None unless the node is up."""
         if self.node.state is not NodeState.UP:
             return None
-        return sum(WHOLE_GPU - line.held for line in self.gpus if line.gpu.available)
+        return sum(WHOLE_GPU - line.held for line in self.gpus if self.node.accepts(line.gpu))
 
     @property
     def labels(self) -> str | None:
@@ -229,7 +233,14 @@ def node_line(node: Node, held: Sequence[LeaseUse], look: NodeSample | None, slo
     return NodeLine(
         node=node,
         gpus=tuple(
-            GpuLine(gpu, node.name, looks.get(gpu.uuid), tuple(_slices(parts[gpu.uuid], slots)), _mode(node, gpu))
+            GpuLine(
+                gpu,
+                node.name,
+                looks.get(gpu.uuid),
+                tuple(_slices(parts[gpu.uuid], slots)),
+                _mode(node, gpu),
+                node.cordon_of(gpu),
+            )
             for gpu in node.report.gpus
         ),
         heard_at=None if look is None else look.at,

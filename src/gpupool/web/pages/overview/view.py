@@ -212,7 +212,7 @@ def _gpu(node: Node, gpu: Gpu, held: list[MapSlice], measured: Mapping[str, GpuS
         tuple(sorted(held, key=_in_order)) if len(held) > 1 else tuple(held),
         sum(piece.permille for piece in held),
         sample.utilisation_percent if sample is not None else None,
-        _trouble(gpu),
+        _trouble(node, gpu),
     )
 
 
@@ -220,7 +220,9 @@ def _in_order(piece: MapSlice) -> tuple[str, int]:
     return piece.order
 
 
-def _trouble(gpu: Gpu) -> str:
+def _trouble(node: Node, gpu: Gpu) -> str:
+    if reason := node.cordon_of(gpu):
+        return f"cordoned: {reason}"
     if gpu.health is GpuHealth.FAILED:
         return gpu.health_note or "failed"
     if gpu.foreign:
@@ -305,7 +307,7 @@ def _models(nodes: Iterable[Node], cards: Iterable[NodeCard]) -> tuple[GpuModelR
     rows: dict[str, list[tuple[int, bool]]] = defaultdict(list)
     for node, card in zip(nodes, cards, strict=True):
         for gpu, row in zip(node.report.gpus, card.gpus, strict=True):
-            rows[gpu.model].append((row.allocated, node.state is NodeState.UP and gpu.available))
+            rows[gpu.model].append((row.allocated, node.state is NodeState.UP and node.accepts(gpu)))
     return tuple(_model(name, gpus) for name, gpus in sorted(rows.items()))
 
 
