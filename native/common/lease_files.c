@@ -1,6 +1,6 @@
 /* Opens and checks the pages of a lease.
  *
- * The folder's name comes from the environment and is not trusted: links are not followed, the files must be regular and
+ * The folder's name may come from the environment and is not trusted: links are not followed, the files must be regular and
  * have exactly the size for their number of GPUs, and paths in them must be absolute and terminated. Mappings stay for
  * the life of the process; descriptors are closed at once, because programs close descriptors that they do not know.
  */
@@ -18,6 +18,9 @@
 #define MISFIT "has a file that is not of this version of gpupool"
 
 const char *gp_lease_folder(void) {
+    static const char bound[] = GPUPOOL_SLICE_FOLDER "/lease";
+    if (access(bound, F_OK) == 0)
+        return bound;
     const char *folder = secure_getenv(GPUPOOL_LEASE_DIR);
     return folder != NULL && folder[0] != '\0' ? folder : NULL;
 }

@@ -11,7 +11,7 @@ struct gp_lease_files {
     struct gpupool_status_header *status;         /* mapped for writing; NULL when not asked for */
 };
 
-/* The folder named by GPUPOOL_LEASE_DIR; NULL when there is none. */
+/* The lease in GPUPOOL_SLICE_FOLDER, or else the folder named by GPUPOOL_LEASE_DIR; NULL when there is none. */
 const char *gp_lease_folder(void);
 
 /* Checks and maps the files of a folder. No descriptor stays open. Returns NULL, or half a sentence that describes the

@@ -1,13 +1,17 @@
-/* Finds a real library by absolute path, never by its bare name: that name is the proxy's own. */
+/* Finds a real library by absolute path, never by its bare name: that name is the proxy's own.
+ *
+ * Where the agent has bound the proxy over the driver's paths, the real library is in GPUPOOL_SLICE_FOLDER. */
 #include "real_library.h"
 
 #include "bind_to_itself.h"
+#include "gpupool/pages.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *const folders[] = {
 #if defined(__x86_64__)
@@ -39,6 +43,11 @@ static void *open_other_than(const char *path, const char *own_name, const void 
 
 void *gp_open_real_library(const char *path, const char *variable, const char *soname, const char *own_name,
                            const void *own) {
+    char bound[256];
+    snprintf(bound, sizeof bound, GPUPOOL_SLICE_FOLDER "/%s",
+             strncmp(own_name, "nvml", 4) == 0 ? "libnvidia-ml.so.1" : "libcuda.so.1");
+    if (access(bound, F_OK) == 0)
+        return open_other_than(bound, own_name, own);
     if (path != NULL && path[0] != '\0')
         return open_other_than(path, own_name, own);
     const char *named = secure_getenv(variable);

@@ -1,6 +1,8 @@
 /* Reads gpus.conf: the GPUs of this machine that are simulated. Read once for each process, and never changed. */
 #include "gpus.h"
 
+#include "gpupool/pages.h"
+
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -64,10 +66,14 @@ static bool read_line(char *line) {
     return true;
 }
 
+const char *fake_folder(void) {
+    const char *named = getenv(FAKE_FOLDER);
+    return named != NULL && *named != '\0' ? named : GPUPOOL_SLICE_FOLDER "/gpus";
+}
+
 static void read_all(void) {
-    const char *folder = getenv(FAKE_FOLDER);
+    const char *folder = fake_folder();
     char path[4096], line[1024];
-    if (folder == NULL || *folder == '\0') return;
     snprintf(path, sizeof path, "%s/gpus.conf", folder);
     FILE *file = fopen(path, "re");
     if (file == NULL) return;

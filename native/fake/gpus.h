@@ -33,6 +33,9 @@
 #include <stdint.h>
 
 #define FAKE_FOLDER "GPUPOOL_FAKE_GPUS"
+
+/* The folder named by that variable, or the one that the agent shows to all programs of a slice. */
+const char *fake_folder(void);
 #define FAKE_GPUS 64u
 #define FAKE_MIGS 8u
 #define FAKE_PROCESSES 512u

@@ -83,9 +83,9 @@ static struct fake_state *map_state(const char *path, uint64_t memory_bytes) {
 
 static bool open_device(struct fake_device *device, const struct fake_gpu *gpu, int mig) {
     char path[4096], alive[4128], part[16] = "";
-    const char *folder = getenv(FAKE_FOLDER);
+    const char *folder = fake_folder();
     if (mig >= 0) snprintf(part, sizeof part, ".%d", mig);
-    int length = snprintf(path, sizeof path, "%s/gpu-%u%s.state", folder != NULL ? folder : "", gpu->index, part);
+    int length = snprintf(path, sizeof path, "%s/gpu-%u%s.state", folder, gpu->index, part);
     if (length >= (int)sizeof path) return false;
     snprintf(alive, sizeof alive, "%.*s.alive", length - (int)strlen(".state"), path);
     device->gpu = gpu;

@@ -6,6 +6,8 @@
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "attach.h"
 #include "hide_exports.h"
@@ -24,8 +26,21 @@ static void *driver;
 /* Used for every function that the real driver does not have. */
 static CUresult missing(void) { return CUDA_ERROR_NOT_FOUND; }
 
+/* Shows the driver only the lease's GPUs in a program whose environment was cleared. */
+static void show_own_gpus(const struct gpupool_control_header *control) {
+    if (control == NULL || getenv("CUDA_VISIBLE_DEVICES") != NULL)
+        return;
+    char uuids[GPUPOOL_MAX_GPUS * (sizeof gp_control_gpu(control, 0)->uuid_text + 1)] = "";
+    for (uint32_t i = 0; i < control->gpu_count; i++) {
+        strcat(uuids, i > 0 ? "," : "");
+        strncat(uuids, gp_control_gpu(control, i)->uuid_text, sizeof gp_control_gpu(control, i)->uuid_text);
+    }
+    setenv("CUDA_VISIBLE_DEVICES", uuids, 0);
+}
+
 static void open_driver(void) {
     const struct gp_pages *pages = gp_pages();
+    show_own_gpus(pages->files.control);
     const char *path = pages->files.control != NULL ? pages->files.control->cuda_driver : NULL;
     driver = gp_open_real_library(path, DRIVER_VARIABLE, "libcuda.so.1", "cuInit", (const void *)(uintptr_t)&cuInit);
     if (driver != NULL)

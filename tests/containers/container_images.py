@@ -22,7 +22,7 @@ TAKE_ALL = """
 #include <stdio.h>
 #include <unistd.h>
 int main(int count, char **words) {
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    void *cuda = dlopen(count > 1 ? words[1] : "libcuda.so.1", RTLD_NOW);
     if (cuda == NULL) { printf("none %s\\n", dlerror()); return 3; }
     int (*init)(unsigned) = (int (*)(unsigned))dlsym(cuda, "cuInit");
     int (*get)(int *, int) = (int (*)(int *, int))dlsym(cuda, "cuDeviceGet");

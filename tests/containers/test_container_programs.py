@@ -296,6 +296,14 @@ def test_slice_limits_apply_inside_a_container(node: Node) -> None:
     node.ended(wanted.key)
 
 
+def test_slice_limits_apply_inside_a_container_without_variables(node: Node) -> None:
+    share = GpuShare(emulated_uuid("n1", 0), 0, 100, T4_MIB // 10)
+    wanted = boxed("busybox env -i /bin/take_all /usr/local/nvidia/lib64/libcuda.so.1", gpus=(share,))
+    lines = dict(line.split() for line in told(node, wanted).splitlines())
+    assert int(lines["total"]) == T4_MIB // 10
+    assert int(lines["got"]) <= T4_MIB // 10 - 128
+
+
 def test_whole_gpu_is_available_inside_a_container(node: Node) -> None:
     share = GpuShare(emulated_uuid("n1", 0), 0, 1000, T4_MIB)
     lines = dict(line.split() for line in told(node, boxed("take_all", gpus=(share,))).splitlines())

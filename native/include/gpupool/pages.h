@@ -31,6 +31,10 @@
 /* The variable that tells the library where its lease's folder is. Without it the library only passes calls on. */
 #define GPUPOOL_LEASE_DIR "GPUPOOL_LEASE_DIR"
 
+/* Where the agent has replaced the driver's files by the share libraries, this folder has what they need without any
+ * variable: the lease's folder, and the driver's own files by their names. */
+#define GPUPOOL_SLICE_FOLDER "/run/gpupool-slice"
+
 enum gpupool_policy {
     GPUPOOL_POLICY_NONE = 0,      /* compute is not gated: memory only */
     GPUPOOL_POLICY_GUARANTEE = 1, /* the share when others want the GPU, all of it otherwise */

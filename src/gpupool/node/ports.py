@@ -15,6 +15,7 @@ from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.nodes.telemetry import GpuSample
 from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.node.host.child import ProgramChild
+from gpupool.node.host.mounts import Bind
 from gpupool.node.host.paths import ReplicaFolder
 from gpupool.node.host.records import StartRequest
 
@@ -102,13 +103,14 @@ class PreparedShare:
     """The result of preparing one program.
 
     ``env`` overrides the program's own variables. ``guarantee`` says in a sentence what is enforced; ``notes`` what is
-    not.
+    not. ``binds`` are files that the program sees over those of the machine.
     """
 
     mode: str
     env: dict[str, str]
     guarantee: str = ""
     notes: tuple[str, ...] = ()
+    binds: tuple[Bind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

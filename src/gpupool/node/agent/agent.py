@@ -252,7 +252,8 @@ class Agent:
             raise
         env, notes = prepared.env, prepared.notes
         mode, guarantee = (prepared.mode, prepared.guarantee) if spec.gpus else ("", "")
-        entry.set_request(replace(request, added_env=env, notes=notes, mode=mode, guarantee=guarantee))
+        request = replace(request, added_env=env, notes=notes, mode=mode, guarantee=guarantee, binds=prepared.binds)
+        entry.set_request(request)
         await self._prepare(entry)
         await self.supervisor.launch(entry)
         return entry.status

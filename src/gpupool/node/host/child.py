@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
 from gpupool.domain.work.supervision import NODE_PROGRAM, ProcessSpec
+from gpupool.node.host.mounts import Bind, bind_all
 from gpupool.node.host.priority import make_ordinary
 
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +51,7 @@ class ProgramChild:
     shepherd: int
     cgroup_entries: tuple[str, ...] = ()
     process_limit: int | None = None  # of the user; set where no control group limits the program
+    binds: tuple[Bind, ...] = ()
 
     def become(self, failure_fd: int) -> NoReturn:
         """Turn the calling process into the program; on failure report ``status message`` and exit."""
@@ -77,6 +79,7 @@ class ProgramChild:
             Path(entry).write_text("0", encoding="ascii")
         make_ordinary()
         self._limit_processes()
+        self.bind_files()
         self.change_user()
         die_with_parent(self.shepherd)
         os.umask(self.spec.umask)
@@ -97,6 +100,15 @@ class ProgramChild:
     def enter_folder(self) -> None:
         """Change to the working directory. Raises ``StartError``."""
         _enter_folder(self.spec.cwd)
+
+    def bind_files(self) -> None:
+        """Show the program files over those of the machine. Raises ``StartError``."""
+        try:
+            if self.binds:
+                bind_all(self.binds)
+        except OSError as error:
+            sentence = f"Cannot bind the share library over the driver: {error.strerror} ({error.filename})"
+            raise StartError(EXIT_NOT_EXECUTABLE, sentence) from error
 
     def change_user(self) -> None:
         """Change to the job's user. Raises ``StartError``."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from gpupool.domain.decode import decode
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessSpec
+from gpupool.node.host.mounts import Bind
 from gpupool.node.host.paths import ReplicaFolder, StateFolder, boot_id, read_json, write_json
 from gpupool.node.host.process_tree import start_time
 
@@ -25,7 +26,7 @@ class StartRequest:
 
     ``mode`` and ``guarantee`` are the name and the promise of the sharing mode; ``added_env`` and ``notes`` come from
     it. ``execution`` is the class by which the shepherd executes the program (``module:class``, ``ports.Execution``);
-    empty for a process of the node.
+    empty for a process of the node. ``binds`` are files that the program sees over those of the machine.
     """
 
     spec: ProcessSpec
@@ -36,6 +37,7 @@ class StartRequest:
     mode: str = ""
     guarantee: str = ""
     execution: str = ""
+    binds: tuple[Bind, ...] = ()
 
     def write(self, folder: ReplicaFolder) -> None:
         """Write the file as a whole, before anything is started. Raises OSError.
@@ -51,6 +53,7 @@ class StartRequest:
             "mode": self.mode,
             "guarantee": self.guarantee,
             "execution": self.execution,
+            "binds": [(each.source, each.target) for each in self.binds],
         }
         reserve_exit(folder)
         write_json(folder.spec, data, durable=False)
@@ -64,7 +67,8 @@ class StartRequest:
         spec = decode(ProcessSpec, data["spec"])
         run_folder, notes = Path(data["run_folder"]), tuple(data["notes"])
         later = {name: data.get(name, "") for name in ("mode", "guarantee", "execution")}
-        return cls(spec, data["added_env"], notes, data["boot_id"], run_folder, **later)
+        binds = tuple(Bind(source, target) for source, target in data.get("binds", ()))
+        return cls(spec, data["added_env"], notes, data["boot_id"], run_folder, **later, binds=binds)
 
 
 @dataclass(frozen=True, slots=True)

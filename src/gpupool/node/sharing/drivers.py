@@ -17,13 +17,14 @@ NVML = "libnvidia-ml.so.1"
 _LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 _PATIENCE_S = 5.0
 _MACHINE = os.uname().machine
-_FOLDERS = (
+IMAGES_FOLDER = "/usr/local/nvidia/lib64"  # where images for NVIDIA's runtime search
+FOLDERS = (
     f"/usr/lib/{_MACHINE}-linux-gnu",
     "/usr/lib64",
     "/usr/lib",
     "/usr/lib64/nvidia",
     "/usr/lib/nvidia",
-    "/usr/local/nvidia/lib64",
+    IMAGES_FOLDER,
     "/usr/lib/wsl/lib",
     "/run/opengl-driver/lib",
 )
@@ -68,5 +69,5 @@ def parse_loader_cache(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _in_folders(name: str) -> str:
-    found = (f"{folder}/{name}" for folder in _FOLDERS)
+    found = (f"{folder}/{name}" for folder in FOLDERS)
     return next((path for path in found if Path(path).is_file()), "")

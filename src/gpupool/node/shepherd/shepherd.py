@@ -146,7 +146,7 @@ class Shepherd:
 
     def _fork(self, streams: terminal.Streams, failure_write: int) -> int:
         groups = self.groups
-        rest = (streams.program, streams.tty, os.getpid(), groups.entries, groups.user_processes)
+        rest = (streams.program, streams.tty, os.getpid(), groups.entries, groups.user_processes, self.request.binds)
         child = self.execution.child(ProgramChild(self.spec, self._environment(), *rest))
         pid = fork_into(None if self.groups.own is None else str(self.groups.own))
         if pid == 0:

@@ -18,7 +18,7 @@ from gpupool.specs.text.error_messages import refusal
 MAX_VOLUMES = 64
 MAX_USER = 64
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
-_RESERVED = ("/proc", "/sys", "/dev", "/run/gpupool")  # reserved paths inside the container
+_RESERVED = ("/proc", "/sys", "/dev", "/run/gpupool", "/run/gpupool-slice")  # reserved paths inside the container
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a place inside the container
 
 

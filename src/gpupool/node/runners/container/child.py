@@ -44,6 +44,9 @@ class ContainerChild(ProgramChild):
             raise StartError(EXIT_NOT_EXECUTABLE, "The record of the container is missing on the node")
         return self.setup
 
+    def bind_files(self) -> None:
+        """Do nothing: the engine mounts the files."""
+
     def change_user(self) -> None:
         """Do nothing: the engine gives the program its user."""
 

@@ -40,7 +40,7 @@ class ContainerExecution:
     def child(self, plain: ProgramChild) -> ProgramChild:
         """Return the child that becomes the engine's command."""
         rest = (plain.streams, plain.tty, plain.shepherd, plain.cgroup_entries, plain.process_limit)
-        return ContainerChild(plain.spec, plain.environment, *rest, self._setup, self._folder.path)
+        return ContainerChild(plain.spec, plain.environment, *rest, setup=self._setup, folder=self._folder.path)
 
     def send(self, signals: tuple[int, ...], *, catching: bool, ended: bool) -> bool:
         """Signal the program alone, because its engine would clean up on the same signal."""

@@ -16,15 +16,16 @@ from pathlib import Path
 
 from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.node.host import native
+from gpupool.node.host.mounts import Bind
 from gpupool.node.host.native import Product
+from gpupool.node.host.records import StartRequest
 from gpupool.node.runners.container.paths import ContainerPaths
 from gpupool.node.runners.container.spec import Mount
-from gpupool.node.sharing.drivers import find_drivers
+from gpupool.node.sharing.drivers import IMAGES_FOLDER, find_drivers
 from gpupool.node.sharing.preload import LINKS
 
 CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 CDI_KIND = "nvidia.com/gpu"
-LIBRARY_FOLDER = "/usr/local/nvidia/lib64"  # where images for NVIDIA's runtime search
 _PROC = Path("/proc/driver/nvidia/gpus")
 _COMMON = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 _LIBRARIES = ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-gpucomp")
@@ -40,10 +41,10 @@ class GpuParts:
     env: Mapping[str, str] | None = None
 
 
-def gpu_parts(spec: ProcessSpec, added_env: Mapping[str, str], run_folder: Path) -> GpuParts:
-    """Return everything for a program with the variables of its sharing mode. Reads files."""
-    paths = ContainerPaths(run_folder)
-    mounts = tuple(_of_mode(spec, added_env, paths))
+def gpu_parts(request: StartRequest, run_folder: Path) -> GpuParts:
+    """Return everything for a program with the variables and binds of its sharing mode. Reads files."""
+    spec = request.spec
+    mounts = (*_of_mode(spec, request.added_env, ContainerPaths(run_folder)), *_added(request.binds))
     if not spec.gpus or spec.emulated:
         return GpuParts(mounts=mounts)
     uuids = [share.gpu_uuid for share in spec.gpus]
@@ -52,8 +53,8 @@ def gpu_parts(spec: ProcessSpec, added_env: Mapping[str, str], run_folder: Path)
         return GpuParts(tuple(word for name in named for word in ("--device", name)), mounts)
     nodes = [*_nodes(uuids), *(node for node in _COMMON if Path(node).exists())]
     devices = tuple(word for node in nodes for word in ("--device", node))
-    env = {} if "LD_LIBRARY_PATH" in spec.env else {"LD_LIBRARY_PATH": LIBRARY_FOLDER}
-    return GpuParts(devices, (*mounts, *_driver()), env)
+    env = {} if "LD_LIBRARY_PATH" in spec.env else {"LD_LIBRARY_PATH": IMAGES_FOLDER}
+    return GpuParts(devices, tuple({m.target: m for m in (*_driver(request.binds), *mounts)}.values()), env)
 
 
 # -- the sharing mode ------------------------------------------------------------------------------------------------
@@ -73,6 +74,13 @@ def _of_mode(spec: ProcessSpec, added_env: Mapping[str, str], paths: ContainerPa
 def _written(path: str) -> bool:
     """Return True if programs write to the path (lease pages, pipes of a server); file modes set the details."""
     return Path(path).is_dir()
+
+
+def _added(binds: Iterable[Bind]) -> Iterator[Mount]:
+    """Yield mounts of what the share libraries need if they are loaded without variables."""
+    for each in binds:
+        if each.added or each.target.startswith(f"{IMAGES_FOLDER}/"):
+            yield Mount(os.path.realpath(each.source), each.target, read_only=not _written(each.source))
 
 
 # -- devices ---------------------------------------------------------------------------------------------------------
@@ -132,15 +140,20 @@ def _nodes(uuids: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(nodes))
 
 
-def _driver() -> Iterator[Mount]:
-    """Yield mounts of the driver's libraries at their own paths, and where NVIDIA's images expect them."""
+def _driver(binds: Iterable[Bind]) -> Iterator[Mount]:
+    """Yield mounts of the driver's libraries at their own paths, and where NVIDIA's images expect them.
+
+    In a slice, the share libraries are mounted instead of those that they cover.
+    """
+    covers = {each.target: os.path.realpath(each.source) for each in binds if not each.added}
     drivers = find_drivers()
     folder = Path(drivers.cuda or drivers.nvml).parent
     for stem in _LIBRARIES if drivers.cuda or drivers.nvml else ():
         for path in sorted(folder.glob(f"{stem}.so.*")):
             real = os.path.realpath(path)
+            real = covers.get(real, real)
             yield Mount(real, str(path))
-            yield Mount(real, f"{LIBRARY_FOLDER}/{path.name}")
+            yield Mount(real, f"{IMAGES_FOLDER}/{path.name}")
     for tool in _TOOLS:
         if Path(tool).exists():
             yield Mount(tool, tool)

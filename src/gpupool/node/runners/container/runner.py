@@ -136,7 +136,7 @@ class ContainerRunner:
     def _own_setup(
         self, engine: ContainerEngine, request: StartRequest, container: ContainerSpec, files: Path | None
     ) -> ContainerSetup:
-        parts = gpu_parts(request.spec, request.added_env, self._run.path)
+        parts = gpu_parts(request, self._run.path)
         notices = self._run.notice(request.spec.key).parent
         progress = self._run.progress(request.spec.key)
         own = [

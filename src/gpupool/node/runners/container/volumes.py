@@ -8,7 +8,6 @@ with the program's last process, in any order of kills.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import posixpath
 import pwd
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
 from gpupool.domain.work.container import Volume
+from gpupool.node.host import mounts
 from gpupool.node.host.child import StartError
 
 # Paths of the machine: never mounted, nor any path that contains them.
@@ -33,9 +33,6 @@ MACHINE_ALONE = (
     "/sbin",
     "/var/lib",
 )  # paths below are allowed
-_CLONE_NEWNS = 0x20000
-_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
@@ -133,11 +130,9 @@ class Staging:
         """
         self._folder = folder
         self._count = 0
-        if _libc.unshare(_CLONE_NEWNS):
-            raise OSError(ctypes.get_errno(), "unshare")
-        _mount(None, "/", None, _MS_REC | _MS_SLAVE)
+        mounts.leave_machine()
         folder.mkdir(mode=0o700, exist_ok=True)
-        _mount("volumes", str(folder), "tmpfs", 0, b"mode=0700,size=1m")
+        mounts.mount_memory(folder, 0o700)
 
     def bind(self, fd: int) -> str:
         """Bind the descriptor and return its path. Raises OSError."""
@@ -147,12 +142,5 @@ class Staging:
             place.mkdir()
         else:
             place.touch()
-        _mount(f"/proc/self/fd/{fd}", str(place), None, _MS_BIND | _MS_REC)
+        mounts.bind(f"/proc/self/fd/{fd}", str(place))
         return str(place)
-
-
-def _mount(source: str | None, target: str, kind: str | None, flags: int, data: bytes | None = None) -> None:
-    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
-    if _libc.mount(*texts, ctypes.c_ulong(flags), data):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), target)

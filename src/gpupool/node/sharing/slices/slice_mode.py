@@ -24,6 +24,7 @@ from gpupool.node.host import native
 from gpupool.node.host.log import log_event
 from gpupool.node.host.native import Product
 from gpupool.node.inventory.emulated import EmulatedInventory
+from gpupool.node.inventory.fake_driver import VARIABLE as FAKE_GPUS
 from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost, SliceCount
 from gpupool.node.sharing.drivers import CUDA, DriverPaths, find_drivers
 from gpupool.node.sharing.emulation import FAKES, context_bytes, describe_gpus
@@ -31,6 +32,7 @@ from gpupool.node.sharing.preload import VARIABLE, Libraries, libraries
 from gpupool.node.sharing.slices import pages
 from gpupool.node.sharing.slices.arbiter import Arbiter, Message
 from gpupool.node.sharing.slices.context_sizes import ContextSizes
+from gpupool.node.sharing.slices.driver_binds import UNCOVERED, DriverBinds, plan_binds
 from gpupool.node.sharing.slices.lease_folder import (
     LeaseFolder,
     make_lease_folder,
@@ -129,12 +131,15 @@ class ShareSharing:
                 f"Free space in {self._parent} on the node.",
             ) from error
         lease.programs[spec.key] = program
-        notes = (SIMULATED_NOTE,) if spec.emulated else ()
+        notes: tuple[str, ...] = (SIMULATED_NOTE,) if spec.emulated else ()
+        if spec.container is None and caps.binds.why_not:
+            notes += (UNCOVERED.format(why=caps.binds.why_not),)
         return PreparedShare(
             self.name,
             _environment(spec, caps, lease.folder),
             describe_guarantee(self.name, spec.compute),
             notes,
+            caps.binds.of(lease.folder.path, container=spec.container is not None),
         )
 
     def _make(self, number: int, program: NodeProgram, caps: ShareCapabilities) -> _Lease:
@@ -273,6 +278,7 @@ class ShareCapabilities:
 
     libraries: Libraries
     drivers: DriverPaths
+    binds: DriverBinds
     env: Mapping[str, str] = field(default_factory=dict)
     emulated_contexts: Mapping[str, int] = field(default_factory=dict)
 
@@ -298,11 +304,18 @@ def _emulated(host: SharingHost, found: Libraries) -> ShareCapabilities | str:
     environment = describe_gpus(host)
     if isinstance(environment, str):
         return environment
-    return ShareCapabilities(found, DriverPaths(*fakes.names), environment, context_bytes(environment))
+    drivers = DriverPaths(*fakes.names)
+    binds = _binds(found, drivers, environment[FAKE_GPUS])
+    return ShareCapabilities(found, drivers, binds, environment, context_bytes(environment))
 
 
 def _real(found: Libraries) -> ShareCapabilities | str:
     drivers = find_drivers()
     if not drivers.cuda:
         return f"The driver's library {CUDA} is not found: run ldconfig, or install the driver's CUDA part."
-    return ShareCapabilities(found, drivers)
+    return ShareCapabilities(found, drivers, _binds(found, drivers, ""))
+
+
+def _binds(found: Libraries, drivers: DriverPaths, gpus: str) -> DriverBinds:
+    cuda, _alias, nvml = found.names
+    return plan_binds(cuda, nvml, drivers, gpus)
