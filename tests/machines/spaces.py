@@ -251,10 +251,20 @@ class Spaces:
         return eventually(recovered, timeout_s)
 
     def end_jobs(self, files: dict[str, Path]) -> list[str]:
-        """Stop the jobs; return the names of those that were not running."""
+        """Stop the jobs; return the names of those that never run again.
+
+        On a busy machine the leader can change once more after the recovery, so a job may be between two attempts.
+        """
+
+        def runs(name: str) -> bool:
+            with contextlib.suppress(OSError, AssertionError):  # it has just lost its lead
+                leader = self.leader()
+                return leader is not None and leader.state_of(name) == "running"
+            return False
+
+        lost = [name for name in files if not eventually(lambda name=name: runs(name))]
         leader = self.leader()
         assert leader is not None, self.logs()
-        lost = [name for name in files if leader.state_of(name) != "running"]
         leader.clear()
         return lost
 
