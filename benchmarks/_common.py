@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import platform
 import shutil
 import socket
 import sqlite3
@@ -14,19 +13,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpupool.bench.machine import describe_machine, percentile
 from gpupool.client.discovery import place_for_new_pool
 from gpupool.daemon.config import PoolConfig, PoolKind
 from gpupool.daemon.process.launch import start
 
 RESULTS = Path(__file__).parent / "results"
 GPUPOOL = str(Path(sys.executable).parent / "gpupool")
-DEPENDENCIES = ("fastapi", "uvicorn", "pydantic", "sqlalchemy", "numpy")
 FINAL = ("succeeded", "failed", "stopped")
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
@@ -261,12 +258,6 @@ def until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.
     return True
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the nearest-rank percentile."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100).__int__() - 1))]
-
-
 def spread(values: Sequence[float], unit: float = 1.0, digits: int = 2) -> dict[str, float]:
     """Return count, median, 99th percentile, minimum and maximum, times ``unit``."""
     named = {"p50": percentile(values, 50), "p99": percentile(values, 99), "min": min(values), "max": max(values)}
@@ -284,21 +275,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def machine() -> dict[str, Any]:
     """Return a description of the machine and versions; ``load`` is the load by other programs."""
-    cpu = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
-    )
-    memory_kib = next(int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal"))
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
-        "cpu": cpu or platform.machine(),
-        "memory_mib": memory_kib // 1024,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("gpupool", *DEPENDENCIES)},
-        "load": os.getloadavg(),
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-    }
+    return describe_machine(" ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]))
 
 
 def write_result(name: str, result: dict[str, Any]) -> None:
@@ -309,7 +286,3 @@ def write_result(name: str, result: dict[str, Any]) -> None:
     temporary.write_text(json.dumps(result, indent=2, sort_keys=False) + "\n")
     temporary.replace(path)
     print(f"written to {path}")
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()

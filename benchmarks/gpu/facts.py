@@ -6,11 +6,12 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from bench import Bench
+
+from gpupool.bench.machine import version_of
 
 PACKAGES = (
     "gpupool",
@@ -51,17 +52,10 @@ def facts_of(bench: Bench) -> dict[str, Any]:
         "sharing": ", ".join(node["sharing"]),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: found for name in PACKAGES if (found := version_of(name))},
         "commit": _commit(),
         "command": " ".join(["python", "benchmarks/gpu/run.py", *sys.argv[1:]]),
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def _commit() -> str:

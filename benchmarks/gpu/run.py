@@ -17,8 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bench import Bench, FailedError, NoGpuError, SkipError
 from facts import driver_or_reason, facts_of
-from figures import Figure, Outcome, Report, counts, failed, markdown, skipped, value_text, write
+from figures import Report, markdown, write
 from parts import PARTS
+
+from gpupool.bench.figures import Figure, Outcome, counts, failed, skipped, value_text
 
 RESULTS = Path(__file__).parent.parent / "results"
 NO_GPU = 3

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import bench
-import figures
 import pytest
 import run
 from bench import NATIVE, Bench, FailedError, NoGpuError, SkipError, Work, answer_of, part
-from figures import NotMeasuredError, Outcome, Report, failed, markdown, measured, skipped, value_text, write
+from figures import Report, markdown, write
 from parts import PARTS, frameworks, kills, memory, models, shares
+
+from gpupool.bench.figures import Figure, NotMeasuredError, Outcome, failed, measured, skipped, value_text
 
 SCRIPT = Path(run.__file__)
 FACTS = {"date": "2031-02-03T04:05:06+00:00", "gpu": "Tesla T4", "driver": "999.1", "versions": {"torch": "9"}}
@@ -32,7 +33,7 @@ def test_unmeasured_value_is_no_result(value: float, samples: int) -> None:
 
 
 @pytest.mark.parametrize("figure", [NOT_HERE, failed("Part", "d", "status 1")])
-def test_result_without_number_is_empty(figure: figures.Figure) -> None:
+def test_result_without_number_is_empty(figure: Figure) -> None:
     with pytest.raises(NotMeasuredError):
         value_text(figure)
     page = markdown(Report(FACTS, (figure,), emulated=False)).splitlines()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from bench import WHOLE, Bench, FailedError, Work, part
-from figures import Figure, measured
 
+from gpupool.bench.figures import Figure, measured
 from parts.trying import tried
 
 TITLE = "Frameworks under a slice"

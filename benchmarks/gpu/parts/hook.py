@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from bench import WHOLE, Bench, Place, Work, part
-from figures import Figure, measured
 
+from gpupool.bench.figures import Figure, measured
 from parts.trying import tried
 
 TITLE = "Launch of an empty kernel"

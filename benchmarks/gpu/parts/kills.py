@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench import Bench, Work, part
-from figures import Figure, measured
+
+from gpupool.bench.figures import Figure, measured
 
 TITLE = "Kill -9 of a process of a slice"
 TIMES = 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench import NATIVE, WHOLE, Bench, Place, Work, part
-from figures import Figure, measured
 
+from gpupool.bench.figures import Figure, measured
 from parts.trying import tried
 
 TITLE = "Training, samples per second"

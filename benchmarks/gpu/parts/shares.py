@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench import WHOLE, Bench, Work, part
-from figures import Figure, measured
 
+from gpupool.bench.figures import Figure, measured
 from parts.trying import tried
 
 TITLE = "Shares of time over 10 s"

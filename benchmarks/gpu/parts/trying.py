@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench import FailedError, SkipError
-from figures import Figure, NotMeasuredError, failed, skipped
+
+from gpupool.bench.figures import Figure, NotMeasuredError, failed, skipped
 
 
 def tried(part: str, name: str, make: Callable[[], Figure]) -> Figure:

@@ -72,6 +72,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "backup": ("pool.backup", "Copy the database of the pool"),
         "restore": ("pool.backup", "Restore a copy of the database"),
         "doctor": ("pool.pool", "Find problems of this machine"),
+        "bench": ("pool.bench", "Measure the pool with small benchmarks"),
         "login": ("pool.login", "Log in to a pool over the network"),
         "login-code": ("pool.login", "Create a code to log in once"),
         "logout": ("pool.login", "Log out of a pool"),

@@ -1,0 +1,174 @@
+"""``bench``: measure the pool with small benchmarks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from gpupool.cli.commands.common import add_group, command, with_options
+from gpupool.cli.output import notify, out_style, show
+from gpupool.cli.render.machines import EMULATED
+from gpupool.cli.render.text import style_of, table
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.specs.job_options import OUTPUT, PROGRAM, Option, OptionKind
+
+if TYPE_CHECKING:
+    from gpupool.bench.results import Result
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+BAR_WIDTH = 20
+_TEXT, _FLAG = OptionKind.TEXT, OptionKind.FLAG
+RUN_OPTIONS = (
+    Option("quick", "--quick", _FLAG, "Measure less: at most two minutes on two cores.", PROGRAM),
+    Option("project", "--project", _TEXT, "Run the jobs in this project.", PROGRAM, "NAME"),
+    Option("python", "--python", _TEXT, "Set the Python of the jobs; default: python3 of your PATH.", PROGRAM, "PATH"),
+    Option("output", "--output -o", _TEXT, "Write the JSON lines to this new file.", OUTPUT, "FILE"),
+    Option("resume", "--resume", _TEXT, "Measure what this results file lacks, and append it.", OUTPUT, "FILE"),
+    Option("json", "--json", _FLAG, "Print each figure as a JSON line as soon as it is measured.", OUTPUT),
+)
+HEADERS = ("CASE", "FIGURE", "VALUE", "RATIO", "BASELINE", "GOAL", "NOTE")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = add_group(
+        app,
+        "bench",
+        "Measure the pool with small benchmarks that run as jobs. Figures of emulated GPUs are labelled.",
+        "gpupool bench slices --quick",
+        "gpupool bench queue",
+    )
+    command(group, "gpupool bench slices", "gpupool bench slices --quick -o slices.jsonl")(slices)
+    command(group, "gpupool bench queue --quick", "gpupool bench queue --resume queue.jsonl")(queue)
+
+
+@with_options(RUN_OPTIONS)
+def slices(**values: Any) -> int:
+    """Measure how slices divide the time of one GPU.
+
+    Cases: a whole GPU, one slice, two and many slices, 20 of 0.05 and 50 of 0.02. Figures: throughput compared with the
+    whole GPU, and the largest error of a share in percentage points. Other work on the GPU disturbs the figures.
+    """
+    return _run("slices", values)
+
+
+@with_options(RUN_OPTIONS)
+def queue(**values: Any) -> int:
+    """Measure launch latency and jobs per second, compared with starting the program directly.
+
+    Where Slurm is installed, the same jobs also go through srun and sbatch.
+    """
+    return _run("queue", values)
+
+
+def _run(name: str, values: dict[str, Any]) -> int:
+    """Run a benchmark and print its table. Return 1 if a case failed, 130 after Ctrl-C."""
+    from gpupool.bench.catalogue import BENCHMARKS
+    from gpupool.bench.figures import Outcome, counts
+    from gpupool.bench.results import ResultsFile
+    from gpupool.bench.run import facts_of, run_cases
+    from gpupool.bench.session import Session, Settings
+    from gpupool.client import Client
+
+    path = _results_path(name, values)
+    settings = Settings(bool(values.get("quick")), values.get("python", "python3"), values.get("project"))
+    with Client() as client:
+        session = Session(name, client, settings)
+        results = ResultsFile(path, facts_of(client, _command_line(), quick=settings.quick))
+        cases = BENCHMARKS[name](session)
+        progress = _Progress(json=bool(values.get("json")))
+        try:
+            run_cases(cases, session, results, progress)
+            interrupted = False
+        except KeyboardInterrupt:
+            interrupted = True
+        progress.clear()
+    found = [result for result in results.results if result.figure.part == name]
+    if not values.get("json"):
+        show(result_lines(found))
+    notify(f"{counts(result.figure for result in found)}; results: {path}")
+    if interrupted:
+        options = " --quick" if settings.quick else ""
+        notify(f"interrupted; continue with: gpupool bench {name}{options} --resume {path}")
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if any(result.figure.outcome is Outcome.FAILED for result in found) else 0
+
+
+def _results_path(name: str, values: dict[str, Any]) -> Path:
+    if "resume" in values:
+        if "output" in values:
+            raise typer.BadParameter("--resume appends to its own file; leave out --output")
+        path = Path(values["resume"])
+        if not path.exists():
+            raise GpupoolError(ErrorCode.INVALID_FILE, f"{path} does not exist.", "Give the results file to continue.")
+        return path
+    stamp = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    path = Path(values.get("output") or f"gpupool-bench-{name}-{stamp}.jsonl")
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError as error:
+        hint = "Continue it with --resume, or give another file."
+        raise GpupoolError(ErrorCode.INVALID_FILE, f"{path} exists already.", hint) from error
+    except OSError as error:
+        sentence = f"{path} cannot be written: {error.strerror}."
+        raise GpupoolError(ErrorCode.INVALID_FILE, sentence, "Give a writable file with --output.") from error
+    return path
+
+
+def _command_line() -> str:
+    import shlex
+
+    return shlex.join(["gpupool", *sys.argv[1:]])
+
+
+def result_lines(results: Sequence[Result]) -> list[str]:
+    """Return the table of the figures; a first line labels figures of emulated GPUs."""
+    from gpupool.bench.figures import Outcome, value_text
+
+    style = out_style()
+    rows = []
+    for result in results:
+        figure = result.figure
+        measured = figure.outcome is Outcome.MEASURED
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
+        name = figure.name.removeprefix(f"{result.case}: ")
+        value = value_text(figure) if measured else figure.outcome.value
+        rows.append((result.case, name, value, ratio, figure.baseline, figure.goal, figure.reason))
+    label = [style.bold(f"{EMULATED}; no figure describes a real GPU")] if any(r.emulated for r in results) else []
+    return [*label, *table(HEADERS, rows, style)]
+
+
+class _Progress:
+    """A bar on a terminal, else one line for each case; with ``json`` also each figure on stdout."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+        self._bar = sys.stderr.isatty()
+
+    def began(self, done: int, total: int, case: str) -> None:
+        """Show the case that begins."""
+        if self._bar:
+            filled = BAR_WIDTH * done // total
+            bar = "#" * filled + "." * (BAR_WIDTH - filled)
+            sys.stderr.write(f"\r\x1b[K{style_of(sys.stderr).dim(f'[{bar}] {done + 1}/{total}')} {case}")
+            sys.stderr.flush()
+        else:
+            notify(f"{done + 1}/{total} {case}")
+
+    def added(self, result: Result) -> None:
+        """Print the figure as JSON, if that is wanted."""
+        if self._json:
+            import json
+
+            show([json.dumps(result.to_dict())])
+
+    def clear(self) -> None:
+        """Remove the bar."""
+        if self._bar:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -1,0 +1,111 @@
+"""``gpupool bench`` on emulated GPUs: complete and consistent results, Ctrl-C, and resume."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_pool import RealPool, eventually
+
+from gpupool.node.host.native import missing
+
+needs_driver = pytest.mark.skipif(missing() is not None, reason="the native parts are not built")
+LONG_S = 300.0
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def bench(pool: RealPool, *words: str, **options: Any) -> tuple[str, str]:
+    done = pool("bench", *words, timeout=LONG_S, **options)
+    return done.stdout.decode(), done.stderr.decode()
+
+
+def assert_labelled(lines: list[dict[str, Any]]) -> None:
+    for line in lines:
+        assert line["emulated"] is True
+        assert line["machine"]["versions"]["gpupool"]
+        assert line["machine"]["command"].startswith("gpupool bench")
+        assert line["measured_at"]
+        assert [node["gpus"] for node in line["pool"]["nodes"]] == [["Tesla T4", "Tesla T4"]]
+
+
+@needs_driver
+def test_slices_divide_a_gpu_and_shares_add_up(pool: RealPool) -> None:
+    file = pool.work / "slices.jsonl"
+    table, errors = bench(pool, "slices", "--quick", "--python", sys.executable, "-o", str(file))
+    assert table.startswith("emulated GPUs")
+    assert f"results: {file}" in errors
+    lines = lines_of(file)
+    assert_labelled(lines)
+    assert {line["outcome"] for line in lines} == {"measured"}
+    by_name = {line["name"]: line for line in lines}
+    whole = by_name["whole GPU: throughput"]
+    for name in ("2 x 0.5", "0.1 + 0.9", "20 x 0.05", "50 x 0.02"):
+        throughput, error = by_name[f"{name}: throughput"], by_name[f"{name}: share error"]
+        assert throughput["baseline"] == "whole GPU: throughput"
+        assert throughput["ratio"] == pytest.approx(throughput["value"] / whole["value"])
+        measured, expected = error["detail"]["shares_percent"], error["detail"]["expected_percent"]
+        assert len(measured) == len(expected) == error["detail"]["slices"]
+        assert sum(measured) == pytest.approx(100.0 * error["detail"]["gpus"], abs=0.5)
+        assert sum(expected) == pytest.approx(100.0 * error["detail"]["gpus"], abs=0.5)
+        assert error["value"] == pytest.approx(
+            max(abs(one - other) for one, other in zip(measured, expected, strict=True)), abs=0.02
+        )
+    assert len(by_name["50 x 0.02: share error"]["detail"]["shares_percent"]) == 50
+    assert pool.all_free()
+
+
+def test_queue_is_compared_with_direct_starts(pool: RealPool) -> None:
+    file = pool.work / "queue.jsonl"
+    printed, _ = bench(pool, "queue", "--quick", "--json", "-o", str(file))
+    lines = lines_of(file)
+    assert [json.loads(line) for line in printed.splitlines()] == lines
+    assert_labelled(lines)
+    by_name = {line["name"]: line for line in lines}
+    assert by_name["direct: latency"]["value"] > 0
+    latency = by_name["slice of 0.05: submitted until ended"]
+    assert latency["ratio"] == pytest.approx(latency["value"] / by_name["direct: latency"]["value"])
+    assert by_name["slices of 0.05: throughput"]["detail"]["samples"] == 40
+    assert by_name["slice of 0.05: submitted until started"]["value"] <= latency["value"]
+    assert pool.all_free()
+
+
+@needs_driver
+def test_interrupted_run_keeps_figures_and_is_resumed(pool: RealPool) -> None:
+    file = pool.work / "interrupted.jsonl"
+    words = ("bench", "slices", "--quick", "--python", sys.executable)
+    process = pool.begin(*words, "-o", str(file))
+    assert eventually(lambda: file.exists() and len(file.read_text().splitlines()) >= 2)
+    process.send_signal(signal.SIGINT)
+    table, errors = process.communicate(timeout=LONG_S)
+    assert process.returncode == 130, errors
+    assert b"Traceback" not in errors
+    assert f"--resume {file}" in errors.decode()
+    kept = lines_of(file)
+    cases = {line["case"] for line in kept}
+    assert "whole GPU" in cases
+    assert "50 x 0.02" not in cases
+    assert b"whole GPU" in table
+    assert pool.all_free()
+
+    bench(pool, *words[1:], "--resume", str(file))
+    lines = lines_of(file)
+    assert lines[: len(kept)] == kept  # nothing was measured twice
+    names = [line["name"] for line in lines]
+    assert len(names) == len(set(names))
+    assert "50 x 0.02: share error" in names
+
+
+def test_resume_refuses_other_options(pool: RealPool) -> None:
+    file = pool.work / "other.jsonl"
+    bench(pool, "queue", "--quick", "-o", str(file))
+    done = pool("bench", "queue", "--resume", str(file), ok=False)
+    assert done.returncode != 0
+    assert b"quick" in done.stderr
+    assert b"exists already" in pool("bench", "queue", "-o", str(file), ok=False).stderr
