@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from native_harness import FakeGpu, clean_environment, fake_gpus_folder
 
 from gpupool.verify.children import ChildError, ask_child
 from gpupool.verify.schema import verify_schema
+from requires import cc
 
 GPUS = tuple(FakeGpu(uuid=f"GPU-00000000-0000-0000-0000-00000000000{index}") for index in (1, 2, 3))
 FAULTY = 1
@@ -164,7 +164,10 @@ def test_child_that_uses_too_much_memory_is_killed(machine: Machine, monkeypatch
 
 
 def test_child_that_crashes_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    with pytest.raises(ChildError, match="SIGSEGV"):
+    source = "#include <stdlib.h>\nint cuGetErrorName(void) { return 0; }\nint cuInit(void) { abort(); }\n"
+    (tmp_path / "driver.c").write_text(source)
+    library = tmp_path / "libcuda.so.1"
+    cc("-shared", "-fPIC", "-o", library, tmp_path / "driver.c")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    with pytest.raises(ChildError, match="SIGABRT"):
         ask_child("memory", [GPUS[0].uuid], emulated=True)

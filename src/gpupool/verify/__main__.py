@@ -11,6 +11,10 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+if __name__ == "__main__":  # the pool runs this file with a Python that need not know the package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpupool.verify.cards import Card, check_card, check_peers, xid_check
 from gpupool.verify.node_checks import check_node

@@ -1,4 +1,4 @@
-"""The checks that use CUDA, in a process of their own: ``python -m gpupool.verify.child CHECK [--emulated]``.
+"""The checks that use CUDA, in a process of their own: ``child.py CHECK [--emulated]``.
 
 The GPU to check is the first of ``CUDA_VISIBLE_DEVICES``. Prints a JSON list of checks, or for ``peers`` one of pairs.
 """
@@ -13,6 +13,10 @@ import time
 from collections.abc import Callable
 from ctypes import c_float, c_uint, c_uint32, c_uint64, c_void_p
 from itertools import permutations
+from pathlib import Path
+
+if __name__ == "__main__":  # the pool runs this file with a Python that need not know the package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpupool.verify.driver import Context, Cuda, CudaError, Value
 from gpupool.verify.results import Check, Outcome

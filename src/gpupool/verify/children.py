@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from gpupool.verify.results import Check, Outcome
 
+_PROGRAM = Path(__file__).with_name("child.py")
 TIMEOUT_S = 120.0
 MAX_MEMORY_MIB = 8192
 _END_S = 5.0  # after SIGKILL; a process that waits for a broken card can stay longer
@@ -39,7 +40,7 @@ def ask_child(
     name: str, uuids: list[str], *, emulated: bool, timeout_s: float = TIMEOUT_S, max_memory_mib: int = MAX_MEMORY_MIB
 ) -> Any:
     """Return the JSON that a child prints. Raises ``ChildError`` if it fails or exceeds a limit."""
-    command = [sys.executable, "-P", "-m", "gpupool.verify.child", name, *(["--emulated"] if emulated else [])]
+    command = [sys.executable, "-I", str(_PROGRAM), name, *(["--emulated"] if emulated else [])]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)

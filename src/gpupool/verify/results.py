@@ -10,7 +10,6 @@ from typing import Any, Self
 
 SUSPECT_BELOW = 0.9  # of the median of the same model
 MIN_CARDS_TO_COMPARE = 3  # with two, the median says nothing about which one is slow
-NODE = "node"
 RATES = frozenset({"host_to_device_gib_s", "device_to_host_gib_s", "memory_gib_s"})  # compared; more is better
 
 
@@ -59,7 +58,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was checked: one GPU, or the node (``uuid`` empty, ``index`` -1); and its checks."""
+    """One GPU and its checks."""
 
     index: int
     uuid: str
@@ -70,6 +69,12 @@ class Subject:
     def outcome(self) -> Outcome:
         """Return the most severe outcome of its checks."""
         return worst(check.outcome for check in self.checks)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the subject of a JSON form. Raises KeyError or ValueError if it is not one."""
+        checks = tuple(Check.from_dict(check) for check in data["checks"])
+        return cls(int(data["index"]), str(data["uuid"]), str(data["model"]), checks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -98,6 +103,14 @@ class Report:
     def exit_status(self) -> int:
         """Return 0 for ok, 1 for suspect, 2 for fail."""
         return _EXIT_STATUS[self.outcome]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the report of a JSON form. Raises KeyError or ValueError if it is not one."""
+        checks = tuple(Check.from_dict(check) for check in data["checks"])
+        gpus = tuple(Subject.from_dict(gpu) for gpu in data["gpus"])
+        named = str(data["node"]), int(data["level"]), bool(data["emulated"]), str(data["driver_version"])
+        return cls(*named, checks, gpus)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, in the form of ``verify.schema.json``."""

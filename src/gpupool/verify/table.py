@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpupool.verify.results import NODE, Check, Report
+from gpupool.verify.results import Check, Report
 
 EMULATED_NOTE = "The GPUs are emulated: results are computed on the CPU, and rates are simulated."
+NODE = "node"  # in the column of GPUs
 _HEAD = ("GPU", "CHECK", "RESULT", "DETAILS")
 
 

@@ -205,7 +205,8 @@ def _resolve(pool: PoolClient, name: str) -> str:
     return resolve_object(pool, name)
 
 
-def _await_end(pool: PoolClient, workload: str, seconds: float) -> Any:
+def await_end(pool: PoolClient, workload: str, seconds: float) -> Any:
+    """Wait until a workload has ended, at most this long, and return it."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.1, min(WAIT_TIMEOUT_S, deadline - time.monotonic()))
@@ -230,7 +231,7 @@ def wait(
         raise typer.BadParameter("give the names of the workloads to wait for")
     pool = open_pool()
     deadline = time.monotonic() + (parse_duration_s(timeout) if timeout else 10 * 366 * 86400)
-    found = [_await_end(pool, _resolve(pool, name), deadline - time.monotonic()) for name in names]
+    found = [await_end(pool, _resolve(pool, name), deadline - time.monotonic()) for name in names]
     if json:
         show_json({"workloads": found})
     unfinished = next((w for w in found if not WorkloadState(w["state"]).final), None)

@@ -1,0 +1,100 @@
+"""``gpupool verify`` on a real pool: a workload checks emulated GPUs, and a GPU with a fault is cordoned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from e2e_pool import RealPool, eventually, fresh_pool
+
+from gpupool.verify.schema import verify_schema
+
+pytestmark = pytest.mark.needs("native")
+
+
+@pytest.fixture(scope="module")
+def three_gpus() -> Iterator[RealPool]:
+    with fresh_pool("3xT4") as made:
+        yield made
+
+
+@pytest.fixture
+def pool(three_gpus: RealPool) -> Iterator[RealPool]:
+    """Three healthy GPUs without cordons."""
+    yield three_gpus
+    faults(three_gpus).unlink(missing_ok=True)
+    node = node_name(three_gpus)
+    for index in cordons(three_gpus):
+        three_gpus("uncordon", node, "--gpu", str(index))
+
+
+def node_name(pool: RealPool) -> str:
+    return str(pool.json("nodes")["nodes"][0]["name"])
+
+
+def cordons(pool: RealPool) -> dict[int, str]:
+    """Return the reasons of cordoned GPUs by their index."""
+    return {gpu["index"]: gpu["cordon_reason"] for gpu in pool.json("list-gpus")["gpus"] if gpu["cordon_reason"]}
+
+
+def faults(pool: RealPool) -> Path:
+    """Return the file in which the simulated driver finds the faults of its GPUs; its folder exists."""
+
+    def folders() -> list[Path]:
+        return [conf.parent for conf in pool.run.rglob("gpus.conf")]
+
+    assert eventually(folders)
+    return folders()[0] / "faults.conf"
+
+
+def test_healthy_gpus_are_checked_by_a_workload(pool: RealPool) -> None:
+    done = pool("verify", "--json")
+    [report] = json.loads(done.stdout)["reports"]
+    jsonschema.validate(report, verify_schema(), cls=jsonschema.Draft202012Validator)
+    assert (report["outcome"], report["emulated"], report["node"]) == ("ok", True, node_name(pool))
+    assert [gpu["index"] for gpu in report["gpus"]] == [0, 1, 2]
+    [workload] = pool.json("ps", "--all")["workloads"][:1]
+    assert (workload["project"], workload["labels"]["gpupool.io/verify"]) == ("gpupool-maintenance", node_name(pool))
+    assert cordons(pool) == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("flip", "verify: memory: 1 word of memory changed"),
+        ("slow-link 8", "verify: link: the PCIe link has 2 of 16 lanes"),
+        ("no-peer", "verify: peers: no peer access"),
+        ("xid 79", "verify: xid: the GPU reported XID 79"),
+        ("vanished", "verify: present: the GPU has disappeared"),
+        ("throttle", "verify: throttling: the clocks are lowered"),
+    ],
+)
+def test_gpu_with_a_fault_is_cordoned_and_no_other(pool: RealPool, fault: str, reason: str) -> None:
+    faults(pool).write_text(f"1 {fault}\n")
+    done = pool("verify", node_name(pool), ok=False)
+    assert done.returncode == 2, done.stderr.decode()
+    assert b"The GPUs are emulated" in done.stdout
+    found = cordons(pool)
+    assert list(found) == [1]
+    assert found[1].startswith(reason)
+
+
+def test_cordoned_gpu_is_not_used_until_it_is_uncordoned(pool: RealPool) -> None:
+    node = node_name(pool)
+    pool("cordon", node, "--gpu", "1", "--reason", "memory errors")
+    pool("submit", "all", "-n", "3", "--", "true")
+    assert eventually(lambda: pool.json("why", "all")["code"] == "NODE_CORDONED")
+    pool("submit", "two", "-n", "2", "--", "true")
+    assert pool.becomes("two", "succeeded")
+    assert "cordoned (memory errors)" in pool.text("list-gpus")
+    pool("uncordon", node, "--gpu", "1")
+    assert pool.becomes("all", "succeeded")
+
+
+def test_failed_gpu_stays_in_use_with_no_cordon(pool: RealPool) -> None:
+    faults(pool).write_text("2 flip\n")
+    assert pool("verify", "--no-cordon", ok=False).returncode == 2
+    assert cordons(pool) == {}
