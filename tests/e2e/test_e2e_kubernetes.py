@@ -39,6 +39,19 @@ def pool() -> Iterator[RealPool]:
         yield made
 
 
+@pytest.mark.needs("native")
+def test_example_adds_vectors_on_half_a_gpu(pool: RealPool) -> None:
+    pool("apply", "-f", str(EXAMPLES / "cuda-vector-add.yaml"), "--no-container")
+    pool("wait", "pod/cuda-vector-add")
+    assert pool.text("logs", "pod/cuda-vector-add").splitlines() == [
+        "Tesla T4 (emulated) with 8192 MiB",
+        "Vector addition of 50000 elements",
+        "CUDA kernel launch with 196 blocks of 256 threads",
+        "Test PASSED",
+    ]
+    pool("delete", "pod/cuda-vector-add")
+
+
 def test_example_pods_and_jobs_run_and_are_listed(pool: RealPool) -> None:
     for name in ("pod", "job"):
         pool("apply", "-f", str(EXAMPLES / f"{name}.yaml"), "--no-container")

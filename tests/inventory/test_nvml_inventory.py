@@ -280,6 +280,16 @@ def test_gpu_lost_later_is_reported_as_failed() -> None:
         assert "GPU is lost" in gpus[0].health_note
 
 
+def test_gpu_that_the_driver_no_longer_finds_has_failed() -> None:
+    cards = (FakeCard("GPU-a"), FakeCard("GPU-b"))
+    inventory = NvmlInventory("n1", FakeNvml(*cards))
+    inventory.report()
+    cards[1].fails["nvmlDeviceGetUUID"] = NOT_FOUND
+    gpus = inventory.gpus(POOL)
+    assert [(gpu.uuid, gpu.health) for gpu in gpus] == [("GPU-a", GpuHealth.OK), ("GPU-b", GpuHealth.FAILED)]
+    assert gpus[1].health_note.startswith("the card does not answer: the driver reports: ")
+
+
 def test_gpu_unreachable_from_the_start_is_a_warning() -> None:
     report = report_of(FakeCard("GPU-a", lost=True), FakeCard("GPU-b"))
     assert [(gpu.uuid, gpu.index) for gpu in report.gpus] == [("GPU-b", 1)]

@@ -287,6 +287,7 @@ class XidWatch:
 
 def judge(queries: Queries, handle: Any, xids: tuple[int, ...]) -> Finding:
     """Return the worst health of a GPU and a note with all findings (empty if it is healthy)."""
+    queries.check_present(handle)
     findings = [*_xid_findings(xids), *_ecc_findings(queries, handle), *_reset_findings(queries, handle)]
     if queries.fatal:
         findings.insert(0, (GpuHealth.FAILED, f"the card does not answer: {queries.fatal}"))

@@ -62,6 +62,14 @@ class Queries:
             return default
         return answer
 
+    def check_present(self, handle: Any) -> None:
+        """Set ``fatal`` if the driver no longer knows a GPU, which can happen without an XID."""
+        try:
+            self.nvml.nvmlDeviceGetUUID(handle)
+        except Exception as error:  # noqa: BLE001 - as in ``ask``
+            if getattr(error, "value", None) == NvmlCode.NOT_FOUND and not self.fatal:
+                self.fatal = f"the driver reports: {error}"
+
     def _note(self, function: str, error: Exception, silent: frozenset[int]) -> None:
         code = getattr(error, "value", None)
         if code in _FATAL and not self.fatal:
