@@ -8,6 +8,7 @@ from fake_nvml import (
     DRIVER_NOT_LOADED,
     LIBRARY_NOT_FOUND,
     MIB,
+    NOT_FOUND,
     UNKNOWN,
     FakeCard,
     FakeMig,
