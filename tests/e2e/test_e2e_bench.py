@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from e2e_pool import RealPool, eventually
 
@@ -109,3 +110,63 @@ def test_resume_refuses_other_options(pool: RealPool) -> None:
     assert done.returncode != 0
     assert b"quick" in done.stderr
     assert b"exists already" in pool("bench", "queue", "-o", str(file), ok=False).stderr
+
+
+def test_training_by_batch_size_names_its_program(pool: RealPool) -> None:
+    file = pool.work / "train.jsonl"
+    python = without_frameworks(pool)
+    table, _ = bench(pool, "train", "--quick", "--python", str(python), "-o", str(file))
+    lines = lines_of(file)
+    assert_labelled(lines)
+    assert [line["case"] for line in lines] == ["batch 1", "batch 8", "batch 32"]
+    for line in lines:
+        assert line["outcome"] == "measured"
+        assert "NumPy proxy" in line["name"]
+        assert "not ResNet-50" in line["name"]
+        assert line["detail"]["proxy"] is True
+        assert line["value"] > 0
+    for line in lines[1:]:
+        assert line["ratio"] == pytest.approx(line["value"] / lines[0]["value"])
+    assert "NumPy proxy" in table
+
+
+def test_overhead_is_measured_against_a_run_without_the_pool(pool: RealPool) -> None:
+    file = pool.work / "overhead.jsonl"
+    bench(pool, "overhead", "--quick", "--python", str(without_frameworks(pool)), "-o", str(file))
+    lines = lines_of(file)
+    assert_labelled(lines)
+    by_case: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        by_case.setdefault(line["case"], []).append(line)
+    for batch in (1, 32):
+        bare = by_case[f"bare, batch {batch}"]
+        for place in ("run", "slice of 1.0", "slice of 0.5"):
+            throughput, startup = by_case[f"{place}, batch {batch}"]
+            assert throughput["ratio"] == pytest.approx(throughput["value"] / bare[0]["value"])
+            assert startup["ratio"] == pytest.approx(startup["value"] / bare[1]["value"])
+        assert by_case[f"container, batch {batch}"][0]["outcome"] == "skipped"
+        assert "gpupool login" in by_case[f"remote run, batch {batch}"][0]["reason"]
+
+
+def test_training_without_numpy_is_skipped_with_the_reason(pool: RealPool) -> None:
+    file = pool.work / "nothing.jsonl"
+    python = pool.work / "isolated"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    bench(pool, "train", "--quick", "--python", str(python), "-o", str(file))
+    assert {line["outcome"] for line in lines_of(file)} == {"skipped"}
+    assert "has none of: torch, tensorflow, numpy" in lines_of(file)[0]["reason"]
+
+
+def without_frameworks(pool: RealPool) -> Path:
+    """Return a Python that has NumPy, but neither PyTorch nor TensorFlow."""
+    folder = pool.folder / "numpy-only"
+    if not folder.exists():
+        folder.mkdir(mode=0o755)
+        site = Path(np.__file__).parents[1]
+        for path in (site / "numpy", *site.glob("numpy.libs")):
+            (folder / path.name).symlink_to(path)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    return python

@@ -33,11 +33,12 @@ class MeasureError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of a run. ``python`` is the Python of the jobs."""
+    """The options of a run. ``python`` is the Python of the jobs, ``image`` that of a case in a container."""
 
     quick: bool = False
     python: str = "python3"
     project: str | None = None
+    image: str = ""
 
 
 class Session:

@@ -31,6 +31,7 @@ RUN_OPTIONS = (
     Option("resume", "--resume", _TEXT, "Measure what this results file lacks, and append it.", OUTPUT, "FILE"),
     Option("json", "--json", _FLAG, "Print each figure as a JSON line as soon as it is measured.", OUTPUT),
 )
+IMAGE = Option("image", "--image -i", _TEXT, "Use this image for the case in a container.", PROGRAM, "IMAGE")
 HEADERS = ("CASE", "FIGURE", "VALUE", "RATIO", "BASELINE", "GOAL", "NOTE")
 
 
@@ -43,8 +44,29 @@ def register(app: typer.Typer) -> None:
         "gpupool bench slices --quick",
         "gpupool bench queue",
     )
+    command(group, "gpupool bench train", "gpupool bench train --python ~/envs/torch/bin/python -o train.jsonl")(train)
+    command(group, "gpupool bench overhead --quick", "gpupool bench overhead --image pytorch/pytorch:2.4.0")(overhead)
     command(group, "gpupool bench slices", "gpupool bench slices --quick -o slices.jsonl")(slices)
     command(group, "gpupool bench queue --quick", "gpupool bench queue --resume queue.jsonl")(queue)
+
+
+@with_options(RUN_OPTIONS)
+def train(**values: Any) -> int:
+    """Measure the training of ResNet-50 on synthetic images on one GPU, by batch size.
+
+    Uses PyTorch or TensorFlow of the job's Python. Without them a NumPy proxy with as many operations runs, and its
+    figures say so. On a CPU the images are smaller.
+    """
+    return _run("train", values)
+
+
+@with_options((*RUN_OPTIONS, IMAGE))
+def overhead(**values: Any) -> int:
+    """Measure the cost of the pool: the same training bare, with run, in slices, in a container, and remotely.
+
+    Figures: images per second and start-up, at a small and a large batch, compared with the program without the pool.
+    """
+    return _run("overhead", values)
 
 
 @with_options(RUN_OPTIONS)
@@ -76,7 +98,9 @@ def _run(name: str, values: dict[str, Any]) -> int:
     from gpupool.client import Client
 
     path = _results_path(name, values)
-    settings = Settings(bool(values.get("quick")), values.get("python", "python3"), values.get("project"))
+    settings = Settings(
+        bool(values.get("quick")), values.get("python", "python3"), values.get("project"), values.get("image", "")
+    )
     with Client() as client:
         session = Session(name, client, settings)
         results = ResultsFile(path, facts_of(client, _command_line(), quick=settings.quick))
