@@ -94,6 +94,17 @@ def test_cordoned_gpu_is_not_used_until_it_is_uncordoned(pool: RealPool) -> None
     assert pool.becomes("all", "succeeded")
 
 
+def test_history_has_the_results_of_each_gpu(pool: RealPool) -> None:
+    faults(pool).write_text("0 flip\n")
+    pool("verify", "--no-cordon", ok=False)
+    shown = pool.text("verify", "--history", "--gpu", "0").splitlines()
+    assert shown[0].split() == ["TIME", "NODE", "GPU", "MODEL", "RESULT", "FINDINGS"]
+    assert "fail" in shown[1]
+    assert "memory: 1 word of memory changed" in shown[1]
+    run = pool.json("verify", node_name(pool), "--history")["runs"][0]
+    assert [gpu["outcome"] for gpu in run["report"]["gpus"]] == ["fail", "ok", "ok"]
+
+
 def test_failed_gpu_stays_in_use_with_no_cordon(pool: RealPool) -> None:
     faults(pool).write_text("2 flip\n")
     assert pool("verify", "--no-cordon", ok=False).returncode == 2

@@ -58,6 +58,12 @@ def test_rate_below_nine_tenths_of_the_median_is_suspect(rates: list[float], exp
     assert [subject.outcome for subject in found] == expected
 
 
+def test_one_gpu_is_compared_with_earlier_results_of_others() -> None:
+    earlier = [gpu(1, 10), gpu(2, 10), gpu(0, 10)]  # the last is an earlier result of the same GPU
+    assert [subject.outcome for subject in compare_with_peers((gpu(0, 5),), earlier)] == [SUSPECT]
+    assert [subject.outcome for subject in compare_with_peers((gpu(0, 5),), earlier[:1])] == [OK]
+
+
 def test_only_equal_models_are_compared() -> None:
     found = compare_with_peers((gpu(0, 50, "H100"), gpu(1, 50, "H100"), gpu(2, 50, "H100"), gpu(3, 5, "T4")))
     assert {subject.outcome for subject in found} == {OK}

@@ -126,13 +126,15 @@ class Report:
         }
 
 
-def compare_with_peers(gpus: tuple[Subject, ...]) -> tuple[Subject, ...]:
+def compare_with_peers(gpus: tuple[Subject, ...], others: Iterable[Subject] = ()) -> tuple[Subject, ...]:
     """Return the GPUs with rates below 90 % of the median of their model as suspect.
 
-    A model with fewer than three measured GPUs is not compared.
+    ``others`` have earlier results of other GPUs. A model with fewer than three measured GPUs is not compared.
     """
+    own = {gpu.uuid for gpu in gpus}
+    peers = (*gpus, *(gpu for gpu in others if gpu.uuid not in own))
     return tuple(
-        Subject(gpu.index, gpu.uuid, gpu.model, tuple(_compared(check, gpu.model, gpus) for check in gpu.checks))
+        Subject(gpu.index, gpu.uuid, gpu.model, tuple(_compared(check, gpu.model, peers) for check in gpu.checks))
         for gpu in gpus
     )
 

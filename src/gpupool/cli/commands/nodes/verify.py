@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import json as json_lib
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
 
 from gpupool.cli import completion
 from gpupool.cli.commands.common import AsJson, command
-from gpupool.cli.output import notify, show, show_json
+from gpupool.cli.output import notify, out_style, show, show_json
+from gpupool.cli.render.machines import moment_text
+from gpupool.cli.render.text import table as text_table
 from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.work.supervision import NODE_PROGRAM
@@ -25,6 +27,8 @@ LABEL = "gpupool.io/verify"  # of the workloads; its value is the node
 MAX_TIME = "30m"
 KEEP = "30d"
 MAX_REASON = 200
+MAX_RUNS = 64  # of which the history shows the results
+HISTORY_HEADERS = ("TIME", "NODE", "GPU", "MODEL", "RESULT", "FINDINGS")
 Json = dict[str, Any]
 
 Node = Annotated[
@@ -34,7 +38,7 @@ Node = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    command(app, "gpupool verify", "gpupool verify gpu1 --gpu 2", "gpupool verify gpu1 --json")(verify)
+    command(app, "gpupool verify", "gpupool verify gpu1 --gpu 2", "gpupool verify gpu1 --history")(verify)
 
 
 def verify(
@@ -46,6 +50,7 @@ def verify(
         str | None, typer.Option("--wait", metavar="TIME", help="Fail if the GPUs are not free after this time.")
     ] = None,
     cordon: Annotated[bool, typer.Option("--cordon/--no-cordon", help="Cordon GPUs that fail (default).")] = True,
+    history: Annotated[bool, typer.Option("--history", help="Show earlier results; check nothing.")] = False,
     json: AsJson = False,
 ) -> int:
     """Check GPUs by doing work on them, and cordon those that fail. For administrators.
@@ -54,17 +59,20 @@ def verify(
     free. The exit status is 0 for ok, 1 for suspect, and 2 for fail.
     """
     pool = open_pool()
+    if history:
+        return _show_history(pool, node, frozenset(gpu or ()), as_json=json)
     nodes = _nodes(pool, node)
     _make_project(pool)
     workloads = [(each, pool.post("workloads", _request(each, gpu or [], wait))) for each in nodes]
     for each, workload in workloads:
         notify(f"{workload['name']} checks the GPUs of {each['name']}")
     try:
-        reports = _compare([_result(pool, workload) for _, workload in workloads])
+        reports = [_result(pool, workload) for _, workload in workloads]
     except KeyboardInterrupt:
         for _, workload in workloads:
             pool.post(workload_path(workload["id"], "stop"), {})
         raise
+    reports = _compare(reports, [run.report for run in _runs(pool, None)])
     if json:
         show_json({"reports": [report.to_dict() for report in reports]})
     else:
@@ -120,14 +128,11 @@ def _request(node: Json, gpus: Iterable[int], wait: str | None) -> Json:
 def _result(pool: PoolClient, workload: Json) -> Report:
     """Wait for the end of a workload and return its report. Raises ``GpupoolError`` if it has none."""
     from gpupool.cli.commands.work.control import await_end
-    from gpupool.cli.transport.member_logs import all_chunks
 
     ended = await_end(pool, workload["id"], float("inf"))
-    chunks = all_chunks(pool, workload_path(workload["id"], "logs"), {})
-    output = b"".join(base64.b64decode(chunk["data"]) for chunk in chunks if chunk["stream"] == "out")
-    for line in reversed(output.decode(errors="replace").splitlines()):
-        if line.startswith("{"):
-            return Report.from_dict(json_lib.loads(line))
+    report = _read_report(pool, workload)
+    if report is not None:
+        return report
     raise GpupoolError(
         ErrorCode.NOT_FOUND,
         f"{workload['name']} is {ended['state']} and has no report.",
@@ -135,9 +140,74 @@ def _result(pool: PoolClient, workload: Json) -> Report:
     )
 
 
-def _compare(reports: list[Report]) -> list[Report]:
-    """Return the reports with rates compared among all GPUs of a model, on all nodes."""
-    compared = iter(compare_with_peers(tuple(gpu for report in reports for gpu in report.gpus)))
+def _read_report(pool: PoolClient, workload: Json) -> Report | None:
+    """Return the report in the output of a workload; None if there is none."""
+    from gpupool.cli.transport.member_logs import all_chunks
+
+    chunks = all_chunks(pool, workload_path(workload["id"], "logs"), {})
+    output = b"".join(base64.b64decode(chunk["data"]) for chunk in chunks if chunk["stream"] == "out")
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.startswith("{")]
+    try:
+        return Report.from_dict(json_lib.loads(lines[-1])) if lines else None
+    except (ValueError, KeyError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An earlier run of the checks: its workload, when it ended, and its report."""
+
+    workload: str
+    finished_at: float
+    report: Report
+
+
+def _runs(pool: PoolClient, node: str | None) -> list[Run]:
+    """Return the latest runs whose workloads still exist, newest first."""
+    query = {"all": True, "project": PROJECT, "label": None if node is None else [f"{LABEL}={node}"]}
+    found = []
+    for workload in pool.workloads(query, MAX_RUNS):
+        report = _read_report(pool, workload) if LABEL in workload["labels"] and workload["finished_at"] else None
+        if report is not None:
+            found.append(Run(workload["id"], workload["finished_at"], report))
+    return found
+
+
+def _show_history(pool: PoolClient, node: str | None, gpus: frozenset[int], *, as_json: bool) -> int:
+    """Print one line for each GPU of each run, newest first."""
+    runs = _runs(pool, node)
+    if as_json:
+        show_json(
+            {
+                "runs": [
+                    {"workload": run.workload, "finished_at": run.finished_at, "report": run.report.to_dict()}
+                    for run in runs
+                ]
+            }
+        )
+        return 0
+    zone = pool.get("pool")["time_zone"]
+    rows = [
+        (moment_text(run.finished_at, zone), run.report.node, gpu.index, gpu.model, gpu.outcome, _findings(gpu))
+        for run in runs
+        for gpu in run.report.gpus
+        if not gpus or gpu.index in gpus
+    ]
+    show(text_table(HISTORY_HEADERS, rows, out_style()))
+    return 0
+
+
+def _findings(gpu: Subject) -> str:
+    bad = [check for check in gpu.checks if check.outcome in {Outcome.SUSPECT, Outcome.FAIL}]
+    return "; ".join(f"{check.name}: {check.note}" for check in bad) or "-"
+
+
+def _compare(reports: list[Report], earlier: list[Report]) -> list[Report]:
+    """Return the reports with rates compared among all GPUs of a model; ``earlier`` reports have the others."""
+    others: dict[str, Subject] = {}
+    for gpu in (gpu for report in earlier for gpu in report.gpus):
+        others.setdefault(gpu.uuid, gpu)
+    compared = iter(compare_with_peers(tuple(gpu for report in reports for gpu in report.gpus), others.values()))
     return [replace(report, gpus=tuple(next(compared) for _ in report.gpus)) for report in reports]
 
 
