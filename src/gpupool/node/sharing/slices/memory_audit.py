@@ -101,7 +101,7 @@ def judge(look: MemorySample) -> OffenceFinding | None:
     everybody = frozenset(look.used)
     if look.limit_bytes is None:
         return OffenceFinding(Offence.NOT_ITS_GPU, everybody, total, 0) if total else None
-    unknown = _unknown(look)
+    unknown = unknown_processes(look)
     limit = look.limit_bytes
     if total > limit + limit * TOLERANCE_PERMILLE // 1000 + TOLERANCE_BYTES:
         unexplained = _unexplained(look)
@@ -111,7 +111,7 @@ def judge(look: MemorySample) -> OffenceFinding | None:
     return OffenceFinding(Offence.UNKNOWN, unknown, sum(look.used[p] for p in unknown), limit) if unknown else None
 
 
-def _unknown(look: MemorySample) -> frozenset[int]:
+def unknown_processes(look: MemorySample) -> frozenset[int]:
     """Return processes that use memory without a slot; empty while any slot's process is unknown."""
     slots = (*look.before, *look.after)
     known = {host_pid(slot, look.own_ns) for slot in slots}

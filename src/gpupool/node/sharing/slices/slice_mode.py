@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuShare
-from gpupool.domain.nodes.sharing import describe_guarantee
+from gpupool.domain.nodes.sharing import ComputePolicy, describe_guarantee
 from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.node.host import native
 from gpupool.node.host.log import log_event
@@ -39,7 +39,7 @@ from gpupool.node.sharing.slices.lease_folder import (
     make_leases_folder,
     stale_folders,
 )
-from gpupool.node.sharing.slices.watch import SliceWatch, Tenant, TenantGpu
+from gpupool.node.sharing.slices.watch import Grant, SliceWatch, Tenant, TenantGpu
 from gpupool.node.sharing.variables import SIMULATED_NOTE, visible_gpus
 
 LEASE_DIR = "GPUPOOL_LEASE_DIR"
@@ -64,6 +64,12 @@ class _Lease:
     gpus: tuple[GpuShare, ...]
     programs: dict[str, NodeProgram] = field(default_factory=dict)
     counts: dict[str, tuple[float, int, float]] = field(default_factory=dict)
+    grants: dict[str, Grant] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> ComputePolicy:
+        """Return the compute policy of the lease."""
+        return next(iter(self.programs.values())).spec.compute
 
 
 class ShareSharing:
@@ -194,17 +200,18 @@ class ShareSharing:
         return [
             Tenant(
                 lease.folder,
-                tuple(self._tenant_gpu(gpu) for gpu in lease.gpus),
+                tuple(self._tenant_gpu(gpu, lease) for gpu in lease.gpus),
                 {key: program.folder for key, program in lease.programs.items()},
             )
             for lease in self._leases.values()
         ]
 
-    def _tenant_gpu(self, share: GpuShare) -> TenantGpu:
+    def _tenant_gpu(self, share: GpuShare, lease: _Lease) -> TenantGpu:
         limit = share.memory_mib * _MIB
         card = limit * 1000 // max(1, share.permille)
         allowance = self._context_bytes(share, self._caps()) + max(DRIVER_GROWTH_BYTES, card // DRIVER_GROWTH_DIVISOR)
-        return TenantGpu(share.gpu_uuid, limit, allowance)
+        grant = lease.grants.get(share.gpu_uuid)
+        return TenantGpu(share.gpu_uuid, limit, allowance, share.permille, lease.policy, grant)
 
     def _context_bytes(self, share: GpuShare, caps: ShareCapabilities) -> int:
         """Return the assumed context size, at most half of the slice: it may be an overestimate."""
@@ -237,7 +244,9 @@ class ShareSharing:
         lease = self._by_path(used) if isinstance(used, dict) else None
         if isinstance(used, dict) and lease is not None:
             held_s, used_bytes = used.get("held_ns", 0) / 1e9, used.get("used_bytes", 0)
-            lease.counts[used.get("uuid", "")] = (held_s, used_bytes, time.monotonic())
+            uuid, now = used.get("uuid", ""), time.monotonic()
+            lease.counts[uuid] = (held_s, used_bytes, now)
+            lease.grants[uuid] = Grant(held_s, used.get("ungated", 0), now)
             if used.get("unhooked_count"):
                 self._note(lease, UNHOOKED_NOTE)
         if isinstance(warning := message.get("warning"), str):

@@ -1,23 +1,26 @@
-"""Check of slices once per second: the driver's memory counts against the tenants' ledgers.
+"""Check of slices once per second: the driver's counts of memory and time against the tenants' ledgers and grants.
 
-The driver is queried on a separate thread, because it may hang. ``memory_audit`` judges the result, and the event loop
-acts on it.
+The driver is queried on a separate thread, because it may hang. ``memory_audit`` and ``time_audit`` judge the result,
+and the event loop acts on it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.units import format_mib
 from gpupool.node.host import process_tree
 from gpupool.node.host.log import log_event
-from gpupool.node.host.paths import ReplicaFolder
+from gpupool.node.host.paths import ReplicaFolder, read_json, write_json
 from gpupool.node.host.process_tree import Proc
 from gpupool.node.host.records import ShepherdRecord
 from gpupool.node.inventory.processes import command
@@ -25,9 +28,18 @@ from gpupool.node.ports import SharingHost
 from gpupool.node.sharing.slices import memory_audit
 from gpupool.node.sharing.slices.arbiter import Arbiter
 from gpupool.node.sharing.slices.context_sizes import ContextSizes
+from gpupool.node.sharing.slices.gpu_processes import GpuProcesses
 from gpupool.node.sharing.slices.lease_folder import LeaseFolder
 from gpupool.node.sharing.slices.memory_audit import MemorySample, Offence, OffenceAction, OffenceCase, OffenceFinding
 from gpupool.node.sharing.slices.pages import LedgerSlot
+from gpupool.node.sharing.slices.time_audit import (
+    TimeAction,
+    TimeCase,
+    TimeFinding,
+    TimeLimits,
+    TimeSample,
+    judge_time,
+)
 
 CHECK_INTERVAL_S = 1.0
 MAX_MISSED_BEATS = 4  # samples in a row without a new heartbeat of a running arbiter
@@ -35,22 +47,35 @@ _MAX_ANCESTORS = 256
 _MIB = 1 << 20
 BACKSTOP = "GPUPOOL_BACKSTOP"
 ONLY_WARN = "warn"
-_UNKNOWN = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
-_UUID_ROOM = 96
-_TEXT_ROOM = 96  # of a driver version (80) and of a name (96)
-_MOST = 4096
-_SUCCESS = 0
-_MIG_ENABLED = 1
-_TOO_SMALL = 7  # NVML_ERROR_INSUFFICIENT_SIZE
+TIME_CHECK = "GPUPOOL_TIME_CHECK"  # margin in percent, and samples: see ``TimeLimits``
+PAUSED = "paused-processes.json"
+_MAX_GRANT_AGE_S = 3.0
+_MAX_NAMED = 3  # processes
+_TIME_SIGNALS = {TimeAction.TERM: signal.SIGTERM, TimeAction.KILL: signal.SIGKILL}
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The arbiter's count for one lease on one GPU: seconds held, launches that did not wait, and when it came."""
+
+    held_s: float
+    ungated: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
 class TenantGpu:
-    """A GPU of a lease: the slice's size, and how much the driver may allocate per process by itself."""
+    """A GPU of a lease: the slice's size, and how much the driver may allocate per process by itself.
+
+    ``grant`` is the arbiter's last count; None if there is none.
+    """
 
     uuid: str
     limit_bytes: int
     allowance_bytes: int
+    permille: int
+    policy: ComputePolicy
+    grant: Grant | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +91,8 @@ class Tenant:
 class TenantSample:
     """A sample of a tenant on one GPU; ``index`` is its number in the lease, None if it is not the tenant's GPU.
 
-    ``model`` is the GPU's model with the driver's version.
+    ``model`` is the GPU's model with the driver's version. ``busy`` is the percentage of the GPU's time by process;
+    None if the driver does not report it.
     """
 
     tenant: Tenant
@@ -76,6 +102,7 @@ class TenantSample:
     procs: Mapping[int, Proc]
     keys: Mapping[int, str]
     model: str
+    busy: Mapping[int, float] | None
 
 
 class SliceWatch:
@@ -85,12 +112,17 @@ class SliceWatch:
         self, arbiter: Arbiter, tenants: Callable[[], list[Tenant]], host: SharingHost, sizes: ContextSizes
     ) -> None:
         self.only_warn = os.environ.get(BACKSTOP) == ONLY_WARN
+        self._time_limits = _time_limits()
         self._arbiter = arbiter
         self._tenants = tenants
         self._host = host
         self._sizes = sizes
         self._nvml: GpuProcesses | None = None
         self._cases: dict[tuple[int, str], OffenceCase] = {}
+        self._time_cases: dict[tuple[int, str], TimeCase] = {}
+        self._rates: dict[tuple[int, str], _Rate] = {}
+        self._paused = PausedProcesses(host.folder / PAUSED)
+        self._pause: dict[tuple[int, str], tuple[tuple[Proc, ...], float]] = {}  # of throttled tenants
         self._beat: tuple[int | None, bytes, int] = (None, b"", 0)
         self._driver = ThreadPoolExecutor(1, "nvml")
         self._task: asyncio.Task[None] | None = None
@@ -98,6 +130,7 @@ class SliceWatch:
     def start(self, library: str = "") -> None:
         """Start with the first slice; ``library`` is the path of the driver's NVML (empty: none)."""
         if self._task is None:
+            self._paused.resume_left()
             self._nvml = GpuProcesses(library) if library else None
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -110,17 +143,26 @@ class SliceWatch:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(CHECK_INTERVAL_S)
+            await self._wait()
             try:
                 await self.check()
             except Exception as error:  # noqa: BLE001 - the next check may succeed
                 log_event("slices not watched", error=repr(error))
 
+    async def _wait(self) -> None:
+        """Wait until the next check; processes of throttled tenants are paused for a part of that time."""
+        part = max((part for _procs, part in self._pause.values()), default=0.0) * CHECK_INTERVAL_S
+        if part:
+            with self._paused.pause([proc for procs, _part in self._pause.values() for proc in procs]):
+                await asyncio.sleep(part)
+        await asyncio.sleep(CHECK_INTERVAL_S - part)
+
     async def check(self) -> None:
         """Check all tenants once."""
         tenants = self._tenants()
         if not tenants:
-            self._cases.clear()
+            for known in (self._cases, self._time_cases, self._rates, self._pause):
+                known.clear()
             return
         self._check_heartbeat(tenants[0].folder)
         if self._nvml is None:
@@ -129,8 +171,11 @@ class SliceWatch:
         samples = await loop.run_in_executor(self._driver, sample_tenants, tenants, self._nvml)
         for sample in samples:
             self._process(sample)
+            self._process_time(sample, samples)
         seen = {(sample.tenant.folder.lease, sample.uuid) for sample in samples}
-        self._cases = {place: case for place, case in self._cases.items() if place in seen}
+        for known in (self._cases, self._time_cases, self._rates, self._pause):
+            for place in known.keys() - seen:
+                del known[place]
 
     def _check_heartbeat(self, folder: LeaseFolder) -> None:
         """Kill an arbiter that runs but whose heartbeat has stopped."""
@@ -153,6 +198,54 @@ class SliceWatch:
         step = case.next(finding, newest, only_warn=self.only_warn)
         if step is not None and finding is not None:
             self._act(sample, finding, *step)
+
+    def _process_time(self, sample: TenantSample, samples: Sequence[TenantSample]) -> None:
+        if sample.index is None:
+            return
+        gpu, place = sample.tenant.gpus[sample.index], (sample.tenant.folder.lease, sample.uuid)
+        granted = self._rates.setdefault(place, _Rate()).percent(gpu.grant, time.monotonic())
+        case = self._time_cases.setdefault(place, TimeCase())
+        finding = None
+        serving = self._arbiter.pid is not None and self._beat[2] == 0
+        if sample.busy is not None and granted is not None and serving and gpu.policy is not ComputePolicy.NONE:
+            others = any(s.uuid == sample.uuid and s.busy and s.tenant is not sample.tenant for s in samples)
+            concerned = others or gpu.policy is ComputePolicy.CAP
+            unknown = memory_audit.unknown_processes(sample.memory)
+            look = TimeSample(sample.busy, granted, gpu.permille / 10, concerned, unknown)
+            finding = judge_time(look, self._time_limits)
+        step = case.next(finding, self._time_limits, only_warn=self.only_warn)
+        if case.left == 0:
+            self._pause.pop(place, None)
+        if step is not None and finding is not None:
+            self._act_on_time(sample, finding, step)
+
+    def _act_on_time(self, sample: TenantSample, finding: TimeFinding, step: TimeAction) -> None:
+        lease, procs = sample.tenant.folder.lease, tuple(sample.procs[pid] for pid in finding.pids)
+        who = ", ".join(f"{pid} ({command(pid)})" for pid in finding.pids[:_MAX_NAMED])
+        what = (
+            f"Processes use {finding.used:.0f} % of the time of GPU {sample.uuid} without waiting for their turns: "
+            f"{finding.granted:.0f} % were granted, and the share is {finding.share:.0f} % (process {who})"
+        )
+        seconds = self._time_limits.throttled * CHECK_INTERVAL_S
+        sentence = {
+            TimeAction.WARN: f"{what}. {self._time_outlook()}".strip(),
+            TimeAction.THROTTLE: f"{what}: paused for {finding.pause:.0%} of each of the next {seconds:.0f} s.",
+            TimeAction.TERM: f"{what}: asked to stop.",
+            TimeAction.KILL: f"{what}: killed.",
+        }[step]
+        numbers = {"used": round(finding.used), "granted": round(finding.granted), "share": round(finding.share)}
+        log_event("time exceeded", step=step, lease=lease, pids=list(finding.pids), **numbers, said=sentence)
+        for key in {sample.keys[pid] for pid in finding.pids}:
+            self._host.note(key, sentence)
+            if step in _TIME_SIGNALS:
+                self._host.end_reason(key, sentence)
+        if step is TimeAction.THROTTLE:
+            self._pause[lease, sample.uuid] = procs, finding.pause
+        for proc in procs if step in _TIME_SIGNALS else ():
+            process_tree.send(proc, _TIME_SIGNALS[step])
+
+    def _time_outlook(self) -> str:
+        return "" if self.only_warn else "They are throttled if this continues, and then stopped."
 
     def _act(self, sample: TenantSample, finding: OffenceFinding, step: OffenceAction, pid: int) -> None:
         who = f"process {pid} ({command(pid)})" if pid else ""
@@ -196,6 +289,64 @@ def _describe(uuid: str, finding: OffenceFinding) -> str:
     }[finding.offence]
 
 
+@dataclass(slots=True)
+class _Rate:
+    """Turns the arbiter's sums into percent of the time."""
+
+    last: Grant | None = None
+    rate: float | None = None
+
+    def percent(self, grant: Grant | None, now: float) -> float | None:
+        """Return the granted percentage; None if it is unknown or launches did not have to wait for a grant.
+
+        The arbiter reports each second as long as the lease has attached processes.
+        """
+        if grant is None:
+            return 0.0
+        before, self.last = self.last, grant
+        if before is not None and grant.at > before.at:
+            regular = grant.ungated == before.ungated and grant.held_s >= before.held_s
+            self.rate = 100 * (grant.held_s - before.held_s) / (grant.at - before.at) if regular else None
+        return 0.0 if now - grant.at > _MAX_GRANT_AGE_S else self.rate
+
+
+class PausedProcesses:
+    """Stops processes for a moment. A file names them, so that an agent that was killed leaves none stopped."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    @contextlib.contextmanager
+    def pause(self, procs: Sequence[Proc]) -> Iterator[None]:
+        """Stop the processes and resume them at the end."""
+        with contextlib.suppress(OSError):
+            write_json(self._file, {"paused": [(proc.pid, proc.start) for proc in procs]}, durable=False)
+        try:
+            for proc in procs:
+                process_tree.send(proc, signal.SIGSTOP)
+            yield
+        finally:
+            for proc in procs:
+                process_tree.send(proc, signal.SIGCONT)
+            self._file.unlink(missing_ok=True)
+
+    def resume_left(self) -> None:
+        """Resume processes that an earlier agent has left stopped."""
+        for pid, start in (read_json(self._file) or {}).get("paused", ()):
+            proc = process_tree.read_proc(pid)
+            if proc is not None and proc.start == start:
+                process_tree.send(proc, signal.SIGCONT)
+        self._file.unlink(missing_ok=True)
+
+
+def _time_limits() -> TimeLimits:
+    try:
+        return TimeLimits.parse(os.environ.get(TIME_CHECK, ""))
+    except ValueError as error:
+        log_event("time check has its default limits", variable=TIME_CHECK, error=str(error))
+        return TimeLimits()
+
+
 # -- on the driver's thread ------------------------------------------------------------------------------------------
 
 
@@ -203,6 +354,7 @@ def sample_tenants(tenants: list[Tenant], nvml: GpuProcesses) -> list[TenantSamp
     """Read the slots, the driver's counts, and the slots again; find the tenant of each process."""
     before = _all_slots(tenants)
     used = nvml.used({gpu.uuid for tenant in tenants for gpu in tenant.gpus})
+    busy = {uuid: nvml.busy(uuid) for uuid in used}
     after = _all_slots(tenants)
     procs, owners = _owners({pid for by_pid in used.values() for pid in by_pid}, _shepherds(tenants))
     own_ns = Path("/proc/self/ns/pid").stat().st_ino
@@ -218,7 +370,9 @@ def sample_tenants(tenants: list[Tenant], nvml: GpuProcesses) -> list[TenantSamp
             slots = ((), ()) if i is None else (before[number, i], after[number, i])
             keys = {pid: owners[pid][1] for pid in mine}
             memory = MemorySample(limit, *slots, mine, own_ns, allowance)
-            found.append(TenantSample(tenant, uuid, i, memory, procs, keys, nvml.model(uuid)))
+            of_all = busy[uuid]
+            of_mine = None if of_all is None else {pid: of_all[pid] for pid in mine if pid in of_all}
+            found.append(TenantSample(tenant, uuid, i, memory, procs, keys, nvml.model(uuid), of_mine))
     return found
 
 
@@ -258,102 +412,3 @@ def _owners(
                 break
             at = process_tree.read_proc(at.ppid) if at.ppid > 1 else None
     return procs, owners
-
-
-class _ProcessInfo(ctypes.Structure):
-    """The struct nvmlProcessInfo_v2_t, which version 3 of the call also fills."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("used", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    )
-
-
-class GpuProcesses:
-    """A client of one NVML library. Calls block; an unusable library reports no processes."""
-
-    def __init__(self, library: str) -> None:
-        self._path = library
-        self._nvml: ctypes.CDLL | None = None
-        self._handles: dict[str, ctypes.c_void_p] = {}
-        self._models: dict[str, str] = {}
-
-    def model(self, uuid: str) -> str:
-        """Return driver version and model of a GPU that ``used`` has found; empty if NVML does not report it."""
-        return self._models.get(uuid, "")
-
-    def used(self, uuids: Iterable[str]) -> dict[str, dict[int, int]]:
-        """Return bytes by pid of these GPUs (or MIG instances) and of all GPUs without MIG.
-
-        GPUs for which NVML fails are omitted.
-        """
-        if not self._open():
-            return {}
-        for uuid in uuids:
-            self._find(uuid)
-        found = {uuid: self._processes(handle) for uuid, handle in self._handles.items()}
-        return {uuid: used for uuid, used in found.items() if used is not None}
-
-    def _open(self) -> bool:
-        if self._nvml is not None:
-            return True
-        try:
-            nvml = ctypes.CDLL(self._path)
-            if nvml.nvmlInit_v2() != _SUCCESS:
-                return False
-        except (OSError, AttributeError):
-            return False
-        self._nvml = nvml
-        self._list(nvml)
-        return True
-
-    def _list(self, nvml: ctypes.CDLL) -> None:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _SUCCESS:
-            return
-        for index in range(count.value):
-            handle, text = ctypes.c_void_p(), ctypes.create_string_buffer(_UUID_ROOM)
-            if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != _SUCCESS:
-                continue
-            if _has_mig(nvml, handle):
-                continue
-            if nvml.nvmlDeviceGetUUID(handle, text, ctypes.c_uint(_UUID_ROOM)) == _SUCCESS:
-                self._add(nvml, text.value.decode(errors="replace"), handle)
-
-    def _find(self, uuid: str) -> None:
-        """Add a MIG instance, which is not in the device list but can be opened by UUID."""
-        handle = ctypes.c_void_p()
-        if uuid in self._handles or self._nvml is None:
-            return
-        if self._nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) == _SUCCESS:
-            self._add(self._nvml, uuid, handle)
-
-    def _add(self, nvml: ctypes.CDLL, uuid: str, handle: ctypes.c_void_p) -> None:
-        self._handles[uuid] = handle
-        version, name = ctypes.create_string_buffer(_TEXT_ROOM), ctypes.create_string_buffer(_TEXT_ROOM)
-        if (
-            nvml.nvmlSystemGetDriverVersion(version, ctypes.c_uint(_TEXT_ROOM)) == _SUCCESS
-            and nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(_TEXT_ROOM)) == _SUCCESS
-        ):
-            self._models[uuid] = f"{version.value.decode(errors='replace')} {name.value.decode(errors='replace')}"
-
-    def _processes(self, handle: ctypes.c_void_p) -> dict[int, int] | None:
-        room = 64
-        while room <= _MOST and self._nvml is not None:
-            count, infos = ctypes.c_uint(room), (_ProcessInfo * room)()
-            answer = self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), infos)
-            if answer == _SUCCESS:
-                return {int(i.pid): int(i.used) for i in infos[: count.value] if i.used != _UNKNOWN}
-            if answer != _TOO_SMALL:
-                return None
-            room = max(room * 2, count.value + 16)
-        return None
-
-
-def _has_mig(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> bool:
-    """Return True if MIG is on: such a GPU lists the processes of all its instances."""
-    now, later = ctypes.c_uint(), ctypes.c_uint()
-    answer = nvml.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(later))
-    return bool(answer == _SUCCESS and now.value == _MIG_ENABLED)
