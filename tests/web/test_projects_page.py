@@ -116,6 +116,7 @@ FORM: dict[str, Any] = {
     "max_time_limit": "1d",
     "max_gpus": "1",
     "max_queued": "50",
+    "max_priority": "-7",
     "min_runtime": "0",
     "windows": "nights\nsat,sun",
     "node_pools": "a100, t4",
@@ -133,7 +134,7 @@ def test_administrator_changes_all_fields_in_one_form(site: Site, green: str) ->
     assert (now.members, now.model_quotas) == (("ann", "mia"), (("A100", 1000), ("t4", 500)))
     assert (now.max_time_s, now.idle_timeout_s) == (43200.0, 1800.0)
     assert (now.rules.min_runtime_s, now.rules.max_time_limit_s) == (0.0, 86400.0)
-    assert now.rules.max_queued == 50
+    assert (now.rules.max_queued, now.rules.max_priority) == (50, -7)
     assert (now.rules.windows, now.rules.node_pools) == (("nights", "sat,sun"), ("a100", "t4"))
     assert (now.compute_default, now.compute_allowed, now.sharing_default) == ("cap", ("guarantee", "cap"), None)
     again = site.get(green).text

@@ -89,7 +89,8 @@ class RulesBody(Body):
     ``windows`` are texts such as ``mon-fri 20:00-08:00``, ``sat,sun`` or ``nights``; training starts only then.
     ``node_pools`` are values of the node label ``pool``. ``images`` are patterns such as ``nvcr.io/nvidia/*``,
     ``volumes`` folders of the nodes. ``max_queued`` is the largest number of replicas that may wait in the queue.
-    ``workspace_mib`` limits the disk of all workspaces, ``user_workspace_mib`` that of each user.
+    ``workspace_mib`` limits the disk of all workspaces, ``user_workspace_mib`` that of each user. ``max_priority`` is
+    the highest priority that members may choose.
     """
 
     min_runtime_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None = None
@@ -102,6 +103,7 @@ class RulesBody(Body):
     max_queued: Annotated[int, Field(ge=1, le=MAX_QUEUED)] | None = None
     workspace_mib: Annotated[int, Field(ge=1, le=MAX_DISK_MIB)] | None = None
     user_workspace_mib: Annotated[int, Field(ge=1, le=MAX_DISK_MIB)] | None = None
+    max_priority: Priority | None = None
     images: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=512)]],
         Field(max_length=64, default_factory=list),

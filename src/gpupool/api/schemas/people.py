@@ -36,6 +36,7 @@ class RulesView(View):
     max_queued: int | None = None
     workspace_mib: int | None = None
     user_workspace_mib: int | None = None
+    max_priority: int | None = None
 
 
 class ProjectView(View):

@@ -186,6 +186,7 @@ def _rules(rules: Json) -> list[tuple[str, object]]:
             "One replica",
             f"{format_amount(rules['max_gpus_permille'])} GPUs at most" if rules["max_gpus_permille"] else "",
         ),
+        ("Priority", f"{rules['max_priority']} at most" if rules.get("max_priority") is not None else ""),
         ("Queue", f"{rules['max_queued']} replicas at most" if rules.get("max_queued") else ""),
         ("Workspaces", f"{format_mib(rules['workspace_mib'])} of disk at most" if rules.get("workspace_mib") else ""),
         (

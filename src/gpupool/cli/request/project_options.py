@@ -58,6 +58,14 @@ RULES = (
         "N",
     ),
     Option(
+        "max_priority",
+        "--max-priority",
+        OptionKind.TEXT,
+        "Limit the priority that members choose: high, -1000 to 1000; none: normal.",
+        RULES_PANEL,
+        "PRIORITY",
+    ),
+    Option(
         "workspace_disk",
         "--workspace-disk",
         OptionKind.TEXT,
@@ -136,6 +144,10 @@ def rules_body(values: dict[str, Any]) -> dict[str, Any]:
         rules["max_gpus_permille"] = _permille(values["max_gpus"])
     if "max_queued" in values:
         rules["max_queued"] = _count(values["max_queued"])
+    if "max_priority" in values:
+        text = values["max_priority"]
+        number = int(text) if text.removeprefix("-").isdecimal() else text
+        rules["max_priority"] = None if text == NONE else number
     for option, field in (("workspace_disk", "workspace_mib"), ("user_workspace_disk", "user_workspace_mib")):
         if option in values:
             rules[field] = None if values[option] == NONE else parse_memory_mib(values[option])

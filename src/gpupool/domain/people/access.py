@@ -77,6 +77,9 @@ class Department:
     note: str = ""
 
 
+DEFAULT_MAX_PRIORITY = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ProjectRules:
     """Rules for the work of a project; None and empty mean the pool's own rules.
@@ -86,7 +89,8 @@ class ProjectRules:
     ``node_pools`` are the values of the node label ``pool`` where its work may run. ``max_gpus_permille`` limits one
     replica, ``max_queued`` the number of queued replicas. ``images`` are patterns of allowed container images
     (``domain.work.images``), ``volumes`` the folders that must contain their volumes. ``workspace_mib`` limits the disk
-    that all its workspaces use, ``user_workspace_mib`` that of one user's.
+    that all its workspaces use, ``user_workspace_mib`` that of one user's. ``max_priority`` is the highest priority
+    that members may choose (None: ``DEFAULT_MAX_PRIORITY``); managers and administrators may choose any.
     """
 
     min_runtime_s: float | None = None
@@ -99,6 +103,7 @@ class ProjectRules:
     max_queued: int | None = None
     workspace_mib: int | None = None
     user_workspace_mib: int | None = None
+    max_priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.people.access import Actor, Project, Role
+from gpupool.domain.people.access import DEFAULT_MAX_PRIORITY, Actor, Project, Role
 from gpupool.domain.work.search import CommandScope
 from gpupool.domain.work.workload import Workload
 from gpupool.services.state.identity_cache import IdentityCache
@@ -63,6 +63,18 @@ class Permissions:
         self.need_role(actor, Role.MEMBER)
         if project.members and actor.user not in project.members and actor.role is not Role.ADMIN:
             raise forbidden(f"{actor.user} is not a member of the project {project.name}.")
+
+    def need_priority(self, actor: Actor, project: Project, priority: int) -> None:
+        """Raise ``GpupoolError(OVER_LIMIT)`` if a member chooses a priority above the limit of the project."""
+        rule = project.rules.max_priority
+        limit = DEFAULT_MAX_PRIORITY if rule is None else rule
+        if priority <= limit or actor.role is Role.ADMIN or self._manages(actor, project.name):
+            return
+        raise GpupoolError(
+            ErrorCode.OVER_LIMIT,
+            f"The priority is {priority}; members of the project {project.name} may choose at most {limit}.",
+            "Order your own work with lower priorities (`--priority low`), or ask a manager of the project.",
+        )
 
 
 def require_role(actor: Actor, role: Role) -> None:

@@ -404,8 +404,12 @@ class WorkloadService:
         return await self._lookup.workload(actor, workload.id)
 
     async def set_priority(self, actor: Actor, ref: str, priority: int) -> Workload:
-        """Change the priority of a waiting workload in its project; its queue time is unchanged."""
+        """Change the priority of a waiting workload in its project; its queue time is unchanged.
+
+        Raises OVER_LIMIT if a member chooses a priority above the limit of the project.
+        """
         workload = await self._managed(actor, ref)
+        self.submission.check_priority(actor, workload.project, priority)
 
         def build(draft: Draft) -> None:
             now = self._live(draft, workload)

@@ -187,6 +187,7 @@ class SubmissionService:
         self._check_queue(actor, workload)
         placer = self._engine.feed.scheduler.placer
         project = self._identities.project(workload.project)
+        self._permissions.need_priority(actor, project, workload.priority)
         pools = project.rules.node_pools
         for gpus, cpus, memory_mib in workload.different_members():
             check_possible(placer, gpus, cpus, memory_mib, pools)
@@ -260,6 +261,10 @@ class SubmissionService:
 
         await self._engine.transact_slow(build)
         return self._engine.mirror.workloads.get(workload.id, workload)
+
+    def check_priority(self, actor: Actor, project: str, priority: int) -> None:
+        """Raise OVER_LIMIT if a member chooses a priority above the limit of the project."""
+        self._permissions.need_priority(actor, self._identities.project(project), priority)
 
     async def note_dependencies(self, workload: Workload) -> None:
         """Load the end of ended workloads that this one depends on."""

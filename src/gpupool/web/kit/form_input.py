@@ -121,12 +121,13 @@ def number(form: Form, name: str) -> float:
     return value
 
 
-def count(form: Form, name: str) -> int | None:
-    """Read a whole number; None for an empty field."""
+def count(form: Form, name: str, *, signed: bool = False) -> int | None:
+    """Read a whole number, above or equal to 0 unless ``signed``; None for an empty field."""
     text = form.text(name)
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
+    digits = text.removeprefix("-") if signed else text
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 16):
         wrong = GpupoolError(ErrorCode.INVALID_COUNT, f"'{text[:40]}' is not a whole number.", "Write 8, for example.")
         raise FieldError(name, wrong)
     return int(text)

@@ -198,6 +198,7 @@ def project_form_values(project: Project) -> form_input.FormValues:
             "idle_timeout": form_input.seconds_text(project.idle_timeout_s),
             "max_time_limit": form_input.seconds_text(rules.max_time_limit_s),
             "max_queued": "" if rules.max_queued is None else str(rules.max_queued),
+            "max_priority": "" if rules.max_priority is None else str(rules.max_priority),
             "max_gpus": form_input.gpus_text(rules.max_gpus_permille),
             "min_runtime": form_input.seconds_text(rules.min_runtime_s),
             "windows": "\n".join(rules.windows),
@@ -232,6 +233,7 @@ def project_changes(form: Form, project: Project) -> dict[str, Any]:
     rules = {
         "max_time_limit_s": form_input.seconds(form, "max_time_limit"),
         "max_queued": form_input.count(form, "max_queued"),
+        "max_priority": form_input.count(form, "max_priority", signed=True),
         "max_gpus_permille": form_input.gpus(form, "max_gpus"),
         "min_runtime_s": form_input.seconds(form, "min_runtime", zero=True),
         "windows": form_input.lines(form, "windows"),
