@@ -45,7 +45,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "fairshare": ("people.fairshare", "Show fair shares and the scheduling order"),
     },
     "Control workloads": {
-        "workload": ("work.workload", "List, inspect and control workloads"),
+        "workload": ("work.control", "List, inspect and control workloads"),
         "attach": ("work.attach", "Connect your terminal to a running program"),
         "exec": ("work.attach", "Run another program on a workload's GPUs"),
         "shell": ("work.attach", "Open your shell on a workload's GPUs"),

@@ -1,4 +1,4 @@
-"""``stop``, ``suspend``, ``restart``, ``resume``, ``priority``, ``delete``, ``wait`` and ``checkpointed``."""
+"""Commands that control workloads, from ``stop`` to ``wait``, ``checkpointed``, and the aliases ``workload ...``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpupool.cli.commands.common import AsJson, Refs, command
+from gpupool.cli.commands.common import AsJson, Refs, add_aliases, add_group, command
 from gpupool.cli.output import confirm, notify, show_json
 from gpupool.cli.transport.pool import PoolClient, open_pool, split_reference, workload_path
 from gpupool.client.progress import checkpointed as report_checkpoint
@@ -37,6 +37,8 @@ def register(app: typer.Typer) -> None:
     command(app, "gpupool delete train-1", "gpupool delete --all --yes", "gpupool delete -f job.yaml")(delete)
     command(app, "gpupool wait train-1", "gpupool wait train-1 train-2 --timeout 2h")(wait)
     command(app, "gpupool checkpointed", "gpupool checkpointed --step 1200")(checkpointed)
+    examples = ["gpupool workload list", "gpupool workload describe train-1"]
+    add_aliases(add_group(app, "workload", "List, inspect and control workloads.", *examples), "workload")
 
 
 def stop(
