@@ -64,12 +64,14 @@ def test_slices_divide_a_gpu_and_shares_add_up(pool: RealPool) -> None:
 
 def test_queue_is_compared_with_direct_starts(pool: RealPool) -> None:
     file = pool.work / "queue.jsonl"
-    printed, _ = bench(pool, "queue", "--quick", "--json", "-o", str(file))
+    page = pool.work / "queue.html"
+    printed, _ = bench(pool, "queue", "--quick", "--json", "-o", str(file), "--html", str(page))
     lines = lines_of(file)
     assert [json.loads(line) for line in printed.splitlines()] == lines
     assert_labelled(lines)
     by_name = {line["name"]: line for line in lines}
     assert by_name["direct: latency"]["value"] > 0
+    assert "direct: latency" in page.read_text()
     latency = by_name["slice of 0.05: submitted until ended"]
     assert latency["ratio"] == pytest.approx(latency["value"] / by_name["direct: latency"]["value"])
     assert by_name["slices of 0.05: throughput"]["detail"]["samples"] == 40
@@ -170,3 +172,20 @@ def without_frameworks(pool: RealPool) -> Path:
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     return python
+
+
+def test_two_results_are_compared(pool: RealPool) -> None:
+    first, second = pool.work / "first.jsonl", pool.work / "second.jsonl"
+    for file in (first, second):
+        bench(pool, "queue", "--quick", "-o", str(file))
+    told = pool.json("bench", "compare", str(first), str(second))
+    assert told["differences"] == []
+    a, b = ({line["name"]: line["value"] for line in lines_of(file)} for file in (first, second))
+    assert {figure["name"] for figure in told["figures"]} == set(a)
+    for figure in told["figures"]:
+        if figure["a"] is not None:
+            assert (figure["a"], figure["b"]) == (a[figure["name"]], b[figure["name"]])
+            assert figure["ratio"] == pytest.approx(figure["b"] / figure["a"])
+    text = pool.text("bench", "compare", str(first), str(second))
+    assert text.startswith("emulated GPUs")
+    assert "B / A" in text

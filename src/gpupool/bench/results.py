@@ -42,6 +42,8 @@ class ResultsFile:
         self._facts = facts
         self.results = read_results(path) if path.exists() else []
         self._check_same_run()
+        if self.results:
+            self._rewrite()  # without a last line that a crash cut off
 
     def _check_same_run(self) -> None:
         for result in self.results:
@@ -63,9 +65,12 @@ class ResultsFile:
         kept = [one for one in self.results if (one.figure.part, one.case) != (part, case)]
         if len(kept) != len(self.results):
             self.results = kept
-            temporary = self.path.with_name(self.path.name + ".tmp")
-            temporary.write_text("".join(json.dumps(one.to_dict()) + "\n" for one in kept), encoding="utf-8")
-            temporary.replace(self.path)
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        temporary.write_text("".join(json.dumps(one.to_dict()) + "\n" for one in self.results), encoding="utf-8")
+        temporary.replace(self.path)
 
     def add(self, case: str, figure: Figure) -> Result:
         """Write one figure at once."""

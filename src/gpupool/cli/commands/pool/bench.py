@@ -6,18 +6,20 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpupool.cli.commands.common import add_group, command, with_options
-from gpupool.cli.output import notify, out_style, show
+from gpupool.cli.commands.common import AsJson, add_group, command, with_options
+from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.machines import EMULATED
 from gpupool.cli.render.text import style_of, table
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.specs.job_options import OUTPUT, PROGRAM, Option, OptionKind
 
 if TYPE_CHECKING:
+    from gpupool.bench.comparison import Pair
+    from gpupool.bench.figures import Figure
     from gpupool.bench.results import Result
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
@@ -29,6 +31,7 @@ RUN_OPTIONS = (
     Option("python", "--python", _TEXT, "Set the Python of the jobs; default: python3 of your PATH.", PROGRAM, "PATH"),
     Option("output", "--output -o", _TEXT, "Write the JSON lines to this new file.", OUTPUT, "FILE"),
     Option("resume", "--resume", _TEXT, "Measure what this results file lacks, and append it.", OUTPUT, "FILE"),
+    Option("html", "--html", _TEXT, "Also write the figures, and published ones, to an HTML page.", OUTPUT, "FILE"),
     Option("json", "--json", _FLAG, "Print each figure as a JSON line as soon as it is measured.", OUTPUT),
 )
 IMAGE = Option("image", "--image -i", _TEXT, "Use this image for the case in a container.", PROGRAM, "IMAGE")
@@ -48,6 +51,8 @@ def register(app: typer.Typer) -> None:
     command(group, "gpupool bench overhead --quick", "gpupool bench overhead --image pytorch/pytorch:2.4.0")(overhead)
     command(group, "gpupool bench slices", "gpupool bench slices --quick -o slices.jsonl")(slices)
     command(group, "gpupool bench queue --quick", "gpupool bench queue --resume queue.jsonl")(queue)
+    command(group, "gpupool bench compare before.jsonl after.jsonl")(compare)
+    command(group, "gpupool bench report train.jsonl slices.jsonl -o report.html")(report)
 
 
 @with_options(RUN_OPTIONS)
@@ -88,6 +93,58 @@ def queue(**values: Any) -> int:
     return _run("queue", values)
 
 
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A results file.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another results file.")],
+    *,
+    json: AsJson = False,
+) -> None:
+    """Compare two results files: the figures of both, and the ratio B / A.
+
+    Differences of the conditions (machine, GPUs, version, options) are printed first.
+    """
+    from gpupool.bench import comparison
+    from gpupool.bench.results import read_results
+
+    a, b = read_results(first), read_results(second)
+    pairs, different = comparison.compare(a, b), comparison.differences(a, b)
+    if json:
+        show_json({"differences": different, "figures": [pair.to_dict() for pair in pairs]})
+        return
+    for sentence in different:
+        notify(sentence)
+    show([*_label([*a, *b]), *table(("BENCHMARK", "FIGURE", "A", "B", "B / A"), _pair_rows(pairs), out_style())])
+
+
+def _pair_rows(pairs: Sequence[Pair]) -> list[tuple[str, ...]]:
+    ratios = ["" if pair.ratio is None else f"{pair.ratio:.3g}" for pair in pairs]
+    return [
+        (pair.part, pair.name, _value(pair.first), _value(pair.second), ratio)
+        for pair, ratio in zip(pairs, ratios, strict=True)
+    ]
+
+
+def report(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Results files.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")],
+) -> None:
+    """Write results to one HTML page, with published figures alongside. The page loads no other file."""
+    from gpupool.bench.results import read_results
+
+    _write_page(output, [result for file in files for result in read_results(file)])
+
+
+def _write_page(path: Path, results: Sequence[Result]) -> None:
+    from gpupool.bench.report import page
+
+    try:
+        path.write_text(page(results), encoding="utf-8")
+    except OSError as error:
+        sentence = f"{path} cannot be written: {error.strerror}."
+        raise GpupoolError(ErrorCode.INVALID_FILE, sentence, "Give a writable file.") from error
+    notify(f"report: {path}")
+
+
 def _run(name: str, values: dict[str, Any]) -> int:
     """Run a benchmark and print its table. Return 1 if a case failed, 130 after Ctrl-C."""
     from gpupool.bench.catalogue import BENCHMARKS
@@ -115,6 +172,8 @@ def _run(name: str, values: dict[str, Any]) -> int:
     found = [result for result in results.results if result.figure.part == name]
     if not values.get("json"):
         show(result_lines(found))
+    if "html" in values:
+        _write_page(Path(values["html"]), found)
     notify(f"{counts(result.figure for result in found)}; results: {path}")
     if interrupted:
         options = " --quick" if settings.quick else ""
@@ -152,19 +211,26 @@ def _command_line() -> str:
 
 def result_lines(results: Sequence[Result]) -> list[str]:
     """Return the table of the figures; a first line labels figures of emulated GPUs."""
-    from gpupool.bench.figures import Outcome, value_text
-
-    style = out_style()
     rows = []
     for result in results:
         figure = result.figure
-        measured = figure.outcome is Outcome.MEASURED
         ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
         name = figure.name.removeprefix(f"{result.case}: ")
-        value = value_text(figure) if measured else figure.outcome.value
-        rows.append((result.case, name, value, ratio, figure.baseline, figure.goal, figure.reason))
-    label = [style.bold(f"{EMULATED}; no figure describes a real GPU")] if any(r.emulated for r in results) else []
-    return [*label, *table(HEADERS, rows, style)]
+        rows.append((result.case, name, _value(figure), ratio, figure.baseline, figure.goal, figure.reason))
+    return [*_label(results), *table(HEADERS, rows, out_style())]
+
+
+def _label(results: Sequence[Result]) -> list[str]:
+    text = f"{EMULATED}; no figure describes a real GPU"
+    return [out_style().bold(text)] if any(result.emulated for result in results) else []
+
+
+def _value(figure: Figure | None) -> str:
+    from gpupool.bench.figures import Outcome, value_text
+
+    if figure is None:
+        return ""
+    return value_text(figure) if figure.outcome is Outcome.MEASURED else figure.outcome.value
 
 
 class _Progress:
