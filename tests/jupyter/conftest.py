@@ -10,9 +10,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "remote"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "services"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "machines"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "web"))
 
 from e2e_pool import RealPool, fresh_pool
+from kernels import use
 
 
 @contextmanager
@@ -30,15 +33,6 @@ def pool_for_jupyter() -> Iterator[RealPool]:
 def shared_pool() -> Iterator[RealPool]:
     with pool_for_jupyter() as made:
         yield made
-
-
-def use(pool: RealPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put this process into the environment of the pool's user."""
-    for name in ("GPUPOOL_URL", "GPUPOOL_PROJECT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in pool.env.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(pool.work)
 
 
 @pytest.fixture

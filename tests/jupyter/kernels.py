@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from e2e_pool import PATIENCE_S
+import pytest
+from e2e_pool import PATIENCE_S, RealPool
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
@@ -19,6 +20,15 @@ from gpupool.jupyter import kernel_spec
 
 LANGUAGE = "python"
 TENTH: dict[str, Any] = {"gpus": {"fraction": 0.1}}
+
+
+def use(pool: RealPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put this process into the environment of the pool's user."""
+    for name in ("GPUPOOL_URL", "GPUPOOL_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in pool.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(pool.work)
 
 
 @contextmanager
@@ -69,17 +79,44 @@ class Kernel:
         if self.client is not None:
             self.client.stop_channels()
 
-    async def run(self, code: str) -> str:
-        """Return what the code prints, or the name of its exception."""
+    async def run(self, code: str, printing: asyncio.Event | None = None) -> str:
+        """Return what the code prints, or the name of its exception. ``printing`` is set when it prints."""
         assert self.client is not None
         printed: list[str] = []
 
         def collect(message: dict[str, Any]) -> None:
             if message["msg_type"] == "stream":
                 printed.append(message["content"]["text"])
+                if printing is not None:
+                    printing.set()
 
         reply = await self.client.execute_interactive(code, timeout=PATIENCE_S, output_hook=collect)
         return "".join(printed) if reply["content"]["status"] == "ok" else reply["content"]["ename"]
+
+    async def interrupted(self) -> str:
+        """Interrupt code that sleeps, and return the name of its exception.
+
+        ipykernel loses a request if a signal arrives just before its code, hence the wait for the code.
+        """
+        asleep = asyncio.Event()
+        running = asyncio.create_task(self.run("print('asleep', flush=True); import time; time.sleep(600)", asleep))
+        async with asyncio.timeout(PATIENCE_S):
+            await asleep.wait()
+        while not running.done():
+            await self.manager.interrupt_kernel()
+            await asyncio.wait([running], timeout=1)
+        return await running
+
+    async def ask(self, code: str, answer: str) -> str:
+        """Run code that asks for input, answer, and return the status of the reply."""
+        client = self.client
+        assert client is not None
+
+        def say(_message: dict[str, Any]) -> None:
+            client.input(answer)
+
+        reply = await client.execute_interactive(code, allow_stdin=True, stdin_hook=say, timeout=PATIENCE_S)
+        return str(reply["content"]["status"])
 
     async def dead(self) -> bool:
         return not await self.manager.is_alive()

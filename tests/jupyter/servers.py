@@ -68,9 +68,14 @@ class JupyterServer:
         return execute_in(self.url, TOKEN, kernel_id, code)
 
     def interrupt_until_ended(self, kernel_id: str, code: str) -> None:
-        """Execute code that takes long, and interrupt it until it has ended."""
+        """Execute code that takes long, and interrupt it until it has ended.
+
+        ipykernel loses a request if a signal arrives just before its code, hence the wait for the code.
+        """
+        started = self.folder.with_suffix(f".{os.urandom(4).hex()}.started")
         with ThreadPoolExecutor() as threads:
-            running = threads.submit(self.run, kernel_id, code)
+            running = threads.submit(self.run, kernel_id, f"open({str(started)!r}, 'w').close()\n{code}")
+            assert eventually(started.exists)
             while not running.done():
                 self.ask(f"kernels/{kernel_id}/interrupt", method="POST")
                 wait([running], timeout=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.metadata
 import json
@@ -16,10 +17,13 @@ import jupyter_client
 import pytest
 from e2e_pool import PATIENCE_S, RealPool, fresh_pool
 from servers import JupyterServer, jupyter_server
+from websockets.exceptions import ConnectionClosed
 
 import gpupool
 from accounts import ANN, BOB, as_user
 from gpupool.client import Client
+from gpupool.client.transport.endpoint import UnixEndpoint
+from gpupool.client.transport.websocket_dialer import WebSocketDialer
 
 # "netns" stands for the right to mount.
 pytestmark = [pytest.mark.root, pytest.mark.needs("root", "netns")]
@@ -197,3 +201,35 @@ def test_workload_is_out_of_reach(system_pool: RealPool, ann: Account, server: J
     assert "PYTHONPATH" in as_user(ANN, environment)
     assert "PYTHONPATH" not in as_user(BOB, environment)
     assert server.run(kernel, "print(6 * 7)") == "42\n"
+
+
+def test_tunnelled_channels_are_out_of_reach(system_pool: RealPool, ann: Account, server: JupyterServer) -> None:
+    ann.command("jupyter", "kernel", "add", "0.1", "--name", "tunnelled", "--python", ann.python)
+    (spec,) = ann.home.glob(".local/share/jupyter/kernels/tunnelled/kernel.json")
+    content = json.loads(spec.read_text())
+    content["metadata"]["kernel_provisioner"]["config"]["transport"] = "tunnel"
+    spec.write_text(json.dumps(content))
+    kernel = str(server.ask("kernels", {"name": "tunnelled"})["id"])
+    assert server.run(kernel, "import os; print(os.getuid())") == f"{ANN}\n", server.said()
+
+    (path,) = ann.home.glob(f".local/share/jupyter/gpupool/kernels/{kernel}/kernel.json")
+    record = json.loads(path.read_text())
+    far = sockets_below(Path(record["node_folder"]))
+    near = sockets_below(Path(record["sockets"] or path.parent))
+    assert (len(near), len(far)) == (5, 5)
+    assert [path for path in near + far if as_user(BOB, lambda path=path: connects(path))] == []
+
+    async def dial(path: str) -> str:
+        dialer = WebSocketDialer(UnixEndpoint(str(system_pool.run / "api.sock")))
+        async with await dialer.connect(f"/v1/workloads/{record['workload']}/sockets?path={path}") as stream:
+            try:
+                return bytes(await stream.recv()).hex()[:2]
+            except ConnectionClosed:
+                return str(stream.close_reason)
+
+    assert as_user(ANN, lambda: asyncio.run(dial(far[0]))) == "ff", "ZeroMQ's greeting"
+    assert as_user(BOB, lambda: asyncio.run(dial(far[0]))).startswith("FORBIDDEN")
+    api = str(system_pool.run / "api.sock")
+    refused = as_user(ANN, lambda: asyncio.run(dial(api)))
+    assert refused.startswith("WRONG_STATE: No process of the job listens"), "the socket of another program"
+    server.ask(f"kernels/{kernel}", method="DELETE")

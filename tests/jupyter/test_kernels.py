@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_pool import PATIENCE_S, RealPool, eventually, fresh_pool
+from e2e_pool import RealPool, eventually, fresh_pool
 from jupyter_client.manager import AsyncKernelManager
 from kernels import Kernel, becomes, kernel_on_slices, running_kernel
 
@@ -48,12 +48,7 @@ def test_kernel_runs_interrupts_and_restarts_on_its_slice(pool: RealPool, tenth:
             assert len(await kernel.run("print('y' * 5_000_000)")) == 5_000_001
             first = kernel.workload
 
-            sleeping = asyncio.create_task(kernel.run("print('asleep', flush=True); import time; time.sleep(600)"))
-            await asyncio.sleep(0)
-            while not sleeping.done():
-                await kernel.manager.interrupt_kernel()
-                await asyncio.wait([sleeping], timeout=1)
-            assert await sleeping == "KeyboardInterrupt"
+            assert await kernel.interrupted() == "KeyboardInterrupt"
             assert await kernel.run("print(x + 1)") == "42\n"
 
             for now in (False, True):
@@ -92,16 +87,7 @@ def test_restart_keeps_gpu_in_full_pool(pool: RealPool) -> None:
 def test_input_is_answered(pool: RealPool, tenth: str) -> None:
     async def use() -> None:
         async with running_kernel(tenth) as kernel:
-            assert kernel.client is not None
-
-            def answer(message: dict[str, object]) -> None:
-                assert kernel.client is not None
-                kernel.client.input("Ada")
-
-            reply = await kernel.client.execute_interactive(
-                "name = input('who? ')", allow_stdin=True, stdin_hook=answer, timeout=PATIENCE_S
-            )
-            assert reply["content"]["status"] == "ok"
+            assert await kernel.ask("name = input('who? ')", "Ada") == "ok"
             assert await kernel.run("print(name)") == "Ada\n"
 
     asyncio.run(use())

@@ -31,6 +31,11 @@ def kernel_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if _is_for_kernel(name, value, in_workload=in_workload)}
 
 
+def portable_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that mean the same on another machine: the name of the notebook, and sizes."""
+    return {name: env[name] for name in (NOTEBOOK, *SIZE_VARIABLES) if env.get(name) and _is_text(env[name])}
+
+
 def _is_for_kernel(name: str, value: str, *, in_workload: bool) -> bool:
     if name == NOTEBOOK:
         return _is_text(value)

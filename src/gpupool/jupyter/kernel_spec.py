@@ -26,7 +26,7 @@ NO_CULLING_S = 10 * 365 * 86400  # for Jupyter's culler, where the pool's idle l
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.IGNORECASE)
 _CONNECTION = "{connection_file}"
 _PYTHON_QUERY = "import json; from ipykernel.kernelspec import get_kernel_dict; print(json.dumps(get_kernel_dict()))"
-_IN_IMAGE = {
+_NOT_HERE = {
     "python": ["env", "python3", "-m", "ipykernel_launcher", "-f", _CONNECTION],  # Jupyter replaces a first `python3`
     "r": ["R", "--no-echo", "-e", "IRkernel::main()", "--args", _CONNECTION],
 }
@@ -67,8 +67,10 @@ def kernels_folder() -> Path:
     return jupyter_data_folder() / "kernels"
 
 
-def find_program(language: str, *, python: str | None = None, in_image: bool = False) -> Program:
+def find_program(language: str, *, python: str | None = None, not_here: bool = False) -> Program:
     """Return how to start a kernel of a language, after a check that its packages are installed.
+
+    ``not_here``: it is in an image or on other machines, where nothing can be checked.
 
     Raises ``GpupoolError``: UNSUPPORTED for another language, INVALID_REQUEST without the kernel's packages.
     """
@@ -81,8 +83,8 @@ def find_program(language: str, *, python: str | None = None, in_image: bool = F
         )
     if key != "python" and python is not None:
         raise GpupoolError(ErrorCode.INVALID_REQUEST, "--python is for Python kernels only.", "Omit it.")
-    if in_image:
-        return Program(key, [python, *_IN_IMAGE[key][2:]] if python else _IN_IMAGE[key], {})
+    if not_here:
+        return Program(key, [python, *_NOT_HERE[key][2:]] if python else _NOT_HERE[key], {})
     return _python_program(python) if key == "python" else _r_program()
 
 
@@ -123,7 +125,7 @@ def _r_program() -> Program:
             f"{path} has no IRkernel, so it cannot run a kernel.",
             "Install it in R with install.packages('IRkernel'), or Debian's package r-cran-irkernel.",
         )
-    return Program("r", [path, *_IN_IMAGE["r"][1:]], {})
+    return Program("r", [path, *_NOT_HERE["r"][1:]], {})
 
 
 def _ask(command: list[str]) -> str | None:

@@ -1,8 +1,9 @@
 """The kernel provisioner: runs each Jupyter kernel as an interactive workload on its own slice.
 
 Jupyter finds it by its entry point and by the ``kernel_provisioner`` of a kernel specification. The kernel and Jupyter
-talk over unix sockets in a folder of this user, so other users of the machine cannot read or send messages; with
-``transport="tcp"`` messages are encrypted where Jupyter and the kernel support it.
+talk over unix sockets in a folder of this user, so other users of the machine cannot read or send messages. In a pool
+over the network or of several nodes, these are tunnelled to the kernel's node. With ``transport="tcp"`` messages are
+encrypted where Jupyter and the kernel support it.
 
 A restart uses the pool's restart, which keeps the GPUs. A kernel that the pool ended stays dead, with the reason, until
 the user restarts it.
@@ -23,9 +24,10 @@ from tornado.web import HTTPError
 from traitlets import Dict, Enum
 
 from gpupool.client import Job
+from gpupool.client.files.upload import is_home_or_root
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
-from gpupool.jupyter import kernel_request, records
+from gpupool.jupyter import kernel_request, records, tunnel
 from gpupool.jupyter.watch import KernelState, Phase, PoolWatcher, WatchedKernel, read_state, watcher_of_pool
 
 FIRST_REPORT_S = 2.0  # a wait in the queue is reported after this time
@@ -57,7 +59,9 @@ class GpupoolProvisioner(LocalProvisioner):
         config=True
     )
     transport = Enum(
-        ["auto", "ipc", "tcp"], "auto", help="How Jupyter and the kernel talk: unix sockets (auto, ipc) or tcp."
+        ["auto", "ipc", "tunnel", "tcp"],
+        "auto",
+        help="How Jupyter and the kernel talk: unix sockets (ipc), tunnelled to the kernel's node (tunnel), or tcp.",
     ).tag(config=True)
 
     _watcher: PoolWatcher | None = None
@@ -65,6 +69,7 @@ class GpupoolProvisioner(LocalProvisioner):
     _folder: records.KernelFolder | None = None
     _record: records.KernelRecord | None = None
     _loop: asyncio.AbstractEventLoop | None = None
+    _tunnel: tunnel.ChannelTunnel | None = None
     _attempt = 0  # the attempt that Jupyter knows
     _waited = False  # Jupyter has been told of the end
     _restarts_in_place = False
@@ -130,6 +135,7 @@ class GpupoolProvisioner(LocalProvisioner):
         env = dict(kwargs.get("env") or os.environ)
         if self._folder is None:
             self._create_folder(env, os.fspath(kwargs.get("cwd") or Path.cwd()))
+            await self._choose_transport()
         manager = self.parent
         if manager is not None:
             self._use_folder(manager)
@@ -159,6 +165,23 @@ class GpupoolProvisioner(LocalProvisioner):
             sizes=kernel_request.sizes_in(env),
         )
         self._folder.write(self._record)
+
+    async def _choose_transport(self) -> None:
+        """Choose a tunnel for a kernel that may start on another machine."""
+        watcher, record, folder = self._watcher, self._record, self._folder
+        assert watcher is not None  # noqa: S101 - set by _create_folder
+        assert record is not None  # noqa: S101 - likewise
+        assert folder is not None  # noqa: S101 - likewise
+        far = self.transport == "tunnel" or (self.transport == "auto" and watcher.remote)
+        if self.transport == "auto" and not far:
+            try:
+                far = len(await watcher.call(watcher.client.nodes)) > 1
+            except GpupoolError as error:
+                self._forget()
+                raise KernelStartError(str(error)) from error
+        if far:
+            record.node_folder = tunnel.new_node_folder()
+            folder.write(record)
 
     def _use_folder(self, manager: Any) -> None:
         """Let Jupyter write the connection file into the kernel's folder, and use sockets there."""
@@ -198,6 +221,9 @@ class GpupoolProvisioner(LocalProvisioner):
         if self._kernel is not None:
             watcher.forget(self._kernel)
             self._kernel = None
+        if node_folder := self._record.node_folder:
+            cmd = tunnel.node_command(cmd, os.fspath(self._folder.connection_file), node_folder)
+            fields["env"] = {**fields["env"], **tunnel.node_environment(self.connection_info, node_folder)}
         submitted = asyncio.ensure_future(watcher.call(lambda: _submit(watcher, cmd, fields)))
         try:
             job = await asyncio.shield(submitted)
@@ -211,6 +237,21 @@ class GpupoolProvisioner(LocalProvisioner):
         self.log.info("Kernel %s is workload %s (%s)", self.kernel_id, job.name, job.id)
         await watcher.call(lambda: watcher.refresh(self._watched()))
         await self._wait_until_started(0)
+        self._open_tunnel()
+
+    def _open_tunnel(self) -> None:
+        """Tunnel the channels of a running kernel, unless it is reached directly."""
+        record, manager = self._record, self.parent
+        if record is None or manager is None or not record.node_folder:
+            return
+        self._close_tunnel()  # Jupyter has deleted the sockets of a kernel that restarts
+        self._tunnel = tunnel.ChannelTunnel(record.workload, lambda text: self.log.debug("Channel: %s", text))
+        self._tunnel.open(manager.ip, record.node_folder, manager.ports)
+
+    def _close_tunnel(self) -> None:
+        if self._tunnel is not None:
+            self._tunnel.close()
+            self._tunnel = None
 
     def _fields(self, env: dict[str, str], workdir: str) -> dict[str, Any]:
         """Return the fields of the workload."""
@@ -222,10 +263,14 @@ class GpupoolProvisioner(LocalProvisioner):
             self._record.notebook, str(self.kernel_spec.language), self._record.kernel_id
         )
         common = {"kind": "interactive", "restart": "never", "labels": labels, "name": name, **fields}
+        if self._watcher is not None and self._watcher.remote:
+            uploaded = {} if is_home_or_root(workdir) else {"folder": workdir}
+            return {**common, **uploaded, "env": kernel_request.portable_environment(env) | added}
         if "image" not in fields:
             return {**common, "workdir": workdir, "env": kernel_request.kernel_environment(env) | added}
         assert self._folder is not None  # noqa: S101 - set by pre_launch
-        folders = [os.fspath(self._folder.path), self._record.sockets, workdir]
+        own = [] if self._record.node_folder else [os.fspath(self._folder.path), self._record.sockets]
+        folders = [*own, workdir]
         volumes = [f"{folder}:{folder}" for folder in dict.fromkeys(folders) if folder]
         return {**common, "workdir": workdir, "env": added, "volumes": [*fields.get("volumes", []), *volumes]}
 
@@ -242,6 +287,7 @@ class GpupoolProvisioner(LocalProvisioner):
             raise
         await watcher.call(lambda: watcher.refresh(kernel))
         await self._wait_until_started(before)
+        self._open_tunnel()
         return True
 
     async def _wait_until_started(self, after_attempt: int) -> None:
@@ -256,7 +302,7 @@ class GpupoolProvisioner(LocalProvisioner):
             if state.phase is Phase.ENDED:
                 raise KernelStartError(_not_started(state, reported))
             if state.phase is Phase.RUNNING and state.attempt > after_attempt:
-                if state.other_machine:
+                if state.other_machine and self._record is not None and not self._record.node_folder:
                     raise KernelStartError(_OTHER_MACHINE.format(name=state.name))
                 self._attempt = state.attempt
                 return
@@ -289,6 +335,7 @@ class GpupoolProvisioner(LocalProvisioner):
         self._forget()
 
     def _forget(self) -> None:
+        self._close_tunnel()
         if self._kernel is not None and self._watcher is not None:
             self._watcher.forget(self._kernel)
         self._kernel = None
@@ -341,6 +388,7 @@ class GpupoolProvisioner(LocalProvisioner):
         if self._end_handled:
             return
         self._end_handled = True
+        self._close_tunnel()
         manager = self.parent
         if manager is None or manager.shutting_down:
             return
@@ -430,6 +478,7 @@ class GpupoolProvisioner(LocalProvisioner):
             self._take_restarts(manager)
             self._attempt = state.attempt
             self._kernel = watcher.watch(state, self._state_changed)
+            self._open_tunnel()
         return state
 
     # Helpers
@@ -453,8 +502,8 @@ class GpupoolProvisioner(LocalProvisioner):
 
 
 _OTHER_MACHINE = (
-    "{name} was placed on another machine than Jupyter, where Jupyter cannot reach it, and was stopped.\n"
-    "  Choose GPUs of this machine with '--filter' or '--pool', or run Jupyter itself in the pool."
+    "{name} was placed on another machine than Jupyter, where the transport 'ipc' or 'tcp' cannot reach it, and was "
+    "stopped.\n  Remove the transport from its kernel specification."
 )
 
 

@@ -29,7 +29,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 @dataclass(slots=True)
 class KernelRecord:
-    """A stored kernel, without its keys. ``server`` is the root folder of its Jupyter Server."""
+    """A stored kernel, without its keys. ``server`` is the root folder of its Jupyter Server.
+
+    ``node_folder``: the folder of its sockets on its node, if its channels are tunnelled.
+    """
 
     kernel_id: str
     kernel_name: str
@@ -39,6 +42,7 @@ class KernelRecord:
     notebook: str = ""
     workdir: str = ""
     sockets: str = ""
+    node_folder: str = ""
     sizes: dict[str, str] = field(default_factory=dict)
 
 

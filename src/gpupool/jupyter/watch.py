@@ -133,9 +133,10 @@ def _resolve(future: asyncio.Future[None]) -> None:
 class PoolWatcher:
     """The connection of this process to one pool, and the kernels that it follows there."""
 
-    def __init__(self, client: Client, pool: str) -> None:
+    def __init__(self, client: Client, pool: str, *, remote: bool = False) -> None:
         self.client = client
         self.pool = pool
+        self.remote = remote  # over the network
         self._kernels: dict[str, WatchedKernel] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -210,8 +211,9 @@ _watchers_lock = threading.Lock()
 
 def watcher_of_pool() -> PoolWatcher:
     """Return this process's watcher of the pool that its environment names. Raises ``GpupoolError``."""
-    pool = repr(discovery.find_pool())
+    place = discovery.find_pool()
+    pool = repr(place)
     with _watchers_lock:
         if pool not in _watchers:
-            _watchers[pool] = PoolWatcher(Client(), pool)
+            _watchers[pool] = PoolWatcher(Client(), pool, remote=isinstance(place, discovery.Remote))
         return _watchers[pool]

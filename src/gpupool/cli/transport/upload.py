@@ -88,22 +88,18 @@ def _is_local(name: str) -> bool:
 
 def _root(body: Values) -> str | None:
     """Return the folder to upload: the current one, or the start folder if it is outside. None: no folder."""
+    from gpupool.client.files.upload import is_home_or_root
+
     start = body.get("workdir") or ""
     here = os.getcwd()  # noqa: PTH109 - the callees take text
     root = here if start == here or start.startswith(f"{here}/") else start
     if not root or not os.path.isdir(start):  # noqa: PTH112 - likewise
         return None
-    if _is_home_or_root(root):
+    if is_home_or_root(root):
         if root != "/":
             say(f"the home folder is not uploaded; create {IGNORE_FILE} in it to upload it")
         return None
     return root
-
-
-def _is_home_or_root(root: str) -> bool:
-    """Return whether a folder is ``/`` or the home folder, without an ignore file."""
-    homes = {"/", os.path.realpath(os.path.expanduser("~"))}  # noqa: PTH111 - as above
-    return os.path.realpath(root) in homes and not os.path.exists(f"{root}/{IGNORE_FILE}")  # noqa: PTH110 - likewise
 
 
 def _without_folder(body: Values) -> Values:

@@ -1,4 +1,4 @@
-"""Forward ports of this machine to ports of a program: each connection has its own WebSocket."""
+"""Forward ports and Unix sockets of this machine to those of a program: each connection has its own WebSocket."""
 
 from __future__ import annotations
 
@@ -19,20 +19,30 @@ CLOSE_TIMEOUT_S = 30.0  # for data from the program after the local side has clo
 _PIECE = 1 << 16
 
 Ports = tuple[int, int]
+Sockets = tuple[str, str]
 
 
 class Forwarder:
     """Listens on loopback ports (0: any free one) and forwards to a replica's ports; ``tell`` receives errors.
 
-    ``activity``: the bytes count as activity for the idle limit. Call ``close`` at the end.
+    ``activity``: the bytes count as activity for the idle limit. ``delay_s``: a local connection that cannot be
+    forwarded stays open this long, for clients that repeat it at once. Call ``close`` at the end.
     """
 
     def __init__(
-        self, endpoint: Endpoint, ref: str, index: int, tell: Callable[[str], None], *, activity: bool = True
+        self,
+        endpoint: Endpoint,
+        ref: str,
+        index: int,
+        tell: Callable[[str], None],
+        *,
+        activity: bool = True,
+        delay_s: float = 0.0,
     ) -> None:
-        counted = "" if activity else "&activity=false"
-        self._target = f"/v1/workloads/{quote(ref, safe='')}/ports/{{port}}?index={index}{counted}"
+        self._workload = f"/v1/workloads/{quote(ref, safe='')}"
+        self._query = f"index={index}" + ("" if activity else "&activity=false")
         self._tell = tell
+        self._delay_s = delay_s
         self._dialer = WebSocketDialer(endpoint)
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
@@ -42,7 +52,7 @@ class Forwarder:
         found = []
         for near, far in ports:
             try:
-                server = await asyncio.start_server(self._server_of(far), address, near)
+                server = await asyncio.start_server(self._server_of(f"/ports/{far}?{self._query}"), address, near)
             except OSError as error:
                 raise GpupoolError(
                     ErrorCode.PORT_TAKEN, f"Port {near} of {address} is taken.", f"Choose another: {near + 1}:{far}."
@@ -50,6 +60,12 @@ class Forwarder:
             self._servers.append(server)
             found.append((int(server.sockets[0].getsockname()[1]), server))
         return found
+
+    async def listen_on_sockets(self, sockets: Sequence[Sockets]) -> None:
+        """Start to listen on Unix sockets, each for a Unix socket of the program. Raises ``OSError``."""
+        for near, far in sockets:
+            accept = self._server_of(f"/sockets?path={quote(far, safe='')}&{self._query}")
+            self._servers.append(await asyncio.start_unix_server(accept, near))
 
     async def close(self) -> None:
         """Stop to listen, and close all connections."""
@@ -60,14 +76,15 @@ class Forwarder:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
 
-    def _server_of(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    def _server_of(self, target: str) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError):
                 writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
-                await self._carry(port, reader, writer)
+                await self._carry(target, reader, writer)
             except (OSError, WebSocketException, TimeoutError) as error:
                 self._tell(_why(error))
+                await asyncio.sleep(self._delay_s)
             finally:
                 writer.close()
 
@@ -79,8 +96,8 @@ class Forwarder:
 
         return accept
 
-    async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with await self._dialer.connect(self._target.format(port=port)) as far:
+    async def _carry(self, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with await self._dialer.connect(self._workload + target) as far:
             up = asyncio.create_task(_upstream(reader, far))
             down = asyncio.create_task(_downstream(far, writer))
             try:
@@ -93,6 +110,7 @@ class Forwarder:
                 await asyncio.gather(up, down, return_exceptions=True)
         if far.close_code is not None and far.close_code >= REFUSED:
             self._tell((far.close_reason or "").partition(": ")[2] or "the pool rejected the connection")
+            await asyncio.sleep(self._delay_s)
 
 
 async def _upstream(reader: asyncio.StreamReader, far: ClientConnection) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gpupool.blobs.ignore import IGNORE_FILE
 from gpupool.blobs.scan import Known, Scan, scan
 from gpupool.client.transport.http import SERVICE_UNAVAILABLE, Answer, error_of_answer
 from gpupool.client.transport.requests import ask
@@ -54,6 +55,12 @@ class UploadResult:
 
 class FolderChanged(Exception):  # noqa: N818 - not an error: the folder is scanned again
     """A file changed after the folder was scanned."""
+
+
+def is_home_or_root(folder: str) -> bool:
+    """Return whether a folder is ``/`` or the home folder, without an ignore file: it is not uploaded by itself."""
+    homes = {"/", os.path.realpath(os.path.expanduser("~"))}  # noqa: PTH111 - text in, text out
+    return os.path.realpath(folder) in homes and not os.path.exists(f"{folder}/{IGNORE_FILE}")  # noqa: PTH110 - as above
 
 
 def send_folder(

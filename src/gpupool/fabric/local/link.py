@@ -271,8 +271,8 @@ class LocalLink:
         """Open a stream to the program's shepherd, on a separate connection."""
         return await self._stream("attach", key=key)
 
-    async def connect_port(self, key: str, port: int, *, activity: bool) -> LocalStream:
-        """Open a stream to a port on which a process of the program listens."""
+    async def connect_port(self, key: str, port: int | str, *, activity: bool) -> LocalStream:
+        """Open a stream to a port, or the path of a Unix socket, on which a process of the program listens."""
         return await self._stream("connect_port", key=key, port=port, activity=activity)
 
     async def listening_ports(self, key: str) -> Sequence[ListeningPort]:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,7 +30,13 @@ from gpupool.node.agent.attempt import (
     share_lease,
     status_at_end,
 )
-from gpupool.node.agent.port_allocator import PortAllocator, connect_port, interface_of, listening_ports
+from gpupool.node.agent.port_allocator import (
+    PortAllocator,
+    connect_port,
+    connect_socket,
+    interface_of,
+    listening_ports,
+)
 from gpupool.node.agent.supervisor import Supervisor
 from gpupool.node.files.homes import Homes
 from gpupool.node.files.job_folders import JobFolders
@@ -46,6 +53,8 @@ from gpupool.node.telemetry.sampler import Sampler
 
 READ_LIMIT = 1 << 20  # bytes of log in one answer
 DRIVER_TIMEOUT_S = 20.0
+SOCKET_PATIENCE_S = 10.0  # for a program that starts and does not listen yet
+SOCKET_CHECK_S = 0.1
 T = TypeVar("T")
 
 
@@ -404,10 +413,31 @@ class Agent:
         """Return the socket of the program's shepherd. Raises NOT_FOUND, or WRONG_STATE once it has ended."""
         return self._present(key).status.attach_path
 
-    async def connect_port(self, key: str, port: int) -> socket.socket:
-        """Connect to a port on which a program, or another on its lease, listens. Raises NOT_FOUND, WRONG_STATE."""
+    async def connect_port(self, key: str, port: int | str) -> socket.socket:
+        """Connect to a port, or the path of a Unix socket, on which a program, or another on its lease, listens.
+
+        Waits a moment for the socket of a program that starts. Raises NOT_FOUND, WRONG_STATE.
+        """
+        if isinstance(port, str):
+            return await self._connect_socket(key, port)
         entry = self._present(key)
         return await asyncio.to_thread(lambda: connect_port(self._pids_on_lease(entry), port, entry.request.spec.uid))
+
+    async def _connect_socket(self, key: str, path: str) -> socket.socket:
+        deadline = time.monotonic() + SOCKET_PATIENCE_S
+        while True:
+            entry = self._present(key)
+            found = await asyncio.to_thread(self._try_socket, entry, path)
+            if found is not None:
+                return found
+            if time.monotonic() > deadline:
+                raise GpupoolError(
+                    ErrorCode.WRONG_STATE, f"No process of the job listens on the socket {path}.", "Start the server."
+                )
+            await asyncio.sleep(SOCKET_CHECK_S)
+
+    def _try_socket(self, entry: AttemptEntry, path: str) -> socket.socket | None:
+        return connect_socket(self._pids_on_lease(entry), path, entry.request.spec.uid)
 
     def carried(self, key: str) -> None:
         """Record that bytes went between a program, or one of its ports, and a client."""

@@ -1,4 +1,4 @@
-"""TCP ports of programs: reserved before they start, and connected to while they listen."""
+"""Ports of programs: reserved before they start, and connected to while they listen; also their Unix sockets."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ MAX_LISTED_PORTS = 256
 _SIOCGIFADDR = 0x8915
 CONNECT_TIMEOUT_S = 10.0
 _LISTEN = "0A"
+_UNIX_LISTENS = 0x10000  # __SO_ACCEPTCON in the flags of /proc/net/unix
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read from the kernel's table
 
 
@@ -133,6 +134,49 @@ def connect_port(pids: frozenset[int], port: int, uid: int | None) -> socket.soc
             "Start the server, then retry.",
         )
     return call_as(uid, lambda rights: _connect(found, rights))
+
+
+def connect_socket(pids: frozenset[int], path: str, uid: int | None) -> socket.socket | None:
+    """Connect to the Unix socket ``path`` on which one of these processes listens, with the rights of the user.
+
+    The path is that inside the program's container, if it has one. Return None if no process listens there (yet).
+    """
+    pid = _listener_on(pids, path)
+    if pid is None:
+        return None
+    with contextlib.suppress(OSError):
+        return call_as(uid, lambda rights: _connect_socket(pid, path, rights))
+    return None
+
+
+def _listener_on(pids: frozenset[int], path: str) -> int | None:
+    """Return a process that listens on a Unix socket of this path; processes of others cannot pretend to."""
+    inodes = set[int]()
+    with contextlib.suppress(OSError):
+        table = Path("/proc/net/unix").read_text(encoding="utf-8", errors="surrogateescape")
+        for line in table.splitlines()[1:]:
+            words = line.split(maxsplit=7)
+            if len(words) == 8 and words[7] == path and int(words[3], 16) & _UNIX_LISTENS:
+                inodes.add(int(words[6]))
+    owners = [pid for inode, found in _sockets_of(pids).items() if inode in inodes for pid in found] if inodes else []
+    return min(owners, key=_started, default=None)
+
+
+def _connect_socket(pid: int, path: str, rights: UserRights) -> socket.socket:
+    folder = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with rights.user():
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(CONNECT_TIMEOUT_S)
+                sock.connect(f"/proc/self/fd/{folder}/{path.lstrip('/')}")
+            except OSError:
+                sock.close()
+                raise
+        sock.settimeout(0)
+        return sock
+    finally:
+        os.close(folder)
 
 
 def listening_ports(pids: frozenset[int]) -> list[ListeningPort]:

@@ -273,7 +273,8 @@ class AgentConnection:
             if request["method"] == "attach":
                 far_reader, far_writer = await self._shepherd(key)
             else:
-                sock = await self._agent.connect_port(key, int(params["port"]))
+                port = params["port"]
+                sock = await self._agent.connect_port(key, port if isinstance(port, str) else int(port))
                 far_reader, far_writer = await asyncio.open_connection(sock=sock)
         except (GpupoolError, OSError) as error:
             gone = GpupoolError(ErrorCode.WRONG_STATE, "The program has ended.", "Its output is in the log.")

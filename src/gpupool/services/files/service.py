@@ -123,8 +123,10 @@ class FileService:
         finally:
             await talk.close()
 
-    async def connect(self, actor: Actor, ref: str, index: int, port: int, *, activity: bool) -> AttachStream:
-        """Open a stream to a port on which a replica's processes listen, for users who may attach to it.
+    async def connect(self, actor: Actor, ref: str, index: int, port: int | str, *, activity: bool) -> AttachStream:
+        """Open a stream to a port, or the path of a Unix socket, on which a replica's processes listen.
+
+        Only for users who may attach to it.
 
         ``activity``: its bytes count as activity for the idle limit.
         """

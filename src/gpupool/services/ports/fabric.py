@@ -101,8 +101,10 @@ class NodeLink(Protocol):
     async def files(self) -> FilesLink:
         """Open a separate connection for files."""
 
-    async def connect_port(self, key: str, port: int, *, activity: bool) -> AttachStream:
-        """Open a stream to a port on which a process of the program listens; raises WRONG_STATE, NOT_FOUND.
+    async def connect_port(self, key: str, port: int | str, *, activity: bool) -> AttachStream:
+        """Open a stream to a port, or the path of a Unix socket, on which a process of the program listens.
+
+        Raises WRONG_STATE, NOT_FOUND.
 
         ``activity``: its bytes count as activity of the program.
         """

@@ -43,6 +43,7 @@ Size = Annotated[int, Query(ge=0, le=MAX_TREE_BYTES)]
 Offset = Annotated[int, Query(ge=0, le=1 << 50)]
 Cursor = Annotated[str, Query(max_length=8192, pattern=r"^[A-Za-z0-9_=-]*$", description="Cursor of the last page.")]
 Where = Annotated[str, Query(max_length=4096, description="A path in the folder; empty: the whole folder.")]
+SocketPath = Annotated[str, Query(max_length=107, pattern="^/", description="An absolute path.")]
 PortInPath = Annotated[int, Path(ge=1, le=65535)]
 RAW: dict[str, Any] = {
     "requestBody": {
@@ -159,6 +160,14 @@ async def ports(services: Services, caller: Caller, ref: Ref, index: Index = 0) 
     return answer(PortList(ports=[PortView(**asdict(port)) for port in found]))
 
 
+@work_router.websocket("/{ref}/sockets")
+async def forward_socket(
+    *, websocket: WebSocket, services: Services, ref: Ref, path: SocketPath, index: Index = 0, activity: bool = True
+) -> None:
+    """Bytes to and from a Unix socket on which a replica's processes listen; otherwise as a port."""
+    await _forward(websocket, services, ref, index, path, activity=activity)
+
+
 @work_router.websocket("/{ref}/ports/{port}")
 async def forward(
     *, websocket: WebSocket, services: Services, ref: Ref, port: PortInPath, index: Index = 0, activity: bool = True
@@ -167,7 +176,12 @@ async def forward(
 
     With ``activity=false`` they do not count as activity for the idle limit: for pages that send requests unasked.
     """
+    await _forward(websocket, services, ref, index, port, activity=activity)
 
+
+async def _forward(
+    websocket: WebSocket, services: Services, ref: str, index: int, port: int | str, *, activity: bool
+) -> None:
     async def connect() -> AttachStream:
         check_origin(websocket, "connect")
         return await services.files.connect(await authenticate(websocket), ref, index, port, activity=activity)

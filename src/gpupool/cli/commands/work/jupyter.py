@@ -10,6 +10,7 @@ from gpupool.cli.commands.common import AsJson, add_group, command, with_options
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.text import table
 from gpupool.cli.request import request_body
+from gpupool.client import discovery
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.jupyter import kernel_spec
 from gpupool.specs.job_options import (
@@ -100,7 +101,8 @@ def add(size: Size = None, **values: Any) -> None:
         values["gpu"] = size
     request = _checked_request(values)
     language = values.get("language", "python")
-    program = kernel_spec.find_program(language, python=values.get("python"), in_image="image" in request)
+    not_here = "image" in request or isinstance(discovery.find_pool(), discovery.Remote)
+    program = kernel_spec.find_program(language, python=values.get("python"), not_here=not_here)
     name = values.get("name") or kernel_spec.default_name(program.language, request)
     title = values.get("display_name") or kernel_spec.default_display_name(program.language, request)
     spec = kernel_spec.add(name, title, program, request)
