@@ -105,6 +105,14 @@ def test_history_has_the_results_of_each_gpu(pool: RealPool) -> None:
     assert [gpu["outcome"] for gpu in run["report"]["gpus"]] == ["fail", "ok", "ok"]
 
 
+def test_level_3_runs_as_long_as_asked(pool: RealPool) -> None:
+    [report] = json.loads(pool("verify", "--level", "3", "--burn", "1s", "--gpu", "2", "--json").stdout)["reports"]
+    [gpu] = report["gpus"]
+    checks = {check["name"]: check for check in gpu["checks"]}
+    assert (report["level"], gpu["index"], gpu["outcome"]) == (3, 2, "ok")
+    assert checks["burn"]["values"]["seconds"] >= 1
+
+
 def test_failed_gpu_stays_in_use_with_no_cordon(pool: RealPool) -> None:
     faults(pool).write_text("2 flip\n")
     assert pool("verify", "--no-cordon", ok=False).returncode == 2

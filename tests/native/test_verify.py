@@ -15,6 +15,7 @@ import pytest
 from native_harness import FakeGpu, clean_environment, fake_gpus_folder
 
 from gpupool.verify.children import ChildError, ask_child
+from gpupool.verify.results import Options
 from gpupool.verify.schema import verify_schema
 from requires import cc
 
@@ -101,6 +102,36 @@ def test_fault_is_found_on_its_gpu_only(machine: Machine, fault: str, check: str
     assert [gpu["outcome"] for gpu in report["gpus"]] == ["ok", "fail", "ok"]
 
 
+def checks_of(report: dict[str, Any], index: int) -> dict[str, dict[str, Any]]:
+    """Return the checks of a GPU by name."""
+    return {check["name"]: check for check in report["gpus"][index]["checks"]}
+
+
+def test_level_2_checks_more_memory_and_copies_between_gpus(machine: Machine) -> None:
+    status, report = machine.report("--level", "2")
+    assert (status, report["level"]) == (0, 2)
+    checks = checks_of(report, 0)
+    assert checks["memory"]["values"]["tested_mib"] == 64
+    assert checks["peer-copies"]["values"]["least_peer_gib_s"] > 0
+    assert "burn" not in checks
+
+
+def test_level_3_repeats_work_and_compares_it(machine: Machine) -> None:
+    status, report = machine.report("--level", "3", "--burn", "0", "--gpu", "0")
+    assert (status, report["level"]) == (0, 3)
+    checks = checks_of(report, 0)
+    assert checks["burn"]["values"]["rounds"] >= 2
+    assert checks["burn"]["values"]["max_temperature_c"] == 40
+    assert checks["peer-copies"]["outcome"] == "skipped"
+
+
+def test_level_2_finds_a_flip(machine: Machine) -> None:
+    machine.break_gpu("flip")
+    status, report = machine.report("--level", "2")
+    assert status == 2
+    assert "block 0 of 4" in findings(report)[FAULTY, "memory"]
+
+
 def test_xid_that_programs_cause_is_no_fault(machine: Machine) -> None:
     machine.break_gpu("xid 31")
     assert machine.report()[0] == 0
@@ -152,7 +183,7 @@ def test_child_that_hangs_is_killed(machine: Machine, monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
     started = time.monotonic()
     with pytest.raises(ChildError, match="the GPU hangs"):
-        ask_child("memory", [GPUS[0].uuid], emulated=True, timeout_s=0)
+        ask_child("memory", [GPUS[0].uuid], Options(emulated=True), timeout_s=0)
     assert time.monotonic() - started < 60
 
 
@@ -160,7 +191,7 @@ def test_child_that_uses_too_much_memory_is_killed(machine: Machine, monkeypatch
     for name, value in machine.environment().items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ChildError, match="more than 1 MiB"):
-        ask_child("memory", [GPUS[0].uuid], emulated=True, max_memory_mib=1)
+        ask_child("memory", [GPUS[0].uuid], Options(emulated=True), max_memory_mib=1)
 
 
 def test_child_that_crashes_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -170,4 +201,4 @@ def test_child_that_crashes_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_pa
     cc("-shared", "-fPIC", "-o", library, tmp_path / "driver.c")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     with pytest.raises(ChildError, match="SIGABRT"):
-        ask_child("memory", [GPUS[0].uuid], emulated=True)
+        ask_child("memory", [GPUS[0].uuid], Options(emulated=True))

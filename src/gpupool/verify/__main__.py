@@ -19,7 +19,7 @@ if __name__ == "__main__":  # the pool runs this file with a Python that need no
 from gpupool.verify.cards import Card, check_card, check_peers, xid_check
 from gpupool.verify.node_checks import check_node
 from gpupool.verify.nvml import Device, Nvml, NvmlError, XidWatch
-from gpupool.verify.results import Report, Subject, compare_with_peers
+from gpupool.verify.results import Options, Report, Subject, compare_with_peers
 from gpupool.verify.table import table
 
 NOTHING_CHECKED = 3
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not cards:
         sys.stderr.write("gpupool verify: this machine has no such GPU\n")
         return NOTHING_CHECKED
-    report = run(nvml, cards, options.node)
+    report = run(nvml, cards, options.node, Options(options.level, options.burn))
     lines = [json.dumps(report.to_dict())] if options.json else table(report)
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return report.exit_status
@@ -48,17 +48,20 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gpupool.verify", description="Check the GPUs of this machine.")
     parser.add_argument("--gpu", metavar="N", type=int, action="append", help="check this GPU only; may be repeated")
+    parser.add_argument("--level", type=int, choices=(1, 2, 3), default=1, help="1: quick; 2: thorough; 3: with load")
+    parser.add_argument("--burn", metavar="SECONDS", type=float, default=60.0, help="length of the load of level 3")
     parser.add_argument("--node", metavar="NAME", default=socket.gethostname(), help="the node's name in the report")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 
 
-def run(nvml: Nvml, cards: list[Card], node: str) -> Report:
+def run(nvml: Nvml, cards: list[Card], node: str, options: Options) -> Report:
     """Check these GPUs and their node."""
     emulated = any(card.emulated for card in cards)
     driver = nvml.text("nvmlSystemGetDriverVersion")
     watch = XidWatch(nvml, [card.device for card in cards if card.device is not None])
-    found = {card.uuid: check_card(card) for card in cards}
+    present = [card.uuid for card in cards if card.device is not None]
+    found = {card.uuid: check_card(card, [uuid for uuid in present if uuid != card.uuid], options) for card in cards}
     for uuid, check in check_peers(cards).items():
         found[uuid].append(check)
     xids = watch.read()
@@ -67,7 +70,7 @@ def run(nvml: Nvml, cards: list[Card], node: str) -> Report:
             found[card.uuid].append(xid_check(xids.get(card.uuid, ())))
     gpus = tuple(Subject(card.index, card.uuid, card.model, tuple(found[card.uuid])) for card in cards)
     checks = tuple(check_node(driver, emulated=emulated))
-    return Report(node, 1, emulated, driver, checks, compare_with_peers(gpus))
+    return Report(node, options.level, emulated, driver, checks, compare_with_peers(gpus))
 
 
 def _cards(nvml: Nvml) -> Iterator[Card]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpupool.domain.nodes.gpu import XID_DEGRADED, XID_OF_PROGRAMS
-from gpupool.verify.children import ChildError, ask_child, run_check
+from gpupool.verify.children import TIMEOUT_S, ChildError, ask_child, run_check
 from gpupool.verify.nvml import GONE, SOFTWARE_THERMAL, Device, NvmlError
-from gpupool.verify.results import Check, Outcome
+from gpupool.verify.results import Check, Options, Outcome
 
 CUDA_CHECKS = ("compute", "memory", "copies")
+PEER_LEVEL, BURN_LEVEL = 2, 3
 _EMULATED = "(emulated)"  # the simulated NVML adds it to the model
 
 
@@ -35,13 +36,18 @@ def lost_check(reason: str) -> Check:
     return Check("present", Outcome.FAIL, f"the GPU has disappeared: {reason}")
 
 
-def check_card(card: Card) -> list[Check]:
-    """Return all checks of level 1 of one GPU."""
+def check_card(card: Card, others: list[str], options: Options) -> list[Check]:
+    """Return all checks of one GPU; ``others`` are the UUIDs of the other GPUs of the node."""
     if card.device is None:
         return [lost_check(card.lost)]
     checks = [Check("present")]
+    options = replace(options, emulated=card.emulated)
     for name in CUDA_CHECKS:
-        checks += run_check(name, card.uuid, emulated=card.emulated)
+        checks += run_check(name, [card.uuid], options)
+    if options.level >= PEER_LEVEL:
+        checks += run_check("peer-copies", [card.uuid, *others], options)
+    if options.level >= BURN_LEVEL:
+        checks += run_check("burn", [card.uuid], options, TIMEOUT_S + options.burn_s)
     try:
         checks += _state(card.device)
     except NvmlError as error:
@@ -132,7 +138,7 @@ def check_peers(cards: list[Card]) -> dict[str, Check]:
     if len(present) < 2:
         return {card.uuid: Check("peers", Outcome.SKIPPED, "no other GPU was checked") for card in present}
     try:
-        pairs = ask_child("peers", [card.uuid for card in present], emulated=present[0].emulated)
+        pairs = ask_child("peers", [card.uuid for card in present], Options(emulated=present[0].emulated))
     except ChildError as error:
         return {card.uuid: Check("peers", Outcome.FAIL, str(error)) for card in present}
     access = {(str(one), str(other)): bool(can) for one, other, can in pairs}

@@ -1,4 +1,4 @@
-"""The checks that use CUDA, in a process of their own: ``child.py CHECK [--emulated]``.
+"""The checks that use CUDA, in a process of their own: ``child.py CHECK OPTIONS``, with options as JSON.
 
 The GPU to check is the first of ``CUDA_VISIBLE_DEVICES``. Prints a JSON list of checks, or for ``peers`` one of pairs.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from ctypes import c_float, c_uint, c_uint32, c_uint64, c_void_p
 from itertools import permutations
 from pathlib import Path
@@ -19,7 +21,8 @@ if __name__ == "__main__":  # the pool runs this file with a Python that need no
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpupool.verify.driver import Context, Cuda, CudaError, Value
-from gpupool.verify.results import Check, Outcome
+from gpupool.verify.nvml import Nvml, NvmlError
+from gpupool.verify.results import Check, Options, Outcome
 
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
@@ -32,11 +35,15 @@ _ALPHA = 3.0
 _PATTERNS = ((0, 0), (_ALL_BITS, 0), (0x55555555, 0), (0xAAAAAAAA, 0), (0x12345678, 0x9E3779B1))
 _MAX_PATTERN_BYTES, _EMULATED_PATTERN_BYTES = _GIB, 16 * _MIB
 _COPY_BYTES, _EMULATED_COPY_BYTES = 256 * _MIB, 16 * _MIB
+_BURN_ROWS, _EMULATED_BURN_ROWS = 4096, 128
+_MEMORY_PART = 0.8  # of the free memory, from level 2
+_EMULATED_BLOCKS = 4
 _COPIES = 4
 _FILLS_BEFORE, _FILLS = 4, 2
+_MIN_ROUNDS = 2
 
 
-def compute(_emulated: bool) -> list[Check]:
+def compute(_options: Options) -> list[Check]:
     """Create a context and compare the results of three kernels with exact values."""
     started = time.monotonic()
     cuda = Cuda()
@@ -110,30 +117,47 @@ def _exact(name: str, wrong: int, count: int) -> Check:
     return Check(name)
 
 
-def memory(emulated: bool) -> list[Check]:
-    """Fill memory with patterns and compare it."""
+def memory(options: Options) -> list[Check]:
+    """Fill memory with patterns and compare it: one block, and from level 2 most of the free memory."""
     context = Context(Cuda())
     free, _ = context.memory_bytes()
-    size = min(_EMULATED_PATTERN_BYTES if emulated else _MAX_PATTERN_BYTES, free // 2) // _WORD_BYTES * _WORD_BYTES
+    size = min(_EMULATED_PATTERN_BYTES if options.emulated else _MAX_PATTERN_BYTES, free // 2)
+    size = size // _WORD_BYTES * _WORD_BYTES
+    count = 1 if options.level == 1 else max(1, int(_MEMORY_PART * free) // size)
+    if options.emulated:
+        count = min(count, _EMULATED_BLOCKS)
+    tested = {"tested_mib": count * size / _MIB}
+    rates = []
+    with ExitStack() as stack:
+        result = stack.enter_context(context.memory(3 * _WORD_BYTES))
+        for block in range(count):  # all are kept, so that each has other addresses
+            at = stack.enter_context(context.memory(size))
+            note, fill_s = _test_block(context, at, size, result)
+            if note:
+                return [Check("memory", Outcome.FAIL, f"{note}, block {block} of {count}", tested)]
+            rates.append(size / _GIB / fill_s)
+    return [Check("memory", values=tested | {"memory_gib_s": max(rates)})]
+
+
+def _test_block(context: Context, at: c_uint64, size: int, result: c_uint64) -> tuple[str, float]:
+    """Return which words of a block changed (empty: none), and the seconds of the fastest fill."""
     words = c_uint32(size // _WORD_BYTES)
-    tested = {"tested_mib": size / _MIB}
     fill_s = math.inf
-    with context.memory(size) as at, context.memory(3 * _WORD_BYTES) as result:
-        for seed, step in _PATTERNS:
-            found = (c_uint * 3)(0, _ALL_BITS, 0)
-            context.upload(result, found)
-            pattern = (at, c_uint32(seed), c_uint32(step), words)
-            for _ in range(_FILLS_BEFORE):  # they hide the time between the calls of the timed ones
+    for seed, step in _PATTERNS:
+        found = (c_uint * 3)(0, _ALL_BITS, 0)
+        context.upload(result, found)
+        pattern = (at, c_uint32(seed), c_uint32(step), words)
+        for _ in range(_FILLS_BEFORE):  # they hide the time between the calls of the timed ones
+            context.launch("fill_pattern_u32", words.value, pattern)
+        with context.timed() as seconds:
+            for _ in range(_FILLS):
                 context.launch("fill_pattern_u32", words.value, pattern)
-            with context.timed() as seconds:
-                for _ in range(_FILLS):
-                    context.launch("fill_pattern_u32", words.value, pattern)
-            fill_s = min(fill_s, seconds[0] / _FILLS)
-            context.launch("compare_pattern_u32", words.value, (*pattern, result))
-            context.download(found, result)
-            if found[0]:
-                return [Check("memory", Outcome.FAIL, _memory_note(list(found), seed, step), tested)]
-    return [Check("memory", values=tested | {"memory_gib_s": size / _GIB / fill_s})]
+        fill_s = min(fill_s, seconds[0] / _FILLS)
+        context.launch("compare_pattern_u32", words.value, (*pattern, result))
+        context.download(found, result)
+        if found[0]:
+            return _memory_note(list(found), seed, step), fill_s
+    return "", fill_s
 
 
 def _memory_note(found: list[int], seed: int, step: int) -> str:
@@ -143,11 +167,11 @@ def _memory_note(found: list[int], seed: int, step: int) -> str:
     return f"{words} of memory changed: first at offset {first * _WORD_BYTES:#x}, bits {bits:#010x}, {pattern}"
 
 
-def copies(emulated: bool) -> list[Check]:
+def copies(options: Options) -> list[Check]:
     """Measure copies between pinned memory and the GPU."""
     context = Context(Cuda())
     free, _ = context.memory_bytes()
-    size = min(_EMULATED_COPY_BYTES if emulated else _COPY_BYTES, free // 2)
+    size = min(_EMULATED_COPY_BYTES if options.emulated else _COPY_BYTES, free // 2)
     rates = {}
     with context.memory(size) as device, context.pinned(size) as host:
         for name, back in (("host_to_device_gib_s", False), ("device_to_host_gib_s", True)):
@@ -162,6 +186,82 @@ def _copy_s(context: Context, device: c_uint64, host: c_void_p, size: int, *, ba
     return seconds[0]
 
 
+def peer_copies(options: Options) -> list[Check]:
+    """Copy a pattern from the first GPU to each other that it can access, compare it there, and measure."""
+    cuda = Cuda()
+    source = Context(cuda)
+    size = _EMULATED_COPY_BYTES if options.emulated else _COPY_BYTES
+    rates = []
+    for ordinal in range(1, cuda.count):
+        if not cuda.can_access(0, ordinal):
+            continue
+        target = Context(cuda, ordinal)
+        source.use()
+        if cuda.can_access(ordinal, 0):
+            cuda.call("cuCtxEnablePeerAccess", target.handle, c_uint(0))
+        wrong, copy_s = _copy_to_peer(source, target, size)
+        if wrong:
+            note = f"{wrong} words changed in a copy to another GPU ({cuda.uuid_hex(ordinal)})"
+            return [Check("peer-copies", Outcome.FAIL, note)]
+        rates.append(size / _GIB / copy_s)
+    if not rates:
+        return [Check("peer-copies", Outcome.SKIPPED, "no other GPU can be accessed")]
+    return [Check("peer-copies", values={"least_peer_gib_s": min(rates), "most_peer_gib_s": max(rates)})]
+
+
+def _copy_to_peer(source: Context, target: Context, size: int) -> tuple[int, float]:
+    """Return the number of words that changed in a copy, and the seconds of the fastest copy."""
+    seed, step = _PATTERNS[-1]
+    words = c_uint32(size // _WORD_BYTES)
+    found = (c_uint * 3)(0, _ALL_BITS, 0)
+    source.use()
+    with source.memory(size) as ours:
+        source.launch("fill_pattern_u32", words.value, (ours, c_uint32(seed), c_uint32(step), words))
+        source.synchronize()
+        target.use()
+        with target.memory(size) as theirs, target.memory(3 * _WORD_BYTES) as result:
+            target.upload(result, found)
+            source.use()
+            fastest_s = math.inf
+            for _ in range(_COPIES):
+                with source.timed() as seconds:
+                    source.copy_to(target, theirs, ours, size)
+                fastest_s = min(fastest_s, seconds[0])
+            target.use()
+            pattern = (theirs, c_uint32(seed), c_uint32(step), words, result)
+            target.launch("compare_pattern_u32", words.value, pattern)
+            target.download(found, result)
+    source.use()
+    return found[0], fastest_s
+
+
+def burn(options: Options) -> list[Check]:
+    """Multiply matrices for a time; each product must equal the first, bit by bit."""
+    context = Context(Cuda())
+    rows = _EMULATED_BURN_ROWS if options.emulated else _BURN_ROWS
+    size = rows * rows
+    device = Nvml().device_of(os.environ["CUDA_VISIBLE_DEVICES"])
+    factors = (c_float * size)(*((i * 7919 % 1009) / 1009 for i in range(size)))
+    product = (c_float * size)()
+    reference, rounds, hottest_c, highest_mw = b"", 0, 0, 0
+    started = time.monotonic()
+    with context.memory(2 * size * _WORD_BYTES) as base:
+        c = c_uint64(base.value + size * _WORD_BYTES)
+        context.upload(base, factors)
+        while time.monotonic() < started + options.burn_s or rounds < _MIN_ROUNDS:
+            context.launch("matmul_f32", size, (base, base, c, c_uint32(rows)))
+            context.download(product, c)
+            rounds += 1
+            reference = reference or bytes(product)
+            hottest_c = max(hottest_c, device.temperature_c or 0)
+            highest_mw = max(highest_mw, device.power_mw or 0)
+            if bytes(product) != reference:
+                return [Check("burn", Outcome.FAIL, f"product {rounds} differs from the first at {hottest_c} °C")]
+    seconds = time.monotonic() - started
+    values = {"seconds": seconds, "rounds": float(rounds), "max_temperature_c": float(hottest_c)}
+    return [Check("burn", values=values | {"max_power_w": highest_mw / 1000})]
+
+
 def peers() -> list[tuple[str, str, bool]]:
     """Return for each ordered pair of visible GPUs, by the digits of their UUIDs, whether one can access the other."""
     cuda = Cuda()
@@ -169,19 +269,25 @@ def peers() -> list[tuple[str, str, bool]]:
     return [(names[i], names[j], cuda.can_access(i, j)) for i, j in permutations(range(len(names)), 2)]
 
 
-CHECKS: dict[str, Callable[[bool], list[Check]]] = {"compute": compute, "memory": memory, "copies": copies}
+CHECKS: dict[str, Callable[[Options], list[Check]]] = {
+    "compute": compute,
+    "memory": memory,
+    "copies": copies,
+    "peer-copies": peer_copies,
+    "burn": burn,
+}
 
 
 def main(arguments: list[str]) -> int:
     """Run one check and print its result."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    name, emulated = arguments[0], "--emulated" in arguments
+    name, options = arguments[0], Options(**json.loads(arguments[1]))
     if name == "peers":
         sys.stdout.write(json.dumps(peers()))
         return 0
     try:
-        found = CHECKS[name](emulated)
-    except (CudaError, OSError) as error:
+        found = CHECKS[name](options)
+    except (CudaError, NvmlError, OSError) as error:
         found = [Check(name, Outcome.FAIL, str(error))]
     sys.stdout.write(json.dumps([check.to_dict() for check in found]))
     return 0

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from gpupool.verify.results import Check, Outcome
+from gpupool.verify.results import Check, Options, Outcome
 
 _PROGRAM = Path(__file__).with_name("child.py")
 TIMEOUT_S = 120.0
@@ -27,20 +28,25 @@ class ChildError(Exception):
     """A child process gave no result; the text says why."""
 
 
-def run_check(name: str, uuid: str, *, emulated: bool, timeout_s: float = TIMEOUT_S) -> list[Check]:
-    """Return the checks of one child on one GPU; a failed one if it gave no result."""
+def run_check(name: str, uuids: list[str], options: Options, timeout_s: float = TIMEOUT_S) -> list[Check]:
+    """Return the checks of one child on the first GPU; a failed one if it gave no result."""
     try:
-        found = ask_child(name, [uuid], emulated=emulated, timeout_s=timeout_s)
+        found = ask_child(name, uuids, options, timeout_s=timeout_s)
         return [Check.from_dict(check) for check in found]
     except ChildError as error:
         return [Check(name, Outcome.FAIL, str(error))]
 
 
 def ask_child(
-    name: str, uuids: list[str], *, emulated: bool, timeout_s: float = TIMEOUT_S, max_memory_mib: int = MAX_MEMORY_MIB
+    name: str,
+    uuids: list[str],
+    options: Options,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    max_memory_mib: int = MAX_MEMORY_MIB,
 ) -> Any:
     """Return the JSON that a child prints. Raises ``ChildError`` if it fails or exceeds a limit."""
-    command = [sys.executable, "-I", str(_PROGRAM), name, *(["--emulated"] if emulated else [])]
+    command = [sys.executable, "-I", str(_PROGRAM), name, json.dumps(asdict(options))]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)

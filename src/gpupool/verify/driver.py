@@ -71,15 +71,15 @@ class Cuda:
 
 
 class Context:
-    """The primary context of the first GPU that this process sees."""
+    """The primary context of one of the GPUs that this process sees; it becomes current."""
 
-    def __init__(self, cuda: Cuda) -> None:
+    def __init__(self, cuda: Cuda, ordinal: int = 0) -> None:
         self.cuda = cuda
         self._device = c_int()
-        context, self._module = c_void_p(), c_void_p()
-        cuda.call("cuDeviceGet", byref(self._device), c_int(0))
-        cuda.call("cuDevicePrimaryCtxRetain", byref(context), self._device)
-        cuda.call("cuCtxSetCurrent", context)
+        self.handle, self._module = c_void_p(), c_void_p()
+        cuda.call("cuDeviceGet", byref(self._device), c_int(ordinal))
+        cuda.call("cuDevicePrimaryCtxRetain", byref(self.handle), self._device)
+        self.use()
         cuda.call("cuModuleLoadData", byref(self._module), c_char_p(PTX.encode()))
         self._kernels = {name: self._kernel(name) for name in NAMES}
 
@@ -87,6 +87,10 @@ class Context:
         kernel = c_void_p()
         self.cuda.call("cuModuleGetFunction", byref(kernel), self._module, c_char_p(name.encode()))
         return kernel
+
+    def use(self) -> None:
+        """Make the context current."""
+        self.cuda.call("cuCtxSetCurrent", self.handle)
 
     @property
     def capability(self) -> float:
@@ -138,6 +142,10 @@ class Context:
             self.cuda.call("cuMemcpyDtoHAsync_v2", host, to, c_size_t(size), None)
         else:
             self.cuda.call("cuMemcpyHtoDAsync_v2", to, host, c_size_t(size), None)
+
+    def copy_to(self, other: Context, to: c_uint64, source: c_uint64, size: int) -> None:
+        """Start a copy from this GPU to another."""
+        self.cuda.call("cuMemcpyPeerAsync", to, other.handle, source, self.handle, c_size_t(size), None)
 
     def launch(self, name: str, threads: int, values: Sequence[Value]) -> None:
         """Start a kernel with at least this many threads."""

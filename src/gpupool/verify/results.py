@@ -22,6 +22,15 @@ class Outcome(StrEnum):
     FAIL = "fail"
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How thoroughly to check: the level, and the length of the burn of level 3. ``emulated``: sizes for a CPU."""
+
+    level: int = 1
+    burn_s: float = 60.0
+    emulated: bool = False
+
+
 _SEVERITY = {outcome: place for place, outcome in enumerate(Outcome)}
 _EXIT_STATUS = {Outcome.OK: 0, Outcome.SKIPPED: 0, Outcome.SUSPECT: 1, Outcome.FAIL: 2}
 

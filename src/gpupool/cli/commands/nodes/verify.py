@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json as json_lib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from gpupool.cli.render.machines import moment_text
 from gpupool.cli.render.text import table as text_table
 from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.units import parse_duration_s
 from gpupool.domain.work.supervision import NODE_PROGRAM
 from gpupool.verify.results import Outcome, Report, Subject, compare_with_peers
 from gpupool.verify.table import table
@@ -24,7 +24,8 @@ from gpupool.verify.table import table
 PROJECT = "gpupool-maintenance"
 PROGRAM = "verify/__main__.py"
 LABEL = "gpupool.io/verify"  # of the workloads; its value is the node
-MAX_TIME = "30m"
+MAX_TIME_S = 1800.0
+MAX_GPUS = 16  # of a node, for the time limit
 KEEP = "30d"
 MAX_REASON = 200
 MAX_RUNS = 64  # of which the history shows the results
@@ -38,7 +39,13 @@ Node = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    command(app, "gpupool verify", "gpupool verify gpu1 --gpu 2", "gpupool verify gpu1 --history")(verify)
+    command(
+        app,
+        "gpupool verify",
+        "gpupool verify gpu1 --gpu 2",
+        "gpupool verify gpu1 --level 3 --burn 10m",
+        "gpupool verify gpu1 --history",
+    )(verify)
 
 
 def verify(
@@ -46,6 +53,12 @@ def verify(
     gpu: Annotated[
         list[int] | None, typer.Option("--gpu", metavar="N", help="Check only this GPU, by its index; repeatable.")
     ] = None,
+    level: Annotated[
+        int, typer.Option("--level", min=1, max=3, help="1: quick; 2: most memory, copies between GPUs; 3: under load.")
+    ] = 1,
+    burn: Annotated[
+        str, typer.Option("--burn", metavar="TIME", help="Set the length of the load of level 3 for each GPU.")
+    ] = "1m",
     wait: Annotated[
         str | None, typer.Option("--wait", metavar="TIME", help="Fail if the GPUs are not free after this time.")
     ] = None,
@@ -63,7 +76,11 @@ def verify(
         return _show_history(pool, node, frozenset(gpu or ()), as_json=json)
     nodes = _nodes(pool, node)
     _make_project(pool)
-    workloads = [(each, pool.post("workloads", _request(each, gpu or [], wait))) for each in nodes]
+    chosen = [word for index in gpu or () for word in ("--gpu", str(index))]
+    burn_s = parse_duration_s(burn)
+    words = [*chosen, "--level", str(level), "--burn", f"{burn_s:g}"]
+    limit_s = MAX_TIME_S + (MAX_TIME_S + burn_s * MAX_GPUS if level > 1 else 0)
+    workloads = [(each, pool.post("workloads", _request(each, words, limit_s, wait))) for each in nodes]
     for each, workload in workloads:
         notify(f"{workload['name']} checks the GPUs of {each['name']}")
     try:
@@ -109,17 +126,16 @@ def _make_project(pool: PoolClient) -> None:
         pool.post("projects", {"name": PROJECT})
 
 
-def _request(node: Json, gpus: Iterable[int], wait: str | None) -> Json:
-    chosen = [word for index in gpus for word in ("--gpu", str(index))]
+def _request(node: Json, words: list[str], limit_s: float, wait: str | None) -> Json:
     return {
         "name": f"verify-{node['name']}"[:63].rstrip("-._"),
         "project": PROJECT,
-        "command": [NODE_PROGRAM, PROGRAM, "--json", "--node", node["name"], *chosen],
+        "command": [NODE_PROGRAM, PROGRAM, "--json", "--node", node["name"], *words],
         "gpus": {"count": _count(node), "labels": {"node": node["name"]}},
         "labels": {LABEL: node["name"]},
         "priority": "low",
         "restart": "never",
-        "max_time": MAX_TIME,
+        "max_time": limit_s,
         "ttl": KEEP,
         **({} if wait is None else {"wait": wait}),
     }
