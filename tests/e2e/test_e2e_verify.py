@@ -113,6 +113,15 @@ def test_level_3_runs_as_long_as_asked(pool: RealPool) -> None:
     assert checks["burn"]["values"]["seconds"] >= 1
 
 
+def test_busy_gpus_are_not_checked_within_the_wait(pool: RealPool) -> None:
+    pool("submit", "busy", "-g", "1", "--interactive", "--", "sleep", "1000")
+    assert pool.becomes("busy", "running")
+    done = pool("verify", "--wait", "1s", ok=False)
+    assert (done.returncode, b"has no report" in done.stderr) == (125, True)
+    pool("stop", "--force", "busy")
+    assert pool.all_free()
+
+
 def test_failed_gpu_stays_in_use_with_no_cordon(pool: RealPool) -> None:
     faults(pool).write_text("2 flip\n")
     assert pool("verify", "--no-cordon", ok=False).returncode == 2
