@@ -58,6 +58,16 @@ def make_tree(folder: Path) -> None:
     _add_cuda_program(folder)
 
 
+def make_musl_tree(folder: Path) -> None:
+    """A file system with a static shell, and a loader at the path of musl's."""
+    for name in ("bin", "etc", "tmp", "dev", "proc", "sys", "lib"):
+        (folder / name).mkdir()
+    shutil.copy(str(BUSYBOX), folder / "bin/busybox")
+    (folder / "bin/sh").symlink_to("busybox")
+    (folder / "etc/passwd").write_text("root:x:0:0:root:/:/bin/sh\n")
+    (folder / f"lib/ld-musl-{os.uname().machine}.so.1").touch(mode=0o755)
+
+
 def _add_cuda_program(folder: Path) -> None:
     source, program = folder / "take_all.c", folder / "bin/take_all"
     source.write_text(TAKE_ALL)

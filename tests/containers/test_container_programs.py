@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container_images import containers, podman
+from container_images import containers, import_image, make_musl_tree, podman
 from node_harness import PIPES, TTY, Node, RefusedError, eventually, fresh_node, spec
 
 from gpupool.domain.decode import decode
@@ -303,6 +303,31 @@ def test_slice_limits_apply_inside_a_container_without_variables(node: Node) -> 
     lines = dict(line.split() for line in told(node, wanted).splitlines())
     assert int(lines["total"]) == T4_MIB // 10
     assert int(lines["got"]) <= T4_MIB // 10 - 128
+
+
+def test_image_with_musl_is_refused_in_a_slice(node: Node, container_store: Path, tmp_path: Path) -> None:
+    share = GpuShare(emulated_uuid("n1", 0), 0, 100, T4_MIB // 10)
+    make_musl_tree(tmp_path)
+    import_image(container_store / "store", tmp_path, "localhost/musl:1")
+    with pytest.raises(RefusedError, match="uses the C library musl") as refused:
+        node.start(boxed("greet", image="musl:1", gpus=(share,)))
+    assert refused.value.code == "UNSUPPORTED"
+    assert told(node, boxed("sh", "-c", "echo ran", image="musl:1")).strip() == "ran"
+
+
+def test_image_with_musl_runs_with_a_note_if_the_administrator_permits(
+    container_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUPOOL_MUSL_IMAGES", "warn")
+    share = GpuShare(emulated_uuid("n1", 0), 0, 100, T4_MIB // 10)
+    make_musl_tree(tmp_path)
+    import_image(container_store / "store", tmp_path, "localhost/musl:2")
+    with fresh_node() as own:
+        wanted = boxed("sh", "-c", "echo [$LD_PRELOAD]", image="musl:2", gpus=(share,))
+        assert told(own, wanted).strip() == "[]"
+        status = own.status(wanted.key)
+        assert status is not None
+        assert [note for note in status.notes if "cannot be enforced" in note]
 
 
 def test_whole_gpu_is_available_inside_a_container(node: Node) -> None:

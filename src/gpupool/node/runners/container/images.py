@@ -17,6 +17,9 @@ from gpupool.node.runners.container.engine import ContainerEngine, last_line
 
 TRANSFER_TIMEOUT_S = 3600.0
 _LOADED = re.compile(r"Loaded image(?:\(s\))?: (.+)")
+_MACHINE = os.uname().machine
+_MUSL = f"/lib/ld-musl-{_MACHINE}.so.1"
+_GLIBC = "/lib64/ld-linux-x86-64.so.2" if _MACHINE == "x86_64" else f"/lib/ld-linux-{_MACHINE}.so.1"
 MAX_ARCHIVE_BYTES = 64 << 30
 MAX_AGE_S = 86400.0
 _NAME = re.compile(r"[a-z0-9]{8,64}")
@@ -29,6 +32,28 @@ def resolve(engine: ContainerEngine, name: str) -> str:
         if engine.call("image", "inspect", "--format", "{{.Id}}", candidate).returncode == 0:
             return candidate
     return full_image_name(name)
+
+
+def identity(engine: ContainerEngine, image: str) -> str:
+    """Return the ID of an image; empty if the node does not have it."""
+    done = engine.call("image", "inspect", "--format", "{{.Id}}", image)
+    return "" if done.returncode else done.stdout.decode("utf-8", "replace").strip()
+
+
+def uses_musl(engine: ContainerEngine, image: str) -> bool:
+    """Return True if an image of this node has the loader of the C library musl and not that of glibc.
+
+    The loaders are looked for in a container that never starts, because an image need not have any tool.
+    """
+    done = engine.call("create", "--pull=never", "--network=none", image, "none")
+    if done.returncode:
+        return False
+    container = done.stdout.decode("utf-8", "replace").strip()
+    try:
+        found = [engine.call("cp", f"{container}:{loader}", "-").returncode == 0 for loader in (_MUSL, _GLIBC)]
+        return found == [True, False]
+    finally:
+        engine.call("rm", container)
 
 
 def list_images(engine: ContainerEngine) -> list[dict[str, Any]]:

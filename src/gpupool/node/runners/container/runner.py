@@ -29,7 +29,12 @@ from gpupool.node.runners.container.gpus import gpu_parts
 from gpupool.node.runners.container.paths import RUN, ContainerPaths
 from gpupool.node.runners.container.probe import ENGINE_VARIABLE, STORE_VARIABLE, find_engine
 from gpupool.node.runners.container.spec import FILE, ContainerSetup, Mount
+from gpupool.node.sharing.preload import VARIABLE as PRELOAD
 
+MUSL_VARIABLE = "GPUPOOL_MUSL_IMAGES"
+MUSL_WARN = "warn"
+MUSL_NOTE = "memory and compute of a slice cannot be enforced in it."
+ENFORCED_MODE = "share"
 MAX_JOBS = 64  # image jobs, including ended ones
 ENGINE_FILE = "container-engine.json"
 EXECUTION = f"{ContainerExecution.__module__}:{ContainerExecution.__qualname__}"
@@ -50,6 +55,7 @@ class ContainerRunner:
         self._state = state
         self._run = run
         self._engine: ContainerEngine | None = None
+        self._musl: dict[str, bool] = {}  # by the ID of an image
         self._turn = asyncio.Lock()
         self._images = asyncio.Lock()
         self._jobs: dict[str, asyncio.Task[list[str]]] = {}
@@ -105,8 +111,17 @@ class ContainerRunner:
         if container is None:
             return request
         setup = await self._setup(request, container, program)
+        if PRELOAD in request.added_env and await asyncio.to_thread(self._uses_musl, setup):
+            setup, request = _without_libraries(setup, request)
         await asyncio.to_thread(setup.write, ReplicaFolder(program.folder))
         return replace(request, execution=EXECUTION)
+
+    def _uses_musl(self, setup: ContainerSetup) -> bool:
+        image = images.resolve(setup.engine, setup.image)
+        found = images.identity(setup.engine, image)
+        if found and found not in self._musl:
+            self._musl[found] = images.uses_musl(setup.engine, image)
+        return self._musl.get(found, False)
 
     async def launch(self, launch: LaunchRequest, lock_fd: int) -> int:
         """Start a shepherd, which reads the setup; see ``Runner.launch``."""
@@ -242,6 +257,20 @@ class ContainerRunner:
         if task is None:
             raise GpupoolError(ErrorCode.NOT_FOUND, "The node does not know this image job.", "Start it again.")
         return {"done": task.done(), "names": task.result() if task.done() else []}
+
+
+def _without_libraries(setup: ContainerSetup, request: StartRequest) -> tuple[ContainerSetup, StartRequest]:
+    """Return a program that does not load the pool's libraries, which musl cannot load: it would not start.
+
+    Raises ``GpupoolError`` for an enforced slice, unless the administrator permits that it is not enforced.
+    """
+    why = f"The image {setup.image} uses the C library musl (like Alpine): {MUSL_NOTE}"
+    if request.mode == ENFORCED_MODE and os.environ.get(MUSL_VARIABLE) != MUSL_WARN:
+        raise GpupoolError(
+            ErrorCode.UNSUPPORTED, why, "Use an image with glibc (Debian, Ubuntu, Red Hat); CUDA needs glibc as well."
+        )
+    env = {**(setup.env or {}), PRELOAD: ""}
+    return replace(setup, env=env), replace(request, notes=(*request.notes, why))
 
 
 def _found_by() -> list[str]:
