@@ -113,6 +113,16 @@ def test_level_3_runs_as_long_as_asked(pool: RealPool) -> None:
     assert checks["burn"]["values"]["seconds"] >= 1
 
 
+def test_slice_gets_its_memory_and_no_more(pool: RealPool) -> None:
+    [report] = json.loads(pool("verify", "--slice", "0.5", "--json").stdout)["reports"]
+    [gpu] = report["gpus"]
+    checks = {check["name"]: check for check in gpu["checks"]}
+    values = checks["slice-memory"]["values"]
+    assert (gpu["outcome"], values["limit_mib"], values["total_mib"]) == ("ok", 8192, 8192)
+    assert 8192 - 512 <= values["allocated_mib"] < 8192
+    assert b"excludes" in pool("verify", "--slice", "0.5", "--gpu", "1", ok=False).stderr
+
+
 def test_busy_gpus_are_not_checked_within_the_wait(pool: RealPool) -> None:
     pool("submit", "busy", "-g", "1", "--interactive", "--", "sleep", "1000")
     assert pool.becomes("busy", "running")

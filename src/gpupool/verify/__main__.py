@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not cards:
         sys.stderr.write("gpupool verify: this machine has no such GPU\n")
         return NOTHING_CHECKED
-    report = run(nvml, cards, options.node, Options(options.level, options.burn))
+    report = run(nvml, cards, options.node, Options(options.level, options.burn, in_slice=options.slice))
     lines = [json.dumps(report.to_dict())] if options.json else table(report)
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return report.exit_status
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpu", metavar="N", type=int, action="append", help="check this GPU only; may be repeated")
     parser.add_argument("--level", type=int, choices=(1, 2, 3), default=1, help="1: quick; 2: thorough; 3: with load")
     parser.add_argument("--burn", metavar="SECONDS", type=float, default=60.0, help="length of the load of level 3")
+    parser.add_argument("--slice", action="store_true", help="check the memory limit of this slice too")
     parser.add_argument("--node", metavar="NAME", default=socket.gethostname(), help="the node's name in the report")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser

@@ -44,6 +44,8 @@ def check_card(card: Card, others: list[str], options: Options) -> list[Check]:
     options = replace(options, emulated=card.emulated)
     for name in CUDA_CHECKS:
         checks += run_check(name, [card.uuid], options)
+    if options.in_slice:
+        checks += run_check("slice-memory", [card.uuid], options)
     if options.level >= PEER_LEVEL:
         checks += run_check("peer-copies", [card.uuid, *others], options)
     if options.level >= BURN_LEVEL:

@@ -20,7 +20,7 @@ from pathlib import Path
 if __name__ == "__main__":  # the pool runs this file with a Python that need not know the package
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpupool.verify.driver import Context, Cuda, CudaError, Value
+from gpupool.verify.driver import OUT_OF_MEMORY, Context, Cuda, CudaError, Value
 from gpupool.verify.nvml import Nvml, NvmlError
 from gpupool.verify.results import Check, Options, Outcome
 
@@ -41,6 +41,7 @@ _EMULATED_BLOCKS = 4
 _COPIES = 4
 _FILLS_BEFORE, _FILLS = 4, 2
 _MIN_ROUNDS = 2
+_SLICE_SIZES_MIB = (256, 32, 2)  # of allocations
 
 
 def compute(_options: Options) -> list[Check]:
@@ -262,6 +263,30 @@ def burn(options: Options) -> list[Check]:
     return [Check("burn", values=values | {"max_power_w": highest_mw / 1000})]
 
 
+def slice_memory(_options: Options) -> list[Check]:
+    """Allocate until the driver refuses: a slice must get its memory and no more."""
+    limit_mib = int(os.environ["GPUPOOL_GPU_MEMORY_MIB"])
+    context = Context(Cuda())
+    _, total = context.memory_bytes()
+    values = {"limit_mib": float(limit_mib), "total_mib": total / _MIB}
+    allocated_mib = 0
+    with ExitStack() as stack:
+        for size_mib in _SLICE_SIZES_MIB:
+            try:
+                while allocated_mib <= limit_mib:
+                    stack.enter_context(context.memory(size_mib * _MIB))
+                    allocated_mib += size_mib
+            except CudaError as error:
+                if error.code != OUT_OF_MEMORY:
+                    raise
+    values["allocated_mib"] = float(allocated_mib)
+    if allocated_mib > limit_mib or total > limit_mib * _MIB:
+        return [Check("slice-memory", Outcome.FAIL, "the slice gets more memory than its limit", values)]
+    if allocated_mib < limit_mib // 2:
+        return [Check("slice-memory", Outcome.SUSPECT, "the slice gets less than half of its memory", values)]
+    return [Check("slice-memory", values=values)]
+
+
 def peers() -> list[tuple[str, str, bool]]:
     """Return for each ordered pair of visible GPUs, by the digits of their UUIDs, whether one can access the other."""
     cuda = Cuda()
@@ -275,6 +300,7 @@ CHECKS: dict[str, Callable[[Options], list[Check]]] = {
     "copies": copies,
     "peer-copies": peer_copies,
     "burn": burn,
+    "slice-memory": slice_memory,
 }
 
 

@@ -12,6 +12,7 @@ from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c
 
 from gpupool.verify.kernels import NAMES, PTX
 
+OUT_OF_MEMORY = 2  # CUresult
 _THREADS = 256  # of a block
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 _UUID_BYTES = 16

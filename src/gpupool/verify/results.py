@@ -24,11 +24,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How thoroughly to check: the level, and the length of the burn of level 3. ``emulated``: sizes for a CPU."""
+    """How thoroughly to check: the level, and the length of the burn of level 3.
+
+    ``emulated``: use sizes for a CPU. ``in_slice``: also check the memory limit of the slice.
+    """
 
     level: int = 1
     burn_s: float = 60.0
     emulated: bool = False
+    in_slice: bool = False
 
 
 _SEVERITY = {outcome: place for place, outcome in enumerate(Outcome)}

@@ -24,6 +24,7 @@ from gpupool.verify.table import table
 PROJECT = "gpupool-maintenance"
 PROGRAM = "verify/__main__.py"
 LABEL = "gpupool.io/verify"  # of the workloads; its value is the node
+SLICE_LABEL = "gpupool.io/verify-slice"  # the same; their rates are not compared
 MAX_TIME_S = 1800.0
 MAX_GPUS = 16  # of a node, for the time limit
 KEEP = "30d"
@@ -59,6 +60,10 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     burn: Annotated[
         str, typer.Option("--burn", metavar="TIME", help="Set the length of the load of level 3 for each GPU.")
     ] = "1m",
+    fraction: Annotated[
+        float | None,
+        typer.Option("--slice", metavar="PART", help="Check a slice of one GPU of each node, and its memory limit."),
+    ] = None,
     wait: Annotated[
         str | None, typer.Option("--wait", metavar="TIME", help="Fail if the GPUs are not free after this time.")
     ] = None,
@@ -74,13 +79,15 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     pool = open_pool()
     if history:
         return _show_history(pool, node, frozenset(gpu or ()), as_json=json)
+    if fraction is not None and (gpu or level > 1):
+        raise typer.BadParameter("--slice excludes --gpu and --level")
     nodes = _nodes(pool, node)
     _make_project(pool)
     chosen = [word for index in gpu or () for word in ("--gpu", str(index))]
     burn_s = parse_duration_s(burn)
-    words = [*chosen, "--level", str(level), "--burn", f"{burn_s:g}"]
+    words = [*chosen, *(["--slice"] if fraction is not None else []), "--level", str(level), "--burn", f"{burn_s:g}"]
     limit_s = MAX_TIME_S + (MAX_TIME_S + burn_s * MAX_GPUS if level > 1 else 0)
-    workloads = [(each, pool.post("workloads", _request(each, words, limit_s, wait))) for each in nodes]
+    workloads = [(each, pool.post("workloads", _request(each, words, limit_s, wait, fraction))) for each in nodes]
     for each, workload in workloads:
         notify(f"{workload['name']} checks the GPUs of {each['name']}")
     try:
@@ -91,13 +98,13 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
         raise
     checked = [each for each, report in results if report is not None]
     found = [report for _, report in results if report is not None]
-    reports = _compare(found, [run.report for run in _runs(pool, None)])
+    reports = found if fraction is not None else _compare(found, [run.report for run in _runs(pool, None)])
     if json:
         show_json({"reports": [report.to_dict() for report in reports]})
     else:
         for report in reports:
             show(table(report))
-    if cordon:
+    if cordon and fraction is None:
         for each, report in zip(checked, reports, strict=True):
             _cordon_failed(pool, each, report)
     worst = max((report.exit_status for report in reports), default=0)
@@ -129,13 +136,14 @@ def _make_project(pool: PoolClient) -> None:
         pool.post("projects", {"name": PROJECT})
 
 
-def _request(node: Json, words: list[str], limit_s: float, wait: str | None) -> Json:
+def _request(node: Json, words: list[str], limit_s: float, wait: str | None, fraction: float | None) -> Json:
+    amount = {"count": _count(node)} if fraction is None else {"count": 1, "fraction": fraction}
     return {
         "name": f"verify-{node['name']}"[:63].rstrip("-._"),
         "project": PROJECT,
         "command": [NODE_PROGRAM, PROGRAM, "--json", "--node", node["name"], *words],
-        "gpus": {"count": _count(node), "labels": {"node": node["name"]}},
-        "labels": {LABEL: node["name"]},
+        "gpus": {**amount, "labels": {"node": node["name"]}},
+        "labels": {LABEL if fraction is None else SLICE_LABEL: node["name"]},
         "priority": "low",
         "restart": "never",
         "max_time": limit_s,
