@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 from pool_world import ADMIN, ANN, BOB, World, refused
 from test_service_workspaces import HALF, NONE, S, new, service, state
 
-from gpupool.domain.errors import ErrorCode
+from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.people.access import Project, ProjectRules
 from gpupool.domain.usage import GroupBy
 from gpupool.domain.work.workload import Workload, WorkloadState
 from gpupool.domain.work.workspace import Workspace
+from gpupool.services.workspaces.service import NewWorkspace
 
 ONE, TWO = GpuRequest(), GpuRequest(count=2)
 
@@ -297,5 +299,69 @@ def test_crash_at_any_step_neither_loses_nor_doubles_the_gpu(world: World, step:
         assert holders(world) == {owner: held}
         row = service(world).get(ANN, "lab")
         assert replace(row, disk_bytes=None, measured_at=None).reserved
+
+    world.do(story())
+
+
+async def create(world: World) -> None:
+    await service(world).create(ANN, NewWorkspace("lab", "", ONE, reserved=True))
+
+
+async def unassign(world: World) -> None:
+    await service(world).assign(ANN, "lab", NONE)
+
+
+async def resize(world: World) -> None:
+    await service(world).assign(ANN, "lab", TWO, reserved=True)
+
+
+async def delete(world: World) -> None:
+    await service(world).delete(ANN, "lab")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    ("act", "held_before", "held_after"), [(create, 0, 1), (unassign, 1, 0), (resize, 1, 2), (delete, 1, 0)]
+)
+def test_crash_in_a_change_leaves_workspace_and_reservation_in_agreement(
+    world: World, act: Callable[[World], Awaitable[None]], held_before: int, held_after: int, moment: str
+) -> None:
+    async def story() -> None:
+        if act is not create:
+            await reserved(world)
+        assert world.store is not None
+        world.store.die = (0, moment)
+        await world.attempt(act(world))
+        assert world.store.dying.is_set(), "the change was stopped at its write"
+        await world.reboot()
+        await world.pass_time(2)
+        expected = held_after if moment == "after" else held_before
+        assert sum(len(gpus) for gpus in holders(world).values()) == expected
+        rows = service(world).all(ANN)
+        assert sum(row.gpus.count for row in rows if row.reserved) == expected
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_workspace_whose_home_cannot_be_made_releases_its_gpu(world: World) -> None:
+    async def story() -> None:
+        world.agent.home_error = GpupoolError(ErrorCode.DISK_FULL, "The disk is full.", "Delete files.")
+        made = await service(world).create(ANN, NewWorkspace("lab", "", ONE, reserved=True))
+        await refused(lambda: service(world).settled(made, 30), ErrorCode.DISK_FULL)
+        await world.settle()
+        assert service(world).all(ANN) == []
+        assert holders(world) == {}
+        assert world.now.engine.mirror.reservations == {}
+
+    world.do(story())
+
+
+def test_refused_forget_keeps_the_reservation(world: World) -> None:
+    async def story() -> None:
+        await reserved(world)
+        await refused(lambda: service(world).delete(ANN, "lab", forget=True), ErrorCode.WRONG_STATE)
+        await world.settle()
+        assert list(holders(world)) == ["lab-reserved"]
 
     world.do(story())

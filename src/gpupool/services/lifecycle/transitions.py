@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpupool.domain.events import Reason
+from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch
 from gpupool.domain.work import lifecycle
 from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessStatus
@@ -82,6 +82,14 @@ def stop_all(
     for replica in list(draft.replicas(workload.id)):
         stop(draft, marked, replica, reason, grace_s, sentence)
     return marked
+
+
+def release_reservation(draft: Draft, workspace: str, by: str) -> None:
+    """Release the reserved GPUs of a workspace, if it has any."""
+    found = draft.reservation_of(workspace)
+    if found is not None and found.stop_reason is None:
+        draft.note(Event(draft.now, by, Reason.RELEASED, f"requested by {by}", found.id))
+        stop_all(draft, found, Reason.RELEASED)
 
 
 def _end_programs_first(draft: Draft, replica: Replica, report: ExitReport) -> Replica:

@@ -26,16 +26,18 @@ class ChangeSet:
     """Everything one transition writes, applied in one transaction or not at all.
 
     A workload or replica with ``version`` 0 is inserted; otherwise the stored row must have ``version - 1``
-    (the caller has already counted up). Leases are inserted, or updated when ``released_at`` is set.
+    (the caller has already counted up). Leases are inserted, or updated when ``released_at`` is set. Workspaces are
+    inserted or replaced.
     """
 
     workloads: tuple[Workload, ...] = ()
     replicas: tuple[Replica, ...] = ()
     leases: tuple[Lease, ...] = ()
     events: tuple[Event, ...] = ()
+    workspaces: tuple[Workspace, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.workloads or self.replicas or self.leases or self.events)
+        return bool(self.workloads or self.replicas or self.leases or self.events or self.workspaces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.lifecycle import Effect, Transition, lost_s, workload_state
 from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.work.workspace import Workspace
 from gpupool.services.ports.store import ChangeSet, LiveState
 
 ReplicaId = tuple[WorkloadId, int]
@@ -174,6 +175,7 @@ class Draft:
         self._rows: dict[WorkloadId, dict[int, Replica]] = defaultdict(dict)
         self._leases: dict[Epoch, Lease] = {}
         self._events: list[Event] = []
+        self._workspaces: dict[str, Workspace] = {}
         self._touched: set[WorkloadId] = set()
         self._last_epoch = mirror.last_epoch
 
@@ -234,6 +236,10 @@ class Draft:
         """Insert or replace a lease."""
         self._leases[lease.epoch] = lease
 
+    def put_workspace(self, workspace: Workspace) -> None:
+        """Insert or replace a workspace."""
+        self._workspaces[workspace.id] = workspace
+
     def take(self, step: Transition) -> Replica:
         """Record a step of the state machine; its effects are sent after the commit."""
         before = self.replica(step.replica.workload, step.replica.index)
@@ -257,6 +263,7 @@ class Draft:
             tuple(self._count_replica(r) for r in self._drafted()),
             tuple(sorted(self._leases.values(), key=lambda lease: (lease.released_at is None, lease.epoch))),
             tuple(self._events),
+            tuple(self._workspaces.values()),
         )
 
     def _drafted(self) -> Iterable[Replica]:

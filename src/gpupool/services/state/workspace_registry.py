@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gpupool.domain.work.workload import WorkloadState
 from gpupool.domain.work.workspace import Workspace, WorkspaceState, state_of
+from gpupool.services.ports.store import ChangeSet
 from gpupool.services.state.mirror import Mirror
 
 
@@ -19,6 +20,10 @@ class WorkspaceRegistry:
     def load(self, rows: Iterable[Workspace]) -> None:
         """Load the rows of the store."""
         self.rows = {row.id: row for row in rows}
+
+    def note(self, changes: ChangeSet) -> None:
+        """Apply committed changes."""
+        self.rows.update((row.id, row) for row in changes.workspaces)
 
     def session_state(self, workspace: Workspace) -> WorkloadState | None:
         """Return the state of the live workload that uses its home; None if there is none."""

@@ -246,14 +246,7 @@ class SubmissionService:
         workload, replicas = prepared.workload, prepared.replicas
 
         async def build(draft: Draft) -> Workload:
-            if workload.kind is not WorkloadKind.EXEC:
-                self._check_queue(actor, workload)  # others may have been written since it was prepared
-            if workload.program.workspace and not is_reservation(workload):
-                self._check_stopped(workload.program.workspace)
-            draft.put_workload(workload)
-            for row in replicas:
-                draft.put_replica(row)
-            draft.note(Event(draft.now, actor.user, Reason.SUBMITTED, f"submitted {workload.name}", workload.id))
+            self.put(draft, actor, prepared)
             await self.note_dependencies(workload)
             if workload.kind is WorkloadKind.EXEC:
                 self._start_on_host(draft, actor, workload, replicas[0], prepared.referred)
@@ -265,6 +258,18 @@ class SubmissionService:
     def check_priority(self, actor: Actor, project: str, priority: int) -> None:
         """Raise OVER_LIMIT if a member chooses a priority above the limit of the project."""
         self._permissions.need_priority(actor, self._identities.project(project), priority)
+
+    def put(self, draft: Draft, actor: Actor, prepared: Prepared) -> None:
+        """Insert a prepared workload, which does not use the GPUs of another one. Raises ``GpupoolError``."""
+        workload = prepared.workload
+        if workload.kind is not WorkloadKind.EXEC:
+            self._check_queue(actor, workload)  # others may have been written since it was prepared
+        if workload.program.workspace and not is_reservation(workload):
+            self._check_stopped(workload.program.workspace)
+        draft.put_workload(workload)
+        for row in prepared.replicas:
+            draft.put_replica(row)
+        draft.note(Event(draft.now, actor.user, Reason.SUBMITTED, f"submitted {workload.name}", workload.id))
 
     async def note_dependencies(self, workload: Workload) -> None:
         """Load the end of ended workloads that this one depends on."""

@@ -33,6 +33,8 @@ from gpupool.services.access.permissions import forbidden
 from gpupool.services.access.workspaces import DiskUse, WorkspaceAccess
 from gpupool.services.control.engine import Engine
 from gpupool.services.lifecycle.reserved_gpus import same_size
+from gpupool.services.lifecycle.transitions import release_reservation
+from gpupool.services.state.mirror import Draft
 from gpupool.services.state.node_registry import NodeRegistry
 from gpupool.services.workloads.service import WorkloadService
 from gpupool.services.workloads.submission import Prepared
@@ -83,6 +85,7 @@ class WorkspaceService:
         self._registry = access.registry
         self._workloads = workloads
         self._as_user = as_user
+        engine.on_commit(access.registry.note)
         self.tasks = WorkspaceTasks(engine, access.registry)
         self.meter = WorkspaceMeter(engine, access.registry)
 
@@ -128,10 +131,7 @@ class WorkspaceService:
         row = replace(row, gpus=wanted.gpus, image=wanted.image, environment=wanted.environment)
         row = replace(row, reserved=wanted.reserved)
         reservation = await self._prepare_reservation(actor, row) if wanted.reserved else None
-        made = await self._insert(actor, row, self._task(TaskKind.CREATE, files=wanted.files))
-        if reservation is not None:
-            await self._workloads.submission.write(actor, reservation)
-        return made
+        return await self._insert(actor, row, self._task(TaskKind.CREATE, files=wanted.files), reservation)
 
     async def clone(self, actor: Actor, ref: str, name: str, snapshot: str = "") -> Workspace:
         """Create a workspace with a copy of the files of another one, or of its snapshot, on the same node."""
@@ -184,11 +184,13 @@ class WorkspaceService:
         homes = [row.node for row in self._registry.rows.values()]
         return min(free, key=lambda name: (-free[name], homes.count(name), name))
 
-    async def _insert(self, actor: Actor, row: Workspace, task: WorkspaceTask) -> Workspace:
+    async def _insert(
+        self, actor: Actor, row: Workspace, task: WorkspaceTask, reservation: Prepared | None = None
+    ) -> Workspace:
         row = begin(row, task)
         self._access.check_disk(row.user, row.project)
 
-        async def write() -> None:
+        def write(draft: Draft) -> None:
             if self._registry.find(row.user, row.name) is not None:
                 raise GpupoolError(
                     ErrorCode.NAME_TAKEN, f"There is already a workspace '{row.name}'.", "Choose another name."
@@ -201,16 +203,21 @@ class WorkspaceService:
                 source = self._registry.rows.get(task.source)
                 if source is None or not task.snapshot:
                     self._check(source or row, WorkspaceAction.CLONE)
-            await self._save(actor, row, f"workspace {row.name} is being made on {row.node}")
+            self._put(draft, actor, row, f"workspace {row.name} is being made on {row.node}")
+            self._reserve(draft, actor, reservation)
 
-        await self._engine.run_exclusive(write)
+        await self._engine.transact(write)
+        self._engine.wake(None)
         self.tasks.wake()
         return row
 
-    async def _save(self, actor: Actor, row: Workspace, what: str) -> None:
-        event = self._engine.change_event(actor.user, what, f"workspace {row.id}")
-        await self._engine.ports.store.workspaces.save(row, event)
-        self._registry.rows[row.id] = row
+    def _put(self, draft: Draft, actor: Actor, row: Workspace, what: str) -> None:
+        draft.put_workspace(row)
+        draft.note(self._engine.change_event(actor.user, what, f"workspace {row.id}"))
+
+    def _reserve(self, draft: Draft, actor: Actor, reservation: Prepared | None) -> None:
+        if reservation is not None:
+            self._workloads.submission.put(draft, actor, reservation)
 
     # Sessions
 
@@ -278,11 +285,11 @@ class WorkspaceService:
             self._check(row, WorkspaceAction.ASSIGN)
             return replace(row, gpus=gpus, reserved=reserved)
 
-        row = await self._change(actor, workspace, change, "has other GPUs")
-        await self._release(actor, workspace)
-        if reservation is not None:
-            await self._workloads.submission.write(actor, reservation)
-        return row
+        def reserve(draft: Draft) -> None:
+            release_reservation(draft, workspace.id, actor.user)
+            self._reserve(draft, actor, reservation)
+
+        return await self._change(actor, workspace, change, "has other GPUs", reserve)
 
     async def _prepare_reservation(self, actor: Actor, row: Workspace) -> Prepared:
         """Return the lease that holds the GPUs of a workspace while it is stopped. Raises ``GpupoolError``."""
@@ -306,12 +313,6 @@ class WorkspaceService:
             limits=replace(made.workload.limits, idle_timeout_s=None),
         )
         return replace(made, workload=workload)
-
-    async def _release(self, actor: Actor, workspace: Workspace) -> None:
-        """Release the reserved GPUs of a stopped workspace."""
-        found = self.reservation(workspace)
-        if found is not None:
-            await self._workloads.stop(actor, found.id)
 
     # Copies
 
@@ -357,9 +358,6 @@ class WorkspaceService:
         Returns None if it is deleted already. Raises WRONG_STATE unless it is stopped.
         """
         workspace = self._access.find(actor, ref)
-        if not forget:
-            self._check(workspace, WorkspaceAction.DELETE)
-        await self._release(actor, workspace)
         if forget:
             await self._forget(actor, workspace)
             return None
@@ -368,7 +366,14 @@ class WorkspaceService:
         def change(row: Workspace) -> Workspace:
             return row if row.task is not None else begin(row, task)
 
-        return await self._begin(actor, workspace, WorkspaceAction.DELETE, change, "is being deleted")
+        return await self._begin(
+            actor,
+            workspace,
+            WorkspaceAction.DELETE,
+            change,
+            "is being deleted",
+            lambda draft: release_reservation(draft, workspace.id, actor.user),
+        )
 
     async def _forget(self, actor: Actor, workspace: Workspace) -> None:
         node = self._nodes.find(workspace.node)
@@ -379,6 +384,13 @@ class WorkspaceService:
         event = self._engine.change_event(
             actor.user, f"workspace {workspace.name} is forgotten", f"workspace {workspace.id}"
         )
+
+        def release(draft: Draft) -> None:
+            if self._registry.session_state(workspace) is not None:
+                self._check(workspace, WorkspaceAction.DELETE)
+            release_reservation(draft, workspace.id, actor.user)
+
+        await self._engine.transact(release)  # first: without its workspace, nobody would release it
 
         async def write() -> None:
             if workspace.id in self._registry.rows:
@@ -396,6 +408,7 @@ class WorkspaceService:
         action: WorkspaceAction,
         change: Callable[[Workspace], Workspace],
         what: str,
+        also: Callable[[Draft], None] | None = None,
     ) -> Workspace:
         """Store a task of a workspace that is in the right state, and wake the tasks."""
 
@@ -403,25 +416,34 @@ class WorkspaceService:
             self._check(row, action)
             return change(row)
 
-        row = await self._change(actor, workspace, checked, what)
+        row = await self._change(actor, workspace, checked, what, also)
         self.tasks.wake()
         return row
 
     async def _change(
-        self, actor: Actor, workspace: Workspace, change: Callable[[Workspace], Workspace], what: str
+        self,
+        actor: Actor,
+        workspace: Workspace,
+        change: Callable[[Workspace], Workspace],
+        what: str,
+        also: Callable[[Draft], None] | None = None,
     ) -> Workspace:
-        """Change the row as it is now, while nothing else is written."""
+        """Change the row as it is now; do what ``also`` drafts in the same transaction."""
 
-        async def write() -> Workspace:
+        def write(draft: Draft) -> Workspace:
             row = self._registry.rows.get(workspace.id)
             if row is None:
                 raise GpupoolError(ErrorCode.UNKNOWN_WORKSPACE, f"{workspace.name} was deleted.", "Create it again.")
             after = change(row)
             if after != row:
-                await self._save(actor, after, f"workspace {row.name} {what}")
+                self._put(draft, actor, after, f"workspace {row.name} {what}")
+            if also is not None:
+                also(draft)
             return after
 
-        return await self._engine.run_exclusive(write)
+        row = await self._engine.transact(write)
+        self._engine.wake(None)
+        return row
 
     def _check(self, workspace: Workspace, action: WorkspaceAction) -> None:
         check_action(workspace, self._registry.state(workspace), action)

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.workspace import TaskKind, Workspace, WorkspaceTask, complete, fail
+from gpupool.domain.work.workspace import MAKING, TaskKind, Workspace, WorkspaceTask, complete, fail
 from gpupool.services.control.engine import Engine
+from gpupool.services.lifecycle.transitions import release_reservation
 from gpupool.services.ports.fabric import NOT_SENT
 from gpupool.services.ports.files import FilesLink
 from gpupool.services.state.workspace_registry import WorkspaceRegistry
@@ -129,6 +130,8 @@ class WorkspaceTasks:
                 await self._engine.ports.store.workspaces.save(after, event)
                 self._registry.rows[row.id] = after
 
+        if error is not None and task.kind in MAKING:
+            await self._engine.transact(lambda draft: release_reservation(draft, row.id, row.user))
         await self._engine.run_exclusive(write)
         self._outcomes[task.id] = error
         while len(self._outcomes) > MAX_OUTCOMES:

@@ -15,6 +15,7 @@ from gpupool.services.ports.store import ChangeSet
 from gpupool.store.backends import errors
 from gpupool.store.backends.database import count_matched, insert_all
 from gpupool.store.events import append_events
+from gpupool.store.pool.rows import WORKSPACES
 from gpupool.store.schema import tables as t
 from gpupool.store.work import mapping
 
@@ -67,6 +68,8 @@ def apply(conn: Connection, changes: ChangeSet) -> int:
         _write_leases(conn, changes.leases)
     except IntegrityError as error:
         raise _name_of(error, changes) from error
+    for workspace in changes.workspaces:
+        WORKSPACES.save(conn, workspace)
     return append_events(conn, changes.events)
 
 
