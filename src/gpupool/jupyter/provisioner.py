@@ -300,7 +300,8 @@ class GpupoolProvisioner(LocalProvisioner):
         while True:
             state = kernel.state
             if state.phase is Phase.ENDED:
-                raise KernelStartError(_not_started(state, reported))
+                output = await self._last_output(state) if state.code in _OWN_ENDS else ""
+                raise KernelStartError(_not_started(state, reported) + output)
             if state.phase is Phase.RUNNING and state.attempt > after_attempt:
                 if state.other_machine and self._record is not None and not self._record.node_folder:
                     raise KernelStartError(_OTHER_MACHINE.format(name=state.name))
@@ -414,16 +415,19 @@ class GpupoolProvisioner(LocalProvisioner):
         self._background(stop())
 
     def _log_last_output(self, state: KernelState) -> None:
-        watcher = self._watcher
-        assert watcher is not None  # noqa: S101 - there is a kernel
-
         async def report() -> None:
-            chunks = await watcher.call(lambda: list(watcher.client.logs(state.workload, tail=LAST_LINES)))
-            lines = b"".join(chunk.data for chunk in chunks).decode(errors="replace").splitlines()[-LAST_LINES:]
-            output = "".join(f"\n  {line[:MAX_LINE]}" for line in lines)
+            output = await self._last_output(state)
             self.log.warning("Kernel %s (%s) %s%s", self.kernel_id, state.name, _because(state), output)
 
         self._background(report())
+
+    async def _last_output(self, state: KernelState) -> str:
+        """Return the last lines of a kernel's output, indented, each after a line break. Raises ``GpupoolError``."""
+        watcher = self._watcher
+        assert watcher is not None  # noqa: S101 - there is a kernel
+        chunks = await watcher.call(lambda: list(watcher.client.logs(state.workload, tail=LAST_LINES)))
+        lines = b"".join(chunk.data for chunk in chunks).decode(errors="replace").splitlines()[-LAST_LINES:]
+        return "".join(f"\n  {line[:MAX_LINE]}" for line in lines)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that may fail; its errors are logged only."""
