@@ -44,6 +44,7 @@ def several(name: str, *programs: Program, gated: bool = True) -> Scenario:
     return Scenario(name if gated else f"without: {name}", programs, gated)
 
 
+PERSISTENT = "persistent 10 100 10000 50 3000 1000 20 5000"
 THREE = (Program(MIXED, 200), Program(SYNC, 300), Program(GRAPH, 500))
 TEN = tuple(Program(f"queue {us}", 100) for us in (200, 500, 5000, 8000, 300) * 2)
 INTERACTIVE = (Program(BURST, 500), Program(MIDDLE, 500))
@@ -52,6 +53,12 @@ GROUPS = (
     (pair(LONG, TINY, 100), pair(LONG, TINY, 250), pair(LONG, TINY, 500), pair(LONG, TINY, 500, gated=False)),
     (pair(TINY, LONG, 100), pair(MIDDLE, LONG, 250), pair(MIXED, MIXED, 500), pair(MIDDLE, LONG, 500, gated=False)),
     (pair(GRAPH, TINY, 100), pair(GRAPH, GRAPH, 250), pair(SYNC, MIDDLE, 500), pair(GRAPH, SYNC, 500, gated=False)),
+    (
+        pair(PERSISTENT, PERSISTENT, 250),
+        pair(PERSISTENT, TINY, 500),
+        pair(PERSISTENT, LONG, 100),
+        pair(PERSISTENT, TINY, 500, gated=False),
+    ),
     (several("three", *THREE), several("three", *THREE, gated=False)),
     (several("ten", *TEN), several("ten", *TEN, gated=False)),
     (

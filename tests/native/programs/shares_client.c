@@ -1,6 +1,7 @@
 /* A tenant's program that keeps a GPU busy in one of several ways, for measurements of shares.
  *
  *   shares_client queue US...        launches kernels of these lengths in turn without end
+ *   shares_client persistent US...   the same with one kernel and one grid: its parameter decides how long it takes
  *   shares_client sync US...         waits for each kernel before it launches the next
  *   shares_client graph US...        launches a graph of these kernels without end
  *   shares_client burst BURST THINK US
@@ -9,6 +10,7 @@
  *
  * Says "ready" when its context is there, and begins at a line on standard input.
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +50,14 @@ static void queue(void) {
         launch(i);
 }
 
+static void persistent(char **lengths) {
+    for (int i = 0;; i = (i + 1) % kernel_count) {
+        uint64_t ns = strtoull(lengths[i], NULL, 10) * 1000;
+        void *parameters[] = {&ns};
+        check(cuLaunchKernel(kernels[0], 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL), "launch");
+    }
+}
+
 static void synced(void) {
     for (int i = 0;; i = (i + 1) % kernel_count) {
         launch(i);
@@ -80,7 +90,7 @@ static void bursts(uint64_t burst_us, uint64_t think_us, uint64_t kernel_us) {
     }
 }
 
-static void prepare(char **lengths, int count) {
+static void prepare(char **lengths, int count, const char *name_of_all) {
     CUcontext context;
     CUmodule module;
     check(cuInit(0), "init");
@@ -90,6 +100,8 @@ static void prepare(char **lengths, int count) {
     for (kernel_count = 0; kernel_count < count && kernel_count < MOST; kernel_count++) {
         char name[32];
         snprintf(name, sizeof name, "spin_%dus", atoi(lengths[kernel_count]));
+        if (name_of_all != NULL)
+            snprintf(name, sizeof name, "%s", name_of_all);
         check(cuModuleGetFunction(&kernels[kernel_count], module, name), "function");
     }
 }
@@ -100,13 +112,16 @@ int main(int count, char **arguments) {
     int first = strcmp(kind, "burst") == 0 ? 4 : 2;
     if (count <= first)
         return 2;
-    prepare(arguments + first, count - first);
+    bool same = strcmp(kind, "persistent") == 0;
+    prepare(arguments + first, count - first, same ? "spin_ns" : NULL);
     puts("ready");
     fflush(stdout);
     if (fgets(line, sizeof line, stdin) == NULL)
         return 0;
     if (strcmp(kind, "queue") == 0)
         queue();
+    if (same)
+        persistent(arguments + first);
     if (strcmp(kind, "sync") == 0)
         synced();
     if (strcmp(kind, "graph") == 0)
