@@ -365,3 +365,46 @@ def test_refused_forget_keeps_the_reservation(world: World) -> None:
         assert list(holders(world)) == ["lab-reserved"]
 
     world.do(story())
+
+
+@pytest.mark.parametrize(("started", "after"), [(False, []), (True, ["lab-reserved"])])
+def test_reservation_on_a_lost_node_ends_unless_a_session_used_it(
+    world: World, started: bool, after: list[str]
+) -> None:
+    async def story() -> None:
+        await reserved(world)
+        if started:
+            await service(world).start(ANN, "lab")
+            await world.settle()
+        world.agent.go(up=False)
+        await world.pass_time(600)
+        assert list(holders(world)) == ["lab" if started else "lab-reserved"], "silence releases nothing"
+        await world.services.nodes.declare_lost(ADMIN, "here", "its power supply burnt")
+        await world.settle()
+        assert holders(world) == {}
+        world.agent.go(up=True)
+        await world.settle()
+        await world.pass_time(5)
+        assert list(holders(world)) == after
+        assert state(world) is S.STOPPED
+        await service(world).start(ANN, "lab")
+        await world.settle()
+        assert list(holders(world)) == ["lab"]
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_gpu_reserved_within_the_quota_is_protected(world: World) -> None:
+    async def story() -> None:
+        await world.services.access.create_project(ADMIN, Project("red", quota_permille=1000))
+        await world.services.access.create_project(ADMIN, Project("blue", quota_permille=2000))
+        await reserved(world, project="red")
+        held = holders(world)
+        assert list(held) == ["lab-reserved"]
+        wanted = await world.submit(BOB, project="blue", gpus={"count": 2})
+        await world.pass_time(120)
+        assert holders(world) == held
+        assert wanted.state is WorkloadState.QUEUED
+
+    world.do(story())
