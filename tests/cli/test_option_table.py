@@ -62,7 +62,7 @@ NOT_FOR_THE_CLIENT = {
         "umask",
         "roles",
     ),
-    *("framework", "on_member_end", "success_policy", "processes", "ttl"),
+    *("on_member_end", "success_policy", "processes", "ttl"),
 }
 
 

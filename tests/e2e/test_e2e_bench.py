@@ -160,6 +160,21 @@ def test_training_without_numpy_is_skipped_with_the_reason(pool: RealPool) -> No
     assert "has none of: torch, tensorflow, numpy" in lines_of(file)[0]["reason"]
 
 
+def test_tenants_of_one_gpu_add_up(pool: RealPool) -> None:
+    file = pool.work / "tenants.jsonl"
+    words = ("--quick", "--case", "tenant", "--python", str(without_frameworks(pool)))
+    bench(pool, "tenancy", *words, "-o", str(file))
+    lines = lines_of(file)
+    assert_labelled(lines)
+    assert {line["outcome"] for line in lines} == {"measured"}
+    sums = [line for line in lines if ": sum, " in line["name"]]
+    assert [len(line["detail"]["jobs_images_per_s"]) for line in sums] == [1, 2, 4]
+    for line in sums:
+        assert line["value"] == pytest.approx(sum(line["detail"]["jobs_images_per_s"]))
+        assert 0 <= line["detail"]["overlap"] <= 1
+    assert pool.all_free()
+
+
 def without_frameworks(pool: RealPool) -> Path:
     """Return a Python that has NumPy, but neither PyTorch nor TensorFlow."""
     folder = pool.folder / "numpy-only"

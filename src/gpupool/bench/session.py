@@ -72,17 +72,15 @@ class Session:
             raise SkipError(f"'{name}' was not measured")
         return self._values[name]
 
-    def program(self, name: str, *arguments: str) -> list[str]:
-        """Return the command of one of our programs, which is uploaded with ``submit_program``."""
-        return [self.settings.python, f"{name}.py", *arguments]
-
-    def submit_program(self, program: str, *arguments: str, **options: Unpack[SubmitOptions]) -> Job:
-        """Submit one of our programs."""
+    def submit_program(
+        self, program: str, *arguments: str, interpreter: Sequence[str] = (), **options: Unpack[SubmitOptions]
+    ) -> Job:
+        """Submit one of our programs; ``interpreter`` has options of Python."""
         if not self._programs:
             with program_folder() as folder:
                 self._programs = self.client.send_folder(folder).tree
         options["tree"] = self._programs
-        return self.submit(self.program(program, *arguments), **options)
+        return self.submit([self.settings.python, *interpreter, f"{program}.py", *arguments], **options)
 
     def submit(self, command: Sequence[str], **options: Unpack[SubmitOptions]) -> Job:
         """Submit any command in the project of this run."""
@@ -143,19 +141,19 @@ class Session:
                     raise MeasureError(f"{job.name} was not ready in {START_TIMEOUT_S:g} s: {job.why().sentence}")
                 time.sleep(POLL_INTERVAL_S)
 
-    def answer(self, job: Job, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
-        """Wait for the end of a job and return its last JSON line. Raises ``MeasureError``, ``SkipError``."""
-        job.wait(timeout_s)
-        lines = self.lines(job)
+    def answer(self, job: Job, index: int = 0) -> dict[str, Any]:
+        """Wait for the end of a job and return a replica's last JSON line. Raises ``MeasureError``, ``SkipError``."""
+        job.wait(4 * START_TIMEOUT_S)
+        lines = self.lines(job, index)
         if job.view.exit_status or not lines:
-            raise MeasureError(_why_ended(job))
+            raise MeasureError(_why_ended(job, index))
         return lines[-1]
 
 
-def _why_ended(job: Job) -> str:
+def _why_ended(job: Job, index: int = 0) -> str:
     reason = job.view.reason
     why = f": {reason.message}" if reason is not None and reason.message else ""
-    return f"{job.name} {job.view.state}{why} {job.output()[-500:].strip()}".strip()
+    return f"{job.name} {job.view.state}{why} {job.output(index)[-500:].strip()}".strip()
 
 
 @contextmanager

@@ -120,6 +120,7 @@ class RequestOptions(TypedDict, total=False):
     completions: int
     parallelism: int
     gang: Mapping[str, Any]
+    framework: str
     sweep: Mapping[str, Any]
     after: Sequence[str | Mapping[str, Any]]
     windows: Sequence[str]

@@ -27,6 +27,7 @@ BAR_WIDTH = 20
 _TEXT, _FLAG = OptionKind.TEXT, OptionKind.FLAG
 RUN_OPTIONS = (
     Option("quick", "--quick", _FLAG, "Measure less: at most two minutes on two cores.", PROGRAM),
+    Option("case", "--case", _TEXT, "Measure only cases whose name contains this text.", PROGRAM, "TEXT"),
     Option("project", "--project", _TEXT, "Run the jobs in this project.", PROGRAM, "NAME"),
     Option("python", "--python", _TEXT, "Set the Python of the jobs; default: python3 of your PATH.", PROGRAM, "PATH"),
     Option("output", "--output -o", _TEXT, "Write the JSON lines to this new file.", OUTPUT, "FILE"),
@@ -51,6 +52,8 @@ def register(app: typer.Typer) -> None:
     command(group, "gpupool bench overhead --quick", "gpupool bench overhead --image pytorch/pytorch:2.4.0")(overhead)
     command(group, "gpupool bench slices", "gpupool bench slices --quick -o slices.jsonl")(slices)
     command(group, "gpupool bench queue --quick", "gpupool bench queue --resume queue.jsonl")(queue)
+    command(group, "gpupool bench scaling", "gpupool bench scaling --quick --html scaling.html")(scaling)
+    command(group, "gpupool bench tenancy", "gpupool bench tenancy --quick")(tenancy)
     command(group, "gpupool bench compare before.jsonl after.jsonl")(compare)
     command(group, "gpupool bench report train.jsonl slices.jsonl -o report.html")(report)
 
@@ -91,6 +94,25 @@ def queue(**values: Any) -> int:
     Where Slurm is installed, the same jobs also go through srun and sbatch.
     """
     return _run("queue", values)
+
+
+@with_options(RUN_OPTIONS)
+def scaling(**values: Any) -> int:
+    """Measure weak and strong scaling over the GPUs of the pool, by torchrun, Open MPI and TensorFlow.
+
+    Figures: images per second, efficiency, and the part of the time that the all-reduce takes. Open MPI runs a NumPy
+    proxy, and its figures say so. Launchers that are not installed are skipped.
+    """
+    return _run("scaling", values)
+
+
+@with_options(RUN_OPTIONS)
+def tenancy(**values: Any) -> int:
+    """Measure one job on all GPUs, two concurrent jobs on half of them each, and tenants with slices of one GPU.
+
+    Figures: images per second of all jobs together, and the slowest job compared with the fastest.
+    """
+    return _run("tenancy", values)
 
 
 def compare(
@@ -161,7 +183,14 @@ def _run(name: str, values: dict[str, Any]) -> int:
     with Client() as client:
         session = Session(name, client, settings)
         results = ResultsFile(path, facts_of(client, _command_line(), quick=settings.quick))
-        cases = BENCHMARKS[name](session)
+        wanted = values.get("case", "").lower()
+        cases = [case for case in BENCHMARKS[name](session) if wanted in case.name.lower()]
+        if not cases:
+            raise GpupoolError(
+                ErrorCode.INVALID_REQUEST,
+                f"No case of {name} contains '{wanted[:40]}'.",
+                "The report and the documentation list the cases.",
+            )
         progress = _Progress(json=bool(values.get("json")))
         try:
             run_cases(cases, session, results, progress)
