@@ -27,6 +27,32 @@ os.rename(sys.argv[1] + ".new", sys.argv[1])
 server.serve_forever()
 """
 
+# The first byte of a connection chooses the side that ends its sending side first, c(lient) or s(erver).
+HALF_CLOSER = """
+import os, socket, socketserver, sys
+
+class HalfCloser(socketserver.BaseRequestHandler):
+    def rest(self):
+        return b"".join(iter(lambda: self.request.recv(65536), b""))
+
+    def handle(self):
+        if self.request.recv(1) == b"s":
+            self.request.sendall(b"the end")
+            self.request.shutdown(socket.SHUT_WR)
+            data = self.rest()
+            with open(sys.argv[2] + ".new", "wb") as file:
+                file.write(data)
+            os.rename(sys.argv[2] + ".new", sys.argv[2])
+        else:
+            self.request.sendall(self.rest()[::-1])
+
+server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), HalfCloser)
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(server.server_address[1]))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+server.serve_forever()
+"""
+
 
 class SshPool:
     """``run`` calls ssh, scp, sftp or rsync with the settings that ``gpupool ssh --configure`` has written."""

@@ -7,12 +7,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 from e2e_pool import COMMAND, PATIENCE_S, Terminal, alive, eventually
-from ssh_pool import ECHO, SshPool, connects, pid_in, random_bytes, written
+from ssh_pool import ECHO, HALF_CLOSER, SshPool, connects, pid_in, random_bytes, written
 
 from free_ports import free_port
 
@@ -175,6 +176,37 @@ def test_port_of_the_workload_is_forwarded(ssh_pool: SshPool, tmp_path: Path) ->
                 assert near.recv(10) == b""
             ssh.terminate()
             assert b"example.com:80 cannot be reached: only localhost" in ssh.communicate(timeout=PATIENCE_S)[1]
+
+
+def everything_from(near: socket.socket) -> bytes:
+    near.settimeout(PATIENCE_S)
+    return b"".join(iter(lambda: near.recv(65536), b""))
+
+
+@pytest.mark.parametrize("carrier", ["ssh -L", "gpupool forward"])
+def test_each_direction_of_a_port_ends_on_its_own(ssh_pool: SshPool, tmp_path: Path, carrier: str) -> None:
+    port_file, received, local, data = tmp_path / "port", tmp_path / "received", free_port(), random_bytes(3_000_000)
+    program = f"exec python3 -c '{HALF_CLOSER}' {port_file} {received}"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ssh_pool.connected("gpupool.dev", program))
+        far = written(port_file)
+        if carrier == "ssh -L":
+            stack.enter_context(ssh_pool.connected("-N", "-L", f"{local}:localhost:{far}", "gpupool.dev"))
+        else:
+            forward = ssh_pool.pool.begin("forward", "dev", f"{local}:{far}")
+            stack.callback(forward.communicate)
+            stack.callback(forward.kill)
+        with connects(local) as near:
+            near.sendall(b"c" + data)
+            near.shutdown(socket.SHUT_WR)
+            assert everything_from(near) == data[::-1]
+        with connects(local) as near:
+            near.sendall(b"s")
+            assert everything_from(near) == b"the end"
+            near.sendall(data)
+            near.shutdown(socket.SHUT_WR)
+            assert eventually(received.exists)
+            assert received.read_bytes() == data
 
 
 def test_port_without_listener_is_refused(ssh_pool: SshPool) -> None:

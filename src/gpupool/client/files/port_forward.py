@@ -15,7 +15,7 @@ from gpupool.client.transport.endpoint import Endpoint
 from gpupool.client.transport.websocket_dialer import REFUSED, WebSocketDialer
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
-CLOSE_TIMEOUT_S = 30.0  # for data from the program after the local side has closed
+HALF_CLOSED_TIMEOUT_S = 3600.0  # without data from the program after the local side has ended
 _PIECE = 1 << 16
 
 Ports = tuple[int, int]
@@ -40,7 +40,7 @@ class Forwarder:
         delay_s: float = 0.0,
     ) -> None:
         self._workload = f"/v1/workloads/{quote(ref, safe='')}"
-        self._query = f"index={index}" + ("" if activity else "&activity=false")
+        self._query = f"index={index}&half_close=true" + ("" if activity else "&activity=false")
         self._tell = tell
         self._delay_s = delay_s
         self._dialer = WebSocketDialer(endpoint)
@@ -98,12 +98,11 @@ class Forwarder:
 
     async def _carry(self, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with await self._dialer.connect(self._workload + target) as far:
-            up = asyncio.create_task(_upstream(reader, far))
-            down = asyncio.create_task(_downstream(far, writer))
+            heard = asyncio.Event()
+            up = asyncio.create_task(_upstream(reader, far, heard))
+            down = asyncio.create_task(_downstream(far, writer, heard))
             try:
                 await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
-                if not down.done():
-                    await asyncio.wait({down}, timeout=CLOSE_TIMEOUT_S)
             finally:
                 up.cancel()
                 down.cancel()
@@ -113,17 +112,34 @@ class Forwarder:
             await asyncio.sleep(self._delay_s)
 
 
-async def _upstream(reader: asyncio.StreamReader, far: ClientConnection) -> None:
-    with contextlib.suppress(OSError, ConnectionClosed):
-        while data := await reader.read(_PIECE):
-            await far.send(data)
+async def until_silent(heard: asyncio.Event) -> None:
+    """Return when ``heard`` has not been set for ``HALF_CLOSED_TIMEOUT_S``."""
+    with contextlib.suppress(TimeoutError):
+        while True:
+            async with asyncio.timeout(HALF_CLOSED_TIMEOUT_S):
+                await heard.wait()
+            heard.clear()
 
 
-async def _downstream(far: ClientConnection, writer: asyncio.StreamWriter) -> None:
+async def _upstream(reader: asyncio.StreamReader, far: ClientConnection, heard: asyncio.Event) -> None:
+    """Send all data and the end of it, and return when the program is silent after that, or the local side is lost."""
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(ConnectionClosed):  # what was received before is still delivered
+            while data := await reader.read(_PIECE):
+                await far.send(data)
+            await far.send(b"")
+        await until_silent(heard)
+
+
+async def _downstream(far: ClientConnection, writer: asyncio.StreamWriter, heard: asyncio.Event) -> None:
     with contextlib.suppress(OSError, ConnectionClosed):
         async for message in far:
-            writer.write(message if isinstance(message, bytes) else message.encode())
-            await writer.drain()
+            heard.set()
+            if message:
+                writer.write(message if isinstance(message, bytes) else message.encode())
+                await writer.drain()
+            else:
+                writer.write_eof()
 
 
 def _why(error: Exception) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 import asyncssh
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
+from gpupool.client.files.port_forward import until_silent
 from gpupool.client.transport.websocket_dialer import REFUSED
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "ip6-localhost"})
 MAX_PENDING_BYTES = 1 << 20
-CLOSE_TIMEOUT_S = 30.0  # without data from the port after the SSH client has ended its side
 
 
 class PortSession(asyncssh.SSHTCPSession[bytes]):
@@ -47,16 +46,13 @@ class PortSession(asyncssh.SSHTCPSession[bytes]):
             self._chan.pause_reading()
 
     def eof_received(self) -> bool:
-        """Keep the channel open as long as the port answers: a WebSocket cannot carry the end of one direction."""
+        """End the direction to the port, and keep the channel open for its answer."""
+        self._pending.put_nowait(b"")
         self._closing = asyncio.create_task(self._close_when_silent())
         return True
 
     async def _close_when_silent(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            while True:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self._received.wait()
-                self._received.clear()
+        await until_silent(self._received)
         self._chan.close()
 
     def pause_writing(self) -> None:
@@ -77,8 +73,11 @@ class PortSession(asyncssh.SSHTCPSession[bytes]):
         up = asyncio.create_task(self._send())
         try:
             async for message in self._stream:
-                self._chan.write(message if isinstance(message, bytes) else message.encode())
                 self._received.set()
+                if not message:
+                    self._chan.write_eof()
+                    continue
+                self._chan.write(message if isinstance(message, bytes) else message.encode())
                 await self._writable.wait()
             if (self._stream.close_code or 0) >= REFUSED:
                 self._tell((self._stream.close_reason or "").partition(": ")[2])

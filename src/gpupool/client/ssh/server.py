@@ -64,7 +64,7 @@ class WorkloadServer(asyncssh.SSHServer):
 
     async def _connect(self, port: int) -> PortSession:
         try:
-            stream = await self._dialer.connect(self._target.path(f"ports/{port}"))
+            stream = await self._dialer.connect(self._target.path(f"ports/{port}") + "&half_close=true")
         except (OSError, WebSocketException, TimeoutError) as error:
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, str(error)) from error
         return PortSession(stream, say)

@@ -12,6 +12,9 @@ or if GONE is sent for it. GONE may shorten the time by JSON ``{"returns_s": 10}
 stream knows that a live client must have noticed the break. A reconnecting client sends ``"seen": [stdout, stderr]``,
 the bytes that it has received of each stream, and the output continues from there. ``stdin`` in the answer is the
 number of bytes of input received from it so far.
+
+A connection to a port uses the same frames between control plane and agent, without HELLO: STDIN, STDIN_EOF, STDOUT and
+STDOUT_EOF. Each direction ends on its own.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ STDERR = 66
 STARTED = 67  # JSON {"pid": 123, "stdin": 0}
 EXIT = 68  # JSON: an ExitReport and the "status" a shell would show; the last frame
 NOTE = 69  # text for the user of the client
+STDOUT_EOF = 70  # only from a port: the program has ended its sending side
 
 _SIZE = struct.Struct(">HH")
 

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +22,7 @@ from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.nodes.telemetry import NodeSample
+from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import COMMANDS, END, PING, HeartbeatCounter, Leadership
 from gpupool.domain.protocol.log_records import LogBatch
 from gpupool.domain.protocol.node_json import sample_from_list
@@ -89,6 +91,38 @@ class LocalStream:
     async def close(self) -> None:
         """Close the connection."""
         await self._stack.aclose()
+
+
+class PortStream:
+    """A connection to a port, through the agent, as ``domain.protocol.frames``."""
+
+    def __init__(self, stream: LocalStream) -> None:
+        self._stream = stream
+        self._frames = bytearray()
+        self._received: deque[bytes] = deque()
+
+    async def read(self, limit: int) -> bytes:
+        """Read up to about ``limit`` bytes; empty once when the port has ended its side, then when all is closed."""
+        while not self._received:
+            data = await self._stream.read(limit)
+            if not data:
+                return b""
+            self._frames += data
+            for kind, payload in frames.decode(self._frames):
+                if payload or kind == frames.STDOUT_EOF:
+                    self._received.append(payload)
+        return self._received.popleft()
+
+    async def write(self, data: bytes) -> None:
+        """Write all data; empty data ends this direction. Raises NODE_UNREACHABLE if the agent is gone."""
+        if not data:
+            await self._stream.write(frames.encode(frames.STDIN_EOF))
+        for at in range(0, len(data), frames.MAX_PAYLOAD_BYTES):
+            await self._stream.write(frames.encode(frames.STDIN, data[at : at + frames.MAX_PAYLOAD_BYTES]))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._stream.close()
 
 
 class LocalLink:
@@ -269,11 +303,13 @@ class LocalLink:
 
     async def attach(self, key: str) -> LocalStream:
         """Open a stream to the program's shepherd, on a separate connection."""
-        return await self._stream("attach", key=key)
+        return (await self._stream("attach", key=key))[0]
 
-    async def connect_port(self, key: str, port: int | str, *, activity: bool) -> LocalStream:
+    async def connect_port(self, key: str, port: int | str, *, activity: bool) -> LocalStream | PortStream:
         """Open a stream to a port, or the path of a Unix socket, on which a process of the program listens."""
-        return await self._stream("connect_port", key=key, port=port, activity=activity)
+        params = {"key": key, "port": port, "activity": activity, "half_close": True}
+        stream, result = await self._stream("connect_port", **params)
+        return PortStream(stream) if result and result.get("half_close") else stream  # an older agent sends plain bytes
 
     async def listening_ports(self, key: str) -> Sequence[ListeningPort]:
         """Return the ports on which processes of the program listen."""
@@ -292,8 +328,8 @@ class LocalLink:
             raise unreachable(self.name) from error
         return LocalFiles(self.name, reader, writer, stack, self._lead)
 
-    async def _stream(self, method: str, **params: Any) -> LocalStream:
-        """Open a connection that becomes a raw stream once the agent has agreed."""
+    async def _stream(self, method: str, **params: Any) -> tuple[LocalStream, Any]:
+        """Open a connection that becomes a raw stream once the agent has agreed; return it and the result."""
         async with contextlib.AsyncExitStack() as stack:
             try:
                 reader, writer = await stack.enter_async_context(connection(self._socket))
@@ -304,7 +340,7 @@ class LocalLink:
                 raise unreachable(self.name) from error
             if "error" in answer:
                 raise GpupoolError.from_dict(answer["error"])
-            return LocalStream(reader, writer, stack.pop_all())
+            return LocalStream(reader, writer, stack.pop_all()), answer.get("result")
 
 
 def _settle(future: asyncio.Future[Any], message: dict[str, Any]) -> None:

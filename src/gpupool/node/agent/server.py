@@ -4,7 +4,8 @@ A request is ``{"id": 1, "method": "start", "params": {...}, "term": 7}``. ``ter
 where no other control plane can lead. The answer is ``{"id": 1, "result": ...}`` or ``{"id": 1, "error": {"code",
 "message", "hint"}}``. If an answer has ``raw``, that many bytes follow its line. After ``watch``, lines ``{"event":
 "status", "status": {...}}`` are sent for changes. After the answer to ``attach``, the connection is the raw stream to
-the program's shepherd.
+the program's shepherd. After the answer to ``connect_port``, it is the raw stream to the port, or frames if request and
+answer have ``"half_close": true`` (see ``domain.protocol.frames``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import is_deposed
 from gpupool.domain.protocol.node_json import gpu_to_dict, report_to_dict
 from gpupool.domain.work.supervision import ProcessSpec, ProcessStatus
@@ -281,11 +283,15 @@ class AgentConnection:
             added_notes = error if isinstance(error, GpupoolError) else gone
             self._write({"id": request.get("id"), "error": added_notes.to_dict()})
             return False
+        half_close = request["method"] == "connect_port" and bool(params.get("half_close"))
+        if half_close:
+            answer["result"] = {"half_close": True}
         self._write(answer)
         counted = params.get("activity", True)
         on_data = (lambda: self._agent.carried(key)) if counted else (lambda: None)
         with self._agent.client(key, port=request["method"] == "connect_port" and counted):
-            await _join((self._reader, self._writer), (far_reader, far_writer), on_data)
+            join = _join_port if half_close else _join
+            await join((self._reader, self._writer), (far_reader, far_writer), on_data)
         return True
 
     async def _shepherd(self, key: str) -> Ends:
@@ -303,6 +309,56 @@ async def _join(near: Ends, far: Ends, on_data: Callable[[], None]) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await task
         writer.close()
+
+
+async def _join_port(near: Ends, far: Ends, on_data: Callable[[], None]) -> None:
+    """Copy between frames and a port until both directions have ended, or the control plane disconnects."""
+    input_ended = asyncio.Event()
+    there = asyncio.create_task(_to_port(near[0], far[1], on_data, input_ended))
+    back = asyncio.create_task(_from_port(far[0], near[1], on_data, input_ended))
+    await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+    for task, writer in ((there, far[1]), (back, near[1])):
+        task.cancel()
+        with contextlib.suppress(OSError, ValueError, asyncio.CancelledError):
+            await task
+        writer.close()
+
+
+async def _to_port(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_data: Callable[[], None], ended: asyncio.Event
+) -> None:
+    """Write the payload of frames to a port; return when the control plane disconnects.
+
+    What the port has sent is still delivered if it does not accept more.
+    """
+    buffer = bytearray()
+    while data := await reader.read(_PIECE):
+        buffer += data
+        for kind, payload in frames.decode(buffer):
+            if ended.is_set():
+                continue
+            on_data()
+            try:
+                if kind == frames.STDIN_EOF:
+                    ended.set()
+                    writer.write_eof()
+                else:
+                    writer.write(payload)
+                    await writer.drain()
+            except OSError:
+                ended.set()
+
+
+async def _from_port(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_data: Callable[[], None], input_ended: asyncio.Event
+) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_PIECE):
+            on_data()
+            writer.write(frames.encode(frames.STDOUT, data))
+            await writer.drain()
+    writer.write(frames.encode(frames.STDOUT_EOF))
+    await input_ended.wait()
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_data: Callable[[], None]) -> None:

@@ -106,7 +106,8 @@ class NodeLink(Protocol):
 
         Raises WRONG_STATE, NOT_FOUND.
 
-        ``activity``: its bytes count as activity of the program.
+        ``activity``: its bytes count as activity of the program. An empty ``write`` ends the sending side; ``read`` is
+        empty once when the port has ended its own, and again when the connection is closed.
         """
 
     async def listening_ports(self, key: str) -> Sequence[ListeningPort]:

@@ -97,14 +97,21 @@ def _reason(error: GpupoolError) -> str:
 
 
 async def relay(
-    websocket: WebSocket, stream: AttachStream, closing: asyncio.Event, *, farewell: Farewell | None = None
+    websocket: WebSocket,
+    stream: AttachStream,
+    closing: asyncio.Event,
+    *,
+    farewell: Farewell | None = None,
+    half_close: bool = False,
 ) -> None:
     """Both directions until one ends; the program's side ending is the normal end.
+
+    ``half_close``: an empty message reports that the program's side has ended, and the client's continues.
 
     ``farewell`` makes the last word to the program's side for a client that will not be back, or not later than in so
     many seconds. Of one that just falls silent nothing is said: the network may take its time.
     """
-    down = asyncio.create_task(_to_client(websocket, stream))
+    down = asyncio.create_task(_to_client(websocket, stream, half_close=half_close))
     up = asyncio.create_task(_to_program(websocket, stream))
     ending = asyncio.create_task(closing.wait())
     try:
@@ -148,9 +155,12 @@ class _NotBytes(Exception):  # noqa: N818 - it never leaves this module
     pass
 
 
-async def _to_client(websocket: WebSocket, stream: AttachStream) -> None:
+async def _to_client(websocket: WebSocket, stream: AttachStream, *, half_close: bool) -> None:
     while data := await stream.read(_CHUNK):
         await websocket.send_bytes(data)
+    if half_close:
+        await websocket.send_bytes(b"")
+        await stream.read(_CHUNK)  # returns when the connection is closed
 
 
 async def _to_program(websocket: WebSocket, stream: AttachStream) -> int:

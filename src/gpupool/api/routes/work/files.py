@@ -6,10 +6,10 @@ import base64
 import os
 import struct
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.params import Path
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -160,31 +160,42 @@ async def ports(services: Services, caller: Caller, ref: Ref, index: Index = 0) 
     return answer(PortList(ports=[PortView(**asdict(port)) for port in found]))
 
 
+@dataclass(frozen=True, slots=True)
+class PortOptions:
+    """Query parameters of a connection to a port."""
+
+    index: Index = 0
+    activity: bool = True
+    half_close: bool = False
+
+
 @work_router.websocket("/{ref}/sockets")
 async def forward_socket(
-    *, websocket: WebSocket, services: Services, ref: Ref, path: SocketPath, index: Index = 0, activity: bool = True
+    *, websocket: WebSocket, services: Services, ref: Ref, path: SocketPath, options: Annotated[PortOptions, Depends()]
 ) -> None:
     """Bytes to and from a Unix socket on which a replica's processes listen; otherwise as a port."""
-    await _forward(websocket, services, ref, index, path, activity=activity)
+    await _forward(websocket, services, ref, path, options)
 
 
 @work_router.websocket("/{ref}/ports/{port}")
 async def forward(
-    *, websocket: WebSocket, services: Services, ref: Ref, port: PortInPath, index: Index = 0, activity: bool = True
+    *, websocket: WebSocket, services: Services, ref: Ref, port: PortInPath, options: Annotated[PortOptions, Depends()]
 ) -> None:
     """Bytes to and from a port on which a replica's processes listen; closes as attach does.
 
     With ``activity=false`` they do not count as activity for the idle limit: for pages that send requests unasked.
+    An empty message of the client ends its sending side. With ``half_close=true``, an empty message reports the end of
+    the port's side; without it, that end closes the WebSocket.
     """
-    await _forward(websocket, services, ref, index, port, activity=activity)
+    await _forward(websocket, services, ref, port, options)
 
 
-async def _forward(
-    websocket: WebSocket, services: Services, ref: str, index: int, port: int | str, *, activity: bool
-) -> None:
+async def _forward(websocket: WebSocket, services: Services, ref: str, port: int | str, options: PortOptions) -> None:
     async def connect() -> AttachStream:
         check_origin(websocket, "connect")
-        return await services.files.connect(await authenticate(websocket), ref, index, port, activity=activity)
+        return await services.files.connect(
+            await authenticate(websocket), ref, options.index, port, activity=options.activity
+        )
 
     if (stream := await accept(websocket, connect)) is not None:
-        await relay(websocket, stream, await get_closing(websocket))
+        await relay(websocket, stream, await get_closing(websocket), half_close=options.half_close)
