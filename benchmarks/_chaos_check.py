@@ -196,13 +196,11 @@ class Checks:
             yield f"process {pid} of {key}"
         for path in (self._pool.state / "node" / "replicas").iterdir():
             yield f"folder {path}"
-        for path in (self._pool.run_dir / "attach").iterdir():
-            yield f"socket {path}"
-        for path in (self._pool.run_dir / "leases").glob("*"):
-            yield f"pages of a lease {path}"
-        for path in (self._pool.run_dir / "notices").glob("*"):
-            yield f"notice {path}"
-        known = {"api.sock", "agent.sock", "notify.sock", "state.json", "attach", "leases", "notices", "fake-gpus"}
+        owned = {"attach": "socket", "leases": "pages of a lease", "notices": "notice", "progress": "progress file"}
+        for folder, what in owned.items():
+            for path in (self._pool.run_dir / folder).glob("*"):
+                yield f"{what} {path}"
+        known = {"api.sock", "agent.sock", "notify.sock", "state.json", "fake-gpus", *owned}
         known |= {"heard", "control-plane.phase"}  # when the node was last in contact; what a start was doing
         for path in self._pool.run_dir.iterdir():
             if path.name not in known:
