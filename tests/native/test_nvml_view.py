@@ -347,7 +347,8 @@ def test_only_its_own_exports_are_bound_anew(tmp_path: Path) -> None:
     common = [str(NATIVE / "common" / name) for name in ("real_library.c", "bind_to_itself.c")]
     for name, source in sources.items():
         (tmp_path / f"{name}.c").write_text(source)
-        flags = ["-D_GNU_SOURCE=", f"-I{NATIVE / 'common'}", "-shared", "-fPIC", "-O1", "-Wl,-z,relro,-z,now"]
+        folders = [f"-I{NATIVE / folder}" for folder in ("common", "include")]
+        flags = ["-D_GNU_SOURCE=", *folders, "-shared", "-fPIC", "-O1", "-Wl,-z,relro,-z,now"]
         more = common if name == "front" else []
         cc(*flags, "-o", tmp_path / f"{name}.so", tmp_path / f"{name}.c", *more, "-ldl")
     program = """
