@@ -154,10 +154,9 @@ class ContainerRunner:
         parts = gpu_parts(request, self._run.path)
         notices = self._run.notice(request.spec.key).parent
         progress = self._run.progress(request.spec.key)
-        own = [
-            Mount(str(notices), str(RUN / notices.name)),
-            Mount(str(progress), str(RUN / progress.parent.name / progress.name), read_only=False),
-        ]
+        own = [Mount(str(notices), str(RUN / notices.name))]
+        if progress.exists():  # made by the agent; a missing file would refuse the whole container
+            own.append(Mount(str(progress), str(RUN / progress.parent.name / progress.name), read_only=False))
         if files is not None:
             own.append(Mount(str(files), str(files), read_only=False))
         return ContainerSetup(
