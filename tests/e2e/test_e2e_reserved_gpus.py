@@ -31,8 +31,8 @@ def test_gpu_is_assigned_while_stopped_refused_to_another_and_moved(new_pool: Re
     assert becomes(pool, "second", "stopped")
     pool("workspace", "assign", "second", "-g", "1")
     pool("workspace", "start", "second", "--detach")
-    why = pool.json("why", "second")["sentence"]
-    assert "2 GPUs are reserved for stopped workspaces: first-reserved" in why
+    reason = "2 GPUs are reserved for stopped workspaces: first-reserved"
+    assert eventually(lambda: reason in pool.json("why", "second")["sentence"])
     pool("workspace", "start", "first")
     assert run_script(pool, "first") == ["332833500", "True"]
     assert list(held_by(pool).values()) == [["first"]] * 2
@@ -40,7 +40,7 @@ def test_gpu_is_assigned_while_stopped_refused_to_another_and_moved(new_pool: Re
     assert eventually(lambda: list(held_by(pool).values()) == [["first-reserved"]] * 2)
     assert "2 (reserved)" in pool.text("workspace", "list")
     pool("workspace", "unassign", "first")
-    assert becomes(pool, "second", "running")
+    assert pool.becomes("second", "running")
     assert run_script(pool, "second") == ["332833500", "True"]
     pool("workspace", "start", "first")
     assert run_script(pool, "first") == ["332833500", "False"]
