@@ -1,8 +1,8 @@
 /* Opens and checks the pages of a lease.
  *
- * The folder's name may come from the environment and is not trusted: links are not followed, the files must be regular and
- * have exactly the size for their number of GPUs, and paths in them must be absolute and terminated. Mappings stay for
- * the life of the process; descriptors are closed at once, because programs close descriptors that they do not know.
+ * The folder's name may come from the environment and is not trusted: links are not followed, the files must be regular
+ * and have exactly the size for their number of GPUs, and paths in them must be absolute and terminated. Mappings stay
+ * for the life of the process; descriptors are closed at once, because programs close descriptors that they do not know.
  */
 #include "lease_files.h"
 

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "attach.h"
 #include "hide_exports.h"
@@ -26,9 +27,10 @@ static void *driver;
 /* Used for every function that the real driver does not have. */
 static CUresult missing(void) { return CUDA_ERROR_NOT_FOUND; }
 
-/* Shows the driver only the lease's GPUs in a program whose environment was cleared. */
+/* Shows the driver only the lease's GPUs in a program whose environment was cleared: one that found its lease without
+ * GPUPOOL_LEASE_DIR. */
 static void show_own_gpus(const struct gpupool_control_header *control) {
-    if (control == NULL || getenv("CUDA_VISIBLE_DEVICES") != NULL)
+    if (control == NULL || getenv("CUDA_VISIBLE_DEVICES") != NULL || access(GPUPOOL_SLICE_FOLDER "/lease", F_OK) != 0)
         return;
     char uuids[GPUPOOL_MAX_GPUS * (sizeof gp_control_gpu(control, 0)->uuid_text + 1)] = "";
     for (uint32_t i = 0; i < control->gpu_count; i++) {
