@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,10 +38,11 @@ def shared_pool() -> Iterator[RealPool]:
 
 @pytest.fixture
 def pool(shared_pool: RealPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealPool]:
-    """Two free emulated GPUs, and this process in the environment of their user."""
+    """Two free emulated GPUs, and this process in the environment of their user; kernels of killed servers go."""
     use(shared_pool, monkeypatch)
     yield shared_pool
     shared_pool.clear()
+    shutil.rmtree(shared_pool.home / "jupyter/gpupool/kernels", ignore_errors=True)
 
 
 @pytest.fixture
