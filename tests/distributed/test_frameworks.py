@@ -37,7 +37,8 @@ def test_torch_resumes_from_checkpoint_with_equal_loss(pool: Machines) -> None:
     detail = pool.get("workloads/ddp")
     assert {row["node"] for row in detail["replicas"]} == {"n1", "n2", "n3", "n4"}
     assert [row["rank"] for row in detail["replicas"]] == [0, 1, 2, 3]
-    assert (detail["gang"]["round"], detail["exit_status"]) == (2, 0)
+    history = pool.text("events", "ddp") + "".join(pool.text("logs", "ddp", "--rank", str(rank)) for rank in range(4))
+    assert (detail["gang"]["round"], detail["exit_status"]) == (2, 0), history
     assert sum(row["failures"] for row in detail["replicas"]) == 1, "one failure of the gang, not one of each rank"
     told = pool.text("logs", "ddp", "--rank", "0")
     assert re.search(r"rank 0 of 4 goes on from step [36]", told), told

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from free_ports import free_port
 
 pytestmark = pytest.mark.needs("ssh", "asyncssh")
 
-LONG, SHORT = "1h", "4s"
+LONG, SHORT, SHORT_S = "1h", "4s", 4
 
 
 @pytest.fixture
@@ -76,24 +78,35 @@ def test_server_outlives_its_session_and_ends_after_the_linger_time(
 ) -> None:
     port_file, pid_file, local = tmp_path / "port", tmp_path / "pid", free_port()
     server = f"setsid -f sh -c 'echo $$ > {pid_file}; exec python3 -c \"$0\" {port_file}' '{ECHO}'"
-    started = run(ssh_pool, [*lingering(SHORT), "gpupool.dev", f"{server} > /dev/null 2>&1; exit 3"])
-    assert started.returncode == 3, started.stderr
-    pid = pid_in(pid_file)
-    data = random_bytes(1000)
-    words = [*lingering(SHORT), "-N", "-L", f"{local}:localhost:{written(port_file)}", "gpupool.dev"]
+    start = [*lingering(SHORT), "gpupool.dev", f"{server} > /dev/null 2>&1; read line; exit 3"]
     options = {"cwd": ssh_pool.pool.work, "env": ssh_pool.pool.env}
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, **options) as ssh:
-        try:
-            with connects(local) as near:
-                near.sendall(data)
-                got = b""
-                while len(got) < len(data):
-                    got += near.recv(65536)
-                assert got == data
-        finally:
-            ssh.kill()
+    with subprocess.Popen(start, stdin=subprocess.PIPE, **options) as session:
+        words = [*lingering(SHORT), "-N", "-L", f"{local}:localhost:{written(port_file)}", "gpupool.dev"]
+        with subprocess.Popen(words, stdin=subprocess.DEVNULL, **options) as tunnel:
+            try:
+                with connects(local) as near:
+                    assert echoed(near)
+                    session.communicate(b"end\n", timeout=PATIENCE_S)
+                    assert session.returncode == 3
+                    time.sleep(SHORT_S)  # without a client, the server would be gone
+                    assert echoed(near)
+            finally:
+                tunnel.kill()
+    pid = pid_in(pid_file)
     assert eventually(lambda: not alive(pid))
     assert eventually(lambda: not ssh_pool.sessions())
+
+
+def echoed(near: socket.socket) -> bool:
+    """Return True if the server at the other end returns what is sent; False if it is gone."""
+    data, got = random_bytes(1000), b""
+    near.sendall(data)
+    while len(got) < len(data):
+        part = near.recv(65536)
+        if not part:
+            return False
+        got += part
+    return got == data
 
 
 @pytest.mark.parametrize("linger", [None, LONG])
