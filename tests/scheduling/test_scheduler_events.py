@@ -40,6 +40,15 @@ def test_eviction_names_beneficiary_and_reason_and_creates_hold() -> None:
     assert not decisions.grants
 
 
+def test_eviction_for_another_user_of_the_project_names_both_users() -> None:
+    running = "r1 red/ann 1 on a:0 train age=900; r2 red/ann 1 on a:1 train age=800"
+    (eviction,) = world("a 2xT4", "p1 red/bob 1", running).scheduler.decide(NOW).evictions
+    assert (eviction.key, eviction.kind) == (key("r2"), EvictionKind.RECLAIM)
+    assert eviction.reason == (
+        "ann has 2.00 GPUs allocated in red, above a share of 1.00 among its users; bob reclaims a share."
+    )
+
+
 def test_held_space_is_not_granted_while_victims_end() -> None:
     s = world(*RECLAIM).scheduler
     s.decide(NOW)

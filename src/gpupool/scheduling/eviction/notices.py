@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpupool.domain.units import format_permille
+from gpupool.scheduling.fairness.user_shares import UserShares
 from gpupool.scheduling.session import Session
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.running import Floats
@@ -55,4 +56,15 @@ def reason_of_parts(session: Session, victim: ReplicaKey, replica: PendingReplic
     return (
         f"{project.name} occupies {format_permille(round(used[number]))} GPUs (a partly used GPU counts as one), "
         f"{bound}; {replica.project} reclaims whole GPUs."
+    )
+
+
+def reason_of_user(session: Session, victim: ReplicaKey, replica: PendingReplica, shares: UserShares) -> str:
+    """Return the reason of an eviction for another user of the project, given the state before the eviction."""
+    ledger, account = session.ledger, session.demand.accounts[victim]
+    user, project = ledger.users[account.user].name, ledger.projects[account.project].name
+    held, due = format_permille(shares.held(account)), format_permille(round(shares.share(account)))
+    return (
+        f"{user} has {held} GPUs allocated in {project}, above a share of {due} among its users; "
+        f"{replica.user} reclaims a share."
     )

@@ -7,6 +7,7 @@ them free.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -159,3 +160,31 @@ def _clearings_among(search: Search, group: Group) -> Iterator[Clearing]:
         yield from clear_for_gang(search, group.gang)
     elif (found := search.for_one()) is not None:
         yield found
+
+
+@contextmanager
+def without_reservations(session: Session, gives_way: Callable[[Group], bool]) -> Iterator[bool]:
+    """Lift the reservations of groups that yield; yield True if there were any.
+
+    A reservation keeps smaller work off the GPUs that become free first. It gives no right beyond quotas. It must not
+    keep other projects from their quotas, or from the GPUs of their own work of lower priority.
+
+    Afterwards they get back what is not on nodes with new holds; the others look for another place.
+    """
+    reserved = session.holds.reservations()
+    yielding = [holds for leader, holds in reserved.items() if _yields(session, leader, gives_way)]
+    lifted = [[session.holds.remove(active.hold.key) for active in holds] for holds in yielding]
+    before = set(session.holds.active)
+    try:
+        yield bool(lifted)
+    finally:
+        taken = {active.claim.row for key, active in session.holds.active.items() if key not in before}
+        for active_holds in lifted:
+            if taken.isdisjoint(active.claim.row for active in active_holds):
+                for active in active_holds:
+                    session.holds.add(active)
+
+
+def _yields(session: Session, leader: ReplicaKey, gives_way: Callable[[Group], bool]) -> bool:
+    group = session.demand.group_of(leader)
+    return group is not None and gives_way(group)

@@ -1,23 +1,20 @@
 """Reclaim: evict preemptible work of projects above their fair share for projects that are entitled to GPUs.
 
-It serves single replicas and whole gangs. ``Preemption`` handles the rest, inside each project: it evicts work of lower
-priority for work of higher priority.
+It serves single replicas and whole gangs. ``Preemption`` handles evictions inside a project.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from math import inf
-
-import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.eviction.gpu_victim_search import GpuClearing
 from gpupool.scheduling.eviction.notices import reason_of, reason_of_model, reason_of_parts
-from gpupool.scheduling.eviction.planner import ALL_PRIORITIES, OTHERS, EvictionPlanner, Why
-from gpupool.scheduling.eviction.victim_search import Clearing, OutOfWorkError, Refused, Search
+from gpupool.scheduling.eviction.planner import ALL_PRIORITIES, OTHERS, EvictionPlanner, Why, without_reservations
+from gpupool.scheduling.eviction.preemption import Preemption
+from gpupool.scheduling.eviction.victim_search import OutOfWorkError, Refused, Search
 from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.eviction.whole_claims import WholeClaims
 from gpupool.scheduling.placement.capacity import Need
@@ -27,130 +24,10 @@ from gpupool.scheduling.state.allocation import Bools
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED
 from gpupool.scheduling.state.queue import Group
-from gpupool.scheduling.values import EvictionKind, PendingReplica, ReplicaKey
+from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 RETRY_S = 1.0  # delay before an interrupted search continues
 Serve = Callable[[Group, PendingReplica], bool]
-_WHY = partial(reason_of, kind=EvictionKind.PREEMPT)
-
-
-class Preemption:
-    """The preemption state of one cycle, with the searches that are known to fail."""
-
-    def __init__(self, room: EvictionPlanner) -> None:
-        self._room = room
-        self._hopeless: set[tuple[object, ...]] = set()
-
-    def projects(self) -> list[int]:
-        """Return the projects with waiting work of a higher priority than some evictable work."""
-        demand = self._room.session.demand
-        if max(demand.priorities_waiting, default=-inf) <= min(demand.priorities_evictable, default=inf):
-            return []
-        return [p for p in demand.project_queues if max(demand.importance[p]) > self.lowest(p)]
-
-    def lowest(self, project: int) -> float:
-        """Return the lowest priority of evictable work in a project."""
-        return min(self._room.session.demand.evictable.get(project, ()), default=inf)
-
-    def preempt(self, group: Group, replica: PendingReplica) -> bool:
-        """Hold GPUs for a replica, by eviction of lower priorities in the project if needed."""
-        session, project = self._room.session, group.account.project
-        if replica.priority <= self.lowest(project) or group.shape.gpuless:
-            return False
-        if self._room.nominate(group, replica):
-            return True
-        known = (group.shape, group.size, group.gang, group.joins, project, replica.priority, group.account.user)
-        if known in self._hopeless:
-            return False
-        self._room.work.begin()
-        pool = self._room.pool(project)
-        among = (pool.pieces.priority < replica.priority) & pool.alive
-        room = session.ledger.room(group.account)
-        if self._room.permille(group) > room:
-            return self._preempt_for_bounds(group, replica, pool, among)
-        budget = room // group.size
-        found = self._preempt_from(group, replica, pool, among, budget)
-        if not found:
-            with without_reservations(session, self._gives_way_in(project)) as anything:
-                found = anything and self._preempt_from(group, replica, pool, among, budget)
-        if not found:
-            self._hopeless.add(known)
-        return found
-
-    def _gives_way_in(self, project: int) -> Callable[[Group], bool]:
-        """Return which groups yield to a project: for a project within a configured quota, those without one."""
-        within = self._room.rights.promised(project, 0)
-        return lambda reserved: within and self._room.gives_way(reserved)
-
-    def _preempt_from(self, group: Group, replica: PendingReplica, pool: VictimPool, among: Bools, budget: int) -> bool:
-        search = self._room.search(group, pool, among, _nobody, budget)
-        return search is not None and self._room.evict(group, replica, search, EvictionKind.PREEMPT, _WHY)
-
-    def _preempt_for_bounds(self, group: Group, replica: PendingReplica, pool: VictimPool, among: Bools) -> bool:
-        """Evict one after another until quotas and limits have room, then remove unnecessary victims."""
-        groups = self._until_it_fits(group, replica, pool, among)
-        for unit in reversed(groups.copy()):
-            rest = [other for other in groups if other is not unit]
-            if self._fits_without(group, replica, pool, rest):
-                groups = rest
-        slots = tuple(slot for unit in groups for slot in unit)
-        kind, clearing = EvictionKind.PREEMPT, Clearing(slots)
-        return bool(slots) and self._room.carry_out(group, replica, clearing, kind, _WHY, pool)
-
-    def _until_it_fits(self, group: Group, replica: PendingReplica, pool: VictimPool, among: Bools) -> list[list[int]]:
-        p, at, users = pool.pieces, np.flatnonzero(among), pool.holders.user
-        other_user = users[np.where(p.slot[at] >= 0, p.slot[at], 0)] != group.account.user
-        at = at[np.lexsort((-p.newness[at], p.stake[at], p.priority[at], other_user))]
-        for end in range(1, 1 + min(len(at), self._room.session.settings.max_nodes_searched)):
-            units = pool.slots_of(at[:end].tolist())
-            if self._fits_without(group, replica, pool, units):
-                return units
-        return []
-
-    def _fits_without(
-        self, group: Group, replica: PendingReplica, pool: VictimPool, units: Sequence[Sequence[int]]
-    ) -> bool:
-        """Return True if there is a place once the victims are gone."""
-        session = self._room.session
-        self._room.work.look()
-        mark = session.log.checkpoint()
-        for key in pool.keys(slot for unit in units for slot in unit):
-            session.discharge_running(key)
-        fits = self._room.claims(group, replica) is not None
-        session.log.rollback(mark)
-        return fits
-
-
-def _nobody(_units: Sequence[Sequence[int]]) -> list[int]:
-    return []
-
-
-@contextmanager
-def without_reservations(session: Session, gives_way: Callable[[Group], bool]) -> Iterator[bool]:
-    """Lift the reservations of groups that yield; yield True if there were any.
-
-    A reservation keeps smaller work off the GPUs that become free first. It gives no right beyond quotas. It must not
-    keep other projects from their quotas, or from the GPUs of their own work of lower priority.
-
-    Afterwards they get back what is not on nodes with new holds; the others look for another place.
-    """
-    reserved = session.holds.reservations()
-    yielding = [holds for leader, holds in reserved.items() if _yields(session, leader, gives_way)]
-    lifted = [[session.holds.remove(active.hold.key) for active in holds] for holds in yielding]
-    before = set(session.holds.active)
-    try:
-        yield bool(lifted)
-    finally:
-        taken = {active.claim.row for key, active in session.holds.active.items() if key not in before}
-        for active_holds in lifted:
-            if taken.isdisjoint(active.claim.row for active in active_holds):
-                for active in active_holds:
-                    session.holds.add(active)
-
-
-def _yields(session: Session, leader: ReplicaKey, gives_way: Callable[[Group], bool]) -> bool:
-    group = session.demand.group_of(leader)
-    return group is not None and gives_way(group)
 
 
 def make_room(session: Session) -> bool:
@@ -281,7 +158,7 @@ class _Searches:
                 queue.drop()
                 if kind is EvictionKind.RECLAIM and not self.room.is_owed(group):
                     queue.bar(group.shape)
-                if kind is EvictionKind.PREEMPT and replica.priority <= self.preemption.lowest(project):
+                if kind is EvictionKind.PREEMPT and self.preemption.ends(project, replica.priority):
                     queue.close()  # the rest of the queue has no higher priority
             turns.again(project)
 

@@ -241,6 +241,14 @@ class VictimPool:
             self._sizes = np.unique(self.pieces.weight)
         return self._sizes
 
+    def users(self) -> Ints:
+        """Return the ledger number of the user of each piece."""
+        h, p = self.holders, self.pieces
+        of_gang = np.zeros(len(h.gang_size), np.int64)
+        members = np.flatnonzero(h.gang != NO_GANG)
+        of_gang[h.gang[members]] = h.user[members]
+        return np.where(p.slot >= 0, h.user[p.slot], of_gang[p.gang])
+
     def open(self, *, promised: bool) -> Bools:
         """Return the pieces that may be taken: all with ``promised`` (a configured quota), else the unshielded ones."""
         if promised:

@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from gpupool.domain.people.access import Department, Project, User
+from gpupool.scheduling.state.allocation import Ints
 from gpupool.scheduling.state.decayed_usage import Decay, Usage
 from gpupool.scheduling.state.undo import UndoLog, grown
 
@@ -69,6 +70,7 @@ class Ledger:
         self._project_ids: dict[str, int] = {}
         self._user_ids: dict[str, int] = {}
         self._pair_ids: dict[tuple[int, int], int] = {}
+        self.pair_project, self.pair_waiting = np.zeros(8, np.int64), np.zeros(8, np.int64)
         self._model_ids: dict[tuple[int, str], int] = {}
         self.model_firm = np.zeros(8, np.int64)
         self._model_quotas: dict[int, int] = {}
@@ -181,7 +183,8 @@ class Ledger:
         u = self.set_user(User(user)) if u is None else u
         pair = self._pair_ids.setdefault((p, u), len(self._pair_ids))
         if pair >= len(self.pair_used):
-            self._grow(("pair_used", "recent"), 2 * pair)
+            self._grow(("pair_used", "pair_project", "pair_waiting", "recent"), 2 * pair)
+        self.pair_project[pair] = p
         model = self._model_number(p, models[0]) if len(models) == 1 else -1
         return Account(p, u, pair, model, preemptible=preemptible)
 
@@ -203,6 +206,7 @@ class Ledger:
     def wait(self, account: Account, permille: int) -> None:
         """Add requested but unallocated capacity; a negative amount removes it."""
         self.waiting[account.project] += permille
+        self.pair_waiting[account.pair] += permille
         if not account.preemptible:
             self.waiting_firm[account.project] += permille
 
@@ -258,6 +262,11 @@ class Ledger:
             (self.projects[p].name, self.users[u].name, int(self.pair_used[at]), float(average[at]))
             for (p, u), at in self._pair_ids.items()
         ]
+
+    def user_rows(self) -> tuple[Ints, Ints, Ints]:
+        """Return project, held and waiting thousandths of each user in each project, by ``Account.pair``."""
+        count = len(self._pair_ids)
+        return self.pair_project[:count], self.pair_used[:count], self.pair_waiting[:count]
 
     # --- room under limits and quotas
 

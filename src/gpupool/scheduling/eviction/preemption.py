@@ -1,0 +1,186 @@
+"""Preemption: evictions inside a project, for work of higher priority and for users below their share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import inf
+
+import numpy as np
+
+from gpupool.scheduling.eviction.notices import reason_of, reason_of_user
+from gpupool.scheduling.eviction.planner import EvictionPlanner, Why, without_reservations
+from gpupool.scheduling.eviction.victim_search import Clearing, Refused
+from gpupool.scheduling.eviction.victims import VictimPool
+from gpupool.scheduling.fairness.user_shares import UserShares
+from gpupool.scheduling.fairness.water_filling import EPSILON
+from gpupool.scheduling.session import Session
+from gpupool.scheduling.state.allocation import Bools
+from gpupool.scheduling.state.ledger import Account
+from gpupool.scheduling.state.queue import Group
+from gpupool.scheduling.values import EvictionKind, PendingReplica
+
+
+@dataclass(frozen=True, slots=True)
+class _Grounds:
+    """A reason to evict inside a project: the suitable pieces, those that are refused, and the event."""
+
+    among: Bools
+    refused: Refused
+    kind: EvictionKind
+    why: Why
+
+
+class Preemption:
+    """The evictions inside projects of one cycle, with the searches that are known to fail."""
+
+    def __init__(self, room: EvictionPlanner) -> None:
+        self._room = room
+        self._hopeless: set[tuple[object, ...]] = set()
+
+    def projects(self) -> list[int]:
+        """Return the projects with waiting work that may evict other work of its project."""
+        demand = self._room.session.demand
+        by_priority = max(demand.priorities_waiting, default=-inf) > min(demand.priorities_evictable, default=inf)
+        of_users = self._users.projects if demand.project_queues and demand.priorities_evictable else set[int]()
+        if not (by_priority or of_users):
+            return []
+        queues = demand.project_queues
+        return [p for p in queues if p in of_users or (by_priority and max(demand.importance[p]) > self.lowest(p))]
+
+    def lowest(self, project: int) -> float:
+        """Return the lowest priority of evictable work in a project."""
+        return min(self._room.session.demand.evictable.get(project, ()), default=inf)
+
+    def ends(self, project: int, priority: int) -> bool:
+        """Return True if no work of this or a lower priority may evict other work of its project."""
+        return priority <= self.lowest(project) and project not in self._users.projects
+
+    @cached_property
+    def _users(self) -> UserShares:
+        """Return the shares of the users, as of the first call."""
+        session, promised = self._room.session, Counter[int]()
+        for active in session.holds.active.values():
+            promised[active.account.pair] += active.claim.permille
+        return UserShares(session.ledger, promised)
+
+    def preempt(self, group: Group, replica: PendingReplica) -> bool:
+        """Hold GPUs for a replica, by eviction in its project if needed: of lower priorities, then of other users."""
+        account, need = group.account, self._room.permille(group)
+        by_priority = replica.priority > self.lowest(account.project)
+        for_user = self._users.may_take(account, need)
+        if group.shape.gpuless or not (by_priority or for_user):
+            return False
+        if self._room.nominate(group, replica):
+            return True
+        known = (group.shape, group.size, group.gang, group.joins, account.project, replica.priority, account.user)
+        if known in self._hopeless:
+            return False
+        self._room.work.begin()
+        pool = self._room.pool(account.project)
+        found = by_priority and self._take(group, replica, pool, self._lower(pool, replica))
+        if not found and for_user and self._users.may_take(account, need):
+            found = self._take(group, replica, pool, self._of_users(pool, group, replica))
+        if not found:
+            self._hopeless.add(known)
+        return found
+
+    def _lower(self, pool: VictimPool, replica: PendingReplica) -> _Grounds:
+        among = (pool.pieces.priority < replica.priority) & pool.alive
+        return _Grounds(among, _nobody, EvictionKind.PREEMPT, partial(reason_of, kind=EvictionKind.PREEMPT))
+
+    def _of_users(self, pool: VictimPool, group: Group, replica: PendingReplica) -> _Grounds:
+        """Return the pieces of other users of the project that are not more important; shielded work stays."""
+        among = (pool.users() != group.account.user) & (pool.pieces.priority <= replica.priority)
+        among &= pool.alive & pool.open(promised=False)
+        why = partial(reason_of_user, shares=self._users)
+        refused = _RefusedUser(self._room.session, pool, self._users, group.account, self._room.permille(group))
+        return _Grounds(among, refused, EvictionKind.RECLAIM, why)
+
+    def _take(self, group: Group, replica: PendingReplica, pool: VictimPool, grounds: _Grounds) -> bool:
+        session, project = self._room.session, group.account.project
+        room = session.ledger.room(group.account)
+        if self._room.permille(group) > room:
+            return self._take_for_bounds(group, replica, pool, grounds)
+        budget = room // group.size
+        found = self._take_from(group, replica, pool, grounds, budget)
+        if not found:
+            with without_reservations(session, self._gives_way_in(project)) as anything:
+                found = anything and self._take_from(group, replica, pool, grounds, budget)
+        return found
+
+    def _gives_way_in(self, project: int) -> Callable[[Group], bool]:
+        """Return which groups yield to a project: for a project within a configured quota, those without one."""
+        within = self._room.rights.promised(project, 0)
+        return lambda reserved: within and self._room.gives_way(reserved)
+
+    def _take_from(
+        self, group: Group, replica: PendingReplica, pool: VictimPool, grounds: _Grounds, budget: int
+    ) -> bool:
+        search = self._room.search(group, pool, grounds.among.copy(), grounds.refused, budget)
+        return search is not None and self._room.evict(group, replica, search, grounds.kind, grounds.why)
+
+    def _take_for_bounds(self, group: Group, replica: PendingReplica, pool: VictimPool, grounds: _Grounds) -> bool:
+        """Evict one after another until quotas and limits have room, then remove unnecessary victims."""
+        groups = self._until_it_fits(group, replica, pool, grounds)
+        for unit in reversed(groups.copy()):
+            rest = [other for other in groups if other is not unit]
+            if self._fits_without(group, replica, pool, rest):
+                groups = rest
+        slots = tuple(slot for unit in groups for slot in unit)
+        return bool(slots) and self._room.carry_out(group, replica, Clearing(slots), grounds.kind, grounds.why, pool)
+
+    def _until_it_fits(
+        self, group: Group, replica: PendingReplica, pool: VictimPool, grounds: _Grounds
+    ) -> list[list[int]]:
+        p, at, users = pool.pieces, np.flatnonzero(grounds.among), pool.holders.user
+        other_user = users[np.where(p.slot[at] >= 0, p.slot[at], 0)] != group.account.user
+        at = at[np.lexsort((-p.newness[at], p.stake[at], p.priority[at], other_user))]
+        chosen: list[int] = []
+        for piece in at[: self._room.session.settings.max_nodes_searched].tolist():
+            units = pool.slots_of([*chosen, piece])
+            if grounds.refused(units):
+                continue
+            chosen.append(piece)
+            if self._fits_without(group, replica, pool, units):
+                return units
+        return []
+
+    def _fits_without(
+        self, group: Group, replica: PendingReplica, pool: VictimPool, units: Sequence[Sequence[int]]
+    ) -> bool:
+        """Return True if there is a place once the victims are gone."""
+        session = self._room.session
+        self._room.work.look()
+        mark = session.log.checkpoint()
+        for key in pool.keys(slot for unit in units for slot in unit):
+            session.discharge_running(key)
+        fits = self._room.claims(group, replica) is not None
+        session.log.rollback(mark)
+        return fits
+
+
+class _RefusedUser:
+    """Find the victims whose users would hold too little once the previous ones are gone."""
+
+    def __init__(self, session: Session, pool: VictimPool, shares: UserShares, taker: Account, extra: int) -> None:
+        self._accounts, self._pool, self._shares = session.demand.accounts, pool, shares
+        self._taker, self._extra = taker, extra
+
+    def __call__(self, units: Sequence[Sequence[int]]) -> list[int]:
+        freed, refused = Counter[int](), list[int]()
+        for at, slots in enumerate(units):
+            account = self._accounts[self._pool.keys(slots)[0]]
+            piece = int(self._pool.holders.permille[slots].sum())
+            kept = self._shares.held(account) - freed[account.pair] - piece
+            if kept >= self._shares.least(account, self._taker, self._extra) - EPSILON:
+                freed[account.pair] += piece
+            else:
+                refused.append(at)
+        return refused
+
+
+def _nobody(_units: Sequence[Sequence[int]]) -> list[int]:
+    return []

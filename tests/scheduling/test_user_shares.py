@@ -1,0 +1,63 @@
+"""Properties of reclaim among the users of a project: it comes to rest, and users get their share."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scheduling_world import World, world
+
+STEP_S = 100.0
+Users = dict[str, tuple[int, list[int]]]  # by name: how many steps later, and the GPUs of each job
+
+
+def users(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[Users]:
+    jobs = st.tuples(st.integers(0, 5), st.lists(sizes, min_size=1, max_size=8))
+    return st.dictionaries(st.sampled_from(["ann", "bob", "cat", "dan"]), jobs, min_size=2)
+
+
+def jobs_of(demand: Users, step: int) -> str:
+    lines = [
+        f"{user}{at} red/{user} {gpus} train later={later * STEP_S:g}"
+        for user, (later, sizes) in demand.items()
+        for at, gpus in enumerate(sizes)
+        if later >= step
+    ]
+    return "; ".join(lines)
+
+
+def at_rest(pool: World) -> Counter[str]:
+    """Run until the last jobs have come and all shields are gone; return what each user holds in GPUs."""
+    for _ in range(60):
+        pool.step()
+        pool.now += STEP_S
+    before = len(pool.evicted)
+    for _ in range(30):
+        pool.step()
+        pool.now += STEP_S
+    assert len(pool.evicted) == before, "work is evicted for ever"
+    held: Counter[str] = Counter()
+    for running in pool.scheduler.demand.running.values():
+        held[running.lease.user] += running.lease.permille // 1000
+    return held
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(users(st.integers(1, 3)), st.integers(1, 3))
+def test_evictions_end_under_constant_demand(demand: Users, nodes: int) -> None:
+    pool = world("; ".join(f"n{at} 4xT4" for at in range(nodes)), jobs_of(demand, 0))
+    at_rest(pool)
+    asked = sum(len(sizes) for _, sizes in demand.values())
+    assert len(pool.evicted) <= 3 * asked
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(users(st.just(1)), st.integers(1, 8))
+def test_users_of_single_gpus_hold_equal_shares(demand: Users, gpus: int) -> None:
+    held = at_rest(world(f"n {gpus}xT4", jobs_of(demand, 0)))
+    asked = {user: len(sizes) for user, (_, sizes) in demand.items()}
+    assert sum(held.values()) == min(gpus, sum(asked.values()))
+    most = max(held.values())
+    for user, wanted in asked.items():
+        assert held[user] == wanted or held[user] >= most - 1, (held, asked)
