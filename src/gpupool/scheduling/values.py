@@ -21,6 +21,7 @@ class BlockReason(StrEnum):
     WINDOW = "window"
     PARALLELISM = "parallelism"
     FOLDER = "folder"
+    BUDGET = "budget"
 
 
 @dataclass(frozen=True, slots=True)

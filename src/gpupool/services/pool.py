@@ -44,6 +44,7 @@ from gpupool.services.policy import PolicyService
 from gpupool.services.ports.adapters import Ports
 from gpupool.services.refusals import Refusals
 from gpupool.services.state.client_binding import ClientBindings
+from gpupool.services.state.gpu_hours import GpuHourBudgets
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.state.mirror import Mirror
 from gpupool.services.state.node_registry import NodeRegistry
@@ -51,6 +52,7 @@ from gpupool.services.state.workspace_registry import WorkspaceRegistry
 from gpupool.services.telemetry.service import TelemetryService
 from gpupool.services.usage.accounting import AccountingService
 from gpupool.services.usage.analytics import AnalyticsService
+from gpupool.services.usage.budgets import BudgetReader
 from gpupool.services.usage.events import EventService
 from gpupool.services.warnings.service import WarningService
 from gpupool.services.workloads.manifests import ManifestService
@@ -140,8 +142,10 @@ class Pool:
         self._identities = IdentityCache()
         self._workspaces = WorkspaceRegistry(self._mirror)
         self._missing_folders = MissingFolders()
+        zone = read_zone(info.time_zone)
+        self._budgets = GpuHourBudgets(self._identities, zone)
         self._feed = SchedulerFeed(
-            self._mirror, self._nodes, ports.clock.now, self._missing_folders.needed_by, read_zone(info.time_zone)
+            self._mirror, self._nodes, ports.clock.now, self._missing_folders.needed_by, self._budgets, zone
         )
         specs = ProcessSpecs(
             self._nodes, ports.store.records, info.pool_id, self._volume_roots, as_user=info.kind == "system"
@@ -259,6 +263,7 @@ class Pool:
             "telemetry": self.services.telemetry.run(),
             "delete samples": self.services.telemetry.forget(),
             "account": self.services.accounting.run(),
+            "budgets": BudgetReader(self.engine, self.services.accounting, self._budgets).run(),
             "metrics": self.services.metrics.run(),
             "warnings": self.services.warnings.run(),
             "sessions": self.services.sessions.run(),

@@ -10,7 +10,7 @@ from gpupool.api.schemas.base import Body
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Role, Scope
 from gpupool.domain.units import MAX_DURATION_S
-from gpupool.domain.work.rules import MAX_QUEUED
+from gpupool.domain.work.rules import MAX_GPU_HOURS, MAX_QUEUED
 from gpupool.specs.fields.quantities import Priority
 
 MAX_TOKEN_LIFE_S = 366 * 86400
@@ -83,6 +83,9 @@ class LabelsBody(Body):
     remove: Annotated[list[Label], Field(max_length=64, default_factory=list)]
 
 
+GpuHours = Annotated[float, Field(ge=0, le=MAX_GPU_HOURS, allow_inf_nan=False)]
+
+
 class RulesBody(Body):
     """Limits for the work of a project; null and empty mean the values of the pool.
 
@@ -90,7 +93,8 @@ class RulesBody(Body):
     ``node_pools`` are values of the node label ``pool``. ``images`` are patterns such as ``nvcr.io/nvidia/*``,
     ``volumes`` folders of the nodes. ``max_queued`` is the largest number of replicas that may wait in the queue.
     ``workspace_mib`` limits the disk of all workspaces, ``user_workspace_mib`` that of each user. ``max_priority`` is
-    the highest priority that members may choose.
+    the highest priority that members may choose. ``gpu_hours`` limits what the project uses in a calendar month,
+    ``user_gpu_hours`` what each user does.
     """
 
     min_runtime_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None = None
@@ -104,6 +108,8 @@ class RulesBody(Body):
     workspace_mib: Annotated[int, Field(ge=1, le=MAX_DISK_MIB)] | None = None
     user_workspace_mib: Annotated[int, Field(ge=1, le=MAX_DISK_MIB)] | None = None
     max_priority: Priority | None = None
+    gpu_hours: GpuHours | None = None
+    user_gpu_hours: GpuHours | None = None
     images: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=512)]],
         Field(max_length=64, default_factory=list),

@@ -37,6 +37,8 @@ class RulesView(View):
     workspace_mib: int | None = None
     user_workspace_mib: int | None = None
     max_priority: int | None = None
+    gpu_hours: float | None = None
+    user_gpu_hours: float | None = None
 
 
 class ProjectView(View):
@@ -44,7 +46,7 @@ class ProjectView(View):
 
     ``*_allowed`` are the compute policies and sharing modes that its work may have (empty: any), ``*_default`` what it
     has when it asks for none. ``weight`` is its part of what is left when quotas are served; ``model_quotas`` are
-    parts of the quota by GPU model.
+    parts of the quota by GPU model. ``gpu_hours_used`` is what it used this calendar month; null without a limit.
     """
 
     name: str
@@ -58,6 +60,7 @@ class ProjectView(View):
     note: str
     allocated_permille: int
     queued: int
+    gpu_hours_used: float | None = None
     compute_default: ComputePolicy | None = None
     compute_allowed: list[ComputePolicy] = Field(default_factory=list)
     sharing_default: Sharing | None = None

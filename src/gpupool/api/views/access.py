@@ -6,13 +6,14 @@ from gpupool.api.schemas.people import NewTokenView, ProjectView, TokenView, Use
 from gpupool.domain.people.access import Project, Token, User
 
 
-def project_view(project: Project, allocated_permille: int, queued: int) -> ProjectView:
-    """Return the view of a project with its allocation and waiting GPUs."""
+def project_view(project: Project, allocated_permille: int, queued: int, gpu_hours_used: float | None) -> ProjectView:
+    """Return the view of a project with its allocation, waiting GPUs, and GPU hours of this month."""
     return ProjectView.of(
         project,
         model_quotas=dict(project.model_quotas),
         allocated_permille=allocated_permille,
         queued=queued,
+        gpu_hours_used=gpu_hours_used,
     )
 
 

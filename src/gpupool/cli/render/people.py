@@ -168,6 +168,7 @@ def project_detail_lines(p: Json, style: Style) -> list[str]:
             ("Per user", format_amount(p["user_limit_permille"])),
             ("Allocated", format_permille(p["allocated_permille"])),
             ("Queued", p["queued"]),
+            ("This month", f"{p['gpu_hours_used']:.4g} GPU hours" if p.get("gpu_hours_used") is not None else ""),
             ("Longest time", format_duration(p["max_time_s"])),
             ("Idle timeout", format_duration(p["idle_timeout_s"])),
             ("Members", ", ".join(p["members"]) or "everybody"),
@@ -187,6 +188,11 @@ def _rules(rules: Json) -> list[tuple[str, object]]:
             f"{format_amount(rules['max_gpus_permille'])} GPUs at most" if rules["max_gpus_permille"] else "",
         ),
         ("Priority", f"{rules['max_priority']} at most" if rules.get("max_priority") is not None else ""),
+        ("GPU hours", f"{rules['gpu_hours']:g} a month at most" if rules.get("gpu_hours") is not None else ""),
+        (
+            "User's GPU hours",
+            f"{rules['user_gpu_hours']:g} a month at most" if rules.get("user_gpu_hours") is not None else "",
+        ),
         ("Queue", f"{rules['max_queued']} replicas at most" if rules.get("max_queued") else ""),
         ("Workspaces", f"{format_mib(rules['workspace_mib'])} of disk at most" if rules.get("workspace_mib") else ""),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -66,6 +67,22 @@ RULES = (
         "PRIORITY",
     ),
     Option(
+        "gpu_hours",
+        "--gpu-hours",
+        OptionKind.TEXT,
+        "Limit the GPU hours of a calendar month: 500; none: no limit.",
+        RULES_PANEL,
+        "HOURS",
+    ),
+    Option(
+        "user_gpu_hours",
+        "--user-gpu-hours",
+        OptionKind.TEXT,
+        "Limit the GPU hours of each user in a calendar month; none.",
+        RULES_PANEL,
+        "HOURS",
+    ),
+    Option(
         "workspace_disk",
         "--workspace-disk",
         OptionKind.TEXT,
@@ -124,33 +141,12 @@ RULES = (
 )
 
 
-_LISTS = (
-    ("windows", "windows", ";"),
-    ("pools", "node_pools", ","),
-    ("images", "images", ","),
-    ("volumes", "volumes", ","),
-)
-
-
 def rules_body(values: dict[str, Any]) -> dict[str, Any]:
     """Return the field ``rules`` from the given options, if there are any. Raises ``GpupoolError``."""
     rules: dict[str, Any] = {}
-    if "max_time_limit" in values:
-        text = values["max_time_limit"]
-        rules["max_time_limit_s"] = None if text == NONE else parse_duration_s(text)
-    if "min_runtime" in values:
-        rules["min_runtime_s"] = _least_s(values["min_runtime"])
-    if "max_gpus" in values:
-        rules["max_gpus_permille"] = _permille(values["max_gpus"])
-    if "max_queued" in values:
-        rules["max_queued"] = _count(values["max_queued"])
-    if "max_priority" in values:
-        text = values["max_priority"]
-        number = int(text) if text.removeprefix("-").isdecimal() else text
-        rules["max_priority"] = None if text == NONE else number
-    for option, field in (("workspace_disk", "workspace_mib"), ("user_workspace_disk", "user_workspace_mib")):
+    for option, field, parse in _NUMBERS:
         if option in values:
-            rules[field] = None if values[option] == NONE else parse_memory_mib(values[option])
+            rules[field] = None if values[option] == NONE else parse(values[option])
     for option, field, separator in _LISTS:
         if option in values:
             parts = [part.strip() for part in values[option].split(separator)]
@@ -158,28 +154,56 @@ def rules_body(values: dict[str, Any]) -> dict[str, Any]:
     return {"rules": rules} if rules else {}
 
 
-def _least_s(text: str) -> float | None:
+def _least_s(text: str) -> float:
     """Parse a duration that may be 0, which differs from ``none`` (no rule)."""
-    if text == NONE:
-        return None
     return 0.0 if text in {"0", "0s"} else parse_duration_s(text)
 
 
-def _count(text: str) -> int | None:
-    if text == NONE:
-        return None
+def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal():
         raise GpupoolError(ErrorCode.INVALID_COUNT, f"'{text[:40]}' is not a number.", "Write 10000, or none.")
     return int(text)
 
 
-def _permille(text: str) -> int | None:
-    if text == NONE:
-        return None
+def _priority(text: str) -> int | str:
+    """Return a number, or a name that the pool knows."""
+    return int(text) if text.removeprefix("-").isdecimal() else text
+
+
+def _hours(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        sentence = f"'{text[:40]}' is not a number of GPU hours."
+        raise GpupoolError(ErrorCode.INVALID_COUNT, sentence, "Write 500, 0.5, or none.") from error
+
+
+def _permille(text: str) -> int:
     permille = gpu_permille(text)
     if not permille:
         raise GpupoolError(ErrorCode.INVALID_COUNT, f"'{text[:40]}' is not a number of GPUs.", "Write 2, 0.5, or none.")
     return permille
+
+
+# option, field of the rules, parser of a text other than ``none``
+_NUMBERS: tuple[tuple[str, str, Callable[[str], float | str]], ...] = (
+    ("max_time_limit", "max_time_limit_s", parse_duration_s),
+    ("min_runtime", "min_runtime_s", _least_s),
+    ("max_gpus", "max_gpus_permille", _permille),
+    ("max_queued", "max_queued", _count),
+    ("max_priority", "max_priority", _priority),
+    ("gpu_hours", "gpu_hours", _hours),
+    ("user_gpu_hours", "user_gpu_hours", _hours),
+    ("workspace_disk", "workspace_mib", parse_memory_mib),
+    ("user_workspace_disk", "user_workspace_mib", parse_memory_mib),
+)
+# option, field of the rules, separator
+_LISTS = (
+    ("windows", "windows", ";"),
+    ("pools", "node_pools", ","),
+    ("images", "images", ","),
+    ("volumes", "volumes", ","),
+)
 
 
 def shares_body(values: dict[str, Any]) -> dict[str, Any]:

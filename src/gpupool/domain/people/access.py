@@ -90,7 +90,8 @@ class ProjectRules:
     replica, ``max_queued`` the number of queued replicas. ``images`` are patterns of allowed container images
     (``domain.work.images``), ``volumes`` the folders that must contain their volumes. ``workspace_mib`` limits the disk
     that all its workspaces use, ``user_workspace_mib`` that of one user's. ``max_priority`` is the highest priority
-    that members may choose (None: ``DEFAULT_MAX_PRIORITY``); managers and administrators may choose any.
+    that members may choose (None: ``DEFAULT_MAX_PRIORITY``); managers and administrators may choose any. ``gpu_hours``
+    limits what the project uses in a calendar month, ``user_gpu_hours`` what each of its users does.
     """
 
     min_runtime_s: float | None = None
@@ -104,6 +105,8 @@ class ProjectRules:
     workspace_mib: int | None = None
     user_workspace_mib: int | None = None
     max_priority: int | None = None
+    gpu_hours: float | None = None
+    user_gpu_hours: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gpupool.domain.work.workload import Limits
 MAX_NODE_POOLS = 64
 MAX_POOL_NAME_LENGTH = 255
 MAX_QUEUED = 200_000
+MAX_GPU_HOURS = 1_000_000_000
 
 
 def check_rules(rules: ProjectRules) -> None:
@@ -31,6 +32,10 @@ def check_rules(rules: ProjectRules) -> None:
         )
     if any(mib is not None and mib < 1 for mib in (rules.workspace_mib, rules.user_workspace_mib)):
         raise GpupoolError(ErrorCode.INVALID_SIZE, "A limit of disk must be at least 1 MiB.", "Give 100G.")
+    if any(hours is not None and not 0 <= hours <= MAX_GPU_HOURS for hours in (rules.gpu_hours, rules.user_gpu_hours)):
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, "That is not a valid number of GPU hours.", f"Give 0 to {MAX_GPU_HOURS:,}."
+        )
     if len(rules.node_pools) > MAX_NODE_POOLS or not all(
         0 < len(pool) <= MAX_POOL_NAME_LENGTH for pool in rules.node_pools
     ):

@@ -153,6 +153,7 @@ _ENDLESS = {
     WaitCode.PARALLELISM: "it depends on when other replicas of the workload end",
     WaitCode.WINDOW: "it starts after its time window has opened",
     WaitCode.FOLDER: "it starts after its folder has been fetched",
+    WaitCode.GPU_HOURS: "it starts when there are GPU hours again",
 }
 _EXACT = frozenset({*_ENDLESS, WaitCode.BACK_OFF, WaitCode.STARTING_SOON})
 _MAY_RECLAIM = frozenset(

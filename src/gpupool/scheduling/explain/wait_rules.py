@@ -42,6 +42,7 @@ _HELD = {
     BlockReason.WINDOW: WaitCode.WINDOW,
     BlockReason.PARALLELISM: WaitCode.PARALLELISM,
     BlockReason.FOLDER: WaitCode.FOLDER,
+    BlockReason.BUDGET: WaitCode.GPU_HOURS,
 }
 _HELD_SENTENCES = {
     BlockReason.DEPENDENCY: "waits for other work to end",
@@ -49,6 +50,7 @@ _HELD_SENTENCES = {
     BlockReason.WINDOW: "waits for its time window to open",
     BlockReason.PARALLELISM: "waits for other replicas of its workload: its parallelism is reached",
     BlockReason.FOLDER: "waits for its folder, which is on another head",
+    BlockReason.BUDGET: "waits for the GPU hours of the next month",
 }
 
 

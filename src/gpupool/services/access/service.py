@@ -185,6 +185,10 @@ class AccessService:
         self._engine.work.set()
         return project
 
+    def gpu_hours_used(self, project: str) -> float | None:
+        """Return the GPU hours that a project has used this month; None without a budget."""
+        return self._engine.feed.budgets.used_by(project)
+
     async def delete_project(self, actor: Actor, name: str) -> None:
         """Delete a project without live workloads, for administrators."""
         self._permissions.need_role(actor, Role.ADMIN)

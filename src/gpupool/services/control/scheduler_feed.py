@@ -42,6 +42,7 @@ from gpupool.scheduling.values import BlockReason, Decisions, ReplicaKey, Runnin
 from gpupool.services.control.scheduler_requests import pending, running
 from gpupool.services.lifecycle.wait_conditions import Dependencies, GangRounds, WindowOpenings, WindowRules
 from gpupool.services.ports.store import ChangeSet, PastLease
+from gpupool.services.state.gpu_hours import GpuHourBudgets
 from gpupool.services.state.mirror import Mirror
 from gpupool.services.state.node_registry import NodeRegistry
 
@@ -88,9 +89,11 @@ class SchedulerFeed:
         nodes: NodeRegistry,
         now: Callable[[], float],
         folder_missing: Callable[[Workload], bool],
+        budgets: GpuHourBudgets,
         zone: tzinfo = UTC,
     ) -> None:
         self.folder_missing = folder_missing
+        self.budgets = budgets
         self._mirror = mirror
         self._nodes = nodes
         self._now = now
@@ -441,6 +444,8 @@ class SchedulerFeed:
             return BlockReason.FOLDER
         if self._rounds.closed(workload, self._mirror.counts.get(workload.id, Counter()), self._now()):
             return BlockReason.PARALLELISM
+        if self.budgets.used_up(workload):
+            return BlockReason.BUDGET
         return None if self.windows.opens_at(workload) <= self._now() else BlockReason.WINDOW
 
     def _schedule_check(self, workload: Workload, held: BlockReason | None) -> None:

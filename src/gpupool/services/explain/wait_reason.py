@@ -126,6 +126,8 @@ class WaitReasonService:
             return self._closed(workload)
         if held is BlockReason.FOLDER:
             return self._explain_folder(workload)
+        if held is BlockReason.BUDGET:
+            return self._used_up(workload)
         if is_reservation(workload):
             return Explanation(WaitCode.SUSPENDED, "its workspace uses the GPUs, or waits for them in its place.")
         return Explanation(
@@ -133,6 +135,16 @@ class WaitReasonService:
             f"{workload.name} is suspended.",
             would_help=(f"gpupool resume {workload.name}",),
             estimate_basis="it starts after it is resumed",
+        )
+
+    def _used_up(self, workload: Workload) -> Explanation:
+        budgets = self._engine.feed.budgets
+        return Explanation(
+            WaitCode.GPU_HOURS,
+            budgets.sentence(workload),
+            numbers={"opens_at": budgets.renewed_at},
+            estimate_s=budgets.renewed_at - self._engine.ports.clock.now(),
+            estimate_basis="a new month begins then, if GPUs are free",
         )
 
     def _closed(self, workload: Workload) -> Explanation:

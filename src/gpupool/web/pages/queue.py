@@ -105,6 +105,7 @@ _HELD_WORDS = {
     BlockReason.WINDOW: "outside its time window",
     BlockReason.PARALLELISM: "parallelism limit reached",
     BlockReason.FOLDER: "its folder is on another head",
+    BlockReason.BUDGET: "no GPU hours left this month",
 }
 
 

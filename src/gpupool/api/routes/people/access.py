@@ -68,7 +68,7 @@ def _as_tuples(value: Any) -> Any:
 
 async def _project_view(services: PoolServices, project: Project) -> ProjectView:
     allocated, queued = await services.access.project_load(project.name)
-    return access.project_view(project, allocated, queued)
+    return access.project_view(project, allocated, queued, services.access.gpu_hours_used(project.name))
 
 
 @router.get("/users", response_model=UserList)
