@@ -15,9 +15,9 @@ from gpupool.scheduling.eviction.planner import EvictionPlanner, Why, without_re
 from gpupool.scheduling.eviction.victim_search import Clearing, Refused
 from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.fairness.user_shares import UserShares
-from gpupool.scheduling.fairness.water_filling import EPSILON
+from gpupool.scheduling.fairness.water_filling import EPSILON, Floats
 from gpupool.scheduling.session import Session
-from gpupool.scheduling.state.allocation import Bools
+from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.values import EvictionKind, PendingReplica
@@ -33,12 +33,27 @@ class _Grounds:
     why: Why
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Holdings:
+    """What the users with evictable work in a project hold, and their shares and smallest open pieces.
+
+    All in thousandths; ``of_piece`` is the row of each piece of the pool, whose ``version`` this is.
+    """
+
+    version: int
+    of_piece: Ints
+    amount: Floats
+    share: Floats
+    smallest: Floats
+
+
 class Preemption:
     """The evictions inside projects of one cycle, with the searches that are known to fail."""
 
     def __init__(self, room: EvictionPlanner) -> None:
         self._room = room
         self._hopeless: set[tuple[object, ...]] = set()
+        self._holdings: dict[int, _Holdings] = {}  # by project
 
     def projects(self) -> list[int]:
         """Return the projects with waiting work that may evict other work of its project."""
@@ -70,7 +85,7 @@ class Preemption:
         """Hold GPUs for a replica, by eviction in its project if needed: of lower priorities, then of other users."""
         account, need = group.account, self._room.permille(group)
         by_priority = replica.priority > self.lowest(account.project)
-        for_user = self._users.may_take(account, need)
+        for_user = self._users.may_take(account, need) and self._somebody_can_lose(account, need)
         if group.shape.gpuless or not (by_priority or for_user):
             return False
         if self._room.nominate(group, replica):
@@ -93,11 +108,37 @@ class Preemption:
 
     def _of_users(self, pool: VictimPool, group: Group, replica: PendingReplica) -> _Grounds:
         """Return the pieces of other users of the project that are not more important; shielded work stays."""
-        among = (pool.users() != group.account.user) & (pool.pieces.priority <= replica.priority)
+        p, account, need = pool.pieces, group.account, self._room.permille(group)
+        held = self._held_in(account.project)
+        spare = held.amount - self._users.least(held.share, account, need) + EPSILON
+        among = (pool.users() != account.user) & (p.priority <= replica.priority) & (p.weight <= spare[held.of_piece])
         among &= pool.alive & pool.open(promised=False)
-        why = partial(reason_of_user, shares=self._users)
-        refused = _RefusedUser(self._room.session, pool, self._users, group.account, self._room.permille(group))
-        return _Grounds(among, refused, EvictionKind.RECLAIM, why)
+        refused = _RefusedUser(self._room.session, pool, self._users, account, need)
+        return _Grounds(among, refused, EvictionKind.RECLAIM, partial(reason_of_user, shares=self._users))
+
+    def _somebody_can_lose(self, account: Account, need: int) -> bool:
+        """Return False if no user of the project can lose even its smallest piece to this one; a quick check."""
+        held = self._held_in(account.project)
+        return bool((held.amount - held.smallest >= self._users.least(held.share, account, need) - EPSILON).any())
+
+    def _held_in(self, project: int) -> _Holdings:
+        """Return what the users of a project hold; cached until something is evicted."""
+        pool = self._room.pool(project)
+        found = self._holdings.get(project)
+        if found is None or found.version != pool.version:
+            found = self._holdings[project] = self._read_holdings(pool)
+        return found
+
+    def _read_holdings(self, pool: VictimPool) -> _Holdings:
+        _, first, of_piece = np.unique(pool.users(), return_index=True, return_inverse=True)
+        keys = [pool.keys(pool.slots_of([piece])[0])[0] for piece in first.tolist()]
+        accounts = [self._room.session.demand.accounts[key] for key in keys]
+        smallest = np.full(len(first), inf)
+        open_ = pool.alive & pool.open(promised=False)
+        np.minimum.at(smallest, of_piece[open_], pool.pieces.weight[open_])
+        held = np.array([self._users.held(account) for account in accounts], np.float64)
+        share = np.array([self._users.share(account) for account in accounts])
+        return _Holdings(pool.version, of_piece, held, share, smallest)
 
     def _take(self, group: Group, replica: PendingReplica, pool: VictimPool, grounds: _Grounds) -> bool:
         session, project = self._room.session, group.account.project
@@ -175,7 +216,8 @@ class _RefusedUser:
             account = self._accounts[self._pool.keys(slots)[0]]
             piece = int(self._pool.holders.permille[slots].sum())
             kept = self._shares.held(account) - freed[account.pair] - piece
-            if kept >= self._shares.least(account, self._taker, self._extra) - EPSILON:
+            share = np.array([self._shares.share(account)])
+            if kept >= self._shares.least(share, self._taker, self._extra)[0] - EPSILON:
                 freed[account.pair] += piece
             else:
                 refused.append(at)

@@ -192,6 +192,7 @@ class WholeClaims:
         self._exist: bool | None = None
         self._known: dict[tuple[int, bool], WholeClaim] = {}
         self._footprints: tuple[tuple[int, ...], Footprints] | None = None
+        self._standings: dict[tuple[int, bool], FootprintUse] = {}  # of ``_footprints``
 
     @property
     def exist(self) -> bool:
@@ -220,7 +221,7 @@ class WholeClaims:
             return False
         bound = ceil(max(float(d.quota[project]), float(d.fair[project])) / WHOLE_GPU) * WHOLE_GPU
         more = group.shape.request.count * group.size * WHOLE_GPU
-        used = self._current().standing(self._claim(project, promised=False).bounds).used[project]
+        used = self._standing(self._claim(project, promised=False)).used[project]
         return bool(used + more > bound + EPSILON)
 
     def _current(self) -> Footprints:
@@ -228,14 +229,21 @@ class WholeClaims:
         version = len(session.outcome.leaving), len(session.holds.active), len(session.outcome.placed)
         if self._footprints is None or self._footprints[0] != version:
             self._footprints = version, Footprints(session)
+            self._standings.clear()
         return self._footprints[1]
+
+    def _standing(self, claim: WholeClaim) -> FootprintUse:
+        """Return the footprints as a claim sees them now; the same for all jobs of a project."""
+        footprints, key = self._current(), (claim.bounds.taker, claim.promised)
+        if key not in self._standings:
+            self._standings[key] = footprints.standing(claim.bounds)
+        return self._standings[key]
 
     def effective(self, claim: WholeClaim, need: int) -> Claimed | None:
         """Return the basis of a claim to ``need`` thousandths; None if it entitles to nothing now."""
-        footprints = self._current()
-        standing = footprints.standing(claim.bounds)
+        standing = self._standing(claim)
         entitled = claim.allows(standing, need) and bool(standing.beyond.any())
-        return Claimed(claim, footprints, standing) if entitled else None
+        return Claimed(claim, self._current(), standing) if entitled else None
 
     def _claim(self, project: int, *, promised: bool) -> WholeClaim:
         known = self._known.get((project, promised))

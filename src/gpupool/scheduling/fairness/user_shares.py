@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gpupool.scheduling.fairness.water_filling import EPSILON, fill
+from gpupool.scheduling.fairness.water_filling import EPSILON, Floats, fill
 from gpupool.scheduling.state.ledger import Account, Ledger
 
 
@@ -48,10 +48,10 @@ class UserShares:
         after = self.after(account, extra)
         return after <= self.share(account) + EPSILON or after + extra <= self._most[account.project]
 
-    def least(self, victim: Account, taker: Account, extra: int) -> float:
-        """Return the thousandths that a user must keep when another takes ``extra`` from it."""
+    def least(self, shares: Floats, taker: Account, extra: int) -> Floats:
+        """Return the thousandths that users with these shares must keep when another user takes ``extra``."""
         after = self.after(taker, extra)
-        return min(self.share(victim), after) if after <= self.share(taker) + EPSILON else after
+        return np.minimum(shares, after) if after <= self.share(taker) + EPSILON else np.full(len(shares), after, float)
 
     def after(self, account: Account, extra: int) -> int:
         """Return what a user holds with ``extra`` thousandths more, its holds included."""
