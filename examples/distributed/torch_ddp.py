@@ -62,6 +62,7 @@ def main() -> None:
     dist.all_reduce(total)
     if rank == 0:
         print(f"loss {total.item() / BATCH:.12f} after {STEPS} steps on {world} ranks", flush=True)
+    dist.barrier()  # meanwhile a thread of gloo frees the reduced tensor, for which it needs the interpreter
     dist.destroy_process_group()
 
 
