@@ -34,6 +34,17 @@ def test_revoked_token_is_named(head: Head, tmp_path: Path) -> None:
         assert server.kernels() == []
 
 
+def test_pool_that_is_down_is_named(head: Head, tmp_path: Path) -> None:
+    laptop = head.laptop(tmp_path / "laptop", head.token())
+    laptop("jupyter", "kernel", "add", "0.1", "--name", "far", "--python", sys.executable)
+    with jupyter_server({**laptop.env, "IPYTHONDIR": str(tmp_path / "ipython")}, tmp_path / "notebooks") as server:
+        head.pool("down")
+        status, answer = ask(f"{server.url}/api/kernels", TOKEN, {"name": "far"})
+        assert status == 503
+        assert answer["message"].startswith(f"The pool at {head.url} does not answer: ")
+        assert server.kernels() == []
+
+
 def test_python_without_ipykernel_on_the_node_is_named(head: Head, tmp_path: Path) -> None:
     laptop = head.laptop(tmp_path / "laptop", head.token())
     empty = tmp_path / "empty"

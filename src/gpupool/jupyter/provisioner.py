@@ -167,19 +167,17 @@ class GpupoolProvisioner(LocalProvisioner):
         self._folder.write(self._record)
 
     async def _choose_transport(self) -> None:
-        """Choose a tunnel for a kernel that may start on another machine."""
+        """Choose a tunnel for a kernel that may start on another machine. Raises ``KernelStartError``."""
         watcher, record, folder = self._watcher, self._record, self._folder
         assert watcher is not None  # noqa: S101 - set by _create_folder
         assert record is not None  # noqa: S101 - likewise
         assert folder is not None  # noqa: S101 - likewise
-        far = self.transport == "tunnel" or (self.transport == "auto" and watcher.remote)
-        if self.transport == "auto" and not far:
-            try:
-                far = len(await watcher.call(watcher.client.nodes)) > 1
-            except GpupoolError as error:
-                self._forget()
-                raise KernelStartError(str(error)) from error
-        if far:
+        try:
+            nodes = await watcher.count_nodes()
+        except GpupoolError as error:
+            self._forget()
+            raise KernelStartError(str(error)) from error
+        if self.transport == "tunnel" or (self.transport == "auto" and (watcher.remote or nodes > 1)):
             record.node_folder = tunnel.new_node_folder()
             folder.write(record)
 

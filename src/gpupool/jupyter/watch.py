@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 RECONNECT_DELAY_S = 2.0
 SECOND_LOOK_DELAY_S = 0.2
 MAX_CALLS = 8  # requests of this process to the pool at a time
+CHECK_S = 10.0  # a pool that restarts answers again in this time; a kernel's start tries for no longer
 _GONE = frozenset({ErrorCode.UNKNOWN_WORKLOAD, ErrorCode.NOT_FOUND, ErrorCode.FORBIDDEN})
 
 T = TypeVar("T")
@@ -145,6 +146,15 @@ class PoolWatcher:
     async def call(self, function: Callable[[], T]) -> T:
         """Run a blocking request in a thread of this watcher."""
         return await asyncio.get_running_loop().run_in_executor(self._calls, function)
+
+    async def count_nodes(self) -> int:
+        """Return the number of nodes; raises ``GpupoolError`` soon if the pool does not answer."""
+
+        def count() -> int:
+            with Client(retry_s=CHECK_S) as client:
+                return len(client.nodes())
+
+        return await self.call(count)
 
     def watch(self, state: KernelState, on_change: Callable[[], None]) -> WatchedKernel:
         """Follow a kernel from now on. ``on_change`` is called in another thread."""
