@@ -1,4 +1,4 @@
-"""Catalogue of all metrics: name, kind, labels and meaning. ``docs/metrics.md`` is generated from this table."""
+"""Catalogue of all metrics: name, kind, labels and meaning. ``docs/metrics-list.md`` is generated from this table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """The metrics of one section of ``docs/metrics.md``, in order; each method adds one and returns it."""
+    """The metrics of one section of ``docs/metrics-list.md``, in order; each method adds one and returns it."""
 
     title: str
     metrics: list[Metric] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The treatment of every field of a Pod and its parts. ``docs/kubernetes.md`` shows these tables."""
+"""The treatment of every field of a Pod and its parts. ``docs/kubernetes-fields.md`` shows these tables."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _field(env: Environment, name: str, ref: View, meta: Meta) -> None:
     elif path == "spec.serviceAccountName":
         env.set(name, "default")
     else:
-        ref.refuse(f"names '{path[:80]}', which is not supported.", "See docs/kubernetes.md for the supported fields.")
+        ref.refuse(f"names '{path[:80]}', which is not supported.", "docs/kubernetes-fields.md lists the fields.")
 
 
 def _resource(ref: View, container: View) -> str:
