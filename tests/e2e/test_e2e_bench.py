@@ -82,18 +82,18 @@ def test_queue_is_compared_with_direct_starts(pool: RealPool) -> None:
 @needs_driver
 def test_interrupted_run_keeps_figures_and_is_resumed(pool: RealPool) -> None:
     file = pool.work / "interrupted.jsonl"
-    words = ("bench", "slices", "--quick", "--python", sys.executable)
+    words = ("bench", "slices", "--quick", "--case", "0.5", "--python", sys.executable)
     process = pool.begin(*words, "-o", str(file))
-    assert eventually(lambda: file.exists() and len(file.read_text().splitlines()) >= 2)
+    assert eventually(lambda: file.exists() and file.read_text().splitlines())
     process.send_signal(signal.SIGINT)
     table, errors = process.communicate(timeout=LONG_S)
     assert process.returncode == 130, errors
     assert b"Traceback" not in errors
-    assert f"--resume {file}" in errors.decode()
+    assert f"--case 0.5 --resume {file}" in errors.decode()
     kept = lines_of(file)
     cases = {line["case"] for line in kept}
-    assert "whole GPU" in cases
-    assert "50 x 0.02" not in cases
+    assert "whole GPU" in cases  # it is the baseline
+    assert "2 x 0.5" not in cases
     assert b"whole GPU" in table
     assert pool.all_free()
 
@@ -102,7 +102,7 @@ def test_interrupted_run_keeps_figures_and_is_resumed(pool: RealPool) -> None:
     assert lines[: len(kept)] == kept  # nothing was measured twice
     names = [line["name"] for line in lines]
     assert len(names) == len(set(names))
-    assert "50 x 0.02: share error" in names
+    assert "2 x 0.5: share error" in names
 
 
 def test_resume_refuses_other_options(pool: RealPool) -> None:

@@ -18,10 +18,11 @@ IMPOSSIBLE = (ErrorCode.IMPOSSIBLE_REQUEST, ErrorCode.UNSUPPORTED)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One step of a benchmark: what it is called, and how it is measured."""
+    """One step of a benchmark: its name, how it is measured, and whether other cases need its figures."""
 
     name: str
     measure: Callable[[Session], Iterable[Figure]]
+    needed: bool = False
 
 
 class Progress(Protocol):

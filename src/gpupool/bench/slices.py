@@ -52,7 +52,7 @@ def cases(session: Session) -> list[Case]:
     """Return the cases."""
     window_s = 3.0 if session.settings.quick else 20.0
     return [
-        Case("whole GPU", partial(_whole, window_s=window_s)),
+        Case("whole GPU", partial(_whole, window_s=window_s), needed=True),
         *(Case(one.name, partial(_divided, division=one, window_s=window_s)) for one in DIVISIONS),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -27,7 +28,7 @@ BAR_WIDTH = 20
 _TEXT, _FLAG = OptionKind.TEXT, OptionKind.FLAG
 RUN_OPTIONS = (
     Option("quick", "--quick", _FLAG, "Measure less: at most two minutes on two cores.", PROGRAM),
-    Option("case", "--case", _TEXT, "Measure only cases whose name contains this text.", PROGRAM, "TEXT"),
+    Option("case", "--case", _TEXT, "Measure only cases with this text in their name, and their baseline.", PROGRAM, "TEXT"),
     Option("project", "--project", _TEXT, "Run the jobs in this project.", PROGRAM, "NAME"),
     Option("python", "--python", _TEXT, "Set the Python of the jobs; default: python3 of your PATH.", PROGRAM, "PATH"),
     Option("output", "--output -o", _TEXT, "Write the JSON lines to this new file.", OUTPUT, "FILE"),
@@ -184,13 +185,15 @@ def _run(name: str, values: dict[str, Any]) -> int:
         session = Session(name, client, settings)
         results = ResultsFile(path, facts_of(client, _command_line(), quick=settings.quick))
         wanted = values.get("case", "").lower()
-        cases = [case for case in BENCHMARKS[name](session) if wanted in case.name.lower()]
-        if not cases:
+        every = BENCHMARKS[name](session)
+        chosen = [case for case in every if wanted in case.name.lower()]
+        if not chosen:
             raise GpupoolError(
                 ErrorCode.INVALID_REQUEST,
                 f"No case of {name} contains '{wanted[:40]}'.",
                 "The report and the documentation list the cases.",
             )
+        cases = [case for case in every if case in chosen or case.needed]
         progress = _Progress(json=bool(values.get("json")))
         try:
             run_cases(cases, session, results, progress)
@@ -206,6 +209,7 @@ def _run(name: str, values: dict[str, Any]) -> int:
     notify(f"{counts(result.figure for result in found)}; results: {path}")
     if interrupted:
         options = " --quick" if settings.quick else ""
+        options += f" --case {shlex.quote(values['case'])}" if wanted else ""
         notify(f"interrupted; continue with: gpupool bench {name}{options} --resume {path}")
         return EXIT_INTERRUPTED
     return EXIT_FAILED if any(result.figure.outcome is Outcome.FAILED for result in found) else 0
@@ -233,8 +237,6 @@ def _results_path(name: str, values: dict[str, Any]) -> Path:
 
 
 def _command_line() -> str:
-    import shlex
-
     return shlex.join(["gpupool", *sys.argv[1:]])
 
 
