@@ -42,6 +42,23 @@ def test_department_is_created_changed_and_removed(http: httpx2.Client, name: st
     assert http.delete(f"/v1/projects/{project}").status_code == 204
 
 
+def test_budgets_and_user_weights_are_stored_and_removed(http: httpx2.Client, name: str) -> None:
+    rules = {"gpu_hours": 500.5, "user_gpu_hours": 10.0, "user_weights": {"ann": 2.0, "bob": 0.5}}
+    made = http.post("/v1/projects", json={"name": name, "rules": rules})
+    assert made.status_code == 201, made.text
+    assert {rule: made.json()["rules"][rule] for rule in rules} == rules
+    assert made.json()["gpu_hours_used"] == 0
+    (listed,) = [row for row in http.get("/v1/projects").json()["projects"] if row["name"] == name]
+    assert {rule: listed["rules"][rule] for rule in rules} == rules
+    changed = http.patch(f"/v1/projects/{name}", json={"rules": {"user_weights": {}, "gpu_hours": None}}).json()[
+        "rules"
+    ]
+    assert (changed["user_weights"], changed["gpu_hours"], changed["user_gpu_hours"]) == ({}, None, 10.0)
+    for wrong in ({"gpu_hours": -1}, {"user_weights": {"ann": 0}}, {"user_weights": {"/": 1}}):
+        assert code_of(http.patch(f"/v1/projects/{name}", json={"rules": wrong}))[0] in {400, 422}
+    assert http.delete(f"/v1/projects/{name}").status_code == 204
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

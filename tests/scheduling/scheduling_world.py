@@ -3,7 +3,7 @@
 nodes     "a 4xT4 cpus=8 mem=32000 rack=x cordoned|down failed=0 foreign=1 nvlink mig=3g.40gb offers=share policy=mps"
           other words are labels; mig: instances, with indices from 100
 projects  "red quota=2 limit=3 user=1 strict weight=2 dep=ml min=600 quota.a100=1"
-          in GPUs; strict: training may not exceed the quota; min: the min-runtime before eviction
+          in GPUs; strict: training may not exceed the quota; min: the min-runtime before eviction, weights=ann:2,bob:1
 departments "ml quota=4 limit=6 weight=2"
 users     "ann limit=1"
 bookings  "m1 on=a,b from=100 for=3600 lead=600 projects=red users=ann"   (seconds from now; for nobody: maintenance)
@@ -149,6 +149,7 @@ def project(line: str) -> Project:
     plain, options = words(line)
     bounds = {name: permille(options[name]) if name in options else None for name in ("quota", "limit", "user")}
     models = tuple((name[6:], permille(value)) for name, value in options.items() if name.startswith("quota."))
+    weights = dict(pair.split(":") for pair in options.get("weights", "").split(",") if pair)
     return Project(
         plain[0],
         bounds["quota"],
@@ -158,7 +159,10 @@ def project(line: str) -> Project:
         department=options.get("dep", ""),
         weight=float(options.get("weight", 1)),
         model_quotas=models,
-        rules=ProjectRules(min_runtime_s=float(options["min"]) if "min" in options else None),
+        rules=ProjectRules(
+            min_runtime_s=float(options["min"]) if "min" in options else None,
+            user_weights=tuple((name, float(weight)) for name, weight in weights.items()),
+        ),
     )
 
 

@@ -102,6 +102,24 @@ CASES = [
         evicted="r2",
     ),
     Case(
+        "a user with twice the weight takes twice the share",
+        "a 3xT4",
+        "p1 red/bob 1; p2 red/bob 1; p3 red/bob 1",
+        "p1@a p2@a r1@a",
+        running="""r1 red/ann 1 on a:0 train age=900; r2 red/ann 1 on a:1 train age=800;
+                   r3 red/ann 1 on a:2 train age=700""",
+        projects="red weights=bob:2",
+        evicted="r2 r3",
+    ),
+    Case(
+        "among free GPUs the user with less by weight is first",
+        "a 4xT4",
+        "p1 red/ann 1; p2 red/bob 1",
+        "b1@a p2@a r1@a r2@a",
+        running="r1 red/ann 1 on a:0 age=900; r2 red/ann 1 on a:1 age=900; b1 red/bob 1 on a:2 age=900",
+        projects="red weights=ann:1",
+    ),
+    Case(
         "a gang takes the share of its user",
         "a 2xT4; b 2xT4",
         "p1 red/bob 1 gang=2",

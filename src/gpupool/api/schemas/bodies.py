@@ -10,7 +10,7 @@ from gpupool.api.schemas.base import Body
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Role, Scope
 from gpupool.domain.units import MAX_DURATION_S
-from gpupool.domain.work.rules import MAX_GPU_HOURS, MAX_QUEUED
+from gpupool.domain.work.rules import MAX_GPU_HOURS, MAX_QUEUED, MAX_USER_WEIGHT
 from gpupool.specs.fields.quantities import Priority
 
 MAX_TOKEN_LIFE_S = 366 * 86400
@@ -94,7 +94,8 @@ class RulesBody(Body):
     ``volumes`` folders of the nodes. ``max_queued`` is the largest number of replicas that may wait in the queue.
     ``workspace_mib`` limits the disk of all workspaces, ``user_workspace_mib`` that of each user. ``max_priority`` is
     the highest priority that members may choose. ``gpu_hours`` limits what the project uses in a calendar month,
-    ``user_gpu_hours`` what each user does.
+    ``user_gpu_hours`` what each user does. ``user_weights`` are ratios of the shares of users in the project (others:
+    1).
     """
 
     min_runtime_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None = None
@@ -110,6 +111,9 @@ class RulesBody(Body):
     max_priority: Priority | None = None
     gpu_hours: GpuHours | None = None
     user_gpu_hours: GpuHours | None = None
+    user_weights: Annotated[
+        dict[Name, Annotated[float, Field(gt=0, le=MAX_USER_WEIGHT)]], Field(max_length=1000, default_factory=dict)
+    ]
     images: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=512)]],
         Field(max_length=64, default_factory=list),

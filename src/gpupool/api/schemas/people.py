@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from gpupool.api.schemas.base import Body, View
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
@@ -39,6 +39,7 @@ class RulesView(View):
     max_priority: int | None = None
     gpu_hours: float | None = None
     user_gpu_hours: float | None = None
+    user_weights: Annotated[dict[str, float], BeforeValidator(dict)] = Field(default_factory=dict)
 
 
 class ProjectView(View):

@@ -193,6 +193,7 @@ def _rules(rules: Json) -> list[tuple[str, object]]:
             "User's GPU hours",
             f"{rules['user_gpu_hours']:g} a month at most" if rules.get("user_gpu_hours") is not None else "",
         ),
+        ("User weights", ", ".join(f"{user}: {n:g}" for user, n in rules.get("user_weights", {}).items())),
         ("Queue", f"{rules['max_queued']} replicas at most" if rules.get("max_queued") else ""),
         ("Workspaces", f"{format_mib(rules['workspace_mib'])} of disk at most" if rules.get("workspace_mib") else ""),
         (

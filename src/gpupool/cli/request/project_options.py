@@ -83,6 +83,14 @@ RULES = (
         "HOURS",
     ),
     Option(
+        "user_weights",
+        "--user-weights",
+        OptionKind.TEXT,
+        "Set the weights of users in its share: ann=2,bob=0.5; none: equal.",
+        RULES_PANEL,
+        "LIST",
+    ),
+    Option(
         "workspace_disk",
         "--workspace-disk",
         OptionKind.TEXT,
@@ -151,7 +159,15 @@ def rules_body(values: dict[str, Any]) -> dict[str, Any]:
         if option in values:
             parts = [part.strip() for part in values[option].split(separator)]
             rules[field] = [] if values[option] == NONE else [part for part in parts if part]
+    if "user_weights" in values:
+        pairs = [] if values["user_weights"] == NONE else values["user_weights"].split(",")
+        rules["user_weights"] = dict(map(_user_weight, pairs))
     return {"rules": rules} if rules else {}
+
+
+def _user_weight(text: str) -> tuple[str, float]:
+    user, _, number = text.partition("=")
+    return user.strip(), weight(number)
 
 
 def _least_s(text: str) -> float:

@@ -91,7 +91,8 @@ class ProjectRules:
     (``domain.work.images``), ``volumes`` the folders that must contain their volumes. ``workspace_mib`` limits the disk
     that all its workspaces use, ``user_workspace_mib`` that of one user's. ``max_priority`` is the highest priority
     that members may choose (None: ``DEFAULT_MAX_PRIORITY``); managers and administrators may choose any. ``gpu_hours``
-    limits what the project uses in a calendar month, ``user_gpu_hours`` what each of its users does.
+    limits what the project uses in a calendar month, ``user_gpu_hours`` what each of its users does. ``user_weights``
+    are ratios of the shares of its users (others: 1).
     """
 
     min_runtime_s: float | None = None
@@ -107,6 +108,7 @@ class ProjectRules:
     max_priority: int | None = None
     gpu_hours: float | None = None
     user_gpu_hours: float | None = None
+    user_weights: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ MAX_NODE_POOLS = 64
 MAX_POOL_NAME_LENGTH = 255
 MAX_QUEUED = 200_000
 MAX_GPU_HOURS = 1_000_000_000
+MAX_USER_WEIGHT = 1000
 
 
 def check_rules(rules: ProjectRules) -> None:
@@ -35,6 +36,10 @@ def check_rules(rules: ProjectRules) -> None:
     if any(hours is not None and not 0 <= hours <= MAX_GPU_HOURS for hours in (rules.gpu_hours, rules.user_gpu_hours)):
         raise GpupoolError(
             ErrorCode.INVALID_REQUEST, "That is not a valid number of GPU hours.", f"Give 0 to {MAX_GPU_HOURS:,}."
+        )
+    if not all(0 < weight <= MAX_USER_WEIGHT for _, weight in rules.user_weights):
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, "A user's weight must be above 0.", f"Give 0.5 or 2, {MAX_USER_WEIGHT} at most."
         )
     if len(rules.node_pools) > MAX_NODE_POOLS or not all(
         0 < len(pool) <= MAX_POOL_NAME_LENGTH for pool in rules.node_pools

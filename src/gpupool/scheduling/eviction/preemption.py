@@ -44,6 +44,7 @@ class _Holdings:
     of_piece: Ints
     amount: Floats
     share: Floats
+    weight: Floats
     smallest: Floats
 
 
@@ -110,7 +111,7 @@ class Preemption:
         """Return the pieces of other users of the project that are not more important; shielded work stays."""
         p, account, need = pool.pieces, group.account, self._room.permille(group)
         held = self._held_in(account.project)
-        spare = held.amount - self._users.least(held.share, account, need) + EPSILON
+        spare = held.amount - self._users.least(held.share, held.weight, account, need) + EPSILON
         among = (pool.users() != account.user) & (p.priority <= replica.priority) & (p.weight <= spare[held.of_piece])
         among &= pool.alive & pool.open(promised=False)
         refused = _RefusedUser(self._room.session, pool, self._users, account, need)
@@ -119,7 +120,8 @@ class Preemption:
     def _somebody_can_lose(self, account: Account, need: int) -> bool:
         """Return False if no user of the project can lose even its smallest piece to this one; a quick check."""
         held = self._held_in(account.project)
-        return bool((held.amount - held.smallest >= self._users.least(held.share, account, need) - EPSILON).any())
+        least = self._users.least(held.share, held.weight, account, need)
+        return bool((held.amount - held.smallest >= least - EPSILON).any())
 
     def _held_in(self, project: int) -> _Holdings:
         """Return what the users of a project hold; cached until something is evicted."""
@@ -138,7 +140,8 @@ class Preemption:
         np.minimum.at(smallest, of_piece[open_], pool.pieces.weight[open_])
         held = np.array([self._users.held(account) for account in accounts], np.float64)
         share = np.array([self._users.share(account) for account in accounts])
-        return _Holdings(pool.version, of_piece, held, share, smallest)
+        weight = np.array([self._users.weight(account) for account in accounts])
+        return _Holdings(pool.version, of_piece, held, share, weight, smallest)
 
     def _take(self, group: Group, replica: PendingReplica, pool: VictimPool, grounds: _Grounds) -> bool:
         session, project = self._room.session, group.account.project
@@ -216,8 +219,8 @@ class _RefusedUser:
             account = self._accounts[self._pool.keys(slots)[0]]
             piece = int(self._pool.holders.permille[slots].sum())
             kept = self._shares.held(account) - freed[account.pair] - piece
-            share = np.array([self._shares.share(account)])
-            if kept >= self._shares.least(share, self._taker, self._extra)[0] - EPSILON:
+            own = np.array([self._shares.share(account)]), np.array([self._shares.weight(account)])
+            if kept >= self._shares.least(*own, self._taker, self._extra)[0] - EPSILON:
                 freed[account.pair] += piece
             else:
                 refused.append(at)

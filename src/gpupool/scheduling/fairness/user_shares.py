@@ -1,9 +1,9 @@
-"""Shares of the users of one project: what all of them hold, divided equally.
+"""Shares of the users of one project: what all of them hold, divided by weight.
 
 The division is the water-filling of ``water_filling``, with one pot per project: a user gets at most what it holds and
 waits for, and what it does not use goes to the others. A user may take from another user of the project if the victim
-then still holds as much as the taker, or if both stay on their side of their shares. So what was taken is never taken
-back while the same users want GPUs.
+then still holds as much as the taker by weight, or if both stay on their side of their shares. So nothing is taken back
+while the same users want GPUs.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class UserShares:
 
     def __init__(self, ledger: Ledger, held_by_holds: Mapping[int, int]) -> None:
         self._ledger, self._holds = ledger, held_by_holds
-        project, held, waiting = ledger.user_rows()
+        project, held, waiting, weight = ledger.user_rows()
         active = held + waiting > 0
         at = np.flatnonzero(active & (np.bincount(project, active, len(ledger.projects)) > 1)[project])
-        project, held, waiting = project[at], held[at], waiting[at]
+        project, held, waiting, weight = project[at], held[at], waiting[at], weight[at]
         amount = np.bincount(project, held, len(ledger.projects)).astype(np.float64)
-        share = fill(amount, project, (held + waiting).astype(np.float64), np.ones(len(at)))
-        self._most = np.zeros(len(amount), np.int64)
-        np.maximum.at(self._most, project, held)
-        below = (waiting > 0) & ((held + 1 <= share + EPSILON) | (held + 2 <= self._most[project]))
+        share = fill(amount, project, (held + waiting).astype(np.float64), weight)
+        self._most = np.zeros(len(amount))  # of a user, by weight
+        np.maximum.at(self._most, project, held / weight)
+        below = (waiting > 0) & ((held + 1 <= share + EPSILON) | (held + 1 <= self._most[project] * weight))
         above = np.bincount(project, held > share + EPSILON, len(amount)) > 0
         self.projects = set(np.flatnonzero((np.bincount(project, below, len(amount)) > 0) & above).tolist())
         self._share: dict[int, float] = dict(zip(at.tolist(), share.tolist(), strict=True))
@@ -41,17 +41,22 @@ class UserShares:
     def may_take(self, account: Account, extra: int) -> bool:
         """Return True if a user may take ``extra`` thousandths from some user.
 
-        It stays within its share, or the user who held most as of construction can give as much and still hold more.
+        It stays within its share, or holds no more by weight than the user who held most as of construction.
         """
         if account.project not in self.projects:
             return False
-        after = self.after(account, extra)
-        return after <= self.share(account) + EPSILON or after + extra <= self._most[account.project]
+        after, most = self.after(account, extra), self._most[account.project] * self.weight(account)
+        return bool(after <= max(self.share(account), most) + EPSILON)
 
-    def least(self, shares: Floats, taker: Account, extra: int) -> Floats:
-        """Return the thousandths that users with these shares must keep when another user takes ``extra``."""
+    def least(self, shares: Floats, weights: Floats, taker: Account, extra: int) -> Floats:
+        """Return the thousandths that users with these shares and weights keep when another one takes ``extra``."""
         after = self.after(taker, extra)
-        return np.minimum(shares, after) if after <= self.share(taker) + EPSILON else np.full(len(shares), after, float)
+        even = after / self.weight(taker) * weights
+        return np.minimum(shares, even) if after <= self.share(taker) + EPSILON else even
+
+    def weight(self, account: Account) -> float:
+        """Return the weight of a user in its project."""
+        return float(self._ledger.pair_weight[account.pair])
 
     def after(self, account: Account, extra: int) -> int:
         """Return what a user holds with ``extra`` thousandths more, its holds included."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from gpupool.domain.people.access import Department, Project, User
 from gpupool.scheduling.state.allocation import Ints
@@ -71,6 +72,7 @@ class Ledger:
         self._user_ids: dict[str, int] = {}
         self._pair_ids: dict[tuple[int, int], int] = {}
         self.pair_project, self.pair_waiting = np.zeros(8, np.int64), np.zeros(8, np.int64)
+        self.pair_weight = np.ones(8)
         self._model_ids: dict[tuple[int, str], int] = {}
         self.model_firm = np.zeros(8, np.int64)
         self._model_quotas: dict[int, int] = {}
@@ -100,6 +102,10 @@ class Ledger:
         self.limit[number] = _bound(project.limit_permille)
         self.weight[number] = project.weight
         self._set_model_quotas(number, project)
+        weights = dict(project.rules.user_weights)
+        for (owner, user), pair in self._pair_ids.items():
+            if owner == number:
+                self.pair_weight[pair] = weights.get(self.users[user].name, 1.0)
         if not project.over_quota:
             self.limit[number] = min(self.limit[number], self.quota[number])
         self._join(number, self._dept_number(project))
@@ -181,12 +187,18 @@ class Ledger:
         p = self.set_project(Project(project)) if p is None else p
         u = self._user_ids.get(user)
         u = self.set_user(User(user)) if u is None else u
-        pair = self._pair_ids.setdefault((p, u), len(self._pair_ids))
-        if pair >= len(self.pair_used):
-            self._grow(("pair_used", "pair_project", "pair_waiting", "recent"), 2 * pair)
-        self.pair_project[pair] = p
+        pair = self._pair_ids.get((p, u))
+        pair = self._new_pair(p, u) if pair is None else pair
         model = self._model_number(p, models[0]) if len(models) == 1 else -1
         return Account(p, u, pair, model, preemptible=preemptible)
+
+    def _new_pair(self, project: int, user: int) -> int:
+        pair = self._pair_ids[project, user] = len(self._pair_ids)
+        if pair >= len(self.pair_used):
+            self._grow(("pair_used", "pair_project", "pair_waiting", "pair_weight", "recent"), 2 * pair)
+        self.pair_project[pair] = project
+        self.pair_weight[pair] = dict(self.projects[project].rules.user_weights).get(self.users[user].name, 1.0)
+        return pair
 
     # --- current use
 
@@ -252,8 +264,8 @@ class Ledger:
         return changed
 
     def burden(self, account: Account) -> int:
-        """Return a user's current and recent use in a project; the user with less is served first."""
-        return int(self.pair_used[account.pair] + self.recent[account.pair])
+        """Return a user's current and recent use in a project by its weight; the user with less is served first."""
+        return int((self.pair_used[account.pair] + self.recent[account.pair]) / self.pair_weight[account.pair])
 
     def pairs(self, now: float) -> list[tuple[str, str, int, float]]:
         """Return (project, user, thousandths held, recent average) for each user in each project."""
@@ -263,10 +275,10 @@ class Ledger:
             for (p, u), at in self._pair_ids.items()
         ]
 
-    def user_rows(self) -> tuple[Ints, Ints, Ints]:
-        """Return project, held and waiting thousandths of each user in each project, by ``Account.pair``."""
+    def user_rows(self) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float64]]:
+        """Return project, thousandths held, thousandths waited for, and weight, by ``Account.pair``."""
         count = len(self._pair_ids)
-        return self.pair_project[:count], self.pair_used[:count], self.pair_waiting[:count]
+        return self.pair_project[:count], self.pair_used[:count], self.pair_waiting[:count], self.pair_weight[:count]
 
     # --- room under limits and quotas
 

@@ -55,9 +55,12 @@ async def delete_project(services: Services, caller: Administrator, name: NameIn
     return Response(status_code=204)
 
 
+_PAIRS = {"model_quotas", "user_weights"}  # objects that are stored as sorted pairs
+
+
 def _lists_as_tuples(body: dict[str, Any]) -> dict[str, Any]:
-    models = {"model_quotas": tuple(sorted(body["model_quotas"].items()))} if "model_quotas" in body else {}
-    return {name: _as_tuples(value) for name, value in body.items()} | models
+    pairs = {name: tuple(sorted(body[name].items())) for name in _PAIRS & body.keys()}
+    return {name: _as_tuples(value) for name, value in body.items()} | pairs
 
 
 def _as_tuples(value: Any) -> Any:

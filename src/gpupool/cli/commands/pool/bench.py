@@ -28,7 +28,7 @@ BAR_WIDTH = 20
 _TEXT, _FLAG = OptionKind.TEXT, OptionKind.FLAG
 RUN_OPTIONS = (
     Option("quick", "--quick", _FLAG, "Measure less: at most two minutes on two cores.", PROGRAM),
-    Option("case", "--case", _TEXT, "Measure only cases with this text in their name, and their baseline.", PROGRAM, "TEXT"),
+    Option("case", "--case", _TEXT, "Measure only cases with this text in the name, and a baseline.", PROGRAM, "TEXT"),
     Option("project", "--project", _TEXT, "Run the jobs in this project.", PROGRAM, "NAME"),
     Option("python", "--python", _TEXT, "Set the Python of the jobs; default: python3 of your PATH.", PROGRAM, "PATH"),
     Option("output", "--output -o", _TEXT, "Write the JSON lines to this new file.", OUTPUT, "FILE"),
