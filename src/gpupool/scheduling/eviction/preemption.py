@@ -35,7 +35,7 @@ class _Grounds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holdings:
-    """What the users with evictable work in a project hold, and their shares and smallest open pieces.
+    """Holdings of the users with evictable work in a project, with their shares and smallest open pieces.
 
     All in thousandths; ``of_piece`` is the row of each piece of the pool, whose ``version`` this is.
     """

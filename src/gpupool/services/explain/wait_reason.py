@@ -138,12 +138,13 @@ class WaitReasonService:
         )
 
     def _used_up(self, workload: Workload) -> Explanation:
-        budgets = self._engine.feed.budgets
+        budgets, now = self._engine.feed.budgets, self._engine.ports.clock.now()
+        _, renewed_at = budgets.month(now)
         return Explanation(
             WaitCode.GPU_HOURS,
-            budgets.sentence(workload),
-            numbers={"opens_at": budgets.renewed_at},
-            estimate_s=budgets.renewed_at - self._engine.ports.clock.now(),
+            budgets.sentence(workload, now),
+            numbers={"opens_at": renewed_at},
+            estimate_s=renewed_at - now,
             estimate_basis="a new month begins then, if GPUs are free",
         )
 

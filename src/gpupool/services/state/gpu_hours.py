@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from datetime import datetime, tzinfo
+from datetime import datetime, timedelta, tzinfo
 
 from gpupool.domain.people.access import ProjectRules
 from gpupool.domain.work.workload import Workload
@@ -15,23 +15,29 @@ from gpupool.services.state.identity_cache import IdentityCache
 
 
 class GpuHourBudgets:
-    """What the projects with a budget and their users have used this month, in GPU hours."""
+    """GPU hours of this month, used by the projects with a budget and by their users."""
 
     def __init__(self, identities: IdentityCache, zone: tzinfo) -> None:
         self.zone = zone
         self._identities = identities
         self._used: defaultdict[str, float] = defaultdict(float)
         self._used_by: Mapping[tuple[str, str], float] = {}
-        self.renewed_at = 0.0  # when the next month begins
 
     def limited(self) -> list[str]:
         """Return the projects with a budget."""
         return [name for name, project in self._identities.projects.items() if _limited(project.rules)]
 
-    def read(self, used: Mapping[tuple[str, str], float], renewed_at: float) -> set[str]:
+    def month(self, now: float) -> tuple[float, float]:
+        """Return the beginning and the end of the month in the pool's time zone."""
+        first = datetime.fromtimestamp(now, self.zone).date().replace(day=1)
+        after = (first + timedelta(days=32)).replace(day=1)
+        begin, end = (datetime(day.year, day.month, 1, tzinfo=self.zone) for day in (first, after))
+        return begin.timestamp(), end.timestamp()
+
+    def read(self, used: Mapping[tuple[str, str], float]) -> set[str]:
         """Take in the GPU hours of each project and user; return the projects in which work may start or no longer."""
         before = self._exhausted()
-        self._used_by, self._used, self.renewed_at = dict(used), defaultdict(float), renewed_at
+        self._used_by, self._used = dict(used), defaultdict(float)
         for (project, _), hours in used.items():
             self._used[project] += hours
         return {project for project, _ in before ^ self._exhausted()}
@@ -56,14 +62,14 @@ class GpuHourBudgets:
         over = self._over(workload.project) or self._over(workload.project, workload.user)
         return over and bool(workload.gpus.count)
 
-    def sentence(self, workload: Workload) -> str:
-        """Return why a workload may not start, for example ``project red has used its 500 GPU hours of this month``."""
+    def sentence(self, workload: Workload, now: float) -> str:
+        """Return why a workload may not start: ``project red has used 501 of 500 GPU hours this month; ...``."""
         rules, project = self._rules(workload.project), workload.project
         over = self._over(project)
         who = f"project {project}" if over else f"{workload.user} in project {project}"
         limit = rules.gpu_hours if over else rules.user_gpu_hours
         used = self._used[project] if over else self._used_by.get((project, workload.user), 0.0)
-        renewed = datetime.fromtimestamp(self.renewed_at, self.zone)
+        renewed = datetime.fromtimestamp(self.month(now)[1], self.zone)
         return (
             f"{who} has used {used:.4g} of {limit:g} GPU hours this month; "
             f"work may start again on {renewed:%Y-%m-%d %H:%M} ({self.zone})"

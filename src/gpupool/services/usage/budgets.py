@@ -12,7 +12,6 @@ from gpupool.domain.usage import GroupBy
 from gpupool.services.control.engine import Engine
 from gpupool.services.state.gpu_hours import GpuHourBudgets
 from gpupool.services.usage.accounting import AccountingService
-from gpupool.services.usage.calendar import month_of
 
 READ_EVERY_S = 60.0
 HOUR_S = 3600.0
@@ -41,10 +40,9 @@ class BudgetReader:
         if not limited:
             return
         now = self._accounting.now()
-        since, renewed_at = month_of(now, self._budgets.zone)
-        lines = await self._accounting.between((since, now), GroupBy.MEMBER, costed=False)
+        lines = await self._accounting.between((self._budgets.month(now)[0], now), GroupBy.MEMBER, costed=False)
         used = {(x.project, x.user): x.time.allocated_s / HOUR_S for x in lines if x.project in limited}
-        changed = self._budgets.read(used, renewed_at)
+        changed = self._budgets.read(used)
         if changed:
             workloads = self._engine.mirror.workloads.values()
             self._engine.feed.offer_again([w.id for w in workloads if w.project in changed])

@@ -31,13 +31,6 @@ def edges_of(since: float, until: float, step: Period, zone: tzinfo) -> tuple[fl
     return (since, *(at for at in _beginnings(since, until, step, zone) if since < at < until), until)
 
 
-def month_of(at: float, zone: tzinfo) -> tuple[float, float]:
-    """Return the beginning and the end of the month that contains a time, in a time zone."""
-    first = _first_day(datetime.fromtimestamp(at, zone).date(), Period.MONTH)
-    begin, end = (datetime(day.year, day.month, 1, tzinfo=zone) for day in (first, _next(first, Period.MONTH)))
-    return begin.timestamp(), end.timestamp()
-
-
 def _beginnings(since: float, until: float, step: Period, zone: tzinfo) -> Iterator[float]:
     """Yield the start of every step, from the one before ``since`` to ``until``."""
     if step is Period.HOUR:
