@@ -7,6 +7,7 @@ import base64
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +29,15 @@ from gpupool.node.runners.container.execution import ContainerExecution
 from gpupool.node.runners.container.gpus import gpu_parts
 from gpupool.node.runners.container.paths import RUN, ContainerPaths
 from gpupool.node.runners.container.probe import ENGINE_VARIABLE, STORE_VARIABLE, find_engine
-from gpupool.node.runners.container.spec import FILE, ContainerSetup, Mount
+from gpupool.node.runners.container.spec import FILE, ContainerSetup, Mount, cid_file, container_name
 from gpupool.node.sharing.preload import VARIABLE as PRELOAD
 
 MUSL_VARIABLE = "GPUPOOL_MUSL_IMAGES"
 MUSL_WARN = "warn"
 MUSL_NOTE = "memory and compute of a slice cannot be enforced in it."
 ENFORCED_MODE = "share"
+CREATED_TIMEOUT_S = 30.0  # from the start of the engine's command to the start of the container, without a pull
+CREATED_PAUSE_S = 0.05
 MAX_JOBS = 64  # image jobs, including ended ones
 ENGINE_FILE = "container-engine.json"
 EXECUTION = f"{ContainerExecution.__module__}:{ContainerExecution.__qualname__}"
@@ -145,6 +148,7 @@ class ContainerRunner:
         engine = await self.engine()
         if container.inside:
             home = _container_key(container.inside, program.running)
+            await wait_until_created(engine, program.folder.with_name(home))
             return ContainerSetup(engine, container.image, str(self._run.path), env=self._moved_env(request), home=home)
         return await asyncio.to_thread(self._own_setup, engine, request, container, program.files)
 
@@ -275,6 +279,34 @@ def _without_libraries(setup: ContainerSetup, request: StartRequest) -> tuple[Co
 def _found_by() -> list[str]:
     """Return the conditions of a probe result: this boot of the machine, and these settings."""
     return [boot_id(), *(os.environ.get(name, "") for name in (STORE_VARIABLE, ENGINE_VARIABLE))]
+
+
+async def wait_until_created(engine: ContainerEngine, folder: Path) -> None:
+    """Wait until the container of another program runs; the program counts as running when its engine starts.
+
+    Raises ``GpupoolError`` (WRONG_STATE) if that takes too long: the image may be pulled.
+    """
+    deadline = time.monotonic() + CREATED_TIMEOUT_S
+    while not await asyncio.to_thread(_runs, engine, folder):
+        if ReplicaFolder(folder).exit.exists():
+            return  # the engine says that it is gone
+        if time.monotonic() > deadline:
+            raise GpupoolError(
+                ErrorCode.WRONG_STATE, "The container has not started yet.", "Wait until its image is pulled."
+            )
+        await asyncio.sleep(CREATED_PAUSE_S)
+
+
+def _runs(engine: ContainerEngine, folder: Path) -> bool:
+    """Return True if a container runs; one that was created long ago has been started."""
+    try:
+        created_s = time.time() - cid_file(folder).stat().st_mtime
+    except FileNotFoundError:
+        return False
+    if created_s > CREATED_TIMEOUT_S:
+        return True
+    done = engine.call("container", "inspect", "--format", "{{.State.Running}}", container_name(folder.name))
+    return done.stdout.strip() == b"true"
 
 
 def _container_key(replica: str, running: Collection[str]) -> str:
