@@ -46,12 +46,16 @@ _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "OPENBLAS_", "SSL_"
 
 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start ``gpupool`` with arguments, as ``subprocess.Popen`` does; ``space``: in this network namespace."""
+    """Start ``gpupool`` with arguments, as ``subprocess.Popen`` does; ``space``: in this network namespace.
+
+    Pipes are not buffered: ``communicate`` would lose what an earlier ``readline`` has read ahead.
+    """
     env, space = options.get("env") or os.environ, options.get("space")
     if not _enabled(env) or options.keys() - _SUPPORTED_OPTIONS or _read_at_start(env):
         options.pop("space", None)
-        return subprocess.Popen(["ip", "netns", "exec", space, *command] if space else command, **options)
-    return Forked(command, **options)
+        command = ["ip", "netns", "exec", space, *command] if space else command
+        return subprocess.Popen(command, bufsize=0, **options)
+    return Forked(command, bufsize=0, **options)
 
 
 def run(command: Sequence[str], stdin: bytes, timeout_s: float, **options: Any) -> subprocess.CompletedProcess[bytes]:

@@ -25,7 +25,7 @@ def wait_until(condition: Any, seconds: float = 20.0) -> None:
 
 def start(pool: FakePool, *args: str, **more: Any) -> subprocess.Popen[bytes]:
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-    return subprocess.Popen([*COMMAND, *args], env=pool.env, **streams)
+    return subprocess.Popen([*COMMAND, *args], bufsize=0, env=pool.env, **streams)
 
 
 def shepherd_of(pool: FakePool) -> Any:

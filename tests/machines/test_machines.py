@@ -53,6 +53,7 @@ def start_run(pool: Machines, name: str) -> subprocess.Popen[bytes]:
     """Start a program that counts, repeats a line of input, and ends when the file of its name exists."""
     return subprocess.Popen(
         [COMMAND, "run", "--name", name, "-g", "1", "--", "sh", "-c", COUNTS.format(gate=pool.work / name)],
+        bufsize=0,  # so that ``communicate`` loses nothing that ``readline`` has read ahead
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
