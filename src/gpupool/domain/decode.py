@@ -34,7 +34,7 @@ def _converters(kind: Any) -> tuple[tuple[str, _Converter | None], ...]:
 
 
 def _converter(hint: Any) -> _Converter | None:
-    """Return what makes a value of a type from a JSON value; None if that is the value itself."""
+    """Return the function that makes a value of a type from a JSON value; None if the value needs no change."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in {Union, UnionType}:
         (own,) = (part for part in inner if part is not NoneType)

@@ -41,6 +41,11 @@ def is_workspace_id(text: str) -> bool:
     return text.startswith("h") and is_workload_id("w" + text[1:])
 
 
+def service_id(random_bits: int) -> str:
+    """Return the identifier of a service, like ``s3k9x2m4qp7``, from ``ID_BITS`` random bits."""
+    return "s" + workload_id(random_bits)[1:]
+
+
 def attempt_key(workload: WorkloadId, index: int, attempt: int) -> AttemptKey:
     """Return the key of one attempt of one replica: ``w3k9x2m4qp7.0.1``. It also names its folder on the node."""
     return AttemptKey(f"{workload}.{index}.{attempt}")

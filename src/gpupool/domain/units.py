@@ -7,6 +7,7 @@ GPU can be compared with 1000 without a tolerance.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -125,6 +126,12 @@ def format_permille(permille: int) -> str:
     """Return a share for people: ``1.00``, ``0.50``, ``0.025``."""
     text = f"{permille / WHOLE_GPU:.3f}"
     return text.removesuffix("0")
+
+
+def format_holding(name: str, permille: Sequence[int]) -> str:
+    """Return ``ann/train 0.50``, or for several replicas of one workload on a GPU ``ann/sweep x50 1.00``."""
+    several = f" x{len(permille)}" if len(permille) > 1 else ""
+    return f"{name}{several} {format_permille(sum(permille))}"
 
 
 def format_mib(mib: int) -> str:

@@ -17,7 +17,7 @@ from gpupool.store.pool import nodes
 from gpupool.store.pool.credentials import SqlSessions, SqlTokens
 from gpupool.store.pool.joins import SqlJoins
 from gpupool.store.pool.meta import SqlDocuments, load_meta
-from gpupool.store.pool.rows import DEPARTMENTS, PROJECTS, RESERVATIONS, USERS, SqlRows, SqlWorkspaces
+from gpupool.store.pool.rows import DEPARTMENTS, PROJECTS, RESERVATIONS, SERVICES, USERS, SqlRows, SqlWorkspaces
 from gpupool.store.usage.capacity import SqlCapacity
 from gpupool.store.usage.history_samples import SqlMoments
 from gpupool.store.usage.usage_rows import SqlUseRows
@@ -90,6 +90,7 @@ class SqlStore:
         self.users = SqlRows(database, USERS)
         self.reservations = SqlRows(database, RESERVATIONS)
         self.workspaces = SqlWorkspaces(database)
+        self.services = SqlRows(database, SERVICES)
         self.documents = SqlDocuments(database)
         self.estimates = SqlEstimates(database)
         self.records = Records()

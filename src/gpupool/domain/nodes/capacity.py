@@ -63,7 +63,7 @@ def _status(node: Node, gpu: Gpu) -> CapacityStatus:
 def changes_between(
     before: Mapping[str, GpuCapacity], after: Mapping[str, GpuCapacity], at: float
 ) -> list[CapacityChange]:
-    """Return what turns one set of GPUs, by UUID, into another."""
+    """Return the changes that turn one set of GPUs, by UUID, into another."""
     gone = [CapacityChange(uuid, at, None) for uuid in before.keys() - after.keys()]
     changed = [CapacityChange(uuid, at, gpu) for uuid, gpu in after.items() if before.get(uuid) != gpu]
     return sorted(gone, key=lambda change: change.gpu_uuid) + changed

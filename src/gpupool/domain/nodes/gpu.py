@@ -38,6 +38,13 @@ class Placement(StrEnum):
     SPREAD = "spread"  # the node and the GPU with the lowest load
 
 
+class SpreadRule(StrEnum):
+    """The rule for requests of the placement spread, which leaves less room for large workloads."""
+
+    ALLOW = "allow"
+    REFUSE = "refuse"
+
+
 LOOPBACK = "127.0.0.1"  # address of a machine that no other machine needs to reach
 
 
@@ -114,6 +121,8 @@ class NodeReport:
 
 
 POOL_LABEL = "pool"  # the label that names the node pool of a node
+NODE_LABEL, ADDRESS_LABEL, DRIVER_LABEL, CUDA_LABEL = "node", "address", "driver", "cuda"
+ALTERNATIVE = "|"  # separates the accepted values of a required label
 NODE_POLICY = ""  # in ``Node.sharing``: the key for all GPUs of the node without an own policy
 
 
@@ -137,6 +146,19 @@ class Node:
     def all_labels(self) -> dict[str, str]:
         """Return the reported labels, overridden by the administrator's."""
         return {**self.report.labels, **self.labels}
+
+    def has_label(self, label: str, wanted: str) -> bool:
+        """Return whether a label has the wanted value, or one of ``gpu1|gpu2``.
+
+        Every node also has the labels node, address, driver and cuda, unless others of these names are set.
+        """
+        value = self.all_labels.get(label)
+        if value is None:
+            report = self.report
+            own = {NODE_LABEL: report.name, ADDRESS_LABEL: report.address}
+            own |= {DRIVER_LABEL: report.driver_version, CUDA_LABEL: report.cuda_version}
+            value = own.get(label)
+        return value is not None and (value == wanted or value in wanted.split(ALTERNATIVE))
 
     @property
     def name(self) -> str:

@@ -39,7 +39,7 @@ class JoinToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class JoinedMachine:
     """A machine that has joined: the hashes that identify its secret and its key, and since when."""
 
     node: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 
 class ComputePolicy(StrEnum):
@@ -109,6 +110,7 @@ def usable_policies(offered: Sequence[str]) -> tuple[Sharing, ...]:
     return tuple(m for m in POLICIES if not offered or TRAITS[m].on_every_node or m in offered)
 
 
+@lru_cache(maxsize=256)
 def describe_guarantee(mode: str, compute: ComputePolicy) -> str:
     """Return a sentence that says what a mode guarantees; for an unknown mode, that the node decides."""
     traits = traits_of(mode)

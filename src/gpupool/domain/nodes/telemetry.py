@@ -18,7 +18,11 @@ class RollupStep(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One sample of one GPU; None where the GPU or its driver gives no value."""
+    """One sample of one GPU; None where the GPU or its driver gives no value.
+
+    ``xids`` were reported since the start of the agent, ``ecc_corrected``, ``ecc_uncorrected``, ``pcie_replays`` and
+    ``nvlink_errors`` are counted by the driver. ``slowdown`` are the reasons for reduced clocks, joined by commas.
+    """
 
     gpu_uuid: str
     utilisation_percent: float | None
@@ -28,6 +32,14 @@ class GpuSample:
     temperature_c: float | None = None
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
+    xids: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    slowdown: str | None = None
+    pcie_replays: int | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    nvlink_errors: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

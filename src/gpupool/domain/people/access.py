@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpupool.domain.nodes.gpu import SpreadRule
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 
 DEFAULT_PROJECT = "default"
@@ -88,11 +89,13 @@ class ProjectRules:
     may be requested. ``windows`` are the times at which training may start (``domain.work.time_windows``).
     ``node_pools`` are the values of the node label ``pool`` where its work may run. ``max_gpus_permille`` limits one
     replica, ``max_queued`` the number of queued replicas. ``images`` are patterns of allowed container images
-    (``domain.work.images``), ``volumes`` the folders that must contain their volumes. ``workspace_mib`` limits the disk
-    that all its workspaces use, ``user_workspace_mib`` that of one user's. ``max_priority`` is the highest priority
-    that members may choose (None: ``DEFAULT_MAX_PRIORITY``); managers and administrators may choose any. ``gpu_hours``
-    limits what the project uses in a calendar month, ``user_gpu_hours`` what each of its users does. ``user_weights``
-    are ratios of the shares of its users (others: 1).
+    (``domain.work.container``), ``volumes`` the folders that must contain their volumes. ``workspace_mib`` limits the
+    disk that all its workspaces use, ``user_workspace_mib`` that of one user's. ``max_priority`` is the highest
+    priority that members may choose (None: ``DEFAULT_MAX_PRIORITY``); managers and administrators may choose any.
+    ``gpu_hours`` limits what the project uses in a calendar month, ``user_gpu_hours`` what each of its users does.
+    ``user_weights`` are ratios of the shares of its users (others: 1), ``user_quotas`` the thousandths of a GPU that
+    users are guaranteed of what the project has. ``spread`` says whether its work may request
+    that placement.
     """
 
     min_runtime_s: float | None = None
@@ -109,6 +112,8 @@ class ProjectRules:
     gpu_hours: float | None = None
     user_gpu_hours: float | None = None
     user_weights: tuple[tuple[str, float], ...] = ()
+    user_quotas: tuple[tuple[str, int], ...] = ()
+    spread: SpreadRule | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,26 @@ class RoleRule:
 
     def fits(self, claims: Claims) -> bool:
         """Return whether the claims match."""
-        found = claims.get(self.claim)
-        return self.value in found if isinstance(found, list) else found == self.value
+        return has_value(claims, self.claim, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRule:
+    """A rule: people with ``value`` in the claim are members of the project, others are not."""
+
+    claim: str
+    value: str
+    project: str
+
+    def fits(self, claims: Claims) -> bool:
+        """Return whether the claims match."""
+        return has_value(claims, self.claim, self.value)
+
+
+def has_value(claims: Claims, claim: str, value: str) -> bool:
+    """Return whether a claim is a text, or a list with it."""
+    found = claims.get(claim)
+    return value in found if isinstance(found, list) else found == value
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +55,7 @@ class ProviderSettings:
     maps that claim's value to a user. ``allowed_domains``: of verified e-mail addresses; empty: all. ``make_users``:
     unknown people become users. ``match_users``: a person with the name of an existing user, who is not an
     administrator, is that user. ``default_role`` is the role of new users and of people without a matching rule (None:
-    refused).
+    refused). ``projects`` are the rules of memberships.
     """
 
     issuer: str
@@ -49,6 +67,7 @@ class ProviderSettings:
     user_claim: str = "preferred_username"
     users: tuple[tuple[str, str], ...] = ()
     roles: tuple[RoleRule, ...] = ()
+    projects: tuple[ProjectRule, ...] = ()
     allowed_domains: tuple[str, ...] = ()
     trust_email: bool = False
     make_users: bool = False
@@ -73,6 +92,7 @@ class Identity:
 
     ``key`` identifies the person at this provider permanently, even if names change; it begins with ``provider_key``.
     ``named``: the settings name the user, not the claim. ``role`` is the role by rules; None: no rules.
+    ``member_of`` and ``not_member_of`` are the projects of rules that match and that do not.
     """
 
     key: str
@@ -80,6 +100,8 @@ class Identity:
     named: bool
     role: Role | None
     email: str
+    member_of: frozenset[str] = frozenset()
+    not_member_of: frozenset[str] = frozenset()
 
     @property
     def provider_key(self) -> str:
@@ -96,7 +118,9 @@ def identify(claims: Claims, settings: ProviderSettings, key: str) -> Identity:
     if settings.user_claim == "email" and not email:
         raise _refused("The provider has not verified your e-mail address.")
     named = dict(settings.users).get(value)
-    return Identity(key, named or _name(value), named is not None, _role(claims, settings), email)
+    inside = frozenset(rule.project for rule in settings.projects if rule.fits(claims))
+    outside = frozenset(rule.project for rule in settings.projects) - inside
+    return Identity(key, named or _name(value), named is not None, _role(claims, settings), email, inside, outside)
 
 
 def _email(claims: Claims, settings: ProviderSettings) -> str:

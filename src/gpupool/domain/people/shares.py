@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelShare:
-    """A project's quota of a GPU model, and what it holds of it, in thousandths."""
+    """A project's quota of a GPU model, and the held part of it, in thousandths."""
 
     model: str
     quota_permille: int

@@ -1,4 +1,4 @@
-"""Warnings to people whose GPUs are about to be released, and the settings for sending them."""
+"""Warnings to people whose GPUs are about to be released or whose workspaces are unused, and their settings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ class WarningKind(StrEnum):
     TIME = "time"  # its time limit will end it soon
     LEASE = "lease"  # the lease ends soon
     PREEMPTED = "preempted"  # it was preempted
+    ENDED = "ended"  # it has failed, or the pool or another user has stopped it
+    STARTED = "started"  # it has started, and its user has asked for this mail
     HEAD = "head"  # a standby head could not take over: for administrators
     BACKUP = "backup"  # a scheduled backup failed: for administrators
+    SERVICE = "service"  # it is not ready, refuses requests, stays at its maximum, or an update was given up
+    WORKSPACE = "workspace"  # it has not been used for a long time and keeps disk or GPUs
 
 
 FOR_ADMINISTRATORS = frozenset({WarningKind.HEAD, WarningKind.BACKUP})
@@ -47,7 +51,9 @@ class HolderWarning:
     """One warning to the user of a replica; ``deadline`` is when the event happens. Times are seconds since the epoch.
 
     Warnings about heads and backups go to administrators and have no project or workload; ``name`` is the head's name,
-    or empty.
+    or empty. Those about workspaces and services have the ID of the workspace or service in ``workload``. ``code`` and
+    ``remedy`` are those of an ending. ``requested``: only mail is sent, because the user has asked for it
+    (``--mail-type``).
     """
 
     kind: WarningKind
@@ -59,6 +65,9 @@ class HolderWarning:
     index: int
     message: str
     deadline: float | None = None
+    code: str = ""
+    remedy: str = ""
+    requested: bool = False
 
 
 _KNOWN = "known_kinds"

@@ -5,7 +5,8 @@ because the fast path of the command line uses it.
 
 A client sends HELLO first, with JSON ``{"version": 1, "rows": 24, "columns": 80, "stdin": true}``; the shepherd answers
 STARTED once the program runs. Only SIGNAL may be sent without a HELLO, on its own connection (useful when the first
-one is blocked by input that the program does not read). A client that disconnects without DETACH is gone.
+one is blocked by input that the program does not read), and NOTE by the agent, for all attached clients. A client that
+disconnects without DETACH is gone.
 
 A client whose connection may break adds ``"returns_s": 60``: it is gone only if it does not reconnect within that time,
 or if GONE is sent for it. GONE may shorten the time by JSON ``{"returns_s": 10}``, when the process that carried the
@@ -39,7 +40,7 @@ STDOUT = 65  # bytes of the program's output (with a terminal: all output)
 STDERR = 66
 STARTED = 67  # JSON {"pid": 123, "stdin": 0}
 EXIT = 68  # JSON: an ExitReport and the "status" a shell would show; the last frame
-NOTE = 69  # text for the user of the client
+NOTE = 69  # text for the user of the client; the agent sends it to the shepherd
 STDOUT_EOF = 70  # only from a port: the program has ended its sending side
 
 _SIZE = struct.Struct(">HH")

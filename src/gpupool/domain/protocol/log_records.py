@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
-
-from gpupool.domain.work.supervision import LogChunk
 
 RECORD = struct.Struct(">QBI")
 MARK = 0
@@ -25,6 +22,15 @@ MAX_RECORD_BYTES = 1 << 20  # bytes; a longer length means that this is not a re
 MAX_BATCH_BYTES = 2 * MAX_RECORD_BYTES  # bytes of a batch, regardless of the requested number
 MAX_MARK_BYTES = 64  # bytes of a cursor
 WHOLE = RECORD.pack(0, MARK, 0)
+
+
+class LogChunk(NamedTuple):
+    """A piece of a program's output: ``stream`` is ``out`` or ``err``; ``cursor`` is where the next one begins."""
+
+    at: float
+    stream: str
+    data: bytes
+    cursor: str
 
 
 class LogRecord(NamedTuple):
@@ -47,8 +53,7 @@ def parse_records(data: bytes) -> Iterator[LogRecord]:
         yield LogRecord(nanoseconds, stream, begin, at)
 
 
-@dataclass(frozen=True, slots=True)
-class LogBatch:
+class LogBatch(NamedTuple):
     """Consecutive complete records in a segment of a log; ``after`` is the offset of the next record there."""
 
     segment: int
@@ -133,3 +138,9 @@ class LogDecoder:
             return []
         segment, _, after = cursor.partition(":")
         return [LogBatch(int(segment), int(after), bytes(self._buffer[begin:at]))]
+
+
+ERROR_LINE = (
+    r"\b(?:[A-Za-z_.]*(?:Error|Exception)\b|ERROR|FATAL|CRITICAL|error:|fatal:|Traceback \(most recent call last\)"
+    r"|panic:|core dumped|Segmentation fault|Killed|[Oo]ut of memory|No such file or directory)"
+)

@@ -1,1 +1,1 @@
-"""Workloads: what was requested, its states, gangs, containers, files, rules and time windows."""
+"""Workloads: requests, states, gangs, containers, files, rules and time windows."""

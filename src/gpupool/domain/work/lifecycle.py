@@ -8,11 +8,13 @@ arrives twice, or after the end, has no effect.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch
+from gpupool.domain.units import format_duration
 from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessStatus
 from gpupool.domain.work.workload import (
     Replica,
@@ -30,6 +32,7 @@ GRACE_SUFFIX = "s of grace"  # the end of an event's sentence when a stop has be
 
 FIRST_RETRY_S = 2.0
 MAX_RETRY_DELAY_S = 300.0
+IMMEDIATE_S = 5.0  # a program that fails within this time of its start has failed immediately
 MAX_INTERRUPTIONS = 100  # a replica that the pool interrupts this often fails instead of running for ever
 
 # Evictions by the pool, and all reasons whose stop puts the replica back into the queue.
@@ -38,9 +41,14 @@ _RETURNS_TO_QUEUE = EVICTED | {Reason.SUSPENDED_BY_USER, Reason.GANG_RESTART}
 _WITH_NOTICE = _RETURNS_TO_QUEUE | {Reason.IDLE_LIMIT, Reason.RESTARTED_BY_USER}
 # Stops after which the program must run again, also if it ended by itself before the stop reached it.
 _RUNS_AGAIN = frozenset({Reason.GANG_RESTART, Reason.RESTARTED_BY_USER})
-_ENDS_AS_FAILURE = frozenset(
-    {Reason.TIME_LIMIT, Reason.WAIT_EXPIRED, Reason.DEPENDENCY_FAILED, Reason.GANG_INCOMPLETE, Reason.BACKOFF_EXHAUSTED}
-)
+START_FAILURES = frozenset({Reason.START_FAILED, Reason.IMAGE_FAILED, Reason.ENVIRONMENT_FAILED})
+_ENDS_AS_FAILURE = START_FAILURES | {
+    Reason.TIME_LIMIT,
+    Reason.WAIT_EXPIRED,
+    Reason.DEPENDENCY_FAILED,
+    Reason.GANG_INCOMPLETE,
+    Reason.BACKOFF_EXHAUSTED,
+}
 
 _REASON_OF_EXIT = {
     ExitReason.EXITED: Reason.EXITED,
@@ -48,10 +56,17 @@ _REASON_OF_EXIT = {
     ExitReason.TIME_LIMIT: Reason.TIME_LIMIT,
     ExitReason.CLIENT_GONE: Reason.CLIENT_GONE,
     ExitReason.START_FAILED: Reason.START_FAILED,
+    ExitReason.IMAGE_FAILED: Reason.IMAGE_FAILED,
+    ExitReason.ENVIRONMENT_FAILED: Reason.ENVIRONMENT_FAILED,
     ExitReason.SHEPHERD_LOST: Reason.SHEPHERD_LOST,
     ExitReason.NODE_RESTARTED: Reason.NODE_RESTARTED,
     ExitReason.FENCED: Reason.NODE_LOST,
     ExitReason.NODE_LOST: Reason.NODE_LOST,
+}
+_SENTENCES = {
+    Reason.CLIENT_GONE: "the command that started it has ended or lost its connection",
+    Reason.LEASE_ENDED: "the lease that it used has ended",
+    Reason.TIME_LIMIT: "reached its time limit",
 }
 _INTERRUPTIONS = frozenset({Reason.SHEPHERD_LOST, Reason.NODE_RESTARTED, Reason.NODE_LOST})
 _LOSES_WORK = EVICTED | _INTERRUPTIONS | {Reason.GANG_RESTART}
@@ -117,6 +132,7 @@ def grant_lease(workload: Workload, replica: Replica, epoch: Epoch, node: str, n
         finished_at=None,
         last_active_at=now,
         idle_warned=False,
+        ended_by="",
         reason=Reason.GRANTED,
         message="",
         notes=(),
@@ -153,7 +169,7 @@ def note_progress(replica: Replica, status: ProcessStatus) -> Transition:
     step = replica.step if status.step is None else status.step
     if not replica.state.placed:
         return Transition(replica)
-    return Transition(replace(replica, saved_at=saved_at, step=step))
+    return Transition(replace(replica, saved_at=saved_at, step=step, metrics=status.metrics or replica.metrics))
 
 
 def unsaved_s(workload: Workload, replica: Replica, now: float) -> float:
@@ -198,7 +214,9 @@ def end_attempt(workload: Workload, replica: Replica, report: ExitReport, now: f
         reason = asked
     seen = replace(replica, exit_status=report.status, finished_at=report.finished_at or now, pid=None)
     forget = ForgetProgram(replica)
-    sentence = (replica.message if reason is asked else "") or _sentence(reason, report)
+    sentence = (replica.message if reason is asked else "") or _sentence(workload, reason, report)
+    if reason is not asked:
+        seen = replace(seen, ended_by="")
     if reason in _RETURNS_TO_QUEUE or reason is Reason.RESTARTED_BY_USER:
         return _queue_again(workload, seen, reason, sentence, now, forget)
     if reason in _INTERRUPTIONS and _may_run_again(workload, seen, reason):
@@ -208,25 +226,42 @@ def end_attempt(workload: Workload, replica: Replica, report: ExitReport, now: f
     return _finish(seen, _final_state(workload, reason), reason, sentence, now, forget)
 
 
-def stop(
-    workload: Workload, replica: Replica, reason: Reason, now: float, grace_s: float | None = None, sentence: str = ""
+def stop(  # noqa: PLR0913, PLR0917 - the parts of a stop
+    workload: Workload,
+    replica: Replica,
+    reason: Reason,
+    now: float,
+    grace_s: float | None = None,
+    sentence: str = "",
+    by: str = "",
 ) -> Transition:
-    """Begin to stop a replica, or, depending on the reason, to queue it again; ``sentence`` says why."""
+    """Begin to stop a replica, or, depending on the reason, to queue it again.
+
+    ``sentence`` says why, ``by`` is the user who asked for it.
+    """
     if replica.state is ReplicaState.PENDING:
         if reason in _RETURNS_TO_QUEUE:
             return Transition(replica)
-        return _finish(replica, _final_state(workload, reason), reason, sentence, now, None)
+        ended = replace(replica, ended_by=by)
+        return _finish(ended, _final_state(workload, reason), reason, sentence, now, None)
     if not replica.state.placed:
         return Transition(replica)
-    grace = workload.limits.grace_s if grace_s is None else grace_s
+    grace = grace_of(workload, reason) if grace_s is None else grace_s
     if replica.state is ReplicaState.STOPPING:
         # Asked again: a return to the queue overrides a restart in place, a final reason overrides both, and a shorter
         # grace period applies.
-        after = replace(replica, next_reason=reason, message=sentence) if _overrides(reason, replica) else replica
+        if not _overrides(reason, replica):
+            return Transition(replica, (), (StopProgram(replica, grace),))
+        after = replace(replica, next_reason=reason, message=sentence, ended_by=by)
         return Transition(after, (), (StopProgram(after, grace),))
-    after = replace(replica, state=ReplicaState.STOPPING, next_reason=reason, message=sentence)
+    after = replace(replica, state=ReplicaState.STOPPING, next_reason=reason, message=sentence, ended_by=by)
     event = _event(after, now, reason, join_clauses(sentence, f"asked to stop with {grace:g} {GRACE_SUFFIX}"))
     return Transition(after, (event,), (StopProgram(after, grace),))
+
+
+def grace_of(workload: Workload, reason: Reason | None) -> float:
+    """Return the grace period of a stop for a reason."""
+    return workload.limits.preemption_grace_s if reason in EVICTED else workload.limits.grace_s
 
 
 def _overrides(reason: Reason, stopping: Replica) -> bool:
@@ -302,6 +337,14 @@ def join_clauses(sentence: str, clause: str) -> str:
     return f"{sentence.removesuffix('.')}; {clause}" if sentence else clause
 
 
+def signal_text(number: int) -> str:
+    """Return a signal with its name: ``9 (SIGKILL)``."""
+    try:
+        return f"{number} ({signal.Signals(number).name})"
+    except ValueError:
+        return str(number)
+
+
 def retry_delay_s(failures: int) -> float:
     """Return the seconds until the next attempt after a number of failures: 2, 4, 8 … at most 300."""
     return float(min(MAX_RETRY_DELAY_S, FIRST_RETRY_S * 2 ** min(failures - 1, 16)))
@@ -310,19 +353,36 @@ def retry_delay_s(failures: int) -> float:
 def _end_by_exit(
     workload: Workload, replica: Replica, report: ExitReport, now: float, forget: ForgetProgram
 ) -> Transition:
-    success = report.status == 0
+    success, sentence = report.status == 0, _sentence(workload, Reason.EXITED, report)
     policy = workload.retry.policy
+    ended = Reason.MEMORY_LIMIT if report.memory_limited else Reason.EXITED
     if success and policy is not RestartPolicy.ALWAYS:
-        return _finish(replica, ReplicaState.SUCCEEDED, Reason.EXITED, _sentence(Reason.EXITED, report), now, forget)
-    failed = replica if success else replace(replica, failures=replica.failures + 1)
+        return _finish(replica, ReplicaState.SUCCEEDED, Reason.EXITED, sentence, now, forget)
+    failed = replica if success else _count_failure(replica, report)
     if policy is RestartPolicy.NEVER:
-        return _finish(failed, ReplicaState.FAILED, Reason.EXITED, _sentence(Reason.EXITED, report), now, forget)
+        return _finish(failed, ReplicaState.FAILED, ended, sentence, now, forget)
     if failed.failures > workload.retry.backoff_limit:
-        sentence = join_clauses(
-            _sentence(Reason.EXITED, report), f"all {workload.retry.backoff_limit} retries are used"
-        )
+        sentence = join_clauses(sentence, f"all {workload.retry.backoff_limit} retries are used")
         return _finish(failed, ReplicaState.FAILED, Reason.BACKOFF_EXHAUSTED, sentence, now, forget)
-    return _queue_again(workload, failed, Reason.RETRY, _sentence(Reason.EXITED, report), now, forget)
+    if 0 < workload.retry.same_limit <= failed.same_failures:
+        sentence = join_clauses(
+            sentence, f"{failed.same_failures} times in a row within {IMMEDIATE_S:g} s of its start"
+        )
+        return _finish(failed, ReplicaState.FAILED, Reason.REPEATED_FAILURE, sentence, now, forget)
+    return _queue_again(workload, failed, Reason.RETRY, sentence, now, forget)
+
+
+def _count_failure(replica: Replica, report: ExitReport) -> Replica:
+    """Count a failure of the program, and immediate failures in a row with the same status."""
+    ran_s = (replica.finished_at or 0.0) - (replica.started_at or 0.0)
+    immediate = replica.started_at is not None and ran_s < IMMEDIATE_S
+    same = replica.same_failures if replica.failed_status == report.status else 0
+    return replace(
+        replica,
+        failures=replica.failures + 1,
+        same_failures=same + 1 if immediate else 0,
+        failed_status=report.status,
+    )
 
 
 def _queue_again(
@@ -386,7 +446,7 @@ def restarts_after_loss(workload: Workload) -> bool:
 
     This is batch work that is restarted after a failure, or that can be preempted and so must tolerate it.
     """
-    batch = workload.kind in {WorkloadKind.RUN, WorkloadKind.TRAINING}
+    batch = workload.kind in {WorkloadKind.RUN, WorkloadKind.TRAINING, WorkloadKind.SERVICE}
     return batch and (_restarts(workload) or (workload.preemptible and not workload.program.client_bound))
 
 
@@ -395,21 +455,23 @@ def _final_state(workload: Workload, reason: Reason) -> ReplicaState:
         return ReplicaState.SUCCEEDED
     if workload.kind is WorkloadKind.LEASE and reason is Reason.RELEASED:
         return ReplicaState.SUCCEEDED
-    if reason in _ENDS_AS_FAILURE or reason in _INTERRUPTIONS or reason is Reason.START_FAILED:
+    if reason in _ENDS_AS_FAILURE or reason in _INTERRUPTIONS:
         return ReplicaState.FAILED
     return ReplicaState.STOPPED
 
 
-def _sentence(reason: Reason, report: ExitReport) -> str:
+def _sentence(workload: Workload, reason: Reason, report: ExitReport) -> str:
     if report.message:
         return report.message
     if report.reason is ExitReason.FENCED:
         return "its node had no contact with the pool for too long and ended it"
     if reason is Reason.EXITED and report.signal is not None:
-        return f"killed by signal {report.signal}"
+        return f"killed by signal {signal_text(report.signal)}"
     if reason is Reason.EXITED:
         return f"exited with status {report.exit_code}"
-    return str(reason).lower().replace("_", " ")
+    if reason is Reason.TIME_LIMIT and workload.limits.max_time_s is not None:
+        return f"reached its time limit of {format_duration(workload.limits.max_time_s)}"
+    return _SENTENCES.get(reason) or str(reason).lower().replace("_", " ")
 
 
 def _event(replica: Replica, at: float, reason: Reason, message: str) -> Event:

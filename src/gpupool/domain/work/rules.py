@@ -6,6 +6,7 @@ import posixpath
 from dataclasses import replace
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.nodes.gpu import GpuRequest, Placement, SpreadRule
 from gpupool.domain.people.access import Project, ProjectRules
 from gpupool.domain.units import MAX_DURATION_S, format_duration, format_permille
 from gpupool.domain.work.time_windows import parse_windows
@@ -37,9 +38,10 @@ def check_rules(rules: ProjectRules) -> None:
         raise GpupoolError(
             ErrorCode.INVALID_REQUEST, "That is not a valid number of GPU hours.", f"Give 0 to {MAX_GPU_HOURS:,}."
         )
-    if not all(0 < weight <= MAX_USER_WEIGHT for _, weight in rules.user_weights):
+    weights_fit = all(0 < weight <= MAX_USER_WEIGHT for _, weight in rules.user_weights)
+    if not weights_fit or not all(permille > 0 for _, permille in rules.user_quotas):
         raise GpupoolError(
-            ErrorCode.INVALID_REQUEST, "A user's weight must be above 0.", f"Give 0.5 or 2, {MAX_USER_WEIGHT} at most."
+            ErrorCode.INVALID_REQUEST, "A user's weight or quota is not above 0, or too large.", "Give 0.5 or 2."
         )
     if len(rules.node_pools) > MAX_NODE_POOLS or not all(
         0 < len(pool) <= MAX_POOL_NAME_LENGTH for pool in rules.node_pools
@@ -82,3 +84,21 @@ def check_replica_gpus(least_permille: int, project: Project) -> None:
             f"{format_permille(most)} for one replica.",
             "Request fewer GPUs for each replica, or use several replicas.",
         )
+
+
+def resolve_placement(request: GpuRequest, project: Project, pool: SpreadRule, default: Placement) -> GpuRequest:
+    """Return the request with the placement pack if the pool's default is one that the project may not use.
+
+    Raises ``GpupoolError(FORBIDDEN)`` if it requests spread and the project, or the pool for it, refuses that.
+    """
+    if (project.rules.spread or pool) is SpreadRule.ALLOW:
+        return request
+    if request.placement is Placement.SPREAD:
+        command = f"gpupool project set {project.name} --spread allow"
+        raise GpupoolError(
+            ErrorCode.FORBIDDEN,
+            f"The placement spread is not allowed in the project {project.name}: it leaves less room for large "
+            "workloads.",
+            f"Omit it, or use `--placement pack`. Administrators allow it: `{command}`.",
+        )
+    return replace(request, placement=Placement.PACK) if default is Placement.SPREAD else request

@@ -14,13 +14,12 @@ from typing import Any
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.work.container import ContainerSpec
-from gpupool.domain.work.job_files import FilesSpec
+from gpupool.domain.work.file_tree import FilesSpec
 
 __all__ = [
     "ContainerSpec",
     "ExitReason",
     "ExitReport",
-    "LogChunk",
     "ProcessPhase",
     "ProcessSpec",
     "ProcessStatus",
@@ -40,6 +39,10 @@ class Stdio(StrEnum):
 
 
 NODE_PROGRAM = "@gpupool"  # as the first word of ``argv``: the second word names a program of the pool itself
+
+
+MAX_CHECK_CHARS = 4096  # of all words of a command that checks a program
+MAX_CHECK_S = 30.0  # shorter than the time limit of a request to an agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class ExitReason(StrEnum):
     TIME_LIMIT = "time_limit"  # max_time_s reached
     CLIENT_GONE = "client_gone"  # a client-bound program lost its client
     START_FAILED = "start_failed"  # no such program, folder or permission: see message
+    IMAGE_FAILED = "image_failed"  # its container image is missing and cannot be pulled: see message
+    ENVIRONMENT_FAILED = "environment_failed"  # its Python environment cannot be created: see message
     SHEPHERD_LOST = "shepherd_lost"  # the shepherd was killed, and the program with it
     NODE_RESTARTED = "node_restarted"  # the machine restarted
     FENCED = "fenced"  # out of contact with the control plane for so long that the node may count as lost
@@ -140,7 +145,10 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """The end of a program. ``signal`` is set if a signal killed it; times are seconds since the epoch."""
+    """The end of a program. ``signal`` is set if a signal killed it; times are seconds since the epoch.
+
+    ``memory_limited``: the kernel killed it because of its limit of host memory.
+    """
 
     reason: ExitReason
     exit_code: int | None
@@ -149,6 +157,7 @@ class ExitReport:
     finished_at: float
     cpu_seconds: float = 0.0
     max_rss_mib: int = 0
+    memory_limited: bool = False
 
     @property
     def status(self) -> int:
@@ -160,10 +169,14 @@ class ExitReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress that a program has reported: the time of its last checkpoint, and its step; None: not reported."""
+    """The progress that a program has reported: the time of its last checkpoint, and its step; None: not reported.
+
+    ``metrics`` are its values by name, sorted; empty: not reported.
+    """
 
     saved_at: float | None = None
     step: int | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +184,7 @@ class ProcessStatus:
     """The agent's present knowledge of one program; ``notes`` list the limits that could not be enforced, and why.
 
     ``mode`` is the sharing mode in force and ``guarantee`` a sentence that says what it guarantees; both are empty if
-    the agent does not report them. ``saved_at`` and ``step`` are the program's ``Progress``.
+    the agent does not report them. ``saved_at``, ``step`` and ``metrics`` are the program's ``Progress``.
     """
 
     key: str
@@ -187,17 +200,8 @@ class ProcessStatus:
     guarantee: str = ""
     saved_at: float | None = None
     step: int | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class LogChunk:
-    """A piece of a program's output: ``stream`` is ``out`` or ``err``; ``cursor`` is where the next one begins."""
-
-    at: float
-    stream: str
-    data: bytes
-    cursor: str

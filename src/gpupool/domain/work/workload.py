@@ -11,62 +11,15 @@ from gpupool.domain.ids import AttemptKey, Epoch, WorkloadId, attempt_key
 from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.work.container import ContainerSpec
-from gpupool.domain.work.gang import Gang
-from gpupool.domain.work.rendezvous import Rendezvous
+from gpupool.domain.work.gang import Gang, Rendezvous
+from gpupool.domain.work.states import ReplicaState as ReplicaState  # noqa: PLC0414 - re-exported
+from gpupool.domain.work.states import WorkloadKind as WorkloadKind  # noqa: PLC0414 - re-exported
+from gpupool.domain.work.states import WorkloadState as WorkloadState  # noqa: PLC0414 - re-exported
 from gpupool.domain.work.supervision import Stdio
 
 
-class WorkloadKind(StrEnum):
-    """The purpose of a workload; it decides protection and the effect of a client's end."""
-
-    RUN = "run"  # `run`: one program, usually bound to the terminal that started it
-    TRAINING = "training"  # `submit`: batch, may exceed the quota, may be preempted and queued again
-    INTERACTIVE = "interactive"  # `submit --interactive`: protected within quota
-    LEASE = "lease"  # `request_gpus`: GPUs without a program
-    EXEC = "exec"  # `client`, `exec`, `shell`: a program on the GPUs of another workload
-
-
-class WorkloadState(StrEnum):
-    """The state of a workload as a whole."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUSPENDED = "suspended"
-    STOPPING = "stopping"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-    @property
-    def final(self) -> bool:
-        """Return whether the state is final."""
-        return self in {WorkloadState.SUCCEEDED, WorkloadState.FAILED, WorkloadState.STOPPED}
-
-
-class ReplicaState(StrEnum):
-    """The state of one replica."""
-
-    PENDING = "pending"  # waits: in the queue, for a dependency, a back-off or its parallelism
-    STARTING = "starting"  # holds a lease; the node was told to start it
-    RUNNING = "running"
-    STOPPING = "stopping"  # was told to end; still holds its lease
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-    @property
-    def final(self) -> bool:
-        """Return whether it has ended for good."""
-        return self in {ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.STOPPED}
-
-    @property
-    def placed(self) -> bool:
-        """Return whether it holds (or uses) GPUs now."""
-        return self in {ReplicaState.STARTING, ReplicaState.RUNNING, ReplicaState.STOPPING}
-
-
 class RestartPolicy(StrEnum):
-    """When a replica that ended by itself is restarted."""
+    """The policy for restarts of a replica that ended by itself."""
 
     NEVER = "never"
     ON_FAILURE = "on-failure"
@@ -96,6 +49,13 @@ class OnMemberEnd(StrEnum):
     CONTINUE = "continue"  # they continue; only the member is restarted, by its restart policy
 
 
+class OnPreempt(StrEnum):
+    """The effect of a preemption on a program."""
+
+    SIGNAL = "signal"  # it gets a notice and a signal, and is killed after its grace period
+    KILL = "kill"  # it is killed at once: it has nothing to save
+
+
 class EnvSource(StrEnum):
     """A value for a variable that is known only when the program starts."""
 
@@ -110,21 +70,45 @@ class EnvSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """Another workload that must end first; ``success_only`` requires that it succeeded."""
+    """Another workload that must end first.
+
+    ``success_only`` requires that it succeeded, ``failure_only`` that it failed or was stopped.
+    """
 
     workload: WorkloadId
     success_only: bool = True
+    failure_only: bool = False
+
+    @property
+    def condition(self) -> str:
+        """Return the condition on its end: success, failure or any."""
+        return "failure" if self.failure_only else "success" if self.success_only else "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The service whose replica a workload is (by id), and its revision.
+
+    ``port`` is the port to listen on (0: a free one); ``{port}`` and ``{host}`` in the command and in the environment
+    are replaced, and the variable ``port_env`` has the port.
+    """
+
+    service: str
+    revision: int
+    port: int = 0
+    port_env: str = "PORT"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """The program to execute, its folder and its environment. ``{name}`` in ``argv`` is a parameter of a sweep.
 
-    ``tree`` and ``lock`` are the files sent with it (``domain.work.job_files``); ``cwd`` is then a folder in them.
+    ``tree`` and ``lock`` are the files sent with it (``domain.work.file_tree``); ``cwd`` is then a folder in them.
     ``env_from``: variables with values known only at the start, by the names of ``EnvSource``. ``literal``: ``{index}``
     in ``argv`` is not replaced. ``container``: it runs in one, ``argv`` may then be empty; None: a plain process.
     ``linger_s``: see ``supervision.ProcessSpec``. ``workspace`` is the id of the workspace in whose home it runs
-    (empty: none); ``cwd`` may be relative to the home.
+    (empty: none); ``cwd`` may be relative to the home. ``serving``: it is a replica of a service. ``git`` is the
+    repository that is cloned before the start (``domain.work.git_source``; empty: none).
     """
 
     argv: tuple[str, ...]
@@ -142,6 +126,8 @@ class Program:
     literal: bool = False
     container: ContainerSpec | None = None
     workspace: str = ""
+    serving: Serving | None = None
+    git: str = ""
 
 
 TTL_LABEL = "gpupool/ttl"  # the label of work that is deleted some time after its end
@@ -152,8 +138,8 @@ class Limits:
     """Limits in time and host resources; None: no limit. Times are seconds, ``memory_mib`` is host memory.
 
     ``ttl_s``: this long after its end it is deleted with its output. ``notice_signal``: see
-    ``supervision.ProcessSpec``. ``checkpoint_s``: how often the program saves its state (0: on preemption); None: not
-    declared.
+    ``supervision.ProcessSpec``. ``on_preempt``: whether it is killed at once instead. ``checkpoint_s``: how often the
+    program saves its state (0: on preemption); None: not declared.
     """
 
     wait_s: float | None = None  # longest time in the queue; 0: start now or fail
@@ -166,6 +152,13 @@ class Limits:
     log_limit_mib: int = 64
     ttl_s: float | None = None
     checkpoint_s: float | None = None
+    begin_s: float | None = None  # earliest start after the submission
+    on_preempt: OnPreempt = OnPreempt.SIGNAL
+
+    @property
+    def preemption_grace_s(self) -> float:
+        """Return the time between a preemption and the kill."""
+        return 0.0 if self.on_preempt is OnPreempt.KILL else self.grace_s
 
     @property
     def saved_every_s(self) -> float | None:
@@ -175,14 +168,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When and how often a replica is restarted. Losses caused by the pool are not counted."""
+    """The conditions and the number of restarts of a replica. Losses caused by the pool are not counted.
+
+    ``same_limit``: it is not restarted after this many immediate failures in a row with the same exit status (0: no
+    such limit).
+    """
 
     policy: RestartPolicy = RestartPolicy.NEVER
     backoff_limit: int = 0
+    same_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class GangRole:
     """Members of a gang that are alike; None values are the workload's own.
 
     ``env`` is added to the workload's. ``restart``: when a member that ended by itself is restarted. ``container``: its
@@ -226,7 +224,7 @@ class Workload:
     uid: int | None = None
     compute: ComputePolicy = ComputePolicy.GUARANTEE
     gang: Gang | None = None
-    roles: tuple[Role, ...] = ()
+    roles: tuple[GangRole, ...] = ()
     framework: Framework | None = None
     on_member_end: OnMemberEnd = OnMemberEnd.CONTINUE
     success_policy: SuccessPolicy = SuccessPolicy.ALL_WORKERS
@@ -244,6 +242,7 @@ class Workload:
     on: WorkloadId | None = None
     on_index: int = 0
     labels: dict[str, str] = field(default_factory=dict)
+    mail: str = ""  # when its user wants mail (domain.work.mail_types)
     request_id: str | None = None
     request_digest: str = ""  # of the request with that id; empty: unknown
     state: WorkloadState = WorkloadState.QUEUED
@@ -266,7 +265,7 @@ class Workload:
             return f"{self.name}-{place[0].name.lower()}-{place[1]}"
         return f"{self.name}-{index}" if self.completions > 1 else self.name
 
-    def place_in_roles(self, index: int) -> tuple[Role, int] | None:
+    def place_in_roles(self, index: int) -> tuple[GangRole, int] | None:
         """Return the role of a member and its number within it; None if all members are alike."""
         for role in self.roles:
             if index < role.replicas:
@@ -274,7 +273,7 @@ class Workload:
             index -= role.replicas
         return None
 
-    def role_of(self, index: int) -> Role | None:
+    def role_of(self, index: int) -> GangRole | None:
         """Return the role of a member; None if all members are alike."""
         place = self.place_in_roles(index)
         return None if place is None else place[0]
@@ -341,6 +340,8 @@ class Replica:
     ``guarantee`` what that mode guarantees; both are empty until the report. ``saved_at`` is the time of its last
     checkpoint and ``step`` the number that it has reached, as reported by the program in this or an earlier attempt.
     ``lost_gpu_s`` are the GPU seconds of work that its attempts lost because the pool or a failed node ended them.
+    ``ended_by`` is the user who stopped it (empty: no user did). ``same_failures`` counts the immediate failures in a
+    row with the exit status ``failed_status``. ``metrics`` are values that the program reported last, by name.
     """
 
     workload: WorkloadId
@@ -368,6 +369,10 @@ class Replica:
     saved_at: float | None = None
     step: int | None = None
     lost_gpu_s: float = 0.0
+    ended_by: str = ""
+    same_failures: int = 0
+    failed_status: int | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
     version: int = 0
 
     @property
@@ -377,7 +382,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class GpuLease:
     """Shares of GPUs granted to one attempt of one replica.
 
     ``epoch`` grows with every grant of the pool and fences: a node refuses a start with an older epoch for the same

@@ -13,11 +13,15 @@ from enum import StrEnum
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.work.supervision import NODE_PROGRAM
 from gpupool.domain.work.workload import WorkloadState
 
 MAX_SNAPSHOTS = 64
 UNUSED_AFTER_S = 90 * 86400.0
-READY = "The workspace is ready."  # a session prints it once its environment is complete
+IMPORT_GRACE_S = 60.0  # an import that has no program for this time was abandoned
+ARCHIVE_PROGRAM = "node/files/workspace_archive.py"
+IMPORT_COMMAND = (NODE_PROGRAM, ARCHIVE_PROGRAM, "import")
+READY = "The workspace is ready."  # a session prints it once its environment is complete, or its container runs
 ENVIRONMENT_FILES = {
     "uv.lock": ("pyproject.toml", ".python-version", "uv.toml"),
     "requirements.txt": (),
@@ -30,6 +34,7 @@ class WorkspaceState(StrEnum):
     """The state of a workspace."""
 
     CREATING = "creating"  # its home is being made or copied
+    IMPORTING = "importing"  # its files are being read from an archive
     STOPPED = "stopped"
     COPYING = "copying"  # a snapshot is being made, deleted or restored
     STARTING = "starting"  # its session is queued, or starts
@@ -48,6 +53,7 @@ class WorkspaceAction(StrEnum):
     SNAPSHOT = "snapshot"
     RESTORE = "restore"
     EXPORT = "export"
+    IMPORT = "import"  # files of an archive
     DELETE = "delete"
 
 
@@ -77,8 +83,9 @@ _STATE_OF_SESSION = {
 _ACTIVE = frozenset({WorkspaceState.STARTING, WorkspaceState.RUNNING, WorkspaceState.STOPPING})
 _STOPPED = frozenset({WorkspaceState.STOPPED})
 _ALLOWED = {
-    WorkspaceAction.STOP: _ACTIVE | _STOPPED,  # a repeated stop is harmless
-    WorkspaceAction.DELETE: _STOPPED | {WorkspaceState.DELETING},
+    WorkspaceAction.STOP: _ACTIVE | _STOPPED | {WorkspaceState.IMPORTING},  # a repeated stop is harmless
+    WorkspaceAction.DELETE: _STOPPED | {WorkspaceState.DELETING, WorkspaceState.IMPORTING},
+    WorkspaceAction.IMPORT: frozenset({WorkspaceState.IMPORTING}),
 }
 
 
@@ -108,11 +115,12 @@ class WorkspaceTask:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of a home as it was at a time."""
+    """A copy of a home as it was at a time. ``shared``: all members of its project may clone it."""
 
     id: str
     name: str
     created_at: float
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +145,8 @@ class Workspace:
     or that of which its session makes an environment in the home: a Python (``python``, ``python3.11``), or a file (a
     key of ``ENVIRONMENT_FILES``). ``image`` is the container image of its session (empty: none). ``disk_bytes`` is what
     home and snapshots use together, as measured at ``measured_at``. ``used_at`` is the end of its last session, or its
-    creation.
+    creation. ``warned_at`` is when its user was last warned that it is unused. ``importing``: it is deleted unless its
+    import is completed.
     """
 
     id: str
@@ -157,6 +166,8 @@ class Workspace:
     task: WorkspaceTask | None = None
     failure: TaskFailure | None = None
     reserved: bool = False
+    warned_at: float | None = None
+    importing: bool = False
 
     def snapshot(self, ref: str) -> Snapshot:
         """Return a snapshot by name or id. Raises ``GpupoolError(NOT_FOUND)``."""
@@ -171,6 +182,18 @@ class Workspace:
     def unused_s(self, now: float) -> float:
         """Return the seconds since its last use; it must be stopped."""
         return max(0.0, now - self.used_at)
+
+    def needs_warning(self, now: float) -> bool:
+        """Return True if its user should be warned, again after each such time, that it is unused."""
+        return now - max(self.used_at, self.warned_at or 0.0) > UNUSED_AFTER_S
+
+    def unused_warning(self, now: float) -> str:
+        """Return a sentence, without a full stop, about the resources that an unused workspace keeps."""
+        disk = "an unknown amount" if self.disk_bytes is None else format_bytes(self.disk_bytes)
+        gpus = f" and {self.gpus.count} reserved GPUs" if self.reserved else ""
+        return (
+            f"the workspace has not been used for {self.unused_s(now) // 86400:.0f} days and keeps {disk} of disk{gpus}"
+        )
 
 
 def check_environment(environment: str, files: Sequence[EnvironmentFile], image: str) -> None:
@@ -195,6 +218,8 @@ def state_of(workspace: Workspace, session: WorkloadState | None) -> WorkspaceSt
     """Return the state; ``session`` is the state of the live workload that uses its home (None: there is none)."""
     if workspace.task is not None:
         return _STATE_OF_TASK.get(workspace.task.kind, WorkspaceState.COPYING)
+    if workspace.importing:
+        return WorkspaceState.IMPORTING
     return WorkspaceState.STOPPED if session is None else _STATE_OF_SESSION.get(session, WorkspaceState.STOPPED)
 
 
@@ -203,6 +228,8 @@ def check_action(workspace: Workspace, state: WorkspaceState, action: WorkspaceA
     if state in _ALLOWED.get(action, _STOPPED):
         return
     hint = f"Wait until it is stopped; see `gpupool workspace show {workspace.name}`."
+    if state is WorkspaceState.IMPORTING:
+        hint = f"Wait for the end of its import, or delete it: `gpupool workspace delete {workspace.name}`."
     if state in {WorkspaceState.STARTING, WorkspaceState.RUNNING}:
         hint = f"Stop it first: `gpupool workspace stop {workspace.name}`."
         if action is WorkspaceAction.START:

@@ -18,7 +18,24 @@ from gpupool.store.schema.tables import leadership, meta
 from gpupool.store.schema.usage_tables import metadata
 
 # Oldest first; the files in ``versions``.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013")
+REVISIONS = (
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+    "0006",
+    "0007",
+    "0008",
+    "0009",
+    "0010",
+    "0011",
+    "0012",
+    "0013",
+    "0014",
+    "0015",
+    "0016",
+)
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent
 MAX_BACKUPS = 5

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, extract, func, select, update
 
 from gpupool.domain.events import Event
 from gpupool.domain.nodes.heads import Head, HeadReport
-from gpupool.domain.nodes.joining import MAX_REMOVED_MEMBERS, JoinToken, Member, RemovedMember
+from gpupool.domain.nodes.joining import MAX_REMOVED_MEMBERS, JoinedMachine, JoinToken, RemovedMember
 from gpupool.store.backends.database import Database, upsert
 from gpupool.store.events import append_events, write_with_events
 from gpupool.store.pool.nodes import revoke_member
@@ -38,17 +38,19 @@ class SqlJoins:
         wanted = select(t.join_tokens).where(t.join_tokens.c.parent == parent)
         return await self._database.read(lambda conn: [JoinToken(**row) for row in conn.execute(wanted).mappings()])
 
-    async def admit(self, secret_sha256: str, member: Member, event: Event, head: Head | None = None) -> bool:
+    async def admit(self, secret_sha256: str, member: JoinedMachine, event: Event, head: Head | None = None) -> bool:
         """Use a valid token once and write the member, in one transaction; return whether it was done."""
         return await self._database.write(lambda conn: _admit(conn, secret_sha256, member, event, head))
 
-    async def members(self) -> Sequence[Member]:
+    async def members(self) -> Sequence[JoinedMachine]:
         """Return all machines that have joined, by name."""
         wanted = select(t.members)
-        found = await self._database.read(lambda conn: [Member(**row) for row in conn.execute(wanted).mappings()])
+        found = await self._database.read(
+            lambda conn: [JoinedMachine(**row) for row in conn.execute(wanted).mappings()]
+        )
         return sorted(found, key=lambda member: member.node)
 
-    async def save_member(self, member: Member, event: Event) -> None:
+    async def save_member(self, member: JoinedMachine, event: Event) -> None:
         """Insert or replace."""
         await write_with_events(self._database, (event,), lambda conn: upsert(conn, t.members, asdict(member)))
 
@@ -93,7 +95,7 @@ def _head_reports(conn: Connection) -> list[HeadReport]:
     return [HeadReport(row["name"], float(row["now"]) - row["reported_at"], tuple(row["faults"])) for row in rows]
 
 
-def _admit(conn: Connection, secret_sha256: str, member: Member, event: Event, head: Head | None) -> bool:
+def _admit(conn: Connection, secret_sha256: str, member: JoinedMachine, event: Event, head: Head | None) -> bool:
     """Spend the token with an UPDATE that checks again: two machines cannot share its last use."""
     token = t.join_tokens.c
     good = (

@@ -11,6 +11,7 @@ from gpupool.domain.nodes.gpu import Node
 from gpupool.domain.nodes.reservation import Reservation
 from gpupool.domain.people.access import Department, Project, Token, User
 from gpupool.domain.protocol.node_json import report_to_dict
+from gpupool.domain.work.service import Service
 from gpupool.domain.work.workspace import Workspace
 from gpupool.store.schema.columns import Columns, plain_text, shallow
 
@@ -74,6 +75,22 @@ def workspace_of(row: RowMapping) -> Workspace:
     """Build a workspace from its row."""
     columns = {name: row[name] for name in _WORKSPACE_COLUMNS}
     return decode(Workspace, {**columns, "user": row["user_name"], **row["document"]})
+
+
+_SERVICE_COLUMNS = ("id", "name", "project", "created_at")
+
+
+def service_row(service: Service) -> Columns:
+    """Return the row of ``services``."""
+    document = asdict(service)
+    row = {name: document.pop(name) for name in _SERVICE_COLUMNS}
+    return row | {"user_name": document.pop("user"), "document": document}
+
+
+def service_of(row: RowMapping) -> Service:
+    """Build a service from its row."""
+    columns = {name: row[name] for name in _SERVICE_COLUMNS}
+    return decode(Service, {**columns, "user": row["user_name"], **row["document"]})
 
 
 def user_row(user: User) -> Columns:

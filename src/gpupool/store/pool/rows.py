@@ -81,6 +81,15 @@ WORKSPACES = RowKind(
     "workspace",
     ("user", "name"),
 )
+SERVICES = RowKind(
+    t.services,
+    mapping.service_row,
+    mapping.service_of,
+    ErrorCode.UNKNOWN_SERVICE,
+    "service",
+    "service",
+    ("project", "name"),
+)
 TOKENS = RowKind(
     t.tokens, mapping.token_row, mapping.token_of, ErrorCode.UNKNOWN_TOKEN, "token", "token", ("created_at", "id")
 )

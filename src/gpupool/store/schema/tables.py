@@ -130,6 +130,10 @@ replicas = Table(
     Column("saved_at", Double),
     Column("step", BigInteger),
     Column("lost_gpu_s", Double, nullable=False, server_default="0"),
+    Column("ended_by", Text, nullable=False, server_default=""),
+    Column("same_failures", Integer, nullable=False, server_default="0"),
+    Column("failed_status", Integer),
+    Column("metrics", JSON(none_as_null=True)),
 )
 
 leases = Table(
@@ -256,6 +260,18 @@ workspaces = Table(
     Column("created_at", Double, nullable=False),
     Column("document", JSON, nullable=False),
     Index("uq_workspaces_name", "user_name", "name", unique=True),
+)
+
+services = Table(
+    "services",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("user_name", String(63), nullable=False),
+    Column("project", String(63), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("document", JSON, nullable=False),
+    Index("uq_services_name", "project", "name", unique=True),
 )
 
 start_estimates = Table(  # estimated starts, and the actual ones

@@ -1,8 +1,8 @@
 """Sums of past hours, days and eight-day spans, so that a year costs little more to query than a day.
 
-Sums exist by project and model, by project, user and model, and by node and model (``Family``); other queries read the
-leases. Requests have neither node nor model. An hour is summed when it is over and can no longer change. A lease that
-is still held then contributes its part of that hour; the rest is in the following hours.
+Sums exist by project and model, by project, user and model, and by node and model (``SumFamily``); other queries read
+the leases. Requests have neither node nor model. An hour is summed when it is over and can no longer change. A lease
+that is still held then contributes its part of that hour; the rest is in the following hours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _g = gpu_hours.c
 COLUMNS = {Dim.PROJECT: _g.project, Dim.USER: _g.user_name, Dim.NODE: _g.node, Dim.MODEL: _g.model}
 
 
-class Family(StrEnum):
+class SumFamily(StrEnum):
     """A set of sums: its key columns, and how long its hours are stored. Days are never deleted."""
 
     PROJECT = "project"
@@ -47,17 +47,17 @@ class Family(StrEnum):
     @property
     def hours_kept_s(self) -> int:
         """Return how long hours are stored; there are many rows of many users."""
-        return (35 if self is Family.MEMBER else 731) * DAY_S
+        return (35 if self is SumFamily.MEMBER else 731) * DAY_S
 
 
 _DIMS = {
-    Family.PROJECT: (Dim.PROJECT, Dim.MODEL),
-    Family.MEMBER: (Dim.PROJECT, Dim.USER, Dim.MODEL),
-    Family.NODE: (Dim.NODE, Dim.MODEL),
+    SumFamily.PROJECT: (Dim.PROJECT, Dim.MODEL),
+    SumFamily.MEMBER: (Dim.PROJECT, Dim.USER, Dim.MODEL),
+    SumFamily.NODE: (Dim.NODE, Dim.MODEL),
 }
 
 
-class Source(IntEnum):
+class TimeSource(IntEnum):
     """The source of a part of the time: sums of a step in seconds, or the leases and requests themselves."""
 
     LEASES = 0
@@ -66,7 +66,7 @@ class Source(IntEnum):
     EIGHT_DAYS = EIGHT_DAYS_S
 
 
-SUMS = (Source.EIGHT_DAYS, Source.DAYS, Source.HOURS)
+SUMS = (TimeSource.EIGHT_DAYS, TimeSource.DAYS, TimeSource.HOURS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Marks:
     since: int = 0
     until: int = 0
 
-    def hours_from(self, family: Family, now: int | None = None) -> int:
+    def hours_from(self, family: SumFamily, now: int | None = None) -> int:
         """Return the beginning of the first stored hour of a family, in whole days."""
         return max(self.since, ((self.until if now is None else now) - family.hours_kept_s) // DAY_S * DAY_S)
 
@@ -93,28 +93,28 @@ def save_marks(conn: Connection, marks: Marks) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SourceSpan:
     """A part of one step of a query, read from one source."""
 
-    source: Source
+    source: TimeSource
     step: int
     since: float
     until: float
 
 
-def cover(span: Span, marks: Marks, hours_from: int, sums: Sequence[Source] = SUMS) -> list[Span]:
+def cover(span: SourceSpan, marks: Marks, hours_from: int, sums: Sequence[TimeSource] = SUMS) -> list[SourceSpan]:
     """Split a time into parts, in order: the longest sums that exist, then shorter ones, then leases for the rest."""
     if span.since >= span.until:
         return []
     if not sums:
         return [span]
     length, *shorter = sums
-    begin = max(span.since, hours_from if length is Source.HOURS else 0)
+    begin = max(span.since, hours_from if length is TimeSource.HOURS else 0)
     first, last = -(-begin // length) * length, min(span.until, marks.until) // length * length
     if first >= last:
         return cover(span, marks, hours_from, shorter)
-    before, after = (Span(span.source, span.step, *ends) for ends in ((span.since, first), (last, span.until)))
-    whole = Span(length, span.step, first, last)
+    before, after = (SourceSpan(span.source, span.step, *ends) for ends in ((span.since, first), (last, span.until)))
+    whole = SourceSpan(length, span.step, first, last)
     return [*cover(before, marks, hours_from, shorter), whole, *cover(after, marks, hours_from, shorter)]
 
 
@@ -123,11 +123,14 @@ def gpu_time(conn: Connection, query: TimeQuery) -> list[TimeRow]:
     family = family_of(query)
     marks = load_marks(conn) if family else Marks()
     hours_from = marks.hours_from(family) if family else 0
-    steps = (Span(Source.LEASES, n, *ends) for n, ends in enumerate(zip(query.edges, query.edges[1:], strict=False)))
+    steps = (
+        SourceSpan(TimeSource.LEASES, n, *ends)
+        for n, ends in enumerate(zip(query.edges, query.edges[1:], strict=False))
+    )
     spans = [part for step in steps for part in cover(step, marks, hours_from)]
     found = Sums()
     for span in spans:
-        if span.source is Source.LEASES:
+        if span.source is TimeSource.LEASES:
             add_leases(conn, found, query, span.step, (span.since, span.until))
             if query.asks_for_requests:
                 add_requests(conn, found, query, span.step, (span.since, span.until))
@@ -136,15 +139,15 @@ def gpu_time(conn: Connection, query: TimeQuery) -> list[TimeRow]:
     return found.rows()
 
 
-def family_of(query: TimeQuery) -> Family | None:
+def family_of(query: TimeQuery) -> SumFamily | None:
     """Return the sums that can answer a query; None for workloads, or projects on one node."""
     scope = query.scope
     scoped = {Dim.PROJECT: scope.project, Dim.USER: scope.user, Dim.NODE: scope.node, Dim.MODEL: scope.model}
     needed = {*query.dims, *(dim for dim, name in scoped.items() if name is not None)}
-    return next((family for family in Family if needed <= set(family.dims)), None)
+    return next((family for family in SumFamily if needed <= set(family.dims)), None)
 
 
-def _add_sums(conn: Connection, found: Sums, query: TimeQuery, spans: Sequence[Span]) -> None:
+def _add_sums(conn: Connection, found: Sums, query: TimeQuery, spans: Sequence[SourceSpan]) -> None:
     """Add the stored sums of spans from one source."""
     if len(spans) > FEW_SPANS:
         _add_many_sums(conn, found, query, spans)
@@ -165,7 +168,7 @@ def _sums_of(dims: tuple[Dim, ...], scope: UsageFilter) -> Any:
     return statement.group_by(*keys).having(func.count() > 0)
 
 
-def _add_many_sums(conn: Connection, found: Sums, query: TimeQuery, spans: Sequence[Span]) -> None:
+def _add_many_sums(conn: Connection, found: Sums, query: TimeQuery, spans: Sequence[SourceSpan]) -> None:
     """Add the same with one statement for many spans, which must be built each time."""
     for start in range(0, len(spans), SPANS_PER_QUERY):
         chunk = [(span.step, int(span.since), int(span.until)) for span in spans[start : start + SPANS_PER_QUERY]]

@@ -12,7 +12,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.workload import WorkloadKind
-from gpupool.services.ports.usage import Held, Moments
+from gpupool.services.ports.usage import AllocationSeries, Moments
 from gpupool.store.backends.database import Database
 from gpupool.store.schema import tables as t
 
@@ -31,7 +31,7 @@ class SqlMoments:
         """Return how many workloads waited for their first start at each moment."""
         return await self._database.read(lambda conn: waiting(conn, moments))
 
-    async def held(self, moments: Moments) -> Held:
+    async def held(self, moments: Moments) -> AllocationSeries:
         """Return the held and the fragmented GPUs at each moment."""
         return await self._database.read(lambda conn: held(conn, moments))
 
@@ -56,8 +56,8 @@ def waiting(conn: Connection, moments: Moments) -> list[int]:
     return list(accumulate(changes[:-1]))
 
 
-def held(conn: Connection, moments: Moments) -> Held:
-    """Return what leases held at each moment, and what was free on the same GPUs."""
+def held(conn: Connection, moments: Moments) -> AllocationSeries:
+    """Return the leased and the free thousandths of the same GPUs at each moment."""
     permille = np.zeros(moments.count + 1, dtype=np.int64)
     begin, end = _index(_l.granted_at, moments), _index(_l.released_at, moments)
     touching = and_(_l.granted_at <= moments.last, or_(_l.released_at.is_(None), _l.released_at > moments.first))
@@ -69,7 +69,7 @@ def held(conn: Connection, moments: Moments) -> Held:
     parts = select(_s.gpu_uuid, begin, end, _s.permille).select_from(t.leases.join(t.lease_shares))
     on_gpus = _on_gpus(conn, parts.where(touching, part, begin < end), moments.count)
     partly = (on_gpus > 0) & (on_gpus < WHOLE_GPU)
-    return Held(
+    return AllocationSeries(
         held=tuple(np.cumsum(permille)[:-1].tolist()),
         pieces=tuple(((WHOLE_GPU - on_gpus) * partly).sum(axis=0).tolist()),
         partly=tuple(partly.sum(axis=0).tolist()),

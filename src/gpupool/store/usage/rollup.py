@@ -12,7 +12,7 @@ from gpupool.services.ports.usage import Dim, TimeQuery, TimeRow
 from gpupool.store.backends.database import insert_all
 from gpupool.store.schema import tables as t
 from gpupool.store.schema.usage_tables import gpu_hours
-from gpupool.store.usage.gpu_hours import COLUMNS, DAY_S, EIGHT_DAYS_S, Family, Marks, load_marks, save_marks
+from gpupool.store.usage.gpu_hours import COLUMNS, DAY_S, EIGHT_DAYS_S, Marks, SumFamily, load_marks, save_marks
 from gpupool.store.usage.gpu_time import AMOUNTS, HOUR_S, Sums, add_leases, add_requests
 
 _g = gpu_hours.c
@@ -31,7 +31,7 @@ class Chunk:
     before: Marks
     after: Marks
     rows: tuple[dict[str, Any], ...]
-    of_hours: tuple[Family, ...]
+    of_hours: tuple[SumFamily, ...]
 
 
 def sum_up(conn: Connection, until: float) -> Chunk | None:
@@ -42,10 +42,10 @@ def sum_up(conn: Connection, until: float) -> Chunk | None:
     end = min(limit, begin // DAY_S * DAY_S + DAY_S)
     if begin >= end:
         return None
-    kept = [family for family in Family if end > marks.hours_from(family, limit)]
+    kept = [family for family in SumFamily if end > marks.hours_from(family, limit)]
     spans = [(HOUR_S, at, kept) for at in range(begin, end, HOUR_S)] if kept else []
     if end % DAY_S == 0:
-        spans.append((DAY_S, end - DAY_S, [family for family in Family if family not in kept]))
+        spans.append((DAY_S, end - DAY_S, [family for family in SumFamily if family not in kept]))
     rows = tuple(row for step_s, at, families in spans for row in _rows(conn, step_s, at, families))
     return Chunk(marks, Marks(marks.since or begin, end), rows, tuple(kept))
 
@@ -57,7 +57,7 @@ def _first_day(conn: Connection, limit: int) -> int:
     return int(min((at for at in found if at is not None), default=limit) // DAY_S) * DAY_S
 
 
-def _rows(conn: Connection, step_s: int, at: int, families: list[Family]) -> Iterator[dict[str, Any]]:
+def _rows(conn: Connection, step_s: int, at: int, families: list[SumFamily]) -> Iterator[dict[str, Any]]:
     found, span = Sums(), (at, at + step_s)
     query = TimeQuery(span, _ALL)
     add_leases(conn, found, query, 0, span)
@@ -70,11 +70,11 @@ def _rows(conn: Connection, step_s: int, at: int, families: list[Family]) -> Ite
             yield {"family": family.value, "step_s": step_s, "at": at, **_NOBODY, **keys, **amounts}
 
 
-def _of_family(found: Sums, family: Family) -> list[TimeRow]:
+def _of_family(found: Sums, family: SumFamily) -> list[TimeRow]:
     """Return all rows by the family's columns; requests have no node."""
     sums, places = Sums(), [_ALL.index(dim) for dim in family.dims]
     for (step, key), amounts in found.found.items():
-        if family is not Family.NODE or key[_ALL.index(Dim.NODE)]:
+        if family is not SumFamily.NODE or key[_ALL.index(Dim.NODE)]:
             sums.add(step, tuple(key[place] for place in places), AMOUNTS, amounts)
     return sums.rows()
 
@@ -93,8 +93,8 @@ def write(conn: Connection, chunk: Chunk) -> bool:
         _sum_sums(conn, HOUR_S, DAY_S, until, chunk.of_hours)
     if until % EIGHT_DAYS_S == 0:
         _forget(conn, EIGHT_DAYS_S, until - EIGHT_DAYS_S, until)
-        _sum_sums(conn, DAY_S, EIGHT_DAYS_S, until, tuple(Family))
-    for family in Family:
+        _sum_sums(conn, DAY_S, EIGHT_DAYS_S, until, tuple(SumFamily))
+    for family in SumFamily:
         old = (_g.family == family.value, _g.step_s == HOUR_S, _g.at < chunk.after.hours_from(family))
         conn.execute(delete(gpu_hours).where(*old))
     save_marks(conn, chunk.after)
@@ -102,12 +102,12 @@ def write(conn: Connection, chunk: Chunk) -> bool:
 
 
 def _forget(conn: Connection, step_s: int, since: int, until: int) -> None:
-    for family in Family:
+    for family in SumFamily:
         rows = (_g.family == family.value, _g.step_s == step_s, _g.at >= since, _g.at < until)
         conn.execute(delete(gpu_hours).where(*rows))
 
 
-def _sum_sums(conn: Connection, shorter_s: int, step_s: int, until: int, families: tuple[Family, ...]) -> None:
+def _sum_sums(conn: Connection, shorter_s: int, step_s: int, until: int, families: tuple[SumFamily, ...]) -> None:
     """Sum a day, or eight days, from its parts: requests of the first part may already be deleted."""
     since = until - step_s
     for family in families:

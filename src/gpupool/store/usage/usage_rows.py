@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Table, case, delete, func, sel
 
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.telemetry import GpuRollup, NodeRollup, ReplicaRollup, Rollups, RollupStep
+from gpupool.domain.work.efficiency import MeasuredUse
 from gpupool.store.backends.database import Database, insert_or
 from gpupool.store.pool.meta import load_meta, save_meta
 from gpupool.store.schema.usage_tables import gpu_use, node_use, replica_use
@@ -106,6 +107,16 @@ def of_replica(
     return _rows(conn, ReplicaRollup, replica_use, whose, (step, since, until))
 
 
+def total_of(conn: Connection, workloads: Sequence[WorkloadId]) -> dict[WorkloadId, MeasuredUse]:
+    """Return the measured use of all replicas and attempts of each workload with stored samples, from hours."""
+    use = replica_use.c
+    sums = (func.sum(use.samples), func.sum(use.busy_s), func.sum(use.idle_s), func.sum(use.cpu_s))
+    highest = (func.max(use.gpu_memory_max_mib), func.max(use.memory_max_mib))
+    wanted = (use.workload.in_(workloads), use.step_s == int(RollupStep.HOUR))
+    statement = select(use.workload, *sums, *highest).where(*wanted).group_by(use.workload)
+    return {WorkloadId(row[0]): MeasuredUse(*row[1:]) for row in conn.execute(statement)}
+
+
 def of_node(conn: Connection, node: str, step: RollupStep, since: float, until: float) -> list[NodeRollup]:
     """Return the rows of a node that begin between two times, by time."""
     return _rows(conn, NodeRollup, node_use, [node_use.c.node == node], (step, since, until))
@@ -168,6 +179,10 @@ class SqlUseRows:
     ) -> Sequence[ReplicaRollup]:
         """Return the rows of a replica, all its attempts, that begin between two times, by time."""
         return await self._database.read(lambda conn: of_replica(conn, (workload, index), step, since, until))
+
+    async def total_of(self, workloads: Sequence[WorkloadId]) -> Mapping[WorkloadId, MeasuredUse]:
+        """Return the measured use of all replicas and attempts of each workload with stored samples."""
+        return await self._database.read(lambda conn: total_of(conn, workloads))
 
     async def of_node(self, node: str, step: RollupStep, since: float, until: float) -> Sequence[NodeRollup]:
         """Return the rows of a node that begin between two times, by time."""

@@ -17,9 +17,9 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.work.workload import (
-    Lease,
+    GangRole,
+    GpuLease,
     Replica,
-    Role,
     SuccessPolicy,
     Workload,
 )
@@ -112,18 +112,18 @@ def workload_of(row: RowMapping) -> Workload:
     return decode(Workload, row["spec"] | plain | {"user": row["user_name"], "after": row["dependencies"]})
 
 
-def _role_document(role: Role) -> Columns:
+def _role_document(role: GangRole) -> Columns:
     return _with_container(shallow(role) | {"gpus": role.gpus and shallow(role.gpus)})
 
 
 def _with_container(document: Columns) -> Columns:
-    container = document.get("container")
-    return document if container is None else {**document, "container": asdict(container)}
+    nested = {name: asdict(value) for name in ("container", "serving") if (value := document.get(name)) is not None}
+    return {**document, **nested} if nested else document
 
 
 # --- replicas, leases -----------------------------------------------------------------------------------------------
 
-_REPLICA_OTHERS = {"index", "state", "reason", "message", "next_reason", "notes", "guarantee"}
+_REPLICA_OTHERS = {"index", "state", "reason", "message", "next_reason", "notes", "guarantee", "metrics"}
 _REPLICA_PLAIN = tuple(name for name in field_names(Replica) if name not in _REPLICA_OTHERS)
 
 
@@ -136,19 +136,21 @@ def replica_row(replica: Replica) -> Columns:
     row["message"] = plain_text(replica.message)
     row["next_reason"] = replica.next_reason.value if replica.next_reason else None
     row["notes"] = list(replica.notes) or None
+    row["metrics"] = dict(replica.metrics) or None
     row["guarantee"] = plain_text(replica.guarantee)
     return row
 
 
 def replica_of(row: RowMapping) -> Replica:
     """Build a replica from its row."""
-    return decode(Replica, {**row, "index": row["replica_index"]})
+    metrics = sorted((row["metrics"] or {}).items())
+    return decode(Replica, {**row, "index": row["replica_index"], "metrics": metrics})
 
 
-_LEASE_PLAIN = tuple(name for name in field_names(Lease) if name not in {"index", "user", "shares", "compute"})
+_LEASE_PLAIN = tuple(name for name in field_names(GpuLease) if name not in {"index", "user", "shares", "compute"})
 
 
-def lease_row(lease: Lease) -> Columns:
+def lease_row(lease: GpuLease) -> Columns:
     """Return the row of ``leases``."""
     row = {name: getattr(lease, name) for name in _LEASE_PLAIN}
     row["replica_index"] = lease.index
@@ -158,16 +160,16 @@ def lease_row(lease: Lease) -> Columns:
     return row
 
 
-def share_rows(lease: Lease) -> list[Columns]:
+def share_rows(lease: GpuLease) -> list[Columns]:
     """Return the rows of ``lease_shares``."""
     common = {"epoch": lease.epoch, "released_at": lease.released_at}
     return [{**shallow(share), **common, "position": position} for position, share in enumerate(lease.shares)]
 
 
-def lease_of(row: RowMapping, shares: Sequence[GpuShare]) -> Lease:
+def lease_of(row: RowMapping, shares: Sequence[GpuShare]) -> GpuLease:
     """Build a lease from its row and shares."""
     plain = {name: row[name] for name in _LEASE_PLAIN}
-    return Lease(
+    return GpuLease(
         **plain,
         index=row["replica_index"],
         user=row["user_name"],

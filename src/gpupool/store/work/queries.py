@@ -12,10 +12,10 @@ from sqlalchemy import ColumnElement, Connection, Select, case, func, or_, selec
 from gpupool.domain.ids import Epoch, WorkloadId, is_workload_id
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.work.search import NEWEST_FIRST, CommandScope, SearchField, SearchWord, SortKey
-from gpupool.domain.work.workload import Lease, Replica, Workload, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Replica, Workload, WorkloadState
 from gpupool.services.ports.store import LiveState, WorkloadFilter
 from gpupool.store.pool.meta import load_meta
-from gpupool.store.pool.rows import DEPARTMENTS, NODES, PROJECTS, RESERVATIONS, USERS, WORKSPACES
+from gpupool.store.pool.rows import DEPARTMENTS, NODES, PROJECTS, RESERVATIONS, SERVICES, USERS, WORKSPACES
 from gpupool.store.schema import tables as t
 from gpupool.store.schema.columns import plain_text
 from gpupool.store.work import mapping
@@ -44,6 +44,7 @@ def live_state(conn: Connection) -> LiveState:
         users=tuple(USERS.all(conn)),
         reservations=tuple(RESERVATIONS.all(conn)),
         workspaces=tuple(WORKSPACES.all(conn)),
+        services=tuple(SERVICES.all(conn)),
         nodes=tuple(NODES.all(conn)),
         last_epoch=Epoch(last_epoch(conn)),
         last_event_id=conn.execute(select(func.max(t.events.c.id))).scalar() or 0,
@@ -189,7 +190,7 @@ def replicas_of(conn: Connection, workload: WorkloadId) -> list[Replica]:
     return [mapping.replica_of(row) for row in conn.execute(statement).mappings().all()]
 
 
-def leases_of(conn: Connection, workload: WorkloadId) -> list[Lease]:
+def leases_of(conn: Connection, workload: WorkloadId) -> list[GpuLease]:
     """Return all leases of a workload, oldest first."""
     return _leases(conn, t.leases.c.workload == workload)
 
@@ -203,7 +204,7 @@ def _first(conn: Connection, statement: Select[tuple[object, ...]]) -> Workload 
     return None if row is None else mapping.workload_of(row)
 
 
-def _leases(conn: Connection, condition: ColumnElement[bool]) -> list[Lease]:
+def _leases(conn: Connection, condition: ColumnElement[bool]) -> list[GpuLease]:
     shares = _shares(conn, condition)
     statement = select(t.leases).where(condition).order_by(t.leases.c.epoch)
     return [mapping.lease_of(row, shares.get(row["epoch"], ())) for row in conn.execute(statement).mappings().all()]

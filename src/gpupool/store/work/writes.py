@@ -10,12 +10,12 @@ from sqlalchemy.exc import IntegrityError
 
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.work.workload import Lease, Replica, Workload
+from gpupool.domain.work.workload import GpuLease, Replica, Workload
 from gpupool.services.ports.store import ChangeSet
 from gpupool.store.backends import errors
 from gpupool.store.backends.database import count_matched, insert_all
 from gpupool.store.events import append_events
-from gpupool.store.pool.rows import WORKSPACES
+from gpupool.store.pool.rows import SERVICES, WORKSPACES
 from gpupool.store.schema import tables as t
 from gpupool.store.work import mapping
 
@@ -70,6 +70,8 @@ def apply(conn: Connection, changes: ChangeSet) -> int:
         raise _name_of(error, changes) from error
     for workspace in changes.workspaces:
         WORKSPACES.save(conn, workspace)
+    for service in changes.services:
+        SERVICES.save(conn, service)
     return append_events(conn, changes.events)
 
 
@@ -112,7 +114,7 @@ def _expect(matched: int, rows: Sequence[object]) -> None:
         raise errors.stale(f"{len(rows) - matched} of {len(rows)} rows were changed by another writer.")
 
 
-def _write_leases(conn: Connection, leases: Sequence[Lease]) -> None:
+def _write_leases(conn: Connection, leases: Sequence[GpuLease]) -> None:
     by_epoch = {lease.epoch: lease for lease in leases}.values()
     ended = [lease for lease in by_epoch if lease.released_at is not None]
     never_stored = _release(conn, ended)
@@ -123,7 +125,7 @@ def _write_leases(conn: Connection, leases: Sequence[Lease]) -> None:
     _check_capacity(conn, {share.gpu_uuid for lease in granted for share in lease.shares})
 
 
-def _release(conn: Connection, leases: Sequence[Lease]) -> list[Lease]:
+def _release(conn: Connection, leases: Sequence[GpuLease]) -> list[GpuLease]:
     """Record the end of leases; return those that were granted and released before their first write."""
     rows = [{"at_epoch": lease.epoch, "released_at": lease.released_at} for lease in leases]
     if not rows:
@@ -136,7 +138,7 @@ def _release(conn: Connection, leases: Sequence[Lease]) -> list[Lease]:
     return _not_stored(conn, leases, missed)
 
 
-def _not_stored(conn: Connection, leases: Sequence[Lease], missed: int) -> list[Lease]:
+def _not_stored(conn: Connection, leases: Sequence[GpuLease], missed: int) -> list[GpuLease]:
     known: set[int] = set()
     for lease in leases:
         known.update(conn.execute(select(t.leases.c.epoch).where(t.leases.c.epoch == lease.epoch)).scalars())

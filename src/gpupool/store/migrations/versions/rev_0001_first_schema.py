@@ -1,4 +1,4 @@
-"""First schema: work and its leases and events, who may do what, the nodes, and the pool itself."""
+"""First schema: workloads, leases, events, users and permissions, nodes, and the pool itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BigKey = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Make all tables; those that others point to first."""
+    """Create all tables; referenced tables first."""
     _workloads()
     _replicas()
     _leases()

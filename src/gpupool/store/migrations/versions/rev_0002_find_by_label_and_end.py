@@ -1,4 +1,4 @@
-"""Listings by label, and history by when it ended, without reading everything."""
+"""Indexes for listings by label and for history by end time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS_PER_READ = 1_000
 
 
 def upgrade() -> None:
-    """Make the tables and indexes, and enter the labels of the workloads there are."""
+    """Create the tables and indexes, and insert the labels of existing workloads."""
     op.create_table(
         "workload_labels",
         sa.Column("workload", sa.String(16), nullable=False),

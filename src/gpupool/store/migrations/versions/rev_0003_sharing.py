@@ -10,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Add the columns; what there is already gets what it had: no policy, and whatever the node does by itself."""
+    """Add the columns; existing rows get the behaviour that they had: no policy, and the node's default."""
     _add("leases", sa.Column("sharing", sa.String(32), nullable=False, server_default=""))
     _add("leases", sa.Column("compute", sa.String(16), nullable=False, server_default="guarantee"))
     _add("replicas", sa.Column("sharing", sa.Text(), nullable=False, server_default=""))

@@ -1,4 +1,4 @@
-"""Fair share and rules: departments, weights and rules of projects, bookings, labels of nodes, past estimates."""
+"""Fair share and rules: departments, weights and rules of projects, reservations, labels of nodes, past estimates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Add them; projects that are there keep what they had: no department, equal weights, no rules."""
+    """Add the tables and columns; existing projects keep their behaviour: no department, equal weights, no rules."""
     _add("projects", sa.Column("department", sa.String(63), nullable=False, server_default=""))
     _add("projects", sa.Column("weight", sa.Double(), nullable=False, server_default="1"))
     _add("projects", sa.Column("model_quotas", sa.JSON(), nullable=False, server_default="[]"))

@@ -1,4 +1,4 @@
-"""See it: what was measured and held, rolled up; sessions of browsers; addresses for warnings."""
+"""Usage and dashboard: rollups of measurements and leases, browser sessions, addresses for warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Add them; hours of before are filled in from the leases by the pool itself."""
+    """Add the tables; the pool itself computes earlier hours from the leases."""
     op.add_column("users", sa.Column("email", sa.Text(), nullable=False, server_default=""))
     op.add_column("workloads", sa.Column("asked_permille", sa.BigInteger(), nullable=True))
     _index_requests()
@@ -147,7 +147,7 @@ def _make_gpu_models() -> None:
         sa.PrimaryKeyConstraint("gpu_uuid", name="pk_gpu_models"),
         sqlite_with_rowid=False,
     )
-    if op.get_bind().dialect.name == "sqlite":  # there was no other database then
+    if op.get_bind().dialect.name == "sqlite":  # SQLite was the only database then
         op.execute(
             "INSERT INTO gpu_models SELECT json_extract(gpu.value, '$.uuid'), max(json_extract(gpu.value, '$.model')),"
             " max(json_extract(gpu.value, '$.memory_mib'))"

@@ -1,4 +1,4 @@
-"""Many machines: who leads the pool, and what work over several machines needs."""
+"""Several nodes: the leader of the pool, and data for work on several nodes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """Add them; nobody has led yet."""
+    """Add the tables and columns; there was no leader yet."""
     _make_leadership()
     _make_joining()
     op.add_column("leases", sa.Column("fence_after_s", sa.Double()))
     waited = ["created_at", "kind", "started_at", "finished_at", "project", "user_name"]
-    op.create_index("ix_workloads_waited", "workloads", waited)  # waits of a year are read from it alone
-    if op.get_bind().dialect.name == "postgresql":  # which, unlike SQLite, keeps to the length of a text
+    op.create_index("ix_workloads_waited", "workloads", waited)  # wait times of a year are read only from this index
+    if op.get_bind().dialect.name == "postgresql":  # PostgreSQL enforces the length of a text, SQLite does not
         op.alter_column("meta", "name", type_=sa.Text())
 
 

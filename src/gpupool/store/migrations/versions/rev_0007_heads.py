@@ -1,4 +1,4 @@
-"""Several heads of one cluster: which there are, and join tokens that make one."""
+"""The heads of a cluster, and join tokens for heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    """Add them; tokens that are there make nodes, and whoever leads next writes itself down."""
+    """Add the tables and columns; existing tokens are for nodes, and the next leader stores itself as a head."""
     op.create_table(
         "heads",
         sa.Column("name", sa.String(253), nullable=False),

@@ -1,4 +1,4 @@
-"""Machines that were removed from a cluster, and reports of waiting heads on whether they could take over."""
+"""Machines that were removed from a cluster, and reports of standby heads on whether they could take over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """Add both tables, empty: of machines removed earlier nothing was kept."""
+    """Add both tables, empty: earlier removals were not recorded."""
     op.create_table(
         "removed_members",
         sa.Column("secret_sha256", sa.String(64), nullable=False),

@@ -1,4 +1,4 @@
-"""The GPU capacity over time. What was not recorded is taken from the nodes of today, from the first lease on."""
+"""The GPU capacity over time. For the time before, the present nodes count from the first lease on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ down_revision = "0009"
 
 
 def upgrade() -> None:
-    """Make the table; GPUs that are there now count as available since the pool granted its first lease."""
+    """Create the table; present GPUs count as available since the pool granted its first lease."""
     table = op.create_table(
         "gpu_capacity",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),

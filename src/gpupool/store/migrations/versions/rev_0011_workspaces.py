@@ -10,7 +10,7 @@ down_revision = "0010"
 
 
 def upgrade() -> None:
-    """Make the table; there are no workspaces yet."""
+    """Create the table; there are no workspaces yet."""
     op.create_table(
         "workspaces",
         sa.Column("id", sa.String(16), nullable=False),
