@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
 
-from gpupool.scheduling.gang_placement import Refusals, find_all
+from gpupool.scheduling.gang_placement import GangRefusals, find_all
 from gpupool.scheduling.holds.settlement import settle_holds
 from gpupool.scheduling.holds.starvation import (
     Starvation,
@@ -18,7 +18,7 @@ from gpupool.scheduling.holds.starvation import (
     under_reservations,
 )
 from gpupool.scheduling.scheduling_order import SchedulingOrder
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.values import PendingReplica
@@ -32,7 +32,7 @@ def allocate(starvation: Starvation) -> bool:
     session = starvation.session
     starving = starving_shapes(starvation)
     dead = _without_chance(starvation, session.demand.shape_users.keys() - starving)
-    refused = Refusals()
+    refused = GangRefusals()
     limited = session.ledger.limited()
     turns = SchedulingOrder(
         session,
@@ -40,6 +40,7 @@ def allocate(starvation: Starvation) -> bool:
         dead,
         lambda project, shape: project not in limited or _within_limit(session, project, shape),
     )
+    known: tuple[int, int, bool] | None = None  # what ``dead`` was last found for
     while (first := turns.next()) is not None:
         if len(session.outcome.grants) >= starvation.settings.max_grants:
             return True
@@ -49,8 +50,10 @@ def allocate(starvation: Starvation) -> bool:
             return True
         if not tried:
             queue.drop()
-            if group.shape in dead:  # this start took a place that other shapes needed too
+            if group.shape in dead and (state := _changes(starvation)) != known:
+                # earlier starts took places that other shapes needed too
                 dead |= _without_chance(starvation, turns.alive() - affordable(starvation, starving))
+                known = state
             if not _within_limit(session, group.account.project, group.shape):
                 queue.bar(group.shape)
         turns.again(group.account.project)
@@ -62,11 +65,19 @@ def _without_chance(starvation: Starvation, shapes: AbstractSet[Shape]) -> set[S
     return set(without - may_backfill(starvation, without))
 
 
-def _within_limit(session: Session, project: int, shape: Shape) -> bool:
+def _changes(starvation: Starvation) -> tuple[int, int, bool]:
+    """Return a value that changes with everything on which ``_without_chance`` depends in a cycle."""
+    session = starvation.session
+    return len(session.outcome.grants), len(session.holds.active), starvation.backfills_left > 0
+
+
+def _within_limit(session: SchedulingSession, project: int, shape: Shape) -> bool:
     return session.ledger.within_limits(project, session.placer.least_permille(shape))
 
 
-def _try(starvation: Starvation, group: Group, replica: PendingReplica, dead: set[Shape], refused: Refusals) -> bool:
+def _try(
+    starvation: Starvation, group: Group, replica: PendingReplica, dead: set[Shape], refused: GangRefusals
+) -> bool:
     session = starvation.session
     placed = [] if refused.cover(group) else find_all(session, group, replica)
     if not placed:
@@ -89,7 +100,7 @@ def _try(starvation: Starvation, group: Group, replica: PendingReplica, dead: se
 class SimulatedQueue:
     """The queue at simulated times, for estimates: replicas start, but only one replica may get a reservation."""
 
-    def __init__(self, session: Session, max_grants: int) -> None:
+    def __init__(self, session: SchedulingSession, max_grants: int) -> None:
         self._session, settings = session, session.settings
         # the queue must not note long waits at a simulated time
         bounded = replace(settings, max_reservations=0, reserve_after_s=inf, max_grants=max_grants)

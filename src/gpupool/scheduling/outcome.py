@@ -12,7 +12,7 @@ from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.values import Eviction, Grant, PendingReplica, ReplicaKey
 
 
-class Outcome:
+class CycleOutcome:
     """The decisions of a cycle so far. All actions add to them with the methods and read the fields.
 
     ``settled`` are pending replicas that were granted in this cycle or that have an active hold; they are not

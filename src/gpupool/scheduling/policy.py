@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.nodes.gpu import Placement
+from gpupool.domain.nodes.gpu import Placement, SpreadRule
 from gpupool.domain.units import MAX_DURATION_S
 from gpupool.scheduling.state.decayed_usage import Decay
 from gpupool.scheduling.state.user_order import Order
@@ -17,9 +18,25 @@ MIN_TURN_S = 60.0
 MIN_LOST_S = 20.0  # a silent node is detected after half of that
 MAX_QUEUED = 200_000
 MAX_USAGE_WEIGHT = 100.0
+MAX_LEVELS = 8
+_LEVEL = re.compile(r"(?!node$)[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
 MIN_REQUESTS, MAX_REQUESTS = 10, 100_000
-_DURATIONS = ("min_runtime_s", "unsaved_after_s", "reserve_after_s", "consolidate_after_s", "stale_gang_s", "turn_s")
-_CHOICES: dict[str, type[Order | Placement]] = {"order": Order, "placement": Placement}
+MIN_VERIFY_S = 60.0
+MAX_VERIFY_LEVEL = 3
+BOUNDS: dict[str, tuple[float, float, str]] = {
+    **dict.fromkeys(
+        ("min_runtime_s", "unsaved_after_s", "reserve_after_s", "consolidate_after_s", "stale_gang_s"),
+        (0, MAX_DURATION_S, "Give a time such as 5m."),
+    ),
+    "turn_s": (MIN_TURN_S, MAX_DURATION_S, "Give at least 1m, for example 2h."),
+    "node_lost_after_s": (MIN_LOST_S, MAX_DURATION_S, "Give at least 20s, for example 5m."),
+    "half_life_s": (MIN_HALF_LIFE_S, MAX_DURATION_S, "Give at least 1m, for example 1d."),
+    "verify_idle_s": (MIN_VERIFY_S, MAX_DURATION_S, "Give at least 1m, for example 24h."),
+    "verify_level": (1, MAX_VERIFY_LEVEL, "Give 1 (seconds), 2 (minutes) or 3 (with load)."),
+    "max_queued_per_user": (1, MAX_QUEUED, f"Give 1 to {MAX_QUEUED}."),
+    "max_requests_per_second": (MIN_REQUESTS, MAX_REQUESTS, f"Give {MIN_REQUESTS} to {MAX_REQUESTS}."),
+    "usage_weight": (0, MAX_USAGE_WEIGHT, f"Give 0 (off) to {MAX_USAGE_WEIGHT:g}."),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,7 @@ class Settings:
     usage_weight: float = 1.0  # weight of recent usage in fair shares; 0: ignored
     order: Order = Order.FAIR
     turn_s: float | None = None
+    topology: tuple[str, ...] = ()  # node labels, the largest domains first
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +88,11 @@ class Policy:
       possible; None: never.
     - ``max_queued_per_user``: the maximum number of waiting replicas of one user.
     - ``max_requests_per_second``: the maximum request rate of one user; bursts may be five times as large.
+    - ``topology``: the node labels that describe where nodes are, the largest domains first (``block``, ``rack``).
+      Members of gangs are placed in the smallest domain with enough room.
+    - ``spread``: whether workloads may request this placement; the rules of a project take precedence.
+    - ``verify_idle_s``: idle GPUs whose last check is older are checked; None: never. ``verify_level``: how thoroughly,
+      as ``gpupool verify --level``.
     """
 
     min_runtime_s: float = 60.0
@@ -85,25 +108,24 @@ class Policy:
     max_queued_per_user: int = 10_000
     unsaved_after_s: float | None = 3600.0
     max_requests_per_second: int = 100
+    verify_idle_s: float | None = None
+    verify_level: int = 1
+    topology: tuple[str, ...] = ()
+    spread: SpreadRule = SpreadRule.ALLOW
 
     def __post_init__(self) -> None:
-        for name in _DURATIONS:
+        for name, (least, most, hint) in BOUNDS.items():
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= MAX_DURATION_S:
-                raise _impossible(name, value, "Give a time such as 5m.")
-        if self.turn_s is not None and self.turn_s < MIN_TURN_S:
-            raise _impossible("turn_s", self.turn_s, "Give at least 1m, for example 2h.")
-        if self.node_lost_after_s is not None and not MIN_LOST_S <= self.node_lost_after_s <= MAX_DURATION_S:
-            raise _impossible("node_lost_after_s", self.node_lost_after_s, "Give at least 20s, for example 5m.")
-        if not MIN_HALF_LIFE_S <= self.half_life_s <= MAX_DURATION_S:
-            raise _impossible("half_life_s", self.half_life_s, "Give at least 1m, for example 1d.")
-        if not 1 <= self.max_queued_per_user <= MAX_QUEUED:
-            raise _impossible("max_queued_per_user", self.max_queued_per_user, f"Give 1 to {MAX_QUEUED}.")
-        least, most = MIN_REQUESTS, MAX_REQUESTS
-        if not least <= self.max_requests_per_second <= most:
-            raise _impossible("max_requests_per_second", self.max_requests_per_second, f"Give {least} to {most}.")
-        if not 0 <= self.usage_weight <= MAX_USAGE_WEIGHT:
-            raise _impossible("usage_weight", self.usage_weight, f"Give 0 (off) to {MAX_USAGE_WEIGHT:g}.")
+            if value is not None and not least <= value <= most:
+                raise _impossible(name, value, hint)
+
+        labels = self.topology
+        if len(set(labels)) < len(labels) or len(labels) > MAX_LEVELS or not all(map(_LEVEL.fullmatch, labels)):
+            raise GpupoolError(
+                ErrorCode.INVALID_REQUEST,
+                "The topology must be different node labels, the largest domains first.",
+                f"Give up to {MAX_LEVELS} labels, for example block,rack. A node is always a domain.",
+            )
 
     def settings(self, base: Settings) -> Settings:
         """Return the settings of a scheduler under this policy; all other values come from ``base``."""
@@ -123,6 +145,7 @@ class Policy:
             order=self.order,
             turn_s=self.turn_s,
             placement=self.placement,
+            topology=self.topology,
         )
 
     def to_dict(self) -> dict[str, Any]:

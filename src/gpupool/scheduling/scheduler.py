@@ -11,7 +11,7 @@ from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node, NodeState
 from gpupool.domain.nodes.reservation import Reservation
 from gpupool.domain.people.access import Department, Project, User
 from gpupool.domain.people.shares import ShareReport
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 from gpupool.scheduling.allocate import SimulatedQueue, allocate
 from gpupool.scheduling.eviction.consolidation import consolidate
 from gpupool.scheduling.eviction.reclaim import make_room
@@ -28,8 +28,8 @@ from gpupool.scheduling.holds.settlement import settle_holds
 from gpupool.scheduling.holds.starvation import Starvation, end_overruns, refresh_reservations
 from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.policy import Settings
-from gpupool.scheduling.session import Session
-from gpupool.scheduling.state.allocation import Holding
+from gpupool.scheduling.session import SchedulingSession
+from gpupool.scheduling.state.allocation import HeldAllocation
 from gpupool.scheduling.state.cluster import MILLI, ClusterState
 from gpupool.scheduling.state.queue import Demand
 from gpupool.scheduling.state.sharing_modes import serves_users
@@ -198,7 +198,7 @@ def decide(
     """
     placer.cluster.pass_time(now)
     demand.wake(now)
-    session = Session(placer, demand, now, settings)
+    session = SchedulingSession(placer, demand, now, settings)
     starvation = Starvation(session, settings, stop_early=not (whole or demand.room_wanted))
     try:
         session.holds.apply(holds)
@@ -223,7 +223,7 @@ def decide(
         session.close()
 
 
-def _decisions(session: Session, *, more: bool, exhausted: bool) -> Decisions:
+def _decisions(session: SchedulingSession, *, more: bool, exhausted: bool) -> Decisions:
     return Decisions(
         grants=tuple(session.outcome.grants),
         evictions=tuple(session.outcome.evictions),
@@ -234,7 +234,7 @@ def _decisions(session: Session, *, more: bool, exhausted: bool) -> Decisions:
     )
 
 
-def _wake_at(session: Session) -> float | None:
+def _wake_at(session: SchedulingSession) -> float | None:
     """Return the next time at which time alone can change the decisions; None if nothing waits."""
     times: list[float | None] = [session.demand.next_wake(), *session.outcome.running_wake_times]
     if session.others_wait():
@@ -253,7 +253,7 @@ class Scheduler:
     def __init__(self, settings: Settings | None = None, past: PastRuns | None = None) -> None:
         """Create a scheduler; ``past`` contains known run times."""
         self.settings = settings or Settings()
-        self.cluster = ClusterState()
+        self.cluster = ClusterState(self.settings.topology)
         self.demand = Demand()
         self.demand.ledger.tune(self.settings.decay, self.settings.usage_weight)
         self.demand.ordering = Ordering(self.settings.order, self.settings.turn_s, past or PastRuns())
@@ -316,6 +316,8 @@ class Scheduler:
         for eviction in decisions.evictions:
             self.demand.leaves(eviction.key)
         self.holds = decisions.holds
+        if not decisions.grants:
+            self.demand.rotate(now, {hold.key for hold in self.holds})
         return decisions
 
     def explain(
@@ -348,7 +350,7 @@ class Scheduler:
     def share_report(self, now: float) -> ShareReport:
         """Return shares, recent usage and the order of projects at ``now``. Nothing changes."""
         self.demand.wake(now)
-        session = Session(self.placer, self.demand, now, self.settings)
+        session = SchedulingSession(self.placer, self.demand, now, self.settings)
         try:
             return share_report(session)
         finally:
@@ -366,7 +368,7 @@ class Scheduler:
             self._learn(running.key, running.request, lease.cpus)
         self.demand.start(running)
         cpu_milli = round(lease.cpus * MILLI)
-        held = Holding(lease.node, lease.shares, cpu_milli, lease.memory_mib, lease.sharing, lease.user)
+        held = HeldAllocation(lease.node, lease.shares, cpu_milli, lease.memory_mib, lease.sharing, lease.user)
         if self.cluster.holdings.get(running.key) != held:
             self.cluster.take(running.key, held)
 
@@ -387,7 +389,7 @@ class Scheduler:
 
     def _granted(self, grant: Grant, now: float) -> RunningReplica:
         waited = self.demand.pending[grant.key]
-        lease = Lease(
+        lease = GpuLease(
             epoch=GRANTED,
             workload=grant.workload,
             index=grant.index,

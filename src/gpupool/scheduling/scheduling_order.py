@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group, ProjectQueue
 from gpupool.scheduling.values import PendingReplica
@@ -27,7 +27,11 @@ class SchedulingOrder:
     """
 
     def __init__(
-        self, session: Session, projects: Iterable[int], dead: set[Shape], wanted: Callable[[int, Shape], bool]
+        self,
+        session: SchedulingSession,
+        projects: Iterable[int],
+        dead: set[Shape],
+        wanted: Callable[[int, Shape], bool],
     ) -> None:
         """Include ``projects`` with shapes that are ``wanted`` and not ``dead``; the set of dead shapes may grow."""
         self._session, self._dead, self._wanted = session, dead, wanted

@@ -13,7 +13,7 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.fairness.fair_share import Shares
 from gpupool.scheduling.fairness.model_quotas import Guarantees
 from gpupool.scheduling.fairness.whole_quotas import WholeQuotas
-from gpupool.scheduling.outcome import Outcome
+from gpupool.scheduling.outcome import CycleOutcome
 from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.policy import Settings
 from gpupool.scheduling.state.allocation import Claim
@@ -32,7 +32,7 @@ class ActiveHold:
     account: Account
 
 
-class Session:
+class SchedulingSession:
     """The cluster and the ledger during a cycle, with active holds charged; ``close`` reverts all changes.
 
     Actions read the inputs (``placer``, ``demand``, ``settings``) and change the cluster with the methods. State of
@@ -48,7 +48,7 @@ class Session:
         self.log: Final = self.cluster.log
         self._now = float(now)
         self._start = self.log.checkpoint()
-        self.outcome: Final = Outcome(self.cluster, demand.releasing)
+        self.outcome: Final = CycleOutcome(self.cluster, demand.releasing)
         self.holds: Final = ActiveHolds(self)
         capacity, holds = self.cluster.capacity_permille(), self.holds
         self.shares: Final = Shares(self.ledger, capacity, self._now, holds.promised, holds.reserved)
@@ -198,10 +198,11 @@ class ActiveHolds:
     part of it for which no victim is ending.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SchedulingSession) -> None:
         self._session = session
         self._active: dict[ReplicaKey, ActiveHold] = {}
         self.active: Mapping[ReplicaKey, ActiveHold] = self._active
+        self._reservations: tuple[int, int] | None = None  # their number and thousandths, once counted
         self.promised: Counter[int] = Counter()
         self.reserved: Counter[int] = Counter()
 
@@ -259,11 +260,13 @@ class ActiveHolds:
             self._session.charge(active.claim, active.account)
         self._promise(active, 1)
         self._active[active.hold.key] = active
+        self._reservations = None
         self._session.outcome.settle(active.hold.key)
 
     def remove(self, key: ReplicaKey) -> ActiveHold:
         """Remove and return an active hold; its replica is like any other again."""
         active = self._active.pop(key)
+        self._reservations = None
         self._session.discharge(active.claim, active.account)
         self._promise(active, -1)
         self._session.outcome.unsettle(key)
@@ -276,6 +279,14 @@ class ActiveHolds:
             if active.hold.kind is HoldKind.RESERVED:
                 reserved.setdefault(leader(key), []).append(active)
         return reserved
+
+    def count_reservations(self) -> tuple[int, int]:
+        """Return the number of reservations, a gang counted once, and the thousandths that they hold."""
+        if self._reservations is None:
+            reserved = self.reservations()
+            held = sum(active.claim.permille for found in reserved.values() for active in found)
+            self._reservations = len(reserved), held
+        return self._reservations
 
     def move_to_end(self, key: ReplicaKey) -> None:
         """Move a hold behind all others."""

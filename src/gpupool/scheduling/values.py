@@ -8,7 +8,7 @@ from enum import StrEnum
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
 from gpupool.domain.work.gang import Gang
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 
 ReplicaKey = tuple[WorkloadId, int]
 
@@ -79,7 +79,7 @@ class RunningReplica:
     ``PendingReplica``. ``saved_at``: when its program reported its last checkpoint.
     """
 
-    lease: Lease
+    lease: GpuLease
     started_at: float
     priority: int = 0
     preemptible: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,18 +17,29 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import GpuRequest, Node
 from gpupool.domain.people.access import Project
 from gpupool.domain.work.gang import Gang
+from gpupool.domain.work.time_windows import TimeWindows, cached_windows
 from gpupool.scheduling.policy import Settings
-from gpupool.scheduling.scheduler import LeaseReleased, NodeChanged, PendingAdded, ProjectChanged, Scheduler
+from gpupool.scheduling.scheduler import (
+    DepartmentChanged,
+    LeaseReleased,
+    NodeChanged,
+    PendingAdded,
+    ProjectChanged,
+    ReservationChanged,
+    Scheduler,
+)
 from gpupool.scheduling.state.cluster import MILLI, ClusterState
-from gpupool.scheduling.values import Eviction, Grant, PendingReplica, ReplicaKey
+from gpupool.scheduling.values import BlockReason, Eviction, Grant, PendingReplica, ReplicaKey
 from gpupool.simulate.load import capacity_of, permille_of, split
 from gpupool.simulate.rows import MAX_SECONDS
-from gpupool.simulate.values import Fate, Job, Record, Rules, Sample
+from gpupool.simulate.values import Fate, Record, Rules, Sample, TraceJob
 
-_Kind = tuple[str, str, int, bool, GpuRequest, float, int, bool]
+_Kind = tuple[str, str, int, bool, GpuRequest, float, int, bool, bool]
 Progress = Callable[[int, int], None]  # submitted jobs, of all jobs
 COVER = 0.95  # part of the jobs that the typical kinds cover
 MAX_KINDS = 64
+WINDOWS_OPEN_WITHIN_S = 8 * 86_400.0  # every time window opens within a week
+WINDOW_CLOSED = "window closed"  # counted among the kinds of evictions
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,6 +50,7 @@ class _What(IntEnum):
     FINISHED = 0
     EVICTED = 1
     WAKE = 2
+    WINDOW = 3  # the time window of a replica opens or closes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,7 @@ class Simulation:
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[TraceJob],
         nodes: Sequence[Node],
         projects: Sequence[Project] = (),
         rules: Rules | None = None,
@@ -66,6 +79,10 @@ class Simulation:
         self.fates = [Fate(job) for job in jobs]
         self.scheduler = Scheduler(settings)
         self.scheduler.apply_all(NodeChanged(node) for node in nodes)
+        self.scheduler.apply_all(map(DepartmentChanged, self.rules.departments))
+        self.scheduler.apply_all(map(ReservationChanged, self.rules.reservations))
+        self._reserved_until = max((made.ends_at for made in self.rules.reservations), default=-math.inf)
+        self._patience_s = WINDOWS_OPEN_WITHIN_S if any(job.windows for job in jobs) else 0.0
         named = {project.name: project for project in projects}
         names = dict.fromkeys([*(job.project for job in jobs), *named])
         self._projects = tuple(named.get(name, Project(name)) for name in names)
@@ -82,6 +99,7 @@ class Simulation:
         self._last = jobs[-1].submitted_s if jobs else 0.0
         self._busy = 0.0
         self._wake: float | None = None
+        self._active_at = -math.inf  # the last time at which a job was submitted, started or ended
         self._waiting: dict[ReplicaKey, PendingReplica] = {}
         self._running: dict[ReplicaKey, _Run] = {}
         self._asked: dict[ReplicaKey, PendingReplica] = {}
@@ -106,9 +124,13 @@ class Simulation:
                 self._decide(now)
             if progress is not None:
                 progress(submitted, len(self.fates))
-            if submitted == len(self.fates) and not self._running:
+            if submitted == len(self.fates) and not self._running and self._over(now):
                 break  # all GPUs were free and unused: the rest waits for ever
         return self._record()
+
+    def _over(self, now: float) -> bool:
+        """Return True if neither a time window nor a reservation can still let something start."""
+        return now >= max(self._active_at + self._patience_s, self._reserved_until) or not self._waiting
 
     # --- time
 
@@ -119,7 +141,7 @@ class Simulation:
         return float(min(times))  # the scheduler computes with times as floats
 
     def _pass_to(self, now: float) -> None:
-        """Sample the cluster at every moment before ``now``, and count what was allocated."""
+        """Sample the cluster at every moment before ``now``, and sum the allocation."""
         step = (self._last - self._first) / max(1, self.rules.samples)
         while step and len(self._samples) < self.rules.samples and self._due(step) < now:
             self._samples.append(self._sample(self._due(step)))
@@ -148,13 +170,15 @@ class Simulation:
             _, what, _, key, number = heappop(self._events)
             if key is None:
                 self._wake, changed = None, True
+            elif what is _What.WINDOW:
+                changed |= self._turn_window(key, now)
             elif (run := self._running.get(key)) is not None and run.number == number:
                 self._end(key, run, now, finished=what is _What.FINISHED)
                 changed = True
         return changed
 
     def _end(self, key: ReplicaKey, run: _Run, now: float, *, finished: bool) -> None:
-        fate, lasted = self.fates[_number(key)], now - run.since
+        fate, lasted, self._active_at = self.fates[_number(key)], now - run.since, now
         del self._running[key]
         self._allocated -= run.permille
         self._held[fate.job.project] -= run.permille
@@ -172,9 +196,38 @@ class Simulation:
         self._asked[key] = replace(asked, queued_at=now, served_s=served_s, evictions=asked.evictions + 1)
         self._wait(self._asked[key], now)
 
+    def _turn_window(self, key: ReplicaKey, now: float) -> bool:
+        """Let a replica wait or run as its time windows say; return False if it has ended."""
+        windows = self._windows(key)
+        run, waiting = self._running.get(key), self._waiting.get(key)
+        if windows is None or (run is None and waiting is None):
+            return False
+        if waiting is not None:
+            self._forget(waiting)
+            self._wait(waiting, now)
+        elif run is not None and not windows.open_at(now) and not run.leaving:
+            self._evictions[WINDOW_CLOSED] += 1
+            self._leave(key, run, now)
+        self._at_next_turn(key, windows, now)
+        return True
+
+    def _windows(self, key: ReplicaKey) -> TimeWindows | None:
+        texts = self.fates[_number(key)].job.windows
+        return cached_windows(texts, self.rules.zone) if texts else None
+
+    def _at_next_turn(self, key: ReplicaKey, windows: TimeWindows, now: float) -> None:
+        closes = windows.closes_at(now)
+        turn = windows.next_open(now) if closes is None else closes
+        if turn < math.inf:
+            self._at(turn, _What.WINDOW, key)
+
+    def _saves(self, key: ReplicaKey) -> float | None:
+        own = self.fates[_number(key)].job.checkpoint_s
+        return self.rules.checkpoint_s if own is None else own
+
     def _lost(self, key: ReplicaKey, worked_s: float) -> float:
         """Return the seconds of work that an evicted replica must repeat; record the saved ones."""
-        every = self.rules.checkpoint_s
+        every = self._saves(key)
         if every is None:
             return worked_s
         before = self._done.get(key, 0.0)
@@ -188,8 +241,9 @@ class Simulation:
         parts = split(fate.job.request, self._most) * fate.job.members
         fate.replicas = len(parts)
         gang = Gang(len(parts), len(parts)) if len(set(parts)) == 1 < len(parts) else None
-        saves = self.rules.checkpoint_s
+        saves = self._saves((WorkloadId(str(number)), 0))
         waiting = [_replica(fate.job, number, index, part, gang, saves) for index, part in enumerate(parts)]
+        waiting = [replace(replica, grace_s=self.rules.grace_s) for replica in waiting]
         if self.rules.told:
             place = self._first - MAX_SECONDS + fate.job.duration_s
             waiting = [replace(replica, queued_at=place) for replica in waiting]
@@ -197,16 +251,28 @@ class Simulation:
         if fate.impossible:
             return False
         alone = not any(self._alike[_kind(replica)] for replica in waiting)
+        self._active_at = fate.job.submitted_s
         for replica in waiting:
             self._asked[replica.key] = replica
             self._wait(replica, fate.job.submitted_s)
+            if (windows := self._windows(replica.key)) is not None:
+                self._at_next_turn(replica.key, windows, fate.job.submitted_s)
         return alone or len(waiting) > 1
 
     def _wait(self, replica: PendingReplica, now: float) -> None:
+        windows = self._windows(replica.key)
+        if windows is not None:
+            replica = replace(replica, held=None if windows.open_at(now) else BlockReason.WINDOW)
         self._waiting[replica.key] = replica
         self._alike[_kind(replica)] += 1
         self._queued[replica.project] += permille_of(replica.request)
         self.scheduler.apply(PendingAdded(replica, now))
+
+    def _forget(self, replica: PendingReplica) -> None:
+        """Count a replica as not waiting."""
+        del self._waiting[replica.key]
+        self._alike[_kind(replica)] -= 1
+        self._queued[replica.project] -= permille_of(replica.request)
 
     def _why_impossible(self, replica: PendingReplica) -> str:
         asked = (replica.request, replica.cpus, replica.memory_mib)
@@ -221,7 +287,7 @@ class Simulation:
     # --- what is decided
 
     def _decide(self, now: float) -> None:
-        more = bool(self._waiting)
+        more = bool(self._waiting) or now <= self._reserved_until
         while more:
             decisions = self.scheduler.decide(now)
             self._decisions += 1
@@ -229,17 +295,16 @@ class Simulation:
                 self._start(grant, now)
             for eviction in decisions.evictions:
                 self._evict(eviction, now)
-            more = decisions.more
+            more = decisions.more or (bool(decisions.grants) and now <= self._reserved_until)
             self._wake_at(decisions.wake_at)
 
     def _start(self, grant: Grant, now: float) -> None:
         key, permille = grant.key, sum(share.permille for share in grant.shares)
         fate = self.fates[_number(key)]
-        replica = self._waiting.pop(key)
+        replica, self._active_at = self._waiting[key], now
+        self._forget(replica)
         self._starts += 1
         self._allocated += permille
-        self._alike[_kind(replica)] -= 1
-        self._queued[replica.project] -= permille_of(replica.request)
         self._held[replica.project] += permille
         again = self._asked[key].evictions > 0
         run = self._running[key] = _Run(self._starts, now, permille, self.rules.restart_s if again else 0.0)
@@ -251,11 +316,15 @@ class Simulation:
         run = self._running[eviction.key]
         if not run.leaving:
             self._evictions[eviction.kind] += 1
-            self._running[eviction.key] = replace(run, leaving=True)
-            self._at(now + self.rules.grace_s, _What.EVICTED, eviction.key, run.number)
+            self._leave(eviction.key, run, now)
+
+    def _leave(self, key: ReplicaKey, run: _Run, now: float) -> None:
+        self._running[key] = replace(run, leaving=True)
+        self._at(now + self.rules.grace_s, _What.EVICTED, key, run.number)
 
     def _wake_at(self, time: float | None) -> None:
-        if time is not None and self._waiting and (self._wake is None or time < self._wake):
+        useful = self._waiting or self._now <= self._reserved_until
+        if time is not None and useful and (self._wake is None or time < self._wake):
             self._wake = time
             self._at(time, _What.WAKE)
 
@@ -276,9 +345,9 @@ class Simulation:
 
 def _kind(replica: PendingReplica) -> _Kind:
     """Return what two waiting replicas have in common if only their age decides which starts first."""
-    turned = replica.served_s > 0
+    turned, held = replica.served_s > 0, replica.held is not None
     asked = (replica.request, replica.cpus, replica.memory_mib)
-    return (replica.project, replica.user, replica.priority, replica.preemptible, *asked, turned)
+    return (replica.project, replica.user, replica.priority, replica.preemptible, *asked, turned, held)
 
 
 def _number(key: ReplicaKey) -> int:
@@ -287,7 +356,7 @@ def _number(key: ReplicaKey) -> int:
 
 
 def _replica(
-    job: Job, number: int, index: int, part: GpuRequest, gang: Gang | None, checkpoint_s: float | None
+    job: TraceJob, number: int, index: int, part: GpuRequest, gang: Gang | None, checkpoint_s: float | None
 ) -> PendingReplica:
     """Return a replica with its part of the job's processors and memory."""
     return PendingReplica(
@@ -307,7 +376,7 @@ def _replica(
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class JobKind:
     """A kind of work and its part of all jobs."""
 
     request: GpuRequest
@@ -315,7 +384,7 @@ class Kind:
     part: float
 
 
-def usual_kinds(jobs: Iterable[Job]) -> tuple[Kind, ...]:
+def usual_kinds(jobs: Iterable[TraceJob]) -> tuple[JobKind, ...]:
     """Return the most frequent kinds of work that cover 95 % of the jobs."""
     counts = Counter((job.request, round(job.cpus * MILLI)) for job in jobs)
     chosen: list[tuple[GpuRequest, int, int]] = []
@@ -325,10 +394,10 @@ def usual_kinds(jobs: Iterable[Job]) -> tuple[Kind, ...]:
             break
         chosen.append((request, cpu_milli, count))
         covered += count
-    return tuple(Kind(request, cpu_milli, count / covered) for request, cpu_milli, count in chosen)
+    return tuple(JobKind(request, cpu_milli, count / covered) for request, cpu_milli, count in chosen)
 
 
-def stranded_permille(cluster: ClusterState, kinds: Sequence[Kind]) -> float:
+def stranded_permille(cluster: ClusterState, kinds: Sequence[JobKind]) -> float:
     """Return the free GPU thousandths that a job cannot use, on average over the typical kinds of work.
 
     Where the job does not fit on a node, everything free there counts; otherwise the free parts of GPUs too full for
@@ -338,7 +407,7 @@ def stranded_permille(cluster: ClusterState, kinds: Sequence[Kind]) -> float:
     return sum(kind.part * _stranded_for(cluster, free, kind) for kind in kinds)
 
 
-def _stranded_for(cluster: ClusterState, free: Ints, kind: Kind) -> float:
+def _stranded_for(cluster: ClusterState, free: Ints, kind: JobKind) -> float:
     request = kind.request
     accepted = np.array([bool(model) and request.accepts_model(model) for model in cluster.models])
     need = permille_of(request) // max(1, request.count)

@@ -17,7 +17,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
+class ReportChart:
     """A chart with a line for each run; ``points`` takes them from a summary. x and y begin at 0."""
 
     title: str
@@ -41,11 +41,11 @@ def _waits(shown: Json) -> list[Point]:
 
 
 CHARTS = (
-    Chart("Allocated", "hours", "% of the GPUs", _over_time("allocated", 100.0)),
-    Chart("Waiting replicas", "hours", "replicas", _over_time("waiting", 1.0)),
-    Chart("Free, but unusable for typical jobs", "hours", "% of the GPUs", _over_time("stranded", 100.0)),
-    Chart("Held above fair shares", "hours", "% of the GPUs", _over_time("share_error", 100.0)),
-    Chart("Jobs started within a waiting time", "hours waited", "% of the jobs", _waits),
+    ReportChart("Allocated", "hours", "% of the GPUs", _over_time("allocated", 100.0)),
+    ReportChart("Waiting replicas", "hours", "replicas", _over_time("waiting", 1.0)),
+    ReportChart("Free, but unusable for typical jobs", "hours", "% of the GPUs", _over_time("stranded", 100.0)),
+    ReportChart("Held above fair shares", "hours", "% of the GPUs", _over_time("share_error", 100.0)),
+    ReportChart("Jobs started within a waiting time", "hours waited", "% of the jobs", _waits),
 )
 
 
@@ -70,7 +70,7 @@ def _colour(at: int) -> str:
     return COLOURS[at % len(COLOURS)]
 
 
-def _drawing(chart: Chart, runs: Mapping[str, Json]) -> str:
+def _drawing(chart: ReportChart, runs: Mapping[str, Json]) -> str:
     lines = [list(chart.points(shown)) for shown in runs.values()]
     far = max((x for line in lines for x, _ in line), default=0.0) or 1.0
     high = max((y for line in lines for _, y in line), default=0.0) or 1.0
@@ -92,7 +92,7 @@ def _y(part: float) -> float:
     return HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM)
 
 
-def _axes(chart: Chart, far: float, high: float) -> str:
+def _axes(chart: ReportChart, far: float, high: float) -> str:
     marks = []
     for tick in range(TICKS):
         part = tick / (TICKS - 1)

@@ -11,7 +11,7 @@ from gpupool.domain.nodes.gpu import GpuRequest, Node
 from gpupool.domain.people.access import Project
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.simulate.clusters import USUAL_GPU_MIB
-from gpupool.simulate.values import Job
+from gpupool.simulate.values import TraceJob
 
 MAX_LOAD = 1000.0
 
@@ -21,14 +21,14 @@ def permille_of(request: GpuRequest) -> int:
     return request.count * min(WHOLE_GPU, request.permille_on(USUAL_GPU_MIB))
 
 
-def offered_load(jobs: Sequence[Job], capacity_permille: int) -> float:
+def offered_load(jobs: Sequence[TraceJob], capacity_permille: int) -> float:
     """Return the jobs' work over the cluster's capacity from the first submission to the last; 0: at one moment."""
     work = sum(permille_of(job.request) * job.duration_s for job in jobs)
     span = jobs[-1].submitted_s - jobs[0].submitted_s
     return work / (span * capacity_permille) if span else 0.0
 
 
-def at_load(jobs: Sequence[Job], capacity_permille: int, load: float) -> tuple[Job, ...]:
+def at_load(jobs: Sequence[TraceJob], capacity_permille: int, load: float) -> tuple[TraceJob, ...]:
     """Return the same jobs submitted faster or slower, so that they offer ``load``; raise ``GpupoolError``."""
     now = offered_load(jobs, capacity_permille)
     if not 0 < load <= MAX_LOAD or not now:
@@ -43,7 +43,7 @@ def capacity_of(nodes: Iterable[Node]) -> int:
     return sum(len(node.report.gpus) for node in nodes) * WHOLE_GPU
 
 
-def inflated(jobs: Sequence[Job], capacity_permille: int, load: float, seed: int) -> tuple[Job, ...]:
+def inflated(jobs: Sequence[TraceJob], capacity_permille: int, load: float, seed: int) -> tuple[TraceJob, ...]:
     """Return the jobs in random order, then more drawn from them, until they request ``load`` times the cluster.
 
     The protocol of the FGD paper (USENIX ATC 2023): jobs arrive one after the other, and none ends.

@@ -115,6 +115,8 @@ def _group(fates: Sequence[Fate]) -> dict[str, Any]:
         "gpu_hours": round(sum(fate.used_permille_s for fate in fates) / _HOUR_PERMILLE_S, 3),
         "preemptions": sum(fate.preemptions for fate in fates),
         "wasted_gpu_hours": round(sum(fate.wasted_permille_s for fate in fates) / _HOUR_PERMILLE_S, 3),
+        "wasted_part": _ratio(sum(fate.wasted_permille_s for fate in fates), sum(f.used_permille_s for f in fates)),
+        "most_preemptions_of_a_job": max((fate.preemptions for fate in fates), default=0),
     }
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuRequest, Node
+from gpupool.domain.nodes.reservation import Reservation
+from gpupool.domain.people.access import Project
 from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.work.time_windows import parse_windows
 from gpupool.domain.work.workload import WorkloadKind
 from gpupool.simulate.clusters import parse_nodes
 from gpupool.simulate.rows import MAX_GPUS, MAX_SECONDS, Row, header_of, rows
-from gpupool.simulate.values import Job, Trace
+from gpupool.simulate.values import Trace, TraceJob
 
 MAX_BYTES = 512 * 1024 * 1024
 
@@ -30,6 +33,7 @@ OWN = ("submitted_s", "duration_s", "gpus")
 OPENB = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "qos", "creation_time", "deletion_time")
 PHILLY = ("timestamp", "duration", "num_gpus", "cluster")
 _BEST_EFFORT = "BE"
+_RESERVATION = "reservation"  # a row of this kind reserves nodes
 
 
 def format_of(header: str) -> TraceFormat:
@@ -47,20 +51,52 @@ def format_of(header: str) -> TraceFormat:
 
 def parse_trace(lines: Iterable[str], kind: TraceFormat, most: int | None = None) -> Trace:
     """Return the jobs of a trace, at most the first ``most`` to be submitted; raise ``GpupoolError``."""
-    found = parse_all(lines, kind)
+    table = list(_rows(lines, kind))
+    reserved = [row for row in table if _reserves(row, kind)]
+    found = [_READERS[kind][1](row) for row in table if not _reserves(row, kind)]
     jobs = sorted((job for job in found if job.request.count), key=lambda job: job.submitted_s)
     if not jobs:
         raise GpupoolError(ErrorCode.INVALID_FILE, "The trace has no job that asks for a GPU.", "Use another file.")
-    return Trace(tuple(jobs[:most]), len(found) - len(jobs))
+    reservations = tuple(_reservation(row, number) for number, row in enumerate(reserved, 1))
+    projects = _projects(table) if kind is TraceFormat.GPUPOOL else ()
+    return Trace(tuple(jobs[:most]), len(found) - len(jobs), projects, reservations=reservations)
 
 
-def parse_all(lines: Iterable[str], kind: TraceFormat) -> list[Job]:
+def parse_all(lines: Iterable[str], kind: TraceFormat) -> list[TraceJob]:
     """Return the jobs of a trace in file order, including those without a GPU; raise ``GpupoolError``."""
-    needed, reader = _READERS[kind]
-    return [reader(row) for row in rows(lines, needed)]
+    return [_READERS[kind][1](row) for row in _rows(lines, kind)]
 
 
-def _own(row: Row) -> Job:
+def _rows(lines: Iterable[str], kind: TraceFormat) -> Iterable[Row]:
+    return rows(lines, _READERS[kind][0])
+
+
+def _reserves(row: Row, kind: TraceFormat) -> bool:
+    return kind is TraceFormat.GPUPOOL and row.text("kind") == _RESERVATION
+
+
+def _reservation(row: Row, number: int) -> Reservation:
+    """Return the reservation of a row: its nodes, for a project or user, or for maintenance if neither is named."""
+    starts_at = row.number("submitted_s", most=MAX_SECONDS)
+    nodes = _models(row.text("nodes"))
+    if not nodes:
+        raise row.wrong("a reservation names no nodes")
+    projects, users = (tuple(filter(None, (row.text(name),))) for name in ("project", "user"))
+    ends_at = starts_at + row.number("duration_s", most=MAX_SECONDS)
+    return Reservation(str(number), f"reservation {number}", nodes, starts_at, ends_at, projects, users)
+
+
+def _projects(table: Sequence[Row]) -> tuple[Project, ...]:
+    found: dict[str, Project] = {}
+    for row in table:
+        department = row.text("department")
+        project = Project(row.text("project", "default"), department=department)
+        if department and found.setdefault(project.name, project) != project:
+            raise row.wrong(f"project {project.name} is in another department before")
+    return tuple(found.values())
+
+
+def _own(row: Row) -> TraceJob:
     gpus = row.whole("gpus", most=MAX_GPUS)
     memory = row.whole("gpu_memory_mib", 0)
     permille = row.whole("gpu_permille", WHOLE_GPU, WHOLE_GPU)
@@ -70,8 +106,8 @@ def _own(row: Row) -> Job:
     return _own_job(row, request)
 
 
-def _own_job(row: Row, request: GpuRequest) -> Job:
-    return Job(
+def _own_job(row: Row, request: GpuRequest) -> TraceJob:
+    return TraceJob(
         row.number("submitted_s", most=MAX_SECONDS),
         row.number("duration_s", most=MAX_SECONDS),
         request,
@@ -80,7 +116,19 @@ def _own_job(row: Row, request: GpuRequest) -> Job:
         _kind(row) is WorkloadKind.TRAINING,
         row.number("cpus", 0.0),
         row.whole("memory_mib", 0),
+        priority=row.whole("priority", 0),
+        checkpoint_s=row.number("checkpoint_s", most=MAX_SECONDS) if row.text("checkpoint_s") else None,
+        windows=_windows(row),
     )
+
+
+def _windows(row: Row) -> tuple[str, ...]:
+    windows = tuple(filter(None, (text.strip() for text in row.text("windows").split(";"))))
+    try:
+        parse_windows(windows)
+    except GpupoolError as error:
+        raise row.wrong(error.message.rstrip(".")) from error
+    return windows
 
 
 def _kind(row: Row) -> WorkloadKind:
@@ -91,14 +139,14 @@ def _kind(row: Row) -> WorkloadKind:
     return WorkloadKind(text)
 
 
-def _openb(row: Row) -> Job:
+def _openb(row: Row) -> TraceJob:
     """Return the job of a pod. It ran from its scheduling (else its creation) to its deletion."""
     created = row.number("creation_time", most=MAX_SECONDS)
     began = row.number("scheduled_time", created, MAX_SECONDS)
     ended = row.number("deletion_time", most=MAX_SECONDS)
     gpus, permille = row.whole("num_gpu", most=MAX_GPUS), row.whole("gpu_milli", 0, WHOLE_GPU)
     request = GpuRequest(gpus if permille else 0, permille or WHOLE_GPU, models=_models(row.text("gpu_spec")))
-    return Job(
+    return TraceJob(
         created,
         max(0.0, ended - began),
         request,
@@ -108,7 +156,7 @@ def _openb(row: Row) -> Job:
     )
 
 
-def _philly(row: Row) -> Job:
+def _philly(row: Row) -> TraceJob:
     """Return a job; its virtual cluster is its project. The flat table names no users."""
     try:
         submitted = datetime.fromisoformat(row.text("timestamp")).replace(tzinfo=UTC).timestamp()
@@ -117,14 +165,14 @@ def _philly(row: Row) -> Job:
     gpus = row.whole("num_gpus", most=MAX_GPUS)
     project = row.text("cluster", "default")
     duration = row.number("duration", most=MAX_SECONDS)
-    return Job(submitted, duration, GpuRequest(gpus), project, project)
+    return TraceJob(submitted, duration, GpuRequest(gpus), project, project)
 
 
 def _models(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split("|")))
 
 
-_READERS: dict[TraceFormat, tuple[tuple[str, ...], Callable[[Row], Job]]] = {
+_READERS: dict[TraceFormat, tuple[tuple[str, ...], Callable[[Row], TraceJob]]] = {
     TraceFormat.GPUPOOL: (OWN, _own),
     TraceFormat.OPENB: (OPENB, _openb),
     TraceFormat.PHILLY: (PHILLY, _philly),

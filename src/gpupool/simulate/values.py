@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 
 from gpupool.domain.nodes.gpu import GpuRequest
-from gpupool.domain.people.access import Project
+from gpupool.domain.nodes.reservation import Reservation
+from gpupool.domain.people.access import Department, Project
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TraceJob:
     """A job of a trace: ``cpus`` and ``memory_mib`` (of the host) are for all GPUs of ``request`` together.
 
     ``members``: the number of replicas with ``request`` each, which start together; a replica that needs more GPUs than
-    a node has is split.
+    a node has is split. ``checkpoint_s``: the interval of its own checkpoints; None: that of ``Rules``. ``windows``:
+    the time windows in which it may run.
     """
 
     submitted_s: float
@@ -27,14 +30,27 @@ class Job:
     memory_mib: int = 0
     members: int = 1
     priority: int = 0
+    checkpoint_s: float | None = None
+    windows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs in the order of their submission; ``skipped`` counts jobs in the file that need no GPU pool."""
+    """Jobs in the order of their submission; ``skipped`` counts jobs in the file that need no GPU pool.
 
-    jobs: tuple[Job, ...]
+    ``projects`` are those with a department.
+    """
+
+    jobs: tuple[TraceJob, ...]
     skipped: int = 0
+    projects: tuple[Project, ...] = ()
+    departments: tuple[Department, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+
+    @property
+    def timed(self) -> bool:
+        """Return True if something in it depends on the time of day: time windows or reservations."""
+        return bool(self.reservations) or any(job.windows for job in self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +60,8 @@ class Rules:
     ``checkpoint_s``: evicted work has saved its progress every so often (0: it loses nothing) and continues from there,
     ``restart_s`` after its next start; None: it starts from the beginning. ``samples`` is the number of cluster
     samples, evenly between the first submission and the last. ``told``: the queue is ordered by the actual run times,
-    which no real pool knows; for comparison.
+    which no real pool knows; for comparison. ``reservations`` are known from the start; ``zone`` is the time zone of
+    time windows.
     """
 
     grace_s: float = 10.0
@@ -52,6 +69,9 @@ class Rules:
     checkpoint_s: float | None = None
     restart_s: float = 0.0
     told: bool = False
+    departments: tuple[Department, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    zone: tzinfo = UTC
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +96,7 @@ class Fate:
     ``wasted_permille_s`` is work lost by evictions, or spent on starting again.
     """
 
-    job: Job
+    job: TraceJob
     replicas: int = 1
     starts: dict[int, float] = field(default_factory=dict)
     finished: int = 0

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpupool.scheduling.placement.node_filter import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.scheduling_order import SchedulingOrder
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Claim, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
@@ -48,7 +48,7 @@ class _Plan:
 class _Look:
     """One search for moves, bounded in work and in the replicas served; shapes without a result are not tried again."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SchedulingSession) -> None:
         self.session, self.trials, self.served = session, MAX_TRIALS, session.settings.max_consolidations
 
     @property
@@ -65,7 +65,7 @@ class _Look:
         return found
 
 
-def consolidate(session: Session) -> None:
+def consolidate(session: SchedulingSession) -> None:
     """Decide on moves for replicas that neither fit nor can preempt; at most every ``MIN_INTERVAL_S`` seconds.
 
     A search continues where the previous one stopped. A new round starts ``RETRY_S`` after the start of the previous
@@ -108,13 +108,13 @@ def _serve_reserved(look: _Look, free: int) -> None:
             session.holds.add(active)
 
 
-def _free_permille(session: Session) -> int:
+def _free_permille(session: SchedulingSession) -> int:
     c = session.cluster
     usable = c.available & c.up[:, None]
     return int(np.clip(c.gpu_free, 0, None)[usable].sum())
 
 
-def _in_pieces(session: Session, shape: Shape, free: int) -> bool:
+def _in_pieces(session: SchedulingSession, shape: Shape, free: int) -> bool:
     """Return True if enough GPUs are free for a shape, but not in one place."""
     need = session.placer.least_permille(shape)
     return 0 < need <= free and not session.placer.fits_anywhere(shape)
@@ -134,7 +134,7 @@ def _serve(look: _Look, hopeful: set[Shape]) -> None:
         turns.again(group.account.project)
 
 
-def _patient(session: Session, replica: PendingReplica) -> bool:
+def _patient(session: SchedulingSession, replica: PendingReplica) -> bool:
     """Return True if it has waited long enough to justify moves."""
     evictable_at = max(replica.queued_at, replica.not_before) + session.settings.consolidate_after_s
     if evictable_at > session.now:
@@ -158,7 +158,7 @@ def _move_for(look: _Look, group: Group, replica: PendingReplica) -> bool:
     return False
 
 
-def _candidates(session: Session, shape: Shape, need: int) -> Iterator[int]:
+def _candidates(session: SchedulingSession, shape: Shape, need: int) -> Iterator[int]:
     """Yield the nodes with the least to move, up to the bound on nodes searched."""
     c, count = session.cluster, shape.request.count
     rows = fitting_rows(c, shape, Relax(use=True))
@@ -174,7 +174,7 @@ def _candidates(session: Session, shape: Shape, need: int) -> Iterator[int]:
         yield int(rows[at])
 
 
-def _victims_on(session: Session, shape: Shape, row: int, priority: int) -> list[ReplicaKey]:
+def _victims_on(session: SchedulingSession, shape: Shape, row: int, priority: int) -> list[ReplicaKey]:
     """Return the cheapest movable replicas whose GPUs suffice on one node; empty if none or too many."""
     c, need = session.cluster, session.placer.least_permille(shape)
     holders = {key: c.claims[key] for key in c.on_node(c.name_of(row)) if _movable(session, key, priority)}
@@ -205,7 +205,7 @@ def _clear_slot(free: Ints, slot: int, need: int, holders: dict[ReplicaKey, Clai
     return chosen if missing <= 0 else None
 
 
-def _movable(session: Session, key: ReplicaKey, priority: int) -> bool:
+def _movable(session: SchedulingSession, key: ReplicaKey, priority: int) -> bool:
     """Return True if it can be restarted on other GPUs for a replica of this or a higher priority."""
     running = session.demand.running.get(key)
     if running is None or not running.preemptible or key in session.outcome.leaving or running.priority > priority:
@@ -252,7 +252,7 @@ def _tried(look: _Look, shape: Shape, account: Account, row: int, chosen: list[R
         session.log.rollback(mark)
 
 
-def _places_for(session: Session, keys: list[ReplicaKey]) -> tuple[tuple[ReplicaKey, Claim], ...] | None:
+def _places_for(session: SchedulingSession, keys: list[ReplicaKey]) -> tuple[tuple[ReplicaKey, Claim], ...] | None:
     accounts, moves = session.demand.accounts, []
     for key in sorted(keys, key=lambda key: (-session.cluster.claims[key].permille, key)):
         waiting = _as_pending(session.demand.running[key])
@@ -286,7 +286,7 @@ def _as_pending(running: RunningReplica) -> PendingReplica | None:
     )
 
 
-def _carry_out(session: Session, replica: PendingReplica, account: Account, plan: _Plan) -> None:
+def _carry_out(session: SchedulingSession, replica: PendingReplica, account: Account, plan: _Plan) -> None:
     accounts, running = session.demand.accounts, session.demand.running
     for key, _ in plan.moves:
         session.discharge_running(key)

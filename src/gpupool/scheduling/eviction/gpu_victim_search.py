@@ -17,7 +17,7 @@ from gpupool.scheduling.eviction.whole_claims import Claimed, FootprintUse
 from gpupool.scheduling.fairness.water_filling import EPSILON
 from gpupool.scheduling.placement.capacity import Need, nothing, room_with, runs
 from gpupool.scheduling.placement.node_filter import Relax, fitting_rows
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import ALONE, domains
 from gpupool.scheduling.state.queue import Group
@@ -31,7 +31,7 @@ class GpuClearing:
     """
 
     def __init__(
-        self, session: Session, pool: VictimPool, found: Claimed, open_: Bools, need: Need, work: Work
+        self, session: SchedulingSession, pool: VictimPool, found: Claimed, open_: Bools, need: Need, work: Work
     ) -> None:
         self._session, self._pool, self._claim, self._footprints = session, pool, found.claim, found.footprints
         self._need, self._work = need, work

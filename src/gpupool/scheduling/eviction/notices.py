@@ -6,21 +6,25 @@ from collections.abc import Sequence
 
 from gpupool.domain.units import format_permille
 from gpupool.scheduling.fairness.user_shares import UserShares
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.running import Floats
 from gpupool.scheduling.values import Eviction, EvictionKind, PendingReplica, ReplicaKey
 
 
 def evict(
-    session: Session, keys: Sequence[ReplicaKey], for_key: ReplicaKey, kind: EvictionKind, reasons: Sequence[str]
+    session: SchedulingSession,
+    keys: Sequence[ReplicaKey],
+    for_key: ReplicaKey,
+    kind: EvictionKind,
+    reasons: Sequence[str],
 ) -> None:
     """Evict running replicas, each with its own reason."""
     for key, reason in zip(keys, reasons, strict=True):
         session.outcome.evict(Eviction(*key, *for_key, kind, reason))
 
 
-def reason_of(session: Session, victim: ReplicaKey, replica: PendingReplica, kind: EvictionKind) -> str:
+def reason_of(session: SchedulingSession, victim: ReplicaKey, replica: PendingReplica, kind: EvictionKind) -> str:
     """Return the reason why a replica is evicted for another one, given the state before the eviction."""
     ledger, account = session.ledger, session.demand.accounts[victim]
     project = ledger.projects[account.project]
@@ -33,7 +37,9 @@ def reason_of(session: Session, victim: ReplicaKey, replica: PendingReplica, kin
     return f"{project.name} has {held} GPUs allocated, above its {what} of {due}; {replica.project} reclaims its share."
 
 
-def reason_of_model(session: Session, victim: ReplicaKey, replica: PendingReplica, model: str, account: Account) -> str:
+def reason_of_model(
+    session: SchedulingSession, victim: ReplicaKey, replica: PendingReplica, model: str, account: Account
+) -> str:
     """Return the reason of an eviction by a GPU model quota of ``account``, given the state before the eviction."""
     project, guarantees = session.demand.accounts[victim].project, session.guarantees()
     held, own = guarantees.held_of(project, guarantees.gpus_of(account))
@@ -45,7 +51,9 @@ def reason_of_model(session: Session, victim: ReplicaKey, replica: PendingReplic
     )
 
 
-def reason_of_parts(session: Session, victim: ReplicaKey, replica: PendingReplica, used: Floats, due: Floats) -> str:
+def reason_of_parts(
+    session: SchedulingSession, victim: ReplicaKey, replica: PendingReplica, used: Floats, due: Floats
+) -> str:
     """Return the reason of an eviction for whole-GPU work, given the footprints and bounds of projects."""
     number = session.demand.accounts[victim].project
     project = session.ledger.projects[number]
@@ -59,7 +67,7 @@ def reason_of_parts(session: Session, victim: ReplicaKey, replica: PendingReplic
     )
 
 
-def reason_of_user(session: Session, victim: ReplicaKey, replica: PendingReplica, shares: UserShares) -> str:
+def reason_of_user(session: SchedulingSession, victim: ReplicaKey, replica: PendingReplica, shares: UserShares) -> str:
     """Return the reason of an eviction for another user of the project, given the state before the eviction."""
     ledger, account = session.ledger, session.demand.accounts[victim]
     user, project = ledger.users[account.user].name, ledger.projects[account.project].name

@@ -6,7 +6,7 @@ them free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,9 +16,9 @@ from gpupool.scheduling.eviction.notices import evict
 from gpupool.scheduling.eviction.reclaim_policy import ReclaimPolicy
 from gpupool.scheduling.eviction.victim_search import Clearing, Refused, Search, Work, clear_for_gang
 from gpupool.scheduling.eviction.victims import VictimPool
-from gpupool.scheduling.gang_placement import place
+from gpupool.scheduling.gang_placement import model_choices, place
 from gpupool.scheduling.placement.capacity import Need
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Claim
 from gpupool.scheduling.state.cluster import domains
 from gpupool.scheduling.state.ledger import UNBOUNDED
@@ -27,13 +27,13 @@ from gpupool.scheduling.values import EvictionKind, HoldKind, PendingReplica, Re
 
 OTHERS = -1  # instead of a project number: all projects that others may take from
 ALL_PRIORITIES = -2  # instead of a project number: all projects
-Why = Callable[[Session, ReplicaKey, PendingReplica], str]  # the reason of an eviction, for its owner
+Why = Callable[[SchedulingSession, ReplicaKey, PendingReplica], str]  # the reason of an eviction, for its owner
 
 
 class EvictionPlanner:
     """The victim searches of one cycle: their state, and the actions on their results."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SchedulingSession) -> None:
         self.session = session
         self.work = Work(session.settings.max_looks)
         self.rights = ReclaimPolicy(session)
@@ -117,8 +117,11 @@ class EvictionPlanner:
 
     def evict(self, group: Group, replica: PendingReplica, search: Search, kind: EvictionKind, why: Why) -> bool:
         """Evict the best set of victims of a search and hold the GPUs for a group."""
+        accepted, need = self.session.placer.accepted, search.need
+        shapes = [choice.shape for choice in model_choices(self.session, group)]
+        searches = [replace(search, need=replace(need, shape=each, accepted=accepted(each))) for each in shapes]
         return any(
-            self.carry_out(group, replica, clearing, kind, why, search.pool) for clearing in _clearings(search, group)
+            self.carry_out(group, replica, clearing, kind, why, search.pool) for clearing in _clearings(searches, group)
         )
 
     def carry_out(
@@ -146,24 +149,31 @@ class EvictionPlanner:
         return True
 
 
-def _clearings(search: Search, group: Group) -> Iterator[Clearing]:
-    """Yield sets of victims, best first; work that would lose much only if there is no other set."""
-    cheap = search.among & (search.pool.pieces.stake == 0)
+def _clearings(searches: Sequence[Search], group: Group) -> Iterator[Clearing]:
+    """Yield sets of victims, best first; work that would lose much only if there is no other set.
+
+    The searches differ in the GPU model of a gang.
+    """
+    every = searches[0].among
+    cheap = every & (searches[0].pool.pieces.stake == 0)
     if cheap.any():
-        yield from _clearings_among(replace(search, among=cheap), group)
-    if not np.array_equal(cheap, search.among):
-        yield from _clearings_among(search, group)
+        yield from _clearings_among([replace(search, among=cheap) for search in searches], group)
+    if not np.array_equal(cheap, every):
+        yield from _clearings_among(searches, group)
 
 
-def _clearings_among(search: Search, group: Group) -> Iterator[Clearing]:
-    if group.size > 1:
-        yield from clear_for_gang(search, group.gang)
-    elif (found := search.for_one()) is not None:
-        yield found
+def _clearings_among(searches: Sequence[Search], group: Group) -> Iterator[Clearing]:
+    if len(searches) > 1:
+        found = [clearing for search in searches for clearing in _clearings_among([search], group)]
+        yield from sorted(found, key=lambda clearing: len(clearing.slots))
+    elif group.size > 1:
+        yield from clear_for_gang(searches[0], group.gang)
+    elif (one := searches[0].for_one()) is not None:
+        yield one
 
 
 @contextmanager
-def without_reservations(session: Session, gives_way: Callable[[Group], bool]) -> Iterator[bool]:
+def without_reservations(session: SchedulingSession, gives_way: Callable[[Group], bool]) -> Iterator[bool]:
     """Lift the reservations of groups that yield; yield True if there were any.
 
     A reservation keeps smaller work off the GPUs that become free first. It gives no right beyond quotas. It must not
@@ -185,6 +195,6 @@ def without_reservations(session: Session, gives_way: Callable[[Group], bool]) -
                     session.holds.add(active)
 
 
-def _yields(session: Session, leader: ReplicaKey, gives_way: Callable[[Group], bool]) -> bool:
+def _yields(session: SchedulingSession, leader: ReplicaKey, gives_way: Callable[[Group], bool]) -> bool:
     group = session.demand.group_of(leader)
     return group is not None and gives_way(group)

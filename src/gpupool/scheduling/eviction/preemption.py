@@ -14,9 +14,9 @@ from gpupool.scheduling.eviction.notices import reason_of, reason_of_user
 from gpupool.scheduling.eviction.planner import EvictionPlanner, Why, without_reservations
 from gpupool.scheduling.eviction.victim_search import Clearing, Refused
 from gpupool.scheduling.eviction.victims import VictimPool
-from gpupool.scheduling.fairness.user_shares import UserShares
+from gpupool.scheduling.fairness.user_shares import UserRows, UserShares
 from gpupool.scheduling.fairness.water_filling import EPSILON, Floats
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group
@@ -43,8 +43,7 @@ class _Holdings:
     version: int
     of_piece: Ints
     amount: Floats
-    share: Floats
-    weight: Floats
+    users: UserRows
     smallest: Floats
 
 
@@ -111,7 +110,7 @@ class Preemption:
         """Return the pieces of other users of the project that are not more important; shielded work stays."""
         p, account, need = pool.pieces, group.account, self._room.permille(group)
         held = self._held_in(account.project)
-        spare = held.amount - self._users.least(held.share, held.weight, account, need) + EPSILON
+        spare = held.amount - self._users.least(held.users, account, need) + EPSILON
         among = (pool.users() != account.user) & (p.priority <= replica.priority) & (p.weight <= spare[held.of_piece])
         among &= pool.alive & pool.open(promised=False)
         refused = _RefusedUser(self._room.session, pool, self._users, account, need)
@@ -120,7 +119,7 @@ class Preemption:
     def _somebody_can_lose(self, account: Account, need: int) -> bool:
         """Return False if no user of the project can lose even its smallest piece to this one; a quick check."""
         held = self._held_in(account.project)
-        least = self._users.least(held.share, held.weight, account, need)
+        least = self._users.least(held.users, account, need)
         return bool((held.amount - held.smallest >= least - EPSILON).any())
 
     def _held_in(self, project: int) -> _Holdings:
@@ -139,9 +138,7 @@ class Preemption:
         open_ = pool.alive & pool.open(promised=False)
         np.minimum.at(smallest, of_piece[open_], pool.pieces.weight[open_])
         held = np.array([self._users.held(account) for account in accounts], np.float64)
-        share = np.array([self._users.share(account) for account in accounts])
-        weight = np.array([self._users.weight(account) for account in accounts])
-        return _Holdings(pool.version, of_piece, held, share, weight, smallest)
+        return _Holdings(pool.version, of_piece, held, self._users.rows(accounts), smallest)
 
     def _take(self, group: Group, replica: PendingReplica, pool: VictimPool, grounds: _Grounds) -> bool:
         session, project = self._room.session, group.account.project
@@ -209,7 +206,9 @@ class Preemption:
 class _RefusedUser:
     """Find the victims whose users would hold too little once the previous ones are gone."""
 
-    def __init__(self, session: Session, pool: VictimPool, shares: UserShares, taker: Account, extra: int) -> None:
+    def __init__(
+        self, session: SchedulingSession, pool: VictimPool, shares: UserShares, taker: Account, extra: int
+    ) -> None:
         self._accounts, self._pool, self._shares = session.demand.accounts, pool, shares
         self._taker, self._extra = taker, extra
 
@@ -219,8 +218,7 @@ class _RefusedUser:
             account = self._accounts[self._pool.keys(slots)[0]]
             piece = int(self._pool.holders.permille[slots].sum())
             kept = self._shares.held(account) - freed[account.pair] - piece
-            own = np.array([self._shares.share(account)]), np.array([self._shares.weight(account)])
-            if kept >= self._shares.least(*own, self._taker, self._extra)[0] - EPSILON:
+            if kept >= self._shares.least(self._shares.rows([account]), self._taker, self._extra)[0] - EPSILON:
                 freed[account.pair] += piece
             else:
                 refused.append(at)

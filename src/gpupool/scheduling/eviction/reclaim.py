@@ -17,9 +17,10 @@ from gpupool.scheduling.eviction.preemption import Preemption
 from gpupool.scheduling.eviction.victim_search import OutOfWorkError, Refused, Search
 from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.eviction.whole_claims import WholeClaims
+from gpupool.scheduling.gang_placement import model_choices
 from gpupool.scheduling.placement.capacity import Need
 from gpupool.scheduling.scheduling_order import SchedulingOrder
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED
@@ -30,7 +31,7 @@ RETRY_S = 1.0  # delay before an interrupted search continues
 Serve = Callable[[Group, PendingReplica], bool]
 
 
-def make_room(session: Session) -> bool:
+def make_room(session: SchedulingSession) -> bool:
     """Decide on evictions for work that does not fit; the session then looks as if the victims had ended.
 
     The search of a cycle is bounded (``Settings.max_looks``): return True if the bound was reached. The next cycle
@@ -62,7 +63,7 @@ class _Searches:
     ``in_vain`` are the groups without a result.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SchedulingSession) -> None:
         self.session = session
         self.room = EvictionPlanner(session)
         self.rights = self.room.rights
@@ -239,12 +240,15 @@ class _Searches:
         session, pool = self.session, self.room.pool(ALL_PRIORITIES)
         accepted = session.placer.accepted(group.shape)
         open_ = self.rights.open_to_whole(pool, accepted, promised=claim.promised)
-        wanted = Need(group.shape, accepted, UNBOUNDED, group.size)
-        search = GpuClearing(session, pool, found, open_, wanted, self.room.work)
+        needs = [
+            Need(choice.shape, session.placer.accepted(choice.shape), UNBOUNDED, group.size)
+            for choice in model_choices(session, group)
+        ]
         why = partial(reason_of_parts, used=found.standing.used, due=claim.bounds.project)
         return any(
             self.room.carry_out(group, replica, clearing, EvictionKind.RECLAIM, why, pool)
-            for clearing in search.clearings(group)
+            for need_of in needs
+            for clearing in GpuClearing(session, pool, found, open_, need_of, self.room.work).clearings(group)
             if not self.rights.takes_safe(pool, clearing.slots, accepted)
         )
 

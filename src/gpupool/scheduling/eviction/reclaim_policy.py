@@ -10,7 +10,7 @@ import numpy as np
 
 from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.fairness.model_quotas import Portions, safe
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.running import Floats
@@ -23,7 +23,7 @@ class ReclaimPolicy:
     hold GPUs of it without such a quota. GPUs within a model quota are never reclaimed.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SchedulingSession) -> None:
         self._shares, self._ledger, self._demand = session.shares, session.ledger, session.demand
         self.models = session.guarantees()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gpupool.domain.nodes.reservation import Reservation
 from gpupool.domain.units import format_duration
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.values import Eviction, EvictionKind, RunningReplica
 
 NOTICE_MARGIN_S = 2.0  # added to the grace period, so that the node is free in time
 
 
-def evict_for_reservations(session: Session) -> None:
+def evict_for_reservations(session: SchedulingSession) -> None:
     """Evict training from nodes that are reserved for others, early enough for its grace period."""
     reservations = session.cluster.reservations
     if not reservations.all:
@@ -26,7 +26,7 @@ def evict_for_reservations(session: Session) -> None:
                     _evict_in_time(session, reservation, node, running)
 
 
-def _evict_in_time(session: Session, reservation: Reservation, node: str, running: RunningReplica) -> None:
+def _evict_in_time(session: SchedulingSession, reservation: Reservation, node: str, running: RunningReplica) -> None:
     lease, end = running.lease, running.expected_end
     ends_before = end is not None and end <= reservation.starts_at
     if not running.preemptible or ends_before or reservation.admits(lease.project, lease.user):

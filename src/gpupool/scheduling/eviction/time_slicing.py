@@ -19,9 +19,9 @@ import numpy as np
 from gpupool.domain.units import format_duration
 from gpupool.scheduling.eviction.notices import evict
 from gpupool.scheduling.fairness.model_quotas import safe
-from gpupool.scheduling.gang_placement import place
+from gpupool.scheduling.gang_placement import model_choices, place
 from gpupool.scheduling.scheduling_order import SchedulingOrder
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Claim, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group
@@ -33,7 +33,7 @@ STAY_SERVED = 0.25  # of the earlier run time: another minimum
 MAX_SEARCHES = 16  # per cycle
 
 
-def evict_for_time_slicing(session: Session) -> None:
+def evict_for_time_slicing(session: SchedulingSession) -> None:
     """Evict replicas that have had a turn, for replicas that have not and do not fit."""
     turn_s = session.demand.ordering.turn_s
     if turn_s is None or not session.demand.evictable:
@@ -50,12 +50,12 @@ def evict_for_time_slicing(session: Session) -> None:
         session.outcome.wake_running_at(rotation.next_evictable_at)
 
 
-def _somebody_due(session: Session, project: int) -> bool:
+def _somebody_due(session: SchedulingSession, project: int) -> bool:
     """Return True if some replica's place in the queue is not in the future."""
     return any(group.entries[0][0] <= session.now for group in session.demand.groups(project))
 
 
-def _next_due(session: Session) -> float:
+def _next_due(session: SchedulingSession) -> float:
     """Return when the next place in the queue is no longer in the future; infinite if there is none."""
     found = inf
     for group in session.demand.groups():
@@ -68,7 +68,7 @@ def _next_due(session: Session) -> float:
 class _Rotation:
     """The searches of one cycle among ``victims``: slots that have had a turn, the longest run time first."""
 
-    def __init__(self, session: Session, turn_s: float) -> None:
+    def __init__(self, session: SchedulingSession, turn_s: float) -> None:
         self.session, self.holders = session, session.demand.holders
         self.turn_s = turn_s
         self._models = session.guarantees()
@@ -92,7 +92,7 @@ class _Rotation:
             if group is None or session.demand.arrival_of(leader)[0] > session.now:
                 continue
             active_holds = [session.holds.remove(active.hold.key) for active in reserved]
-            if not self._evict_for(group, session.demand.pending[leader]):
+            if not self._evict_for_any(group, session.demand.pending[leader]):
                 for active in active_holds:
                     session.holds.add(active)
 
@@ -108,10 +108,14 @@ class _Rotation:
                 queue.drop()
             else:
                 searches -= 1
-                if not self._evict_for(group, replica):
+                if not self._evict_for_any(group, replica):
                     self._hopeless.add(known)
                     queue.drop()
             turns.again(group.account.project)
+
+    def _evict_for_any(self, group: Group, replica: PendingReplica) -> bool:
+        """Hold GPUs of one model for a replica, or for all members of a gang that must start together."""
+        return any(self._evict_for(choice, replica) for choice in model_choices(self.session, group))
 
     def _evict_for(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a replica, or for all members of a gang that must start together."""

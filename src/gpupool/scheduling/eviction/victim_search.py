@@ -22,7 +22,7 @@ from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.eviction.victims import VictimPool, freed_by
 from gpupool.scheduling.placement.capacity import Freed, Need, nothing, room_with, runs
 from gpupool.scheduling.state.allocation import Bools, Ints
-from gpupool.scheduling.state.cluster import ALONE, ClusterState, domains
+from gpupool.scheduling.state.cluster import ALONE, ClusterState, domains, levels_of
 from gpupool.scheduling.state.running import NO_GANG, Floats
 
 # Takes victims as lists of slots that are evicted together, in order. Returns for each list whether it is refused once
@@ -202,7 +202,7 @@ class _Steps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Site:
+class _DomainSite:
     """The possible places of a gang: the domain of each row (``ALONE``: excluded), and the free capacity there."""
 
     where: Ints
@@ -212,29 +212,34 @@ class _Site:
 def clear_for_gang(search: Search, gang: Gang | None) -> Iterator[Clearing]:
     """Yield sets of victims that make room for ``search.need.count`` members, best first.
 
-    All members fit on nodes with the same value of ``gang.within``: always if ``gang.strict``, otherwise if that costs
-    no more victims than the cheapest set.
+    All members fit on nodes of one domain of each level (see ``levels_of``) that costs no more victims than the
+    cheapest set; if ``gang.strict``, always in one of the label that the gang names.
     """
     cluster = search.cluster
     up = np.flatnonzero(cluster.up)
     room = np.zeros(len(cluster.up), np.int64)
     room[up] = search.room(up, nothing(len(up), cluster.slots))
-    anywhere = _Site(np.where(cluster.up, 0, ALONE), room)
-    together = _Site(np.where(cluster.up, domains(cluster, gang.within), ALONE), room) if gang else anywhere
-    if gang is None or not gang.within:
-        yield from _by_domain(search, anywhere)
-    elif gang.strict:
-        yield from _by_domain(search, together)
-    else:
-        widest = next(_by_domain(search, anywhere), None)
-        near = next(_by_domain(search, together), None)
-        if near is not None and (widest is None or len(near.slots) <= len(widest.slots)):
+
+    def found_in(label: str) -> Iterator[Clearing]:
+        return _by_domain(search, _DomainSite(np.where(cluster.up, domains(cluster, label), ALONE), room))
+
+    strict = gang is not None and gang.strict
+    levels = levels_of(cluster, gang) if gang else ()
+    levels, largest = (levels[:-1], levels[-1]) if strict else (levels, "")
+    cheapest = found_in(largest)
+    first = next(cheapest, None)
+    for label in levels if first is not None else levels[-1:]:
+        near = next(found_in(label), None)
+        if near is not None and (first is None or len(near.slots) <= len(first.slots)):
             yield near
-        if widest is not None:
-            yield widest
+            break
+    if first is not None:
+        yield first
+    if strict or not levels:
+        yield from cheapest
 
 
-def _by_domain(search: Search, site: _Site) -> Iterator[Clearing]:
+def _by_domain(search: Search, site: _DomainSite) -> Iterator[Clearing]:
     steps = _steps(search, site)
     for domain in _cheapest(search, site, steps)[:MAX_DOMAINS]:
         inside = search.among & (site.where[search.pool.pieces.row] == domain)
@@ -243,12 +248,12 @@ def _by_domain(search: Search, site: _Site) -> Iterator[Clearing]:
             yield Clearing(tuple(slot for group in found for slot in group))
 
 
-def replace_where(site: _Site, domain: int) -> _Site:
+def replace_where(site: _DomainSite, domain: int) -> _DomainSite:
     """Return the site restricted to one domain."""
-    return _Site(np.where(site.where == domain, domain, ALONE), site.room)
+    return _DomainSite(np.where(site.where == domain, domain, ALONE), site.room)
 
 
-def _steps(search: Search, site: _Site) -> _Steps:
+def _steps(search: Search, site: _DomainSite) -> _Steps:
     p = search.pool.pieces
     at = np.flatnonzero(search.among & search.pool.alive)
     at = at[site.where[p.row[at]] != ALONE]
@@ -279,7 +284,7 @@ def _ranked(search: Search, piece: Ints, row: Ints, unit: Floats) -> Ints:
     return rank
 
 
-def _cheapest(search: Search, site: _Site, steps: _Steps) -> list[int]:
+def _cheapest(search: Search, site: _DomainSite, steps: _Steps) -> list[int]:
     """Return the domains that can have room for all members, the cheapest first."""
     where = site.where[steps.row]
     order = np.lexsort((steps.rank, where))
@@ -295,7 +300,7 @@ def _cheapest(search: Search, site: _Site, steps: _Steps) -> list[int]:
     return [int(where[end]) for end in ends[np.argsort(price, kind="stable")]]
 
 
-def _chosen(search: Search, site: _Site) -> list[int]:
+def _chosen(search: Search, site: _DomainSite) -> list[int]:
     """Return the pieces of the cheapest steps that make room for all members, or none."""
     steps = _steps(search, site)
     order = np.argsort(steps.rank)
@@ -313,7 +318,7 @@ def _chosen(search: Search, site: _Site) -> list[int]:
     return [int(piece) for piece in at[np.argsort(rank[at], kind="stable")]]
 
 
-def _attempts(search: Search, site: _Site) -> list[list[int]]:
+def _attempts(search: Search, site: _DomainSite) -> list[list[int]]:
     """Return reduced groups of victims without refusals; empty if none is found."""
     pool = search.pool
     for _ in range(MAX_ATTEMPTS):
@@ -329,7 +334,7 @@ def _attempts(search: Search, site: _Site) -> list[list[int]]:
     return []
 
 
-def _spared(search: Search, site: _Site, chosen: list[int]) -> tuple[list[int], Search]:
+def _spared(search: Search, site: _DomainSite, chosen: list[int]) -> tuple[list[int], Search]:
     """Return a choice that does not break gangs by too many single members, if there is one."""
     pool, counts, extra = search.pool, dict[int, int](), list[int]()
     for piece in chosen:
@@ -363,7 +368,7 @@ def _gangs_of(search: Search, slots: set[int]) -> list[int]:
     return [int(gang) for gang in np.unique(gangs[gangs != NO_GANG])]
 
 
-def _thinned(search: Search, site: _Site, groups: list[list[int]]) -> list[list[int]]:
+def _thinned(search: Search, site: _DomainSite, groups: list[list[int]]) -> list[list[int]]:
     """Return the groups that are needed to make room for all members; the most important are removed first."""
     h = search.pool.holders
     slots = np.array([slot for group in groups for slot in group])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gpupool.scheduling.outcome import Outcome
+from gpupool.scheduling.outcome import CycleOutcome
 from gpupool.scheduling.placement.capacity import Freed, runs
 from gpupool.scheduling.policy import Settings
 from gpupool.scheduling.state.allocation import Bools, Ints
@@ -78,7 +78,7 @@ class CycleState(Protocol):
         """Return the waiting and running replicas."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CycleOutcome:
         """Return the decisions so far."""
 
     @property

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.fairness.water_filling import EPSILON
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Claim, Ints
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.state.running import Floats
@@ -65,7 +65,7 @@ class Footprints:
     ``gpu`` numbers GPUs as ``row * slots + slot``. ``slot`` is that of the holder, or ``NOBODY``.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SchedulingSession) -> None:
         self._projects = len(session.ledger.projects)
         holders, width = session.demand.holders, session.cluster.slots
         holders.catch_up(session.cluster)
@@ -138,7 +138,7 @@ class Footprints:
         return np.bincount(who, WHOLE_GPU * amount / np.where(total > 0, total, 1.0), count).astype(np.float64)
 
 
-def _coming(session: Session) -> Ints:
+def _coming(session: SchedulingSession) -> Ints:
     """Return the grants of this cycle and the holds until GPUs are free: project, GPU, thousandths; [n, 3]."""
     claims = [(account.project, claim) for _, claim, account in session.outcome.placed]
     active_holds = [active for active in session.holds.active.values() if active.hold.kind is not HoldKind.RESERVED]
@@ -154,7 +154,7 @@ def _of_claim(project: int, claim: Claim, width: int) -> list[tuple[int, int, in
     return [(project, claim.row * width + slot, int(claim.gpu[slot])) for slot in used]
 
 
-def parts_exist(session: Session) -> bool:
+def parts_exist(session: SchedulingSession) -> bool:
     """Return whether a running replica uses a part of a GPU."""
     holders = session.demand.holders
     holders.catch_up(session.cluster)
@@ -187,7 +187,7 @@ class Claimed:
 class WholeClaims:
     """The claims to whole GPUs in one cycle. While no GPU is used in parts there are none: quotas decide alone."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SchedulingSession) -> None:
         self._session = session
         self._exist: bool | None = None
         self._known: dict[tuple[int, bool], WholeClaim] = {}

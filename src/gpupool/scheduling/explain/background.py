@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gpupool.scheduling.explain.calibration import NO_SLIP, Slip, slip_of
+from gpupool.scheduling.explain.calibration import NO_SLIP, Slip
 from gpupool.scheduling.holds.runtime_model import History
 from gpupool.scheduling.values import ReplicaKey
 
@@ -18,15 +18,8 @@ def plain_name(key: ReplicaKey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Past run times, how far off past estimates were, and the names of replicas for users.
-
-    ``slips`` are by project; that of "" is of the whole pool.
-    """
+    """Past run times, how far off past estimates were, and the names of replicas for users."""
 
     history: History = field(default_factory=lambda: MappingProxyType({}))
-    slips: Mapping[str, Slip] = field(default_factory=lambda: MappingProxyType({}))
+    slip: Slip = NO_SLIP
     name: Callable[[ReplicaKey], str] = plain_name
-
-    def slip(self, project: str) -> Slip:
-        """Return how far off estimates for a project usually are."""
-        return slip_of(self.slips, project) or NO_SLIP

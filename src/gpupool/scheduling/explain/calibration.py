@@ -1,27 +1,32 @@
-"""Calibration: how far off past estimates of starts were, and how the next one is corrected.
+"""Calibration: the errors of past estimates of starts, and the correction of the next one.
 
-Each past estimate gives a ratio: the actual wait over the predicted wait, both in seconds from the estimate. The
-quartiles of the ratios correct an estimate and bound it; the latest ratios count most.
+Each past estimate gives a ratio: the actual wait over the predicted wait, both in seconds from the estimate. Five
+quantiles of the ratios correct an estimate and bound it. Queues change, so the quantiles of all past ratios say little
+about the next one. Each quantile is therefore tracked: it moves up after a ratio above it and down after one below it,
+by amounts in the proportion of the parts of the ratios that should lie there (the gradient of the quantile loss). In
+the long run these parts are right, however the ratios change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import exp2
+from itertools import islice
+from math import ceil, exp, log
 
-HALF_LIFE = 20.0  # an estimate counts half after this many later ones
-MAX_OUTCOMES = 100  # used per project
+PARTS = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the ratios that lie below each quantile
+STEP = 0.65  # the move of a quantile after one ratio, up and down together; of logarithms
+LATEST = 30  # the move is at most the range of the latest ratios: exact estimates stay exact
+MAX_OUTCOMES = 300  # used; older ones have no influence
 MIN_OUTCOMES = 5  # with fewer there is no correction
 MIN_PREDICTED_S = 10.0  # shorter times count as this: a second more or less is no error
-MAX_RATIO = 10.0  # ratios are limited to this and its inverse
+MAX_RATIO = 1000.0  # ratios are limited to this and its inverse
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PredictedStart:
     """The predicted and the actual wait for a start, both in seconds from the prediction."""
 
-    project: str
     predicted_s: float
     actual_s: float
 
@@ -34,12 +39,25 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Slip:
-    """The quartiles of the ratios of ``outcomes`` past estimates; 1: as predicted, more: later."""
+    """Quantiles of the ratios of ``outcomes`` past estimates; 1: as predicted, more: later.
+
+    Half of the ratios lie between ``low`` and ``high``, nine of ten between ``least`` and ``most``.
+    """
 
     outcomes: int
-    low: float
-    mid: float
-    high: float
+    least: float = 1.0
+    low: float = 1.0
+    mid: float = 1.0
+    high: float = 1.0
+    most: float = 1.0
+
+    def corrected(self, predicted_s: float) -> tuple[float, float, float, float, float]:
+        """Return the corrected wait in seconds: least, low, likely, high, most."""
+        if not self.outcomes:
+            return (predicted_s,) * 5
+        base = max(predicted_s, MIN_PREDICTED_S)
+        least, low, mid, high, most = (base * ratio for ratio in (self.least, self.low, self.mid, self.high, self.most))
+        return _no_shorter(least), _no_shorter(low), mid, high, most
 
     def words(self) -> str:
         """Return ``past estimates were 1.3x too early``; empty when they were about right, or there are none."""
@@ -50,39 +68,24 @@ class Slip:
         return ""
 
 
-NO_SLIP = Slip(0, 1.0, 1.0, 1.0)
+NO_SLIP = Slip(0)
 
 
-def learn(outcomes: Iterable[Outcome]) -> dict[str, Slip]:
-    """Return the slips by project, and of the pool as "", from outcomes with the newest first.
-
-    Projects with fewer than ``MIN_OUTCOMES`` are left out.
-    """
-    by_project: dict[str, list[float]] = {"": []}
-    for outcome in outcomes:
-        for name in (outcome.project, ""):
-            ratios = by_project.setdefault(name, [])
-            if len(ratios) < MAX_OUTCOMES:
-                ratios.append(outcome.ratio)
-    return {name: _slip(ratios) for name, ratios in by_project.items() if len(ratios) >= MIN_OUTCOMES}
-
-
-def slip_of(slips: Mapping[str, Slip], project: str) -> Slip | None:
-    """Return the slip of a project, or else that of the pool."""
-    return slips.get(project) or slips.get("")
+def learn(outcomes: Iterable[PredictedStart]) -> Slip:
+    """Return how far off estimates are, from outcomes with the newest first; ``NO_SLIP`` if there are too few."""
+    ratios = [log(outcome.ratio) for outcome in islice(outcomes, MAX_OUTCOMES)][::-1]
+    if len(ratios) < MIN_OUTCOMES:
+        return NO_SLIP
+    first = sorted(ratios[:MIN_OUTCOMES])
+    levels = [first[ceil(part * MIN_OUTCOMES) - 1] for part in PARTS]
+    for at in range(MIN_OUTCOMES, len(ratios)):
+        latest = ratios[max(0, at - LATEST) : at + 1]
+        step = min(STEP, max(latest) - min(latest))
+        moved = (level + step * (part - (ratios[at] < level)) for level, part in zip(levels, PARTS, strict=True))
+        levels = sorted(moved)
+    return Slip(len(ratios), *map(exp, levels))
 
 
-def _slip(ratios: list[float]) -> Slip:
-    weighted = sorted((ratio, exp2(-age / HALF_LIFE)) for age, ratio in enumerate(ratios))
-    low, mid, high = (_quantile(weighted, part) for part in (0.25, 0.5, 0.75))
-    return Slip(len(ratios), low, mid, high)
-
-
-def _quantile(weighted: list[tuple[float, float]], part: float) -> float:
-    """Return the least ratio up to which at least ``part`` of the weight lies."""
-    wanted, passed = part * sum(weight for _, weight in weighted), 0.0
-    for ratio, weight in weighted:
-        passed += weight
-        if passed >= wanted:
-            return ratio
-    return weighted[-1][0]
+def _no_shorter(seconds: float) -> float:
+    """Return 0 for a lower bound of a time that counts as ``MIN_PREDICTED_S``."""
+    return seconds if seconds > MIN_PREDICTED_S * (1 + 1e-9) else 0.0

@@ -1,8 +1,9 @@
-"""A rough estimate for a replica far down a long queue, from how fast GPUs come free and what is served before.
+"""A rough estimate for a replica far down a long queue, from the rate of released GPUs and the work ahead of it.
 
-GPUs are treated as one quantity that flows: what running work frees, and later the work that starts meanwhile, goes to
-the work ahead, in the order of projects, and then to the replica. The need for several free GPUs on one node is checked
-separately. The cost is bounded by the number of projects and of running replicas, not by the length of the queue.
+GPUs are treated as one flowing quantity. GPUs that running work (and later the work that starts meanwhile) releases go
+to the work ahead, in the order of projects, and then to the replica. The need for several free GPUs on one node is
+checked separately. The cost is bounded by the number of projects and of running replicas, not by the length of the
+queue.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from gpupool.scheduling.holds.runtime_model import UNKNOWN, Foreseen, History, Spread, run_spread
 from gpupool.scheduling.placement.node_filter import Relax, fitting_rows, usable_slots
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account, Bound, Ledger
 from gpupool.scheduling.state.queue import Group
@@ -25,32 +26,32 @@ from gpupool.scheduling.values import ReplicaKey
 
 MAX_STREAMS = 64  # streams of work ahead that are kept separate
 PIECES = 8  # parts of each stream, which are served in turns
-MAX_PROJECTS = 128  # other projects; of more, a sample stands for all
+MAX_PROJECTS = 128  # other projects; of a larger number, a sample stands for all
 HALVINGS = 7
 MAX_KINDS = 8  # kinds of work used per project
-MAX_FLOWS = 256  # moments at which GPUs come free; of more, some are merged
+MAX_FLOWS = 256  # moments at which GPUs are released; of a larger number, some are merged
 _FIRM = frozenset({Bound.PROJECT_QUOTA, Bound.MODEL_QUOTA, Bound.DEPARTMENT_QUOTA})
 _OF_DEPARTMENT = frozenset({Bound.DEPARTMENT_QUOTA, Bound.DEPARTMENT_LIMIT})
-MAX_LOOKS = 2_000  # looks at what comes free; then the pace is extrapolated
+MAX_LOOKS = 2_000  # steps along the releases; after them the pace is extrapolated
 
 
 @dataclass(slots=True)
 class _Stream:
-    """Work of one kind ahead: thousandths, and how long each of it runs (low, mid, high; infinite: unknown)."""
+    """Work of one kind ahead: its thousandths, and its run time (low, mid, high; infinite: unknown)."""
 
     permille: float
     run_s: Spread
 
 
-def coarse_estimate(session: Session, key: ReplicaKey, history: History, foreseen: Foreseen) -> Spread | None:
+def coarse_estimate(session: SchedulingSession, key: ReplicaKey, history: History, foreseen: Foreseen) -> Spread | None:
     """Return in how many seconds ``key`` starts, roughly: early, likely, late.
 
-    Return None when it is not in the queue, or when what is foreseen is not enough.
+    Return None if it is not in the queue, or if the known releases are not enough.
     """
     group = session.demand.group_of(key)
     if group is None:
         return None
-    site = _Site(session, group.shape, foreseen)
+    site = _FittingGpus(session, group.shape, foreseen)
     own, others = _ahead(session, key, group, history)
     need = session.placer.least_permille(group.shape) * group.size
     bounds = list(_bounds(session, group, foreseen, need + sum(stream.permille for stream in own)))
@@ -65,10 +66,10 @@ def coarse_estimate(session: Session, key: ReplicaKey, history: History, foresee
     return None if mid == inf else (min(low, mid), mid, max(high, mid))
 
 
-class _Site:
-    """The GPUs that fit a shape, how much of them is free, and when the replicas on them end."""
+class _FittingGpus:
+    """The GPUs that fit a shape: their free part, and the ends of the replicas on them."""
 
-    def __init__(self, session: Session, shape: Shape, foreseen: Foreseen) -> None:
+    def __init__(self, session: SchedulingSession, shape: Shape, foreseen: Foreseen) -> None:
         c, self._count, self._now = session.cluster, shape.request.count, session.now
         self._rows = fitting_rows(c, shape, Relax(use=True))
         self._usable = np.zeros((len(c.present), c.slots), np.bool_)
@@ -82,7 +83,7 @@ class _Site:
         self._freed = (foreseen.gpu * self._usable[foreseen.row]).sum(axis=1)
 
     def flows(self, which: int) -> list[tuple[float, float]]:
-        """Return the moments at which GPUs come free, with the thousandths, in order."""
+        """Return the moments at which GPUs are released, with the thousandths, in order."""
         ends = self._ends[:, which]
         at = np.flatnonzero((self._freed > 0) & (ends < inf))
         at = at[np.argsort(ends[at], kind="stable")]
@@ -99,9 +100,9 @@ class _Site:
 
 
 def _flow(now: float, free: float, flows: list[tuple[float, float]], wanted: Sequence[tuple[float, float]]) -> float:
-    """Return when the last of ``wanted`` is served; infinite if too little comes free.
+    """Return when the last of ``wanted`` is served; infinite if too few GPUs are released.
 
-    ``wanted`` has thousandths and how long they run; ``flows`` has the moments at which thousandths come free, in
+    ``wanted`` has thousandths with their run time; ``flows`` has the moments at which thousandths are released, in
     order.
     """
     left, at, looks = sum(permille for permille, _ in wanted), now, 0
@@ -130,7 +131,7 @@ def _in_turns(streams: Sequence[_Stream], which: int) -> Iterator[tuple[float, f
 
 
 def _bounds(
-    session: Session, group: Group, foreseen: Foreseen, need: float
+    session: SchedulingSession, group: Group, foreseen: Foreseen, need: float
 ) -> Iterator[tuple[float, list[list[tuple[float, float]]]]]:
     """Yield the room under each bound that is too tight for ``need``, and the moments and thousandths of releases."""
     demand, ledger, own = session.demand, session.ledger, group.account
@@ -150,7 +151,7 @@ def _bounds(
 
 
 def _under(bound: Bound, ledger: Ledger, one: Account, own: Account) -> bool:
-    """Return whether what ``one`` holds counts under a bound of ``own``."""
+    """Return whether the GPUs that ``one`` holds count under a bound of ``own``."""
     if bound is Bound.USER:
         return one.user == own.user
     if bound is Bound.USER_IN_PROJECT:
@@ -162,8 +163,10 @@ def _under(bound: Bound, ledger: Ledger, one: Account, own: Account) -> bool:
     return one.project == own.project
 
 
-def _ahead(session: Session, key: ReplicaKey, group: Group, history: History) -> tuple[list[_Stream], list[_Stream]]:
-    """Return the work that is served before: that ahead in its project, and that of projects which stand before it."""
+def _ahead(
+    session: SchedulingSession, key: ReplicaKey, group: Group, history: History
+) -> tuple[list[_Stream], list[_Stream]]:
+    """Return the work that is served before: that ahead in its project, and that of projects ahead of it."""
     streams = list(_own(session, key, group, history))
     own = group.account.project
     mine = _standing(session, group, int(sum(s.permille for s in streams)))
@@ -178,7 +181,7 @@ def _ahead(session: Session, key: ReplicaKey, group: Group, history: History) ->
     return _fewer(streams), _fewer(others)
 
 
-def _standing(session: Session, group: Group, held: int) -> tuple[float, ...]:
+def _standing(session: SchedulingSession, group: Group, held: int) -> tuple[float, ...]:
     """Return the sort key of a group's project among the others if it held ``held`` thousandths more."""
     mark, need = session.log.checkpoint(), session.placer.least_permille(group.shape) * group.size
     session.ledger.add(session.log, group.account, held)
@@ -187,7 +190,7 @@ def _standing(session: Session, group: Group, held: int) -> tuple[float, ...]:
     return standing
 
 
-def _usual(session: Session, project: int, history: History) -> Spread:
+def _usual(session: SchedulingSession, project: int, history: History) -> Spread:
     """Return how long waiting work of a project runs: the mean of a few of its kinds."""
     kinds = islice(session.demand.project_queues[project].values(), MAX_KINDS)
     found = [run_spread(history, next(iter(groups.values())).entries[0][2])[0] for groups in kinds]
@@ -198,7 +201,7 @@ def _usual(session: Session, project: int, history: History) -> Spread:
     return low, mid, high
 
 
-def _served_before(session: Session, group: Group, waiting: int, mine: tuple[float, ...]) -> int:
+def _served_before(session: SchedulingSession, group: Group, waiting: int, mine: tuple[float, ...]) -> int:
     """Return how many ``waiting`` thousandths of a project are served before it stands behind ``mine``."""
     if _standing(session, group, waiting) < mine:
         return waiting
@@ -209,7 +212,7 @@ def _served_before(session: Session, group: Group, waiting: int, mine: tuple[flo
     return low
 
 
-def _own(session: Session, key: ReplicaKey, own: Group, history: History) -> Iterator[_Stream]:
+def _own(session: SchedulingSession, key: ReplicaKey, own: Group, history: History) -> Iterator[_Stream]:
     queued_at, arrival = session.demand.arrival_of(key)
     for group in session.demand.groups(own.account.project):
         if group.priority >= own.priority:
@@ -217,7 +220,7 @@ def _own(session: Session, key: ReplicaKey, own: Group, history: History) -> Ite
             yield _stream(session, group, older if group.priority == own.priority else len(group.entries), history)
 
 
-def _stream(session: Session, group: Group, count: int, history: History) -> _Stream:
+def _stream(session: SchedulingSession, group: Group, count: int, history: History) -> _Stream:
     permille = count * group.size * session.placer.least_permille(group.shape)
     return _Stream(permille, run_spread(history, group.entries[0][2])[0])
 

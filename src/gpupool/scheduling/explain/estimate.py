@@ -1,7 +1,7 @@
-"""Estimate of when a waiting replica starts: the queue is simulated over the ends that are known or likely.
+"""Estimate of the start of a waiting replica: the queue is simulated over the known or likely ends of running work.
 
-The simulation is bounded by work, not by time: a step costs as much as there are kinds of waiting work. Later starts
-are estimated from the pace at which GPUs come free (``coarse_estimate``).
+The simulation is bounded by work, not by time: the cost of a step is the number of kinds of waiting work. Later starts
+are estimated from the rate at which GPUs are released (``coarse_estimate``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gpupool.scheduling.explain.coarse_estimate import coarse_estimate
 from gpupool.scheduling.holds.runtime_model import Basis, Foreseen, History, basis_words, run_spread
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.values import PendingReplica, ReplicaKey
 
@@ -24,7 +24,7 @@ MAX_STARTS = 500  # simulated starts
 MAX_WORK = 4_000  # (kinds of waiting work + STEP_COST) x steps: some tens of milliseconds
 MIN_STEPS = 8  # fewer steps are not worth a simulation
 STEP_COST = 20
-TOGETHER = 0.05  # ends this near to each other, as a part of the simulated time, may be one step
+TOGETHER = 0.05  # ends this close to each other, as a part of the simulated time, may be one step
 MAX_AHEAD_S = 90 * 86_400.0
 
 # time, number, earliest time, latest time, basis of the time, action
@@ -35,8 +35,8 @@ _End = tuple[float, int, float, float, Basis | None, Callable[[], None]]
 class Estimate:
     """An estimated start: ``start_in_s`` is seconds from now, or None.
 
-    ``basis`` says what it rests on, or why there is none. ``low_s`` and ``high_s`` bound it as run times usually
-    scatter. ``rough``: from the pace of the pool only.
+    ``basis`` explains it, or says why there is none. ``low_s`` and ``high_s`` are its range for the usual scatter of
+    run times. ``rough``: from the pace of the pool only.
     """
 
     start_in_s: float | None
@@ -46,7 +46,7 @@ class Estimate:
     rough: bool = False
 
 
-class Queue(Protocol):
+class WaitingQueue(Protocol):
     """The waiting replicas of a session, at any time that the session is set to."""
 
     def start_waiting(self) -> None:
@@ -56,15 +56,15 @@ class Queue(Protocol):
         """Reserve GPUs for a replica if it has waited long enough."""
 
 
-MakeQueue = Callable[[Session, int], Queue]  # an int: the most starts in it
+MakeQueue = Callable[[SchedulingSession, int], WaitingQueue]  # an int: the most starts in it
 
 
 def estimate(
-    session: Session, key: ReplicaKey, history: History, foreseen: Foreseen, make_queue: MakeQueue
+    session: SchedulingSession, key: ReplicaKey, history: History, foreseen: Foreseen, make_queue: MakeQueue
 ) -> Estimate:
-    """Return when ``key`` starts. The session is left unchanged except for its list of grants: close it after.
+    """Return when ``key`` starts. The session is left unchanged except for its list of grants: close it afterwards.
 
-    Future submissions and future evictions are not foreseen.
+    Future submissions and future evictions are not considered.
     """
     mark, now = session.log.checkpoint(), session.now
     known = foreseen.known
@@ -99,7 +99,9 @@ def _no_basis(foreseen: Foreseen) -> str:
 class _Play:
     """A simulation of the session from one end to the next, with the likely, the earliest and the latest time."""
 
-    def __init__(self, session: Session, queue: Queue, history: History, foreseen: Foreseen, known: list[int]) -> None:
+    def __init__(
+        self, session: SchedulingSession, queue: WaitingQueue, history: History, foreseen: Foreseen, known: list[int]
+    ) -> None:
         self._session, self._history = session, history
         self._foreseen, self._known, self._at = foreseen, known, 0  # of ``known``, those before ``_at`` have ended
         self._began = self._low = self._high = session.now
@@ -152,7 +154,7 @@ class _Play:
         return next((r.key for _, _, r in group.entries if r.key not in self._session.outcome.settled), None)
 
     def _next(self) -> float:
-        """Return the time of the next end; infinite when none can be foreseen."""
+        """Return the time of the next end; infinite if none is known."""
         running = float(self._foreseen.ends[self._known[self._at], 1]) if self._at < len(self._known) else inf
         return min(running, self._started[0][0] if self._started else inf)
 

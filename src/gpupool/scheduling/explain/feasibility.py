@@ -24,9 +24,9 @@ def check_possible(
 ) -> None:
     """Raise ``GpupoolError`` if no node, empty and healthy, could serve the request.
 
-    Cordoned nodes and nodes that are down count. ``pools``: on nodes of these pools only, if any are named. The code is
-    ``UNKNOWN_MODEL`` when no node has such a GPU, and ``IMPOSSIBLE_REQUEST`` when none has enough; the error then names
-    what the largest has.
+    Cordoned nodes and nodes that are down count. ``pools``: only nodes of these pools, if any are named. The code is
+    ``UNKNOWN_MODEL`` if no node has such a GPU, and ``IMPOSSIBLE_REQUEST`` if none has enough; the error then names the
+    resources of the largest.
     """
     shape = Shapes().get(request, cpus, memory_mib, "", pools)
     if len(fitting_rows(placer.cluster, shape, EMPTY)):
@@ -46,21 +46,25 @@ def check_possible(
 def check_gang_possible(placer: Placer, members: Mapping[Shape, int], gang: Gang) -> None:
     """Raise ``GpupoolError`` if the nodes, empty and healthy, could not hold all members that start together.
 
-    If the gang is strict, they must be in one domain. ``members``: how many of them have each shape. Members of
-    different shapes are checked one shape after another and by their total, not by how they would fit next to each
-    other. The code is ``IMPOSSIBLE_REQUEST``; the error names the most there could be.
+    If the gang is strict, they must be in one domain. Unless it may mix models, the GPUs must be of one model.
+    ``members``: the number of members of each shape. Members of different shapes are checked one shape after another
+    and by their total, not for how they would fit together. The code is ``IMPOSSIBLE_REQUEST``; the error names the
+    largest possible number.
     """
     rows = np.flatnonzero(placer.cluster.present)
     domain = domains(placer.cluster, gang.within)[rows] if gang.strict else np.zeros(len(rows), np.int64)
     rows, domain = rows[domain != ALONE], domain[domain != ALONE]
     where = f"Nodes of one {gang.within} have" if gang.strict else "The pool has"
     for shape, count in members.items():
-        wanted = Need(shape, placer.accepted(shape), UNBOUNDED, count)
-        most = _most_in_one(domain, capacity(placer.cluster, wanted, rows, EMPTY))
+        together = gang.mixed_models or shape.gpuless
+        choices = [shape] if together else list(placer.of_one_model(shape).values())
+        needs = [Need(choice, placer.accepted(choice), UNBOUNDED, count) for choice in choices]
+        most = max((_most_in_one(domain, capacity(placer.cluster, need, rows, EMPTY)) for need in needs), default=0)
         if most < count:
             asked = f"The gang needs {count} x {describe_shape(shape)} at once."
-            room = f"{where} room for at most {most} of them when empty."
-            raise GpupoolError(ErrorCode.IMPOSSIBLE_REQUEST, asked, room)
+            room = f"{where} room for at most {most} of them when empty"
+            mixing = ", on GPUs of one model. Allow several: `--mixed-models`." if len(choices) > 1 else "."
+            raise GpupoolError(ErrorCode.IMPOSSIBLE_REQUEST, asked, room + mixing)
     if len(members) > 1:
         _check_together(placer, members, rows, domain, where)
 
@@ -91,12 +95,12 @@ def present_models(placer: Placer) -> set[str]:
 
 
 def no_such_model(placer: Placer, shape: Shape) -> bool:
-    """Return whether a model is asked for that no node has."""
+    """Return whether a request names a model that no node has."""
     return bool(shape.request.models) and not any(map(shape.request.accepts_model, present_models(placer)))
 
 
 def lacking(placer: Placer, shape: Shape) -> str:
-    """Return a sentence about what the nodes lack for a request that does not fit even when they are empty."""
+    """Return a sentence about the missing resources of a request that does not fit on empty nodes."""
     cluster = placer.cluster
     if wanted := _label_in_the_way(placer, shape):
         return f"No node that is large enough {wanted}."

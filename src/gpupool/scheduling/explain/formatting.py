@@ -7,7 +7,7 @@ from gpupool.scheduling.state.cluster import Shape
 
 
 def describe_shape(shape: Shape) -> str:
-    """Return what a shape asks for: ``0.50 GPU on a T4``, ``4 GPUs on one node``, ``2 x 0.50 GPU on one node``."""
+    """Return the request of a shape: ``0.50 GPU on a T4``, ``4 GPUs on one node``, ``2 x 0.50 GPU on one node``."""
     request = shape.request
     count = request.count
     if shape.gpuless:

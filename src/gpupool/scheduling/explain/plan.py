@@ -13,7 +13,7 @@ from gpupool.scheduling.values import Decisions, Eviction, EvictionKind, Grant, 
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """Running replicas of one project that would be evicted for one reason; ``permille`` is what they hold."""
+    """Running replicas of one project that would be evicted for one reason; ``permille`` is their allocation."""
 
     project: str
     kind: EvictionKind
@@ -25,8 +25,8 @@ class Displaced:
 class Plan:
     """The expected outcome of a submission.
 
-    ``starts``: the replicas that would start at once, and where. ``waiting``: how many would not; ``why`` is about the
-    first of those. ``displaced``: the running replicas that would be evicted.
+    ``starts``: the replicas that would start at once, and their places. ``waiting``: the number of the others; ``why``
+    explains the first of those. ``displaced``: the running replicas that would be evicted.
     """
 
     starts: tuple[Grant, ...]
@@ -42,7 +42,7 @@ def plan(
     decide: Callable[[], Decisions],
     explain: Callable[[ReplicaKey, Decisions], Explanation | None],
 ) -> Plan:
-    """Return what the next cycle would do with ``replicas`` queued at ``now``. The state is left as it was.
+    """Return the result of the next cycle with ``replicas`` queued at ``now``. The state is left unchanged.
 
     ``decide`` runs that cycle, ``explain`` returns why a replica waits after its decisions.
     """

@@ -1,4 +1,4 @@
-"""Share report: what departments, projects and users hold, their fair shares and past use, and why in this order."""
+"""Share report: allocations of departments, projects and users, fair shares, past use, and the reason of the order."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from math import inf
 from gpupool.domain.people.shares import DepartmentShare, ModelShare, ProjectShare, ShareReport, UserShare
 from gpupool.domain.units import format_permille
 from gpupool.scheduling.fairness.water_filling import EPSILON
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.ledger import UNBOUNDED
 
 
-def share_report(session: Session) -> ShareReport:
+def share_report(session: SchedulingSession) -> ShareReport:
     """Return the shares of projects, departments and users in a session in which nothing was tried yet."""
     ledger = session.ledger
     needs = _needs(session)
@@ -29,37 +29,37 @@ def share_report(session: Session) -> ShareReport:
     )
 
 
-def project_order(session: Session) -> list[int]:
+def project_order(session: SchedulingSession) -> list[int]:
     """Return the projects with queued work in scheduling order."""
     needs, order = _needs(session), session.shares.order
     return sorted(needs, key=lambda p: (order(p, needs[p]), _since(session, p), p))
 
 
-def _needs(session: Session) -> dict[int, int]:
+def _needs(session: SchedulingSession) -> dict[int, int]:
     return {project: _need(session, project) for project in session.demand.project_queues}
 
 
-def _need(session: Session, project: int) -> int:
-    """Return the thousandths that the first queued work of a project asks for."""
+def _need(session: SchedulingSession, project: int) -> int:
+    """Return the thousandths that the first queued work of a project requests."""
     heads = session.demand.heads(project).values()
     group = min(heads, key=lambda head: head[0])[1]
     return session.placer.least_permille(group.shape) * group.size
 
 
-def _since(session: Session, project: int) -> float:
+def _since(session: SchedulingSession, project: int) -> float:
     return min((group.entries[0][0] for group in session.demand.groups(project)), default=inf)
 
 
-def _departments(session: Session) -> list[int]:
+def _departments(session: SchedulingSession) -> list[int]:
     found = [(d.name, at) for at, d in enumerate(session.ledger.departments) if d is not None]
     return [at for _, at in sorted(found)]
 
 
-def _hours(session: Session, recent: float) -> float:
+def _hours(session: SchedulingSession, recent: float) -> float:
     return recent * session.ledger.usage.decay.weight_s / 3_600_000
 
 
-def _project(session: Session, p: int, position: int, need: int) -> ProjectShare:
+def _project(session: SchedulingSession, p: int, position: int, need: int) -> ProjectShare:
     ledger, shares, project = session.ledger, session.shares, session.ledger.projects[p]
     recent = float(shares.division.recent[p])
     return ProjectShare(
@@ -80,14 +80,14 @@ def _project(session: Session, p: int, position: int, need: int) -> ProjectShare
     )
 
 
-def _at_rest(session: Session, p: int) -> str:
+def _at_rest(session: SchedulingSession, p: int) -> str:
     over = float(session.ledger.used[p] - session.shares.division.fair[p])
     if session.ledger.used[p] == 0:
         return "has no demand"
     return f"above its fair share by {_gpus(over)}" if over > EPSILON else "demand is met"
 
 
-def _reason(session: Session, p: int, need: int) -> str:
+def _reason(session: SchedulingSession, p: int, need: int) -> str:
     ledger, shares = session.ledger, session.shares
     used, quota, fair = int(ledger.used[p]), int(ledger.quota[p]), float(shares.division.fair[p])
     dept = int(ledger.dept[p])
@@ -107,7 +107,7 @@ def _gpus(permille: float) -> str:
     return f"{format_permille(round(permille))} GPU"
 
 
-def _department(session: Session, d: int) -> DepartmentShare:
+def _department(session: SchedulingSession, d: int) -> DepartmentShare:
     ledger, shares = session.ledger, session.shares
     department = ledger.departments[d]
     assert department is not None  # noqa: S101 - ``_departments`` leaves the others out
@@ -126,7 +126,7 @@ def _department(session: Session, d: int) -> DepartmentShare:
     )
 
 
-def _users(session: Session) -> list[UserShare]:
+def _users(session: SchedulingSession) -> list[UserShare]:
     ledger = session.ledger
     found = []
     for project, user, held, recent in ledger.pairs(session.now):

@@ -25,7 +25,7 @@ MAX_NAMED = 3  # replicas named in a sentence, and labels tried
 
 
 def suggestions(case: Case, foreseen: Foreseen | None, name: Callable[[ReplicaKey], str]) -> tuple[str, ...]:
-    """Return sentences for the user, each true as things stand; with ``foreseen``, also whose end makes room."""
+    """Return sentences for the user, each true at this moment; with ``foreseen``, also the ends that make room."""
     sooner = tuple(_sooner(case)) if case.size == 1 else ()
     return (*sooner, *_first_to_end(case, foreseen, name)) if foreseen is not None else sooner
 
@@ -44,7 +44,7 @@ def _node_for(case: Case, request: GpuRequest | None = None, host: tuple[int, in
 
 
 def _time_limit(case: Case) -> Iterator[str]:
-    """Suggest a time limit with which it could run in space that is held for a later start."""
+    """Suggest a time limit with which it could run on GPUs that are held for a later start."""
     session, now = case.session, case.session.now
     kept = [
         g for key, g in session.holds.active.items() if g.hold.kind is HoldKind.RESERVED and key != case.replica.key
@@ -81,7 +81,7 @@ def _preemptible(case: Case) -> Iterator[str]:
 
 
 def _smaller(case: Case) -> Iterator[str]:
-    """Suggest a smaller part of a GPU, if it asks for parts or for one GPU."""
+    """Suggest a smaller part of a GPU, if it requests parts or one GPU."""
     request = case.shape.request
     if request.count > 1 and case.shape.whole:
         return

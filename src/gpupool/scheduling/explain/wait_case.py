@@ -9,10 +9,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from gpupool.domain.events import Reason
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.explain.formatting import describe_shape
 from gpupool.scheduling.placement.node_filter import Relax, fitting_rows, usable_slots
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Claim, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
@@ -21,11 +22,11 @@ from gpupool.scheduling.values import PendingReplica
 
 Numbers = dict[str, float | int | str]
 # the session, members of a shape, its account, how many must fit; see ``gang_placement.place``
-Place = Callable[[Session, Sequence[PendingReplica], Shape, Account, int], list[Claim] | None]
+Place = Callable[[SchedulingSession, Sequence[PendingReplica], Shape, Account, int], list[Claim] | None]
 
 
 class WaitCode(StrEnum):
-    """The reasons for which a replica waits."""
+    """The reasons for a wait."""
 
     NO_SUCH_MODEL = "NO_SUCH_MODEL"
     TOO_LARGE = "TOO_LARGE"
@@ -36,6 +37,7 @@ class WaitCode(StrEnum):
     FOLDER = "FOLDER"
     GPU_HOURS = "GPU_HOURS"
     BACK_OFF = "BACK_OFF"
+    MANY_REQUESTS = "MANY_REQUESTS"
     PROJECT_QUOTA = "PROJECT_QUOTA"
     PROJECT_LIMIT = "PROJECT_LIMIT"
     DEPARTMENT_QUOTA = "DEPARTMENT_QUOTA"
@@ -56,8 +58,8 @@ class WaitCode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A rule that keeps a replica waiting, in words and numbers, and what would help."""
+class WaitFinding:
+    """A rule that keeps a replica waiting, in words and numbers, and suggestions."""
 
     code: WaitCode
     sentence: str
@@ -71,12 +73,13 @@ class Explanation:
 
     ``position`` counts from 1 within the project (0: not in the queue). ``ahead_total`` adds the replicas of projects
     that are served before. ``numbers`` are those of the sentence. ``estimate_s`` is seconds from now, None when nothing
-    is known, most likely between ``estimate_low_s`` and ``estimate_high_s``; ``estimate_basis`` says what it rests on,
-    or why there is none. ``foretold_s`` is the estimate before the correction by past errors, None where it cannot be
-    off.
+    is known, half of the time between ``estimate_low_s`` and ``estimate_high_s``, and nine of ten times between
+    ``estimate_least_s`` and ``estimate_most_s`` (None without past estimates); ``estimate_basis`` says what it rests
+    on, or why there is none. ``foretold_s`` is the estimate before the correction by past errors, None where it cannot
+    be off. For ended work ``code`` is the reason of its end.
     """
 
-    code: WaitCode
+    code: WaitCode | Reason
     sentence: str
     position: int = 0
     ahead_in_project: int = 0
@@ -87,13 +90,15 @@ class Explanation:
     estimate_basis: str = ""
     estimate_low_s: float | None = None
     estimate_high_s: float | None = None
+    estimate_least_s: float | None = None
+    estimate_most_s: float | None = None
     foretold_s: float | None = None
 
 
 class Case:
     """One waiting replica, as the wait rules examine it."""
 
-    def __init__(self, session: Session, replica: PendingReplica, turns: list[int], place: Place) -> None:
+    def __init__(self, session: SchedulingSession, replica: PendingReplica, turns: list[int], place: Place) -> None:
         """Describe a replica; ``turns`` are the projects in scheduling order, ``place`` finds places for gangs."""
         self.session, self.replica, self.turns, self._place = session, replica, turns, place
         self.placer, self.cluster = session.placer, session.cluster
@@ -107,7 +112,7 @@ class Case:
 
     @property
     def wants(self) -> str:
-        """Return what it needs, in words."""
+        """Return its request in words."""
         return describe_shape(self.shape) + (f" for each of {self.size} members" if self.size > 1 else "")
 
     def fits_if(self, relax: Relax) -> int:
@@ -116,7 +121,7 @@ class Case:
 
     def fits(self) -> bool:
         """Return whether there is a place now, for all members that have to start together."""
-        if self.size == 1:
+        if self.replica.gang is None:
             return self.placer.fits_anywhere(self.shape)
         mark = self.session.log.checkpoint()
         members = self.session.waiting_with(self.replica)
@@ -125,7 +130,7 @@ class Case:
         return found is not None
 
     def usable(self, rows: Ints) -> Bools:
-        """Return which GPUs of some nodes would fit if no other work held anything of them; [R, G]."""
+        """Return which GPUs of some nodes would fit if no other work held a part of them; [R, G]."""
         accept = self.placer.accepted(self.shape)
         return usable_slots(self.cluster, self.shape, rows, accept, None, Relax(use=True))[0]
 
@@ -140,12 +145,12 @@ class Case:
         return int(free.sum(axis=1).max(initial=0))
 
     def most_free_parts(self) -> int:
-        """Return the largest part that is free on as many GPUs of one node as it asks for."""
+        """Return the largest part that is free on the requested number of GPUs of one node."""
         free = self._free()
         return int(free[:, -1].max(initial=0)) if 0 < free.shape[1] == self.shape.request.count else 0
 
     def _free(self) -> Ints:
-        """Return what is free of the GPUs of each node that fit, of as many as it asks for, the most first."""
+        """Return the free parts of the best fitting GPUs of each node, up to the requested number, largest first."""
         c = self.cluster
         rows = np.flatnonzero(c.present & c.up)
         free = np.where(self.usable(rows), np.clip(c.gpu_free[rows], 0, WHOLE_GPU), 0)
@@ -159,14 +164,14 @@ def _ahead(demand: Demand, replica: PendingReplica, turns: list[int]) -> tuple[i
         return 0, 0
     place, project, priority = demand.arrival_of(replica.key), own.account.project, own.priority
     served_before = set(turns[: turns.index(project)] if project in turns else ())
-    in_project = elsewhere = 0
+    in_project = in_others = 0
     for group in demand.groups():  # there may be tens of thousands
         if group.account.project in served_before:
-            elsewhere += len(group.entries)
+            in_others += len(group.entries)
         elif group.account.project != project:
             continue
         elif group.priority > priority:
             in_project += len(group.entries)
         elif group.priority == priority:
             in_project += bisect_left(group.entries, place)  # no two arrivals are the same
-    return in_project, in_project + elsewhere
+    return in_project, in_project + in_others

@@ -12,14 +12,14 @@ from gpupool.scheduling.explain.background import Background
 from gpupool.scheduling.explain.estimate import Estimate, MakeQueue, estimate
 from gpupool.scheduling.explain.share_report import project_order
 from gpupool.scheduling.explain.suggestions import suggestions
-from gpupool.scheduling.explain.wait_case import Case, Explanation, Finding, WaitCode
+from gpupool.scheduling.explain.wait_case import Case, Explanation, WaitCode, WaitFinding
 from gpupool.scheduling.explain.wait_rules import RULES
 from gpupool.scheduling.gang_placement import place
 from gpupool.scheduling.holds.runtime_model import GRACE_S, Foreseen
 from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.policy import Settings
-from gpupool.scheduling.session import Session
-from gpupool.scheduling.state.allocation import Holding
+from gpupool.scheduling.session import SchedulingSession
+from gpupool.scheduling.state.allocation import HeldAllocation
 from gpupool.scheduling.state.cluster import MILLI
 from gpupool.scheduling.state.queue import Demand
 from gpupool.scheduling.values import Decisions, Hold, HoldKind, ReplicaKey
@@ -35,7 +35,7 @@ MAX_RUNNING = 2_000  # in larger pools the forecast would take too long
 class Actions:
     """The actions of a cycle that an explanation tries: evictions for work that does not fit, and starts."""
 
-    make_room: Callable[[Session], bool]
+    make_room: Callable[[SchedulingSession], bool]
     make_queue: MakeQueue
 
 
@@ -52,10 +52,10 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
     actions: Actions,
     foretell: bool = True,
 ) -> Explanation | None:
-    """Return why a replica waits at ``now``; None when it does not wait. The state is left as it was.
+    """Return why a replica waits at ``now``; None if it does not wait. The state is left unchanged.
 
-    ``decided`` is what a cycle has decided on that state: the answer is about what is left after it. ``foretell`` False
-    leaves out what takes long in a large pool: the estimate, and suggestions that have been tried.
+    ``decided`` are the decisions of a cycle on that state: the answer is about the remaining resources. ``foretell``
+    False omits the expensive parts in a large pool: the estimate, and suggestions that have been tried.
     """
     placer.cluster.pass_time(now)
     demand.wake(now)
@@ -63,7 +63,7 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
     if replica is None:
         return None
     demand.account_of(replica)  # registered before the trial begins
-    session = Session(placer, demand, now, settings or Settings())
+    session = SchedulingSession(placer, demand, now, settings or Settings())
     try:
         _after(session, holds, decided)
         case = Case(session, replica, project_order(session), place)
@@ -81,7 +81,7 @@ def explain(  # noqa: PLR0913, PLR0917 - the state, the question, and what the a
     return _told(case, finding, helps, guess, background)
 
 
-def _searched(case: Case, finding: Finding) -> Finding:
+def _searched(case: Case, finding: WaitFinding) -> WaitFinding:
     """Add that the replica may reclaim GPUs and that the victim search was interrupted, if so."""
     session = case.session
     owed = ReclaimPolicy(session).may_reclaim(case.account, case.need)
@@ -100,7 +100,7 @@ def _sooner(guess: Estimate, evicts: float | None, now: float) -> Estimate:
     return Estimate(wait, basis, wait - GRACE_S / 2, wait + GRACE_S / 2)
 
 
-def _after(session: Session, holds: Sequence[Hold], decided: Decisions | None) -> None:
+def _after(session: SchedulingSession, holds: Sequence[Hold], decided: Decisions | None) -> None:
     """Apply holds and a cycle's decisions to the session; replicas that are evicted count as leaving."""
     if decided is None:
         session.holds.apply(holds)
@@ -110,13 +110,15 @@ def _after(session: Session, holds: Sequence[Hold], decided: Decisions | None) -
     for grant in decided.grants:
         replica = session.demand.pending[grant.key]
         cpu = round(replica.cpus * MILLI)
-        held = Holding(grant.node, grant.shares, cpu, replica.memory_mib, grant.sharing, replica.user)
+        held = HeldAllocation(grant.node, grant.shares, cpu, replica.memory_mib, grant.sharing, replica.user)
         claim, account = session.cluster.claim_of(held), session.demand.account_of(replica)
         session.charge(claim, account)
         session.outcome.grant(replica, claim, account)
 
 
-def _told(case: Case, finding: Finding, helps: tuple[str, ...], guess: Estimate, background: Background) -> Explanation:
+def _told(
+    case: Case, finding: WaitFinding, helps: tuple[str, ...], guess: Estimate, background: Background
+) -> Explanation:
     queued = case.session.demand.group_of(case.replica.key) is not None
     told = Explanation(
         code=finding.code,
@@ -132,17 +134,25 @@ def _told(case: Case, finding: Finding, helps: tuple[str, ...], guess: Estimate,
         estimate_high_s=guess.high_s,
         foretold_s=None if finding.code in _EXACT else guess.start_in_s,
     )
-    return _corrected(told, background, case.replica.project)
+    return _corrected(told, background)
 
 
-def _corrected(told: Explanation, background: Background, project: str) -> Explanation:
+def _corrected(told: Explanation, background: Background) -> Explanation:
     """Return the explanation with the errors of past estimates counted in."""
-    slip = background.slip(project)
+    slip = background.slip
     if not told.estimate_s or not slip.outcomes or told.code in _EXACT:
         return told
-    low, mid, high = (told.estimate_s * ratio for ratio in (slip.low, slip.mid, slip.high))
+    least, low, mid, high, most = slip.corrected(told.estimate_s)
     basis = f"{told.estimate_basis}; corrected, because {slip.words()}" if slip.words() else told.estimate_basis
-    return replace(told, estimate_s=mid, estimate_low_s=low, estimate_high_s=high, estimate_basis=basis)
+    return replace(
+        told,
+        estimate_s=mid,
+        estimate_low_s=low,
+        estimate_high_s=high,
+        estimate_least_s=least,
+        estimate_most_s=most,
+        estimate_basis=basis,
+    )
 
 
 _ENDLESS = {
@@ -153,6 +163,7 @@ _ENDLESS = {
     WaitCode.PARALLELISM: "it depends on when other replicas of the workload end",
     WaitCode.WINDOW: "it starts after its time window has opened",
     WaitCode.FOLDER: "it starts after its folder has been fetched",
+    WaitCode.MANY_REQUESTS: "it depends on when its turn comes",
     WaitCode.GPU_HOURS: "it starts when there are GPU hours again",
 }
 _EXACT = frozenset({*_ENDLESS, WaitCode.BACK_OFF, WaitCode.STARTING_SOON})
@@ -172,7 +183,7 @@ _BY_BOUND = frozenset(
 _GENERAL = frozenset({WaitCode.WAITING_FOR_GPU, WaitCode.RESERVED_FOR_OTHERS, WaitCode.CPU_OR_MEMORY})
 
 
-def _helps(case: Case, finding: Finding, foreseen: Foreseen, background: Background) -> tuple[str, ...]:
+def _helps(case: Case, finding: WaitFinding, foreseen: Foreseen, background: Background) -> tuple[str, ...]:
     """Return the suggestions that have been tried and help, before those that may help in general."""
     if finding.code in _NEED_NOTHING:
         return finding.would_help
@@ -185,7 +196,7 @@ def _helps(case: Case, finding: Finding, foreseen: Foreseen, background: Backgro
 
 
 def _estimate(
-    case: Case, finding: Finding, foreseen: Foreseen, background: Background, make_queue: MakeQueue
+    case: Case, finding: WaitFinding, foreseen: Foreseen, background: Background, make_queue: MakeQueue
 ) -> Estimate:
     session = case.session
     if finding.code in _ENDLESS:
@@ -198,7 +209,7 @@ def _estimate(
 
 
 def evicts_at(
-    closed: Session, holds: Sequence[Hold], key: ReplicaKey, make_room: Callable[[Session], bool]
+    closed: SchedulingSession, holds: Sequence[Hold], key: ReplicaKey, make_room: Callable[[SchedulingSession], bool]
 ) -> float | None:
     """Return the first of a few times at which others would be evicted for ``key``; None if they never are.
 
@@ -210,7 +221,7 @@ def evicts_at(
         return None
     for moment in _moments(demand, now, settings):
         with demand.with_pending((), now):
-            session = Session(closed.placer, demand, moment, settings)
+            session = SchedulingSession(closed.placer, demand, moment, settings)
             try:
                 session.holds.apply(holds)
                 if key not in session.holds.active and ReclaimPolicy(session).may_reclaim(group.account, 1):

@@ -7,33 +7,38 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from gpupool.domain.units import format_duration, format_permille
+from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.explain.feasibility import lacking, no_such_model, present_models
 from gpupool.scheduling.explain.formatting import pools_text
-from gpupool.scheduling.explain.wait_case import Case, Finding, Numbers, WaitCode
+from gpupool.scheduling.explain.wait_case import Case, Numbers, WaitCode, WaitFinding
+from gpupool.scheduling.gang_placement import model_choices
 from gpupool.scheduling.placement.capacity import Need, capacity
 from gpupool.scheduling.placement.node_filter import EMPTY, Relax, fitting_rows
-from gpupool.scheduling.state.cluster import ALONE, domains
+from gpupool.scheduling.state.cluster import ALONE, Shape, domains
 from gpupool.scheduling.state.ledger import UNBOUNDED, Bound
+from gpupool.scheduling.state.queue_window import MAX_SHAPES
 from gpupool.scheduling.state.reservations import reservation_texts
 from gpupool.scheduling.values import BlockReason, HoldKind
 
 # --- the rules, in order
 
 
-def _model(case: Case) -> Finding | None:
+def _model(case: Case) -> WaitFinding | None:
     if not no_such_model(case.placer, case.shape):
         return None
     wanted, models = " or ".join(case.replica.request.models), sorted(present_models(case.placer))
     sentence = f"no node has a GPU of model {wanted}; the pool has {', '.join(models) or 'no GPUs'}"
-    return Finding(WaitCode.NO_SUCH_MODEL, sentence, {"models": ", ".join(models)}, ("request an available model",))
+    return WaitFinding(WaitCode.NO_SUCH_MODEL, sentence, {"models": ", ".join(models)}, ("request an available model",))
 
 
-def _size(case: Case) -> Finding | None:
+def _size(case: Case) -> WaitFinding | None:
     if case.fits_if(EMPTY):
         return None
     reason = lacking(case.placer, case.shape)
     sentence = f"needs {case.wants}, more than any node has: {reason[0].lower()}{reason[1:].rstrip('.')}"
-    return Finding(WaitCode.TOO_LARGE, sentence, {"need_permille": case.need}, ("request less", "add a larger node"))
+    return WaitFinding(
+        WaitCode.TOO_LARGE, sentence, {"need_permille": case.need}, ("request less", "add a larger node")
+    )
 
 
 _HELD = {
@@ -54,19 +59,35 @@ _HELD_SENTENCES = {
 }
 
 
-def _held(case: Case) -> Finding | None:
+def _held(case: Case) -> WaitFinding | None:
     held = case.replica.held
     if held is None:
         return None
     help_ = ("resume it",) if held is BlockReason.SUSPENDED else ()
-    return Finding(_HELD[held], case.replica.held_note or _HELD_SENTENCES[held], {}, help_)
+    return WaitFinding(_HELD[held], case.replica.held_note or _HELD_SENTENCES[held], {}, help_)
 
 
-def _back_off(case: Case) -> Finding | None:
+def _back_off(case: Case) -> WaitFinding | None:
     left = case.replica.not_before - case.session.now
     if left <= 0:
         return None
-    return Finding(WaitCode.BACK_OFF, f"is retried in {format_duration(left)}", {"seconds": left})
+    return WaitFinding(WaitCode.BACK_OFF, f"is retried in {format_duration(left)}", {"seconds": left})
+
+
+def _parked(case: Case) -> WaitFinding | None:
+    """Find a user with more different requests than a cycle considers."""
+    demand, replica = case.session.demand, case.replica
+    if replica.key not in demand.window:
+        return None
+    account = case.account
+    count = demand.window.shapes((account.project, replica.priority, account.user))
+    return WaitFinding(
+        WaitCode.MANY_REQUESTS,
+        f"{replica.user} waits with {count:,} different requests; {MAX_SHAPES} of them are considered at a time, "
+        "and this one is not among them now",
+        {"requests": count, "considered": MAX_SHAPES},
+        ("use the same GPUs, CPUs and memory for jobs of one kind",),
+    )
 
 
 _BOUND_CODES: Mapping[Bound, WaitCode] = {
@@ -91,7 +112,7 @@ def _owner(case: Case, bound: Bound) -> str:
     return department if bound in {Bound.DEPARTMENT_QUOTA, Bound.DEPARTMENT_LIMIT} else case.replica.project
 
 
-def _bounds(case: Case) -> Finding | None:
+def _bounds(case: Case) -> WaitFinding | None:
     if case.active is not None:
         return None  # its own hold is counted already
     for bound, value, left in case.session.ledger.rooms(case.account):
@@ -108,11 +129,11 @@ def _bounds(case: Case) -> Finding | None:
             helps = [f"wait until {holder} frees {format_permille(case.need - left)} GPU"]
             if bound in _QUOTAS:
                 helps.append("submit it as preemptible training, which may exceed the quota")
-            return Finding(_BOUND_CODES[bound], sentence, numbers, tuple(helps))
+            return WaitFinding(_BOUND_CODES[bound], sentence, numbers, tuple(helps))
     return None
 
 
-def _whole_quotas(case: Case) -> Finding | None:
+def _whole_quotas(case: Case) -> WaitFinding | None:
     session, project = case.session, case.replica.project
     if case.active is not None or case.size > 1 or not case.fits():
         return None
@@ -123,19 +144,19 @@ def _whole_quotas(case: Case) -> Finding | None:
         "quotas guarantee the free ones as whole GPUs"
     )
     helps = ("submit it as preemptible training", "give the project a larger quota")
-    return Finding(WaitCode.PROJECT_QUOTA, sentence, {"need_permille": case.need}, helps)
+    return WaitFinding(WaitCode.PROJECT_QUOTA, sentence, {"need_permille": case.need}, helps)
 
 
-def _soon(case: Case) -> Finding | None:
+def _soon(case: Case) -> WaitFinding | None:
     if case.active is not None and case.active.hold.kind is HoldKind.NOMINATED:
         node = case.active.hold.node
-        return Finding(WaitCode.STARTING_SOON, f"starts on {node} as soon as work there has ended", {"node": node})
+        return WaitFinding(WaitCode.STARTING_SOON, f"starts on {node} as soon as work there has ended", {"node": node})
     if case.active is None and case.fits():
-        return Finding(WaitCode.STARTING_SOON, f"fits now; {_behind(case)}", {"ahead": case.ahead})
+        return WaitFinding(WaitCode.STARTING_SOON, f"fits now; {_behind(case)}", {"ahead": case.ahead})
     return None
 
 
-def _reserved(case: Case) -> Finding | None:
+def _reserved(case: Case) -> WaitFinding | None:
     others = [active for key, active in case.session.holds.active.items() if key != case.replica.key]
     if not others or case.active is not None:
         return None
@@ -148,20 +169,20 @@ def _reserved(case: Case) -> Finding | None:
         return None
     helps = ("set a time limit: short work may start as backfill",) if case.replica.max_time_s is None else ()
     sentence = f"needs {case.wants}; the free space is held for work that has waited longer or reclaims it"
-    return Finding(WaitCode.RESERVED_FOR_OTHERS, sentence, {"reservations": len(others)}, helps)
+    return WaitFinding(WaitCode.RESERVED_FOR_OTHERS, sentence, {"reservations": len(others)}, helps)
 
 
-def _host(case: Case) -> Finding | None:
+def _host(case: Case) -> WaitFinding | None:
     if not case.fits_if(Relax(host=True)):
         return None
     c = case.cluster
     cpus, memory = int(c.cpu_free[c.up].max(initial=0)) / 1000, int(c.mem_free[c.up].max(initial=0))
     sentence = f"needs {case.wants}; a GPU is free, but its node lacks the CPUs or memory"
     numbers: Numbers = {"most_cpus_free": cpus, "most_memory_free_mib": memory}
-    return Finding(WaitCode.CPU_OR_MEMORY, sentence, numbers, ("request fewer CPUs or less memory",))
+    return WaitFinding(WaitCode.CPU_OR_MEMORY, sentence, numbers, ("request fewer CPUs or less memory",))
 
 
-def _reserved_nodes(case: Case) -> Finding | None:
+def _reserved_nodes(case: Case) -> WaitFinding | None:
     guest, rows = case.shape.guest, fitting_rows(case.cluster, case.shape, Relax(reservations=True))
     if guest is None or not len(rows):
         return None
@@ -172,17 +193,17 @@ def _reserved_nodes(case: Case) -> Finding | None:
     span, helps = reservation_texts(found, case.session.now)
     numbers: Numbers = {"starts_at": found.starts_at, "ends_at": found.ends_at, "booking": found.id, "nodes": len(rows)}
     sentence = f"needs {case.wants}; {node} is free, but reserved for others ({found.name}) {span}"
-    return Finding(WaitCode.BOOKED, sentence, numbers, helps)
+    return WaitFinding(WaitCode.BOOKED, sentence, numbers, helps)
 
 
-def _pool(case: Case) -> Finding | None:
+def _pool(case: Case) -> WaitFinding | None:
     pools = case.shape.pools
     nodes = case.fits_if(Relax(pools=True)) if pools else 0
     if not nodes:
         return None
     because = f"{case.replica.project} may use only nodes of {pools_text(pools)}; other nodes have free space"
     helps = ("wait for a node of its pools", "ask an administrator to add a pool to the project")
-    return Finding(
+    return WaitFinding(
         WaitCode.OTHER_NODE_POOL,
         f"needs {case.wants}; {because}",
         {"nodes": nodes, "pools": ", ".join(pools)},
@@ -190,40 +211,71 @@ def _pool(case: Case) -> Finding | None:
     )
 
 
-def _gang(case: Case) -> Finding | None:
-    gang = case.replica.gang
-    if gang is None or case.size == 1:
+def _gang(case: Case) -> WaitFinding | None:
+    gang, group = case.replica.gang, case.session.demand.group_of(case.replica.key)
+    if gang is None or group is None:
         return None
-    c = case.cluster
-    rows = np.flatnonzero(c.present & c.up)
-    fit = capacity(c, Need(case.shape, case.placer.accepted(case.shape), UNBOUNDED, case.size), rows)
-    most, where = int(fit.sum()), ""
+    if case.size == 1:
+        return _joiner(case, gang)
+    shapes = [choice.shape for choice in model_choices(case.session, group)]
+    most, where = max(_most_members(case, shape, gang.within, strict=gang.strict) for shape in shapes), ""
     if gang.strict:
-        domain = domains(c, gang.within)[rows]
-        known = domain != ALONE
-        most = int(np.bincount(domain[known], fit[known]).max(initial=0))
         where = f" in one {gang.within}"
+    if len(shapes) > 1:
+        where += " on GPUs of one model"
     if not 0 < most < case.size:
         return None
     sentence = f"needs {case.wants}, which start together; {most} of {case.size} fit{where}; {_behind(case)}"
     numbers: Numbers = {"members": case.size, "would_fit": most, "ahead": case.ahead}
     helps = [f"allow the gang to start with {most} members"]
-    if gang.strict and int(fit.sum()) >= case.size:
+    levels = case.cluster.topology
+    larger = levels[: levels.index(gang.within)][::-1] if gang.strict and gang.within in levels else ()
+    for label in larger:
+        if any(_most_members(case, shape, label, strict=True) >= case.size for shape in shapes):
+            helps.append(f"require one {label} instead of one {gang.within} (--within-strictly {label})")
+            break
+    if gang.strict and any(_most_members(case, shape, "", strict=False) >= case.size for shape in shapes):
         helps.append(f"prefer one {gang.within} instead of requiring it")
-    return Finding(WaitCode.GANG, sentence, numbers, tuple(helps))
+    if len(shapes) > 1 and _most_members(case, case.shape, gang.within, strict=gang.strict) >= case.size:
+        helps.append("allow several GPU models (--mixed-models)")
+    return WaitFinding(WaitCode.GANG, sentence, numbers, tuple(helps))
 
 
-def _relaxed(code: WaitCode, relax: Relax, because: str, helps: str) -> Callable[[Case], Finding | None]:
-    def rule(case: Case) -> Finding | None:
+def _most_members(case: Case, shape: Shape, label: str, *, strict: bool) -> int:
+    """Return how many members fit now, within one value of a label if ``strict``."""
+    c = case.cluster
+    rows = np.flatnonzero(c.present & c.up)
+    fit = capacity(c, Need(shape, case.placer.accepted(shape), UNBOUNDED, case.size), rows)
+    if not strict:
+        return int(fit.sum())
+    domain = domains(c, label)[rows]
+    known = domain != ALONE
+    return int(np.bincount(domain[known], fit[known]).max(initial=0))
+
+
+def _joiner(case: Case, gang: Gang) -> WaitFinding | None:
+    """Explain why a member does not join its running gang although other GPUs are free."""
+    if not case.placer.fits_anywhere(case.shape) or case.fits():
+        return None
+    same = [] if gang.mixed_models else ["the GPU model"]
+    same += [f"the {gang.within}"] if gang.strict else []
+    if not same:
+        return None
+    sentence = f"needs {case.wants} of {' and '.join(same)} of the other members; only others are free"
+    return WaitFinding(WaitCode.GANG, sentence, {"members": 1, "would_fit": 0, "ahead": case.ahead})
+
+
+def _relaxed(code: WaitCode, relax: Relax, because: str, helps: str) -> Callable[[Case], WaitFinding | None]:
+    def rule(case: Case) -> WaitFinding | None:
         nodes = case.fits_if(relax)
         if not nodes:
             return None
-        return Finding(code, f"needs {case.wants}; {because}", {"nodes": nodes}, (helps,))
+        return WaitFinding(code, f"needs {case.wants}; {because}", {"nodes": nodes}, (helps,))
 
     return rule
 
 
-def _waiting(case: Case) -> Finding:
+def _waiting(case: Case) -> WaitFinding:
     free = case.most_free()
     amount = f"{format_permille(free)} free"
     amount = amount if case.shape.request.count == 1 else f"at most {amount} on one node"
@@ -236,7 +288,7 @@ def _waiting(case: Case) -> Finding:
         helps = ["request fewer GPUs"]
     if case.replica.request.models:
         helps.append("accept other models")
-    return Finding(WaitCode.WAITING_FOR_GPU, sentence, numbers, tuple(helps))
+    return WaitFinding(WaitCode.WAITING_FOR_GPU, sentence, numbers, tuple(helps))
 
 
 def _behind(case: Case) -> str:
@@ -258,11 +310,12 @@ def _standing(case: Case, project: int) -> str:
     return f"{name}, which uses a smaller part of its fair share ({format_permille(used)} GPU),"
 
 
-RULES: tuple[Callable[[Case], Finding | None], ...] = (
+RULES: tuple[Callable[[Case], WaitFinding | None], ...] = (
     _model,
     _size,
     _held,
     _back_off,
+    _parked,
     _bounds,
     _whole_quotas,
     _soon,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gpupool.scheduling.fairness.water_filling import EPSILON, Bools, Division, Floats, Ints, Snapshot
+from gpupool.scheduling.fairness.water_filling import EPSILON, Bools, Division, FairnessSnapshot, Floats, Ints
 from gpupool.scheduling.state.ledger import Ledger
 
 Order = tuple[int, float, float]
@@ -26,10 +26,10 @@ _NOBODY: Mapping[int, int] = MappingProxyType({})
 class Shares:
     """The fair shares of one cycle, and the rules that compare them with held GPUs.
 
-    The fair shares are computed from the ledger as it is at construction. They stay fixed while the cycle tries things
-    out, and are compared with what the ledger counts as held at the time of a call. ``promised`` (project ->
-    thousandths) is counted in the ledger but held by nobody yet, so nobody has to give it back. ``reserved`` is the
-    part of it that may never be used: it prevents no project from taking.
+    The fair shares are computed from the ledger at construction. They stay fixed while the cycle tries changes, and are
+    compared with the ledger at the time of a call. ``promised`` (project -> thousandths) is counted in the ledger but
+    not held yet, so it cannot be taken from a project. ``reserved`` is the part of it that may never be used: it
+    prevents no project from taking.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Shares:
         reserved: Mapping[int, int] = _NOBODY,
     ) -> None:
         self._ledger, self._promised, self._reserved = ledger, promised, reserved
-        self._snapshot = Snapshot(ledger, capacity, now)
+        self._snapshot = FairnessSnapshot(ledger, capacity, now)
 
     @cached_property
     def division(self) -> Division:
@@ -61,10 +61,10 @@ class Shares:
     # --- scheduling order
 
     def order(self, project: int, extra: int) -> Order:
-        """Return the sort key of a project that asks for ``extra`` thousandths more; the least is served first.
+        """Return the sort key of a project that requests ``extra`` thousandths more; the least is served first.
 
         A project below its fair share comes before one at it. Then a project within its quota comes before one over it.
-        Then the department, and then the project, that would hold the smaller part of its due comes first. The first
+        Then the department, and then the project, that would hold the smaller part of its share comes first. The first
         two rules look at the department as well.
         """
         dept, fair, quota, due = self.division.project_rows[project]
@@ -179,7 +179,7 @@ class Shares:
         )
 
     def may_reserve(self, project: int, extra: int, settled: int, dept_settled: int) -> bool:
-        """Return whether space may be kept for a job of ``extra`` thousandths, safe from being reclaimed at once.
+        """Return whether GPUs may be held for a job of ``extra`` thousandths without being reclaimed at once.
 
         It may if the job stays within the quota or the fair share, with the same rounding as ``victims``. A job that is
         larger than the share waits until its project holds nothing else, so that each job gets its turn. ``settled`` is

@@ -5,7 +5,7 @@ within the project's quota, and the cores of a department's projects within the 
 held within a quota of a model are never taken. A workload that asks for the model by name may then take such GPUs from
 every project that holds them without this guarantee, as long as the cores stay within the quotas.
 
-This cannot go on for ever: GPUs that were taken by this right are safe, and safe GPUs are not taken by any right.
+There is no endless cycle: GPUs that were taken by this right are guaranteed, and guaranteed GPUs are never taken.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class _Quota(NamedTuple):
 
 
 class Portions(NamedTuple):
-    """Thousandths that n pieces of work hold of K GPU models, and the least of it with which they run; [n, K]."""
+    """Thousandths of K GPU models that n pieces of work hold, and the minimum with which they run; [n, K]."""
 
     amount: Ints
     least: Ints
 
 
 def safe(pieces: Portions, risk: Bools, accepted: Bools) -> Bools:
-    """Return which of n pieces are safe from work that accepts some GPU models; [n].
+    """Return which of n pieces are protected from work that accepts some GPU models; [n].
 
     ``risk`` marks the models of which a piece is not guaranteed its GPUs. Work that would get only GPUs that are
     guaranteed to others takes nothing.
@@ -141,7 +141,7 @@ class Guarantees:
         return int(held), sum(q.permille for q in self._quotas.get(project, ()) if (q.gpus & gpus).any())
 
     def of_project(self, project: int) -> list[tuple[str, int, int]]:
-        """Return a project's quotas of models: the name, the quota, and what it holds of them."""
+        """Return a project's quotas of models: the name, the quota, and the held part of it."""
         quotas = self._quotas.get(project, ())
         return sorted((quota.name, quota.permille, self.held_of(project, quota.gpus)[0]) for quota in quotas)
 
@@ -176,7 +176,7 @@ class Guarantees:
         """Return on which GPU models each of some pieces is not guaranteed, ``freed`` being gone already; [n, K].
 
         A piece is guaranteed as long as the project could take it back at once. So a gang that grew beyond a quota
-        loses what it grew by, not everything.
+        loses only its growth.
         """
         risk = np.asarray(pieces.amount > 0)
         if project in self._quotas and self._core_room(project) >= 0:
@@ -197,11 +197,11 @@ class Guarantees:
         return risk
 
     def free(self, project: int, pieces: Portions, freed: dict[int, Ints]) -> None:
-        """Add to ``freed`` what a project held in some pieces."""
+        """Add to ``freed`` the GPUs that a project held in some pieces."""
         freed[project] = freed.get(project, 0) + pieces.amount.sum(axis=0)
 
     def portions(self, holders: RunningTable, slots: Ints, gangs: Ints) -> Portions:
-        """Return what is freed with each of ``slots``; where one is negative, with the whole gang in ``gangs``."""
+        """Return the freed GPUs with each of ``slots``; where one is negative, with the whole gang in ``gangs``."""
         width = len(holders.gang_size)
         members = holders.gang != NO_GANG
         of_gangs, size = np.zeros((width, self.used.shape[1]), np.int64), np.zeros(width, np.int64)
@@ -213,7 +213,7 @@ class Guarantees:
         return Portions(np.where(single, mine, of_gangs[gangs]), np.where(single, mine, least[gangs]))
 
     def portion(self, holders: RunningTable, slots: Sequence[int]) -> Portions:
-        """Return what is freed with one replica, or with several that are all members of a gang."""
+        """Return the freed GPUs with one replica, or with several that are all members of a gang."""
         amount = self._amounts[list(slots)].sum(axis=0)[None]
         if len(slots) == 1:
             return Portions(amount, amount)

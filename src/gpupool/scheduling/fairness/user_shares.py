@@ -1,19 +1,31 @@
-"""Shares of the users of one project: what all of them hold, divided by weight.
+"""Shares of the users of one project: the GPUs that all of them hold, divided by quota and weight.
 
-The division is the water-filling of ``water_filling``, with one pot per project: a user gets at most what it holds and
-waits for, and what it does not use goes to the others. A user may take from another user of the project if the victim
-then still holds as much as the taker by weight, or if both stay on their side of their shares. So nothing is taken back
-while the same users want GPUs.
+Each user first gets its quota, or what it wants if that is less; if the quotas exceed what the project holds, each gets
+a part in proportion. The rest is divided by weight, by the water-filling of ``water_filling`` with one pot per project:
+a user gets at most what it holds and waits for, and what it does not use goes to the others. A user may take from
+another user of the project if the victim then still holds as much as the taker by weight, both counted beyond their
+quotas, or if both stay on their side of their shares. So nothing is taken back while the same users want GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from gpupool.scheduling.fairness.water_filling import EPSILON, Floats, fill
+from gpupool.scheduling.state.allocation import Ints
 from gpupool.scheduling.state.ledger import Account, Ledger
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UserRows:
+    """The shares of some users, their weights, and the parts of the shares that their quotas guarantee."""
+
+    share: Floats
+    weight: Floats
+    base: Floats
 
 
 class UserShares:
@@ -25,18 +37,24 @@ class UserShares:
 
     def __init__(self, ledger: Ledger, held_by_holds: Mapping[int, int]) -> None:
         self._ledger, self._holds = ledger, held_by_holds
-        project, held, waiting, weight = ledger.user_rows()
+        project, held, waiting, weight, quota = ledger.user_rows()
         active = held + waiting > 0
         at = np.flatnonzero(active & (np.bincount(project, active, len(ledger.projects)) > 1)[project])
         project, held, waiting, weight = project[at], held[at], waiting[at], weight[at]
         amount = np.bincount(project, held, len(ledger.projects)).astype(np.float64)
-        share = fill(amount, project, (held + waiting).astype(np.float64), weight)
-        self._most = np.zeros(len(amount))  # of a user, by weight
-        np.maximum.at(self._most, project, held / weight)
-        below = (waiting > 0) & ((held + 1 <= share + EPSILON) | (held + 1 <= self._most[project] * weight))
+        wanted = (held + waiting).astype(np.float64)
+        base = _within_quotas(np.minimum(quota[at], wanted), project, amount)
+        rest = np.maximum(amount - np.bincount(project, base, len(amount)), 0.0)
+        share = base + fill(rest, project, wanted - base, weight)
+        self._most = np.zeros(len(amount))  # of a user beyond its quota, by weight
+        np.maximum.at(self._most, project, (held - base) / weight)
+        below = (waiting > 0) & ((held + 1 <= share + EPSILON) | (held + 1 - base <= self._most[project] * weight))
         above = np.bincount(project, held > share + EPSILON, len(amount)) > 0
         self.projects = set(np.flatnonzero((np.bincount(project, below, len(amount)) > 0) & above).tolist())
         self._share: dict[int, float] = dict(zip(at.tolist(), share.tolist(), strict=True))
+        self._base: dict[int, float] = {
+            pair: part for pair, part in zip(at.tolist(), base.tolist(), strict=True) if part
+        }
 
     def may_take(self, account: Account, extra: int) -> bool:
         """Return True if a user may take ``extra`` thousandths from some user.
@@ -45,27 +63,42 @@ class UserShares:
         """
         if account.project not in self.projects:
             return False
-        after, most = self.after(account, extra), self._most[account.project] * self.weight(account)
-        return bool(after <= max(self.share(account), most) + EPSILON)
+        most = self.base(account) + self._most[account.project] * self.weight(account)
+        return bool(self.after(account, extra) <= max(self.share(account), most) + EPSILON)
 
-    def least(self, shares: Floats, weights: Floats, taker: Account, extra: int) -> Floats:
-        """Return the thousandths that users with these shares and weights keep when another one takes ``extra``."""
+    def least(self, users: UserRows, taker: Account, extra: int) -> Floats:
+        """Return the thousandths that users keep when another one takes ``extra``."""
         after = self.after(taker, extra)
-        even = after / self.weight(taker) * weights
-        return np.minimum(shares, even) if after <= self.share(taker) + EPSILON else even
+        even = users.base + max(0.0, after - self.base(taker)) / self.weight(taker) * users.weight
+        return np.minimum(users.share, even) if after <= self.share(taker) + EPSILON else even
+
+    def rows(self, accounts: Sequence[Account]) -> UserRows:
+        """Return the shares, weights and quotas of some users."""
+        found = [(self.share(account), self.weight(account), self.base(account)) for account in accounts]
+        return UserRows(*np.array(found, np.float64).reshape(-1, 3).T)
+
+    def base(self, account: Account) -> float:
+        """Return the part of a user's share that its quota guarantees."""
+        return float(self._base.get(account.pair, 0.0))
 
     def weight(self, account: Account) -> float:
         """Return the weight of a user in its project."""
         return float(self._ledger.pair_weight[account.pair])
 
     def after(self, account: Account, extra: int) -> int:
-        """Return what a user holds with ``extra`` thousandths more, its holds included."""
+        """Return the GPUs that a user holds with ``extra`` thousandths more, including its holds."""
         return int(self._ledger.pair_used[account.pair]) + extra
 
     def held(self, account: Account) -> int:
-        """Return what a user's running work holds in its project."""
+        """Return the GPUs that a user's running work holds in its project."""
         return int(self._ledger.pair_used[account.pair]) - self._holds.get(account.pair, 0)
 
     def share(self, account: Account) -> float:
         """Return the share of a user in its project; 0 if no other user of the project holds or wants GPUs."""
         return self._share.get(account.pair, 0.0)
+
+
+def _within_quotas(wanted: Floats, project: Ints, amount: Floats) -> Floats:
+    """Return what each user gets within its quota, in proportion if a project holds less than that."""
+    total = np.bincount(project, wanted, len(amount))
+    return np.asarray(wanted * np.minimum(1.0, amount / np.maximum(total, 1.0))[project])

@@ -1,10 +1,10 @@
 """Water-filling: the fair shares of departments and projects, in thousandths of a GPU and never rounded.
 
-The pool is divided among departments, then each part among projects. First everybody gets ``min(quota, demand)``; if
-that is more than there is, in proportion to the quotas. The rest is divided by ``max(0, W + k (W - U))``, but nobody
-gets more than its demand. ``W`` is the part of the weights of those that want more, ``U`` the part of recent use
-(``decayed_usage``). A project without a department is on the level of departments. The sum is ``min(capacity,
-demand)``. After KAI's proportion plugin.
+The pool is divided among departments, then each part among projects. First each gets ``min(quota, demand)``; if the sum
+exceeds the pool, in proportion to the quotas. The rest is divided by ``max(0, W + k (W - U))``, up to the demand of
+each. ``W`` is the part of the weights of those that want more, ``U`` the part of recent use (``decayed_usage``). A
+project without a department is on the level of departments. The sum is ``min(capacity, demand)``. After KAI's
+proportion plugin.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EPSILON = 1e-3  # thousandths: less than any request, more than the rounding err
 
 
 def fill(amount: Floats, pot: Ints, need: Floats, weight: Floats) -> Floats:
-    """Return each pot's ``amount`` divided by weight, exactly, with nobody above ``need``.
+    """Return each pot's ``amount`` divided by weight, exactly, with none above ``need``.
 
-    ``pot[i]`` is the pot from which ``i`` gets its part. What a full ``i`` leaves goes to the others of its pot.
+    ``pot[i]`` is the pot from which ``i`` gets its part. The rest of a full ``i`` goes to the others of its pot.
     """
     given = np.zeros(len(need))
     at = np.flatnonzero((need > 0) & (weight > 0))
@@ -54,11 +54,11 @@ def _running(values: Floats, begins: Ints) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """One level of the division, a row for each member, and ``amount``, what each pot has to divide.
+class DivisionLevel:
+    """One level of the division: a row for each member, and the ``amount`` that each pot has to divide.
 
-    ``pot[i]`` is the pot of ``i``; ``owed`` is what ``i`` gets before the division by weight; ``recent`` is what it
-    held lately on average; ``k`` is the weight of that.
+    ``pot[i]`` is the pot of ``i``; ``owed`` is what ``i`` gets before the division by weight; ``recent`` is its recent
+    average allocation; ``k`` is the weight of that.
     """
 
     amount: Floats
@@ -85,7 +85,7 @@ class Level:
         return np.minimum(share, self.demand)
 
     def dues(self) -> Floats:
-        """Return what each would get if everybody with any demand wanted everything.
+        """Return the part of each if all with any demand wanted everything.
 
         The parts that members hold are compared by this.
         """
@@ -109,8 +109,8 @@ def _or_one(values: Floats) -> Floats:
     return np.where(values > 0, values, 1.0)
 
 
-class Snapshot:
-    """Amounts that are held and requested at one moment, before anything is tried out."""
+class FairnessSnapshot:
+    """Amounts that are held and requested at one moment, before any trial."""
 
     __slots__ = ("capacity", "firm", "ledger", "now", "used", "waiting", "waiting_firm")
 
@@ -121,7 +121,7 @@ class Snapshot:
         self.waiting, self.waiting_firm = ledger.waiting[:count].copy(), ledger.waiting_firm[:count].copy()
 
     def demand(self) -> Floats:
-        """Return what each project holds and waits for within its bounds: protected work only up to the quota."""
+        """Return the held and requested GPUs of each project within its bounds: protected work only up to the quota."""
         ledger, count = self.ledger, len(self.used)
         firm, rest = self.firm + self.waiting_firm, self.used - self.firm + self.waiting - self.waiting_firm
         wanted = np.minimum(firm, ledger.quota[:count]) + rest
@@ -137,7 +137,7 @@ class Division:
     tuples of some of these, for access to one row.
     """
 
-    def __init__(self, at: Snapshot) -> None:
+    def __init__(self, at: FairnessSnapshot) -> None:
         ledger, count, depts = at.ledger, len(at.used), len(at.ledger.departments)
         self.dept = ledger.dept[:count].copy()
         self.members = np.bincount(self.dept, minlength=depts).tolist()
@@ -146,7 +146,7 @@ class Division:
         guaranteed = np.where(self.has_quota, ledger.quota[:count], 0).astype(np.float64)
         owed = np.minimum(guaranteed, self.demand)
         own, demand = ledger.dept_quota[:depts], np.minimum(self._sums(self.demand), ledger.dept_limit[:depts])
-        top = Level(
+        top = DivisionLevel(
             np.array([float(at.capacity)]),
             np.zeros(depts, np.int64),
             demand,
@@ -158,7 +158,7 @@ class Division:
         )
         weight, k = ledger.weight[:count], ledger.usage_weight
         self.dept_fair, self.dept_due = top.shares(), top.dues()
-        inside = Level(self.dept_fair, self.dept, self.demand, guaranteed, owed, weight, self.recent, k)
+        inside = DivisionLevel(self.dept_fair, self.dept, self.demand, guaranteed, owed, weight, self.recent, k)
         self.fair = inside.shares()
         self.due = replace(inside, amount=self.dept_due).dues()
         self.quota = np.where(self.has_quota, guaranteed, self.fair)

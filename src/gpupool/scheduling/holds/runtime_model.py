@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from gpupool.scheduling.outcome import Outcome
+from gpupool.scheduling.outcome import CycleOutcome
 from gpupool.scheduling.state.cluster import ClusterState
 from gpupool.scheduling.state.queue import Demand
 from gpupool.scheduling.values import PendingReplica, ReplicaKey
@@ -93,7 +93,7 @@ class Foreseen:
     ``outlasted`` counts the runs that have outlasted all past ones and have no known end.
     """
 
-    def __init__(self, demand: Demand, c: ClusterState, outcome: Outcome, now: float, history: History) -> None:
+    def __init__(self, demand: Demand, c: ClusterState, outcome: CycleOutcome, now: float, history: History) -> None:
         self.keys: list[ReplicaKey] = list(demand.running)
         runs = list(demand.running.values())
         started = np.array([r.started_at for r in runs], np.float64)[:, None]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpupool.scheduling.gang_placement import Placed, find_all, others_of
-from gpupool.scheduling.session import ActiveHold, Session
+from gpupool.scheduling.session import ActiveHold, SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Claim
 from gpupool.scheduling.state.cluster import ClusterState
 from gpupool.scheduling.state.ledger import Account
@@ -16,7 +16,7 @@ from gpupool.scheduling.state.sharing_modes import NO_MARK, mark_of
 from gpupool.scheduling.values import HoldKind, ReplicaKey
 
 
-def settle_holds(session: Session) -> None:
+def settle_holds(session: SchedulingSession) -> None:
     """Start replicas whose held GPUs are free (or that fit on others); drop holds that cannot be used.
 
     The members of a gang start together, or all of its holds stay, or none.
@@ -48,7 +48,7 @@ def settle_holds(session: Session) -> None:
 class _Leaving:
     """The replicas that are ending, by node."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SchedulingSession) -> None:
         self._session = session
         self._on: dict[int, list[ReplicaKey]] = {}
         claims = session.cluster.claims
@@ -60,7 +60,7 @@ class _Leaving:
         """Return their claims on a node."""
         return [self._session.cluster.claims[key] for key in self._on.get(row, ())]
 
-    def beside(self, active_holds: Sequence[ActiveHold]) -> set[ReplicaKey]:
+    def contenders(self, active_holds: Sequence[ActiveHold]) -> set[ReplicaKey]:
         """Return the replicas whose end may free a claim: on its node, or within the limits of its owners."""
         session = self._session
         keys = {key for active in active_holds for key in self._on.get(active.claim.row, ())}
@@ -76,7 +76,7 @@ class _Leaving:
         return other.project == account.project or other.user == account.user
 
 
-def _still_waits(session: Session, group: Group, active: ActiveHold, leaving: _Leaving) -> bool:
+def _still_waits(session: SchedulingSession, group: Group, active: ActiveHold, leaving: _Leaving) -> bool:
     """Return True if, without a trial, the held GPUs are known to be still in use and no other place is free.
 
     This is the usual case. All others are tried.
@@ -115,7 +115,9 @@ def _fits_beside(cluster: ClusterState, claim: Claim, group: Group) -> bool:
     return int(np.count_nonzero(free)) >= request.count
 
 
-def _start_of(session: Session, group: Group | None, leader: ReplicaKey, active_holds: list[ActiveHold]) -> Placed:
+def _start_of(
+    session: SchedulingSession, group: Group | None, leader: ReplicaKey, active_holds: list[ActiveHold]
+) -> Placed:
     if group is None:
         return []
     mark, pending = session.log.checkpoint(), session.demand.pending
@@ -128,7 +130,7 @@ def _start_of(session: Session, group: Group | None, leader: ReplicaKey, active_
     return find_all(session, group, pending[leader]) if session.placer.fits_anywhere(group.shape) else []
 
 
-def _take(session: Session, group: Group, active_holds: list[ActiveHold]) -> bool:
+def _take(session: SchedulingSession, group: Group, active_holds: list[ActiveHold]) -> bool:
     """Charge the held GPUs if all are free and within the limits; otherwise only some of them are charged."""
     for active in active_holds:
         if not session.ledger.admits(active.account, active.claim.permille) or not session.placer.holds(active.claim):
@@ -139,7 +141,9 @@ def _take(session: Session, group: Group, active_holds: list[ActiveHold]) -> boo
     return len(active_holds) >= group.size
 
 
-def _still_promising(session: Session, group: Group, active_holds: list[ActiveHold], leaving: _Leaving) -> bool:
+def _still_promising(
+    session: SchedulingSession, group: Group, active_holds: list[ActiveHold], leaving: _Leaving
+) -> bool:
     cluster = session.cluster
     if len(active_holds) < group.size:
         return False
@@ -152,7 +156,7 @@ def _still_promising(session: Session, group: Group, active_holds: list[ActiveHo
     if active_holds[0].hold.kind is HoldKind.RESERVED:
         return session.ledger.admits(group.account, sum(active.claim.permille for active in active_holds))
     mark = session.log.checkpoint()
-    for key in leaving.beside(active_holds):
+    for key in leaving.contenders(active_holds):
         session.discharge_running(key)
     promising = _take(session, group, active_holds)
     session.log.rollback(mark)

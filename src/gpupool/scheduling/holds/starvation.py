@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupool.domain.units import format_duration
-from gpupool.scheduling.gang_placement import Placed, find_all
+from gpupool.scheduling.gang_placement import Placed, find_all, model_choices
 from gpupool.scheduling.placement.capacity import runs
 from gpupool.scheduling.placement.node_filter import Relax, mode_fits, mode_on, usable_rows, usable_slots
 from gpupool.scheduling.policy import Settings
-from gpupool.scheduling.session import ActiveHold, Session
+from gpupool.scheduling.session import ActiveHold, SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Claim, Ints
-from gpupool.scheduling.state.cluster import ALONE, Shape, domains
+from gpupool.scheduling.state.cluster import ALONE, Shape, domains, levels_of
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.state.running import NO_GANG
 from gpupool.scheduling.values import Eviction, EvictionKind, HoldKind, PendingReplica, ReplicaKey, RunningReplica
@@ -39,12 +39,13 @@ class Starvation:
     With ``stop_early``, no place is reserved once something was granted: ``interrupted`` is True then.
     """
 
-    def __init__(self, session: Session, settings: Settings, *, stop_early: bool = False) -> None:
+    def __init__(self, session: SchedulingSession, settings: Settings, *, stop_early: bool = False) -> None:
         self.session, self.settings, self.stop_early = session, settings, stop_early
         self.interrupted = False
         self.backfills_left = settings.max_backfills
         self.known_likely_s: dict[tuple[str, str, int], float | None] = {}  # see ``likely_s``
         self.known_slot_ends: Floats | None = None  # see ``slot_ends``
+        self.refused: dict[tuple[int, int], tuple[tuple[int, int], float]] = {}  # see ``_due_once``
 
     def note_backfill(self) -> None:
         """Count one try to backfill a replica."""
@@ -93,7 +94,7 @@ def _run_s(state: Starvation, group: Group, replica: PendingReplica) -> float | 
     return min((s for s in (replica.max_time_s, likely) if s is not None), default=None)
 
 
-def _reserved_after(session: Session, end: float) -> list[ReplicaKey]:
+def _reserved_after(session: SchedulingSession, end: float) -> list[ReplicaKey]:
     active_holds = session.holds.active.items()
     reserved = [(k, g.hold.starts_at) for k, g in active_holds if g.hold.kind is HoldKind.RESERVED]
     return [key for key, starts_at in reserved if max(end, session.now + 1) <= starts_at < inf]
@@ -108,7 +109,7 @@ def end_overruns(state: Starvation) -> None:
             _evict(session, late, active_holds[0])
 
 
-def _let_in(session: Session, active_holds: list[ActiveHold]) -> list[ReplicaKey]:
+def _let_in(session: SchedulingSession, active_holds: list[ActiveHold]) -> list[ReplicaKey]:
     """Return the replicas that started on GPUs that were already reserved."""
     found: dict[ReplicaKey, None] = {}
     for active in active_holds:
@@ -151,7 +152,7 @@ def likely_s(state: Starvation, project: str, user: str, permille: int) -> float
     return state.known_likely_s[kind]
 
 
-def _free_without(session: Session, active_holds: list[ActiveHold], late: list[ReplicaKey]) -> bool:
+def _free_without(session: SchedulingSession, active_holds: list[ActiveHold], late: list[ReplicaKey]) -> bool:
     mark = session.log.checkpoint()
     for active in active_holds:
         session.discharge(active.claim, active.account)
@@ -165,7 +166,7 @@ def _free_without(session: Session, active_holds: list[ActiveHold], late: list[R
     return free
 
 
-def _evict(session: Session, late: list[ReplicaKey], active: ActiveHold) -> None:
+def _evict(session: SchedulingSession, late: list[ReplicaKey], active: ActiveHold) -> None:
     for key in late:
         ran = format_duration(session.now - session.demand.running[key].started_at)
         who = active.hold.workload
@@ -208,7 +209,7 @@ def affordable(state: Starvation, shapes: set[Shape]) -> set[Shape]:
 
 def reservations_left(state: Starvation) -> int:
     """Return how many more reservations are allowed; a gang counts as one."""
-    return state.settings.max_reservations - len(state.session.holds.reservations())
+    return state.settings.max_reservations - state.session.holds.count_reservations()[0]
 
 
 def reserve_if_starving(state: Starvation, group: Group, replica: PendingReplica) -> bool:
@@ -231,15 +232,15 @@ def _reserve_for(state: Starvation, group: Group, replica: PendingReplica) -> bo
     need = group.shape.fixed_permille
     if need is None or need * group.size > session.ledger.room(group.account):
         return False
-    if need * group.size > _room_to_keep(state) or not _due(session, group, replica, need * group.size):
+    if need * group.size > _room_to_keep(state) or not _due_once(state, group, replica, need * group.size):
         return False
     if state.stop_early and session.outcome.grants:
         state.interrupted = True
         return False
-    plan = _plan(state, group)
-    if plan is None:
+    plans = [plan for choice in model_choices(session, group) if (plan := _plan(state, choice)) is not None]
+    if not plans:
         return False
-    starts_at, claims = plan
+    starts_at, claims = min(plans, key=lambda plan: plan[0])
     if not session.may_charge(group.shape, group.account, claims):
         return False
     members = session.demand.together_with(replica)
@@ -248,7 +249,23 @@ def _reserve_for(state: Starvation, group: Group, replica: PendingReplica) -> bo
     return True
 
 
-def _due(session: Session, group: Group, replica: PendingReplica, need: int) -> bool:
+def _due_once(state: Starvation, group: Group, replica: PendingReplica, need: int) -> bool:
+    """Return ``_due``, from the last refusal of the project for this need if nothing has changed since.
+
+    A replica that was queued later has been overtaken by fewer jobs, so it is refused as well.
+    """
+    session, since = state.session, _since(replica)
+    key, now = (group.account.project, need), (len(session.outcome.grants), len(session.holds.active))
+    before = state.refused.get(key)
+    if replica.preemptible and before is not None and before[0] == now and since >= before[1]:
+        return False
+    due = _due(session, group, replica, need)
+    if not due:
+        state.refused[key] = now, since
+    return due
+
+
+def _due(session: SchedulingSession, group: Group, replica: PendingReplica, need: int) -> bool:
     """Return True if no project could reclaim the reserved GPUs; protected work is never reclaimed.
 
     Small jobs that the project started after this one was queued do not count against it. Otherwise a flood of them
@@ -275,7 +292,7 @@ def _room_to_keep(state: Starvation) -> float:
     Held GPUs are idle until all of them are free.
     """
     session = state.session
-    kept = sum(g.claim.permille for g in session.holds.active.values() if g.hold.kind is HoldKind.RESERVED)
+    _, kept = session.holds.count_reservations()
     return state.settings.reserved_part * session.cluster.capacity_permille() - kept if kept else inf
 
 
@@ -290,18 +307,18 @@ class _Outlook:
     room: Ints  # thousandths free on the row now
     late_keys: Callable[[Ints], Ints]  # tie-break between equal rows
 
-    def members(self, shape: Shape, most: Ints) -> _Options:
+    def members(self, shape: Shape, most: Ints) -> _PlaceOptions:
         """Return when the first, second, ... member could start on each row, as one flat list."""
         count = shape.request.count
         ends = self.ends[:, count - 1 :: count]
         which = np.broadcast_to(np.arange(ends.shape[1]), ends.shape)
         busy = self.busy.cumsum(axis=1)[:, count - 1 :: count]
         at, nth = np.nonzero((ends < inf) & (which < most[:, None]))
-        return _Options(at, nth, ends[at, nth], busy[at, nth], self.room[at], self.rows[at], self.late_keys)
+        return _PlaceOptions(at, nth, ends[at, nth], busy[at, nth], self.room[at], self.rows[at], self.late_keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Options:
+class _PlaceOptions:
     """Places for members: row index, number of the member there, start, GPUs in use until then, capacity."""
 
     at: Ints
@@ -312,10 +329,10 @@ class _Options:
     rows: Ints
     late_keys: Callable[[Ints], Ints]
 
-    def among(self, which: Ints) -> _Options:
+    def among(self, which: Ints) -> _PlaceOptions:
         """Return a subset of the options."""
         at, nth, rows = self.at[which], self.nth[which], self.rows[which]
-        return _Options(at, nth, self.time[which], self.in_use[which], self.room[which], rows, self.late_keys)
+        return _PlaceOptions(at, nth, self.time[which], self.in_use[which], self.room[which], rows, self.late_keys)
 
     def soonest_one(self) -> Ints | None:
         """Return the result of ``soonest`` for one place in any domain, without a sort."""
@@ -360,23 +377,28 @@ def _plan(state: Starvation, group: Group) -> tuple[float, list[Claim]] | None:
     return inf if time == _UNKNOWN else time, claims
 
 
-def _nearest(session: Session, group: Group, outlook: _Outlook, options: _Options) -> Ints | None:
-    """Return the soonest places: in one domain if the gang requires it, or if that is not later."""
-    gang = group.gang
+def _nearest(session: SchedulingSession, group: Group, outlook: _Outlook, options: _PlaceOptions) -> Ints | None:
+    """Return the soonest places: in the domain that the gang requires, and in the smallest one that is not later."""
+    gang, cluster = group.gang, session.cluster
+    levels = levels_of(cluster, gang) if gang is not None else ()
     anywhere = np.zeros(len(options.at), np.int64)
-    if gang is None or not gang.within:
+    if gang is None or not levels:
         return options.soonest_one() if group.size == 1 else options.soonest(anywhere, group.size)
-    domain = domains(session.cluster, gang.within)[outlook.rows][options.at]
+    rows = outlook.rows[options.at]
     if gang.strict:
-        return _soonest_in(session, group, options, domain)
-    domain = np.where(domain == ALONE, -2 - options.at, domain)  # without a label each row is a domain
-    apart, near = options.soonest(anywhere, group.size), options.soonest(domain, group.size)
-    if near is None or apart is None or options.time[near].max() > options.time[apart].max():
-        return apart
-    return near
+        apart, levels = _soonest_in(session, group, options, domains(cluster, gang.within)[rows]), levels[:-1]
+    else:
+        apart = options.soonest(anywhere, group.size)
+    for label in levels if apart is not None and group.joins is None else ():
+        domain = domains(cluster, label)[rows]
+        domain = np.where(domain == ALONE, -2 - options.at, domain)  # without a label each row is a domain
+        near = options.soonest(domain, group.size)
+        if near is not None and options.time[near].max() <= options.time[apart].max():
+            return near
+    return apart
 
 
-def _soonest_in(session: Session, group: Group, options: _Options, domain: Ints) -> Ints | None:
+def _soonest_in(session: SchedulingSession, group: Group, options: _PlaceOptions, domain: Ints) -> Ints | None:
     allowed = domain != ALONE
     members = session.demand.gangs.get(group.joins) if group.joins is not None else None
     if members is not None and group.gang is not None:
@@ -388,7 +410,7 @@ def _soonest_in(session: Session, group: Group, options: _Options, domain: Ints)
     return None if chosen is None else at[chosen]
 
 
-def _most_per_row(session: Session, shape: Shape, rows: Ints) -> Ints:
+def _most_per_row(session: SchedulingSession, shape: Shape, rows: Ints) -> Ints:
     """Return how many members fit by CPU and memory."""
     c = session.cluster
     most = np.full(len(rows), c.slots * _MAX_PARTS, np.int64)
@@ -433,7 +455,7 @@ def _outlook(state: Starvation, shape: Shape, size: int) -> _Outlook:
     )
 
 
-def _claim(session: Session, shape: Shape, outlook: _Outlook, at: int, nth: int) -> Claim:
+def _claim(session: SchedulingSession, shape: Shape, outlook: _Outlook, at: int, nth: int) -> Claim:
     cluster, count, row = session.cluster, shape.request.count, int(outlook.rows[at])
     chosen = outlook.slots[at, nth * count : (nth + 1) * count]
     need, mem = shape.needs(cluster.gmem_total[row])

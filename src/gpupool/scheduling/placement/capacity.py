@@ -15,7 +15,7 @@ from gpupool.scheduling.state.cluster import ClusterState, Shape
 
 
 class Freed(NamedTuple):
-    """Amounts that would be free as well, one row per trial: thousandths and MiB per GPU, CPU, memory, guest marks."""
+    """Additional free amounts, one row per trial: thousandths and MiB per GPU, CPU, memory, guest marks."""
 
     gpu: Ints
     gmem: Ints
@@ -40,7 +40,7 @@ class Freed(NamedTuple):
         return Freed(*(np.add.reduceat(column, begins, axis=0) for column in self))
 
     def minus(self, other: Freed) -> Freed:
-        """Return what is left without the trials of ``other``."""
+        """Return the rest without the trials of ``other``."""
         return Freed(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""Typical work: the usual kinds of requests, learnt from submissions, and how large a part of all work each kind is.
+"""Typical work: the usual kinds of requests, learnt from submissions, and the part of each kind in all work.
 
 The most frequent kinds come first, until they make up nearly all submissions. The FGD paper (USENIX ATC 2023) takes 95
 % of a finished trace. Here old submissions lose weight, and a few plain kinds are assumed before any submission.
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from gpupool.domain.nodes.gpu import GpuRequest
 
-COVER = 0.99  # part of the submissions that typical kinds make up
+COVER = 0.99  # the part of the submissions that typical kinds cover
 MAX_KINDS = 256
-HALF_LIFE = 3_500  # submissions after which one counts half
+HALF_LIFE = 3_500  # after this many submissions one has half the weight
 LEARN_FIRST, LEARN_LAST = 8, 1_000  # learn again after half as many as are known, within these bounds
 HALF_TRUSTED = 100  # submissions after which the trust is 0.5
 _LEARN_PART = 0.5
@@ -21,7 +21,7 @@ _GROWTH = 2.0 ** (1 / HALF_LIFE)
 _OVERFLOW = 1e100
 
 KindKey = tuple[GpuRequest, int]
-DEFAULT_KINDS: tuple[tuple[GpuRequest, int], ...] = (  # request, and how many submissions it counts as
+DEFAULT_KINDS: tuple[tuple[GpuRequest, int], ...] = (  # request, and the number of submissions that it counts as
     (GpuRequest(1), 4),
     (GpuRequest(1, 500), 1),
     (GpuRequest(1, 250), 1),
@@ -32,7 +32,7 @@ DEFAULT_KINDS: tuple[tuple[GpuRequest, int], ...] = (  # request, and how many s
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProfiledRequest:
     """Work of one kind: its request without labels, mode or placement, CPU in thousandths, its part of all work."""
 
     request: GpuRequest
@@ -63,7 +63,7 @@ class TypicalWork:
             self._tidy()
 
     def learn(self) -> int:
-        """Return the version of what is known; it grows when enough new submissions came to learn again."""
+        """Return the version of the profile; it grows when enough new submissions came to learn again."""
         if self._fresh >= min(LEARN_LAST, max(LEARN_FIRST, _LEARN_PART * self._known)):
             self._fresh = 0
             self.version += 1
@@ -71,14 +71,14 @@ class TypicalWork:
 
     @property
     def trust(self) -> float:
-        """Return how reliable what is known is: 0 without submissions, 0.5 after ``HALF_TRUSTED``, 1 in the limit."""
+        """Return the reliability of the profile: 0 without submissions, 0.5 after ``HALF_TRUSTED``, 1 in the limit."""
         return self._known / (self._known + HALF_TRUSTED)
 
-    def known(self) -> tuple[Kind, ...]:
+    def known(self) -> tuple[ProfiledRequest, ...]:
         """Return all kinds that are remembered, the most frequent first."""
         total = sum(self._weights.values())
         ranked = sorted(self._weights.items(), key=lambda item: (-item[1], _order(item[0])))
-        return tuple(Kind(request, cpu, weight / total) for (request, cpu), weight in ranked)
+        return tuple(ProfiledRequest(request, cpu, weight / total) for (request, cpu), weight in ranked)
 
     def _tidy(self) -> None:
         kept = sorted(self._weights.items(), key=lambda item: (-item[1], _order(item[0])))[: _MAX_KNOWN // 2]
@@ -86,9 +86,9 @@ class TypicalWork:
         self._one = 1.0
 
 
-def frequent_kinds(known: tuple[Kind, ...]) -> tuple[Kind, ...]:
+def frequent_kinds(known: tuple[ProfiledRequest, ...]) -> tuple[ProfiledRequest, ...]:
     """Return the first kinds that make up ``COVER`` of all, at most ``MAX_KINDS``, with parts that add up to 1."""
-    chosen: list[Kind] = []
+    chosen: list[ProfiledRequest] = []
     covered = 0.0
     for kind in known[:MAX_KINDS]:
         if covered >= COVER:

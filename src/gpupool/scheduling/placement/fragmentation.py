@@ -1,4 +1,4 @@
-"""Fragmentation: how much free capacity of a node typical work cannot use, and how a placement changes that.
+"""Fragmentation: the free capacity of a node that typical work cannot use, and its change by a placement.
 
 The measure is that of FGD ("Beware of Fragmentation", USENIX ATC 2023). For one kind of work, all free capacity of a
 node counts as lost where the kind does not fit, else the free capacity of GPUs that are too full for it. The
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.placement.demand_profile import Kind
+from gpupool.scheduling.placement.demand_profile import ProfiledRequest
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -26,7 +26,7 @@ GpuClass = tuple[str, int]  # model ("" is no GPU) and memory in MiB
 UNMET = WHOLE_GPU + 1  # more than any GPU has
 
 
-def need_on(kind: Kind, gpu: GpuClass) -> int:
+def need_on(kind: ProfiledRequest, gpu: GpuClass) -> int:
     """Return the thousandths that a kind needs of a GPU; ``UNMET`` where it cannot run."""
     return _need_on(kind.request, *gpu)
 
@@ -42,11 +42,11 @@ class Fragmentation:
     """The fragmentation of nodes for given kinds of work on given classes of GPUs.
 
     The argument ``classes`` of the methods has numbers of classes, [R, 1] where each node has GPUs of one class, else
-    [R, G]; ``free`` is in thousandths, 0 for what nobody may use. Only the CPUs and thousandths that a kind needs
-    matter. So the parts of the kinds are added up beforehand: for all that need no more than a given amount of either.
+    [R, G]; ``free`` is in thousandths, 0 where no work may run. Only the needed CPUs and thousandths of a kind matter.
+    So the parts of the kinds are added up beforehand: for all that need no more than a given amount of either.
     """
 
-    def __init__(self, kinds: Sequence[Kind], classes: Sequence[GpuClass]) -> None:
+    def __init__(self, kinds: Sequence[ProfiledRequest], classes: Sequence[GpuClass]) -> None:
         single = [kind for kind in kinds if kind.request.count == 1]
         several = [kind for kind in kinds if kind.request.count > 1]
         self._cpus = np.unique([kind.cpu_milli for kind in kinds]).astype(np.int64)
@@ -60,7 +60,7 @@ class Fragmentation:
                 self._parts[number, cpu:, least:] += kind.part
         self._prepare_several(several, _needs(several, classes))
 
-    def _prepare_several(self, kinds: Sequence[Kind], need: Ints) -> None:
+    def _prepare_several(self, kinds: Sequence[ProfiledRequest], need: Ints) -> None:
         """Group kinds for several GPUs by count and needs: arrays [C, K], [K] and [CPU, K] for K groups."""
         groups = {(kind.request.count, *need[:, at].tolist()): at for at, kind in enumerate(kinds)}
         order = {key: at for at, key in enumerate(sorted(groups))}
@@ -108,7 +108,7 @@ class Fragmentation:
         return np.asarray(self._parts[classes, cpus[:, None], self._rank[free]])
 
     def _several_by_gpu(self, classes: Ints, cpus: Ints, free: Ints, left: Ints) -> Floats:
-        """Return what work for several GPUs can use once a part of one of the GPUs is taken: [R, G]."""
+        """Return the capacity that work for several GPUs can use once a part of one of the GPUs is taken: [R, G]."""
         need = self._several_need[classes]
         before, after = need <= free[:, :, None], need <= left[:, :, None]
         count = np.add.reduce(before, axis=1, dtype=np.int64)[:, None, :] - before + after
@@ -118,7 +118,7 @@ class Fragmentation:
         return np.asarray(np.einsum("rk,rgk,rgk->rg", self._several_parts[cpus], room, enough))
 
 
-def _needs(kinds: Sequence[Kind], classes: Sequence[GpuClass]) -> Ints:
+def _needs(kinds: Sequence[ProfiledRequest], classes: Sequence[GpuClass]) -> Ints:
     """Return the thousandths that each kind needs on each class of GPUs: [C, K]."""
     table = [[need_on(kind, gpu) for kind in kinds] for gpu in classes]
     return np.array(table, dtype=np.int64).reshape(len(classes), len(kinds))

@@ -1,4 +1,4 @@
-"""Node filter: which nodes and GPUs fit a shape, as they are or with some rules left out, and its sharing mode."""
+"""Node filter: the nodes and GPUs that fit a shape, with all rules or without some, and its sharing mode."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpupool.domain.nodes.sharing import Sharing, mode_of_whole, traits_of
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.sharing_policy import slice_mode
 from gpupool.scheduling.state.allocation import Bools, Ints
-from gpupool.scheduling.state.cluster import NODE, ClusterState, Shape
+from gpupool.scheduling.state.cluster import ClusterState, Shape
 from gpupool.scheduling.state.sharing_modes import REFUSED, hosts_only, marks_by_code
 
 
 @dataclass(frozen=True, slots=True)
 class Relax:
-    """Rules to leave out of a search of the cluster, to find out which rule is in the way."""
+    """Rules that a search of the cluster can omit, to find the rule that prevents a placement."""
 
-    use: bool = False  # what others hold
+    use: bool = False  # allocations of other work
     state: bool = False  # cordoned and down nodes, cordoned GPUs
     health: bool = False
     foreign: bool = False
@@ -27,12 +27,12 @@ class Relax:
     model: bool = False
     labels: bool = False
     pools: bool = False  # the nodes that the project's rules name
-    mode: bool = False  # how parts of GPUs are shared
-    reservations: bool = False  # what is kept for others
+    mode: bool = False  # the sharing modes of GPUs
+    reservations: bool = False  # holds and reservations for other work
 
 
 STRICT = Relax()
-EMPTY = Relax(use=True, state=True, health=True, foreign=True, reservations=True)  # can it ever fit?
+EMPTY = Relax(use=True, state=True, health=True, foreign=True, reservations=True)  # could it ever fit?
 
 
 def mode_on(c: ClusterState, shape: Shape, row: int, gpu: Ints) -> str:
@@ -90,7 +90,7 @@ def _can(node: Node, mode: Sharing) -> bool:
 
 def accepted_models(cluster: ClusterState, shape: Shape) -> Bools:
     """Return for each model number whether a shape accepts it."""
-    accepts = shape.request.accepts_model
+    accepts = shape.request.accepts_model if not shape.model else shape.model.__eq__
     return np.array([False] + [accepts(model) for model in cluster.models[1:]], dtype=np.bool_)
 
 
@@ -136,18 +136,17 @@ def usable_rows(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Rel
 
 
 def labelled(c: ClusterState, row: int, shape: Shape, relax: Relax = STRICT) -> bool:
-    """Return whether a node has the labels that a shape asks for, and is in a pool where it may run."""
+    """Return whether a node has the labels of a shape, and is in a pool where it may run."""
     node = c.nodes[row] if row < len(c.nodes) else None  # rows beyond are spare
     if node is None:
         return False
-    labels = {NODE: node.name} | node.all_labels
     wanted = () if relax.labels else shape.request.labels
-    in_pool = relax.pools or not shape.pools or labels.get(POOL_LABEL) in shape.pools
-    return in_pool and all(labels.get(k) == v for k, v in wanted)
+    in_pool = relax.pools or not shape.pools or node.all_labels.get(POOL_LABEL) in shape.pools
+    return in_pool and all(node.has_label(label, value) for label, value in wanted)
 
 
 def fitting_rows(c: ClusterState, shape: Shape, relax: Relax = STRICT) -> Ints:
-    """Return the rows where a shape would fit with some rules left out."""
+    """Return the rows where a shape would fit without some rules."""
     rows = np.flatnonzero(c.present)
     ok, _ = usable_slots(c, shape, rows, accepted_models(c, shape), None, relax)
     return rows[usable_rows(c, shape, rows, ok, relax)]

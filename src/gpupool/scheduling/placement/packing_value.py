@@ -1,10 +1,11 @@
 """The value of the free rest of a GPU, if work of known sizes fills it as well as possible.
 
-A linear programme: fill GPUs with patterns of parts so that as much as possible is in use, and no size is used more
-often than it is asked for. Its dual prices say what one more of each size is worth. A rest of a GPU is worth the best
-pattern that fits it, less what its sizes are worth elsewhere. Solved by column generation (Gilmore and Gomory, "A
-linear programming approach to the cutting-stock problem", Operations Research 9, 1961). GPUs are measured in 120
-levels: halves, thirds, quarters, fifths, sixths, eighths and tenths are whole numbers of them.
+It is the solution of a linear programme: fill GPUs with patterns of parts so that as much as possible is in use, and no
+size is used more often than it is requested. The dual price of a size is the value of one more request of that size.
+The value of a rest of a GPU is that of the best pattern that fits it, less the values of its sizes in other patterns.
+Solved by column generation (Gilmore and Gomory, "A linear programming approach to the cutting-stock problem",
+Operations Research 9, 1961). GPUs are measured in 120 levels: halves, thirds, quarters, fifths, sixths, eighths and
+tenths are whole numbers of them.
 """
 
 from __future__ import annotations
@@ -35,10 +36,9 @@ def level_of(permille: float) -> int:
 
 
 def wasted(demand: Mapping[int, float]) -> Floats:
-    """Return how many of 0 to 1000 thousandths free on a GPU will stay unused in the long run.
+    """Return for 0 to 1000 free thousandths of a GPU how many of them will stay unused in the long run.
 
-    ``demand``: how often each size (thousandths) is asked for, in any unit; it is scaled to slightly more than the
-    capacity.
+    ``demand``: the frequency of each size (thousandths), in any unit; it is scaled to slightly more than the capacity.
     """
     sizes, supply = _supply(demand)
     if not len(sizes):
@@ -51,7 +51,7 @@ def wasted(demand: Mapping[int, float]) -> Floats:
 
 
 def _supply(demand: Mapping[int, float]) -> tuple[Ints, Floats]:
-    """Return the sizes in levels, and how many of each are asked for per GPU."""
+    """Return the sizes in levels, and the demand for each per GPU."""
     by_level: dict[int, float] = {}
     for permille, often in demand.items():
         level = level_of(permille)
@@ -84,7 +84,7 @@ class _Filling:
             self.value = value
 
     def pattern(self) -> Floats:
-        """Return how many of each size the best pattern for a whole GPU has."""
+        """Return the number of parts of each size in the best pattern for a whole GPU."""
         counts, todo = np.zeros(len(self._sizes)), [(LEVELS, len(self._splits))]
         while todo:
             level, depth = todo.pop()
@@ -97,7 +97,7 @@ class _Filling:
 
 
 def _prices(sizes: Ints, supply: Floats) -> Floats:
-    """Return the dual prices of the sizes, in thousandths: how much more would be in use with one more of a size."""
+    """Return the dual prices of the sizes, in thousandths: the additional use with one more request of a size."""
     rows = len(sizes) + 1  # one for each size, and one for the GPU
     basis, amounts, gains = np.eye(rows), np.append(supply, 1.0), np.zeros(rows)
     for _ in range(_ROUNDS):
@@ -118,7 +118,7 @@ def _prices(sizes: Ints, supply: Floats) -> Floats:
 
 
 def _entering(sizes: Ints, prices: Floats) -> tuple[Floats | None, float]:
-    """Return the column that gains most at some prices, and its value by itself; None when none gains."""
+    """Return the column that gains most at some prices, and its value alone; None if none gains."""
     least = int(prices.argmin())
     filling = _Filling(sizes, sizes * _UNIT - prices[:-1])
     gain = filling.value[LEVELS] - prices[-1]

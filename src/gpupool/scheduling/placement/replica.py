@@ -1,12 +1,13 @@
-"""Placement of one replica: which nodes fit, and which of them costs least (see ``scoring``).
+"""Placement of one replica: the nodes that fit, and the one with the lowest cost (see ``scoring``).
 
-Whole GPUs are then those of the node that are linked best. Ties are broken by the state of the nodes (how full, GPU
-memory, CPU, a digest of everything), never by name, and only ties in all of that by the row.
+Of whole GPUs the best-linked ones of the node are taken. Ties are broken by the state of the nodes (how full, GPU
+memory, CPU, a digest of everything), never by name, and only complete ties by the row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,15 +15,15 @@ import numpy as np
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.placement.node_filter import accepted_models, mode_on, usable_rows, usable_slots
 from gpupool.scheduling.placement.scoring import Floats, Scorer
-from gpupool.scheduling.state.allocation import Bools, Claim, Holding, Ints
+from gpupool.scheduling.state.allocation import Bools, Claim, HeldAllocation, Ints
 from gpupool.scheduling.state.cluster import MILLI, ClusterState, RowState, Shape
 from gpupool.scheduling.state.gpu_links import best_subset
 from gpupool.scheduling.state.sharing_modes import NO_MARK, hosts_only, mark_of
 from gpupool.scheduling.values import Hold, ReplicaKey
 
 NO_FIT = np.iinfo(np.int64).max
-MAX_SHAPES_AT_ONCE = 128  # rows that are looked at for all shapes together, though some shapes know some of them
-FEW = 4  # up to this many rows are looked up one by one
+MAX_SHAPES_AT_ONCE = 128  # rows checked for all shapes together, although some shapes have results for some
+FEW = 4  # up to this number, rows are looked up one by one
 MAX_CACHED = 256  # states of nodes, for each shape
 NO_PLACE = np.array([False])
 _STEPS = 1 << 10  # of a score in a thousandth of a GPU: coarser than the rounding errors of equal scores
@@ -32,7 +33,7 @@ _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD
 
 
 class _Cache:
-    """The results for one shape on all rows: where it fits, as of a tick of the cluster, and the scores there.
+    """The results for one shape on all rows: the rows that fit, as of a tick of the cluster, and the scores there.
 
     Scores have a tick of their own: they cost more, and only shapes that are placed need them.
     """
@@ -44,6 +45,7 @@ class _Cache:
         "known_fits",
         "known_scores",
         "least",
+        "of_models",
         "scored_at",
         "scores",
         "tick",
@@ -53,16 +55,17 @@ class _Cache:
 
     def __init__(self) -> None:
         self.where = np.zeros(0, np.bool_)
-        self.fits = 0  # how many rows
+        self.fits = 0  # number of rows
         self.scores = np.zeros(0, np.int64)
         self.accept = np.zeros(0, np.bool_)
         self.tick = self.scored_at = self.generation = self.version = -1
         self.least = 0
         self.known_fits: dict[tuple[bool, RowState], bool] = {}  # nodes in the same state have the same result
         self.known_scores: dict[RowState, int] = {}
+        self.of_models: dict[int, Shape] = {}  # see ``Placer.of_one_model``
 
     def put(self, rows: Ints, fits: Bools) -> None:
-        """Set where it fits now, for some rows."""
+        """Update the rows that fit now."""
         self.fits += int(np.count_nonzero(fits)) - int(np.count_nonzero(self.where[rows]))
         self.where[rows] = fits
 
@@ -72,7 +75,7 @@ _Usable = tuple[_Cache | None, int, Ints, Bools, Ints]  # as of a tick, on some 
 
 
 class Placer:
-    """Finds places, remembering scores per shape and looking again only at rows that were touched."""
+    """Finds places; caches scores per shape and checks only rows that were touched."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
@@ -85,14 +88,14 @@ class Placer:
         self._latest: _Usable = None, -1, np.zeros(0, np.int64), none, none.astype(np.int64)  # of ``_fits``
 
     def begin_cycle(self) -> None:
-        """Forget the claims of holds that the last cycle did not ask for."""
+        """Remove the claims of holds that the last cycle did not use."""
         self._earlier_claims, self._hold_claims = self._hold_claims, {}
 
     def claim_of(self, hold: Hold, user: str) -> Claim:
         """Return the claim of a hold; most are cached from the last cycle."""
         known, generation = self._earlier_claims.get(hold.key), self.cluster.generation
         if known is None or known[0] is not hold or known[1] != generation or known[2].user != user:
-            held = Holding(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib, hold.sharing, user)
+            held = HeldAllocation(hold.node, hold.shares, round(hold.cpus * MILLI), hold.memory_mib, hold.sharing, user)
             known = hold, generation, self.cluster.claim_of(held)
         self._hold_claims[hold.key] = known
         return known[2]
@@ -100,6 +103,23 @@ class Placer:
     def accepted(self, shape: Shape) -> Bools:
         """Return for each model number whether the shape accepts it."""
         return self._cache(shape).accept
+
+    def of_one_model(self, shape: Shape) -> dict[int, Shape]:
+        """Return the shape restricted to each model that it accepts, by model number; itself if it accepts only one.
+
+        Models with less memory come first.
+        """
+        cache, c = self._cache(shape), self.cluster
+        numbers = cache.accept.nonzero()[0].tolist()
+        if len(numbers) == 1:
+            return {numbers[0]: shape}
+        if cache.of_models.keys() != set(numbers):
+            memory = {number: int(c.gmem_total[c.model == number].max(initial=0)) for number in numbers}
+            order = sorted(numbers, key=lambda number: (memory[number], c.models[number]))
+            cache.of_models = {
+                number: cache.of_models.get(number) or replace(shape, model=c.models[number]) for number in order
+            }
+        return cache.of_models
 
     def least_permille(self, shape: Shape) -> int:
         """Return the fewest thousandths that a shape can cost on the GPUs of this cluster; 0 when it fits none."""
@@ -131,7 +151,7 @@ class Placer:
         return {shape for shape, cache in self._look_again(shapes) if cache.fits}
 
     def _seen(self, shape: Shape) -> _Cache:
-        """Return the cache of a shape, with where it fits brought up to date."""
+        """Return the cache of a shape, with the fitting rows up to date."""
         cache, cluster = self._cache(shape), self.cluster
         if cache.tick == cluster.tick and len(cache.where) == len(cluster.present):
             return cache
@@ -344,7 +364,7 @@ class Placer:
         return np.asarray(roomy)
 
     def _links(self, shape: Shape, rows: Ints, ok: Bools) -> Floats | None:
-        """Return how well the GPUs that a shape would get on each row are linked (0 to 255); None if irrelevant."""
+        """Return the link quality of the GPUs that a shape would get on each row (0 to 255); None if irrelevant."""
         links, count = self.cluster.links, shape.request.count
         if not shape.whole or count < 2:
             return None

@@ -1,9 +1,9 @@
-"""Scores of places: what a place on each node costs, given what the pool's usual work will need next.
+"""Scores of places: the cost of a place on each node, given the future needs of the pool's usual work.
 
 Packing adds up, all in thousandths of a GPU: the growth of free capacity that typical work cannot use (see
-``fragmentation``), the growth of the GPU's rest that will stay unused for good (see ``packing_value``), how scarce its
-model is, how loosely its GPUs are linked, and how much the node has left (tight nodes are preferred). Spreading takes
-the node and the GPUs with the least load.
+``fragmentation``), the growth of the GPU's rest that will stay unused permanently (see ``packing_value``), the scarcity
+of its model, the looseness of its GPUs' links, and the free rest of the node (full nodes are preferred). Spreading
+takes the node and the GPUs with the least load.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gpupool.domain.nodes.gpu import Placement
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.placement.demand_profile import Kind, TypicalWork, frequent_kinds
+from gpupool.scheduling.placement.demand_profile import ProfiledRequest, TypicalWork, frequent_kinds
 from gpupool.scheduling.placement.fragmentation import UNMET, Fragmentation, GpuClass, need_on
 from gpupool.scheduling.placement.packing_value import wasted
 from gpupool.scheduling.state.cluster import ClusterState, Shape
@@ -25,8 +25,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-# Chosen with benchmarks/scheduler/packing.py, which says on which traces. In thousandths of a GPU.
-WASTE_WEIGHT = 20.0  # a thousandth that stays unused for good, in relation to one that typical work cannot use
+# Chosen with benchmarks/scheduler/packing.py, which names the traces. In thousandths of a GPU.
+WASTE_WEIGHT = 20.0  # a thousandth that stays unused permanently, in relation to one that typical work cannot use
 SCARCITY_WEIGHT = 200.0  # a whole GPU of a model with a demand equal to its supply
 TIGHTNESS_WEIGHT = 60.0  # all the CPUs and GPUs that the largest node can have left, half for either
 LINK_WEIGHT = 1000.0  # each GPU of several that is not linked to the others at all
@@ -35,7 +35,7 @@ NEVER = np.inf
 
 
 class Scorer:
-    """Scores on one cluster, with what is known of its usual work.
+    """Scores on one cluster, with the profile of its usual work.
 
     ``version`` grows whenever earlier scores are no longer comparable to new ones.
     """
@@ -54,7 +54,7 @@ class Scorer:
         self._most_cpu = self._most_gpu = 1
 
     def refresh(self) -> int:
-        """Take over what was learnt and how the cluster changed; return ``version``."""
+        """Apply the new profile and the changes of the cluster; return ``version``."""
         learnt, generation = self.work.learn(), self.cluster.generation
         changed = generation != self._generation and self._survey()
         self._generation = generation
@@ -65,14 +65,14 @@ class Scorer:
         return self.version
 
     def _survey(self) -> bool:
-        """Update the classes of GPUs and how many of each there are; return whether anything changed."""
+        """Update the classes of GPUs and their numbers; return whether anything changed."""
         c = self.cluster
         codes = (c.model << 32) | c.gmem_total
         codes[c.model == 0] = 0
         found, self._class_of = np.unique(np.append(0, codes), return_inverse=True)
         sizes = np.bincount(self._class_of[1:], minlength=len(found))
         self._class_of = self._class_of[1:].reshape(codes.shape)
-        one = (self._class_of == self._class_of[:, :1]) | (self._class_of == 0)  # nothing is free where no GPU is
+        one = (self._class_of == self._class_of[:, :1]) | (self._class_of == 0)  # nothing is free without a GPU
         self._uniform = one.all(axis=1)
         classes = tuple((c.models[code >> 32], code & 0xFFFFFFFF) for code in found.tolist())
         most = (max(1, int(c.cpu_total.max(initial=1))), max(1, int((c.model > 0).sum(axis=1).max(initial=1))))
@@ -85,7 +85,7 @@ class Scorer:
         known = self.work.known()
         self._measure = Fragmentation(frequent_kinds(known), self._classes)
         self._price = prices(known, self._classes, self._sizes)
-        self._waste_weight = WASTE_WEIGHT * self.work.trust  # the long run weighs little while demand is hardly known
+        self._waste_weight = WASTE_WEIGHT * self.work.trust  # low weight while demand is hardly known
         asked = sizes_asked(known, self._classes, self._sizes)
         if asked != self._asked:
             self._asked, self._waste = asked, wasted(asked)
@@ -93,7 +93,7 @@ class Scorer:
     # --- scores
 
     def scores(self, shape: Shape, rows: Ints, ok: Bools, need: Ints, links: Floats | None) -> Floats:
-        """Return what each of ``rows`` would cost, given which GPUs fit and what each needs: [R]; needs ``refresh``."""
+        """Return the cost of each of ``rows``, given the fitting GPUs and the needs of each: [R]; needs ``refresh``."""
         if self._spreads(shape):
             return self._loads(shape, rows, ok, need)
         c, count = self.cluster, shape.request.count
@@ -118,7 +118,7 @@ class Scorer:
         return np.asarray(cost if links is None else cost + LINK_WEIGHT * count * (1 - links / BEST_LINK))
 
     def by_gpu(self, shape: Shape, rows: Ints, ok: Bools, need: Ints) -> Floats:
-        """Return what each GPU that fits costs if a part of it is taken: [R, G]."""
+        """Return the cost of each fitting GPU if a part of it is taken: [R, G]."""
         c = self.cluster
         if self._spreads(shape):
             return np.where(ok, need - c.gpu_free[rows], NEVER)
@@ -171,10 +171,10 @@ class Scorer:
         return np.asarray(np.minimum(np.maximum(c.gpu_free[rows], 0), WHOLE_GPU) * open_)
 
 
-def prices(known: Sequence[Kind], classes: Sequence[GpuClass], sizes: Sequence[int]) -> Floats:
-    """Return how scarce a GPU of each class is: the GPUs asked for to each one that exists, [C].
+def prices(known: Sequence[ProfiledRequest], classes: Sequence[GpuClass], sizes: Sequence[int]) -> Floats:
+    """Return the scarcity of a GPU of each class: the requested GPUs per existing one, [C].
 
-    Every kind asks equally for all GPUs that fit it, and all kinds together for as many GPUs as there are.
+    Every kind requests all GPUs that fit it equally, and all kinds together request as many GPUs as there are.
     """
     size = np.array(sizes, dtype=np.float64)
     found, asked = np.zeros(len(classes)), 0.0
@@ -189,8 +189,10 @@ def prices(known: Sequence[Kind], classes: Sequence[GpuClass], sizes: Sequence[i
     return found * size[1:].sum() / asked if asked else found
 
 
-def sizes_asked(known: Sequence[Kind], classes: Sequence[GpuClass], sizes: Sequence[int]) -> dict[int, float]:
-    """Return how often each part of a GPU is asked for; requests by memory count on the most usual class that fits."""
+def sizes_asked(
+    known: Sequence[ProfiledRequest], classes: Sequence[GpuClass], sizes: Sequence[int]
+) -> dict[int, float]:
+    """Return the demand for each part of a GPU; requests by memory count on the most usual class that fits."""
     found: dict[int, float] = {}
     ranked = sorted(range(len(classes)), key=lambda number: (-sizes[number], classes[number]))
     for kind in known:

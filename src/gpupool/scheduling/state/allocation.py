@@ -1,4 +1,4 @@
-"""Allocations of one node: ``Holding`` in domain terms, ``Claim`` in numbers."""
+"""Allocations of one node: ``HeldAllocation`` in domain terms, ``Claim`` in numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldAllocation:
     """An allocation of a replica in domain terms. It is converted to a claim again whenever its node changes."""
 
     node: str

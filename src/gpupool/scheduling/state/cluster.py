@@ -13,9 +13,10 @@ from zlib import crc32
 
 import numpy as np
 
-from gpupool.domain.nodes.gpu import Gpu, GpuHealth, GpuRequest, GpuShare, Node, NodeState
+from gpupool.domain.nodes.gpu import NODE_LABEL, Gpu, GpuHealth, GpuRequest, GpuShare, Node, NodeState
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.state.allocation import Bools, Claim, Holding, Ints
+from gpupool.domain.work.gang import Gang
+from gpupool.scheduling.state.allocation import Bools, Claim, HeldAllocation, Ints
 from gpupool.scheduling.state.gpu_links import link_matrix
 from gpupool.scheduling.state.reservations import Guest, Reservations
 from gpupool.scheduling.state.sharing_modes import NO_MARK, code_of, common_modes, default_modes, mark_of, open_modes
@@ -27,7 +28,7 @@ RowState = tuple[int, int, bytes, bytes, bytes, bytes]
 _NO_NODE = -1
 _LATEST = 24  # rows; with more changes, a scan of all rows is faster
 UNMET = 1_000_000  # thousandths: more than any GPU has
-NODE = "node"  # a label that is different on every node
+NODE = NODE_LABEL  # it is different on every node
 ALONE = -1  # the domain of a node that has no value
 _known: WeakKeyDictionary[ClusterState, dict[str, tuple[int, Ints]]] = WeakKeyDictionary()
 
@@ -45,10 +46,12 @@ class ClusterState:
 
     ``reserved`` marks the rows that have reservations. ``touched[row]`` grows whenever a row changes, so that caches
     know which rows to update (``touched_since``). ``generation`` grows whenever a node is added, removed or reported
-    again. ``make`` is equal for nodes with the same hardware and sharing (see ``state_of``).
+    again. ``make`` is equal for nodes with the same hardware and sharing (see ``state_of``). ``topology`` are the node
+    labels that describe where nodes are, the largest domains first (``block``, ``rack``).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, topology: tuple[str, ...] = ()) -> None:
+        self.topology = topology
         self.log = UndoLog(self.touch)
         self.tick = self.generation = 0
         self._latest: deque[int] = deque(maxlen=_LATEST)  # rows that were touched last
@@ -59,7 +62,7 @@ class ClusterState:
         self._slots: list[dict[str, int]] = []  # per row, the slot of each GPU by its UUID
         self.models: list[str] = [""]
         self._makes: dict[object, int] = {}
-        self.holdings: dict[ReplicaKey, Holding] = {}
+        self.holdings: dict[ReplicaKey, HeldAllocation] = {}
         self.claims: dict[ReplicaKey, Claim] = {}
         self.claims_changed: set[ReplicaKey] = set()  # since the last ``RunningTable.catch_up``
         self._model_ids: dict[str, int] = {}
@@ -291,7 +294,7 @@ class ClusterState:
 
     # --- claims
 
-    def claim_of(self, held: Holding) -> Claim:
+    def claim_of(self, held: HeldAllocation) -> Claim:
         """Convert a holding to numbers; shares of unknown GPUs count for nothing."""
         row = self.rows.get(held.node, _NO_NODE)
         gpu, gmem = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int64)
@@ -314,7 +317,7 @@ class ClusterState:
         node = self.nodes[row]
         return "" if node is None else node.name
 
-    def take(self, key: ReplicaKey, held: Holding) -> None:
+    def take(self, key: ReplicaKey, held: HeldAllocation) -> None:
         """Count the allocation of a replica; a second call for the same replica replaces the first."""
         self.free(key)
         claim = self.claim_of(held)
@@ -381,7 +384,7 @@ class Shape:
 
     ``user`` is empty unless it matters: slices of GPUs that serve one user at a time. ``pools``: the allowed values of
     the node label ``pool``; empty: any. ``guest``: the properties that matter on reserved nodes; None without
-    reservations.
+    reservations. ``model``: the only GPU model of the accepted ones that may be used; empty: all of them.
     """
 
     request: GpuRequest
@@ -390,6 +393,7 @@ class Shape:
     user: str = ""
     pools: tuple[str, ...] = ()
     guest: Guest | None = None
+    model: str = ""
 
     @property
     def picky(self) -> bool:
@@ -458,10 +462,25 @@ class Shapes:
         return shape
 
 
+def levels_of(cluster: ClusterState, gang: Gang) -> tuple[str, ...]:
+    """Return the labels of the domains in which the members of a gang should be, the smallest domains first.
+
+    These are the levels of the topology. If the gang requires one, all members are within one domain of it, so larger
+    levels do not matter. A label that is no level replaces them.
+    """
+    label, nearest_first = gang.within, cluster.topology[::-1]
+    if not label or (label in nearest_first and not gang.strict):
+        return nearest_first
+    if label in nearest_first:
+        return nearest_first[: nearest_first.index(label) + 1]
+    return (label, *nearest_first) if label == NODE and not gang.strict else (label,)
+
+
 def domains(cluster: ClusterState, label: str) -> Ints:
     """Return the domain number of each row: equal for nodes with the same value of ``label``, else ``ALONE``.
 
-    Without a label all nodes are one domain. Numbers follow the order of the values.
+    If the label is a level of the topology, the values of the larger levels are equal as well. Without a label all
+    nodes are one domain. Numbers follow the order of the values.
     """
     cached = _known.setdefault(cluster, {})
     if label not in cached or cached[label][0] != cluster.generation:
@@ -475,16 +494,20 @@ def _number(cluster: ClusterState, label: str) -> Ints:
     rows = len(cluster.present)
     if not label:
         return np.zeros(rows, np.int64)
-    values = [_value(cluster, row, label) for row in range(rows)]
+    levels = cluster.topology
+    path = levels[: levels.index(label) + 1] if label in levels else (label,)
+    values = [_values(cluster, row, path) for row in range(rows)]
     order = {value: number for number, value in enumerate(sorted({v for v in values if v is not None}))}
     return np.array([ALONE if value is None else order[value] for value in values], np.int64)
 
 
-def _value(cluster: ClusterState, row: int, label: str) -> str | None:
+def _values(cluster: ClusterState, row: int, path: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the values of some labels of a node, empty for those that it lacks; None if it lacks the last one."""
     node = cluster.nodes[row] if row < len(cluster.nodes) else None  # rows beyond are spare
     if node is None:
         return None
-    return node.all_labels.get(label, node.name if label == NODE else None)
+    labels = {NODE: node.name, **node.all_labels}
+    return tuple(labels.get(label, "") for label in path) if path[-1] in labels else None
 
 
 def _marks(claim: Claim) -> Ints:

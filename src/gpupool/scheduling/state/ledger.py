@@ -73,6 +73,7 @@ class Ledger:
         self._pair_ids: dict[tuple[int, int], int] = {}
         self.pair_project, self.pair_waiting = np.zeros(8, np.int64), np.zeros(8, np.int64)
         self.pair_weight = np.ones(8)
+        self._pair_quotas: dict[int, int] = {}
         self._model_ids: dict[tuple[int, str], int] = {}
         self.model_firm = np.zeros(8, np.int64)
         self._model_quotas: dict[int, int] = {}
@@ -102,10 +103,9 @@ class Ledger:
         self.limit[number] = _bound(project.limit_permille)
         self.weight[number] = project.weight
         self._set_model_quotas(number, project)
-        weights = dict(project.rules.user_weights)
         for (owner, user), pair in self._pair_ids.items():
             if owner == number:
-                self.pair_weight[pair] = weights.get(self.users[user].name, 1.0)
+                self._set_rules(pair, project, self.users[user])
         if not project.over_quota:
             self.limit[number] = min(self.limit[number], self.quota[number])
         self._join(number, self._dept_number(project))
@@ -197,8 +197,16 @@ class Ledger:
         if pair >= len(self.pair_used):
             self._grow(("pair_used", "pair_project", "pair_waiting", "pair_weight", "recent"), 2 * pair)
         self.pair_project[pair] = project
-        self.pair_weight[pair] = dict(self.projects[project].rules.user_weights).get(self.users[user].name, 1.0)
+        self._set_rules(pair, self.projects[project], self.users[user])
         return pair
+
+    def _set_rules(self, pair: int, project: Project, user: User) -> None:
+        self.pair_weight[pair] = dict(project.rules.user_weights).get(user.name, 1.0)
+        quota = dict(project.rules.user_quotas).get(user.name, 0)
+        if quota:
+            self._pair_quotas[pair] = quota
+        else:
+            self._pair_quotas.pop(pair, None)
 
     # --- current use
 
@@ -264,8 +272,16 @@ class Ledger:
         return changed
 
     def burden(self, account: Account) -> int:
-        """Return a user's current and recent use in a project by its weight; the user with less is served first."""
-        return int((self.pair_used[account.pair] + self.recent[account.pair]) / self.pair_weight[account.pair])
+        """Return a user's current and recent use in a project by its weight; the user with less is served first.
+
+        Use within the quota of the user does not count.
+        """
+        pair = account.pair
+        quota = self._pair_quotas.get(pair) if self._pair_quotas else None
+        if quota is None:
+            return int((self.pair_used[pair] + self.recent[pair]) / self.pair_weight[pair])
+        beyond = self.pair_used[pair] - quota
+        return 0 if beyond < 0 else int((beyond + max(0, self.recent[pair] - quota)) / self.pair_weight[pair])
 
     def pairs(self, now: float) -> list[tuple[str, str, int, float]]:
         """Return (project, user, thousandths held, recent average) for each user in each project."""
@@ -275,10 +291,13 @@ class Ledger:
             for (p, u), at in self._pair_ids.items()
         ]
 
-    def user_rows(self) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float64]]:
-        """Return project, thousandths held, thousandths waited for, and weight, by ``Account.pair``."""
-        count = len(self._pair_ids)
-        return self.pair_project[:count], self.pair_used[:count], self.pair_waiting[:count], self.pair_weight[:count]
+    def user_rows(self) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float64], Ints]:
+        """Return project, thousandths held, thousandths waited for, weight and quota, by ``Account.pair``."""
+        n = len(self._pair_ids)
+        quota = np.zeros(n, np.int64)
+        quota[list(self._pair_quotas)] = list(self._pair_quotas.values())
+        waiting, weight = self.pair_waiting[:n], self.pair_weight[:n]
+        return self.pair_project[:n], self.pair_used[:n], waiting, weight, quota
 
     # --- room under limits and quotas
 

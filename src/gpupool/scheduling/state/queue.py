@@ -18,6 +18,7 @@ from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.state.cluster import Shape, Shapes
 from gpupool.scheduling.state.gang_members import GangEntry, Gangs, Members
 from gpupool.scheduling.state.ledger import Account, Ledger
+from gpupool.scheduling.state.queue_window import ROTATED, ROTATION_S, QueueWindow
 from gpupool.scheduling.state.reservations import Reservations
 from gpupool.scheduling.state.running import RunningTable
 from gpupool.scheduling.state.undo import UndoLog
@@ -28,6 +29,8 @@ Entry = tuple[float, int, PendingReplica]  # its place (see ``user_order``), arr
 # project, priority, user, preemptible, shape, gang, workload of a running gang (for members that join it), how many
 # must start at once
 GroupKey = tuple[int, int, int, bool, Shape, Gang | None, WorkloadId | None, int]
+# an entry that is parked: its queue time, arrival number, and its part of a gang
+Parked = tuple[PendingReplica, float, int, GangEntry | None]
 # -priority, not a joiner, held by the user in the project, place, arrival number
 QueueKey = tuple[int, bool, int, float, int]
 
@@ -52,6 +55,10 @@ class Group:
         """Return True if smaller work could delay it for ever."""
         return self.gang is not None or self.shape.starvable
 
+    def of_shape(self, shape: Shape) -> Group:
+        """Return a group without entries that differs in its shape only."""
+        return Group((*self.key[:4], shape, *self.key[5:]), self.account)
+
     def count_before(self, queued_at: float, arrival: int) -> int:
         """Return how many entries are older than a place."""
         return bisect_left(self.entries, (queued_at, arrival), key=lambda entry: entry[:2])
@@ -61,7 +68,8 @@ class Demand:
     """All waiting and running replicas, with the ledger of their use.
 
     Ready replicas are in ``project_queues``: project -> shape -> groups. Replicas that wait only for time sleep until
-    ``wake``; those that are ``held`` are stored but not queued. Replicas with a hold are ready too.
+    ``wake``; those that are ``held`` are stored but not queued. Replicas with a hold are ready too. Of users with very
+    many different requests, some are parked in ``window``.
     """
 
     def __init__(self) -> None:
@@ -69,6 +77,7 @@ class Demand:
         self.ordering = Ordering()
         self.shapes = Shapes()
         self.gangs = Gangs()
+        self.window: QueueWindow[Parked] = QueueWindow()
         self.pending: dict[ReplicaKey, PendingReplica] = {}
         self.running: dict[ReplicaKey, RunningReplica] = {}
         self.accounts: dict[ReplicaKey, Account] = {}  # of running replicas
@@ -98,6 +107,7 @@ class Demand:
         self._entries: dict[ReplicaKey, tuple[Group, float, int]] = {}
         self._arrivals = 0
         self._users_apart = False
+        self._rotated_at = -inf
         self.reservations = Reservations()
         self._log = UndoLog()
 
@@ -115,11 +125,13 @@ class Demand:
         noted = {name: value for name, value in vars(self).items() if isinstance(value, int | float | tuple)}
         sets = {name: (value, value.copy()) for name, value in vars(self).items() if isinstance(value, set)}
         known = set(self.importance)
+        self.window.bounded = False
         try:
             for replica in replicas:
                 self.add(replica, now)
             yield
         finally:
+            self.window.bounded = True
             for replica in replicas:
                 self.remove(replica.key)
             self._forget_times({replica.key for replica in replicas})
@@ -170,11 +182,37 @@ class Demand:
         for members in self.gangs.changed(now):
             self._list_gang(members)
 
+    def rotate(self, now: float, keep: Container[ReplicaKey]) -> None:
+        """Let parked requests change places with others of the same user; those of the replicas ``keep`` stay."""
+        if not self.window or now - self._rotated_at < ROTATION_S:
+            return
+        self._rotated_at = now
+        for who in self.window.users():
+            project, priority, user = who
+            moved = list[Parked]()
+            for shape in self.window.oldest(who)[:ROTATED]:
+                groups = [
+                    group
+                    for group in self.project_queues[project][shape].values()
+                    if group.priority == priority and group.account.user == user
+                ]
+                entries = [entry for group in groups for entry in group.entries]
+                small = len(entries) <= ROTATED and all(group.gang is None for group in groups)
+                if small and not any(entry[2].key in keep for entry in entries):
+                    moved += [(replica, replica.queued_at, arrival, None) for _, arrival, replica in entries]
+            for parked in moved:
+                self._unlist(parked[0])
+            for parked in moved:
+                self._list(*parked)
+
     def next_wake(self) -> float | None:
-        """Return the time at which the next replica joins the queue; None when none sleeps."""
+        """Return the time at which the next replica joins the queue; None when none sleeps or is parked."""
         while self._sleeping and (self._sleeping[0][2] in self._entries or self._sleeping[0][2] not in self.pending):
             heappop(self._sleeping)
-        return self._sleeping[0][0] if self._sleeping else None
+        times = [entry[0] for entry in self._sleeping[:1]]
+        if self.window:
+            times.append(max(self._rotated_at, self.ledger.now) + ROTATION_S)
+        return min(times, default=None)
 
     def _forget_times(self, keys: Container[ReplicaKey]) -> None:
         """Remove the timers of replicas that were removed."""
@@ -258,6 +296,9 @@ class Demand:
             self._unlist(replica)
             if replica.gang is None:
                 self._enqueue(replica, arrival)
+        for replica, queued_at, arrival, gang_entry in list(self.window.clear()):
+            if gang_entry is None:
+                self._list(replica, queued_at, arrival)
         self.gangs.change_all()
 
     def account_of(self, replica: PendingReplica) -> Account:
@@ -294,14 +335,18 @@ class Demand:
         self, replica: PendingReplica, queued_at: float, arrival: int, gang_entry: GangEntry | None = None
     ) -> None:
         account = self.account_of(replica)
-        self._heads.pop(account.project, None)
         gang = None if gang_entry is None else gang_entry.gang
         joins = replica.workload if gang_entry is not None and gang_entry.joins else None
         shape, size = self._starts(replica, gang if joins is None else None)
         key = (account.project, replica.priority, account.user, replica.preemptible, shape, gang, joins, size)
+        if not self.window.has_room(key[:3], shape):
+            self.window.park(key[:3], shape, replica.key, (replica, queued_at, arrival, gang_entry))
+            return
+        self._heads.pop(account.project, None)
         groups = self.project_queues.setdefault(account.project, {}).setdefault(shape, {})
         if key not in groups:
             groups[key] = Group(key, account)
+            self.window.enter(key[:3], shape)
             self.shape_users[shape] = self.shape_users.get(shape, 0) + 1
             _count(self.importance.setdefault(account.project, Counter()), replica.priority, 1)
             _count(self.priorities_waiting, replica.priority, 1)
@@ -328,6 +373,7 @@ class Demand:
     def _unlist(self, replica: PendingReplica) -> None:
         placed = self._entries.pop(replica.key, None)
         if placed is None:
+            self.window.forget(replica.key)
             return
         group, queued_at, arrival = placed
         self._heads.pop(group.account.project, None)
@@ -356,6 +402,9 @@ class Demand:
             del self.shape_users[group.shape]
             del self.timed[group.shape], self.restartable[group.shape]
             self.unmovable.discard(group.shape)
+        self.window.leave(group.key[:3], group.shape)
+        for parked in self.window.next(group.key[:3]):
+            self._list(*parked)
 
     # --- running replicas
 
