@@ -28,7 +28,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredBlob:
-    """One blob of a folder: its digest, bytes, and when somebody last used it (seconds since the epoch)."""
+    """One blob of a folder: its digest, bytes, and the time of its last use (seconds since the epoch)."""
 
     sha256: str
     size: int

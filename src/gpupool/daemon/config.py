@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 OFF = "off"
 DASHBOARD = "127.0.0.1:8470"
+GATEWAY_PORT = 8490
 CLUSTER_PORT = 8650
+_DOMAIN = re.compile(r"(?=.{1,200}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 CLUSTER_PORTS = 30  # Ray's, from there on
 CONFIG_LIMIT_BYTES = 1 << 20
 
@@ -32,7 +35,7 @@ class PoolKind(StrEnum):
     SYSTEM = SYSTEM
 
 
-class Role(StrEnum):
+class MachineRole(StrEnum):
     """The part of a machine in its pool."""
 
     ALONE = "alone"  # the whole pool
@@ -58,7 +61,10 @@ class PoolConfig:
     the networks of proxies whose ``X-Forwarded-For`` is believed. Finished work older
     than ``retention_days`` is forgotten. ``time_zone`` is that of time windows (None: the machine's). ``dashboard`` is
     the loopback ``host:port`` for browsers of this machine (``off``: none), ``oidc`` the file that says with which
-    provider people sign in. ``commands`` replaces the program of a child by name (tests use it).
+    provider people sign in. ``gateway_port`` is the port of services (None: 8490 or a free one), with ``listen`` on the
+    same address and with its certificate, else for this machine only. Ports of workloads have host names below
+    ``gateway_domain``. ``commands`` replaces the program of a child by
+    name (tests use it).
 
     ``database`` is the URL of a PostgreSQL database (None: a SQLite file in the state folder), and
     ``database_password_file`` the private file that has its password.
@@ -82,9 +88,11 @@ class PoolConfig:
     time_zone: str | None = None
     dashboard: str = DASHBOARD
     oidc: str | None = None
+    gateway_port: int | None = None
+    gateway_domain: str | None = None
     database: str | None = None
     database_password_file: str | None = None
-    role: Role = Role.ALONE
+    role: MachineRole = MachineRole.ALONE
     cluster_address: str | None = None
     cluster_port: int = CLUSTER_PORT
     head: str | None = None
@@ -109,6 +117,12 @@ class PoolConfig:
             read_zone(self.time_zone)
         if not 1024 <= self.cluster_port <= 65536 - CLUSTER_PORTS:
             raise _invalid(f"{self.cluster_port} is not a port for a cluster.", f"{CLUSTER_PORTS} ports are used.")
+        if self.gateway_port is not None and not 1 <= self.gateway_port <= 65535:
+            raise _invalid(f"{self.gateway_port} is not a port.", "Give --gateway-port a number from 1 to 65535.")
+        if self.gateway_domain is not None and _DOMAIN.fullmatch(self.gateway_domain) is None:
+            raise _invalid(
+                f"'{self.gateway_domain[:80]}' is not a domain.", "Give --gateway-domain one like ports.example.org."
+            )
         if self.retention_days < 1:
             raise _invalid("The retention must be at least one day.", "Omit it for 90 days.")
 

@@ -29,7 +29,7 @@ from gpupool import __version__
 from gpupool.api.app import create_app
 from gpupool.api.server.loopback import listen_loopback
 from gpupool.api.server.proxies import TrustedProxies
-from gpupool.api.server.server import Bound, ListenConfig, address_of, serve
+from gpupool.api.server.server import BoundAddresses, ListenConfig, address_of, serve
 from gpupool.daemon.cluster.heads import (
     certificate,
     certificate_files,
@@ -40,13 +40,14 @@ from gpupool.daemon.cluster.heads import (
     passfile_of,
 )
 from gpupool.daemon.cluster.peer_heads import HeadsOfFolder
-from gpupool.daemon.config import OFF, LogLevel, PoolConfig, PoolKind, Role, load_config
+from gpupool.daemon.config import OFF, LogLevel, MachineRole, PoolConfig, PoolKind, load_config
 from gpupool.daemon.folders import CONTROL_PLANE_LOCK, DATABASE, FILES_DIR
+from gpupool.daemon.gateway_link import GatewayLink
 from gpupool.daemon.machine import AGENT_SOCKET, NODES_DIR, gcs_address, secrets_dir
 from gpupool.daemon.oidc_file import read_provider
 from gpupool.daemon.pool_identity import Decided, read_identity, settle
 from gpupool.daemon.process.garbage_collection import pause_full_collections, run_full_collections
-from gpupool.daemon.process.phases import Phase, enter_phase
+from gpupool.daemon.process.phases import StartPhase, enter_phase
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.protocol.fencing import Leadership, SoleLeadership
 from gpupool.domain.work.time_windows import read_zone
@@ -112,7 +113,7 @@ def _allow_many_connections() -> None:
 async def _run(config: PoolConfig, lock: int) -> int:
     stop = _stop_event()
     address = config.database_address()
-    enter_phase(config.run_dir, Phase.OPENING)
+    enter_phase(config.run_dir, StartPhase.OPENING)
     if address is None:
         known = read_identity(config.state_dir).pool_id
         await _work(config, await open_store(Path(config.state_dir) / DATABASE, known), stop, SoleLeadership(), None)
@@ -155,11 +156,11 @@ async def _work(
     if guard is not None:
         guard(pool.engine.broken)
     try:
-        enter_phase(config.run_dir, Phase.READING)
+        enter_phase(config.run_dir, StartPhase.READING)
         await pool.start()
         if head is not None and info.movable:
             await enrol(config, pool.services.joining, head)
-        if config.role is Role.ALONE:
+        if config.role is MachineRole.ALONE:
             await _first_node(pool, stop)
         pause_full_collections()
         await _serve(config, pool, stop, dashboard)
@@ -212,13 +213,13 @@ async def _serve(config: PoolConfig, pool: Pool, stop: asyncio.Event, dashboard:
 
 
 async def _listen_on(config: PoolConfig, app: FastAPI, dashboard: socket.socket | None, stop: asyncio.Event) -> None:
-    def ready(bound: Bound) -> None:
+    def ready(bound: BoundAddresses) -> None:
         gc.freeze()  # loaded modules stay: the collector need not scan them again
         gc.enable()
-        enter_phase(config.run_dir, Phase.READY)
+        enter_phase(config.run_dir, StartPhase.READY)
         log.info("ready", socket=str(bound.socket_path), listen=bound.listen, pid=os.getpid())
 
-    enter_phase(config.run_dir, Phase.LISTENING)
+    enter_phase(config.run_dir, StartPhase.LISTENING)
     await serve(
         app,
         socket_path=Path(config.location.api_socket),
@@ -253,19 +254,20 @@ def _ports(config: PoolConfig, store: SqlStore, lead: Leadership) -> Ports:
         courier=NetworkCourier(),
         blobs=StoredBlobs(Path(config.state_dir) / FILES_DIR),
         authority=_authority(config),
-        other_heads=HeadsOfFolder(secrets_dir(config)) if config.role is Role.HEAD else None,
+        gateway=GatewayLink(config),
+        other_heads=HeadsOfFolder(secrets_dir(config)) if config.role is MachineRole.HEAD else None,
     )
 
 
 def _directory(config: PoolConfig) -> Directory:
     own = StaticDirectory({node_name(config): Path(config.run_dir) / AGENT_SOCKET})
-    if config.role is not Role.HEAD:
+    if config.role is not MachineRole.HEAD:
         return own
     return CombinedDirectory(own, BridgeDirectory(Path(config.run_dir) / NODES_DIR))
 
 
 def _authority(config: PoolConfig) -> Authority | None:
-    if config.role is not Role.HEAD:
+    if config.role is not MachineRole.HEAD:
         return None
     from gpupool.fabric.ray.authority import FolderAuthority  # cryptography, which a single machine does not need
 

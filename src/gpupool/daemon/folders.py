@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gpupool.client.discovery import POOL_LOCK as POOL_LOCK  # noqa: PLC0414 - one of the files of a folder
 from gpupool.client.discovery import STATE_FILE
 from gpupool.daemon.config import CONFIG_FILE, PoolConfig, PoolKind
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -14,7 +15,6 @@ STATE_MODE = {PoolKind.USER: PRIVATE, PoolKind.SYSTEM: 0o711}  # users need to r
 RUN_MODE = {PoolKind.USER: 0o700, PoolKind.SYSTEM: 0o755}
 LOG_DIR = "log"
 NODE_DIR = "node"
-POOL_LOCK = "pool.lock"
 DATABASE = "pool.db"
 FILES_DIR = "files"  # uploaded with work
 START_LOCK = "start.lock"

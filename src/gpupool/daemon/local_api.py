@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 from gpupool.client.discovery import Location
-from gpupool.client.transport import requests
-from gpupool.client.transport.http import error_of_answer
+from gpupool.client.transport.http import call, error_of_answer
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 WAITING = "waiting"
-_ANSWER_LIMIT_BYTES = 16 << 20
 _POLL_S = 0.2
 _ANSWER_S = 60.0
 _SHOWN = 5
@@ -27,8 +24,7 @@ def ask(
 
     Raises ``OSError`` if nothing responds, ``GpupoolError`` for the API's own errors.
     """
-    with contextlib.closing(requests.UnixConnection(location.api_socket, timeout_s)) as connection:
-        answer = requests.ask(connection, method, path, body, limit=_ANSWER_LIMIT_BYTES)
+    answer = call(location.api_socket, method, path, body, timeout_s)
     if not answer.ok:
         raise error_of_answer(answer)
     return answer.body if isinstance(answer.body, dict) else {}
@@ -53,7 +49,7 @@ def stop_all_jobs(location: Location, timeout_s: float, tell: Callable[[str], No
     ``tell`` gets progress lines. Raises ``GpupoolError``: POOL_UNREACHABLE, FORBIDDEN, WRONG_STATE if no remaining
     workload has ended for ``timeout_s``.
     """
-    progress = _Progress(tell)
+    progress = _StopProgress(tell)
     try:
         while left := _ask_to_stop(location):
             if progress.stalled_for_s(left) >= timeout_s:
@@ -67,7 +63,7 @@ def stop_all_jobs(location: Location, timeout_s: float, tell: Callable[[str], No
         ) from error
 
 
-class _Progress:
+class _StopProgress:
     """Counts the remaining workloads, and records when the count last changed."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from gpupool.daemon.config import PoolConfig, Role
+from gpupool.daemon.config import GATEWAY_PORT, MachineRole, PoolConfig
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 CLUSTER_DIR = "cluster"  # in the state folder: certificates and keys
@@ -41,7 +41,7 @@ def lead_path(config: PoolConfig) -> Path:
 
 def gcs_address(config: PoolConfig) -> tuple[str, int]:
     """Return the address of Ray's GCS: on the head itself, or as the head reported it."""
-    if config.role is Role.HEAD:
+    if config.role is MachineRole.HEAD:
         return own_address(config), config.cluster_port
     host, _, port = (config.head or "").rpartition(":")
     return host.strip("[]"), int(port or 0)
@@ -54,6 +54,29 @@ def own_address(config: PoolConfig) -> str:
             ErrorCode.INVALID_REQUEST, "The address of this machine is unknown.", "Set it with --address."
         )
     return config.cluster_address
+
+
+def gateway_arguments(config: PoolConfig) -> list[str]:
+    """Return the arguments of the gateway: the API's address and certificate, or this machine only."""
+    arguments = ["--state-dir", config.state_dir, "--run-dir", config.run_dir]
+    arguments += ["--port", str(config.gateway_port or GATEWAY_PORT)]
+    if config.gateway_port is None:
+        arguments.append("--fallback")
+    for network in config.trusted_proxies:
+        arguments += ["--trusted-proxy", network]
+    if config.listen is None:
+        return arguments
+    certificate, key = tls_files(config)
+    host = config.listen.rpartition(":")[0].strip("[]") or "0.0.0.0"  # noqa: S104 - what `--listen :8443` asks for
+    return [*arguments, "--host", host, "--tls-cert", str(certificate), "--tls-key", str(key)]
+
+
+def tls_files(config: PoolConfig) -> tuple[Path, Path]:
+    """Return certificate and key of the API: the administrator's, or the pool's own."""
+    if config.tls_cert is not None and config.tls_key is not None:
+        return Path(config.tls_cert), Path(config.tls_key)
+    folder = Path(config.state_dir) / "tls"
+    return folder / "cert.pem", folder / "key.pem"
 
 
 def address_towards(host: str, port: int = 9) -> str | None:
@@ -72,7 +95,7 @@ def ray_arguments(config: PoolConfig, node: str) -> list[str]:
     options = ["--name", node, "--address", own_address(config), "--first-port", str(config.cluster_port)]
     options += ["--secrets", str(secrets_dir(config)), "--temp", str(temp_dir(config))]
     options += ["--agent-socket", f"{config.run_dir}/{AGENT_SOCKET}"]
-    if config.role is Role.NODE:
+    if config.role is MachineRole.NODE:
         options += ["--head", _written(gcs_address(config))]
     return options + _lead_option(config)
 
@@ -86,7 +109,7 @@ def bridge_arguments(config: PoolConfig, node: str) -> list[str]:
 
 def _lead_option(config: PoolConfig) -> list[str]:
     """Return the option for a head if there can be several heads."""
-    return ["--lead-file", str(lead_path(config))] if config.role is Role.HEAD and config.database else []
+    return ["--lead-file", str(lead_path(config))] if config.role is MachineRole.HEAD and config.database else []
 
 
 def _written(address: tuple[str, int]) -> str:
@@ -151,7 +174,7 @@ def head_options(kept: PoolConfig, listen: str | None, address: str | None) -> d
 
     Raises WRONG_STATE on a node of another cluster, INVALID_REQUEST if this machine has no network address.
     """
-    if kept.role is Role.NODE:
+    if kept.role is MachineRole.NODE:
         raise GpupoolError(
             ErrorCode.WRONG_STATE,
             f"This machine is a node of the pool at {kept.head_url}.",
@@ -165,7 +188,7 @@ def head_options(kept: PoolConfig, listen: str | None, address: str | None) -> d
             ErrorCode.INVALID_REQUEST, "This machine has no network address.", "Give one with --address."
         )
     return {
-        "role": Role.HEAD,
+        "role": MachineRole.HEAD,
         "cluster_address": own,
         "listen": listen or kept.listen or f"0.0.0.0:{API_PORT}",
         "tls_self_signed": kept.tls_self_signed or kept.tls_cert is None,

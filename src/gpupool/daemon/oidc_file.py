@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Role
-from gpupool.domain.people.identity import ProviderSettings, RoleRule
+from gpupool.domain.people.identity import ProjectRule, ProviderSettings, RoleRule
 
 _LIMIT_BYTES = 256 * 1024
 _TEXTS = ("issuer", "client_id", "client_secret", "public_url", "name", "user_claim", "ca_file")
@@ -37,7 +37,7 @@ def read_provider(path: str) -> ProviderSettings:
 
 
 def _settings(data: dict[str, Any]) -> ProviderSettings:
-    known = {*_TEXTS, *_FLAGS, *_LISTS, "default_role", "roles", "users"}
+    known = {*_TEXTS, *_FLAGS, *_LISTS, "default_role", "roles", "projects", "users"}
     if strange := sorted(data.keys() - known):
         raise ValueError(f"'{strange[0]}' is unknown")
     if missing := [name for name in _NEEDED if not data.get(name)]:
@@ -60,6 +60,7 @@ def _rules(data: dict[str, Any]) -> dict[str, Any]:
     default = data.get("default_role", "member")
     return {
         "roles": rules,
+        "projects": tuple(_project_rule(entry) for entry in _a(list, "projects", data.get("projects", []))),
         "users": tuple((value, _a(str, "users", name)) for value, name in users.items()),
         "default_role": None if default == "none" else _role(default),
     }
@@ -69,6 +70,13 @@ def _rule(entry: Any) -> RoleRule:
     if not isinstance(entry, dict) or entry.keys() != {"claim", "value", "role"}:
         raise ValueError("each of [[roles]] needs claim, value and role")
     return RoleRule(_a(str, "claim", entry["claim"]), _a(str, "value", entry["value"]), _role(entry["role"]))
+
+
+def _project_rule(entry: Any) -> ProjectRule:
+    if not isinstance(entry, dict) or entry.keys() != {"claim", "value", "project"}:
+        raise ValueError("each of [[projects]] needs claim, value and project")
+    claim, value, project = (_a(str, name, entry[name]) for name in ("claim", "value", "project"))
+    return ProjectRule(claim, value, project)
 
 
 def _role(word: Any) -> Role:

@@ -19,15 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.client.discovery import API_SOCKET, STATE_FILE
-from gpupool.daemon.config import PoolConfig, PoolKind, load_config, write_atomically
+from gpupool.daemon.config import MachineRole, PoolConfig, PoolKind, load_config, write_atomically
 from gpupool.daemon.folders import CHILD_LOCKS, POOL_LOCK, folder_error, log_path, prepare_folders
 from gpupool.daemon.machine import AGENT_SOCKET, lead_path
 from gpupool.daemon.process.children import CHILDREN, Child, ChildName
+from gpupool.daemon.process.gateway_switch import gateway_wanted
 from gpupool.daemon.process.identity import ProcessIdentity, die_with_parent, is_locked
 from gpupool.daemon.process.logs import bound_log
 from gpupool.daemon.process.phases import PHASE_FILE
 from gpupool.daemon.process.record import PoolRecord, already_running, read_record, this_process, write_record
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.protocol.gateway_table import GATEWAY_SOCKET
 from gpupool.node.host.cgroups import enter_pool_group
 from gpupool.node.host.locks import take as take_lock
 from gpupool.node.host.priority import protect
@@ -43,10 +45,14 @@ LOCK_TEST_S = 0.3
 LOCK_TIMEOUT_S = 10.0
 STATE_FILE_MODE = {PoolKind.USER: 0o600, PoolKind.SYSTEM: 0o644}
 MISSING_S = 3.0  # a control plane that begins to lead binds its socket again
-_SOCKETS = {ChildName.AGENT: AGENT_SOCKET, ChildName.CONTROL_PLANE: API_SOCKET}
+_SOCKETS = {
+    ChildName.AGENT: AGENT_SOCKET,
+    ChildName.CONTROL_PLANE: API_SOCKET,
+    ChildName.GATEWAY: GATEWAY_SOCKET,
+}
 
 
-class Supervisor:
+class PoolSupervisor:
     """Starts the children, restarts them when they die, and ends them on a signal."""
 
     def __init__(self, config: PoolConfig, lock_fd: int) -> None:
@@ -54,6 +60,7 @@ class Supervisor:
         self._lock_fd = lock_fd
         self._started_at = time.time()
         self._children = [Child(config, name) for name in CHILDREN[config.role]]
+        self._gateway: Child | None = None  # also among the children
         self._shown: list[Any] = []
         self._sockets = Sockets(Path(config.run_dir))
 
@@ -64,6 +71,7 @@ class Supervisor:
         for child in self._children:
             child.start()
             _log(f"started {child.name}")
+        self._switch_gateway()
         self._show()
 
     def run(self) -> None:
@@ -83,9 +91,24 @@ class Supervisor:
             if child.start_if_due():
                 _log(f"started {child.name} again")
             child.bound_log()
+        self._switch_gateway()
         bound_log(log_path(self._config.state_dir, "supervisor"))
         self._restore_run_folder()
         self._show()
+
+    def _switch_gateway(self) -> None:
+        """Start or end the gateway as the control plane wants it."""
+        wanted = self._config.role is not MachineRole.NODE and gateway_wanted(self._config.state_dir)
+        if wanted and self._gateway is None:
+            self._gateway = Child(self._config, ChildName.GATEWAY)
+            self._gateway.start()
+            self._children.append(self._gateway)
+            _log("started gateway")
+        elif not wanted and self._gateway is not None:
+            self._gateway.end(END_GRACE_S)
+            self._children.remove(self._gateway)
+            self._gateway = None
+            _log("ended gateway: the pool has no services")
 
     def _restore_run_folder(self) -> None:
         """Create a deleted run folder again, and restart the children without sockets: they cannot be reached."""
@@ -218,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     hold_signals()
     try:
         config = load_config(arguments.state_dir)
-        supervisor = Supervisor(config, take_pool(config))
+        supervisor = PoolSupervisor(config, take_pool(config))
     except GpupoolError as error:
         _log(str(error))
         _report(arguments.ready_fd, {"error": error.to_dict()})

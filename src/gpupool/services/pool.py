@@ -16,6 +16,7 @@ from gpupool.domain.people.access import DEFAULT_PROJECT, Project
 from gpupool.domain.work.time_windows import read_zone
 from gpupool.services.access.departments import DepartmentService
 from gpupool.services.access.permissions import Permissions
+from gpupool.services.access.saved_views import SavedViews
 from gpupool.services.access.service import AccessService
 from gpupool.services.access.sessions import SessionService
 from gpupool.services.access.sign_in import IdentityService, LoginCodes
@@ -34,6 +35,7 @@ from gpupool.services.explain.wait_reason import ResumptionNotices
 from gpupool.services.files.missing import FolderRecovery, MissingFolders
 from gpupool.services.files.serve import HeadFiles, folders_in
 from gpupool.services.files.service import FileService
+from gpupool.services.gpu_checks.service import GpuChecks
 from gpupool.services.lifecycle.process_spec import ProcessSpecs
 from gpupool.services.metrics.service import MetricsService
 from gpupool.services.nodes.images import ImageService
@@ -43,11 +45,15 @@ from gpupool.services.nodes.service import NodeService
 from gpupool.services.policy import PolicyService
 from gpupool.services.ports.adapters import Ports
 from gpupool.services.refusals import Refusals
+from gpupool.services.serving.controller import ServiceController
+from gpupool.services.serving.open_ports import OpenPorts
+from gpupool.services.serving.service import ServingService
 from gpupool.services.state.client_binding import ClientBindings
 from gpupool.services.state.gpu_hours import GpuHourBudgets
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.state.mirror import Mirror
 from gpupool.services.state.node_registry import NodeRegistry
+from gpupool.services.state.service_registry import ServiceRegistry
 from gpupool.services.state.workspace_registry import WorkspaceRegistry
 from gpupool.services.telemetry.service import TelemetryService
 from gpupool.services.usage.accounting import AccountingService
@@ -108,8 +114,10 @@ class PoolServices:
     workloads: WorkloadService
     access: AccessService
     sessions: SessionService
+    saved_views: SavedViews
     identities: IdentityService
     nodes: NodeService
+    gpu_checks: GpuChecks
     joining: JoinService
     history: EventService
     policy: PolicyService
@@ -128,6 +136,8 @@ class PoolServices:
     images: ImageService
     manifests: ManifestService
     workspaces: WorkspaceService
+    serving: ServingService
+    open_ports: OpenPorts
     refusals: Refusals
 
 
@@ -141,6 +151,7 @@ class Pool:
         self._nodes = NodeRegistry("" if info.movable else info.own_node)
         self._identities = IdentityCache()
         self._workspaces = WorkspaceRegistry(self._mirror)
+        self._serving = ServiceRegistry()
         self._missing_folders = MissingFolders()
         zone = read_zone(info.time_zone)
         self._budgets = GpuHourBudgets(self._identities, zone)
@@ -148,7 +159,12 @@ class Pool:
             self._mirror, self._nodes, ports.clock.now, self._missing_folders.needed_by, self._budgets, zone
         )
         specs = ProcessSpecs(
-            self._nodes, ports.store.records, info.pool_id, self._volume_roots, as_user=info.kind == "system"
+            self._nodes,
+            ports.store.records,
+            info.pool_id,
+            self._volume_roots,
+            self._workspaces.image,
+            as_user=info.kind == "system",
         )
         self.engine = Engine(ports, self._mirror, self._feed, specs)
         self._bound = ClientBindings(ports.clock.monotonic)
@@ -164,7 +180,7 @@ class Pool:
         permissions = Permissions(self._identities)
         lookup = Lookup(self.engine)
         as_user = info.kind == "system"
-        files = FileService(self.engine, permissions, lookup)
+        files = FileService(self.engine, permissions, lookup, self._serving)
         self._recovery = FolderRecovery(self.engine, files, self._missing_folders)
         images = ImageService(self.engine, self._nodes, permissions, self._identities)
         workspace_access = WorkspaceAccess(self._workspaces, self._identities, permissions)
@@ -179,10 +195,24 @@ class Pool:
         telemetry = TelemetryService(self._ports, self._nodes, self._mirror)
         accounting = AccountingService(self.engine, self._identities, permissions, info.time_zone)
         workloads = WorkloadService(self.engine, lookup, permissions, self._bound, submission, self._recovery.explain)
-        access = AccessService(self.engine, self._identities, permissions, info.owner_uid)
+        controller = ServiceController(self.engine, self._serving, self._nodes, submission)
+        serving = ServingService(self.engine, self._serving, self._identities, permissions, submission, controller)
+        access = AccessService(self.engine, self._identities, permissions, info.owner_uid, self._serving)
         sessions = SessionService(self.engine, self._identities, access, info.owner_uid)
         metrics = MetricsService(self.engine, self._nodes, self._identities, telemetry, accounting)
         nodes = NodeService(self.engine, self._nodes, permissions, self._workspaces)
+        policy = PolicyService(self.engine, permissions)
+        gpu_checks = GpuChecks(
+            self.engine,
+            self._nodes,
+            self._identities,
+            nodes,
+            access,
+            submission,
+            workloads.output,
+            lambda: policy.policy,
+            info.owner_uid,
+        )
         heads = Heads(self.engine, info.head, info.database)
         joining = JoinService(
             self.engine,
@@ -197,27 +227,37 @@ class Pool:
             workloads=workloads,
             access=access,
             sessions=sessions,
+            saved_views=SavedViews(self.engine),
             identities=IdentityService(self.engine, self._identities, access, sessions, info.owner_uid),
             nodes=nodes,
+            gpu_checks=gpu_checks,
             joining=joining,
             history=EventService(self.engine, permissions),
             departments=DepartmentService(self.engine, self._identities, permissions),
             accounting=accounting,
             analytics=AnalyticsService(self.engine, self._nodes, accounting, workloads.current_leases),
-            policy=PolicyService(self.engine, permissions),
+            policy=policy,
             backups=BackupService(self.engine, permissions, info.state_dir),
             reservations=ReservationService(self.engine, self._nodes, self._identities, permissions),
             plans=PlanService(self.engine, self._identities, submission, workloads.wait_reasons),
             telemetry=telemetry,
             metrics=metrics,
             warnings=WarningService(
-                self.engine, self._identities, permissions, (info.pool_id, info.time_zone), metrics.counts.warnings
+                self.engine,
+                self._identities,
+                self._workspaces,
+                self._serving,
+                permissions,
+                (info.pool_id, info.time_zone),
+                metrics.counts.warnings,
             ),
             files=files,
             head_files=HeadFiles(self._ports.blobs, joining.membership, lambda: folders_in(files.live())),
             login_codes=LoginCodes(access, self._ports.clock),
             images=images,
-            manifests=ManifestService(self.engine, self._identities, workloads),
+            manifests=ManifestService(self.engine, self._identities, workloads, serving),
+            serving=serving,
+            open_ports=OpenPorts(self.engine, self._identities, permissions, files, controller, info.owner_uid),
             workspaces=WorkspaceService(self.engine, self._nodes, workspace_access, workloads, as_user=as_user),
             refusals=Refusals(self._ports.clock.monotonic),
         )
@@ -227,15 +267,18 @@ class Pool:
         state = await self._ports.store.load_live()
         self._mirror.load(state)
         self._workspaces.load(state.workspaces)
+        self._serving.load(state.services)
         self._identities.load(state.projects, state.users, state.departments)
         self._nodes.load(state.nodes, self._ports.clock.monotonic())
         await self._ensure_default_project()
         self._feed.load(self._identities.projects.values(), self._identities.users.values(), state.departments)
         await self.services.policy.load()
+        await self.services.gpu_checks.load()
         await self.services.warnings.load()
         await self.services.backups.load()
         await self.services.accounting.load()
         await self.services.sessions.load()
+        await self.services.serving.controller.load()
         await self.services.joining.heads.announce()
         self.services.reservations.load(state.reservations)
         await self._recovery.load()
@@ -252,7 +295,10 @@ class Pool:
         return {
             "listen": self._observer.listen(),
             "observe": self._observer.work(),
-            "schedule": SchedulingLoop(self.engine, self.services.metrics.counts.cycles.add).run(),
+            "schedule": SchedulingLoop(
+                self.engine, self.services.metrics.counts.cycles.add, lambda: self.services.gpu_checks.yielding
+            ).run(),
+            "check idle GPUs": self.services.gpu_checks.run(),
             "tick": LimitChecker(self.engine, self._bound).run(),
             "lost nodes": self.services.nodes.lost.run(),
             "read GPUs": GpuHealthMonitor(self.engine, self._nodes).run(),
@@ -274,6 +320,9 @@ class Pool:
             "folders of other heads": self._recovery.run(),
             "workspace tasks": self.services.workspaces.tasks.run(),
             "measure workspaces": self.services.workspaces.meter.run(),
+            "services": self.services.serving.run(self.services.open_ports.routes),
+            "gateway": self.services.serving.talk(),
+            "service estimates": self.services.serving.estimate(reasons.why),
             "heads": self.services.joining.heads.run(),
             "resume": ResumptionNotices(self.engine, reasons).run(),
         }

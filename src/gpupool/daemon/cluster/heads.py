@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import structlog
 
 from gpupool.api.server.tls import CertificateFiles, ensure_self_signed
-from gpupool.daemon.config import PoolConfig, Role, is_loopback, write_atomically
-from gpupool.daemon.machine import lead_path, own_address, secrets_dir
+from gpupool.daemon.config import MachineRole, PoolConfig, is_loopback, write_atomically
+from gpupool.daemon.machine import lead_path, own_address, secrets_dir, tls_files
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.heads import Head, HeadIdentity, MemberKey
 from gpupool.domain.nodes.joining import RemovedMember, refused_names
@@ -35,7 +35,7 @@ def node_name(config: PoolConfig) -> str:
 
 def own_head(config: PoolConfig, node: str) -> Head | None:
     """Return this machine as a head, or None (also without --listen). Raises ``GpupoolError`` (INVALID_FILE)."""
-    if config.role is not Role.HEAD or config.listen is None:
+    if config.role is not MachineRole.HEAD or config.listen is None:
         return None
     host, address = listen_host(config), own_address(config)
     files = certificate(config)
@@ -52,10 +52,7 @@ def listen_host(config: PoolConfig) -> str:
 
 def certificate_files(config: PoolConfig) -> CertificateFiles:
     """Return the API's certificate files: the administrator's, or the pool's own."""
-    if config.tls_cert is not None and config.tls_key is not None:
-        return CertificateFiles(Path(config.tls_cert), Path(config.tls_key))
-    folder = Path(config.state_dir) / "tls"
-    return CertificateFiles(folder / "cert.pem", folder / "key.pem")
+    return CertificateFiles(*tls_files(config))
 
 
 def certificate(config: PoolConfig) -> CertificateFiles:
@@ -123,7 +120,7 @@ async def enrol(config: PoolConfig, joining: JoinService, own: Head) -> None:
 
 def identity(config: PoolConfig, node: str) -> HeadIdentity | None:
     """Return the proof to the database that this machine may lead; None if it is not a head of a cluster."""
-    if config.role is not Role.HEAD:
+    if config.role is not MachineRole.HEAD:
         return None
     member = read_member(secrets_dir(config))
     return HeadIdentity(node) if member is None else HeadIdentity(member[0], secret_hash(member[1]))
@@ -131,7 +128,7 @@ def identity(config: PoolConfig, node: str) -> HeadIdentity | None:
 
 def write_lead(config: PoolConfig, term: int, *, leads: bool) -> None:
     """Tell this machine's Ray whether its control plane leads. Raises OSError."""
-    if config.role is Role.HEAD:
+    if config.role is MachineRole.HEAD:
         write_atomically(lead_path(config), json.dumps({"leads": leads, "term": term}), 0o600)
 
 
@@ -139,7 +136,7 @@ def store_heads(
     config: PoolConfig, heads: Sequence[Head], removed: Iterable[RemovedMember], members: Iterable[MemberKey]
 ) -> None:
     """Store the database's list of heads and removed machines while this machine does not lead. Raises OSError."""
-    if config.role is not Role.HEAD or not heads:
+    if config.role is not MachineRole.HEAD or not heads:
         return
     folder = secrets_dir(config)
     if read_heads(folder) != tuple(heads):

@@ -19,7 +19,7 @@ from gpupool.client.discovery import Location
 from gpupool.client.transport import tls_pinning
 from gpupool.client.transport.http import error_of_answer
 from gpupool.client.transport.requests import ask
-from gpupool.daemon.config import PoolConfig, Role, config_path
+from gpupool.daemon.config import MachineRole, PoolConfig, config_path
 from gpupool.daemon.folders import NODE_DIR, prepare_folders
 from gpupool.daemon.machine import (
     AGENT_SOCKET,
@@ -108,7 +108,7 @@ def join(config: PoolConfig, head: str, token: str, *, as_head: bool = False) ->
     certificate = _checked_certificate(host, port, text)
     wanted = replace(
         config,
-        role=Role.HEAD if as_head else Role.NODE,
+        role=MachineRole.HEAD if as_head else MachineRole.NODE,
         node_name=clean_node_name(config.node_name or os.uname().nodename),
         cluster_address=config.cluster_address or address_towards(host, port),
         head_url=f"https://{host}:{port}" if ":" not in host else f"https://[{host}]:{port}",
@@ -170,7 +170,7 @@ def _admitted(config: PoolConfig, certificate: str, text: JoinText) -> PoolConfi
     write_secret(files.folder / MEMBER_FILE, json.dumps(asdict(member)).encode())
     (files.folder / REMOVED_FILE).unlink(missing_ok=True)
     keep_heads(files.folder, [Head.from_dict(head) for head in got.get("heads", ())])
-    if config.role is Role.HEAD:
+    if config.role is MachineRole.HEAD:
         write_secret(files.folder / AUTHORITY_KEY, got["authority_key"].encode())
         return replace(config, head=None, head_url=None, database=database_option(got["database"]))
     gcs = f"[{got['ray_host']}]" if ":" in got["ray_host"] else got["ray_host"]
@@ -197,7 +197,7 @@ def leave(location: Location, *, force: bool = False) -> bool:
 
     config = PoolConfig.for_location(location)
     membership = Membership.of(config)
-    if config.role is Role.HEAD:
+    if config.role is MachineRole.HEAD:
         _require_other_head(config, membership.node)
     try:
         membership.ask("leave", read_heads(secrets_dir(config)), force=force)
@@ -257,7 +257,7 @@ def _require_unused(config: PoolConfig) -> None:
             "Stop it first: 'gpupool down --stop-jobs', or 'gpupool leave' if it is a node.",
         )
     kept = Path(config.state_dir) / NODE_DIR / "replicas"
-    member = config.role is Role.NODE or read_removal(secrets_dir(config)) is not None
+    member = config.role is MachineRole.NODE or read_removal(secrets_dir(config)) is not None
     if not member and kept.is_dir() and any(kept.iterdir()):
         raise GpupoolError(
             ErrorCode.WRONG_STATE,

@@ -36,7 +36,7 @@ SILENT_AFTER_S = 4.0  # well before the server releases the lock (``leadership.S
 log = structlog.get_logger("gpupool.leader")
 
 
-class Standing(StrEnum):
+class ElectionState(StrEnum):
     """The state of a control plane in the election."""
 
     WAITING = "waiting"  # another one leads, or the database does not respond
@@ -59,7 +59,7 @@ class Leading:
     ) -> None:
         """Create it; ``pool_id`` is the pool id for an empty database, None: a new one."""
         self._pool_id = pool_id
-        self.standing = Standing.WAITING
+        self.standing = ElectionState.WAITING
         self._starting = GpupoolError(
             ErrorCode.NOT_LEADING, "This control plane is starting.", "Try again in a moment."
         )
@@ -86,7 +86,7 @@ class Leading:
 
     def held(self) -> bool:
         """Return whether no other control plane leads, as the database's last answer proves; from any thread."""
-        return self.standing is Standing.LEADING and self._proof.holds(boottime())
+        return self.standing is ElectionState.LEADING and self._proof.holds(boottime())
 
     @property
     def starting(self) -> bool:
@@ -106,19 +106,19 @@ class Leading:
         self._drop_session()
 
     def _run_election(self) -> None:
-        while not self._closing.is_set() and self.standing is not Standing.ENDED:
-            led = self.standing is Standing.LEADING
+        while not self._closing.is_set() and self.standing is not ElectionState.ENDED:
+            led = self.standing is ElectionState.LEADING
             try:
                 self._proof.ask(boottime())
                 self._step()
                 self._heard_at = time.monotonic()
-                if self.standing is Standing.LEADING:
+                if self.standing is ElectionState.LEADING:
                     self._proof.answered()
             except GpupoolError as error:
                 self._refused(error)
             except psycopg.Error as error:
                 self._lose_contact(errors.translate(error, self._database))
-            leads = self.standing is Standing.LEADING
+            leads = self.standing is ElectionState.LEADING
             self._closing.wait(PING_EVERY_S if leads else RETRY_DELAY_S if led else ASK_EVERY_S)
 
     def _step(self) -> None:
@@ -126,7 +126,7 @@ class Leading:
             self._session = LeaderSession(self._database)
             self._not_before = time.monotonic() + GRACE_S if self._away and self.term is None else 0.0
             self._away = False
-        elif self.standing is Standing.LEADING:
+        elif self.standing is ElectionState.LEADING:
             self._session.ping()
             return
         if (refusal := self._session.exclusion(self._identity())) is not None:
@@ -157,29 +157,29 @@ class Leading:
             return
         else:
             log.info("leading again", term=self.term)
-        self._set_standing(Standing.LEADING, self.refusal)
+        self._set_standing(ElectionState.LEADING, self.refusal)
 
     def _exclude(self, refusal: GpupoolError) -> None:
         """Stop asking for the right to lead: this machine is not, or no longer, a head of the cluster."""
         if self.term is not None:  # it led before; another control plane leads now
-            self._set_standing(Standing.ENDED, refusal)
+            self._set_standing(ElectionState.ENDED, refusal)
             return
         if self._session is not None:
             self.present = self._session.present()
             self._learn(self._session)
-        self._set_standing(Standing.WAITING, refusal)
+        self._set_standing(ElectionState.WAITING, refusal)
 
     def _holds_term(self, present: Leader | None) -> bool:
         if present is not None and present.term == self.term:
             return True
-        self._set_standing(Standing.ENDED, led_by(present))
+        self._set_standing(ElectionState.ENDED, led_by(present))
         return False
 
     def _wait_for(self, present: Leader | None) -> None:
         """Wait while another session has the right; after an outage it may be an old session of this process."""
         before, self.present = self.present, present
         if self.term is None:
-            self._set_standing(Standing.WAITING, led_by(present))
+            self._set_standing(ElectionState.WAITING, led_by(present))
         else:
             self._holds_term(present)
         if present != before:
@@ -194,20 +194,20 @@ class Leading:
             self._exclude(error)
         else:
             self._drop_session()
-            self._set_standing(Standing.ENDED, error)
+            self._set_standing(ElectionState.ENDED, error)
 
     def _lose_contact(self, error: GpupoolError) -> None:
         self._away = True
         self._drop_session()
-        self._set_standing(Standing.WAITING if self.term is None else Standing.SUSPENDED, error)
+        self._set_standing(ElectionState.WAITING if self.term is None else ElectionState.SUSPENDED, error)
 
     def _watch_session(self) -> None:
         """Suspend a leader whose query hangs, and release the thread that waits for the answer."""
         while not self._closing.wait(PING_EVERY_S / 2):
             silent_s = time.monotonic() - self._heard_at
-            if self.standing is Standing.LEADING and silent_s > SILENT_AFTER_S:
+            if self.standing is ElectionState.LEADING and silent_s > SILENT_AFTER_S:
                 said = f"silent for {silent_s:.0f} s"
-                self._set_standing(Standing.SUSPENDED, errors.unreachable(self._database, said))
+                self._set_standing(ElectionState.SUSPENDED, errors.unreachable(self._database, said))
                 if (session := self._session) is not None:
                     session.disconnect()
 
@@ -218,11 +218,11 @@ class Leading:
             with contextlib.suppress(psycopg.Error):
                 session.close()
 
-    def _set_standing(self, standing: Standing, refusal: GpupoolError) -> None:
+    def _set_standing(self, standing: ElectionState, refusal: GpupoolError) -> None:
         before = (self.standing, self.refusal.message)
         self.standing, self.refusal = standing, refusal
         if before != (standing, refusal.message):
-            if standing is not Standing.LEADING:
+            if standing is not ElectionState.LEADING:
                 log.warning("not leading", standing=standing, code=refusal.code, why=refusal.message)
             self._changed()
 

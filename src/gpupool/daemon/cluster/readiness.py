@@ -43,7 +43,7 @@ def check(config: PoolConfig, node: str) -> list[str]:
 
 
 def database_faults(view: DatabaseView, own: Head, known: Sequence[Head]) -> list[str]:
-    """Return what is wrong with the database's content; ``known`` are the heads recorded on this machine."""
+    """Return the faults of the database's content; ``known`` are the heads recorded on this machine."""
     return [*_clock_faults(view.ahead_s), *_own_faults(view, own), *_address_faults(view, known)]
 
 
@@ -100,7 +100,7 @@ def _certificate_faults(config: PoolConfig, now: float) -> Iterator[str]:
 
 
 def certificate_fault(what: str, path: Path, now: float) -> str | None:
-    """Return what is wrong with a certificate at a time; None if it is valid and does not expire soon."""
+    """Return the fault of a certificate at a time; None if it is valid and does not expire soon."""
     from cryptography import x509
 
     try:

@@ -13,18 +13,19 @@ from fastapi import FastAPI
 
 from gpupool.api.app import create_waiting_app
 from gpupool.daemon.cluster.heads import ANY_ADDRESS, identity, node_name, store_heads, write_lead
-from gpupool.daemon.cluster.leader import Leading, Standing
+from gpupool.daemon.cluster.leader import ElectionState, Leading
 from gpupool.daemon.cluster.peer_heads import HeadsOfFolder
 from gpupool.daemon.cluster.readiness import CHECK_EVERY_S, check
-from gpupool.daemon.config import PoolConfig, Role
+from gpupool.daemon.config import MachineRole, PoolConfig
 from gpupool.daemon.folders import FILES_DIR
 from gpupool.daemon.machine import secrets_dir
 from gpupool.daemon.pool_identity import read_identity
+from gpupool.daemon.process.gateway_switch import want_gateway
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.heads import Head
 from gpupool.domain.protocol.fencing import Leadership
 from gpupool.fabric.ray.head_selection import note_removal
-from gpupool.services.cluster.membership import Membership, check_member
+from gpupool.services.cluster.membership import ClusterMembers, check_member
 from gpupool.services.files.serve import HeadFiles
 from gpupool.services.files.sync import FolderSync
 from gpupool.services.ports.files import Folder
@@ -32,12 +33,13 @@ from gpupool.store.backends.address import PostgresAddress
 from gpupool.store.backends.postgres import PostgresDatabase
 from gpupool.store.blobs import StoredBlobs
 
+GATEWAY_GRACE_S = 60.0  # of a former leader: after it the routing table is outdated
 FIRST_CHECK_S = 0.3  # most control planes lead at once: until then the wait is not reported
 log = structlog.get_logger("gpupool.waiting")
 
 
 class ElectedLeadership:
-    """The standing of this control plane, for the event loop. ``broken`` gets why it must not go on."""
+    """The standing of this control plane, for the event loop. ``broken`` gets the reason why it must not continue."""
 
     def __init__(self, config: PoolConfig, address: PostgresAddress) -> None:
         loop = asyncio.get_running_loop()
@@ -74,7 +76,7 @@ class ElectedLeadership:
         self, serve: Callable[[FastAPI, asyncio.Event], Awaitable[None]], done: asyncio.Event
     ) -> None:
         """Refuse requests; as a head also replicate folders, and serve them to other heads."""
-        if self._config.role is not Role.HEAD:
+        if self._config.role is not MachineRole.HEAD:
             await serve(create_waiting_app(lambda: self._leading.refusal, starting=self._is_starting), done)
             return
         blobs = StoredBlobs(Path(self._config.state_dir) / FILES_DIR)
@@ -82,6 +84,7 @@ class ElectedLeadership:
         copying = asyncio.gather(
             FolderSync(blobs, heads, time.monotonic, asyncio.sleep).run(),
             self._check_readiness(),
+            self._stop_gateway(),
             return_exceptions=True,
         )
         try:
@@ -107,6 +110,14 @@ class ElectedLeadership:
             self._faults = found
             await asyncio.sleep(CHECK_EVERY_S)
 
+    async def _stop_gateway(self) -> None:
+        """Stop the gateway of a former leader, whose table would name ports that others use by now."""
+        await asyncio.sleep(GATEWAY_GRACE_S)
+        try:
+            want_gateway(self._config.state_dir, wanted=False)
+        except OSError as error:
+            log.warning("the gateway cannot be ended", why=str(error))
+
     def _check(self) -> list[str]:
         try:
             return check(self._config, self._node)
@@ -114,10 +125,10 @@ class ElectedLeadership:
             log.exception("readiness not checked")
             return [f"The check of its readiness failed: {error!r}."[:300]]
 
-    async def _membership(self) -> Membership:
+    async def _membership(self) -> ClusterMembers:
         if not self._leading.members:  # the database has not been read yet
             raise self._leading.refusal
-        return Membership(self._leading.members, self._leading.removed)
+        return ClusterMembers(self._leading.members, self._leading.removed)
 
     async def _heads_for(self, node: str, secret: str) -> tuple[Head, ...]:
         """Return all heads to a machine of the cluster: a standby knows them, too."""
@@ -130,7 +141,7 @@ class ElectedLeadership:
     async def _wait(self, stop: asyncio.Event, done: asyncio.Event) -> bool:
         stopped = asyncio.create_task(stop.wait())
         try:
-            while self._leading.standing is Standing.WAITING and not stop.is_set():
+            while self._leading.standing is ElectionState.WAITING and not stop.is_set():
                 moved = asyncio.create_task(self._moved.wait())
                 await asyncio.wait({moved, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 moved.cancel()
@@ -138,7 +149,7 @@ class ElectedLeadership:
         finally:
             stopped.cancel()
             done.set()
-        if self._leading.standing is Standing.ENDED:
+        if self._leading.standing is ElectionState.ENDED:
             raise self._leading.refusal
         return not stop.is_set()
 
@@ -164,22 +175,22 @@ class ElectedLeadership:
 
     def _follow(self) -> None:
         self._moved.set()
-        if self._config.role is Role.HEAD:
+        if self._config.role is MachineRole.HEAD:
             self._report_lead()
         if self._database is None or self._broken is None:
             return
-        if self._leading.standing is Standing.ENDED:
+        if self._leading.standing is ElectionState.ENDED:
             self._break(self._leading.refusal)
-        cut_off = self._leading.standing is not Standing.LEADING
+        cut_off = self._leading.standing is not ElectionState.LEADING
         self._database.suspend(self._leading.refusal if cut_off else None)
 
     def _report_lead(self) -> None:
         """Tell this machine's Ray who leads; nothing changes while the leader is only disconnected."""
         leading = self._leading
         try:
-            if leading.standing is Standing.LEADING and leading.term is not None:
+            if leading.standing is ElectionState.LEADING and leading.term is not None:
                 write_lead(self._config, leading.term, leads=True)
-            elif leading.standing is not Standing.SUSPENDED and leading.present is not None:
+            elif leading.standing is not ElectionState.SUSPENDED and leading.present is not None:
                 write_lead(self._config, leading.present.term, leads=False)
                 store_heads(self._config, leading.heads, leading.removed, leading.members)
             if leading.refusal.code is ErrorCode.NODE_REMOVED:

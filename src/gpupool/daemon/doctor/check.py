@@ -20,7 +20,7 @@ from gpupool.node.host.paths import StateFolder
 READ_LIMIT_BYTES = 1 << 20
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
@@ -33,7 +33,7 @@ class Finding:
     """The result of one check: a sentence, and a remedy (empty if nothing is to be done)."""
 
     check: str
-    level: Level
+    level: Severity
     sentence: str
     remedy: str = ""
 
@@ -79,17 +79,17 @@ NamedCheck = tuple[str, Check]
 
 def fine(check: str, sentence: str) -> Finding:
     """Return a finding that needs no action."""
-    return Finding(check, Level.OK, sentence)
+    return Finding(check, Severity.OK, sentence)
 
 
 def warning(check: str, sentence: str, remedy: str) -> Finding:
     """Return a finding that deserves attention."""
-    return Finding(check, Level.WARNING, sentence, remedy)
+    return Finding(check, Severity.WARNING, sentence, remedy)
 
 
 def problem(check: str, sentence: str, remedy: str) -> Finding:
     """Return a finding that must be repaired."""
-    return Finding(check, Level.PROBLEM, sentence, remedy)
+    return Finding(check, Severity.PROBLEM, sentence, remedy)
 
 
 def read_text(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.client.discovery import USER, Location
-from gpupool.daemon.config import OFF, PoolConfig, Role
+from gpupool.daemon.config import OFF, MachineRole, PoolConfig
 from gpupool.daemon.doctor.check import DoctorContext, Finding, NamedCheck, fine, problem, warning
 from gpupool.daemon.doctor.database import stored_config
 from gpupool.daemon.local_api import ask
@@ -59,7 +59,12 @@ def heads(context: DoctorContext) -> Iterator[Finding]:
     """Check readiness for a takeover; yield nothing if only one machine can lead."""
     config = None if context.closed else stored_config(context)
     folder = Path(context.state_dir) / CLUSTER_DIR
-    if config is None or config.role is not Role.HEAD or config.database is None or read_removal(folder) is not None:
+    if (
+        config is None
+        or config.role is not MachineRole.HEAD
+        or config.database is None
+        or read_removal(folder) is not None
+    ):
         return
     lead = HeadLead.read(lead_path(config))
     if lead is not None and lead.leads:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpupool.daemon.doctor import database, disk, gpu, host, peers, state
-from gpupool.daemon.doctor.check import DoctorContext, Finding, Level, NamedCheck, warning
+from gpupool.daemon.doctor.check import DoctorContext, Finding, NamedCheck, Severity, warning
 
-__all__ = ["CHECKS", "DoctorContext", "Finding", "Level", "exit_status", "run_checks"]
+__all__ = ["CHECKS", "DoctorContext", "Finding", "Severity", "exit_status", "run_checks"]
 
 CHECKS: list[NamedCheck] = [
     *gpu.CHECKS,
@@ -24,7 +24,7 @@ def run_checks(context: DoctorContext) -> list[Finding]:
 
 def exit_status(findings: list[Finding]) -> int:
     """Return 1 if there is a problem, else 0: warnings do not fail a script."""
-    return int(any(finding.level is Level.PROBLEM for finding in findings))
+    return int(any(finding.level is Severity.PROBLEM for finding in findings))
 
 
 def _guarded(check: NamedCheck, context: DoctorContext) -> list[Finding]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from gpupool.daemon.config import PoolConfig, PoolKind, Role
+from gpupool.daemon.config import MachineRole, PoolConfig, PoolKind
 from gpupool.daemon.folders import NODE_DIR, log_path
-from gpupool.daemon.machine import bridge_arguments, ray_arguments
+from gpupool.daemon.machine import bridge_arguments, gateway_arguments, ray_arguments
 from gpupool.daemon.process.identity import ProcessIdentity, die_with_parent
 from gpupool.daemon.process.logs import bound_log, log_size, open_log
 from gpupool.node.host.priority import protect_session
@@ -59,12 +59,13 @@ class ChildName(StrEnum):
     RAY = "ray"  # of a cluster
     BRIDGE = "bridge"  # on its head
     CONTROL_PLANE = "control-plane"
+    GATEWAY = "gateway"  # of a pool with services
 
 
 CHILDREN = {
-    Role.ALONE: (ChildName.AGENT, ChildName.CONTROL_PLANE),
-    Role.HEAD: (ChildName.AGENT, ChildName.RAY, ChildName.BRIDGE, ChildName.CONTROL_PLANE),
-    Role.NODE: (ChildName.AGENT, ChildName.RAY),
+    MachineRole.ALONE: (ChildName.AGENT, ChildName.CONTROL_PLANE),
+    MachineRole.HEAD: (ChildName.AGENT, ChildName.RAY, ChildName.BRIDGE, ChildName.CONTROL_PLANE),
+    MachineRole.NODE: (ChildName.AGENT, ChildName.RAY),
 }
 
 
@@ -87,6 +88,8 @@ def child_command(config: PoolConfig, name: ChildName) -> tuple[str, ...]:
         return config.commands[name]
     if name is ChildName.CONTROL_PLANE:
         return python_module("gpupool.daemon.control_plane_main", "--state-dir", config.state_dir)
+    if name is ChildName.GATEWAY:
+        return python_module("gpupool.gateway.main", *gateway_arguments(config))
     name_of_node = config.node_name or os.uname().nodename
     if name is ChildName.RAY:
         return python_module("gpupool.fabric.ray.node_process", *ray_arguments(config, clean_node_name(name_of_node)))

@@ -165,10 +165,9 @@ def pool_status(location: Location) -> dict[str, Any]:
 
 
 def _with_phase(child: dict[str, Any], location: Location) -> dict[str, Any]:
-    from gpupool.daemon.process.children import ChildName
-    from gpupool.daemon.process.phases import read_phase
+    from gpupool.daemon.process.phases import CONTROL_PLANE, read_phase
 
-    if child["name"] != ChildName.CONTROL_PLANE or child["pid"] is None:
+    if child["name"] != CONTROL_PLANE or child["pid"] is None:
         return child
     return {**child, "phase": str(read_phase(location.run_dir, child["pid"]))}
 
@@ -203,14 +202,14 @@ def refuse_node(location: Location) -> None:
     """Raise POOL_UNREACHABLE if this machine is a node of a cluster: the pool is on its head."""
     import contextlib
 
-    from gpupool.daemon.config import Role, read_config
+    from gpupool.daemon.config import MachineRole, read_config
     from gpupool.daemon.process.record import read_state
 
     known = read_state(location)  # readable by everybody while the machine is up
     if not known:
         with contextlib.suppress(GpupoolError):
             known = read_config(location.state_dir) or {}
-    if known.get("role") == Role.NODE:
+    if known.get("role") == MachineRole.NODE:
         raise GpupoolError(
             ErrorCode.POOL_UNREACHABLE,
             f"This machine is a node of the pool at {known.get('head_url')}.",
@@ -257,13 +256,13 @@ def _start_or_join(location: Location, announce: Callable[[str], None], tell: Ca
 
 
 def _spawn_locked(config: PoolConfig, *, background: bool) -> Spawned:
-    from gpupool.daemon.config import Role, save_config
+    from gpupool.daemon.config import MachineRole, save_config
     from gpupool.daemon.machine import refuse_removed
     from gpupool.daemon.process.spawn import spawn_supervisor
 
-    if config.role is not Role.ALONE:
+    if config.role is not MachineRole.ALONE:
         refuse_removed(config)
-    if config.role is Role.HEAD:
+    if config.role is MachineRole.HEAD:
         from gpupool.daemon.machine import establish
         from gpupool.node.inventory.host import clean_node_name
 

@@ -47,7 +47,7 @@ def log_size(path: Path) -> int:
 def tail(path: Path, lines: int = 12, since: int = 0) -> str:
     """Return the last lines of a log, long ones shortened; empty when there are none.
 
-    ``since`` leaves out what was written before the log had that size, unless it has been emptied in between.
+    ``since`` omits lines before that size of the log, unless the log was truncated in between.
     """
     try:
         with path.open("rb") as file:

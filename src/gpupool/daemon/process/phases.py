@@ -8,14 +8,13 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from gpupool.daemon.config import write_atomically
-
+CONTROL_PLANE = "control-plane"  # as ChildName.CONTROL_PLANE, whose module takes long to import
 PHASE_FILE = "control-plane.phase"
 _MODE = 0o644  # readable by all users of the pool; the run folder excludes others
 _LIMIT_BYTES = 1024
 
 
-class Phase(StrEnum):
+class StartPhase(StrEnum):
     """The steps of a control plane before it responds, in order."""
 
     LOADING = "loads its program"
@@ -25,18 +24,20 @@ class Phase(StrEnum):
     READY = "is ready, but does not answer yet"
 
 
-def enter_phase(run_dir: str, phase: Phase) -> None:
+def enter_phase(run_dir: str, phase: StartPhase) -> None:
     """Write the phase of the calling process; a folder that cannot be written is no reason to fail."""
+    from gpupool.daemon.config import write_atomically  # read by every `gpupool status`, written once
+
     text = json.dumps({"pid": os.getpid(), "phase": phase})
     with suppress(OSError):
         write_atomically(Path(run_dir) / PHASE_FILE, text, _MODE)
 
 
-def read_phase(run_dir: str, pid: int) -> Phase:
+def read_phase(run_dir: str, pid: int) -> StartPhase:
     """Return the phase of a process; one that has written none is still loading its program."""
     try:
         with (Path(run_dir) / PHASE_FILE).open("rb") as file:
             written = json.loads(file.read(_LIMIT_BYTES))
-        return Phase(written["phase"]) if written["pid"] == pid else Phase.LOADING
+        return StartPhase(written["phase"]) if written["pid"] == pid else StartPhase.LOADING
     except (OSError, ValueError, TypeError, KeyError):
-        return Phase.LOADING
+        return StartPhase.LOADING

@@ -19,7 +19,7 @@ from gpupool.daemon.folders import log_path
 from gpupool.daemon.process.children import KILLED, LOOPING_AFTER, ChildName, ChildState
 from gpupool.daemon.process.identity import ProcessIdentity
 from gpupool.daemon.process.logs import tail
-from gpupool.daemon.process.phases import Phase, read_phase
+from gpupool.daemon.process.phases import StartPhase, read_phase
 from gpupool.daemon.process.record import read_record, read_state
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
@@ -74,7 +74,7 @@ class Activity:
         return cls(pid, int(fields[11]) + int(fields[12]), int(fields[9]), fields[0] == b"R")
 
 
-class Progress:
+class StartProgress:
     """Records since when nothing has changed. Pure: the caller observes and has the clock."""
 
     def __init__(self, now: float) -> None:
@@ -134,7 +134,7 @@ class StartWatch:
         self._location = location
         self._stall_s = stall_s
         self._clock = clock
-        self._progress = Progress(clock())
+        self._progress = StartProgress(clock())
         self._notices = Notices(tell, clock())
         self._first_restarts: int | None = None  # of the awaited process, when the watch began
 
@@ -153,7 +153,7 @@ class StartWatch:
         now, doing = self._clock(), self._doing(child)
         if child is not None and self._keeps_ending(child):
             stalled_s = self._progress.stalled_s(now, "keeps dying", runnable=False)  # many short lives are no progress
-        elif doing.endswith(Phase.READY):  # all that it had to do is done
+        elif doing.endswith(StartPhase.READY):  # all that it had to do is done
             stalled_s = self._progress.stalled_s(now, doing, runnable=False)
         else:
             seen = Activity.of((child or {}).get("pid") or supervisor.pid)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.client.discovery import Location, connect_unix
-from gpupool.daemon.config import PoolConfig, Role
+from gpupool.daemon.config import MachineRole, PoolConfig
 from gpupool.daemon.local_api import WAITING, ask, health, healthy
 from gpupool.daemon.machine import AGENT_SOCKET
 from gpupool.daemon.process.progress import Pace, StalledError, StartWatch, SupervisorKilledError, failed
@@ -84,12 +84,12 @@ def await_start(config: PoolConfig, spawned: Spawned, pid: int, watch: StartWatc
 
     Raises ``GpupoolError`` (POOL_START_FAILED, or the error of a process that refused to begin).
     """
-    wait = _await_agent if config.role is Role.NODE else await_answer
+    wait = _await_agent if config.role is MachineRole.NODE else await_answer
     try:
         if not wait(config.location, watch):
             error = failed("its supervisor ended", config.location, "supervisor", spawned.log_from)
             raise _killed(error) if read_state(config.location).get("pid") == pid else error  # it removes the file
-        if config.role is Role.NODE:
+        if config.role is MachineRole.NODE:
             return StartResult(config.location, pid, process=spawned.process)
         pool = _await_node(config.location, watch)
     except (GpupoolError, KeyboardInterrupt) as error:

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from gpupool.client.discovery import STATE_FILE, Location
-from gpupool.daemon.folders import POOL_LOCK
+from gpupool.client.discovery import POOL_LOCK, STATE_FILE, Location
 from gpupool.daemon.process.identity import ProcessIdentity
 from gpupool.domain.errors import ErrorCode, GpupoolError
 

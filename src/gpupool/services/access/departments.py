@@ -30,6 +30,10 @@ class DepartmentService:
         """Return all departments, sorted by name."""
         return [self._identities.departments[name] for name in sorted(self._identities.departments)]
 
+    def department(self, name: str) -> Department:
+        """Return a department; raises UNKNOWN_DEPARTMENT."""
+        return self._identities.department(name)
+
     def projects_of(self, name: str) -> Sequence[str]:
         """Return the names of a department's projects, sorted."""
         return sorted(p.name for p in self._identities.projects.values() if p.department == name)

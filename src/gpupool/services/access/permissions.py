@@ -61,8 +61,12 @@ class Permissions:
     def need_project(self, actor: Actor, project: Project) -> None:
         """Raise ``GpupoolError(FORBIDDEN)`` unless the actor may submit to the project."""
         self.need_role(actor, Role.MEMBER)
-        if project.members and actor.user not in project.members and actor.role is not Role.ADMIN:
+        if not self.can_submit(actor, project):
             raise forbidden(f"{actor.user} is not a member of the project {project.name}.")
+
+    def can_submit(self, actor: Actor, project: Project) -> bool:
+        """Return True if the actor is a member of the project; one without members is for all."""
+        return not project.members or actor.user in project.members or actor.role is Role.ADMIN
 
     def need_priority(self, actor: Actor, project: Project, priority: int) -> None:
         """Raise ``GpupoolError(OVER_LIMIT)`` if a member chooses a priority above the limit of the project."""

@@ -22,6 +22,7 @@ from gpupool.services.access.departments import check_shares
 from gpupool.services.access.permissions import Permissions, forbidden
 from gpupool.services.control.engine import Engine
 from gpupool.services.state.identity_cache import IdentityCache
+from gpupool.services.state.service_registry import ServiceRegistry
 
 TOKEN_PREFIX = "gpt"  # noqa: S105 - what every token begins with
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
@@ -29,11 +30,23 @@ TOUCH_INTERVAL_S = 60.0
 MAX_EMAIL_LENGTH = 254
 _EMAIL = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")  # RFC 5322's dot-atoms
 
+# What managers may change in their projects: rules that divide what the project has among its users.
+MANAGED_FIELDS = {"members", "note", "rules"}
+MANAGED_RULES = {"max_priority", "user_weights", "user_quotas", "user_gpu_hours"}
+
 
 class AccessService:
     """Users, projects and tokens. ``owner_uid`` is the account of the pool; it and root are administrators."""
 
-    def __init__(self, engine: Engine, identities: IdentityCache, permissions: Permissions, owner_uid: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        identities: IdentityCache,
+        permissions: Permissions,
+        owner_uid: int,
+        services: ServiceRegistry,
+    ) -> None:
+        self._services = services
         self._engine = engine
         self._store = engine.ports.store
         self._identities = identities
@@ -97,6 +110,10 @@ class AccessService:
         """Return all users, sorted by name."""
         return [self._identities.users[name] for name in sorted(self._identities.users)]
 
+    def user(self, name: str) -> User:
+        """Return a user; raises UNKNOWN_USER."""
+        return self._identities.user(name)
+
     async def put_user(self, actor: Actor, name: str, changes: dict[str, Any]) -> User:
         """Create or change a user, for administrators. Members may change their own e-mail address.
 
@@ -131,6 +148,10 @@ class AccessService:
         """Return all projects, sorted by name."""
         return [self._identities.projects[name] for name in sorted(self._identities.projects)]
 
+    def project(self, name: str) -> Project:
+        """Return a project; raises UNKNOWN_PROJECT."""
+        return self._identities.project(name)
+
     async def project_load(self, name: str) -> tuple[int, int]:
         """Return the GPUs that a project uses, in thousandths, and the number of its waiting replicas."""
         mirror = self._engine.mirror
@@ -153,12 +174,13 @@ class AccessService:
         return await self._save_project(actor, project, "created")
 
     async def change_project(self, actor: Actor, name: str, changes: dict[str, Any]) -> Project:
-        """Change a project. Administrators may change all fields, its managers its members and note.
+        """Change a project. Administrators may change all fields, its managers its members, note and rules for them.
 
         ``changes`` has fields of ``Project``; in ``rules`` only the named rules change.
         """
         project = self._identities.project(name)
-        own = actor.role is Role.MANAGER and actor.user in project.members and set(changes) <= {"members", "note"}
+        own = actor.role is Role.MANAGER and actor.user in project.members
+        own = own and set(changes) <= MANAGED_FIELDS and set(changes.get("rules", {})) <= MANAGED_RULES
         if not own:
             self._permissions.need_role(actor, Role.ADMIN)
         named = ", ".join(sorted(changes))
@@ -190,7 +212,7 @@ class AccessService:
         return self._engine.feed.budgets.used_by(project)
 
     async def delete_project(self, actor: Actor, name: str) -> None:
-        """Delete a project without live workloads, for administrators."""
+        """Delete a project without live workloads and services, for administrators."""
         self._permissions.need_role(actor, Role.ADMIN)
         project = self._identities.project(name)
         if name == DEFAULT_PROJECT:
@@ -201,6 +223,12 @@ class AccessService:
         async def write() -> None:
             if any(w.project == name for w in self._engine.mirror.workloads.values()):
                 raise GpupoolError(ErrorCode.WRONG_STATE, f"The project {name} has live workloads.", "Stop them first.")
+            if kept := [row.name for row in self._services.rows.values() if row.project == name]:
+                raise GpupoolError(
+                    ErrorCode.WRONG_STATE,
+                    f"The project {name} has services: {', '.join(kept[:5])}.",
+                    "Stop and delete them first.",
+                )
             await self._store.projects.delete(name, self._engine.change_event(actor.user, "deleted", f"project {name}"))
             del self._identities.projects[project.name]
             self._engine.feed.project_removed(name)
@@ -278,13 +306,18 @@ class AccessService:
         """Return all tokens for an administrator, the user's own for others."""
         return await self._store.tokens.list(None if actor.role is Role.ADMIN else actor.user)
 
-    async def revoke_token(self, actor: Actor, token_id: str) -> None:
-        """Revoke a token; raises UNKNOWN_TOKEN also for a token that the caller may not revoke."""
+    async def token(self, actor: Actor, token_id: str) -> Token:
+        """Return a token; raises UNKNOWN_TOKEN also for a token that the caller may not see."""
         found = next((token for token in await self.tokens(actor) if token.id == token_id), None)
         if found is None:
             raise GpupoolError(
                 ErrorCode.UNKNOWN_TOKEN, f"There is no token '{token_id[:80]}'.", "See `gpupool token list`."
             )
+        return found
+
+    async def revoke_token(self, actor: Actor, token_id: str) -> None:
+        """Revoke a token; raises UNKNOWN_TOKEN also for a token that the caller may not revoke."""
+        found = await self.token(actor, token_id)
         if found.revoked_at is None:
             revoked: list[str] = []
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
+
+import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
@@ -17,6 +20,8 @@ from gpupool.services.access.sessions import SessionGrant, SessionService
 from gpupool.services.clock import Clock
 from gpupool.services.control.engine import Engine
 from gpupool.services.state.identity_cache import IdentityCache
+
+log = structlog.get_logger("gpupool.sign_in")
 
 SIGN_IN_LIFETIME_S = 86400.0  # then the provider must confirm again, because it may have removed the person
 
@@ -33,6 +38,7 @@ class IdentityService:
         self._access = access
         self._sessions = sessions
         self._owners = {0, owner_uid}
+        self._following = asyncio.Lock()  # two sign-ins at once must not overwrite each other's memberships
 
     async def admit(self, identity: Identity, settings: ProviderSettings, place: BrowserClient) -> tuple[str, Session]:
         """Open a session for an identity; return its secret and the session. Raises FORBIDDEN, UNAUTHENTICATED."""
@@ -45,6 +51,8 @@ class IdentityService:
         elif user is None:
             raise forbidden(f"The user {bound} does not exist any more.")
         await self._follow_role(identity, settings, user)
+        async with self._following:
+            await self._follow_projects(identity, settings, user)
         until = self._clock.now() + SIGN_IN_LIFETIME_S
         # The session has the user's role at most.
         grant = SessionGrant(user.name, Role.ADMIN, SessionOrigin.OIDC, f"with {settings.title}", until=until)
@@ -74,6 +82,25 @@ class IdentityService:
         """Apply the rules at every sign-in, so that a person who left a group loses its role."""
         if identity.role is not None and identity.role is not user.role:
             await self._access.put_user(_actor(settings), user.name, {"role": identity.role})
+
+    async def _follow_projects(self, identity: Identity, settings: ProviderSettings, user: User) -> None:
+        """Apply the rules for memberships at every sign-in; projects without a rule, or without members, stay.
+
+        A project without members is open to everybody: it is never changed into such a project.
+        """
+        for name in sorted(identity.member_of | identity.not_member_of):
+            project = self._identities.projects.get(name)
+            if project is None:
+                log.warning("a rule names a project that does not exist", project=name, provider=settings.title)
+                continue
+            inside = user.name in project.members
+            if name in identity.member_of and not inside:
+                members = (*project.members, user.name)
+            elif name in identity.not_member_of and inside and len(project.members) > 1:
+                members = tuple(member for member in project.members if member != user.name)
+            else:
+                continue
+            await self._access.change_project(_actor(settings), name, {"members": members})
 
 
 def _actor(settings: ProviderSettings) -> Actor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import is_workspace_id
 from gpupool.domain.people.access import Actor
-from gpupool.domain.work.workspace import Workspace, check_disk
+from gpupool.domain.work.workspace import Snapshot, Workspace, check_disk
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.state.workspace_registry import WorkspaceRegistry
@@ -55,6 +55,46 @@ class WorkspaceAccess:
                 ErrorCode.INVALID_NAME, f"Several users have a workspace '{ref}'.", f"Give an id: {ids}."
             )
         return (own or found)[0]
+
+    def shared(self, actor: Actor) -> list[tuple[Workspace, Snapshot]]:
+        """Return the snapshots of others that the actor may clone but not manage, by owner and name."""
+        found = [
+            (row, snapshot)
+            for row in self.registry.rows.values()
+            if any(each.shared for each in row.snapshots)
+            and not self._may_manage(actor, row)
+            and self.permissions.can_submit(actor, self.identities.project(row.project))
+            for snapshot in row.snapshots
+            if snapshot.shared
+        ]
+        return sorted(found, key=lambda pair: (pair[0].user, pair[0].name, pair[1].name))
+
+    def find_to_clone(self, actor: Actor, ref: str, snapshot: str, user: str) -> tuple[Workspace, str]:
+        """Return a workspace and the id of the snapshot to clone; empty: its present files.
+
+        ``user`` is its owner (empty: not given). Of a workspace that others share this is a shared snapshot, which need
+        not be named if it is the only one. Raises ``GpupoolError`` as ``find``, and NOT_FOUND.
+        """
+        shared = [
+            (row, each) for row, each in self.shared(actor) if ref in {row.name, row.id} and user in {"", row.user}
+        ]
+        own = None
+        try:
+            own = self.find(actor, ref)
+        except GpupoolError:
+            if not shared:
+                raise
+        if own is not None and user in {"", own.user}:
+            return own, own.snapshot(snapshot).id if snapshot else ""
+        wanted = [(row, each) for row, each in shared if snapshot in {"", each.name, each.id}]
+        if len(wanted) == 1:
+            return wanted[0][0], wanted[0][1].id
+        names = ", ".join(f"`{row.user}/{row.name} --snapshot {each.name}`" for row, each in wanted or shared)
+        raise GpupoolError(
+            ErrorCode.NOT_FOUND,
+            f"{'Several snapshots' if wanted else 'No snapshot'} of '{ref[:80]}' that others share can be meant.",
+            f"You can clone {names}." if names else "See `gpupool workspace list`.",
+        )
 
     def disk_uses(self, user: str, project: str) -> tuple[DiskUse, DiskUse]:
         """Return the disk of a user's workspaces in a project, and that of all in the project."""

@@ -89,6 +89,11 @@ class BackupService:
         files = await self._engine.ports.store.backups.files(self._folder)
         return BackupReport(self._schedule, str(self._folder), self.newest, self._error, files)
 
+    @property
+    def schedule(self) -> BackupSchedule:
+        """Return the schedule in force."""
+        return self._schedule
+
     async def change(self, actor: Actor, changes: dict[str, Any]) -> BackupSchedule:
         """Change fields of the schedule at once, for administrators. Raises FORBIDDEN, INVALID_REQUEST."""
         self._permissions.need_role(actor, Role.ADMIN)

@@ -16,16 +16,16 @@ from gpupool.domain.nodes.joining import (
     JOIN_PREFIX,
     MAX_TOKEN_LIFETIME_S,
     MAX_TOKEN_USES,
+    JoinedMachine,
     JoinText,
     JoinToken,
-    Member,
     Versions,
 )
 from gpupool.domain.people.access import Actor, Role, secret_hash
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.access.service import AccessService
 from gpupool.services.cluster.heads import HeadOffer, Heads
-from gpupool.services.cluster.membership import Membership, check_member
+from gpupool.services.cluster.membership import ClusterMembers, check_member
 from gpupool.services.control.engine import Engine
 from gpupool.services.nodes.service import NodeService
 from gpupool.services.ports.cluster import Authority, Papers
@@ -57,7 +57,7 @@ class Charge:
 class Admission:
     """The answer to a new machine: its membership and credentials; ``charge`` only for a head."""
 
-    member: Member
+    member: JoinedMachine
     secret: str
     papers: Papers
     head: tuple[str, int]
@@ -95,7 +95,7 @@ class Invitation:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MemberState:
     """The state of a member in the pool; ``state`` is None before its first report."""
 
     state: NodeState | None
@@ -212,7 +212,7 @@ class JoinService:
         papers = authority.papers(request.node, request.address, request.certificate_request)
         head = self._head_of(request, authority)
         secret = secrets.token_urlsafe(32)
-        member = Member(request.node, secret_hash(secret), key, request.address, self._now, token.id)
+        member = JoinedMachine(request.node, secret_hash(secret), key, request.address, self._now, token.id)
         how = f"joined{' as a head' if head else ''} from {request.address}"
         event = self._event(token.created_by, how, f"node {request.node}")
         admitted = False
@@ -264,21 +264,21 @@ class JoinService:
     async def enrol(self, head: Head, certificate_request: str, secret: str) -> None:
         """Make this machine, the first head, a member with its own secret, like machines that joined."""
         key = self._need_authority().key_of(certificate_request)
-        member = Member(head.name, secret_hash(secret), key, head.gcs_host, self._now, "")
+        member = JoinedMachine(head.name, secret_hash(secret), key, head.gcs_host, self._now, "")
         event = self._event(head.name, "is a member as a head", f"node {head.name}")
         await self._engine.run_exclusive(lambda: self._store.save_member(member, event))
 
-    async def standing(self, node: str, secret: str) -> Standing:
+    async def standing(self, node: str, secret: str) -> MemberState:
         """Return the state of the calling machine in the pool. Raises NODE_REMOVED, UNAUTHENTICATED."""
         heads = await self.heads_for(node, secret)
         try:
             found = await self._nodes.node(node)
         except GpupoolError:
-            return Standing(None, heads=heads)
+            return MemberState(None, heads=heads)
         held = len(await self._nodes.occupants(node))
-        return Standing(found.state, tuple(gpu.model for gpu in found.report.gpus), held, heads)
+        return MemberState(found.state, tuple(gpu.model for gpu in found.report.gpus), held, heads)
 
-    async def leave(self, node: str, secret: str, *, force: bool) -> Standing:
+    async def leave(self, node: str, secret: str, *, force: bool) -> MemberState:
         """Prepare a machine to leave: cordon it and preempt its preemptible workloads.
 
         Raises UNAUTHENTICATED; WRONG_STATE for the leader, and while replicas run there or homes of workspaces are
@@ -310,7 +310,7 @@ class JoinService:
             )
         return standing
 
-    async def gone(self, node: str, secret: str) -> Standing:
+    async def gone(self, node: str, secret: str) -> MemberState:
         """Remove a machine that has stopped. Raises UNAUTHENTICATED; WRONG_STATE while it answers or has replicas."""
         standing = await self.standing(node, secret)
         if standing.state is not None:
@@ -321,12 +321,12 @@ class JoinService:
         await self.heads.refresh()
         return standing
 
-    async def membership(self) -> Membership:
+    async def membership(self) -> ClusterMembers:
         """Return the machines of the cluster and those that were removed, for checks of their secrets."""
         heads = {head.name for head in await self._store.heads()}
         members = await self._store.members()
         keys = [MemberKey(member.node, member.secret_sha256, member.node in heads) for member in members]
-        return Membership(keys, await self._store.removed())
+        return ClusterMembers(keys, await self._store.removed())
 
     async def heads_for(self, node: str, secret: str) -> tuple[Head, ...]:
         """Return all heads, to a machine of the cluster. Raises NODE_REMOVED, UNAUTHENTICATED."""

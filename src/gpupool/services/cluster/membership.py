@@ -12,7 +12,7 @@ from gpupool.domain.nodes.joining import RemovedMember, removal_error
 from gpupool.domain.people.access import secret_hash
 
 
-class Membership(NamedTuple):
+class ClusterMembers(NamedTuple):
     """The machines of a cluster, and the machines that were removed from it."""
 
     members: Sequence[MemberKey]

@@ -22,7 +22,7 @@ from gpupool.domain.people.access import DEFAULT_PROJECT, Role, User
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.lifecycle import POOL
 from gpupool.domain.work.supervision import ProcessPhase, ProcessSpec, ProcessStatus
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.services.control.engine import Engine
 from gpupool.services.lifecycle.adoption_records import AdoptionRecord, pool_of, read_record, runs_on_another
 from gpupool.services.ports.fabric import NodeLink
@@ -205,12 +205,12 @@ class Adoption:
             return workload.name
         return f"{workload.name[: MAX_NAME_LENGTH - 12]}-{workload.id[-4:]}-old"
 
-    def leases_on(self, gpu_uuid: str) -> list[Lease]:
+    def leases_on(self, gpu_uuid: str) -> list[GpuLease]:
         """Return the leases of a GPU in the database."""
         held = self._engine.mirror.leases.values()
         return [lease for lease in held if any(share.gpu_uuid == gpu_uuid for share in lease.shares)]
 
-    def leases_of(self, newer: Lease) -> list[Lease]:
+    def leases_of(self, newer: GpuLease) -> list[GpuLease]:
         """Return the leases of the same replica in the database."""
         return [lease for lease in self._engine.mirror.leases.values() if _of(lease, newer)]
 
@@ -232,7 +232,7 @@ class _Writer:
             self._write_lease(record.lease, record.workload)
         self._write_replica(record.workload, record.index, record.attempt, record.lease, record.replica)
 
-    def _write_host(self, host: Workload, lease: Lease) -> None:
+    def _write_host(self, host: Workload, lease: GpuLease) -> None:
         """Write the lease that an EXEC runs on if it is missing; a bare lease has no program with a record."""
         row = self._draft.replica(host.id, lease.index)
         if row is not None and row.state.placed and row.lease == lease.epoch:
@@ -245,7 +245,7 @@ class _Writer:
         if row is not None:
             self._draft.put_replica(replace(row, state=ReplicaState.RUNNING, started_at=lease.granted_at))
 
-    def _write_lease(self, lease: Lease, holder: Workload) -> None:
+    def _write_lease(self, lease: GpuLease, holder: Workload) -> None:
         there = {gpu.uuid for gpu in self._report.gpus}
         for share in lease.shares:
             if share.gpu_uuid not in there:
@@ -264,7 +264,7 @@ class _Writer:
         return found.name if found is not None else workload
 
     def _write_replica(
-        self, workload: Workload, index: int, attempt: int, lease: Lease, record: Mapping[str, float]
+        self, workload: Workload, index: int, attempt: int, lease: GpuLease, record: Mapping[str, float]
     ) -> None:
         draft = self._draft
         if draft.workload(workload.id) is None:
@@ -328,7 +328,7 @@ def _may_be_replaced(row: Replica) -> bool:
     return row.state in _REPLACEABLE or not_seen_yet
 
 
-def _of(lease: Lease, newer: Lease) -> bool:
+def _of(lease: GpuLease, newer: GpuLease) -> bool:
     """Return True if both leases belong to the same replica."""
     return (lease.workload, lease.index) == (newer.workload, newer.index)
 

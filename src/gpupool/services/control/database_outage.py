@@ -7,11 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import nlargest
 
 import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event
+from gpupool.domain.work.search import NEWEST_FIRST
 from gpupool.domain.work.workload import Replica, Workload, WorkloadKind
 from gpupool.services.control.engine import Engine
 from gpupool.services.ports.store import ChangeSet, EventFilter, SeenBy, WorkloadFilter
@@ -45,16 +47,23 @@ def find_live(mirror: Mirror, name: str, user: str) -> Workload | None:
     return max(named, key=lambda each: (each.user == user, each.created_at, each.id), default=None)
 
 
+def can_list_live(wanted: WorkloadFilter) -> bool:
+    """Return whether the mirror answers a filter as the database does, without reading rows: live workloads only."""
+    live = bool(wanted.states) and not any(state.final for state in wanted.states)
+    return live and not wanted.search and wanted.sort == NEWEST_FIRST
+
+
 def list_live(mirror: Mirror, wanted: WorkloadFilter) -> list[Workload]:
     """Return live workloads that match a filter, newest first. Text search is not supported here."""
-    found = [each for each in mirror.workloads.values() if _fits(each, wanted)]
-    found.sort(key=lambda each: (each.created_at, each.id), reverse=True)
-    return found[wanted.offset : wanted.offset + wanted.limit]
+    found = (each for each in mirror.workloads.values() if _fits(each, wanted))
+    last = wanted.offset + wanted.limit
+    return nlargest(last, found, key=lambda each: (each.created_at, each.id))[wanted.offset :]
 
 
 def _fits(workload: Workload, wanted: WorkloadFilter) -> bool:
     return (
-        (not wanted.states or workload.state in wanted.states)
+        (wanted.include_deleted or workload.deleted_at is None)
+        and (not wanted.states or workload.state in wanted.states)
         and wanted.project in {None, workload.project}
         and wanted.user in {None, workload.user}
         and wanted.name in {None, workload.name}

@@ -23,10 +23,12 @@ from gpupool.domain.work.lifecycle import (
     NotifyProgram,
     StartProgram,
     StopProgram,
+    grace_of,
     preemption_notice,
 )
 from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.services.control.precondition import check_precondition
 from gpupool.services.control.scheduler_feed import SchedulerFeed
 from gpupool.services.lifecycle.gangs import GangContext, GangRendezvous, NotReadyError
 from gpupool.services.lifecycle.process_spec import ProcessSpecs
@@ -129,6 +131,7 @@ class Engine:
 
         async def held() -> T:
             async with self._writing:
+                check_precondition()
                 result = await act()
             self.wake(None)
             return result
@@ -284,7 +287,7 @@ class Engine:
             status = self._failed_start(now, error)
         self.listener.take_status(link.name, status)
         if now.state is ReplicaState.STOPPING:
-            await link.stop(now.key, workload.limits.grace_s, preemption_notice(now))
+            await link.stop(now.key, grace_of(workload, now.next_reason), preemption_notice(now))
 
     def _not_started(self, node: str, replica: Replica) -> None:
         """Handle a gang member without a place: its gang continues without it, or restarts."""
@@ -305,7 +308,9 @@ class Engine:
         return now is not None and now.attempt == replica.attempt and now.state is ReplicaState.STARTING
 
     def _failed_start(self, replica: Replica, error: GpupoolError) -> ProcessStatus:
-        report = ExitReport(ExitReason.START_FAILED, None, None, error.message, self.ports.clock.now())
+        environment = error.code is ErrorCode.ENVIRONMENT_FAILED
+        reason = ExitReason.ENVIRONMENT_FAILED if environment else ExitReason.START_FAILED
+        report = ExitReport(reason, None, None, error.message, self.ports.clock.now())
         return ProcessStatus(replica.key, replica.lease or 0, ProcessPhase.EXITED, exit=report)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId, is_workload_id
 from gpupool.domain.people.access import Actor
-from gpupool.domain.work.workload import Lease, Replica, Workload
+from gpupool.domain.work.workload import GpuLease, Replica, Workload
 from gpupool.services.control.database_outage import find_live, is_outage
 from gpupool.services.control.engine import Engine
 
@@ -75,7 +75,7 @@ class Lookup:
                     return lease.node
         return replica.node
 
-    async def leases(self, workload: Workload) -> Sequence[Lease]:
+    async def leases(self, workload: Workload) -> Sequence[GpuLease]:
         """Return current leases, or all leases of a workload that has ended. An EXEC has none; its host has."""
         held = self._engine.mirror.leases_by_workload.get(workload.id, ())
         if workload.id in self._engine.mirror.workloads:

@@ -13,7 +13,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import attempt_key, split_attempt_key
 from gpupool.domain.nodes.gpu import Node, NodeReport, NodeState
-from gpupool.domain.work.lifecycle import POOL, StartProgram, StopProgram
+from gpupool.domain.work.lifecycle import POOL, StartProgram, StopProgram, grace_of
 from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.control.adoption import Adoption
@@ -237,7 +237,7 @@ class Reconciler:
             if replica.key not in known:
                 self._start_missing(replica)
             elif replica.state is ReplicaState.STOPPING:
-                self._engine.send(StopProgram(replica, workload.limits.grace_s))
+                self._engine.send(StopProgram(replica, grace_of(workload, replica.next_reason)))
 
     def _placed(self, name: str) -> Iterator[tuple[Replica, Workload]]:
         for key in list(self._engine.mirror.placed.get(name, ())):

@@ -19,7 +19,7 @@ from gpupool.domain.nodes.gpu import GpuHealth, Node, NodeState
 from gpupool.domain.nodes.reservation import Reservation
 from gpupool.domain.people.access import Department, Project, ProjectRules, User
 from gpupool.domain.work.lifecycle import EVICTED, keeps_place
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.scheduling.policy import Policy
 from gpupool.scheduling.scheduler import (
     CheckpointSaved,
@@ -61,7 +61,7 @@ class DecayedUsage:
         for lease in leases:
             self._add(lease.project, lease.user, lease.permille, lease.granted_at, lease.released_at)
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: GpuLease) -> None:
         """Add a released lease; ignore others."""
         if lease.released_at is not None:
             self._add(lease.project, lease.user, lease.permille, lease.granted_at, lease.released_at)
@@ -115,7 +115,7 @@ class SchedulerFeed:
         self.reservations: dict[str, Reservation] = {}
         self._wake_at: float | None = None  # time of the next cycle that the scheduler asked for
         self._impatient: set[WorkloadId] = set()
-        self.max_queued_per_user = Policy().max_queued_per_user
+        self.policy = Policy()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -126,7 +126,7 @@ class SchedulerFeed:
     def set_policy(self, policy: Policy) -> None:
         """Use another policy from now on."""
         self._nodes.lost_after_s = policy.node_lost_after_s
-        self.max_queued_per_user = policy.max_queued_per_user
+        self.policy = policy
         self._scheduler = Scheduler(policy.settings(self._scheduler.settings), self._runs)
         self._stale = True
 
@@ -139,6 +139,11 @@ class SchedulerFeed:
         now = self._now()
         due = (self._wake_at is not None and self._wake_at <= now) or self._rounds.due(now) or self._openings.due(now)
         return due or self._stale or any(self._offered.values())
+
+    @property
+    def queue_length(self) -> int:
+        """Return the number of replicas in the queue that could start; -1 until the scheduler is rebuilt."""
+        return -1 if self._stale else sum(map(len, self._offered.values()))
 
     def impatient(self) -> tuple[WorkloadId, ...]:
         """Return the workloads with a queue time limit of 0 that the last cycle did not start."""
@@ -171,7 +176,7 @@ class SchedulerFeed:
         self._projects.pop(name, None)
         self.invalidate()
 
-    def may_start_on(self, workload: Workload, row: Replica, lease: Lease) -> bool:
+    def may_start_on(self, workload: Workload, row: Replica, lease: GpuLease) -> bool:
         """Return True if a pending replica may start now on the GPUs of a lease: nothing holds it, and they work."""
         node = self._nodes.find(lease.node)
         if node is None or node.state is not NodeState.UP:
@@ -315,7 +320,7 @@ class SchedulerFeed:
         if workload.limits.wait_s == 0 and workload.state is WorkloadState.QUEUED:
             self._impatient.add(workload.id)
 
-    def _lease_changed(self, lease: Lease, row: Replica | None = None) -> None:
+    def _lease_changed(self, lease: GpuLease, row: Replica | None = None) -> None:
         key = (lease.workload, lease.index)
         if lease.released_at is not None:
             own_end = row is not None and (row.state is ReplicaState.SUCCEEDED or row.reason is Reason.TIME_LIMIT)
@@ -327,7 +332,7 @@ class SchedulerFeed:
             return
         self._scheduler.apply(LeaseTaken(self._running(lease)))
 
-    def _running(self, lease: Lease) -> RunningReplica:
+    def _running(self, lease: GpuLease) -> RunningReplica:
         workload = self._mirror.workloads.get(lease.workload)
         replica = self._mirror.replica(lease.workload, lease.index)
         ends = replica is None or replica.state is ReplicaState.STOPPING or replica.lease != lease.epoch

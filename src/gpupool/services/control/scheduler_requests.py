@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpupool.domain.people.access import ProjectRules
-from gpupool.domain.work.workload import Lease, Replica, Workload, WorkloadKind
+from gpupool.domain.work.workload import GpuLease, Replica, Workload, WorkloadKind
 from gpupool.scheduling.values import PendingReplica, RunningReplica
 
 
@@ -26,12 +26,12 @@ def pending(workload: Workload, row: Replica, rules: ProjectRules) -> PendingRep
         max_time_s=limits.max_time_s,
         gang=workload.gang,
         node_pools=rules.node_pools,
-        grace_s=limits.grace_s,
+        grace_s=limits.preemption_grace_s,
         checkpoint_s=limits.saved_every_s,
     )
 
 
-def running(workload: Workload, lease: Lease, rules: ProjectRules, row: Replica | None) -> RunningReplica:
+def running(workload: Workload, lease: GpuLease, rules: ProjectRules, row: Replica | None) -> RunningReplica:
     """Return a replica with a lease, and its row if there is one, as input of the scheduler."""
     limits, since = workload.limits, lease.granted_at
     timed = None if limits.max_time_s is None else since + limits.max_time_s
@@ -45,7 +45,7 @@ def running(workload: Workload, lease: Lease, rules: ProjectRules, row: Replica 
         min_runtime_s=rules.min_runtime_s,
         request=workload.gpus_of(lease.index),
         node_pools=rules.node_pools,
-        grace_s=limits.grace_s,
+        grace_s=limits.preemption_grace_s,
         evictions=0 if row is None else row.interruptions,
         checkpoint_s=limits.saved_every_s,
         saved_at=None if row is None else row.saved_at,

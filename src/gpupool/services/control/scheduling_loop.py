@@ -14,7 +14,7 @@ from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.units import WHOLE_GPU, format_duration
 from gpupool.domain.work import lifecycle
 from gpupool.domain.work.lifecycle import POOL, grant_lease
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.scheduling.values import Eviction, Grant
 from gpupool.services.control.engine import Engine
 from gpupool.services.lifecycle import reserved_gpus, transitions
@@ -31,11 +31,15 @@ log = structlog.get_logger("gpupool.scheduling_loop")
 
 
 class SchedulingLoop:
-    """Runs the scheduler after each change and writes its decisions; calls ``on_cycle`` with the seconds of each."""
+    """Runs the scheduler after each change and writes its decisions; calls ``on_cycle`` with the seconds of each.
 
-    def __init__(self, engine: Engine, on_cycle: Callable[[float], None]) -> None:
+    While ``yielding`` returns True, GPUs are about to become free, and requests that do not wait are not given up.
+    """
+
+    def __init__(self, engine: Engine, on_cycle: Callable[[float], None], yielding: Callable[[], bool]) -> None:
         self._engine = engine
         self._on_cycle = on_cycle
+        self._yielding = yielding
         self._impatient: tuple[WorkloadId, ...] = ()
 
     async def run(self) -> None:
@@ -45,7 +49,8 @@ class SchedulingLoop:
             self._engine.work.clear()
             began = self._engine.ports.clock.monotonic()
             try:
-                self._impatient = self._engine.feed.impatient()  # read before deciding: each gets one cycle first
+                # Read before deciding: each gets one cycle first.
+                self._impatient = () if self._yielding() else self._engine.feed.impatient()
                 if self._engine.mirror.reservations:
                     await self._engine.transact(self._settle_reservations)
                 if self._engine.feed.has_pending():
@@ -81,7 +86,7 @@ class SchedulingLoop:
                 self._engine.work.set()
                 continue
             epoch = draft.next_epoch()
-            lease = _lease(epoch, workload, replica, grant, draft.now)
+            lease = lease_of(epoch, workload, replica, grant, draft.now)
             fence_after_s = self._engine.feed.fence_after_s(workload, grant.node)
             draft.put_lease(replace(lease, fence_after_s=fence_after_s))
             draft.take(grant_lease(workload, replica, epoch, grant.node, draft.now))
@@ -126,8 +131,9 @@ def _waits(draft: Draft, grant: Grant) -> bool:
     return draft.workload(grant.workload) is not None and replica is not None and replica.state is ReplicaState.PENDING
 
 
-def _lease(epoch: Epoch, workload: Workload, replica: Replica, grant: Grant, now: float) -> Lease:
-    return Lease(
+def lease_of(epoch: Epoch, workload: Workload, replica: Replica, grant: Grant, now: float) -> GpuLease:
+    """Return the lease of the next attempt of a replica, on the shares of its grant."""
+    return GpuLease(
         epoch=epoch,
         workload=workload.id,
         index=replica.index,
@@ -196,13 +202,16 @@ class LimitChecker:
         if not workload.program.client_bound or not self._engine.mirror.counts[workload.id][ReplicaState.PENDING]:
             return
         if self._bound.silent_for_s(workload.id) > CLIENT_TIMEOUT_S:
-            transitions.stop_all(draft, workload, Reason.CLIENT_GONE)
+            sentence = "the command that started it has ended or lost its connection"
+            transitions.stop_all(draft, workload, Reason.CLIENT_GONE, sentence=sentence)
             self._bound.forget(workload.id)
 
     def _check_expiry(self, draft: Draft, workload: Workload) -> None:
         held = workload.started_at is not None and workload.stop_reason is None
         if held and workload.expires_at is not None and draft.now > workload.expires_at:
-            transitions.stop_all(draft, workload, Reason.EXPIRED)
+            held_s = workload.expires_at - (workload.started_at or workload.created_at)
+            sentence = f"reached the end of its lease after {format_duration(held_s)}"
+            transitions.stop_all(draft, workload, Reason.EXPIRED, sentence=sentence)
 
     def _check_window(self, draft: Draft, workload: Workload) -> None:
         if not self._engine.feed.windows.may_close_on(workload):
@@ -222,9 +231,9 @@ class LimitChecker:
             idle_s = draft.now - self._engine.last_active(workload, replica, draft.now)
             if idle_s <= limit_s * IDLE_WARNING_FRACTION:
                 if replica.idle_warned:
-                    self._withdraw_warning(draft, replica)
+                    self._withdraw_warning(draft, workload, replica)
             elif not replica.idle_warned:
-                self._warn(draft, replica, idle_s, limit_s)
+                self._warn(draft, workload, replica, idle_s, limit_s)
             elif idle_s > limit_s and self._warned_for_s(replica, draft.now) >= limit_s * (1 - IDLE_WARNING_FRACTION):
                 sentence = f"idle for {format_duration(idle_s)}; the limit is {format_duration(limit_s)}"
                 transitions.stop(draft, workload, replica, Reason.IDLE_LIMIT, sentence=sentence)
@@ -234,16 +243,16 @@ class LimitChecker:
         """Return the seconds since the warning; after an outage, that is less than the idle time."""
         return now - self._warned_at.setdefault(replica.key, now)
 
-    def _warn(self, draft: Draft, replica: Replica, idle_s: float, limit_s: float) -> None:
+    def _warn(self, draft: Draft, workload: Workload, replica: Replica, idle_s: float, limit_s: float) -> None:
         sentence = f"idle for {format_duration(idle_s)}; GPUs are released after {format_duration(limit_s)}"
         draft.note(Event(draft.now, POOL, Reason.IDLE_WARNING, sentence, replica.workload, replica.index))
         draft.put_replica(replace(replica, idle_warned=True))
         self._warned_at[replica.key] = draft.now
         until = draft.now + limit_s - min(idle_s, limit_s * IDLE_WARNING_FRACTION)
         notice = {"reason": Reason.IDLE_WARNING.value, "message": sentence, "deadline": until}
-        draft.effects.append(lifecycle.NotifyProgram(replica, notice))
+        transitions.notify(draft, workload, replica, notice)
 
-    def _withdraw_warning(self, draft: Draft, replica: Replica) -> None:
+    def _withdraw_warning(self, draft: Draft, workload: Workload, replica: Replica) -> None:
         draft.put_replica(replace(replica, idle_warned=False))
         self._warned_at.pop(replica.key, None)
-        draft.effects.append(lifecycle.NotifyProgram(replica, None))
+        transitions.notify(draft, workload, replica, None)

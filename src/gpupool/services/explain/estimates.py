@@ -6,7 +6,7 @@ estimates are corrected with these errors.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
@@ -14,7 +14,7 @@ from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadKind
 from gpupool.scheduling.explain.background import Background, plain_name
-from gpupool.scheduling.explain.calibration import MAX_OUTCOMES, Outcome, Slip, learn
+from gpupool.scheduling.explain.calibration import MAX_OUTCOMES, NO_SLIP, PredictedStart, Slip, learn
 from gpupool.scheduling.explain.wait_reason import Explanation
 from gpupool.scheduling.holds.runtime_model import RunTimes
 from gpupool.scheduling.values import ReplicaKey
@@ -39,7 +39,7 @@ class EstimateService:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._open: dict[WorkloadId, StartEstimate] | None = None  # None: not loaded yet
-        self._slips: tuple[float, Mapping[str, Slip]] = (float("-inf"), {})
+        self._slip: tuple[float, Slip] = (float("-inf"), NO_SLIP)
         self._past: dict[_Kind, tuple[float, RunTimes | None]] = {}
 
     async def background(self, *others: Workload) -> Background:
@@ -78,13 +78,13 @@ class EstimateService:
 
     # Errors of past estimates
 
-    async def _errors(self) -> Mapping[str, Slip]:
+    async def _errors(self) -> Slip:
         now = self._engine.ports.clock.monotonic()
-        if now - self._slips[0] >= CACHE_S:
-            read = await self._engine.ports.store.estimates.newest(10 * MAX_OUTCOMES, settled=True)
-            outcomes = [Outcome(e.project, e.predicted_s, e.actual_s) for e in read if e.actual_s is not None]
-            self._slips = (now, learn(outcomes))
-        return self._slips[1]
+        if now - self._slip[0] >= CACHE_S:
+            read = await self._engine.ports.store.estimates.newest(MAX_OUTCOMES, settled=True)
+            learnt = learn(PredictedStart(e.predicted_s, e.actual_s) for e in read if e.actual_s is not None)
+            self._slip = (now, learnt)
+        return self._slip[1]
 
     async def note(self, workload: Workload, explanation: Explanation) -> None:
         """Store the first estimate for a workload that has waited a while and never started."""

@@ -34,7 +34,7 @@ class QueueEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueReport:
     """All waiting workloads: first those in the queue, by the order of their projects and their position in them.
 
     ``standings`` explain the order of the projects at the same moment.
@@ -54,25 +54,25 @@ class QueueService:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._last: tuple[int, float, Queue] | None = None  # shared by requests at the same moment
+        self._last: tuple[int, float, QueueReport] | None = None  # shared by requests at the same moment
 
-    async def queue(self) -> Queue:
+    async def queue(self) -> QueueReport:
         """Return the current queue; it may be a second old if nothing has changed."""
         news, now = self._engine.news, self._engine.ports.clock.now()
         if self._last is None or self._last[0] != news or not 0 <= now - self._last[1] < CACHE_S:
             self._last = (news, now, self._read())
         return self._last[2]
 
-    def _read(self) -> Queue:
+    def _read(self) -> QueueReport:
         standings = self._engine.feed.scheduler.share_report(self._engine.ports.clock.now())
         turn = {standing.project: standing.position for standing in standings.projects}
         entries = self._entries()
         found = [self._waiting(workload, entries) for workload in self._engine.mirror.workloads.values()]
         waiting = [row for row in found if row is not None]
         waiting.sort(key=lambda row: _rank(row, turn))
-        return Queue(tuple(waiting), standings)
+        return QueueReport(tuple(waiting), standings)
 
-    def ahead(self, of: QueueEntry, queue: Queue, most: int) -> Sequence[QueueEntry]:
+    def ahead(self, of: QueueEntry, queue: QueueReport, most: int) -> Sequence[QueueEntry]:
         """Return up to ``most`` entries of the same project before this one, the nearest last."""
         project = of.workload.project
         before = [r for r in queue.waiting if r.workload.project == project and 0 < r.position < of.position]

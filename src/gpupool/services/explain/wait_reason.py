@@ -15,8 +15,9 @@ from gpupool.domain.errors import GpupoolError
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.units import format_duration
+from gpupool.domain.work.ending import ending_of, replica_ending
 from gpupool.domain.work.lifecycle import POOL, join_clauses
-from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import Replica, ReplicaState, Workload
 from gpupool.scheduling.explain.background import Background
 from gpupool.scheduling.explain.wait_reason import Explanation, WaitCode
 from gpupool.scheduling.state.cluster import NODE
@@ -33,6 +34,7 @@ MAX_NAMED_RESERVATIONS = 3
 MAX_NOTICES_PER_CHECK = 32  # for the others, `gpupool why` has the answer
 ASSUMED_COST_S = 5e-5  # time for an estimate for each live workload, before the first measurement
 
+_PAST_TENSE: dict[str, str] = {"succeeded": "succeeded", "failed": "failed", "stopped": "been stopped"}
 _WAITS_FOR_GPUS = frozenset({WaitCode.WAITING_FOR_GPU, WaitCode.GANG})
 
 log = structlog.get_logger("gpupool.wait_reason")
@@ -57,12 +59,11 @@ class WaitReasonService:
         Without ``foretell`` there is no estimate; an estimate takes long in a large pool and is made in a fork.
         Raises ``GpupoolError(NOT_FOUND)`` for an unknown index.
         """
-        if index is not None:
-            replica = await self._lookup.replica(workload, index)
-            if replica.state is not ReplicaState.PENDING:
-                return Explanation(WaitCode.NOT_WAITING, _state_of(workload, replica))
-        if workload.state.final:
-            return await self._ended(workload)
+        replica = None if index is None else await self._lookup.replica(workload, index)
+        if workload.state.final or (replica is not None and replica.state.final):
+            return await self._ended(workload, index)
+        if replica is not None and replica.state is not ReplicaState.PENDING:
+            return Explanation(WaitCode.NOT_WAITING, _state_of(workload, replica))
         background = (
             await self._background(workload) if foretell else None
         )  # no await after this: the rest reads one state
@@ -164,17 +165,15 @@ class WaitReasonService:
         found = self._engine.mirror.workloads.get(workload_id)
         return found.name if found is not None else workload_id
 
-    async def _ended(self, workload: Workload) -> Explanation:
+    async def _ended(self, workload: Workload, index: int | None) -> Explanation:
         replicas = await self._lookup.replicas(workload)
-        bad = [r for r in replicas if r.state is ReplicaState.FAILED] or list(replicas)
-        last = bad[0] if bad else None
-        sentence = f"{workload.name} has ended: {workload.state}"
-        if last is not None and (last.message or last.reason not in {None, Reason.EXITED}):
-            sentence += f" ({last.reason}{': ' if last.message else ''}{last.message})"
-        if workload.state is WorkloadState.SUCCEEDED and workload.started_at and workload.finished_at:
-            sentence += f" after {format_duration(workload.finished_at - workload.started_at)}"
-        helps = ("gpupool logs " + workload.name,) if last is not None and last.reason is Reason.EXITED else ()
-        return Explanation(WaitCode.NOT_WAITING, sentence + ".", would_help=helps)
+        ended = replica_ending(workload, replicas[index]) if index is not None else ending_of(workload, replicas)
+        if ended is None:
+            return Explanation(WaitCode.NOT_WAITING, f"{workload.name} has ended: {workload.state}.")
+        state = replicas[ended.index].state if index is not None else workload.state
+        name = workload.name if index is None else f"{workload.name}/{index}"
+        helps = (ended.remedy,) if ended.remedy else ()
+        return Explanation(ended.code, f"{name} has {_PAST_TENSE[state]}: {ended.sentence}.", would_help=helps)
 
 
 class ResumptionNotices:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.services.cluster.membership import Membership, check_member
+from gpupool.services.cluster.membership import ClusterMembers, check_member
 from gpupool.services.ports.files import BlobStore, Folder
 
 READ_BYTES = 1 << 20
@@ -20,7 +20,7 @@ class HeadFiles:
     def __init__(
         self,
         blobs: BlobStore | None,
-        members: Callable[[], Awaitable[Membership]],
+        members: Callable[[], Awaitable[ClusterMembers]],
         needed: Callable[[], Sequence[Folder]],
     ) -> None:
         self._blobs = blobs

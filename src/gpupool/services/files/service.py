@@ -13,12 +13,13 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.work.file_tree import check_path, printable_path, user_space
 from gpupool.domain.work.supervision import ListeningPort
-from gpupool.domain.work.workload import Program
+from gpupool.domain.work.workload import Program, Workload
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.control.engine import Engine
 from gpupool.services.control.lookup import Lookup
 from gpupool.services.ports.fabric import AttachStream, NodeLink
 from gpupool.services.ports.files import BlobStore, FilesLink, Found
+from gpupool.services.state.service_registry import ServiceRegistry
 
 SWEEP_EVERY_S = 3600.0
 MAX_BLOBS_PER_QUERY = 20_000
@@ -31,7 +32,8 @@ log = structlog.get_logger("gpupool.files")
 class FileService:
     """Receives users' files, deletes unneeded ones, and lists the folders of workloads on nodes."""
 
-    def __init__(self, engine: Engine, permissions: Permissions, lookup: Lookup) -> None:
+    def __init__(self, engine: Engine, permissions: Permissions, lookup: Lookup, services: ServiceRegistry) -> None:
+        self._services = services
         self._engine = engine
         self._permissions = permissions
         self._lookup = lookup
@@ -138,10 +140,15 @@ class FileService:
         link, key = await self._placed(actor, ref, index)
         return await link.listening_ports(key)
 
-    async def _placed(self, actor: Actor, ref: str, index: int) -> tuple[NodeLink, str]:
-        """Return the node of a replica that the user may attach to, and the replica's key. Raises WRONG_STATE."""
+    async def attachable(self, actor: Actor, ref: str) -> Workload:
+        """Return a workload that the user may attach to."""
         workload = await self._lookup.workload(actor, ref)
         self._permissions.need_manage(actor, workload)
+        return workload
+
+    async def _placed(self, actor: Actor, ref: str, index: int) -> tuple[NodeLink, str]:
+        """Return the node of a replica that the user may attach to, and the replica's key. Raises WRONG_STATE."""
+        workload = await self.attachable(actor, ref)
         replica = await self._lookup.replica(workload, index)
         if not replica.state.placed or replica.node is None:
             raise GpupoolError(ErrorCode.WRONG_STATE, f"{workload.name} is {replica.state}.", "See `gpupool ps`.")
@@ -164,11 +171,13 @@ class FileService:
         await asyncio.Event().wait()
 
     def live(self) -> dict[str, set[str]]:
-        """Return the trees that live workloads need, by space."""
+        """Return the trees that live workloads and services need, by space."""
         live: defaultdict[str, set[str]] = defaultdict(set)
         for workload in self._engine.mirror.workloads.values():
             if workload.program.tree:
                 live[user_space(workload.user)].add(workload.program.tree)
+        for user, tree in self._services.trees():
+            live[user_space(user)].add(tree)
         return live
 
 

@@ -1,1 +1,1 @@
-"""Steps in the life of a workload: what it waits for, how its processes start, and the transitions themselves."""
+"""Steps in the life of a workload: wait conditions, start of its processes, and transitions."""

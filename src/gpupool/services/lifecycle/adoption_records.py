@@ -12,7 +12,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import Epoch, WorkloadId, split_attempt_key
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.work.supervision import ProcessSpec
-from gpupool.domain.work.workload import Lease, Replica, Workload, WorkloadKind
+from gpupool.domain.work.workload import GpuLease, Replica, Workload, WorkloadKind
 from gpupool.services.ports.store import WorkloadRecords
 
 _POOL, _WORKLOAD, _HOST, _LEASE, _REPLICA = "pool_id", "workload", "host", "lease", "replica"
@@ -32,7 +32,7 @@ class AdoptionRecord:
     attempt: int
     replica: dict[str, Any]
     host: Workload | None
-    lease: Lease
+    lease: GpuLease
 
 
 def write_record(
@@ -40,7 +40,7 @@ def write_record(
     pool_id: str,
     workload: Workload,
     replica: Replica,
-    lease: Lease | None,
+    lease: GpuLease | None,
     host: Workload | None,
 ) -> dict[str, Any]:
     """Return the record of a program that will start."""
@@ -81,8 +81,8 @@ def read_record(records: WorkloadRecords, spec: ProcessSpec, node: str) -> Adopt
     return AdoptionRecord(workload, index, attempt, state, host, lease)
 
 
-def _lease(kept: dict[str, Any], holder: Workload, spec: ProcessSpec, node: str) -> Lease:
-    return Lease(
+def _lease(kept: dict[str, Any], holder: Workload, spec: ProcessSpec, node: str) -> GpuLease:
+    return GpuLease(
         epoch=Epoch(spec.lease),
         workload=WorkloadId(holder.id),
         index=int(kept["index"]),

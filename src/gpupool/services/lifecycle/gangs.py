@@ -13,7 +13,7 @@ from gpupool.domain.errors import GpupoolError
 from gpupool.domain.events import Reason
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.work import lifecycle
-from gpupool.domain.work.rendezvous import MemberAddress, Rendezvous
+from gpupool.domain.work.gang import MemberAddress, Rendezvous
 from gpupool.domain.work.workload import OnMemberEnd, Replica, ReplicaState, RestartPolicy, Workload
 from gpupool.services.ports.fabric import NOT_SENT, Fabric
 from gpupool.services.state.mirror import Draft, Mirror
@@ -41,7 +41,10 @@ class GangContext:
 
 
 class GangRendezvous:
-    """Assigns ranks, addresses and ports to the members of a gang; they are in the database before a member starts."""
+    """Assigns ranks, addresses and ports to the members of a gang; they are in the database before a member starts.
+
+    The replica of a service is a gang of one: it gets its port in the same way.
+    """
 
     def __init__(self, context: GangContext) -> None:
         self._context = context
@@ -52,7 +55,7 @@ class GangRendezvous:
 
         Raises ``NotReadyError`` if a node does not answer, ``GpupoolError`` if a member can never get what it needs.
         """
-        if workload.framework is None:
+        if workload.framework is None and workload.program.serving is None:
             return True
         lock = self._locks.setdefault(workload.id, asyncio.Lock())
         async with lock:
@@ -98,6 +101,8 @@ class GangRendezvous:
             raise NotReadyError(f"node {replica.node} is not known")
         old = workload.wiring.seat_of(replica.index) if workload.wiring is not None else None
         address, wanted = node.report.address, old.ports if old is not None and old.node == replica.node else ()
+        if workload.program.serving is not None and workload.program.serving.port:
+            wanted = (workload.program.serving.port,)
         count = environment.ports_needed(workload, replica.index)
         try:
             link = self._context.fabric.link(node.name)

@@ -7,14 +7,16 @@ from dataclasses import fields, replace
 
 from gpupool.distributed.environment import member_program
 from gpupool.domain.work.container import ContainerSpec, container_environment
-from gpupool.domain.work.supervision import ProcessSpec
-from gpupool.domain.work.workload import EnvSource, Lease, Limits, Replica, Workload
+from gpupool.domain.work.git_source import parse_git_source
+from gpupool.domain.work.supervision import NODE_PROGRAM, ProcessSpec
+from gpupool.domain.work.workload import EnvSource, GpuLease, Limits, Replica, Workload
 from gpupool.services.lifecycle.adoption_records import write_record
 from gpupool.services.lifecycle.stage_in import files_of
 from gpupool.services.ports.store import WorkloadRecords
 from gpupool.services.state.node_registry import NodeRegistry
 from gpupool.specs.request import program_for
 
+CLONE_PROGRAM = "node/files/git_clone.py"
 # The limits that the node enforces: those that ``ProcessSpec`` has under the same name.
 _NODE_LIMITS = tuple(field.name for field in fields(Limits) if field.name in ProcessSpec.__dataclass_fields__)
 
@@ -22,8 +24,8 @@ _NODE_LIMITS = tuple(field.name for field in fields(Limits) if field.name in Pro
 class ProcessSpecs:
     """Builds process specs.
 
-    ``volume_roots`` returns the folders that containers of a project may mount. ``as_user`` is true if the pool runs
-    jobs as their owners (a system pool).
+    ``volume_roots`` returns the folders that containers of a project may mount, ``workspace_image`` the image of a
+    workspace. ``as_user`` is true if the pool runs jobs as their owners (a system pool).
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class ProcessSpecs:
         records: WorkloadRecords,
         pool_id: str,
         volume_roots: Callable[[str], tuple[str, ...]],
+        workspace_image: Callable[[str], str],
         *,
         as_user: bool,
     ) -> None:
@@ -40,9 +43,10 @@ class ProcessSpecs:
         self._records = records
         self._pool_id = pool_id
         self._volume_roots = volume_roots
+        self._workspace_image = workspace_image
 
     def build(
-        self, workload: Workload, replica: Replica, lease: Lease | None, host: Workload | None = None
+        self, workload: Workload, replica: Replica, lease: GpuLease | None, host: Workload | None = None
     ) -> ProcessSpec:
         """Return the process of the replica's current attempt; an EXEC uses the lease of ``host``."""
         argv, env = program_for(workload, replica.index)
@@ -51,6 +55,7 @@ class ProcessSpecs:
         if workload.wiring is not None and (seat := workload.wiring.seat_of(replica.index)) is not None:
             program = member_program(workload, workload.wiring, replica.index, argv, env)
             argv, env, ports = program.argv, program.env, seat.ports
+        argv = _after_clone(workload.program.git, argv)
         limits = {name: getattr(workload.limits, name) for name in _NODE_LIMITS}
         limits |= {"cpus": workload.cpus_of(replica.index), "memory_mib": workload.memory_of(replica.index)}
         container = self._container(workload, replica, host)
@@ -86,7 +91,9 @@ class ProcessSpecs:
         """Return the replica's own container, or, for an EXEC, the container of its host."""
         own = workload.container_of(replica.index)
         if own is not None:
-            return replace(own, roots=self._volume_roots(workload.project))
+            home = workload.program.workspace
+            kept = home if home and self._workspace_image(home) == own.image else ""
+            return replace(own, roots=self._volume_roots(workload.project), layers=kept)
         if host is None or (theirs := host.container_of(workload.on_index)) is None:
             return None
         return ContainerSpec(theirs.image, inside=f"{host.id}.{workload.on_index}")
@@ -104,6 +111,14 @@ class ProcessSpecs:
             EnvSource.ADDRESS: node.report.address if node is not None else "",
         }
         return {name: values[EnvSource(source)] for name, source in workload.program.env_from.items()}
+
+
+def _after_clone(git: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the program that clones a repository and then becomes ``argv``; ``argv`` itself without one."""
+    if not git:
+        return argv
+    source = parse_git_source(git)
+    return (NODE_PROGRAM, CLONE_PROGRAM, source.url, source.revision, source.path, "--", *argv)
 
 
 def _attempt_env(replica: Replica) -> dict[str, str]:

@@ -14,7 +14,7 @@ from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.work.lifecycle import POOL, grant_lease
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.state.mirror import Draft, Mirror
 
 _GONE = frozenset({Reason.NODE_LOST, Reason.NODE_RESTARTED})
@@ -43,7 +43,7 @@ def give_back(draft: Draft, session: Workload, ended: Replica, epoch: Epoch) -> 
     _move(draft, replace(found, suspended=False), row, held, ended.node)
 
 
-def settle(draft: Draft, mirror: Mirror, ready: Callable[[Workload, Replica, Lease], bool]) -> None:
+def settle(draft: Draft, mirror: Mirror, ready: Callable[[Workload, Replica, GpuLease], bool]) -> None:
     """Give reserved GPUs to sessions that wait for them, and let only one of both wait in the queue.
 
     ``ready`` returns True if a waiting session may start on the GPUs of a lease now.
@@ -74,7 +74,9 @@ def holds_for(draft: Draft, session: Workload) -> bool:
     return row is not None and row.state.placed
 
 
-def _take_over(draft: Draft, found: Workload, row: Replica, session: Workload, waiting: Replica, held: Lease) -> None:
+def _take_over(
+    draft: Draft, found: Workload, row: Replica, session: Workload, waiting: Replica, held: GpuLease
+) -> None:
     draft.put_workload(replace(found, suspended=True, expires_at=None))
     after = replace(row, state=ReplicaState.PENDING, lease=None, reason=Reason.SUSPENDED_BY_USER, message="")
     draft.put_replica(replace(after, message=f"{session.name} uses its GPUs", queued_at=draft.now))
@@ -83,7 +85,7 @@ def _take_over(draft: Draft, found: Workload, row: Replica, session: Workload, w
     _move(draft, session, waiting, held, held.node)
 
 
-def _move(draft: Draft, to: Workload, row: Replica, held: Lease, node: str) -> None:
+def _move(draft: Draft, to: Workload, row: Replica, held: GpuLease, node: str) -> None:
     """Give the shares of a lease to another replica, under a new epoch."""
     lease = replace(
         held,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch
@@ -36,16 +37,17 @@ def end(draft: Draft, workload: Workload, replica: Replica, report: ExitReport) 
     return after
 
 
-def stop(
+def stop(  # noqa: PLR0913, PLR0917 - the parts of a stop
     draft: Draft,
     workload: Workload,
     replica: Replica,
     reason: Reason,
     grace_s: float | None = None,
     sentence: str = "",
+    by: str = "",
 ) -> Replica:
     """Stop one replica; a bare lease ends at once if no program is on it."""
-    after = draft.take(lifecycle.stop(workload, replica, reason, draft.now, grace_s, sentence))
+    after = draft.take(lifecycle.stop(workload, replica, reason, draft.now, grace_s, sentence, by))
     if workload.kind is not WorkloadKind.LEASE or after.state is not ReplicaState.STOPPING:
         _end_broken_gang(draft, workload, after)
         return after
@@ -74,14 +76,24 @@ def restart(draft: Draft, workload: Workload, replica: Replica, grace_s: float |
 
 
 def stop_all(
-    draft: Draft, workload: Workload, reason: Reason, grace_s: float | None = None, sentence: str = ""
+    draft: Draft, workload: Workload, reason: Reason, grace_s: float | None = None, sentence: str = "", by: str = ""
 ) -> Workload:
-    """Stop a whole workload: queued replicas end now, running ones get a signal. ``sentence`` gives the reason."""
+    """Stop a whole workload: queued replicas end now, running ones get a signal.
+
+    ``sentence`` gives the reason, ``by`` the user who asked for it.
+    """
     marked = replace(workload, stop_reason=workload.stop_reason or reason)
     draft.put_workload(marked)
     for replica in list(draft.replicas(workload.id)):
-        stop(draft, marked, replica, reason, grace_s, sentence)
+        stop(draft, marked, replica, reason, grace_s, sentence, by)
     return marked
+
+
+def notify(draft: Draft, workload: Workload, replica: Replica, notice: dict[str, Any] | None) -> None:
+    """Give a notice to a program, or to the programs on a bare lease; None withdraws it."""
+    bare = workload.kind is WorkloadKind.LEASE
+    programs = [replica] if not bare else [] if replica.lease is None else draft.execs_on(replica.lease)
+    draft.effects += [lifecycle.NotifyProgram(program, notice) for program in programs]
 
 
 def release_reservation(draft: Draft, workspace: str, by: str) -> None:
@@ -89,7 +101,7 @@ def release_reservation(draft: Draft, workspace: str, by: str) -> None:
     found = draft.reservation_of(workspace)
     if found is not None and found.stop_reason is None:
         draft.note(Event(draft.now, by, Reason.RELEASED, f"requested by {by}", found.id))
-        stop_all(draft, found, Reason.RELEASED)
+        stop_all(draft, found, Reason.RELEASED, sentence=f"released by {by}", by=by)
 
 
 def _end_programs_first(draft: Draft, replica: Replica, report: ExitReport) -> Replica:
@@ -134,10 +146,12 @@ def _end_broken_gang(draft: Draft, workload: Workload, lost: Replica) -> None:
 def _stop_programs_on(draft: Draft, holder: Replica, grace_s: float | None = None) -> None:
     if holder.lease is None:
         return
+    why = f": {holder.message}" if holder.next_reason is not None and holder.message else ""
     for program in draft.execs_on(holder.lease):
         owner = draft.workload(program.workload)
         if owner is not None:
-            stop(draft, owner, program, Reason.LEASE_ENDED, grace_s)
+            sentence = f"the lease that it used has ended{why}"
+            stop(draft, owner, program, Reason.LEASE_ENDED, grace_s, sentence)
 
 
 def _release_emptied_lease(draft: Draft, program: Workload) -> None:

@@ -12,10 +12,14 @@ from math import inf
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.people.access import ProjectRules
 from gpupool.domain.work.time_windows import TimeWindows, cached_windows
-from gpupool.domain.work.workload import OnMemberEnd, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import Dependency, OnMemberEnd, ReplicaState, Workload, WorkloadState
 from gpupool.services.state.mirror import Mirror
 
-_PAST_TENSE = {WorkloadState.FAILED: "failed", WorkloadState.STOPPED: "been stopped"}
+_PAST_TENSE = {
+    WorkloadState.SUCCEEDED: "succeeded",
+    WorkloadState.FAILED: "failed",
+    WorkloadState.STOPPED: "been stopped",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +81,25 @@ class Dependencies:
         return False in self._results(workload)
 
     def _results(self, workload: Workload) -> list[bool | None]:
-        return [self._met(d.workload, success_only=d.success_only) for d in workload.after]
+        return [self._met(d) for d in workload.after]
 
-    def _met(self, dependency: WorkloadId, *, success_only: bool) -> bool | None:
+    def _met(self, dependency: Dependency) -> bool | None:
         """Return True if the dependency is met, None if not yet, False if it never can be."""
-        if dependency in self._mirror.workloads:
+        if dependency.workload in self._mirror.workloads:
             return None
-        found = self.finished.get(dependency)
-        return not success_only or found is None or found.state is WorkloadState.SUCCEEDED
+        found = self.finished.get(dependency.workload)
+        return found is None or _ended_as_required(dependency, found)
 
     def failure(self, workload: Workload) -> str:
-        """Return, as part of a sentence, the workloads that had to succeed first and did not."""
-        ends = [self.finished[d.workload] for d in workload.after if d.workload in self.finished and d.success_only]
-        bad = [end for end in ends if end.state is not WorkloadState.SUCCEEDED]
+        """Return, as part of a sentence, the workloads that had to succeed or fail first and did not."""
+        ends = [(d, self.finished[d.workload]) for d in workload.after if d.workload in self.finished]
+        bad = [end for dependency, end in ends if not _ended_as_required(dependency, end)]
         return "; ".join(f"it depends on {end.name}, which has {_PAST_TENSE[end.state]}" for end in bad)
+
+
+def _ended_as_required(dependency: Dependency, end: FinishedDependency) -> bool:
+    succeeded = end.state is WorkloadState.SUCCEEDED
+    return not succeeded if dependency.failure_only else succeeded or not dependency.success_only
 
 
 GROW_AFTER_S = 300.0  # a round runs at least this long before a new round with more members begins
@@ -138,6 +147,11 @@ def opens_at(workload: Workload, counts: Mapping[ReplicaState, int]) -> float | 
     return workload.wiring.formed_at + GROW_AFTER_S
 
 
+def begins_at(workload: Workload) -> float:
+    """Return the earliest start that its submission asked for."""
+    return workload.created_at + (workload.limits.begin_s or 0.0)
+
+
 _HORIZON_S = 15 * 86400.0  # windows that are not open together within two weeks never are
 
 
@@ -160,8 +174,9 @@ class WindowOpenings:
 
     def opens_at(self, workload: Workload, rules: ProjectRules, now: float) -> float:
         """Return ``now`` if it may start now, else the time when it may; infinite: never."""
-        bound, t = self.windows(workload, rules), now
-        while t < now + _HORIZON_S:
+        start = max(now, begins_at(workload))
+        bound, t = self.windows(workload, rules), start
+        while t < start + _HORIZON_S:
             later = max((windows.next_open(t) for windows in bound), default=t)
             if later == t:
                 return t
@@ -176,6 +191,9 @@ class WindowOpenings:
     def sentence(self, workload: Workload, rules: ProjectRules, now: float) -> str:
         """Return, for example, ``may start nights; next Monday 20:00 (Europe/Berlin)``."""
         texts = " and ".join(", ".join(w.text for w in windows.windows) for windows in self.windows(workload, rules))
+        if begins_at(workload) > now:
+            begin = f"{datetime.fromtimestamp(begins_at(workload), self._zone):%Y-%m-%d %H:%M:%S}"
+            texts = f"from {begin}" + (f" and {texts}" if texts else "")
         opens = self.opens_at(workload, rules, now)
         when = (
             f"next {datetime.fromtimestamp(opens, self._zone):%A %H:%M}"
@@ -186,7 +204,7 @@ class WindowOpenings:
 
     def schedule_check(self, workload: Workload, rules: ProjectRules, now: float) -> None:
         """Make ``take_due`` return the workload when its windows next open or close."""
-        if not workload.windows and not rules.windows:
+        if not workload.windows and not rules.windows and begins_at(workload) <= now:
             return
         opens = self.opens_at(workload, rules, now)
         closes = self.closes_at(workload, rules, now) or inf

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """The metric types of Prometheus."""
 
     GAUGE = "gauge"
@@ -19,7 +19,7 @@ class Metric:
     """A metric. Counters are named ``..._total``; units are the base units of Prometheus; ratios are from 0 to 1."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     about: str
     labels: tuple[str, ...] = ()
 
@@ -33,15 +33,15 @@ class _Section:
 
     def gauge(self, name: str, about: str, *labels: str) -> Metric:
         """Add a value that can rise and fall."""
-        return self._add(Metric(f"gpupool_{name}", Kind.GAUGE, about, labels))
+        return self._add(Metric(f"gpupool_{name}", MetricKind.GAUGE, about, labels))
 
     def counter(self, name: str, about: str, *labels: str) -> Metric:
         """Add a value that only rises; its name ends with ``_total``."""
-        return self._add(Metric(f"gpupool_{name}_total", Kind.COUNTER, about, labels))
+        return self._add(Metric(f"gpupool_{name}_total", MetricKind.COUNTER, about, labels))
 
     def histogram(self, name: str, about: str, *labels: str) -> Metric:
         """Add a distribution of values."""
-        return self._add(Metric(f"gpupool_{name}", Kind.HISTOGRAM, about, labels))
+        return self._add(Metric(f"gpupool_{name}", MetricKind.HISTOGRAM, about, labels))
 
     def _add(self, metric: Metric) -> Metric:
         self.metrics.append(metric)
@@ -103,6 +103,23 @@ GPU_TEMPERATURE = _GPUS.gauge("gpu_temperature_celsius", "Its temperature; absen
 GPU_SM_CLOCK = _GPUS.gauge("gpu_sm_clock_hertz", "Clock of its processors; absent if not reported.", "node", "gpu")
 GPU_MEMORY_CLOCK = _GPUS.gauge("gpu_memory_clock_hertz", "Clock of its memory; absent if not reported.", "node", "gpu")
 
+GPU_HOLDER = _GPUS.gauge(
+    "gpu_holder_ratio",
+    "Part of the GPU that a workload holds, 0 to 1. The label UUID is that of DCGM exporter, for joins.",
+    *("UUID", "node", "gpu", "workload", "name", "project", "user"),
+)
+GPU_XIDS = _GPUS.counter("gpu_xid_errors", "XID errors since the start of the node's agent.", "node", "gpu")
+GPU_ECC = _GPUS.counter(
+    "gpu_ecc_errors", "Memory errors since the driver was loaded: corrected or uncorrected.", "node", "gpu", "type"
+)
+GPU_SLOWDOWN = _GPUS.gauge(
+    "gpu_slowdown", "1 while clocks are reduced for this reason: power, hardware or thermal.", "node", "gpu", "reason"
+)
+GPU_PCIE_REPLAYS = _GPUS.counter("gpu_pcie_replays", "Repeated transfers of its PCIe link.", "node", "gpu")
+GPU_PCIE_GENERATION = _GPUS.gauge("gpu_pcie_link_generation", "Present generation of its PCIe link.", "node", "gpu")
+GPU_PCIE_WIDTH = _GPUS.gauge("gpu_pcie_link_width", "Present number of lanes of its PCIe link.", "node", "gpu")
+GPU_NVLINK_ERRORS = _GPUS.counter("gpu_nvlink_errors", "Errors of all its NVLinks.", "node", "gpu")
+
 _PEOPLE = _Section("Projects, users and the queue")
 WORKLOADS = _PEOPLE.gauge("workloads", "Workloads that have not ended.", "state", "kind")
 WAITS = _PEOPLE.histogram("wait_seconds", "Time from being queued to getting GPUs, since the start.", "kind")
@@ -146,6 +163,9 @@ USER_SECONDS = _PEOPLE.counter(
 
 _OF_WORKLOAD = ("workload", "name", "project", "user")
 _WORKLOADS = _Section("Workloads that hold GPUs")
+WORKLOAD_INFO = _WORKLOADS.gauge(
+    "workload_info", "1; the labels describe a workload that holds GPUs.", *_OF_WORKLOAD, "kind", "node"
+)
 WORKLOAD_HELD = _WORKLOADS.gauge("workload_gpus_allocated", "GPUs allocated to a workload now.", *_OF_WORKLOAD)
 WORKLOAD_REPLICAS = _WORKLOADS.gauge("workload_replicas_running", "Its replicas that hold GPUs.", *_OF_WORKLOAD)
 WORKLOAD_IDLE = _WORKLOADS.gauge(
@@ -158,5 +178,45 @@ WORKLOAD_GPU_MEMORY = _WORKLOADS.gauge("workload_gpu_memory_used_bytes", "GPU me
 WORKLOAD_MEMORY = _WORKLOADS.gauge("workload_memory_used_bytes", "Host memory it uses.", *_OF_WORKLOAD)
 WORKLOAD_CPUS = _WORKLOADS.gauge("workload_cpus_used", "Processor cores it keeps busy.", *_OF_WORKLOAD)
 
-SECTIONS = {each.title: tuple(each.metrics) for each in (_POOL, _NODES, _GPUS, _PEOPLE, _WORKLOADS)}
+_OF_SERVICE = ("project", "service")
+_SERVICES = _Section("Services")
+SERVICE_REPLICAS = _SERVICES.gauge(
+    "service_replicas", "Replicas of the service: ready, starting or draining.", *_OF_SERVICE, "state"
+)
+SERVICE_DESIRED = _SERVICES.gauge("service_replicas_desired", "Replicas that are wanted now.", *_OF_SERVICE)
+SERVICE_IN_FLIGHT = _SERVICES.gauge("service_requests_in_flight", "Requests that replicas answer now.", *_OF_SERVICE)
+SERVICE_HELD = _SERVICES.gauge("service_requests_held", "Requests that wait for a ready replica.", *_OF_SERVICE)
+SERVICE_REQUESTS = _SERVICES.counter("service_requests", "Requests since the start.", *_OF_SERVICE)
+SERVICE_REFUSED = _SERVICES.counter(
+    "service_refused", "Requests answered with 503, as no replica was ready, since the start.", *_OF_SERVICE
+)
+SERVICE_GPU_SECONDS = _SERVICES.counter(
+    "service_gpu_allocated_seconds", "GPU seconds allocated to its replicas since the start.", *_OF_SERVICE
+)
+SERVICE_USER_REQUESTS = _SERVICES.counter(
+    "service_user_requests",
+    "Requests since the start by user; empty: with a token of the service, or without one.",
+    *_OF_SERVICE,
+    "user",
+)
+SERVICE_REQUEST_SECONDS = _SERVICES.counter(
+    "service_request_seconds", "Time of requests at replicas since the start, by user.", *_OF_SERVICE, "user"
+)
+SERVICE_RECEIVED = _SERVICES.counter(
+    "service_received_bytes", "Bytes of requests since the start, without heads, by user.", *_OF_SERVICE, "user"
+)
+SERVICE_SENT = _SERVICES.counter(
+    "service_sent_bytes", "Bytes of responses since the start, without heads, by user.", *_OF_SERVICE, "user"
+)
+SERVICE_ERRORS = _SERVICES.counter(
+    "service_errors", "Requests without a complete answer of a replica, since the start.", *_OF_SERVICE
+)
+SERVICE_FIRST_BYTE = _SERVICES.gauge(
+    "service_first_byte_seconds",
+    "Time to the first byte of an answer in the last second with answers: median (0.5) and 99th percentile (0.99).",
+    *_OF_SERVICE,
+    "quantile",
+)
+
+SECTIONS = {each.title: tuple(each.metrics) for each in (_POOL, _NODES, _GPUS, _PEOPLE, _WORKLOADS, _SERVICES)}
 CATALOGUE: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)

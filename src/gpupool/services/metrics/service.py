@@ -15,7 +15,7 @@ from gpupool.domain.events import Reason
 from gpupool.domain.people.access import Actor, Project, Role
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.usage import GroupBy, UsageLine
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 from gpupool.services.control.engine import Engine
 from gpupool.services.metrics import catalogue as c
 from gpupool.services.metrics.families import (
@@ -23,13 +23,15 @@ from gpupool.services.metrics.families import (
     MAX_USERS,
     Bounded,
     Counts,
-    Family,
+    MetricFamily,
     Row,
     gpu_rows,
+    health_rows,
+    holder_rows,
     node_rows,
     workload_rows,
 )
-from gpupool.services.metrics.snapshot import Snapshot, Waiting, look_at_disk, make_snapshot, read_state
+from gpupool.services.metrics.snapshot import MetricsSnapshot, WaitingCounts, look_at_disk, make_snapshot, read_state
 from gpupool.services.ports.store import ChangeSet
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.state.node_registry import NodeRegistry
@@ -97,7 +99,7 @@ class GpuSeconds:
             if lease.released_at is not None:
                 self._over[lease.project, lease.user] += _held_s(lease, self._since, lease.released_at)
 
-    def at(self, now: float, leases: Iterable[Lease]) -> dict[Holder, float]:
+    def at(self, now: float, leases: Iterable[GpuLease]) -> dict[Holder, float]:
         """Return the GPU seconds allocated until ``now``; ``leases`` are those open at that moment."""
         total = dict(self._over)
         for lease in leases:
@@ -115,7 +117,7 @@ def _measured(lines: Iterable[UsageLine]) -> dict[str, Measured]:
     return found
 
 
-def _held_s(lease: Lease, since: float, until: float) -> float:
+def _held_s(lease: GpuLease, since: float, until: float) -> float:
     return max(0.0, until - max(lease.granted_at, since)) * lease.permille / WHOLE_GPU
 
 
@@ -168,18 +170,18 @@ class MetricsService:
             if lease.released_at is None and workload is not None and replica is not None:
                 self.counts.waited(workload.kind.value, lease.granted_at - replica.queued_at)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> MetricsSnapshot:
         """Return the state of the pool at one moment, for pages and metrics."""
         latest = self._telemetry.latest()
         return await make_snapshot(
             self._engine, await self._engine.read_consistent(lambda: read_state(self._engine, self._book, latest))
         )
 
-    async def families(self) -> AsyncIterator[Family]:
+    async def families(self) -> AsyncIterator[MetricFamily]:
         """Yield metrics with their rows, all of one moment; the caller may yield to the event loop in between."""
         snapshot = await self.snapshot()
         await asyncio.sleep(0)
-        waiting = Waiting()
+        waiting = WaitingCounts()
         for begin in range(0, len(snapshot.workloads), SLICE):
             for workload, pending in snapshot.workloads[begin : begin + SLICE]:
                 waiting.add(workload, pending)
@@ -187,47 +189,48 @@ class MetricsService:
         for part in (self._since_start(), node_rows(snapshot), gpu_rows(snapshot), self._people(snapshot, waiting)):
             for family in part:
                 yield family
-        for family in workload_rows(snapshot):
-            yield family
+        for part in (health_rows(snapshot), holder_rows(snapshot), workload_rows(snapshot)):
+            for family in part:
+                yield family
 
-    def _since_start(self) -> Iterator[Family]:
+    def _since_start(self) -> Iterator[MetricFamily]:
         counts = self.counts  # all series start at 0, because Prometheus sees no increase if a series appears with 1
-        yield Family(c.CYCLES, histograms=[((), counts.cycles)])
-        yield Family(c.EVENTS, [((reason.value,), float(counts.events[reason.value])) for reason in Reason])
-        yield Family(c.WARNINGS, [(way, float(counts.warnings[way])) for way in WAYS])
-        yield Family(c.WAITS, histograms=[((kind,), waits) for kind, waits in sorted(counts.waits.items())])
+        yield MetricFamily(c.CYCLES, histograms=[((), counts.cycles)])
+        yield MetricFamily(c.EVENTS, [((reason.value,), float(counts.events[reason.value])) for reason in Reason])
+        yield MetricFamily(c.WARNINGS, [(way, float(counts.warnings[way])) for way in WAYS])
+        yield MetricFamily(c.WAITS, histograms=[((kind,), waits) for kind, waits in sorted(counts.waits.items())])
 
-    def _people(self, snapshot: Snapshot, waiting: Waiting) -> Iterator[Family]:
-        yield Family(c.WORKLOADS, [(key, float(n)) for key, n in sorted(waiting.workloads.items())])
+    def _people(self, snapshot: MetricsSnapshot, waiting: WaitingCounts) -> Iterator[MetricFamily]:
+        yield MetricFamily(c.WORKLOADS, [(key, float(n)) for key, n in sorted(waiting.workloads.items())])
         projects, users = self._projects, self._users
         held, idle = _held(snapshot, self._register)
-        yield Family(c.PROJECT_HELD, projects.summed(held["project"], WHOLE_GPU))
-        yield Family(c.PROJECT_IDLE, projects.summed(idle["project"], WHOLE_GPU))
-        yield Family(c.PROJECT_QUOTA, self._bounds("quota_permille"))
-        yield Family(c.PROJECT_LIMIT, self._bounds("limit_permille"))
-        yield Family(c.PROJECT_FAIR, self._fair_shares(snapshot.now))
-        yield Family(c.PROJECT_WAITING, projects.summed(_with_zeros(waiting.replicas, self._register.projects)))
+        yield MetricFamily(c.PROJECT_HELD, projects.summed(held["project"], WHOLE_GPU))
+        yield MetricFamily(c.PROJECT_IDLE, projects.summed(idle["project"], WHOLE_GPU))
+        yield MetricFamily(c.PROJECT_QUOTA, self._bounds("quota_permille"))
+        yield MetricFamily(c.PROJECT_LIMIT, self._bounds("limit_permille"))
+        yield MetricFamily(c.PROJECT_FAIR, self._fair_shares(snapshot.now))
+        yield MetricFamily(c.PROJECT_WAITING, projects.summed(_with_zeros(waiting.replicas, self._register.projects)))
         running = Counter(holding.lease.project for holding in snapshot.holdings)
-        yield Family(c.PROJECT_RUNNING, projects.summed(_with_zeros(running, self._register.projects)))
+        yield MetricFamily(c.PROJECT_RUNNING, projects.summed(_with_zeros(running, self._register.projects)))
         oldest = {project: max(0.0, snapshot.now - at) for project, at in waiting.oldest.items()}
-        yield Family(c.PROJECT_OLDEST, _longest(self._projects, oldest, self._register.projects))
-        yield Family(c.USER_HELD, users.summed(held["user"], WHOLE_GPU))
-        yield Family(c.USER_IDLE, users.summed(idle["user"], WHOLE_GPU))
+        yield MetricFamily(c.PROJECT_OLDEST, _longest(self._projects, oldest, self._register.projects))
+        yield MetricFamily(c.USER_HELD, users.summed(held["user"], WHOLE_GPU))
+        yield MetricFamily(c.USER_IDLE, users.summed(idle["user"], WHOLE_GPU))
         if self.seconds.loaded:
             yield from self._gpu_seconds(snapshot)
 
-    def _gpu_seconds(self, snapshot: Snapshot) -> Iterator[Family]:
+    def _gpu_seconds(self, snapshot: MetricsSnapshot) -> Iterator[MetricFamily]:
         by_project: dict[str, float] = defaultdict(float)
         by_user: dict[str, float] = defaultdict(float)
         total = self.seconds.at(snapshot.now, (holding.lease for holding in snapshot.holdings))
         for (project, user), seconds in total.items():
             by_project[project] += seconds
             by_user[user] += seconds
-        yield Family(c.PROJECT_SECONDS, self._projects.summed(by_project))
-        yield Family(c.USER_SECONDS, self._users.summed(by_user))
+        yield MetricFamily(c.PROJECT_SECONDS, self._projects.summed(by_project))
+        yield MetricFamily(c.USER_SECONDS, self._users.summed(by_user))
         measured = self.seconds.measured
-        yield Family(c.PROJECT_USED_SECONDS, self._projects.summed({p: m.used_s for p, m in measured.items()}))
-        yield Family(c.PROJECT_IDLE_SECONDS, self._projects.summed({p: m.idle_s for p, m in measured.items()}))
+        yield MetricFamily(c.PROJECT_USED_SECONDS, self._projects.summed({p: m.used_s for p, m in measured.items()}))
+        yield MetricFamily(c.PROJECT_IDLE_SECONDS, self._projects.summed({p: m.idle_s for p, m in measured.items()}))
 
     def _bounds(self, name: str) -> list[Row]:
         def bound(project: Project) -> int | None:
@@ -244,19 +247,19 @@ class MetricsService:
             self._fair, self._fair_at = self._projects.summed(fair, WHOLE_GPU), now
         return self._fair
 
-    def pool_rows(self, info: Any) -> Iterator[Family]:
+    def pool_rows(self, info: Any) -> Iterator[MetricFamily]:
         """Yield the metrics of the pool as a whole; ``info`` is its ``PoolInfo``."""
-        yield Family(c.INFO, [((info.version, info.pool_id, info.kind), 1.0)])
-        yield Family(c.STARTED, [((), info.started_at)])
+        yield MetricFamily(c.INFO, [((info.version, info.pool_id, info.kind), 1.0)])
+        yield MetricFamily(c.STARTED, [((), info.started_at)])
         disk = look_at_disk(info.state_dir) if info.state_dir else None
         if disk is not None:
-            yield Family(c.DISK_SIZE, [((), float(disk.size))])
-            yield Family(c.DISK_FREE, [((), float(disk.free))])
-            yield Family(c.DATABASE, [((), float(disk.database))])
+            yield MetricFamily(c.DISK_SIZE, [((), float(disk.size))])
+            yield MetricFamily(c.DISK_FREE, [((), float(disk.free))])
+            yield MetricFamily(c.DATABASE, [((), float(disk.database))])
 
 
 def _held(
-    snapshot: Snapshot, register: IdentityCache
+    snapshot: MetricsSnapshot, register: IdentityCache
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     """Return the thousandths of GPUs allocated, and of those the idle ones, by project and by user (0 for none)."""
     held = {"project": dict.fromkeys(register.projects, 0.0), "user": dict.fromkeys(register.users, 0.0)}

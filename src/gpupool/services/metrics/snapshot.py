@@ -13,7 +13,7 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import Node
 from gpupool.domain.nodes.telemetry import NodeSample, ReplicaSample
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.services.control.engine import Engine
 from gpupool.services.state.node_registry import NodeRegistry
 
@@ -23,13 +23,13 @@ DATABASE_FILES = ("pool.db", "pool.db-wal")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OpenLease:
     """An open lease with its workload, its replica and its number of GPUs; slices count as fractions.
 
     ``idle_s`` is None if the replica starts, stops or is unknown. ``looks`` are the latest samples of its programs.
     """
 
-    lease: Lease
+    lease: GpuLease
     workload: Workload | None
     replica: Replica | None
     idle_s: float | None
@@ -49,7 +49,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingCounts:
     """Waiting replicas by project, and workloads by state and kind."""
 
     replicas: Counter[str] = field(default_factory=Counter)
@@ -66,23 +66,23 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MetricsSnapshot:
     """The pool at ``now``; ``workloads`` are those that have not ended, with their number of waiting replicas."""
 
     now: float
     nodes: tuple[Node, ...]
-    holdings: tuple[Held, ...]
+    holdings: tuple[OpenLease, ...]
     workloads: tuple[tuple[Workload, int], ...]
     samples: Mapping[str, NodeSample]
 
 
 @dataclass(frozen=True, slots=True)
 class RawState:
-    """The raw state of one moment, from which ``make_snapshot`` computes a ``Snapshot``."""
+    """The raw state of one moment, from which ``make_snapshot`` computes a ``MetricsSnapshot``."""
 
     now: float
     nodes: tuple[Node, ...]
-    leases: tuple[tuple[Lease, Workload | None, Replica | None], ...]
+    leases: tuple[tuple[GpuLease, Workload | None, Replica | None], ...]
     workloads: tuple[tuple[Workload, int], ...]
     samples: Mapping[str, NodeSample]
 
@@ -108,15 +108,15 @@ _NONE: dict[int, Replica] = {}
 _NOTHING: Counter[ReplicaState] = Counter()
 
 
-async def make_snapshot(engine: Engine, raw: RawState) -> Snapshot:
+async def make_snapshot(engine: Engine, raw: RawState) -> MetricsSnapshot:
     """Compute the snapshot of a raw state, and let other tasks run in between."""
     looks = _by_lease(raw.samples)
-    holdings: list[Held] = []
+    holdings: list[OpenLease] = []
     for count, (lease, workload, replica) in enumerate(raw.leases):
         holdings.append(_holding(engine, raw.now, (lease, workload, replica), tuple(looks[lease.epoch])))
         if count % AT_ONCE == 0:
             await asyncio.sleep(0)
-    return Snapshot(raw.now, raw.nodes, tuple(holdings), raw.workloads, raw.samples)
+    return MetricsSnapshot(raw.now, raw.nodes, tuple(holdings), raw.workloads, raw.samples)
 
 
 def _by_lease(samples: Mapping[str, NodeSample]) -> dict[int, list[ReplicaSample]]:
@@ -130,28 +130,28 @@ def _by_lease(samples: Mapping[str, NodeSample]) -> dict[int, list[ReplicaSample
 def _holding(
     engine: Engine,
     now: float,
-    row: tuple[Lease, Workload | None, Replica | None],
+    row: tuple[GpuLease, Workload | None, Replica | None],
     looks: tuple[ReplicaSample, ...],
-) -> Held:
+) -> OpenLease:
     lease, workload, replica = row
     gpus = lease.permille / WHOLE_GPU
     if workload is None or replica is None or replica.attempt != lease.attempt:
-        return Held(lease, workload, replica, None, gpus, looks)
+        return OpenLease(lease, workload, replica, None, gpus, looks)
     if replica.state is not ReplicaState.RUNNING:
-        return Held(lease, workload, replica, None, gpus, looks)
+        return OpenLease(lease, workload, replica, None, gpus, looks)
     idle_s = max(0.0, now - engine.last_active(workload, replica, now))
-    return Held(lease, workload, replica, idle_s, gpus, looks)
+    return OpenLease(lease, workload, replica, idle_s, gpus, looks)
 
 
-def by_workload(holdings: tuple[Held, ...]) -> dict[WorkloadId, list[Held]]:
+def by_workload(holdings: tuple[OpenLease, ...]) -> dict[WorkloadId, list[OpenLease]]:
     """Group leases by workload, the largest workloads first."""
-    found: dict[WorkloadId, list[Held]] = {}
+    found: dict[WorkloadId, list[OpenLease]] = {}
     for holding in holdings:
         found.setdefault(holding.lease.workload, []).append(holding)
     return dict(sorted(found.items(), key=lambda item: (-held_permille(item[1]), item[0])))
 
 
-def held_permille(holdings: Iterable[Held]) -> int:
+def held_permille(holdings: Iterable[OpenLease]) -> int:
     """Return the sum of leases in thousandths of a GPU; exact, unlike a sum of fractions."""
     return sum(holding.lease.permille for holding in holdings)
 

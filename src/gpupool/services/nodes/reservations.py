@@ -15,7 +15,7 @@ from gpupool.domain.nodes.gpu import GpuRequest, NodeState
 from gpupool.domain.nodes.reservation import Candidate, Reservation, choose_nodes
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.units import format_duration
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.control.engine import Engine
 from gpupool.services.state.identity_cache import IdentityCache
@@ -88,6 +88,17 @@ class ReservationService:
         """Return current and future reservations, sorted by start."""
         return sorted(self._engine.feed.reservations.values(), key=lambda b: (b.starts_at, b.id))
 
+    def get(self, reservation_id: str) -> Reservation:
+        """Return a current or future reservation; raises UNKNOWN_BOOKING."""
+        reservation = self._engine.feed.reservations.get(reservation_id)
+        if reservation is None:
+            raise GpupoolError(
+                ErrorCode.UNKNOWN_BOOKING,
+                f"There is no reservation '{reservation_id[:80]}'.",
+                "See `gpupool reserve list`.",
+            )
+        return reservation
+
     async def make(self, actor: Actor, request: ReservationRequest) -> CreatedReservation:
         """Create a reservation, for administrators.
 
@@ -115,14 +126,7 @@ class ReservationService:
     async def cancel(self, actor: Actor, reservation_id: str) -> None:
         """Cancel a reservation, for administrators. Raises FORBIDDEN, UNKNOWN_BOOKING."""
         self._permissions.need_role(actor, Role.ADMIN)
-        reservation = self._engine.feed.reservations.get(reservation_id)
-        if reservation is None:
-            raise GpupoolError(
-                ErrorCode.UNKNOWN_BOOKING,
-                f"There is no reservation '{reservation_id[:80]}'.",
-                "See `gpupool reserve list`.",
-            )
-        await self._remove(reservation, actor.user, "cancelled")
+        await self._remove(self.get(reservation_id), actor.user, "cancelled")
 
     async def run(self) -> None:
         """Check the reservations once a second, until cancelled."""
@@ -230,13 +234,15 @@ class ReservationService:
             )
         return tuple(sorted(candidate.node for candidate in chosen))
 
-    def _late_leases(self, node: str, request: ReservationRequest | Reservation) -> tuple[list[Lease], list[Lease]]:
+    def _late_leases(
+        self, node: str, request: ReservationRequest | Reservation
+    ) -> tuple[list[GpuLease], list[GpuLease]]:
         """Return the leases on a node that may last beyond the start: protected ones, and preemptible ones.
 
         Leases of users and projects that the reservation admits are left out.
         """
-        protected: list[Lease] = []
-        preemptible: list[Lease] = []
+        protected: list[GpuLease] = []
+        preemptible: list[GpuLease] = []
         for lease in self._engine.mirror.leases.values():
             workload = self._engine.mirror.workloads.get(lease.workload)
             admitted = lease.project in request.projects or lease.user in request.users
@@ -256,7 +262,7 @@ class ReservationService:
         warning = f"protected workloads are not evicted for it and may still run: {', '.join(names)}{more}"
         return CreatedReservation(reservation, sum(len(go) for _, go in ways), (warning,) if protected else ())
 
-    def _named(self, lease: Lease) -> str:
+    def _named(self, lease: GpuLease) -> str:
         return f"{self._engine.mirror.workloads[lease.workload].name} of {lease.user} on {lease.node}"
 
     def _event(self, by: str, what: str, reservation: Reservation) -> Event:

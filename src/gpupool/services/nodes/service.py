@@ -14,7 +14,7 @@ from gpupool.domain.nodes.sharing import Sharing, traits_of, usable_policies
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.protocol.fencing import certain_after_s
 from gpupool.domain.units import format_duration
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.control.engine import Engine
 from gpupool.services.lifecycle import transitions
@@ -33,7 +33,7 @@ class Occupant:
 
     workload: Workload
     replica: Replica
-    lease: Lease | None
+    lease: GpuLease | None
     drained: bool
 
 
@@ -47,7 +47,7 @@ class NodeService:
         self._nodes = nodes
         self._permissions = permissions
         self._workspaces = workspaces
-        self._held: dict[str, list[tuple[Lease, GpuShare]]] = {}
+        self._held: dict[str, list[tuple[GpuLease, GpuShare]]] = {}
         self._held_at = (-1, -1)
         self.lost = LostNodes(engine, nodes)
 
@@ -64,7 +64,7 @@ class NodeService:
         """Return a node; raises UNKNOWN_NODE."""
         return self._nodes.get(name)
 
-    async def holders(self, gpu_uuid: str) -> Sequence[tuple[Lease, GpuShare]]:
+    async def holders(self, gpu_uuid: str) -> Sequence[tuple[GpuLease, GpuShare]]:
         """Return the leases of a GPU and their slices, oldest first."""
         mirror = self._engine.mirror
         moment = (len(mirror.leases), mirror.last_epoch)  # unique: each grant raises the epoch
@@ -72,7 +72,7 @@ class NodeService:
             self._held, self._held_at = _by_gpu(mirror.leases.values()), moment
         return self._held.get(gpu_uuid, ())
 
-    def leases_on(self, name: str) -> list[Lease]:
+    def leases_on(self, name: str) -> list[GpuLease]:
         """Return all leases on a node, also those without GPUs."""
         mirror = self._engine.mirror
         rows = (mirror.replica(*key) for key in mirror.placed.get(name, ()))
@@ -119,12 +119,14 @@ class NodeService:
     async def cordon(self, actor: Actor, name: str, reason: str, *, drain: bool = False) -> Node:
         """Place nothing new on a node, for administrators.
 
-        Running programs continue. ``drain`` preempts its preemptible workloads, with notice and grace period.
+        Running programs continue. ``drain`` preempts its preemptible workloads, with notice and grace period, and lets
+        replicas of services leave when others have replaced them.
         """
         node = await self._change(actor, name, NodeState.CORDONED, reason or "cordoned", Reason.CORDONED)
         if drain:
             sentence = f"{name} is drained" + (f" ({reason})" if reason else "")
-            await self._stop_work(name, Reason.PREEMPTED, sentence, lambda workload, _: workload.preemptible)
+            self._nodes.drained.add(name)
+            await self._stop_work(name, Reason.PREEMPTED, sentence, _ends_in_a_drain)
         return node
 
     async def end_work(self, name: str, why: str) -> None:
@@ -146,7 +148,9 @@ class NodeService:
 
     async def uncordon(self, actor: Actor, name: str) -> Node:
         """Allow new work on a node again, for administrators."""
-        return await self._change(actor, name, NodeState.UP, "", Reason.UNCORDONED)
+        node = await self._change(actor, name, NodeState.UP, "", Reason.UNCORDONED)
+        self._nodes.drained.discard(name)
+        return node
 
     async def cordon_gpu(self, actor: Actor, name: str, gpu: int, reason: str) -> Node:
         """Place nothing new on one GPU, by its index, for administrators; raises UNKNOWN_NODE or NOT_FOUND.
@@ -279,9 +283,13 @@ class NodeService:
         self._engine.work.set()
 
 
-def _by_gpu(leases: Iterable[Lease]) -> dict[str, list[tuple[Lease, GpuShare]]]:
+def _ends_in_a_drain(workload: Workload, _replica: Replica) -> bool:
+    return workload.preemptible and workload.program.serving is None
+
+
+def _by_gpu(leases: Iterable[GpuLease]) -> dict[str, list[tuple[GpuLease, GpuShare]]]:
     """Return the leases and slices by GPU, oldest first."""
-    found: dict[str, list[tuple[Lease, GpuShare]]] = defaultdict(list)
+    found: dict[str, list[tuple[GpuLease, GpuShare]]] = defaultdict(list)
     for lease in sorted(leases, key=lambda lease: lease.epoch):
         for share in lease.shares:
             found[share.gpu_uuid].append((lease, share))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gpupool.domain.events import Event
 from gpupool.domain.nodes.heads import Head, HeadReport
-from gpupool.domain.nodes.joining import JoinToken, Member, RemovedMember, Versions
+from gpupool.domain.nodes.joining import JoinedMachine, JoinToken, RemovedMember, Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,16 @@ class JoinStore(Protocol):
     async def tokens(self) -> Sequence[JoinToken]:
         """Return all stored join tokens, newest first."""
 
-    async def admit(self, secret_sha256: str, member: Member, event: Event, head: Head | None = None) -> bool:
+    async def admit(self, secret_sha256: str, member: JoinedMachine, event: Event, head: Head | None = None) -> bool:
         """Take one use of a valid token and insert the member, also as a head, in one transaction; True if done."""
 
     async def tokens_made_with(self, parent: str) -> Sequence[JoinToken]:
         """Return the join tokens that were created with a network token."""
 
-    async def members(self) -> Sequence[Member]:
+    async def members(self) -> Sequence[JoinedMachine]:
         """Return all members, sorted by name."""
 
-    async def save_member(self, member: Member, event: Event) -> None:
+    async def save_member(self, member: JoinedMachine, event: Event) -> None:
         """Insert or replace a member."""
 
     async def drop_member(self, node: str, event: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from gpupool.domain.errors import ErrorCode
@@ -38,6 +39,10 @@ class NodeLink(Protocol):
     """
 
     name: str
+
+    @property
+    def socket(self) -> Path | None:
+        """Return the unix socket on this machine that leads to the agent; None if there is none."""
 
     async def report(self) -> NodeReport:
         """Return the machine and its GPUs in their present state."""
@@ -108,6 +113,12 @@ class NodeLink(Protocol):
 
         ``activity``: its bytes count as activity of the program. An empty ``write`` ends the sending side; ``read`` is
         empty once when the port has ended its own, and again when the connection is closed.
+        """
+
+    async def check_command(self, key: str, argv: Sequence[str], timeout_s: float) -> str:
+        """Execute a command where a program runs; return its problem, empty if it ends with status 0 in time.
+
+        Raises WRONG_STATE, NOT_FOUND, INVALID_REQUEST.
         """
 
     async def listening_ports(self, key: str) -> Sequence[ListeningPort]:

@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import FileTree
-from gpupool.domain.work.job_files import FilesSpec
+from gpupool.domain.work.file_tree import FilesSpec, FileTree
 from gpupool.domain.work.workspace import WorkspaceTask
 
 

@@ -15,7 +15,8 @@ from gpupool.domain.nodes.reservation import Reservation
 from gpupool.domain.people.access import Department, Project, Token, User
 from gpupool.domain.people.sessions import Session
 from gpupool.domain.work.search import NEWEST_FIRST, NO_COMMANDS, CommandScope, SearchWord, SortOrder
-from gpupool.domain.work.workload import Lease, Replica, Workload, WorkloadKind, WorkloadState
+from gpupool.domain.work.service import Service
+from gpupool.domain.work.workload import GpuLease, Replica, Workload, WorkloadKind, WorkloadState
 from gpupool.domain.work.workspace import Workspace
 from gpupool.services.ports.cluster import JoinStore
 from gpupool.services.ports.usage import CapacityStore, PastMoments, SampleStore, UsageStore
@@ -26,18 +27,19 @@ class ChangeSet:
     """Everything one transition writes, applied in one transaction or not at all.
 
     A workload or replica with ``version`` 0 is inserted; otherwise the stored row must have ``version - 1``
-    (the caller has already counted up). Leases are inserted, or updated when ``released_at`` is set. Workspaces are
-    inserted or replaced.
+    (the caller has already counted up). Leases are inserted, or updated when ``released_at`` is set. Workspaces and
+    services are inserted or replaced.
     """
 
     workloads: tuple[Workload, ...] = ()
     replicas: tuple[Replica, ...] = ()
-    leases: tuple[Lease, ...] = ()
+    leases: tuple[GpuLease, ...] = ()
     events: tuple[Event, ...] = ()
     workspaces: tuple[Workspace, ...] = ()
+    services: tuple[Service, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.workloads or self.replicas or self.leases or self.events or self.workspaces)
+        return bool(self.workloads or self.replicas or self.leases or self.events or self.workspaces or self.services)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class LiveState:
 
     workloads: tuple[Workload, ...]
     replicas: tuple[Replica, ...]
-    leases: tuple[Lease, ...]
+    leases: tuple[GpuLease, ...]
     projects: tuple[Project, ...]
     users: tuple[User, ...]
     nodes: tuple[Node, ...]
@@ -55,6 +57,7 @@ class LiveState:
     departments: tuple[Department, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     workspaces: tuple[Workspace, ...] = ()
+    services: tuple[Service, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,7 @@ class BackupStore(Protocol):
 
 
 Value_contra = TypeVar("Value_contra", contravariant=True)
-DocumentName = Literal["policy", "warnings", "backups", "cost_rates"]
+DocumentName = Literal["policy", "warnings", "backups", "cost_rates", "gpu_checks", "saved_views"]
 
 
 class Rows(Protocol[Value_contra]):
@@ -316,6 +319,10 @@ class Store(Protocol):
         """Return workspaces."""
 
     @property
+    def services(self) -> Rows[Service]:
+        """Return services."""
+
+    @property
     def documents(self) -> DocumentStore:
         """Return documents of settings."""
 
@@ -357,7 +364,7 @@ class Store(Protocol):
     async def replicas_of(self, workload: WorkloadId) -> Sequence[Replica]:
         """Return all replicas of a workload, sorted by index."""
 
-    async def leases_of(self, workload: WorkloadId) -> Sequence[Lease]:
+    async def leases_of(self, workload: WorkloadId) -> Sequence[GpuLease]:
         """Return all leases of a workload, oldest first."""
 
     async def list_events(self, wanted: EventFilter) -> Sequence[Event]:

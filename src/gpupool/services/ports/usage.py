@@ -12,6 +12,7 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.capacity import CapacityChange, CapacitySeconds, GpuCapacity
 from gpupool.domain.nodes.telemetry import GpuRollup, NodeRollup, ReplicaRollup, Rollups, RollupStep
 from gpupool.domain.usage import ALL_USAGE, UsageFilter
+from gpupool.domain.work.efficiency import MeasuredUse
 
 
 class Dim(StrEnum):
@@ -126,6 +127,9 @@ class SampleStore(Protocol):
     ) -> Sequence[ReplicaRollup]:
         """Return the rows of all attempts of a replica that begin between two times, ordered by time."""
 
+    async def total_of(self, workloads: Sequence[WorkloadId]) -> Mapping[WorkloadId, MeasuredUse]:
+        """Return the measured use of all replicas and attempts of each workload with stored samples."""
+
     async def of_node(self, node: str, step: RollupStep, since: float, until: float) -> Sequence[NodeRollup]:
         """Return the rows of a node that begin between two times, ordered by time."""
 
@@ -152,7 +156,7 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AllocationSeries:
     """Thousandths of GPUs at each moment.
 
     ``held``: leased; ``pieces``: free on GPUs that were partly leased; ``partly``: the number of these GPUs.
@@ -169,7 +173,7 @@ class PastMoments(Protocol):
     async def waiting(self, moments: Moments) -> Sequence[int]:
         """Return the number of workloads with their own GPUs that waited for their first start at each moment."""
 
-    async def held(self, moments: Moments) -> Held:
+    async def held(self, moments: Moments) -> AllocationSeries:
         """Return leased and fragmented capacity at each moment."""
 
 

@@ -48,7 +48,11 @@ class IdentityCache:
         """Return a user; raises ``GpupoolError(UNKNOWN_USER)``."""
         found = self.users.get(name)
         if found is None:
-            raise GpupoolError(ErrorCode.UNKNOWN_USER, f"There is no user '{name[:80]}'.", "See `gpupool user list`.")
+            raise GpupoolError(
+                ErrorCode.UNKNOWN_USER,
+                f"There is no user '{name[:80]}'.",
+                f"Add the user: gpupool user set {name[:80]} --role member",
+            )
         return found
 
     def user_by_uid(self, uid: int) -> User | None:

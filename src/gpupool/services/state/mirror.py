@@ -14,7 +14,8 @@ from gpupool.domain.events import Event
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.lifecycle import Effect, Transition, lost_s, workload_state
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.work.service import Service
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.domain.work.workspace import Workspace
 from gpupool.services.ports.store import ChangeSet, LiveState
 
@@ -37,18 +38,20 @@ class Mirror:
 
     ``execs`` has the placed programs that run on the GPUs of another workload's lease. ``sessions`` has the workload
     that uses the home of each workspace, ``reservations`` the lease that holds its reserved GPUs.
+    ``service_replicas`` has the live workloads of each service.
     """
 
     def __init__(self) -> None:
         self.workloads: dict[WorkloadId, Workload] = {}
         self.replicas: dict[WorkloadId, dict[int, Replica]] = {}
         self.counts: dict[WorkloadId, Counter[ReplicaState]] = {}
-        self.leases: dict[Epoch, Lease] = {}
+        self.leases: dict[Epoch, GpuLease] = {}
         self.leases_by_workload: dict[WorkloadId, set[Epoch]] = defaultdict(set)
         self.placed: dict[str, set[ReplicaId]] = defaultdict(set)
         self.execs: dict[Epoch, set[ReplicaId]] = defaultdict(set)
         self.sessions: dict[str, WorkloadId] = {}
         self.reservations: dict[str, WorkloadId] = {}
+        self.service_replicas: dict[str, set[WorkloadId]] = defaultdict(set)
         self.ended: OrderedDict[WorkloadId, EndedWorkload] = OrderedDict()
         self.last_epoch = Epoch(0)
 
@@ -68,7 +71,7 @@ class Mirror:
         """Return one replica of a live workload."""
         return self.replicas.get(workload, {}).get(index)
 
-    def lease_of(self, replica: Replica | None) -> Lease | None:
+    def lease_of(self, replica: Replica | None) -> GpuLease | None:
         """Return the unreleased lease that a replica uses."""
         return None if replica is None or replica.lease is None else self.leases.get(replica.lease)
 
@@ -101,6 +104,8 @@ class Mirror:
         self.workloads[workload.id] = workload
         if workload.program.workspace:
             self._by_workspace(workload)[workload.program.workspace] = workload.id
+        if workload.program.serving is not None:
+            self.service_replicas[workload.program.serving.service].add(workload.id)
 
     def _put_replica(self, row: Replica) -> None:
         key = (row.workload, row.index)
@@ -130,7 +135,7 @@ class Mirror:
             if not self.execs[row.lease]:
                 del self.execs[row.lease]
 
-    def _put_lease(self, lease: Lease) -> None:
+    def _put_lease(self, lease: GpuLease) -> None:
         self.last_epoch = max(self.last_epoch, lease.epoch)
         if lease.released_at is None:
             self.leases[lease.epoch] = lease
@@ -155,6 +160,8 @@ class Mirror:
         gone = self.workloads.pop(workload, None)
         if gone is not None and self._by_workspace(gone).get(gone.program.workspace) == workload:
             del self._by_workspace(gone)[gone.program.workspace]
+        if gone is not None and gone.program.serving is not None:
+            self.service_replicas[gone.program.serving.service].discard(workload)
 
     def _by_workspace(self, workload: Workload) -> dict[str, WorkloadId]:
         return self.reservations if workload.kind is WorkloadKind.LEASE else self.sessions
@@ -173,9 +180,10 @@ class Draft:
         self._mirror = mirror
         self._workloads: dict[WorkloadId, Workload] = {}
         self._rows: dict[WorkloadId, dict[int, Replica]] = defaultdict(dict)
-        self._leases: dict[Epoch, Lease] = {}
+        self._leases: dict[Epoch, GpuLease] = {}
         self._events: list[Event] = []
         self._workspaces: dict[str, Workspace] = {}
+        self._services: dict[str, Service] = {}
         self._touched: set[WorkloadId] = set()
         self._last_epoch = mirror.last_epoch
 
@@ -184,7 +192,7 @@ class Draft:
         self._last_epoch = Epoch(self._last_epoch + 1)
         return self._last_epoch
 
-    def lease(self, epoch: Epoch | None) -> Lease | None:
+    def lease(self, epoch: Epoch | None) -> GpuLease | None:
         """Return an unreleased lease as drafted."""
         if epoch is None:
             return None
@@ -232,13 +240,17 @@ class Draft:
         self._rows[row.workload][row.index] = row
         self._touched.add(row.workload)
 
-    def put_lease(self, lease: Lease) -> None:
+    def put_lease(self, lease: GpuLease) -> None:
         """Insert or replace a lease."""
         self._leases[lease.epoch] = lease
 
     def put_workspace(self, workspace: Workspace) -> None:
         """Insert or replace a workspace."""
         self._workspaces[workspace.id] = workspace
+
+    def put_service(self, service: Service) -> None:
+        """Insert or replace a service."""
+        self._services[service.id] = service
 
     def take(self, step: Transition) -> Replica:
         """Record a step of the state machine; its effects are sent after the commit."""
@@ -264,6 +276,7 @@ class Draft:
             tuple(sorted(self._leases.values(), key=lambda lease: (lease.released_at is None, lease.epoch))),
             tuple(self._events),
             tuple(self._workspaces.values()),
+            tuple(self._services.values()),
         )
 
     def _drafted(self) -> Iterable[Replica]:
@@ -284,7 +297,7 @@ class Draft:
             if not self._in_use(lease):
                 self._leases[epoch] = replace(lease, released_at=self.now, lost_s=self._note_loss(lease))
 
-    def _note_loss(self, lease: Lease) -> float:
+    def _note_loss(self, lease: GpuLease) -> float:
         """Add the work that was lost with an attempt to its replica's row; return its seconds."""
         workload, holder = self.workload(lease.workload), self.replica(lease.workload, lease.index)
         if workload is None or holder is None or holder.attempt != lease.attempt:
@@ -298,7 +311,7 @@ class Draft:
         rows = (self._mirror.replica(row.workload, row.index) for row in self._drafted())
         return [row for row in rows if row is not None]
 
-    def _in_use(self, lease: Lease) -> bool:
+    def _in_use(self, lease: GpuLease) -> bool:
         holder = self.replica(lease.workload, lease.index)
         if holder is not None and holder.lease == lease.epoch and holder.state.placed:
             return True

@@ -16,13 +16,15 @@ class NodeRegistry:
     """Nodes by name; each change sets ``changed``.
 
     ``own`` is the node on the control plane's own machine (empty: none). A node that is silent for ``lost_after_s``
-    counts as lost (None: never).
+    counts as lost (None: never). ``drained`` has the nodes that replicas of services leave, since this control plane
+    started.
     """
 
     def __init__(self, own: str = "") -> None:
         self.own = own
         self.lost_after_s: float | None = None
         self.changed = asyncio.Event()
+        self.drained: set[str] = set()
         self._nodes: dict[str, Node] = {}
         self._silent_since: dict[str, float] = {}
 

@@ -38,6 +38,11 @@ class WorkspaceRegistry:
         """Return a user's workspace by name."""
         return next((row for row in self.rows.values() if (row.user, row.name) == (user, name)), None)
 
+    def image(self, workspace: str) -> str:
+        """Return the image of a workspace by id; empty without one."""
+        row = self.rows.get(workspace)
+        return "" if row is None else row.image
+
     def disk_bytes(self, project: str, user: str | None = None) -> int:
         """Return the bytes that the workspaces of a project, or of a user in it, used when they were measured."""
         rows = (row for row in self.rows.values() if row.project == project and user in {None, row.user})

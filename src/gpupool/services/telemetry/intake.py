@@ -12,7 +12,7 @@ import numpy as np
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import WorkloadId, attempt_key, split_attempt_key
 from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample, RollupStep
-from gpupool.domain.work.workload import Lease, WorkloadKind
+from gpupool.domain.work.workload import GpuLease, WorkloadKind
 from gpupool.services.state.mirror import Mirror
 from gpupool.services.telemetry.rings import K, Rings, Times, Values
 from gpupool.services.telemetry.series import GPU_COLUMNS, NODE_COLUMNS, REPLICA_COLUMNS
@@ -77,7 +77,7 @@ class Intake:
             self._take_one(node, sample, held)
             node.sample, node.came_at = sample, now
 
-    def _take_one(self, node: _Node, sample: NodeSample, held: Sequence[Lease]) -> None:
+    def _take_one(self, node: _Node, sample: NodeSample, held: Sequence[GpuLease]) -> None:
         before = node.sample
         replicas = self._attempt_samples(node, sample, held)
         self._remember(node, sample, replicas)
@@ -97,7 +97,9 @@ class Intake:
             self._replicas.add(attempt, sample.at, _replica_row(seen))
         node.gpus = {gpu.gpu_uuid: gpu for gpu in sample.gpus}
 
-    def _attempt_samples(self, node: _Node, sample: NodeSample, held: Sequence[Lease]) -> dict[Attempt, AttemptSample]:
+    def _attempt_samples(
+        self, node: _Node, sample: NodeSample, held: Sequence[GpuLease]
+    ) -> dict[Attempt, AttemptSample]:
         """Return the sample of each attempt, and keep it in ``node``.
 
         For a lease in ``held`` the sample is the sum over the programs that run on it.
@@ -123,7 +125,7 @@ class Intake:
                 node.replicas[own.key] = own
         return found
 
-    def _held(self, name: str) -> list[Lease]:
+    def _held(self, name: str) -> list[GpuLease]:
         """Return the open leases on a node that have no program of their own: those of workloads of kind lease."""
         mirror, found = self._mirror, []
         for workload, index in mirror.placed.get(name, ()):
@@ -252,7 +254,7 @@ def _together(samples: Sequence[AttemptSample], *, seen: bool) -> AttemptSample:
     )
 
 
-def _lease_sample(lease: Lease, seen: AttemptSample, gpus: int) -> ReplicaSample:
+def _lease_sample(lease: GpuLease, seen: AttemptSample, gpus: int) -> ReplicaSample:
     """Return the sample of a lease in the form of a program's; byte counters and processes are 0."""
     key = attempt_key(lease.workload, lease.index, lease.attempt)
     return ReplicaSample(

@@ -32,28 +32,28 @@ Row = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SeriesSource:
     """Source of a series: samples (``rows`` is None), or rows of that step, combined into steps of ``step_s``."""
 
     rows: RollupStep | None
     step_s: int
 
 
-def source_for(since: float, until: float, now: float, step: RollupStep | None) -> Source:
+def source_for(since: float, until: float, now: float, step: RollupStep | None) -> SeriesSource:
     """Return the finest source that reaches back to ``since``, or rows of the requested step.
 
     Minutes are used without a request only if they give at most 1,500 points. Steps are combined to stay within 1,500.
     """
     if step is None and since >= now - KEPT_S - _LATE_S:
-        return Source(None, 1)
+        return SeriesSource(None, 1)
     fine = step is RollupStep.MINUTE or (step is None and since >= now - MINUTES_KEPT_S)
     if fine and (step or until - since <= MAX_POINTS * RollupStep.MINUTE):
         return _as_fine_as_fits(RollupStep.MINUTE, since, until)
     return _as_fine_as_fits(RollupStep.HOUR, since, until)
 
 
-def _as_fine_as_fits(step: RollupStep, since: float, until: float) -> Source:
-    return Source(step, step * max(1, math.ceil((until - since) / step / MAX_POINTS)))
+def _as_fine_as_fits(step: RollupStep, since: float, until: float) -> SeriesSource:
+    return SeriesSource(step, step * max(1, math.ceil((until - since) / step / MAX_POINTS)))
 
 
 def of_samples(columns: Sequence[str], times: Times, values: Values) -> Series:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -11,6 +11,7 @@ from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import NodeState
 from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample, Rollups, RollupStep, Series
+from gpupool.domain.work.efficiency import MeasuredUse
 from gpupool.services.ports.adapters import Ports
 from gpupool.services.state.mirror import Mirror
 from gpupool.services.state.node_registry import NodeRegistry
@@ -96,6 +97,17 @@ class TelemetryService:
         fresh = [r for r in self.unwritten().replicas if (r.workload, r.index) == (workload, index)]
         return series.of_replica([*rows, *(row for row in fresh if since <= row.at < until)], source.step_s)
 
+    async def total_of(self, workloads: Sequence[WorkloadId]) -> dict[WorkloadId, MeasuredUse]:
+        """Return the measured use of each workload: all replicas and attempts, also the last minutes."""
+        found = dict(await self._ports.store.use_rows.total_of(workloads))
+        for row in self.unwritten().replicas:
+            if row.workload in workloads:
+                use = MeasuredUse(
+                    row.samples, row.busy_s, row.idle_s, row.cpu_s, row.gpu_memory_max_mib, row.memory_max_mib
+                )
+                found[row.workload] = found.get(row.workload, MeasuredUse()).plus(use)
+        return found
+
     async def node_series(self, node: str, since: float, until: float, step: RollupStep | None = None) -> Series:
         """Return the series of a node: ``cpu_percent`` (100 is one core) and ``memory_used_mib``.
 
@@ -143,7 +155,7 @@ class TelemetryService:
         return int(self._ports.clock.now()) // RollupStep.MINUTE * RollupStep.MINUTE
 
     def pull_all(self) -> None:
-        """Start a pull from each node that is not down and has no pull under way."""
+        """Start a pull from each node that is not down and has no running pull."""
         for node in self._nodes.all():
             task = self._pulling.get(node.name)
             if node.state is not NodeState.DOWN and (task is None or task.done()):

@@ -198,7 +198,7 @@ class Minute:
 # -- rows put together -----------------------------------------------------------------------------------------------
 
 
-class _Row(Protocol):
+class _SampleRow(Protocol):
     @property
     def at(self) -> int: ...
 
@@ -206,7 +206,7 @@ class _Row(Protocol):
     def samples(self) -> int: ...
 
 
-R = TypeVar("R", bound=_Row)
+R = TypeVar("R", bound=_SampleRow)
 
 
 def all_of(minutes: Iterable[Minute]) -> Rollups:

@@ -197,6 +197,21 @@ class AccountingService:
             )
         return await self.waits_between(self._edges(since, until, step), by, scope)
 
+    async def waits_and_total(
+        self, since: float, until: float, by: GroupBy, scope: UsageFilter = ALL_USAGE
+    ) -> tuple[list[WaitLine], WaitLine | None]:
+        """Return the lines of ``waits`` and the line of all of them, from one reading; it is summed in a thread."""
+        found, edges = await self._books.waits(since, until, scope), self._edges(since, until, None)
+
+        def both() -> tuple[list[WaitLine], list[WaitLine]]:
+            return (
+                wait_lines(found, edges, by, self._department_of),
+                wait_lines(found, edges, GroupBy.POOL, self._department_of),
+            )
+
+        lines, total = await asyncio.to_thread(both)
+        return lines, total[0] if total else None
+
     async def losses(self, since: float, until: float, by: GroupBy, scope: UsageFilter = ALL_USAGE) -> list[LossLine]:
         """Return the work that ends between two times lost, most first; groups as for ``waits``."""
         key_of = _key_of(by, self._department_of)

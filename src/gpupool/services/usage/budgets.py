@@ -20,7 +20,7 @@ log = structlog.get_logger("gpupool.budgets")
 
 
 class BudgetReader:
-    """Reads what was used, for ever, and lets work start when there are GPU hours again."""
+    """Reads the used GPU hours, for ever, and lets work start when GPU hours are left again."""
 
     def __init__(self, engine: Engine, accounting: AccountingService, budgets: GpuHourBudgets) -> None:
         self._engine, self._accounting, self._budgets = engine, accounting, budgets

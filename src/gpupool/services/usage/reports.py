@@ -89,9 +89,8 @@ async def make_report(accounting: AccountingService, wish: ReportRequest) -> Usa
 async def _waits(accounting: AccountingService, wish: ReportRequest) -> tuple[tuple[WaitLine, ...], WaitLine | None]:
     if wish.by not in WAITS_BY or wish.scope.node is not None or wish.scope.model is not None:
         return (), None
-    found = await accounting.waits(wish.since, wish.until, wish.by, None, wish.scope)
-    total = await accounting.waits(wish.since, wish.until, GroupBy.POOL, None, wish.scope)
-    return tuple(found), total[0] if total else None
+    found, total = await accounting.waits_and_total(wish.since, wish.until, wish.by, wish.scope)
+    return tuple(found), total
 
 
 async def _losses(accounting: AccountingService, wish: ReportRequest) -> list[LossLine]:

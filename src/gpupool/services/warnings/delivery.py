@@ -38,16 +38,24 @@ _SUBJECTS = {
     WarningKind.TIME: "{} reaches its time limit",
     WarningKind.LEASE: "the lease {} ends",
     WarningKind.PREEMPTED: "{} is preempted",
+    WarningKind.ENDED: "{} has ended",
+    WarningKind.STARTED: "{} has started",
     WarningKind.HEAD: "the head {} cannot take over",
     WarningKind.BACKUP: "a scheduled backup failed",
+    WarningKind.SERVICE: "the service {} has a problem",
+    WarningKind.WORKSPACE: "the workspace {} is unused",
 }
 _ADVICE = {
     WarningKind.IDLE: "Use its GPUs, or release them: gpupool stop {}",
     WarningKind.TIME: "Save its state before then. Output: gpupool logs {}",
     WarningKind.LEASE: "Extend the lease: gpupool extend {}",
     WarningKind.PREEMPTED: "It is queued again and restarts later. Reason: gpupool describe {}",
+    WarningKind.ENDED: "Details: gpupool describe {}",
+    WarningKind.STARTED: "Output: gpupool logs {}",
     WarningKind.HEAD: "If the leader fails now, {} cannot take over. Run on that machine: gpupool doctor",
     WarningKind.BACKUP: "The pool retries. Copies and schedule: gpupool backup --list",
+    WarningKind.SERVICE: "Replicas, requests and revisions: gpupool service describe {}",
+    WarningKind.WORKSPACE: "Save what you need, and delete it: gpupool workspace delete {}",
 }
 Send = Callable[[str, Sequence[HolderWarning]], Awaitable[None]]
 
@@ -71,7 +79,8 @@ def _paragraph(warning: HolderWarning, zone: tzinfo) -> str:
     what = f"{called(warning)} ({warning.workload}, project {warning.project}): "
     if warning.kind in FOR_ADMINISTRATORS:
         what = ""  # the message names it
-    return f"{what}{warning.message}{_when(warning, zone)}.\n  {_ADVICE[warning.kind].format(warning.name)}\n"
+    advice = warning.remedy or _ADVICE[warning.kind].format(warning.name)
+    return f"{what}{warning.message}{_when(warning, zone)}.\n  {advice}\n"
 
 
 def _when(warning: HolderWarning, zone: tzinfo) -> str:
@@ -97,7 +106,7 @@ def posted(
     if settings.webhook_kind is WebhookKind.SLACK:
         document: dict[str, object] = {"text": _chat(warnings, zone)}
     else:
-        listed = [asdict(warning) for warning in warnings]
+        listed = [_document(warning) for warning in warnings]
         document = {"version": 1, "pool": pool_id, "warnings": listed}
     body = json.dumps(document).encode()
     headers = {"content-type": "application/json"}
@@ -105,6 +114,10 @@ def posted(
         digest = hmac.new(settings.webhook_secret.encode(), body, hashlib.sha256).hexdigest()
         headers[SIGNATURE] = f"sha256={digest}"
     return body, headers
+
+
+def _document(warning: HolderWarning) -> dict[str, object]:
+    return {name: value for name, value in asdict(warning).items() if name != "requested"}
 
 
 def _chat(warnings: Sequence[HolderWarning], zone: tzinfo) -> str:

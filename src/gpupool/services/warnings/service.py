@@ -22,22 +22,28 @@ from gpupool.domain.people.warning import (
     WarningSettings,
 )
 from gpupool.domain.units import format_duration
+from gpupool.domain.work.ending import ending_of
 from gpupool.domain.work.lifecycle import POOL
+from gpupool.domain.work.mail_types import MailType, parse_mail_types
 from gpupool.domain.work.time_windows import read_zone
-from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.control.engine import Engine
 from gpupool.services.control.scheduling_loop import IDLE_WARNING_FRACTION
+from gpupool.services.lifecycle import transitions
 from gpupool.services.ports.courier import Courier, UndeliveredError
 from gpupool.services.ports.store import ChangeSet, EventFilter
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.state.mirror import Draft, ReplicaId
+from gpupool.services.state.service_registry import ServiceRegistry
+from gpupool.services.state.workspace_registry import WorkspaceRegistry
 from gpupool.services.warnings.delivery import Outbox, letter, posted
 
 CHECK_INTERVAL_S = 1.0
 LAST_PART = 0.2  # of a limit; no warning is sent before this part begins
 REMEMBERED = 1_000  # past warnings that are read at the start
 MAIL, WEBHOOK = "mail", "webhook"
+DeadlineWarning = tuple[ReplicaId, str, float]  # the replica, the sentence, the time of the end
 
 log = structlog.get_logger("gpupool.warnings")
 
@@ -65,9 +71,9 @@ class DeadlineWatch:
         due = list(self._due(self._engine.ports.clock.now()))
         if due:
             at = await self._engine.transact(partial(_note, due=due))
-            self._warned_at |= {key: at for key, _ in due}
+            self._warned_at |= {key: at for key, *_ in due}
 
-    def _due(self, now: float) -> Iterator[tuple[ReplicaId, str]]:
+    def _due(self, now: float) -> Iterator[DeadlineWarning]:
         mirror = self._engine.mirror
         placed = {key for keys in mirror.placed.values() for key in keys}
         self._warned_at = {key: at for key, at in self._warned_at.items() if key in placed}
@@ -78,12 +84,16 @@ class DeadlineWatch:
             limit_s, deadline = limit_of(workload, replica)
             begins = deadline - min(self._settings().before_s, limit_s * LAST_PART)
             if begins <= now < deadline and self._warned_at.get(key, 0.0) < begins:
-                yield key, _sentence(workload, limit_s, deadline - now)
+                yield key, _sentence(workload, limit_s, deadline - now), deadline
 
 
-def _note(draft: Draft, due: list[tuple[ReplicaId, str]]) -> float:
-    for key, sentence in due:
+def _note(draft: Draft, due: list[DeadlineWarning]) -> float:
+    for key, sentence, deadline in due:
         draft.note(Event(draft.now, POOL, Reason.TIME_WARNING, sentence, *key))
+        workload, replica = draft.workload(key[0]), draft.replica(*key)
+        if workload is not None and replica is not None:
+            notice = {"reason": Reason.TIME_WARNING.value, "message": sentence, "deadline": deadline}
+            transitions.notify(draft, workload, replica, notice)
     return draft.now
 
 
@@ -120,16 +130,20 @@ class WarningService:
     Without a courier nothing is sent; events are written in any case.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - composed in one place
         self,
         engine: Engine,
         identities: IdentityCache,
+        workspaces: WorkspaceRegistry,
+        services: ServiceRegistry,
         permissions: Permissions,
         pool: tuple[str, str],
         results: Counter[tuple[str, str]],
     ) -> None:
         self._engine = engine
         self._identities = identities
+        self._workspaces = workspaces
+        self._services = services
         self._permissions = permissions
         self._pool_id, zone = pool
         self._zone = read_zone(zone)
@@ -220,8 +234,8 @@ class WarningService:
             await self._webhook.close()
 
     def _committed(self, changes: ChangeSet) -> None:
-        for event in changes.events:
-            warning = self._warning_of(event)
+        ended = (self._ended(workload) for workload in changes.workloads if workload.state.final)
+        for warning in (*map(self._warning_of, changes.events), *ended):
             if warning is not None and warning.kind in self._settings.kinds:
                 self._put(warning)
 
@@ -229,7 +243,7 @@ class WarningService:
         for user in self._recipients(warning) if self._settings.mails else ():
             if address := self._address(user):
                 self._mail.put(address, replace(warning, user=user))
-        if self._settings.posts:
+        if self._settings.posts and not warning.requested:
             self._webhook.put("", warning)
 
     def _recipients(self, warning: HolderWarning) -> list[str]:
@@ -242,16 +256,29 @@ class WarningService:
         return found.email if found is not None else ""
 
     def _warning_of(self, event: Event) -> HolderWarning | None:
-        if event.reason is Reason.HEAD_NOT_READY:
-            head = event.target.removeprefix("node ")
-            return HolderWarning(WarningKind.HEAD, event.at, "", "", "", head, 0, event.message)
-        if event.reason is Reason.BACKUP_FAILED:
-            return HolderWarning(WarningKind.BACKUP, event.at, "", "", "", "", 0, event.message)
-        if event.reason not in _KINDS or event.workload is None or event.index is None:
+        match event.reason:
+            case Reason.HEAD_NOT_READY:
+                head = event.target.removeprefix("node ")
+                return HolderWarning(WarningKind.HEAD, event.at, "", "", "", head, 0, event.message)
+            case Reason.BACKUP_FAILED:
+                return HolderWarning(WarningKind.BACKUP, event.at, "", "", "", "", 0, event.message)
+            case Reason.WORKSPACE_UNUSED:
+                return self._unused(event)
+            case Reason.SERVICE_WARNING:
+                return self._of_service(event)
+            case _:
+                return self._of_replica(event)
+
+    def _of_replica(self, event: Event) -> HolderWarning | None:
+        if event.workload is None or event.index is None:
             return None
         workload = self._engine.mirror.workloads.get(event.workload)
         replica = self._engine.mirror.replica(event.workload, event.index)
         if workload is None or replica is None:
+            return None
+        if event.reason is Reason.STARTED:
+            return _started(event, workload, replica)
+        if event.reason not in _KINDS:
             return None
         if event.reason is Reason.PREEMPTED and replica.state is not ReplicaState.STOPPING:
             return None  # this event is about its return to the queue; it has stopped already
@@ -267,6 +294,42 @@ class WarningService:
             event.message,
             _deadline(event, workload, replica),
         )
+
+    def _ended(self, workload: Workload) -> HolderWarning | None:
+        """Return the message to an absent user: about an end that is requested, a failure, or a stop by others."""
+        found = self._engine.mirror.ended.get(workload.id)
+        ending = ending_of(workload, found.replicas) if found is not None and workload.deleted_at is None else None
+        absent = workload.kind is not WorkloadKind.EXEC and not workload.program.client_bound
+        types = parse_mail_types(workload.mail)
+        expected = workload.state is WorkloadState.SUCCEEDED or (ending is not None and ending.user == workload.user)
+        wanted = MailType.END in types or (MailType.FAIL in types and workload.state is WorkloadState.FAILED)
+        if ending is None or MailType.NONE in types or not (wanted or (absent and not expected)):
+            return None
+        return HolderWarning(
+            WarningKind.ENDED,
+            workload.finished_at or self._engine.ports.clock.now(),
+            workload.user,
+            workload.project,
+            workload.id,
+            workload.name,
+            0,
+            ending.line,
+            code=ending.code,
+            remedy=ending.remedy,
+            requested=expected or not absent,
+        )
+
+    def _unused(self, event: Event) -> HolderWarning | None:
+        row = self._workspaces.rows.get(event.target.removeprefix("workspace "))
+        if row is None:
+            return None
+        return HolderWarning(WarningKind.WORKSPACE, event.at, row.user, row.project, row.id, row.name, 0, event.message)
+
+    def _of_service(self, event: Event) -> HolderWarning | None:
+        row = self._services.rows.get(event.target.removeprefix("service "))
+        if row is None:
+            return None
+        return HolderWarning(WarningKind.SERVICE, event.at, row.user, row.project, row.id, row.name, 0, event.message)
 
     # Sending
 
@@ -292,6 +355,23 @@ _KINDS = {
 }
 
 
+def _started(event: Event, workload: Workload, replica: Replica) -> HolderWarning | None:
+    """Return the mail about the first start of a workload whose user has asked for it."""
+    if MailType.BEGIN not in parse_mail_types(workload.mail) or event.index != 0 or replica.attempt != 1:
+        return None
+    return HolderWarning(
+        WarningKind.STARTED,
+        event.at,
+        workload.user,
+        workload.project,
+        workload.id,
+        workload.name,
+        0,
+        f"it has started on {replica.node}",
+        requested=True,
+    )
+
+
 def _ends_lease(event: Event, workload: Workload) -> bool:
     return event.reason is Reason.TIME_WARNING and workload.kind is WorkloadKind.LEASE
 
@@ -303,7 +383,7 @@ def _deadline(event: Event, workload: Workload, replica: Replica) -> float | Non
         case Reason.IDLE_WARNING if workload.limits.idle_timeout_s is not None:
             return event.at + workload.limits.idle_timeout_s * (1 - IDLE_WARNING_FRACTION)
         case Reason.PREEMPTED:
-            return event.at + workload.limits.grace_s
+            return event.at + workload.limits.preemption_grace_s
         case _:
             return None
 

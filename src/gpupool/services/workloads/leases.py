@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpupool.domain.work.workload import Lease, Replica, Workload
+from gpupool.domain.work.workload import GpuLease, Replica, Workload
 from gpupool.services.control.engine import Engine
 
 
@@ -17,7 +17,7 @@ class LeaseUse:
     workloads on it. The idle limit uses both. ``workload`` is None if it has ended and its last programs still stop.
     """
 
-    lease: Lease
+    lease: GpuLease
     workload: Workload | None
     replica: Replica | None
     last_active_at: float

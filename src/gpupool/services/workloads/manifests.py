@@ -1,4 +1,7 @@
-"""Apply Kubernetes manifests: compare the objects of a file with the workloads of the pool, and make the changes."""
+"""Apply Kubernetes manifests: compare the objects of a file with the workloads of the pool, and make the changes.
+
+A Deployment is a service: it is changed in place, without ``force``.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Protocol
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import DEFAULT_PROJECT, Actor
+from gpupool.domain.work.service import Service
 from gpupool.domain.work.workload import Workload, WorkloadState
 from gpupool.services.control.engine import Engine
 from gpupool.services.ports.store import WorkloadFilter
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.workloads.service import WaitFor, WorkloadService
 from gpupool.services.workloads.submission import Prepared
-from gpupool.specs.kubernetes.kinds import DIGEST_LABEL, KIND_LABEL
+from gpupool.specs.kubernetes.kinds import DEPLOYMENT, DIGEST_LABEL, KIND_LABEL
 from gpupool.specs.kubernetes.manifests import Manifest, Manifests, Skipped, read_manifests
 from gpupool.specs.kubernetes.report import Remark
-from gpupool.specs.kubernetes.settings import Settings
+from gpupool.specs.kubernetes.settings import PodSettings
 from gpupool.specs.request import WorkloadRequest
 from gpupool.specs.resubmit import request_of
 
@@ -39,14 +44,14 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyOptions:
+class ManifestOptions:
     """Options of ``apply``.
 
     ``env``, ``workdir`` and ``umask`` are defaults for programs that run as processes; the manifest overrides them.
     ``force``: an object that differs is stopped, deleted and created again. ``dry_run``: nothing is changed.
     """
 
-    settings: Settings = field(default_factory=Settings)
+    settings: PodSettings = field(default_factory=PodSettings)
     default_project: str = DEFAULT_PROJECT
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = ""
@@ -55,15 +60,38 @@ class ApplyOptions:
     dry_run: bool = False
 
 
+class ServiceOperations(Protocol):
+    """The operations on services that Deployments need; each raises ``GpupoolError``."""
+
+    def find(self, actor: Actor, project: str, name: str) -> Service | None:
+        """Return a service; None if there is none. Raises NAME_TAKEN if the actor may not change it."""
+
+    async def check(self, actor: Actor, request: WorkloadRequest, existing: Service | None) -> None:
+        """Raise if a request cannot create, or change, a service."""
+
+    def differs(self, service: Service, request: WorkloadRequest, *, stopped: bool) -> bool:
+        """Return whether the number of replicas, or whether it is stopped, differs from a request."""
+
+    async def create(self, actor: Actor, request: WorkloadRequest, *, stopped: bool = False) -> Service:
+        """Create a service."""
+
+    async def update(self, actor: Actor, ref: str, request: WorkloadRequest, *, stopped: bool = False) -> Service:
+        """Replace the definition of a service."""
+
+
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The result for one object; ``workload`` is None for a skipped object and for a dry run of a new one."""
+    """The result for one object; ``workload`` is None for a skipped object and for a dry run of a new one.
+
+    ``service`` is that of a Deployment, under the same conditions.
+    """
 
     kind: str
     name: str
     action: Action
     workload: Workload | None = None
     ended: bool = False
+    service: Service | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +100,23 @@ class _Step:
     request: WorkloadRequest
     action: Action
     existing: Workload | None
+    service: Service | None = None
 
 
 class ManifestService:
     """Applies Kubernetes manifests. It checks the whole file first, and changes nothing if a part of it is wrong."""
 
-    def __init__(self, engine: Engine, identities: IdentityCache, workloads: WorkloadService) -> None:
+    def __init__(
+        self, engine: Engine, identities: IdentityCache, workloads: WorkloadService, services: ServiceOperations
+    ) -> None:
         self._engine = engine
         self._identities = identities
         self._workloads = workloads
+        self._services = services
         self._one_at_a_time = asyncio.Lock()  # two calls for the same object would both create it
 
     async def apply(
-        self, actor: Actor, text: str, name: str, how: ApplyOptions
+        self, actor: Actor, text: str, name: str, how: ManifestOptions
     ) -> tuple[list[Applied], tuple[Remark, ...]]:
         """Create or change the objects in ``text``; raises ``GpupoolError`` with line and column of each error."""
         settings = how.settings
@@ -98,8 +130,10 @@ class ManifestService:
             done = await self._do_all(actor, name, steps, how)
         return _in_order(found, done), found.remarks
 
-    async def _step(self, actor: Actor, manifest: Manifest, how: ApplyOptions) -> _Step:
+    async def _step(self, actor: Actor, manifest: Manifest, how: ManifestOptions) -> _Step:
         request = self._request(manifest, how)
+        if manifest.kind is DEPLOYMENT:
+            return self._service_step(actor, manifest, request)
         existing = None if manifest.generated else await self._existing(actor, manifest, request.project or "")
         if existing is None:
             return _Step(manifest, request, Action.CREATED, None)
@@ -108,7 +142,16 @@ class ManifestService:
         waits = existing.suspended == manifest.suspended or existing.state.final
         return _Step(manifest, request, Action.UNCHANGED if waits else Action.CONFIGURED, existing)
 
-    def _request(self, manifest: Manifest, how: ApplyOptions) -> WorkloadRequest:
+    def _service_step(self, actor: Actor, manifest: Manifest, request: WorkloadRequest) -> _Step:
+        found = None if manifest.generated else self._services.find(actor, request.project or "", request.name or "")
+        if found is None:
+            return _Step(manifest, request, Action.CREATED, None)
+        same = found.revision(found.target).body.get("labels", {}).get(DIGEST_LABEL) == manifest.digest
+        if same and not self._services.differs(found, request, stopped=manifest.suspended):
+            return _Step(manifest, request, Action.UNCHANGED, None, found)
+        return _Step(manifest, request, Action.CONFIGURED, None, found)
+
+    def _request(self, manifest: Manifest, how: ManifestOptions) -> WorkloadRequest:
         request = manifest.request
         changes: dict[str, object] = {"project": request.project or how.default_project}
         if manifest.generated:
@@ -134,13 +177,16 @@ class ManifestService:
             return self._engine.mirror.workloads.get(workload.id, workload)
         return None
 
-    async def _check(self, actor: Actor, name: str, steps: list[_Step], how: ApplyOptions) -> None:
+    async def _check(self, actor: Actor, name: str, steps: list[_Step], how: ManifestOptions) -> None:
         """Raise if a step is known to fail."""
         for step in steps:
             at = f"{name}:{step.manifest.line}:{step.manifest.column}"
-            if step.action not in {Action.CREATED, Action.REPLACED}:
+            if step.action not in {Action.CREATED, Action.REPLACED} and not _changes_service(step):
                 continue
             try:
+                if step.manifest.kind is DEPLOYMENT:
+                    await self._services.check(actor, step.request, step.service)
+                    continue
                 if step.existing is not None and not how.force:
                     raise await self._immutable(actor, step, step.existing)
                 await self._workloads.submission.prepare(actor, step.request)
@@ -159,7 +205,7 @@ class ManifestService:
                     "Choose another name, or stop that workload.",
                 )
 
-    async def _do_all(self, actor: Actor, name: str, steps: list[_Step], how: ApplyOptions) -> dict[int, Applied]:
+    async def _do_all(self, actor: Actor, name: str, steps: list[_Step], how: ManifestOptions) -> dict[int, Applied]:
         """Apply the steps in order; an error names the steps that were done before it."""
         done: dict[int, Applied] = {}
         for step in steps:
@@ -172,8 +218,10 @@ class ManifestService:
                 raise GpupoolError(error.code, message, error.hint) from error
         return done
 
-    async def _do(self, actor: Actor, step: _Step, how: ApplyOptions) -> Applied:
+    async def _do(self, actor: Actor, step: _Step, how: ManifestOptions) -> Applied:
         kind, name = step.manifest.kind.name, step.request.name or ""
+        if step.manifest.kind is DEPLOYMENT:
+            return Applied(kind, name, step.action, service=await self._do_service(actor, step, how))
         existing = step.existing
         if step.action is Action.REPLACED and existing is not None and not how.dry_run:
             await self._remove(actor, existing)
@@ -184,6 +232,14 @@ class ManifestService:
             change = self._workloads.suspend if step.manifest.suspended else self._workloads.resume
             return Applied(kind, name, step.action, await change(actor, existing.id))
         return Applied(kind, name, step.action, await self._create(actor, step))
+
+    async def _do_service(self, actor: Actor, step: _Step, how: ManifestOptions) -> Service | None:
+        if how.dry_run or step.action is Action.UNCHANGED:
+            return step.service
+        stopped = step.manifest.suspended
+        if step.service is None:
+            return await self._services.create(actor, step.request, stopped=stopped)
+        return await self._services.update(actor, step.service.id, step.request, stopped=stopped)
 
     async def _create(self, actor: Actor, step: _Step) -> Workload:
         submission = self._workloads.submission
@@ -212,6 +268,10 @@ class ManifestService:
             timeout_s = workload.limits.grace_s + REPLACE_TIMEOUT_S
             await self._workloads.wait(actor, workload.id, until=WaitFor.FINISHED, timeout_s=timeout_s)
         await self._workloads.delete(actor, workload.id)
+
+
+def _changes_service(step: _Step) -> bool:
+    return step.service is not None and step.action is Action.CONFIGURED
 
 
 def _in_order(found: Manifests, done: Mapping[int, Applied]) -> list[Applied]:

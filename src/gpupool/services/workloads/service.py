@@ -19,10 +19,18 @@ from gpupool.domain.protocol.log_records import LogBatch
 from gpupool.domain.units import MAX_DURATION_S, format_duration
 from gpupool.domain.work import lifecycle
 from gpupool.domain.work.lifecycle import POOL
-from gpupool.domain.work.workload import TTL_LABEL, Lease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
+from gpupool.domain.work.workload import (
+    TTL_LABEL,
+    GpuLease,
+    Replica,
+    ReplicaState,
+    Workload,
+    WorkloadKind,
+    WorkloadState,
+)
 from gpupool.scheduling.explain.wait_reason import Explanation
 from gpupool.services.access.permissions import Permissions
-from gpupool.services.control.database_outage import UnrecordedStops, is_outage, list_live
+from gpupool.services.control.database_outage import UnrecordedStops, can_list_live, is_outage, list_live
 from gpupool.services.control.engine import Engine
 from gpupool.services.control.lookup import Lookup
 from gpupool.services.explain.queue import QueueService
@@ -153,6 +161,8 @@ class WorkloadService:
 
     async def list(self, actor: Actor, wanted: WorkloadFilter) -> Sequence[Workload]:
         """Return one page of a listing. All users see all workloads, without private fields."""
+        if can_list_live(wanted):
+            return list_live(self._engine.mirror, wanted)
         try:
             return await self._engine.ports.store.list_workloads(self._for_actor(actor, wanted))
         except GpupoolError as error:
@@ -186,13 +196,17 @@ class WorkloadService:
         """Return all replicas, sorted by index."""
         return await self._lookup.replicas(workload)
 
-    async def leases_of(self, workload: Workload) -> Sequence[Lease]:
+    async def leases_of(self, workload: Workload) -> Sequence[GpuLease]:
         """Return current leases, or all leases of a workload that has ended."""
         return await self._lookup.leases(workload)
 
     def can_see(self, actor: Actor, workload: Workload) -> bool:
         """Return True if the actor may see command, environment and output."""
         return self._permissions.can_see(actor, workload)
+
+    def managed_projects(self, actor: Actor) -> tuple[str, ...]:
+        """Return the projects whose workloads a manager may manage; none for other roles."""
+        return self._permissions.managed_projects(actor)
 
     def can_manage(self, actor: Actor, workload: Workload) -> bool:
         """Return True if the actor may stop or change it."""
@@ -248,7 +262,7 @@ class WorkloadService:
         """Stop a workload or one replica: TERM, grace period, KILL; with ``force`` KILL at once."""
         workload = await self._managed(actor, ref)
         grace = 0.0 if force else grace_s
-        reason = Reason.RELEASED if workload.kind is WorkloadKind.LEASE else Reason.STOPPED_BY_USER
+        reason, sentence = _stop_reason(workload, actor.user)
 
         def build(draft: Draft) -> None:
             now = draft.workload(workload.id)
@@ -256,12 +270,12 @@ class WorkloadService:
                 return
             draft.note(_requested(draft, actor, reason, workload, index))
             if index is None:
-                transitions.stop_all(draft, now, reason, grace)
+                transitions.stop_all(draft, now, reason, grace, sentence, actor.user)
                 return
             replica = draft.replica(workload.id, index)
             if replica is None:
                 raise GpupoolError(ErrorCode.NOT_FOUND, f"{workload.name} has no replica {index}.", "See `describe`.")
-            transitions.stop(draft, now, replica, reason, grace)
+            transitions.stop(draft, now, replica, reason, grace, sentence, actor.user)
 
         try:
             await self._engine.transact(build)
@@ -283,7 +297,7 @@ class WorkloadService:
         until = self._engine.ports.clock.monotonic() + within_s
         left = self._not_stopped()
         while left:
-            await self._engine.transact(partial(_stop_some, left[:STOP_BATCH]))
+            await self._engine.transact(partial(_stop_some, left[:STOP_BATCH], actor.user))
             left = self._not_stopped()
             if self._engine.ports.clock.monotonic() >= until:
                 break
@@ -308,7 +322,9 @@ class WorkloadService:
             draft.put_workload(replace(now, suspended=True))
             draft.note(_requested(draft, actor, Reason.SUSPENDED_BY_USER, workload))
             for replica in list(draft.replicas(workload.id)):
-                transitions.stop(draft, now, replica, Reason.SUSPENDED_BY_USER, sentence=f"suspended by {actor.user}")
+                transitions.stop(
+                    draft, now, replica, Reason.SUSPENDED_BY_USER, sentence=f"suspended by {actor.user}", by=actor.user
+                )
 
         await self._engine.transact(build)
         return await self._lookup.workload(actor, workload.id)
@@ -493,14 +509,25 @@ class ExpiryLoop:
 
     async def _delete_if_due(self, workload: Workload, now: float) -> None:
         ttl, ended = workload.limits.ttl_s, workload.finished_at
-        if ttl is not None and ended is not None and now - ended >= ttl:
+        if ttl is None or ended is None or now - ended < ttl:
+            return
+        try:
             await self._workloads.delete(self._actor, workload.id)
+        except GpupoolError as error:  # the others are still deleted
+            log.warning("could not delete an ended workload", workload=workload.id, code=error.code)
 
 
-def _stop_some(workloads: Sequence[Workload], draft: Draft) -> None:
+def _stop_some(workloads: Sequence[Workload], user: str, draft: Draft) -> None:
     for workload in workloads:
-        reason = Reason.RELEASED if workload.kind is WorkloadKind.LEASE else Reason.STOPPED_BY_USER
-        transitions.stop_all(draft, draft.workload(workload.id) or workload, reason)
+        reason, sentence = _stop_reason(workload, user)
+        transitions.stop_all(draft, draft.workload(workload.id) or workload, reason, sentence=sentence, by=user)
+
+
+def _stop_reason(workload: Workload, user: str) -> tuple[Reason, str]:
+    """Return the code and the sentence of a stop that a user requests."""
+    if workload.kind is WorkloadKind.LEASE:
+        return Reason.RELEASED, f"released by {user}"
+    return Reason.STOPPED_BY_USER, f"stopped by {user}"
 
 
 def restart_obstacle(workload: Workload) -> tuple[str, str] | None:

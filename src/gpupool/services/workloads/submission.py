@@ -15,10 +15,10 @@ from gpupool.domain.people.access import DEFAULT_PROJECT, Actor, Role
 from gpupool.domain.units import format_permille
 from gpupool.domain.work import lifecycle
 from gpupool.domain.work.gang import Gang
-from gpupool.domain.work.rules import check_replica_gpus, resolve_limits
+from gpupool.domain.work.rules import check_replica_gpus, resolve_limits, resolve_placement
 from gpupool.domain.work.sharing_policy import resolve_compute, resolve_request
-from gpupool.domain.work.workload import Program, Replica, ReplicaState, Workload, WorkloadKind
-from gpupool.domain.work.workspace import WorkspaceAction, check_action
+from gpupool.domain.work.workload import Program, Replica, ReplicaState, Serving, Workload, WorkloadKind
+from gpupool.domain.work.workspace import IMPORT_COMMAND, WorkspaceAction, check_action
 from gpupool.scheduling.explain.feasibility import check_gang_possible, check_possible
 from gpupool.scheduling.state.cluster import NODE, Shape, Shapes
 from gpupool.services.access.permissions import Permissions, forbidden
@@ -31,6 +31,7 @@ from gpupool.services.state.mirror import Draft
 from gpupool.specs.request import Submitter, WorkloadRequest, digest_of, references, to_workload
 
 MAX_LIVE_REPLICAS = 200_000
+MAX_PROGRAMS_PER_USER = 256  # of the kind exec: commands, shells and SSH sessions
 LEASE_IDLE_S = 1800.0  # default idle limit of a bare lease
 
 
@@ -75,6 +76,12 @@ class SubmissionService:
 
     async def submit(self, actor: Actor, request: WorkloadRequest) -> tuple[Workload, bool]:
         """Store a workload; return it, and True if this call created it."""
+        if request.kind is WorkloadKind.SERVICE:
+            raise GpupoolError(
+                ErrorCode.INVALID_REQUEST,
+                "A service is not a single workload.",
+                "Create it with `gpupool serve`, or POST it to /v1/services.",
+            )
         try:
             return await self._submit_new(actor, request), True
         except GpupoolError:
@@ -87,7 +94,22 @@ class SubmissionService:
     async def _submit_new(self, actor: Actor, request: WorkloadRequest) -> Workload:
         return await self.write(actor, await self.prepare(actor, request))
 
-    async def prepare(self, actor: Actor, request: WorkloadRequest) -> Prepared:
+    async def prepare_replica(
+        self, actor: Actor, request: WorkloadRequest, serving: Serving, *, protected: bool
+    ) -> Prepared:
+        """Return the checked workload of a replica of a service without storing it. Raises ``GpupoolError``.
+
+        A ``protected`` replica that is larger than the quota becomes a preemptible one, as the others are.
+        """
+        if protected:
+            try:
+                return await self.prepare(actor, request, serving)
+            except GpupoolError as error:
+                if error.code is not ErrorCode.OVER_LIMIT:
+                    raise
+        return await self.prepare(actor, request.model_copy(update={"preemptible": True}), serving)
+
+    async def prepare(self, actor: Actor, request: WorkloadRequest, serving: Serving | None = None) -> Prepared:
         """Return the checked workload of a request without storing it. Raises ``GpupoolError``."""
         project = self._identities.project(request.project or DEFAULT_PROJECT)
         self._permissions.need_project(actor, project)
@@ -99,6 +121,8 @@ class SubmissionService:
             submitter=Submitter(actor.user, actor.uid, project.name, now),
             resolve={ref: found.id for ref, found in referred.items()},
         )
+        if serving is not None:
+            workload = replace(workload, program=replace(workload.program, serving=serving))
         if request.workspace is not None:
             workload = self._in_workspace(actor, workload, request.workspace)
         workload = self._with_sharing(self._with_defaults(workload), request.gpus.compute)
@@ -113,19 +137,24 @@ class SubmissionService:
         workspace = self._checks.workspaces.find(actor, ref)
         if workspace.user != workload.user:
             raise forbidden(f"The home of {workspace.name} belongs to {workspace.user}.")
-        self._check_stopped(workspace.id)
+        self._check_unused(workspace.id, workload.program.argv)
         self._checks.workspaces.check_disk(workspace.user, workspace.project)
         labels = tuple(sorted({**dict(workload.gpus.labels), NODE: workspace.node}.items()))
         program = replace(workload.program, workspace=workspace.id)
         return replace(workload, program=program, gpus=replace(workload.gpus, labels=labels))
 
-    def _check_stopped(self, workspace: str) -> None:
-        """Raise WRONG_STATE if a home is used or changed; UNKNOWN_WORKSPACE if it was deleted."""
+    def _check_unused(self, workspace: str, argv: tuple[str, ...]) -> None:
+        """Raise WRONG_STATE if a home is used or changed; UNKNOWN_WORKSPACE if it was deleted.
+
+        While its files are imported, only the program that reads them may use it.
+        """
         registry = self._checks.workspaces.registry
         row = registry.rows.get(workspace)
         if row is None:
             raise GpupoolError(ErrorCode.UNKNOWN_WORKSPACE, "The workspace was deleted.", "Create it again.")
-        check_action(row, registry.state(row), WorkspaceAction.START)
+        reads = argv[:3] == IMPORT_COMMAND and registry.session_state(row) is None
+        action = WorkspaceAction.IMPORT if row.importing and reads else WorkspaceAction.START
+        check_action(row, registry.state(row), action)
 
     def _need_account(self, workload: Workload) -> None:
         """Raise FORBIDDEN for a user without an account, whose programs would run as root."""
@@ -155,6 +184,8 @@ class SubmissionService:
         project = self._identities.project(workload.project)
         limits = workload.limits
         idle = limits.idle_timeout_s or project.idle_timeout_s
+        if workload.kind is WorkloadKind.SERVICE:  # its requests count, not its use of GPUs
+            idle = None
         if idle is None and workload.kind is WorkloadKind.LEASE:
             idle = LEASE_IDLE_S
         limits = limits if workload.kind is WorkloadKind.EXEC else resolve_limits(limits, project)
@@ -166,11 +197,13 @@ class SubmissionService:
         if workload.kind is WorkloadKind.EXEC:
             return workload
         project = self._identities.project(workload.project)
-        roles = tuple(
-            role if role.gpus is None else replace(role, gpus=resolve_request(role.gpus, project))
-            for role in workload.roles
-        )
-        gpus, policy = resolve_request(workload.gpus, project), resolve_compute(compute, project)
+        rules = self._engine.feed.policy
+
+        def resolve(request: GpuRequest) -> GpuRequest:
+            return resolve_placement(resolve_request(request, project), project, rules.spread, rules.placement)
+
+        roles = tuple(role if role.gpus is None else replace(role, gpus=resolve(role.gpus)) for role in workload.roles)
+        gpus, policy = resolve(workload.gpus), resolve_compute(compute, project)
         return replace(workload, gpus=gpus, roles=roles, compute=policy)
 
     def _check(self, actor: Actor, workload: Workload) -> None:
@@ -198,7 +231,7 @@ class SubmissionService:
 
     def _check_queue(self, actor: Actor, workload: Workload) -> None:
         """Raise QUEUE_LIMIT when too many replicas of the user or project would wait; administrators are exempt."""
-        mirror, per_user = self._engine.mirror, self._engine.feed.max_queued_per_user
+        mirror, per_user = self._engine.mirror, self._engine.feed.policy.max_queued_per_user
         if actor.role is Role.ADMIN:
             return
         same_user = (w.id for w in mirror.workloads.values() if w.user == workload.user)
@@ -220,6 +253,19 @@ class SubmissionService:
                 f"limit of {limit}.",
                 f"Wait for some to start. Administrators change the limit: `{command}`.",
             )
+
+    def _check_programs(self, user: str) -> None:
+        """Raise OVER_LIMIT if the user has as many programs on GPUs of other workloads as are allowed."""
+        mirror = self._engine.mirror
+        if sum(mirror.workloads[id_].user == user for keys in mirror.execs.values() for id_, _ in keys) < (
+            MAX_PROGRAMS_PER_USER
+        ):
+            return
+        raise GpupoolError(
+            ErrorCode.OVER_LIMIT,
+            f"{user} has {MAX_PROGRAMS_PER_USER} commands, shells and SSH sessions already, the most that are allowed.",
+            "End some: `gpupool ps` lists them, `gpupool stop NAME` ends one.",
+        )
 
     def _check_bounds(self, workload: Workload) -> None:
         """Raise OVER_LIMIT if a replica, or the smallest gang, needs more than a limit of its project or user."""
@@ -262,10 +308,12 @@ class SubmissionService:
     def put(self, draft: Draft, actor: Actor, prepared: Prepared) -> None:
         """Insert a prepared workload, which does not use the GPUs of another one. Raises ``GpupoolError``."""
         workload = prepared.workload
-        if workload.kind is not WorkloadKind.EXEC:
+        if workload.kind is WorkloadKind.EXEC:
+            self._check_programs(workload.user)
+        else:
             self._check_queue(actor, workload)  # others may have been written since it was prepared
         if workload.program.workspace and not is_reservation(workload):
-            self._check_stopped(workload.program.workspace)
+            self._check_unused(workload.program.workspace, workload.program.argv)
         draft.put_workload(workload)
         for row in prepared.replicas:
             draft.put_replica(row)

@@ -16,7 +16,9 @@ from gpupool.domain.work.supervision import NODE_PROGRAM
 from gpupool.domain.work.workload import Workload
 from gpupool.domain.work.workspace import (
     MAX_SNAPSHOTS,
+    READY,
     EnvironmentFile,
+    Snapshot,
     TaskKind,
     Workspace,
     WorkspaceAction,
@@ -45,13 +47,15 @@ from gpupool.specs.resubmit import gpu_body
 
 MAX_PER_USER = 100
 SESSION_PROGRAM = "node/files/workspace_session.py"
+IMAGE_SESSION = ["/bin/sh", "-c", 'echo "$1"; exec sleep infinity', "sh", READY]
 
 
 @dataclass(frozen=True, slots=True)
 class NewWorkspace:
     """A request for a workspace; without ``node`` the pool chooses one where the GPUs fit.
 
-    ``files`` are those of its environment. ``reserved``: the GPUs stay with it while it is stopped.
+    ``files`` are those of its environment. ``reserved``: the GPUs stay with it while it is stopped. ``importing``: only
+    the program that reads an archive may use it until ``complete_import``.
     """
 
     name: str
@@ -62,6 +66,7 @@ class NewWorkspace:
     node: str = ""
     files: tuple[EnvironmentFile, ...] = ()
     reserved: bool = False
+    importing: bool = False
 
 
 class WorkspaceService:
@@ -87,7 +92,7 @@ class WorkspaceService:
         self._as_user = as_user
         engine.on_commit(access.registry.note)
         self.tasks = WorkspaceTasks(engine, access.registry)
-        self.meter = WorkspaceMeter(engine, access.registry)
+        self.meter = WorkspaceMeter(engine, access.registry, self.tasks)
 
     # Reading
 
@@ -129,21 +134,33 @@ class WorkspaceService:
         node = self._choose_node(wanted, project.rules.node_pools)
         row = self._new_row(actor, wanted.name, project.name, node)
         row = replace(row, gpus=wanted.gpus, image=wanted.image, environment=wanted.environment)
-        row = replace(row, reserved=wanted.reserved)
+        row = replace(row, reserved=wanted.reserved, importing=wanted.importing)
         reservation = await self._prepare_reservation(actor, row) if wanted.reserved else None
         return await self._insert(actor, row, self._task(TaskKind.CREATE, files=wanted.files), reservation)
 
-    async def clone(self, actor: Actor, ref: str, name: str, snapshot: str = "") -> Workspace:
-        """Create a workspace with a copy of the files of another one, or of its snapshot, on the same node."""
-        source = self._access.find(actor, ref)
+    async def clone(self, actor: Actor, ref: str, name: str, snapshot: str = "", user: str = "") -> Workspace:
+        """Create a workspace with a copy of the files of another one, or of its snapshot, on the same node.
+
+        Of a workspace of others (``user``) only a snapshot that is shared with the actor.
+        """
+        source, taken = self._access.find_to_clone(actor, ref, snapshot, user)
         self._permissions.need_project(actor, self._identities.project(source.project))
-        taken = source.snapshot(snapshot).id if snapshot else ""
         if not taken:
             self._check(source, WorkspaceAction.CLONE)
         self._access.check_disk(actor.user, source.project, source.disk_bytes or 0)
         row = self._new_row(actor, name, source.project, source.node)
         row = replace(row, gpus=source.gpus, image=source.image, environment=source.environment)
         return await self._insert(actor, row, self._task(TaskKind.CLONE, source=source.id, snapshot=taken))
+
+    async def complete_import(self, actor: Actor, ref: str) -> Workspace:
+        """Release a workspace for use: its archive was read completely. Do nothing if that was done before."""
+
+        def change(row: Workspace) -> Workspace:
+            if row.importing:
+                self._check(row, WorkspaceAction.IMPORT)
+            return replace(row, importing=False)
+
+        return await self._change(actor, self._access.find(actor, ref), change, "is imported")
 
     def _new_row(self, actor: Actor, name: str, project: str, node: str) -> Workspace:
         check_name(name, "workspace")
@@ -241,7 +258,8 @@ class WorkspaceService:
             "kind": "interactive",
             "workspace": workspace.id,
             "project": workspace.project,
-            "command": ["sleep", "infinity"] if workspace.image else command,
+            "command": IMAGE_SESSION if workspace.image else command,
+            "literal": True,
             **({"image": workspace.image} if workspace.image else {}),
             **gpu_body(asked, ComputePolicy.GUARANTEE),
             **{name: value for name, value in options.items() if value is not None},
@@ -351,6 +369,28 @@ class WorkspaceService:
         task = self._task(TaskKind.DROP_SNAPSHOT, snapshot=found.id)
         what = f"loses its snapshot {found.name}"
         return await self._begin(actor, workspace, WorkspaceAction.SNAPSHOT, lambda row: begin(row, task), what)
+
+    async def share(self, actor: Actor, ref: str, snapshot: str, *, shared: bool = True) -> Workspace:
+        """Let all members of the project clone a snapshot, or no longer; only its owner may.
+
+        Raises FORBIDDEN, NOT_FOUND.
+        """
+        workspace = self._access.find(actor, ref)
+        if actor.user != workspace.user:
+            raise forbidden(f"Only {workspace.user}, the owner, may share the files of {workspace.name}.")
+        found = workspace.snapshot(snapshot)
+
+        def change(row: Workspace) -> Workspace:
+            row.snapshot(found.id)
+            changed = (replace(each, shared=shared) if each.id == found.id else each for each in row.snapshots)
+            return replace(row, snapshots=tuple(changed))
+
+        whom = f"all members of {workspace.project}" if shared else "nobody"
+        return await self._change(actor, workspace, change, f"shares its snapshot {found.name} with {whom}")
+
+    def shared(self, actor: Actor) -> list[tuple[Workspace, Snapshot]]:
+        """Return the snapshots of others that the actor may clone."""
+        return self._access.shared(actor)
 
     async def delete(self, actor: Actor, ref: str, *, forget: bool = False) -> Workspace | None:
         """Delete a workspace with its home and snapshots; with ``forget`` without its node, which is down.

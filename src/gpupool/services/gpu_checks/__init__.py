@@ -1,0 +1,1 @@
+"""Active checks of idle GPUs."""

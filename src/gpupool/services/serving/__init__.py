@@ -1,0 +1,1 @@
+"""Services: servers with replicas, a stable address, readiness, scaling and updates."""
