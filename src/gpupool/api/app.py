@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gpupool import __version__
-from gpupool.api import errors, openapi
+from gpupool.api import asyncapi, errors, openapi
 from gpupool.api.login_limit import FailedAttempts
-from gpupool.api.middleware import BodyLimit, InternalErrors, RequestLimit
+from gpupool.api.middleware import BodyLimit, HeadRequests, InternalErrors, RequestLimit
 from gpupool.api.prometheus import Exposition
+from gpupool.api.query import check_query
 from gpupool.api.routes import pool, telemetry
 from gpupool.api.routes.nodes import joining, nodes, reservations
 from gpupool.api.routes.people import access, events, logins, usage
-from gpupool.api.routes.work import attach, files, logs, submission, workloads, workspaces
+from gpupool.api.routes.work import attach, files, logs, results, services, submission, workloads, workspaces
 from gpupool.api.server.request_rate import RequestRates
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.nodes.heads import Head
@@ -38,10 +41,12 @@ ROUTERS = (
     workloads.router,
     submission.router,
     logs.router,
+    results.router,
     attach.router,
     files.router,
     files.work_router,
     workspaces.router,
+    services.router,
     events.router,
     access.router,
     logins.router,
@@ -50,10 +55,10 @@ ROUTERS = (
     telemetry.router,
     usage.router,
 )
-RETRY_AFTER_S = "1"  # of a standby
+RETRY_AFTER_S = "1"  # handlers of a standby
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
-HeadsFor = Callable[[str, str], Awaitable[Sequence[Head]]]  # by the name and the secret of a machine
+HeadsFor = Callable[[str, str], Awaitable[Sequence[Head]]]  # by the name and the secret of a node
 
 
 def create_app(services: PoolServices) -> FastAPI:
@@ -65,6 +70,7 @@ def create_app(services: PoolServices) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.services = services
     app.state.closing = asyncio.Event()
@@ -76,12 +82,25 @@ def create_app(services: PoolServices) -> FastAPI:
     app.state.exposition = Exposition(services)
     errors.install(app)
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(check_query)])
+    app.add_api_route("/v1/asyncapi.json", get_asyncapi, include_in_schema=False)
     app.add_middleware(BodyLimit)
     app.add_middleware(InternalErrors)
     app.add_middleware(RequestLimit)
+    app.add_middleware(HeadRequests)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
+
+
+@cache
+def sockets() -> dict[str, Any]:
+    """Return the AsyncAPI document of the API."""
+    return asyncapi.describe_sockets(ROUTERS)
+
+
+async def get_asyncapi() -> Response:
+    """Return the description of the WebSockets. No credentials are needed."""
+    return JSONResponse(sockets())
 
 
 def create_waiting_app(
@@ -93,9 +112,9 @@ def create_waiting_app(
 ) -> FastAPI:
     """Return an application that refuses all requests with a reason; ``/v1/health`` reports a standby.
 
-    In a cluster, other heads are given ``head_files``, and all machines are told which heads there are (``heads_for``).
-    ``faults`` are the reasons why this head could not take over; None where that is not known. ``starting`` returns
-    whether this control plane is about to lead, so that it is not a standby.
+    In a cluster, other heads get ``head_files``, and all nodes get the list of heads (``heads_for``). ``faults`` are
+    the reasons why this head could not take over (None: unknown). ``starting`` returns whether this control plane is
+    about to lead; it is then not a standby.
     """
     app = FastAPI(title="gpupool", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.state.closing = asyncio.Event()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from typing import Annotated
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Annotated, cast
 
 from fastapi import Depends, Query
 from fastapi.params import Path
@@ -27,6 +29,7 @@ from gpupool.services.pool import PoolServices
 from gpupool.services.refusals import RefusalReason
 
 _TOKEN_LIMIT = 512
+RECHECK_INTERVAL_S = 10.0  # of the callers of long-lived streams
 
 
 def count_for(connection: HTTPConnection, actor: Actor) -> None:
@@ -58,7 +61,7 @@ async def get_services(connection: HTTPConnection) -> PoolServices:
 
 
 async def get_closing(connection: HTTPConnection) -> asyncio.Event:
-    """Set when the server is about to stop: whatever waits or streams ends."""
+    """Return the event that is set when the server is about to stop: all waits and streams then end."""
     closing: asyncio.Event = connection.app.state.closing
     return closing
 
@@ -67,7 +70,7 @@ Services = Annotated[PoolServices, Depends(get_services)]
 
 
 async def authenticate(connection: HTTPConnection) -> Actor:
-    """Return who is calling, after checking that the token may be used for this address.
+    """Return the caller, after checking that the token may be used for this address.
 
     Raises ``GpupoolError`` as ``identify`` does, and FORBIDDEN.
     """
@@ -77,7 +80,7 @@ async def authenticate(connection: HTTPConnection) -> Actor:
 
 
 async def identify(connection: HTTPConnection) -> Actor:
-    """Return who is calling: by peer credentials on the unix socket, else by bearer token.
+    """Return the caller: by peer credentials on the unix socket, else by bearer token.
 
     Raises ``GpupoolError``: UNAUTHENTICATED, TOO_MANY_ATTEMPTS for a wrong token after many others, OVERLOADED.
     """
@@ -95,22 +98,22 @@ async def identify(connection: HTTPConnection) -> Actor:
 
 
 async def administrator(connection: HTTPConnection) -> Actor:
-    """Return who is calling. Raises as ``authenticate`` does, and FORBIDDEN for all but administrators."""
+    """Return the caller. Raises as ``authenticate`` does, and FORBIDDEN for all but administrators."""
     return await _with_role(connection, Role.ADMIN)
 
 
 async def manager(connection: HTTPConnection) -> Actor:
-    """Return who is calling. Raises as ``authenticate`` does, and FORBIDDEN for members and viewers."""
+    """Return the caller. Raises as ``authenticate`` does, and FORBIDDEN for members and viewers."""
     return await _with_role(connection, Role.MANAGER)
 
 
 async def member(connection: HTTPConnection) -> Actor:
-    """Return who is calling. Raises as ``authenticate`` does, and FORBIDDEN for viewers."""
+    """Return the caller. Raises as ``authenticate`` does, and FORBIDDEN for viewers."""
     return await _with_role(connection, Role.MEMBER)
 
 
 async def administrator_or_self(connection: HTTPConnection) -> Actor:
-    """Return who is calling. Raises FORBIDDEN for all but administrators and the user whom the address names."""
+    """Return the caller. Raises FORBIDDEN for all but administrators and the user whom the address names."""
     actor = await authenticate(connection)
     if actor.user != connection.path_params.get("name"):
         require_role(actor, Role.ADMIN)
@@ -127,7 +130,7 @@ CALLER_CHECKS = frozenset({authenticate, administrator, manager, member, adminis
 
 
 async def check_caller(connection: HTTPConnection) -> None:
-    """Raise what the checks of the route's caller raise: a request that cannot be read was refused before them."""
+    """Check the caller of the route, and raise that error first: the request itself cannot be read."""
     waiting = [getattr(connection.scope.get("route"), "dependant", None)]
     for dependant in filter(None, waiting):
         waiting.extend(dependant.dependencies)
@@ -151,8 +154,51 @@ def _bearer_token(connection: HTTPConnection) -> str:
     return token
 
 
+async def still_allowed(connection: HTTPConnection) -> None:
+    """Check the caller of a long-lived stream again.
+
+    Raises ``GpupoolError``: UNAUTHENTICATED for a token that was revoked or has expired, FORBIDDEN for a disabled user.
+    """
+    services: PoolServices = connection.app.state.services
+    uid = peer_uid(connection)
+    if uid is not None:
+        need_scope(connection, await services.access.actor_for_uid(uid))
+    else:
+        need_scope(connection, await services.access.actor_for_token(_bearer_token(connection)))
+
+
+async def refusal_of(connection: HTTPConnection) -> GpupoolError | None:
+    """Return the error if the caller of a long-lived stream is no longer allowed; None also if that is not known."""
+    try:
+        await still_allowed(connection)
+    except GpupoolError as error:
+        if error.code in {ErrorCode.UNAUTHENTICATED, ErrorCode.FORBIDDEN}:
+            return error
+    return None
+
+
+async def until_refused(connection: HTTPConnection) -> GpupoolError:
+    """Wait until the caller is no longer allowed; return the error. Run it concurrently with a stream."""
+    while True:
+        await asyncio.sleep(RECHECK_INTERVAL_S)
+        if (error := await refusal_of(connection)) is not None:
+            return error
+
+
+async def end_when_refused(connection: HTTPConnection, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the messages of a stream that is never silent for long, until the caller is no longer allowed."""
+    checked_at = asyncio.get_running_loop().time()
+    async with contextlib.aclosing(cast("AsyncGenerator[bytes, None]", stream)) as pieces:
+        async for piece in pieces:
+            if asyncio.get_running_loop().time() - checked_at >= RECHECK_INTERVAL_S:
+                checked_at = asyncio.get_running_loop().time()
+                if await refusal_of(connection) is not None:
+                    return
+            yield piece
+
+
 Caller = Annotated[Actor, Depends(authenticate)]
-# Rights that do not depend on the body are checked before the body: without them nothing is said about the body.
+# Rights that do not depend on the body are checked before the body, so that others learn nothing about it.
 Administrator = Annotated[Actor, Depends(administrator)]
 Manager = Annotated[Actor, Depends(manager)]
 Member = Annotated[Actor, Depends(member)]
@@ -161,6 +207,13 @@ Closing = Annotated[asyncio.Event, Depends(get_closing)]
 
 Ref = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", description="A workload's id or name.")
+]
+ServiceRef = Annotated[
+    str,
+    Path(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]{0,126}[A-Za-z0-9])?$",
+        description="A service's id, name, or PROJECT:NAME.",
+    ),
 ]
 NodeName = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,253}$", description="A node's name.")]
 NameInPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9._@+-]{1,64}$")]
@@ -172,11 +225,16 @@ Moment = Annotated[float, Query(ge=0, le=1e11, allow_inf_nan=False, description=
 TimeoutS = Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="Maximum wait in seconds.")]
 Cursor = Annotated[str, Query(max_length=200, pattern=r"^[\x20-\x7e]*$", description="Cursor of the last page.")]
 Word = Annotated[str, Query(max_length=128, pattern=r"^[^\x00]*$")]
+Search = Annotated[str, Query(max_length=128, pattern=r"^[^\x00]*$", description="A part of the name.")]
 
 
-def answer(model: BaseModel, status: int = 200) -> Response:
-    """Return a model as JSON, without validation, because it is made of trusted values."""
-    return Response(model.model_dump_json(), status, media_type="application/json")
+def answer(model: BaseModel, status: int = 200, location: str | None = None) -> Response:
+    """Return a model as JSON, without validation, because it is made of trusted values.
+
+    ``location`` is the address of a created object.
+    """
+    headers = None if location is None else {"location": location}
+    return Response(model.model_dump_json(), status, headers, media_type="application/json")
 
 
 def encode_page(created_at: float, workload: WorkloadId) -> str:
@@ -198,12 +256,12 @@ def decode_page(cursor: str) -> tuple[float, WorkloadId]:
 
 
 def encode_offset(rows: int) -> str:
-    """Return the opaque cursor of the page after so many rows."""
+    """Return the opaque cursor of the page after ``rows`` rows."""
     return f"o{rows}"
 
 
 def decode_offset(cursor: str) -> int:
-    """Return what ``encode_offset`` was given; raises ``GpupoolError(INVALID_REQUEST)`` for anything else."""
+    """Return the offset in a cursor of ``encode_offset``; raise ``GpupoolError(INVALID_REQUEST)`` for anything else."""
     digits = cursor.removeprefix("o")
     if not cursor.startswith("o") or not digits.isascii() or not digits.isdigit() or len(digits) > MAX_OFFSET_DIGITS:
         raise _bad_cursor()

@@ -1,8 +1,7 @@
-"""Errors as every caller sees them: one body, the code's own HTTP status, and never a traceback."""
+"""Errors in the form that callers get: one body, the HTTP status of the code, and never a traceback."""
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gpupool.api.deps import check_caller
+from gpupool.api.problems import PROBLEM_JSON, problem_body
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.services.log_rate_limit import LogLimit
 
@@ -43,13 +43,12 @@ def install(app: FastAPI) -> None:
 
 
 def error_response(error: GpupoolError, status: int | None = None, headers: Any = None) -> Response:
-    """Return the response of an error, in ASCII, because a message can quote text that is not Unicode."""
-    body = json.dumps({"error": error.to_dict()})
-    return Response(body, status or error.http_status, headers, media_type="application/json")
+    """Return the response of an error: a problem document."""
+    return Response(problem_body(error, status), status or error.http_status, headers, media_type=PROBLEM_JSON)
 
 
 def unexpected(error: Exception, what: str) -> GpupoolError:
-    """Log an error nobody foresaw under a new id, and give the caller's version of it, which names only the id."""
+    """Log an unexpected error under a new id, and return an error for the caller that names only the id."""
     incident = secrets.token_hex(4)
     kind = type(error).__name__
     if _log_limit.allows(kind):
@@ -63,7 +62,7 @@ def unexpected(error: Exception, what: str) -> GpupoolError:
 
 
 async def _on_gpupool_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, GpupoolError)  # noqa: S101 - it is registered for this class alone
+    assert isinstance(error, GpupoolError)  # noqa: S101 - the handler is registered for this class only
     return error_response(error, headers=_headers(error))
 
 
@@ -76,7 +75,7 @@ def _headers(error: GpupoolError) -> dict[str, str]:
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - likewise
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - the handler is registered for this class only
     try:
         await check_caller(request)
     except GpupoolError as refusal:
@@ -85,7 +84,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - likewise
+    assert isinstance(error, HTTPException)  # noqa: S101 - the handler is registered for this class only
     code = _CODE_OF_STATUS.get(error.status_code, ErrorCode.INVALID_REQUEST)
     said = GpupoolError(code, _sentence(error), _hint(error.status_code))
     return error_response(said, error.status_code, error.headers)

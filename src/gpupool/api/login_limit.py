@@ -1,4 +1,4 @@
-"""Limits on wrong credentials: for each credential and each address. A valid one is never refused because of them."""
+"""Limits on wrong credentials, for each credential and each address. Valid credentials are never refused by them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 MAX_KEYS = 4096
-PREFIX_LENGTH = 12  # of a credential: a token's id is in it, and nothing of its secret
+PREFIX_LENGTH = 12  # of a credential: its prefix contains the token's id, but nothing of the secret
 _COUNTED = frozenset({ErrorCode.UNAUTHENTICATED})
 
 
 class FailedAttempts:
-    """Wrong credentials over the last ``window_s`` seconds; remembers a bounded number of addresses.
+    """Counts wrong credentials over the last ``window_s`` seconds, for a bounded number of addresses.
 
-    ``limit`` counts those of one address that begin alike (a script with an old token), ``peer_limit`` all of them.
+    ``limit`` applies to credentials of one address with the same prefix (a script with an old token), ``peer_limit`` to
+    all credentials of the address.
     """
 
     def __init__(
@@ -35,9 +36,9 @@ class FailedAttempts:
 
     @contextmanager
     def counted(self, peer: str, credential: str, codes: AbstractSet[ErrorCode] = _COUNTED) -> Iterator[None]:
-        """Check a credential in the block: when that raises one of ``codes``, the attempt is counted.
+        """Check a credential in the block; if that raises one of ``codes``, count the failure.
 
-        Raises TOO_MANY_ATTEMPTS in its place once there were too many. The credential is always checked first.
+        Raises TOO_MANY_ATTEMPTS instead if a limit was already reached. The credential is always checked first.
         """
         try:
             yield
@@ -51,7 +52,7 @@ class FailedAttempts:
             raise
 
     def _too_many(self, peer: str, prefix: str) -> bool:
-        """Count a failure; whether a limit was reached before it."""
+        """Count a failure; return whether a limit was reached before it."""
         now = self._clock()
         alike = self._add((peer, prefix), self._limits[0], now)
         of_peer = self._add((peer, None), self._limits[1], now)
@@ -70,6 +71,6 @@ class FailedAttempts:
         return full
 
     def forget(self, peer: str) -> None:
-        """Start anew for an address."""
+        """Reset the counters of an address."""
         for key in [key for key in self._times if key[0] == peer]:
             del self._times[key]

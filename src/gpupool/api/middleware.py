@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket
 from gpupool.api.deps import identify
 from gpupool.api.errors import error_response, unexpected
 from gpupool.api.server.acceptor import overloaded
-from gpupool.api.server.connections import Kind, Slot
+from gpupool.api.server.connections import ClientKind, Slot
 from gpupool.api.server.peer import RATE_COUNTED, is_stranger, peer_name, slot_of
 from gpupool.api.server.proxies import network_of
 from gpupool.api.server.request_rate import RETRY_AFTER_S, request_rates
@@ -20,10 +20,10 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 UNCHECKED_BODY_BYTES = 64 * 1024  # larger bodies are read only after their credential was checked
-STATIC_COST = 0.1  # of a file of the dashboard; a page has many, and they are cheap
+STATIC_COST = 0.1  # cost of a file of the dashboard; a page has many, and they are cheap
 REFUSAL_DELAY_S = 0.5  # slows down clients that retry at once
-_EXEMPT = ("/v1/members/", "/v1/join")  # requests of machines of the cluster, which copy whole folders
-_DRAIN_BYTES = 64 * 1024 * 1024  # read and dropped, so that a client that still sends gets the answer
+_EXEMPT = ("/v1/members/", "/v1/join")  # for requests of nodes of the cluster, which copy whole folders
+_DRAIN_BYTES = 64 * 1024 * 1024  # bytes that are read and dropped, so that a client that still sends gets the answer
 
 
 class BodyLimit:
@@ -109,10 +109,10 @@ async def _drain(receive: Receive) -> None:
 
 
 class InternalErrors:
-    """Answers an unexpected error with INTERNAL and an id, and writes the traceback to the log with the same id.
+    """Answers an unexpected error with INTERNAL and an id, and writes the traceback to the log under the same id.
 
-    A client that disconnects during its request is not an error, and gets no answer. ``app.state.error_page`` of a
-    dashboard answers for its pages.
+    A client that disconnects during its request causes no error and gets no answer. ``app.state.error_page`` of a
+    dashboard renders the errors of its pages.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -173,8 +173,8 @@ def _count(connection: HTTPConnection) -> None:
     rates = request_rates(connection)
     if slot is None or rates is None:
         return
-    if slot.kind is not Kind.STRANGER and not slot.peer.shared:
-        client, privileged = slot.group, slot.kind is Kind.PRIVILEGED
+    if slot.kind is not ClientKind.STRANGER and not slot.peer.shared:
+        client, privileged = slot.group, slot.kind is ClientKind.PRIVILEGED
     elif "authorization" in connection.headers or "cookie" in connection.headers:
         return
     else:
@@ -182,3 +182,23 @@ def _count(connection: HTTPConnection) -> None:
     connection.scope["extensions"][RATE_COUNTED] = True
     cost = STATIC_COST if str(connection.scope["path"]).startswith("/static/") else 1.0
     rates.take(client, privileged=privileged, cost=cost)
+
+
+class HeadRequests:
+    """Answers HEAD as GET without the body; a stream ends with its headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request (ASGI entry point)."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})  # the next receive() reports a disconnection
+
+        await self.app({**scope, "method": "GET"}, receive, without_body)

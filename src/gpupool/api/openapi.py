@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gpupool import __version__
+from gpupool.api.problems import PROBLEM_JSON
 from gpupool.api.schemas.base import ErrorBody
 from gpupool.specs.request import WorkloadRequest
 
@@ -25,6 +26,7 @@ _TAGS = [
     {"name": "events", "description": "Events of workloads, nodes and users."},
     {"name": "files", "description": "Upload and download files of workloads."},
     {"name": "workspaces", "description": "Named homes that are interactive sessions while started."},
+    {"name": "services", "description": "Servers with replicas and a stable address."},
     {"name": "images", "description": "Container images of nodes."},
     {"name": "access", "description": "Projects, users and tokens."},
     {"name": "telemetry", "description": "Measured use of nodes, GPUs and programs."},
@@ -39,6 +41,7 @@ _ERRORS = {
     404: "The object does not exist.",
     405: "The path does not support this method.",
     409: "The current state does not allow the operation.",
+    412: "The object has not the ETag of If-Match: it was changed since.",
     413: "The request is larger than 8 MiB.",
     422: "No node can satisfy the request, or it exceeds a limit.",
     429: "Too many requests, or too many wrong tokens from this address.",
@@ -46,16 +49,16 @@ _ERRORS = {
     503: "A node or the database does not respond, or the pool is stopping.",
 }
 
-# What any route may answer instead of a success. It is added to the description alone: given to FastAPI, which makes a
-# validator of each for each route, it took half a second of the first request.
+# Errors that any route may return. They are added only to the description: FastAPI would create a validator of each
+# error for each route, which delays the first request by half a second.
 _ERROR_ANSWERS = {
     str(status): {
         "description": description,
-        "content": {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}},
+        "content": {PROBLEM_JSON: {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}},
     }
     for status, description in _ERRORS.items()
 }
-_OF_FASTAPI = ("HTTPValidationError", "ValidationError")  # what its own errors look like, which are none of ours
+_OF_FASTAPI = ("HTTPValidationError", "ValidationError")  # FastAPI's own error models; our errors have another form
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -96,7 +99,7 @@ def _add_security(document: dict[str, Any]) -> None:
     document["components"]["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer", "description": "A token of the form gpt_ID_SECRET."}
     }
-    document["security"] = [{"token": []}, {}]  # {}: the unix socket, which asks for nothing
+    document["security"] = [{"token": []}, {}]  # {}: the unix socket, which needs no credentials
     document["paths"]["/v1/health"]["get"]["security"] = []
 
 

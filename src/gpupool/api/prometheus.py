@@ -1,4 +1,4 @@
-"""Metrics as the text that Prometheus reads, written in slices: a large pool's answer takes a hundred milliseconds."""
+"""Prometheus metrics as text, generated in slices: a large pool needs a hundred milliseconds for one answer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as PrometheusMetric
 
 from gpupool.services.metrics import catalogue
-from gpupool.services.metrics.catalogue import Kind, Metric
-from gpupool.services.metrics.families import Family, Row, backup_rows, head_rows, refusal_rows
+from gpupool.services.metrics.catalogue import Metric, MetricKind
+from gpupool.services.metrics.families import MetricFamily, Row, backup_rows, head_rows, refusal_rows, service_rows
 from gpupool.services.pool import PoolServices
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ROWS_AT_ONCE = 500  # about a millisecond
-FRESH_S = 1.0  # an answer younger than this is given again
+FRESH_S = 1.0  # a younger answer is reused
 
 
 class Exposition:
-    """The answer to a scrape. Several scrapers within a second get the same one."""
+    """Answers scrapes. Several scrapers within a second get the same answer."""
 
     def __init__(self, services: PoolServices) -> None:
         self._services = services
@@ -34,7 +34,7 @@ class Exposition:
         self._took_s = 0.0
 
     async def text(self) -> bytes:
-        """All metrics."""
+        """Return all metrics."""
         async with self._lock:
             if time.monotonic() - self._made_at >= FRESH_S:
                 self._text = await self._make()
@@ -42,7 +42,7 @@ class Exposition:
             return self._text
 
     def forget(self) -> None:
-        """Make the next answer anew."""
+        """Generate the next answer again instead of using the stored one."""
         self._made_at = float("-inf")
 
     async def _make(self) -> bytes:
@@ -56,10 +56,11 @@ class Exposition:
             *head_rows(self._services.joining.heads),
             *backup_rows(self._services.backups.health),
             *refusal_rows(self._services.refusals.totals),
+            *service_rows(self._services.serving.views()),
         )
         for family in of_services:
             pieces.extend(written(family))
-        pieces.extend(written(Family(catalogue.SCRAPE, [((), self._took_s)])))
+        pieces.extend(written(MetricFamily(catalogue.SCRAPE, [((), self._took_s)])))
         pieces.append(generate_latest(self._process))
         async for family in metrics.families():
             for piece in written(family):
@@ -72,7 +73,7 @@ class Exposition:
 
 
 class _Only:
-    """A collector of one metric."""
+    """Return a collector of one metric."""
 
     def __init__(self, metric: PrometheusMetric) -> None:
         self._metric = metric
@@ -81,8 +82,8 @@ class _Only:
         yield self._metric
 
 
-def written(family: Family) -> Iterator[bytes]:
-    """One metric's text in pieces; the first has its description. Nothing for a metric without rows."""
+def written(family: MetricFamily) -> Iterator[bytes]:
+    """Yield one metric's text in pieces; the first piece has its description. A metric without rows yields nothing."""
     if family.histograms:
         yield generate_latest(_Only(_histogram(family)))
     for begin in range(0, len(family.rows), ROWS_AT_ONCE):
@@ -91,7 +92,7 @@ def written(family: Family) -> Iterator[bytes]:
 
 
 def _lines(metric: Metric, rows: Sequence[Row]) -> bytes:
-    """Rows as text. By hand: the library takes ten times as long, and a large pool has ten thousand rows."""
+    """Format rows as text. The library needs ten times as long, and a large pool has ten thousand rows."""
     frame = ",".join(f'{label}="%s"' for label in metric.labels)
     frame = f"{metric.name}{{{frame}}} %r\n" if frame else f"{metric.name} %r\n"
     return "".join([frame % (*map(escaped, labels), float(value)) for labels, value in rows]).encode()
@@ -104,7 +105,7 @@ def escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _histogram(family: Family) -> PrometheusMetric:
+def _histogram(family: MetricFamily) -> PrometheusMetric:
     found = HistogramMetricFamily(family.metric.name, family.metric.about, labels=family.metric.labels)
     for labels, value in family.histograms:
         buckets = [("+Inf" if bound == inf else repr(bound), count) for bound, count in value.buckets()]
@@ -113,5 +114,5 @@ def _histogram(family: Family) -> PrometheusMetric:
 
 
 def _described(metric: Metric) -> PrometheusMetric:
-    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
     return kind(metric.name, metric.about, labels=metric.labels)

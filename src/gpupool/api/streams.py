@@ -17,8 +17,8 @@ from gpupool.domain.protocol.log_records import WHOLE, LogBatch
 PING_S = 15.0
 PING = b": ping\n\n"
 _OPENING = b": ok\n\n"  # sends the headers at once, so that the client knows that it is connected
-_LOOK_EVERY_S = 2.0  # for events whose writer rings no bell
-_QUIET_S = 1.0  # longest sleep between two looks at a quiet log
+_LOOK_EVERY_S = 2.0  # for events whose writer sends no notification
+_QUIET_S = 1.0  # longest sleep between two reads of a quiet log
 
 OCTETS = "application/octet-stream"
 
@@ -34,7 +34,7 @@ def sse(stream: AsyncIterator[bytes]) -> StreamingResponse:
 
 
 def message(event: str, model: BaseModel | None = None, message_id: str | int = "") -> bytes:
-    """One message; ``message_id`` is what a client sends back to resume."""
+    """Format one message; a client sends ``message_id`` back to resume."""
     head = f"id: {message_id}\n" if message_id != "" else ""
     data = model.model_dump_json() if model is not None else "{}"
     return f"{head}event: {event}\ndata: {data}\n\n".encode()
@@ -42,7 +42,7 @@ def message(event: str, model: BaseModel | None = None, message_id: str | int = 
 
 @dataclass(slots=True)
 class _Silence:
-    """Since when nothing has been sent (the loop's seconds)."""
+    """Return the time since which nothing has been sent (the loop's seconds)."""
 
     since: float
 
@@ -61,7 +61,7 @@ class _Silence:
 async def follow_log(
     first: LogPage, read: ReadLog, changed: Callable[[float], Awaitable[None]], closing: asyncio.Event
 ) -> AsyncIterator[bytes]:
-    """Pages of a log as messages, from ``first`` on, until the attempt has ended."""
+    """Yield pages of a log as messages, from ``first`` on, until the attempt has ended."""
     yield _OPENING
     page, silence = first, _Silence.begin()
     while True:
@@ -95,7 +95,7 @@ async def octets(stream: AsyncIterator[bytes]) -> StreamingResponse:
 
 
 async def whole_log(cursor: str, read: ReadRecords, closing: asyncio.Event) -> AsyncIterator[bytes]:
-    """All there is now from a cursor on, as ``domain.logrecords`` has it; without its end when it cannot be had."""
+    """Yield all output so far from a cursor, as ``domain.logrecords``; without the end record if reading fails."""
     stretches, cursor, _ = await read(cursor)
     while stretches:
         for stretch in stretches:
@@ -105,19 +105,19 @@ async def whole_log(cursor: str, read: ReadRecords, closing: asyncio.Event) -> A
         try:
             stretches, cursor, _ = await read(cursor)
         except GpupoolError:
-            return  # whoever goes on from here is told why
+            return  # a client that resumes here gets the reason
     yield WHOLE
 
 
 async def follow_events(
     after_id: int, read: ReadEvents, news: AsyncIterator[object], closing: asyncio.Event
 ) -> AsyncIterator[bytes]:
-    """Events above ``after_id`` as messages, for ever; ``news`` only says when it is worth looking again."""
+    """Yield events above ``after_id`` as messages, without end; ``news`` only signals that a new read is useful."""
     bell = asyncio.Event()
     ringer = asyncio.create_task(_ring(news, bell))
     closer = asyncio.create_task(_ring_at_end(closing, bell))
     try:
-        await asyncio.sleep(0)  # lets the ringer subscribe before the first look
+        await asyncio.sleep(0)  # lets the notifier subscribe before the first read
         yield _OPENING
         silence = _Silence.begin()
         while not closing.is_set():

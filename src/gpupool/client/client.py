@@ -32,11 +32,12 @@ from gpupool.client.files.download import FetchResult, WorkFolder, fetch
 from gpupool.client.files.upload import UploadResult, send_folder
 from gpupool.client.job import Job, JobFailed, Lease
 from gpupool.client.options import ApplyOptions, Command, SubmitOptions, build_request
+from gpupool.client.services import Services
 from gpupool.client.transport.attach import Attachment, attach
 from gpupool.client.transport.connection import DEFAULT_RETRY_S, ApiCall, PoolConnection
 from gpupool.client.transport.endpoint import UnixEndpoint, resolve_endpoint
 from gpupool.client.workspaces import Workspaces
-from gpupool.domain.work.supervision import LogChunk
+from gpupool.domain.protocol.log_records import LogChunk
 from gpupool.domain.work.workload import ReplicaState, WorkloadKind, WorkloadState
 from gpupool.specs.request import WorkloadRequest
 
@@ -47,7 +48,7 @@ _PAGE = 500
 M = TypeVar("M", bound=BaseModel)
 
 
-class Client(Administration, Workspaces):
+class Client(Administration, Services, Workspaces):
     """A pool. Without arguments: the pool of this process's environment or machine.
 
     ``socket_path`` is the API socket of a pool on this machine; ``url`` (https) with ``token`` is a pool over the

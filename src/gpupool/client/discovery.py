@@ -28,6 +28,7 @@ SYSTEM_RUN_DIR = "/run/gpupool"
 
 API_SOCKET = "api.sock"
 STATE_FILE = "state.json"
+POOL_LOCK = "pool.lock"
 UNIX_PATH_LIMIT = 107  # bytes of sun_path on Linux, less its final NUL
 
 

@@ -12,8 +12,8 @@ from gpupool.api.schemas.work.workloads import WhyView, WorkloadDetail, Workload
 from gpupool.client.files.download import FetchResult
 from gpupool.client.options import Command, SubmitOptions
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.protocol.log_records import LogChunk
 from gpupool.domain.units import format_duration, format_mib, format_permille
-from gpupool.domain.work.supervision import LogChunk
 from gpupool.domain.work.workload import WorkloadKind, WorkloadState
 
 
@@ -64,14 +64,19 @@ class WorkloadClient(Protocol):
 
 
 class JobFailed(Exception):  # noqa: N818 - named like the exceptions of concurrent.futures
-    """A workload ended without success. ``exit_status`` is its program's (None if there is no single one)."""
+    """A workload ended without success. ``exit_status`` is its program's (None if there is no single one).
+
+    ``ending`` has the code, the sentence, the side that decided, and what to do.
+    """
 
     def __init__(self, view: WorkloadView) -> None:
-        reason = view.reason
-        why = f": {reason.message} [{reason.code}]" if reason and reason.message else ""
+        ended = view.ending
+        why = f": {ended.sentence} [{ended.code}]" if ended else ""
+        remedy = f". Suggestion: {ended.remedy}" if ended and ended.remedy else ""
         status = "" if view.exit_status is None else f" with exit status {view.exit_status}"
-        super().__init__(f"{view.name} {view.state}{status}{why}")
+        super().__init__(f"{view.name} {view.state}{status}{why}{remedy}")
         self.view = view
+        self.ending = ended
         self.exit_status = view.exit_status
 
 
@@ -194,7 +199,9 @@ class Job:
 def _rows(view: WorkloadView) -> Iterator[tuple[str, str]]:
     yield "job", f"{view.name} ({view.id})"
     yield "state", view.state + (f", exit status {view.exit_status}" if view.exit_status is not None else "")
-    if view.reason is not None and view.reason.message:
+    if view.ending is not None:
+        yield "ended", f"{view.ending.sentence} [{view.ending.code}]"
+    elif view.reason is not None and view.reason.message:
         yield "reason", f"{view.reason.message} [{view.reason.code}]"
     gpus = view.gpus
     part = format_mib(gpus.memory_mib) if gpus.memory_mib is not None else format_permille(gpus.permille)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from gpupool.api.schemas.work.workspaces import WorkspaceList, WorkspaceView
+from gpupool.api.schemas.work.workspaces import SharedSnapshotView, WorkspaceList, WorkspaceView
 from gpupool.client.administration import quote_segment, without_none
 from gpupool.client.transport.connection import ApiCall, PoolConnection
+from gpupool.client.workspace_archive import (
+    ArchiveProgram,
+    ProgramClient,
+    description,
+    new_workspace,
+    read_header,
+    readable,
+    writable,
+)
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.work.workspace import ENVIRONMENT_FILES
 
@@ -71,9 +81,41 @@ class Workspaces:
         """Set the GPUs of the next start, reserved or not; the workspace must be stopped."""
         return self._changed("POST", f"{_path(ref)}/gpus", {"gpus": _gpus(gpus), "reserved": reserved or None})
 
-    def clone_workspace(self, ref: str, name: str, snapshot: str | None = None) -> WorkspaceView:
-        """Create a workspace with a copy of the files of another one, or of its snapshot."""
-        return self._changed("POST", f"{_path(ref)}/clone", {"name": name, "snapshot": snapshot})
+    def export_workspace(self, ref: str, file: str | os.PathLike[str], *, force: bool = False) -> int:
+        """Write the files of a stopped workspace to a .tar or .tar.gz file; return the number of bytes of the archive.
+
+        The file gets its name when it is complete; ``force`` replaces an existing one.
+        """
+        workspace = self.workspace(ref)
+        about = description(workspace.model_dump(mode="json"))
+        with writable(os.fspath(file), force=force) as to:
+            return ArchiveProgram(self._programs(), workspace.id, "export", about).write_to(to)
+
+    def import_workspace(
+        self, name: str, file: str | os.PathLike[str], *, node: str | None = None, project: str | None = None
+    ) -> WorkspaceView:
+        """Create a workspace of an archive. If its files cannot be read completely, no workspace remains."""
+        with readable(os.fspath(file)) as source:
+            first, about = read_header(source)
+            made = self._changed("POST", "/v1/workspaces", new_workspace(name, node, project, about))
+            try:
+                ArchiveProgram(self._programs(), made.id, "import").read_from(first, source)
+                return self._changed("POST", f"{_path(made.id)}/imported")
+            except BaseException:
+                self.delete_workspace(made.id)
+                raise
+
+    def _programs(self) -> ProgramClient:
+        return cast("ProgramClient", self)
+
+    def clone_workspace(
+        self, ref: str, name: str, snapshot: str | None = None, *, user: str | None = None
+    ) -> WorkspaceView:
+        """Create a workspace with a copy of the files of another one, or of its snapshot.
+
+        ``user`` is the owner of a shared snapshot, where several have a workspace of that name.
+        """
+        return self._changed("POST", f"{_path(ref)}/clone", {"name": name, "snapshot": snapshot, "user": user})
 
     def snapshot_workspace(self, ref: str, name: str) -> WorkspaceView:
         """Save a copy of the home under a name."""
@@ -82,6 +124,14 @@ class Workspaces:
     def restore_workspace(self, ref: str, snapshot: str) -> WorkspaceView:
         """Replace the home by a copy of a snapshot; the present files are lost."""
         return self._changed("POST", f"{_path(ref)}/restore", {"name": snapshot})
+
+    def share_snapshot(self, ref: str, snapshot: str, *, shared: bool = True) -> WorkspaceView:
+        """Let all members of its project clone a snapshot, or no longer."""
+        return self._changed("POST", f"{_path(ref)}/snapshots/{quote_segment(snapshot)}/share", {"shared": shared})
+
+    def shared_snapshots(self) -> Sequence[SharedSnapshotView]:
+        """Return the snapshots that other users share; clone one by the ``id`` of its workspace."""
+        return self._connection.ask(ApiCall("GET", "/v1/workspaces"), WorkspaceList).shared
 
     def delete_snapshot(self, ref: str, snapshot: str) -> WorkspaceView:
         """Delete a snapshot."""
@@ -121,8 +171,8 @@ def environment_fields(environment: str) -> dict[str, Any]:
     try:
         files[kind] = path.read_text(encoding="utf-8")
         for name in ENVIRONMENT_FILES[kind]:
-            if (beside := path.with_name(name)).is_file():
-                files[name] = beside.read_text(encoding="utf-8")
+            if (neighbour := path.with_name(name)).is_file():
+                files[name] = neighbour.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise GpupoolError(
             ErrorCode.INVALID_FILE, f"{path} cannot be read: {error}.", "Give a Python such as python:3.11, or a file."

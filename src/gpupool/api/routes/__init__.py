@@ -1,1 +1,1 @@
-"""One module per noun of the API; each route asks a service and maps what it says."""
+"""One module per noun of the API; each route calls a service and maps its result."""

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gpupool.api.deps import Administrator, Caller, Services, answer
+from gpupool.api.etags import IfMatch, only_if, tagged
 from gpupool.api.prometheus import CONTENT_TYPE, Exposition
 from gpupool.api.schemas.nodes.nodes import HeadAddressList, HealthView, PoolView
 from gpupool.api.schemas.people import WhoamiView
@@ -36,36 +37,37 @@ open_router = APIRouter(prefix="/v1", tags=["pool"])
 
 
 @open_router.get("/health", response_model=HealthView)
-async def health(services: Services) -> Response:
+async def get_health(services: Services) -> Response:
     """Return the health of the control plane. No credentials are needed."""
     info = services.info
     return answer(HealthView.of(info, status="ok", pid=os.getpid()))
 
 
 @router.get("/pool", response_model=PoolView)
-async def pool(services: Services, _caller: Caller) -> Response:
+async def get_pool(services: Services, _caller: Caller) -> Response:
     """Return the pool's resources and their use."""
     return answer(await workload_view.pool_view(services))
 
 
 @router.get("/heads", response_model=HeadAddressList)
-async def heads(services: Services, _caller: Caller) -> Response:
+async def list_heads(services: Services, _caller: Caller) -> Response:
     """Return all heads with their certificates, so that clients can use another one after a failover."""
     return answer(HeadAddressList(heads=await workload_view.head_addresses(services)))
 
 
 @router.post("/pool/stop-jobs", response_model=PoolView)
-async def stop_jobs(services: Services, caller: Administrator) -> Response:
-    """Ask live workloads of everybody to stop, for about a second. For administrators.
+async def stop_all_jobs(services: Services, caller: Administrator) -> Response:
+    """Ask live workloads of all users to stop, for about a second. For administrators.
 
-    Repeat it until nothing is queued or running: with thousands of workloads one call does not ask all of them.
+    Repeat it until nothing is queued or running: with thousands of workloads, one call does not reach all of them.
     """
+    await services.serving.stop_all(caller)  # first: it would start new replicas
     await services.workloads.stop_everything(caller)
     return answer(await workload_view.pool_view(services))
 
 
 @router.get("/whoami", response_model=WhoamiView)
-async def whoami(services: Services, caller: Caller) -> Response:
+async def get_current_user(services: Services, caller: Caller) -> Response:
     """Return the authenticated user."""
     projects = [p.name for p in await services.access.projects() if _may_use(caller.user, caller.role, p)]
     return answer(WhoamiView.of(caller, projects=sorted(projects)))
@@ -76,8 +78,8 @@ def _may_use(user: str, role: Role, project: Project) -> bool:
 
 
 @router.get("/top", response_model=TopView)
-async def top(services: Services, _caller: Caller) -> Response:
-    """Nodes, GPUs with their slices, workloads and users, and what they use: all of one moment."""
+async def get_top(services: Services, _caller: Caller) -> Response:
+    """Return nodes, GPUs with their slices, workloads and users, and their resource use, all of one moment."""
     view = await top_view(await services.metrics.snapshot())
     return Response(await written(view), media_type="application/json")
 
@@ -86,7 +88,7 @@ metrics_router = APIRouter(tags=["pool"])
 
 
 @metrics_router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def metrics(request: Request, _caller: Caller) -> Response:
+async def get_metrics(request: Request, _caller: Caller) -> Response:
     """Return metrics in the text format of Prometheus. A viewer's token is sufficient."""
     exposition: Exposition = request.app.state.exposition
     return Response(await exposition.text(), media_type=CONTENT_TYPE)
@@ -95,13 +97,17 @@ async def metrics(request: Request, _caller: Caller) -> Response:
 @router.get("/policy", response_model=PolicyView)
 async def get_policy(services: Services, _caller: Caller) -> Response:
     """Return the current policy."""
-    return answer(_policy_view(services.policy.policy))
+    return tagged(_policy_view(services.policy.policy), services.policy.policy)
 
 
 @router.patch("/policy", response_model=PolicyView)
-async def change_policy(services: Services, caller: Administrator, body: PolicyChange) -> Response:
-    """Change it; fields left out stay. In force from the next decision on. For administrators."""
-    return answer(_policy_view(await services.policy.change(caller, body.model_dump(exclude_unset=True))))
+async def change_policy(
+    services: Services, caller: Administrator, body: PolicyChange, if_match: IfMatch = None
+) -> Response:
+    """Change the policy from the next decision on; omitted fields stay. For administrators."""
+    with only_if(if_match, lambda: services.policy.policy):
+        policy = await services.policy.change(caller, body.model_dump(exclude_unset=True))
+    return tagged(_policy_view(policy), policy)
 
 
 def _policy_view(policy: Policy) -> PolicyView:
@@ -111,14 +117,18 @@ def _policy_view(policy: Policy) -> PolicyView:
 @router.get("/backups", response_model=BackupsView)
 async def get_backups(services: Services, caller: Administrator) -> Response:
     """Return the backup schedule and the backups on the leader. For administrators."""
-    return answer(_backups_view(await services.backups.report(caller)))
+    report = await services.backups.report(caller)
+    return tagged(_backups_view(report), report.schedule)
 
 
 @router.patch("/backups", response_model=BackupsView)
-async def change_backups(services: Services, caller: Administrator, body: BackupChange) -> Response:
-    """Change the schedule; fields left out stay. For administrators."""
-    await services.backups.change(caller, body.model_dump(exclude_unset=True))
-    return answer(_backups_view(await services.backups.report(caller)))
+async def change_backups(
+    services: Services, caller: Administrator, body: BackupChange, if_match: IfMatch = None
+) -> Response:
+    """Change the backup schedule; omitted fields stay. For administrators."""
+    with only_if(if_match, lambda: services.backups.schedule):
+        schedule = await services.backups.change(caller, body.model_dump(exclude_unset=True))
+    return tagged(_backups_view(await services.backups.report(caller)), schedule)
 
 
 def _backups_view(report: BackupReport) -> BackupsView:
@@ -135,23 +145,26 @@ def _backups_view(report: BackupReport) -> BackupsView:
     )
 
 
-@router.get("/warnings", name="get_settings", response_model=WarningSettingsView)
-async def get_warnings(services: Services, caller: Administrator) -> Response:
-    """Where warnings go; no secret is shown. For administrators."""
-    return answer(_warnings_view(services.warnings.settings(caller)))
+@router.get("/warnings", response_model=WarningSettingsView)
+async def get_warning_settings(services: Services, caller: Administrator) -> Response:
+    """Return the settings of warnings, without secrets. For administrators."""
+    settings = services.warnings.settings(caller)
+    return tagged(_warnings_view(settings), settings)
 
 
-@router.patch("/warnings", name="change_settings", response_model=WarningSettingsView)
-async def change_warnings(services: Services, caller: Administrator, body: WarningSettingsChange) -> Response:
-    """Change it; fields left out stay. In force at once. For administrators."""
-    return answer(
-        _warnings_view(await services.warnings.change(caller, body.model_dump(mode="json", exclude_unset=True)))
-    )
+@router.patch("/warnings", response_model=WarningSettingsView)
+async def change_warning_settings(
+    services: Services, caller: Administrator, body: WarningSettingsChange, if_match: IfMatch = None
+) -> Response:
+    """Change the settings of warnings at once; omitted fields stay. For administrators."""
+    with only_if(if_match, lambda: services.warnings.settings(caller)):
+        settings = await services.warnings.change(caller, body.model_dump(mode="json", exclude_unset=True))
+    return tagged(_warnings_view(settings), settings)
 
 
-@router.post("/warnings/test", name="test_settings", response_model=WarningTestView)
-async def test_warnings(services: Services, caller: Administrator, body: WarningTestBody) -> Response:
-    """Send one message each way now, and say what came of it. For administrators."""
+@router.post("/warnings/test", response_model=WarningTestView)
+async def test_warning_settings(services: Services, caller: Administrator, body: WarningTestBody) -> Response:
+    """Send one message over each channel now, and return the results. For administrators."""
     attempts = await services.warnings.test(caller, body.to)
     return answer(WarningTestView(attempts=[WarningAttemptView.of(attempt) for attempt in attempts]))
 

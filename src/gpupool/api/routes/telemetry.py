@@ -9,8 +9,9 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.params import Path
 from starlette.responses import Response
 
-from gpupool.api.deps import Caller, Index, Moment, NodeName, Ref, Services, answer
-from gpupool.api.schemas.base import View
+from gpupool.api.deps import Caller, Index, Moment, NodeName, Ref, Services, Word, answer
+from gpupool.api.paging import Paged, matches
+from gpupool.api.schemas.base import PageView, View
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.telemetry import NodeSample, ReplicaSample, RollupStep, Series
 
@@ -18,7 +19,7 @@ StepName = Literal["minute", "hour"]
 
 
 class GpuLookView(View):
-    """One look at one GPU; null where the card or its driver does not tell."""
+    """A sample of one GPU; null where the GPU or its driver reports no value."""
 
     gpu_uuid: str
     utilisation_percent: float | None
@@ -31,9 +32,9 @@ class GpuLookView(View):
 
 
 class ReplicaLookView(View):
-    """One look at a program that runs. Percentages are of one GPU or one core; bytes since the program began.
+    """A sample of a running program. Percentages are of one GPU or one core; bytes are since its start.
 
-    ``gpu_percent`` is null where nobody can tell. ``shared_percent`` is the time that the arbiter of slices gave it.
+    ``gpu_percent`` is null where it cannot be measured. ``shared_percent`` is the time that the arbiter granted.
     """
 
     key: str
@@ -48,7 +49,7 @@ class ReplicaLookView(View):
 
 
 class NodeLookView(View):
-    """One look at a machine, its GPUs and the programs on it. ``cpu_percent`` is 100 for one core."""
+    """A sample of a node, its GPUs and the programs on it. ``cpu_percent`` is 100 for one core."""
 
     node: str
     at: float
@@ -58,17 +59,17 @@ class NodeLookView(View):
     replicas: list[ReplicaLookView]
 
 
-class TelemetryView(View):
-    """The latest look at each machine; one that has been silent for ten seconds is not among them."""
+class TelemetryView(PageView):
+    """The latest sample of each node, except nodes that have been silent for ten seconds."""
 
     nodes: list[NodeLookView]
 
 
 class SeriesView(View):
-    """Columns over time: each value is of the ``step_s`` seconds from its time on, null where unknown.
+    """Columns over time: each value covers the ``step_s`` seconds from its time on, null where unknown.
 
-    Steps in which nothing was measured are left out, but for one between two others. With ``step_s`` 1 these are the
-    looks themselves.
+    Steps without measurements are omitted, except one between two others. With ``step_s`` 1, the values are the
+    samples.
     """
 
     step_s: int
@@ -86,8 +87,8 @@ GpuUuid = Annotated[str, Path(pattern=r"^[A-Za-z0-9-]{1,96}$", description="A GP
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A time, and how finely it is wanted."""
+class TelemetrySpan:
+    """A period, and the wanted resolution."""
 
     since: float
     until: float
@@ -99,7 +100,7 @@ async def get_span(
     since: Annotated[Moment | None, Query(description="Default: ten minutes before the end.")] = None,
     until: Annotated[Moment | None, Query(description="Default: now.")] = None,
     step: Annotated[StepName | None, Query(description="Default: the smallest possible step.")] = None,
-) -> Span:
+) -> TelemetrySpan:
     """Return the time range; raise ``GpupoolError(INVALID_REQUEST)`` if it is too long or empty."""
     end = services.telemetry.now() if until is None else until
     begin = max(0.0, end - DEFAULT_SPAN_S) if since is None else since
@@ -109,40 +110,43 @@ async def get_span(
             "since, until: the period ends before it starts, or is longer than three years.",
             "Give seconds since the epoch.",
         )
-    return Span(begin, end, _STEPS[step])
+    return TelemetrySpan(begin, end, _STEPS[step])
 
 
-SpanAsked = Annotated[Span, Depends(get_span)]
+SpanAsked = Annotated[TelemetrySpan, Depends(get_span)]
 
 
 @router.get("/telemetry", response_model=TelemetryView)
-async def latest(services: Services, _caller: Caller) -> Response:
-    """Return the latest sample of each node, its GPUs and its programs."""
+async def get_latest_samples(services: Services, _caller: Caller, page: Paged, node: Word | None = None) -> Response:
+    """Return the latest sample of each node, or of one, its GPUs and its programs."""
     looks = services.telemetry.latest()
-    return answer(TelemetryView(nodes=[_node(looks[name]) for name in sorted(looks)]))
+    rows, following = page.cut([name for name in sorted(looks) if matches(node, name)])
+    return answer(TelemetryView(nodes=[_node(looks[name]) for name in rows], next_cursor=following))
 
 
 @router.get("/nodes/{name}/telemetry", response_model=SeriesView)
-async def of_node(services: Services, _caller: Caller, name: NodeName, span: SpanAsked) -> Response:
+async def get_node_telemetry(services: Services, _caller: Caller, name: NodeName, span: SpanAsked) -> Response:
     """Return the use of a node over time: ``cpu_percent`` (100 for one core), ``memory_used_mib``."""
     await services.nodes.node(name)
     return _answer(await services.telemetry.node_series(name, span.since, span.until, span.step))
 
 
 @router.get("/gpus/{uuid}/telemetry", response_model=SeriesView)
-async def of_gpu(services: Services, _caller: Caller, uuid: GpuUuid, span: SpanAsked) -> Response:
+async def get_gpu_telemetry(services: Services, _caller: Caller, uuid: GpuUuid, span: SpanAsked) -> Response:
     """Return the use of a GPU over time, also of a GPU that was removed.
 
-    ``utilisation_percent``, ``memory_used_mib``, ``power_w``, ``temperature_c``, ``sm_clock_mhz``.
+    Columns: ``utilisation_percent``, ``memory_used_mib``, ``power_w``, ``temperature_c``, ``sm_clock_mhz``.
     """
     return _answer(await services.telemetry.gpu_series(uuid, span.since, span.until, span.step))
 
 
 @router.get("/workloads/{ref}/telemetry", response_model=SeriesView)
-async def of_replica(services: Services, caller: Caller, ref: Ref, span: SpanAsked, replica: Index = 0) -> Response:
+async def get_workload_telemetry(
+    services: Services, caller: Caller, ref: Ref, span: SpanAsked, replica: Index = 0
+) -> Response:
     """Return the resource use of a replica over all its attempts.
 
-    ``gpu_percent``, ``cpu_percent`` (100: one GPU or core all the time), ``gpu_memory_mib``, ``memory_mib``,
+    Columns: ``gpu_percent``, ``cpu_percent`` (100: one GPU or core all the time), ``gpu_memory_mib``, ``memory_mib``,
     ``read_bytes_per_s``, ``written_bytes_per_s``.
     """
     workload = await services.workloads.get(caller, ref)

@@ -11,7 +11,7 @@ MAX_REPLICAS_SHOWN = 1000
 
 
 class View(BaseModel):
-    """Base of everything the API answers; unknown fields of a newer server are ignored by an older client."""
+    """Base of all response models; an older client ignores unknown fields of a newer server."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True)
 
@@ -22,16 +22,28 @@ class View(BaseModel):
 
     @classmethod
     def unchecked(cls, source: object, **others: Any) -> Self:
-        """Do the same without validation, for values that have the types of the fields already."""
-        return cls.model_construct(**cls._values(source, others))
+        """Return the same view without validation, for values that already have the types of the fields."""
+        values = {name: others[name] if name in others else getattr(source, name) for name in cls.model_fields}
+        view = cls.__new__(cls)  # as model_construct, which looks for aliases and defaults in every view
+        object.__setattr__(view, "__dict__", values)
+        object.__setattr__(view, "__pydantic_fields_set__", set(values))
+        object.__setattr__(view, "__pydantic_extra__", None)
+        object.__setattr__(view, "__pydantic_private__", None)
+        return view
 
     @classmethod
     def _values(cls, source: object, others: dict[str, Any]) -> dict[str, Any]:
         return {name: getattr(source, name) for name in cls.model_fields if name not in others} | others
 
 
+class PageView(View):
+    """Base of lists with pages; ``next_cursor`` is the ``cursor`` of the next page, null on the last one."""
+
+    next_cursor: str | None = None
+
+
 class Body(BaseModel):
-    """Base of everything the API accepts; an unknown field is an error, since it is most often a misspelt one."""
+    """Base of all request models; an unknown field is an error, because most are misspelt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,6 +57,12 @@ class ErrorDetail(View):
 
 
 class ErrorBody(View):
-    """The body of every answer that is not a success."""
+    """The body of every answer that is not a success: a problem document (RFC 9457) with our code and hint."""
 
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    hint: str = ""
     error: ErrorDetail

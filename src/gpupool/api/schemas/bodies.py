@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from gpupool.api.schemas.base import Body
+from gpupool.domain.nodes.gpu import SpreadRule
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Role, Scope
 from gpupool.domain.units import MAX_DURATION_S
@@ -36,7 +37,7 @@ ReplicaIndex = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class CordonBody(Body):
-    """Why a node shall take nothing new; ``drain``: its training goes back to the queue as well.
+    """The reason for a cordon; ``drain``: running training is queued again, too.
 
     ``gpu``: only the GPU with this index is cordoned; it cannot be drained.
     """
@@ -53,19 +54,19 @@ class CordonBody(Body):
 
 
 class UncordonBody(Body):
-    """``gpu``: only the GPU with this index takes work again; null: the node."""
+    """``gpu``: only the GPU with this index is uncordoned; null: the node."""
 
     gpu: GpuIndex | None = None
 
 
 class LostBody(Body):
-    """Why a machine is known to be off."""
+    """The reason why a node is known to be off."""
 
     reason: Note = ""
 
 
 class SharingBody(Body):
-    """The mode for parts of a GPU (by its index), or of all GPUs of the node without one of their own; null: none."""
+    """The sharing mode of one GPU (by its index), or of all GPUs of the node without an own mode; null: none."""
 
     mode: Sharing | None
     gpu: GpuIndex | None = None
@@ -77,7 +78,7 @@ LabelValue = Annotated[str, StringConstraints(max_length=255), AfterValidator(_w
 
 
 class LabelsBody(Body):
-    """Labels to put on a node, and names of those to take away again."""
+    """Labels to set on a node, and names of set labels to remove."""
 
     put: Annotated[dict[Label, LabelValue], Field(max_length=64, default_factory=dict)]
     remove: Annotated[list[Label], Field(max_length=64, default_factory=list)]
@@ -89,13 +90,14 @@ GpuHours = Annotated[float, Field(ge=0, le=MAX_GPU_HOURS, allow_inf_nan=False)]
 class RulesBody(Body):
     """Limits for the work of a project; null and empty mean the values of the pool.
 
-    ``windows`` are texts such as ``mon-fri 20:00-08:00``, ``sat,sun`` or ``nights``; training starts only then.
+    ``windows`` are texts such as ``mon-fri 20:00-08:00``, ``sat,sun`` or ``nights``; training starts only in them.
     ``node_pools`` are values of the node label ``pool``. ``images`` are patterns such as ``nvcr.io/nvidia/*``,
-    ``volumes`` folders of the nodes. ``max_queued`` is the largest number of replicas that may wait in the queue.
+    ``volumes`` are folders of the nodes. ``max_queued`` is the largest number of replicas that may wait in the queue.
     ``workspace_mib`` limits the disk of all workspaces, ``user_workspace_mib`` that of each user. ``max_priority`` is
-    the highest priority that members may choose. ``gpu_hours`` limits what the project uses in a calendar month,
-    ``user_gpu_hours`` what each user does. ``user_weights`` are ratios of the shares of users in the project (others:
-    1).
+    the highest priority that members may choose. ``gpu_hours`` limits the use of the project in a calendar month,
+    ``user_gpu_hours`` the use of each user. ``user_weights`` are ratios of the shares of users in the project (others:
+    1), ``user_quotas`` the thousandths of a GPU that users are guaranteed of what the project has. ``spread`` says
+    whether its workloads may request that placement.
     """
 
     min_runtime_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None = None
@@ -114,6 +116,10 @@ class RulesBody(Body):
     user_weights: Annotated[
         dict[Name, Annotated[float, Field(gt=0, le=MAX_USER_WEIGHT)]], Field(max_length=1000, default_factory=dict)
     ]
+    user_quotas: Annotated[
+        dict[Name, Annotated[int, Field(ge=1, le=MAX_PERMILLE)]], Field(max_length=1000, default_factory=dict)
+    ]
+    spread: SpreadRule | None = None
     images: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=512)]],
         Field(max_length=64, default_factory=list),
@@ -189,7 +195,7 @@ class ProjectBody(_ProjectBounds):
 
 
 class ProjectChange(_ProjectBounds):
-    """Changes of a project; fields left out stay."""
+    """Changes of a project; omitted fields stay."""
 
 
 class _DepartmentBounds(Body):
@@ -206,11 +212,11 @@ class DepartmentBody(_DepartmentBounds):
 
 
 class DepartmentChange(_DepartmentBounds):
-    """Changes of a department; fields left out stay."""
+    """Changes of a department; omitted fields stay."""
 
 
 class UserChange(Body):
-    """Changes of a user; fields left out stay."""
+    """Changes of a user; omitted fields stay."""
 
     role: Role = Role.MEMBER
     uid: Annotated[int, Field(ge=0, le=4_294_967_294)] | None = None
@@ -220,7 +226,7 @@ class UserChange(Body):
 
 
 class TokenBody(Body):
-    """A token to make: for whom, with at most which role, for what, for how long. It ends with the token that asks."""
+    """A new token: its user, maximum role, scope and lifetime. It ends with the token that creates it."""
 
     user: Name | None = None
     role: Role | None = None

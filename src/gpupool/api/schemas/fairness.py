@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpupool.api.schemas.base import View
+from gpupool.api.schemas.base import PageView, View
 from gpupool.domain.people.shares import DepartmentShare, ProjectShare, UserShare
 
 
@@ -17,7 +17,7 @@ class DepartmentView(View):
     projects: list[str]
 
 
-class DepartmentList(View):
+class DepartmentList(PageView):
     """All departments."""
 
     departments: list[DepartmentView]

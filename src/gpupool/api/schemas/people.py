@@ -6,14 +6,15 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from gpupool.api.schemas.base import Body, View
+from gpupool.api.schemas.base import Body, PageView, View
+from gpupool.domain.nodes.gpu import SpreadRule
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Role, Scope
 from gpupool.domain.people.sessions import SessionOrigin
 
 
 class WhoamiView(View):
-    """Return the authenticated user; ``projects`` are those the user may submit to."""
+    """The authenticated user; ``projects`` are those to which the user may submit."""
 
     user: str
     role: Role
@@ -40,14 +41,16 @@ class RulesView(View):
     gpu_hours: float | None = None
     user_gpu_hours: float | None = None
     user_weights: Annotated[dict[str, float], BeforeValidator(dict)] = Field(default_factory=dict)
+    user_quotas: Annotated[dict[str, int], BeforeValidator(dict)] = Field(default_factory=dict)
+    spread: SpreadRule | None = None
 
 
 class ProjectView(View):
-    """A project, its bounds, and what it holds and waits for now.
+    """A project, its limits, and its allocated and waiting GPUs.
 
-    ``*_allowed`` are the compute policies and sharing modes that its work may have (empty: any), ``*_default`` what it
-    has when it asks for none. ``weight`` is its part of what is left when quotas are served; ``model_quotas`` are
-    parts of the quota by GPU model. ``gpu_hours_used`` is what it used this calendar month; null without a limit.
+    ``*_allowed`` are the permitted compute policies and sharing modes (empty: all), ``*_default`` the values for
+    requests without one. ``weight`` divides over-quota GPUs; ``model_quotas`` are parts of the quota by GPU model.
+    ``gpu_hours_used`` is the use of this calendar month; null without a limit.
     """
 
     name: str
@@ -72,14 +75,14 @@ class ProjectView(View):
     model_quotas: dict[str, int] = Field(default_factory=dict)
 
 
-class ProjectList(View):
+class ProjectList(PageView):
     """All projects."""
 
     projects: list[ProjectView]
 
 
 class UserView(View):
-    """A user of the pool; ``email`` is where warnings go (empty: nowhere)."""
+    """A user of the pool; ``email`` is the address for warnings (empty: none)."""
 
     name: str
     role: Role
@@ -89,8 +92,8 @@ class UserView(View):
     email: str = ""
 
 
-class UserList(View):
-    """Users: all for an administrator, oneself for others."""
+class UserList(PageView):
+    """Users: all for an administrator, else the caller."""
 
     users: list[UserView]
 
@@ -107,23 +110,23 @@ class TokenView(View):
     last_used_at: float | None
     note: str
     scope: Scope = Scope.FULL
-    parent: str = ""  # the token with which it was made
+    parent: str = ""  # the token that created it
 
 
 class NewTokenView(TokenView):
-    """A token just made: the only time its secret is shown."""
+    """A new token: only here is its secret shown."""
 
     secret: str
 
 
-class TokenList(View):
-    """Tokens, newest first: all for an administrator, one's own for others."""
+class TokenList(PageView):
+    """Tokens, newest first: all for an administrator, else the caller's own."""
 
     tokens: list[TokenView]
 
 
 class LoginCodeView(View):
-    """A code for ``POST /v1/logins``, and until when it is good (seconds since the epoch)."""
+    """A code for ``POST /v1/logins``, and its expiry (seconds since the epoch)."""
 
     code: str
     expires_at: float
@@ -136,7 +139,7 @@ class LoginBody(Body):
 
 
 class LinkBody(Body):
-    """``browser_uid``: the account whose browser may follow the link, when that is not the caller's own (sudo)."""
+    """``browser_uid``: the account of the browser, if it is not the caller's own (sudo)."""
 
     browser_uid: int | None = Field(default=None, ge=0, le=2**32 - 2)
 
@@ -144,8 +147,8 @@ class LinkBody(Body):
 class LinkView(View):
     """A link that signs one browser in, once, until ``expires_at`` (epoch seconds).
 
-    ``url`` is whole for browsers of the pool's machine (null: the dashboard is not served there); over the network
-    ``path`` belongs behind the pool's own address.
+    ``url`` is complete for browsers on the control plane's node (null: no dashboard there); over the network, append
+    ``path`` to the address of the pool.
     """
 
     url: str | None
@@ -154,7 +157,7 @@ class LinkView(View):
 
 
 class SessionView(View):
-    """A browser that is signed in; times are epoch seconds. ``local``: it is on the pool's machine."""
+    """A signed-in browser; times are epoch seconds. ``local``: it is on the control plane's node."""
 
     id: str
     user: str
@@ -166,7 +169,7 @@ class SessionView(View):
     local: bool
 
 
-class SessionList(View):
+class SessionList(PageView):
     """Open sessions, newest first."""
 
     sessions: list[SessionView]

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from gpupool.api.schemas.base import Body, View
 from gpupool.domain.backup import DEFAULT_KEEP, MAX_EVERY_S, MAX_FOLDER_LENGTH, MAX_KEEP, MIN_EVERY_S, BackupState
-from gpupool.domain.nodes.gpu import Placement
+from gpupool.domain.nodes.gpu import Placement, SpreadRule
 from gpupool.domain.people.warning import MAX_BEFORE_S, MAX_TEXT_LENGTH, MailSecurity, WarningKind, WebhookKind
 from gpupool.scheduling.state.user_order import Order
 
@@ -16,7 +16,7 @@ Seconds = Annotated[float, Field(ge=0, le=31_622_400, allow_inf_nan=False)]
 
 
 class PolicyView(View):
-    """Describe the scheduling policy; times are in seconds, see ``gpupool policy --help``."""
+    """The scheduling policy; times are in seconds, see ``gpupool policy --help``."""
 
     min_runtime_s: float
     reserve_after_s: float
@@ -31,10 +31,14 @@ class PolicyView(View):
     max_queued_per_user: int = 10_000
     unsaved_after_s: float | None = 3600.0
     max_requests_per_second: int = 100
+    verify_idle_s: float | None = None
+    verify_level: int = 1
+    topology: list[str] = Field(default_factory=list)
+    spread: SpreadRule = SpreadRule.ALLOW
 
 
 class PolicyChange(Body):
-    """List the settings to change; omitted settings stay."""
+    """The settings to change; omitted settings stay."""
 
     min_runtime_s: Seconds = 0
     reserve_after_s: Seconds = 0
@@ -49,6 +53,10 @@ class PolicyChange(Body):
     max_queued_per_user: Annotated[int, Field(ge=1, le=200_000)] = 10_000
     unsaved_after_s: Seconds | None = 3600.0
     max_requests_per_second: Annotated[int, Field(ge=10, le=100_000)] = 100
+    verify_idle_s: Seconds | None = None
+    verify_level: Annotated[int, Field(ge=1, le=3)] = 1
+    topology: Annotated[tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=8)] = ()
+    spread: SpreadRule = SpreadRule.ALLOW
 
 
 class BackupFileView(View):
@@ -72,7 +80,7 @@ class BackupsView(View):
 
 
 class BackupChange(Body):
-    """Changes to the schedule; fields that are left out stay as they are. ``folder`` empty: in the state folder."""
+    """Changes of the schedule; omitted fields stay. ``folder`` empty: in the state folder."""
 
     every_s: Annotated[float, Field(ge=MIN_EVERY_S, le=MAX_EVERY_S, allow_inf_nan=False)] | None = None
     keep: Annotated[int, Field(ge=1, le=MAX_KEEP)] = DEFAULT_KEEP
@@ -83,7 +91,7 @@ Line = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH, pattern=r"^[
 
 
 class WarningSettingsView(View):
-    """Where warnings go. Of the password and the webhook's secret only whether they are set, of its URL the host."""
+    """The channels of warnings. Secrets are shown only as set or not set, the webhook's URL only as its host."""
 
     smtp_host: str
     smtp_port: int
@@ -99,7 +107,7 @@ class WarningSettingsView(View):
 
 
 class WarningSettingsChange(Body):
-    """List the settings to change; omitted ones stay, secrets too. An empty host or URL disables that channel."""
+    """The settings to change; omitted ones stay, secrets too. An empty host or URL disables that channel."""
 
     smtp_host: Line = ""
     smtp_port: Annotated[int, Field(ge=1, le=65535)] = 587
@@ -123,7 +131,7 @@ class WarningTestBody(Body):
 
 
 class WarningAttemptView(View):
-    """Report the result of one message."""
+    """The result of one message."""
 
     way: str
     ok: bool
@@ -131,6 +139,6 @@ class WarningAttemptView(View):
 
 
 class WarningTestView(View):
-    """Report the result of a test by channel."""
+    """The results of a test by channel."""
 
     attempts: list[WarningAttemptView]

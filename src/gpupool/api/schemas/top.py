@@ -8,7 +8,7 @@ from gpupool.domain.work.workload import WorkloadKind, WorkloadState
 
 
 class TopSliceView(View):
-    """A part of a GPU that is held. ``busy_percent`` (of one GPU) and the memory are null where nobody sees them."""
+    """A slice that is held. ``busy_percent`` (of one GPU) and the memory are null where they are not measured."""
 
     workload: str
     name: str
@@ -24,7 +24,7 @@ class TopSliceView(View):
 
 
 class TopGpuView(View):
-    """One GPU with its slices, the oldest first; null where the card does not tell."""
+    """One GPU with its slices, oldest first; null where the GPU reports no value."""
 
     index: int
     model: str
@@ -42,7 +42,7 @@ class TopGpuView(View):
 
 
 class TopNodeView(View):
-    """One machine with its GPUs."""
+    """One node with its GPUs."""
 
     name: str
     state: NodeState
@@ -55,7 +55,7 @@ class TopNodeView(View):
 
 
 class TopWorkloadView(View):
-    """A workload that has not ended: what it holds (``permille``), what it uses, how many replicas run and wait."""
+    """A workload that has not ended: its GPUs (``permille``), resource use, and running and waiting replicas."""
 
     id: str
     name: str
@@ -75,7 +75,7 @@ class TopWorkloadView(View):
 
 
 class TopUserView(View):
-    """A user who holds or waits."""
+    """A user with held or queued GPUs."""
 
     user: str
     permille: int
@@ -86,7 +86,7 @@ class TopUserView(View):
 
 
 class TopView(View):
-    """All of it at ``at``; of the workloads at most a thousand: those that hold most, then those that wait longest."""
+    """All data at the time ``at``; at most a thousand workloads: first by held GPUs, then by waiting time."""
 
     at: float
     nodes: list[TopNodeView]

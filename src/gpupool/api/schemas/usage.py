@@ -1,4 +1,4 @@
-"""GPU time, waiting times, costs and reports of them."""
+"""GPU time, waiting times, costs and reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpupool.domain.usage import GroupBy, Period
 
 
 class UsageRowView(View):
-    """GPU seconds held by one user in one project; ``leases`` were held at some time of it."""
+    """GPU seconds held by one user in one project; ``leases`` counts the leases of the period."""
 
     project: str
     user: str
@@ -20,12 +20,11 @@ class UsageRowView(View):
 
 
 class UsageLineView(View):
-    """GPU seconds of one project, user, node ... (``key``; empty: of none, or all).
+    """GPU seconds of one project, user, node and so on (``key``; empty: of none, or all).
 
-    ``allocated_s``: held. ``requested_s``: asked for, from submission to end; null by node and model. ``used_s``:
-    computing, and ``idle_s``: held and not computing, as measured; null where nothing was measured. ``measured_s``: the
-    part of ``allocated_s`` while it was measured. ``leases`` were granted in it. ``cost`` is null where no rate
-    covers all of it.
+    ``allocated_s``: held. ``requested_s``: requested, from submission to end; null by node and model. ``used_s``:
+    computing, and ``idle_s``: held and not computing, as measured; null without measurements. ``measured_s``: the part
+    of ``allocated_s`` with measurements. ``leases`` counts grants in the period. ``cost`` is null if a rate is missing.
     """
 
     key: str
@@ -44,7 +43,7 @@ class UsageLineView(View):
 
 
 class UsageView(View):
-    """GPU time between two times; ``rows`` where nothing else was asked for, ``lines`` always."""
+    """GPU time between two times; ``lines`` always, ``rows`` only for the default grouping."""
 
     since: float
     until: float
@@ -59,7 +58,8 @@ class UsageView(View):
 class WaitLineView(View):
     """Waiting time until the first start, in seconds, of workloads submitted in a period; null if none has started.
 
-    ``started`` did, ``waiting`` have not yet, ``never`` ended without.
+    ``started`` counts those that have started, ``waiting`` those that still wait, ``never`` those that ended without a
+    start.
     """
 
     key: str
@@ -76,7 +76,7 @@ class WaitLineView(View):
 
 
 class CapacityView(View):
-    """GPU seconds between two times: of all GPUs in the pool, and of those that could be handed out.
+    """GPU seconds between two times: of all GPUs in the pool, and of available ones.
 
     GPUs that had failed, or whose node was cordoned or down, are not available.
     """
@@ -88,7 +88,7 @@ class CapacityView(View):
 
 
 class WaitsView(View):
-    """Waiting times of what was submitted between two times."""
+    """Waiting times of workloads that were submitted between two times."""
 
     since: float
     until: float
@@ -99,17 +99,27 @@ class WaitsView(View):
 
 
 class LossLineView(View):
-    """GPU seconds of work after the last checkpoint that evictions and failed nodes lost, and how often."""
+    """GPU seconds after the last checkpoint that evictions and failed nodes lost, and the number of losses."""
 
     key: str
     evictions: int
     lost_gpu_s: float
 
 
+class ReportSuggestionView(View):
+    """A workload of a report for which a smaller request would do."""
+
+    workload: str
+    name: str
+    user: str
+    sentence: str
+
+
 class ReportView(View):
     """Usage by user and project, its course over time, waiting times and lost work, all up to one moment.
 
-    In ``timeline`` those who used less are one line, of the key ``others``.
+    In ``timeline``, users and projects with less usage are combined under the key ``others``. A report by workload has
+    ``suggestions`` for the largest ones.
     """
 
     since: float
@@ -127,6 +137,7 @@ class ReportView(View):
     waits_total: WaitLineView | None
     losses: list[LossLineView]
     lost_gpu_s: float
+    suggestions: list[ReportSuggestionView] = Field(default_factory=list)
 
 
 Rate = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
@@ -142,7 +153,7 @@ class RatesView(View):
 
 
 class RatesBody(Body):
-    """Changes of the rates; fields left out stay. Null for a model removes its rate."""
+    """Changes of the rates; omitted fields stay. Null for a model removes its rate."""
 
     currency: Annotated[str, Field(max_length=8, pattern=r"^[^\x00-\x20\x7f]*$")] | None = None
     default: Rate | None = None

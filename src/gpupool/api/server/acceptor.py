@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import socket
 import ssl
 import time
@@ -14,7 +13,8 @@ from collections.abc import Callable
 
 import structlog
 
-from gpupool.api.server.connections import Peer, Slot, Slots
+from gpupool.api.problems import raw_problem
+from gpupool.api.server.connections import ConnectionPeer, Slot, Slots
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.services.log_rate_limit import LogLimit
 
@@ -47,7 +47,7 @@ class Acceptor:
         sock: socket.socket,
         slots: Slots,
         make_protocol: Callable[[Slot], asyncio.Protocol],
-        peer_of: Callable[[socket.socket], Peer],
+        peer_of: Callable[[socket.socket], ConnectionPeer],
         context: ssl.SSLContext | None,
         refused: Callable[[str], None],
     ) -> None:
@@ -171,16 +171,4 @@ def _shut(sock: socket.socket) -> None:
         sock.close()
 
 
-def _refusal() -> bytes:
-    body = json.dumps({"error": overloaded().to_dict()}).encode()
-    head = (
-        "HTTP/1.1 503 Service Unavailable\r\n"
-        "content-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n"
-        f"retry-after: {RETRY_AFTER_S}\r\n"
-        "connection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-_REFUSAL = _refusal()
+_REFUSAL = raw_problem(overloaded(), {"retry-after": str(RETRY_AFTER_S)})

@@ -18,7 +18,7 @@ from enum import Enum
 MIB = 1024 * 1024
 
 
-class Kind(Enum):
+class ClientKind(Enum):
     """The kind of client, which decides the slots that a connection uses."""
 
     STRANGER = "stranger"
@@ -27,7 +27,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ConnectionShare:
     """The slots of one kind: in total, and for each group (a user or an address)."""
 
     total: int
@@ -37,35 +37,41 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """The slots of one listening socket."""
 
-    strangers: Share
-    users: Share
-    privileged: Share
+    strangers: ConnectionShare
+    users: ConnectionShare
+    privileged: ConnectionShare
 
     @property
     def total(self) -> int:
         """Return the number of slots of all kinds together."""
         return self.strangers.total + self.users.total + self.privileged.total
 
-    def share(self, kind: Kind) -> Share:
+    def share(self, kind: ClientKind) -> ConnectionShare:
         """Return the slots of a kind."""
-        return {Kind.STRANGER: self.strangers, Kind.USER: self.users, Kind.PRIVILEGED: self.privileged}[kind]
+        return {
+            ClientKind.STRANGER: self.strangers,
+            ClientKind.USER: self.users,
+            ClientKind.PRIVILEGED: self.privileged,
+        }[kind]
 
 
-NONE = Share(0, 0)
-UNIX_LIMITS = Limits(NONE, Share(4096, 1024), Share(1024, 1024))
-LOOPBACK_LIMITS = Limits(NONE, Share(512, 128), Share(128, 128))
-NETWORK_LIMITS = Limits(Share(512, 128, 64 * MIB, 16 * MIB), Share(1024, 256), Share(128, 64))
+NONE = ConnectionShare(0, 0)
+UNIX_LIMITS = ConnectionLimits(NONE, ConnectionShare(4096, 1024), ConnectionShare(1024, 1024))
+LOOPBACK_LIMITS = ConnectionLimits(NONE, ConnectionShare(512, 128), ConnectionShare(128, 128))
+NETWORK_LIMITS = ConnectionLimits(
+    ConnectionShare(512, 128, 64 * MIB, 16 * MIB), ConnectionShare(1024, 256), ConnectionShare(128, 64)
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """The client of a new connection. ``shared``: it is a trusted proxy, so many clients have this address."""
+class ConnectionPeer:
+    """The client of a new connection. ``shared``: it is a trusted proxy, which connects for many clients."""
 
     name: str
-    kind: Kind = Kind.STRANGER
+    kind: ClientKind = ClientKind.STRANGER
     shared: bool = False
 
 
@@ -74,10 +80,10 @@ class Slot:
     """One connection. ``close`` ends it at once; ``paused`` returns True while the pool does not read from it."""
 
     slots: Slots
-    peer: Peer
+    peer: ConnectionPeer
     close: Callable[[], None]
     group: str
-    kind: Kind
+    kind: ClientKind
     deadline: float = math.inf
     waits_for_client: bool = True
     paused: Callable[[], bool] = field(default=lambda: False)
@@ -101,7 +107,7 @@ class Slot:
 
     def identify(self, user: str, *, privileged: bool) -> bool:
         """Count the connection for the user of its credential; return False if the user has no slot left."""
-        return self.slots.move(self, f"user {user}", Kind.PRIVILEGED if privileged else Kind.USER)
+        return self.slots.move(self, f"user {user}", ClientKind.PRIVILEGED if privileged else ClientKind.USER)
 
     def hold(self, size: int) -> bool:
         """Count bytes of a request body in memory; above the limit of the group or kind, return False."""
@@ -120,24 +126,26 @@ class Slots:
     """The connections of one listening socket."""
 
     def __init__(
-        self, limits: Limits, clock: Callable[[], float], refused: Callable[[str], None] = lambda _group: None
+        self, limits: ConnectionLimits, clock: Callable[[], float], refused: Callable[[str], None] = lambda _group: None
     ) -> None:
         """Create the slots; ``refused`` gets the group of each connection that is closed to make room for another."""
         self.note_refused = refused
         self.limits = limits
         self.clock = clock
-        self._groups: dict[Kind, dict[str, dict[Slot, None]]] = {kind: {} for kind in Kind}  # longest waiting first
-        self._counts: Counter[Kind] = Counter()
-        self._bodies: Counter[Kind | tuple[Kind, str]] = Counter()
+        self._groups: dict[ClientKind, dict[str, dict[Slot, None]]] = {
+            kind: {} for kind in ClientKind
+        }  # longest waiting first
+        self._counts: Counter[ClientKind] = Counter()
+        self._bodies: Counter[ClientKind | tuple[ClientKind, str]] = Counter()
 
     def __len__(self) -> int:
         return self._counts.total()
 
-    def count(self, kind: Kind) -> int:
+    def count(self, kind: ClientKind) -> int:
         """Return the number of connections of a kind."""
         return self._counts[kind]
 
-    def admit(self, peer: Peer, close: Callable[[], None], timeout_s: float) -> Slot | None:
+    def admit(self, peer: ConnectionPeer, close: Callable[[], None], timeout_s: float) -> Slot | None:
         """Return a slot for a new connection, which must send a request in ``timeout_s``; None if none is free."""
         if not self._make_room(peer.name, peer.kind, shared=peer.shared):
             return None
@@ -146,7 +154,7 @@ class Slots:
         slot.wait(timeout_s)
         return slot
 
-    def move(self, slot: Slot, group: str, kind: Kind) -> bool:
+    def move(self, slot: Slot, group: str, kind: ClientKind) -> bool:
         """Move a connection to another group; return False if that has no free slot."""
         if slot.released or (slot.group, slot.kind) == (group, kind):
             return True
@@ -216,7 +224,7 @@ class Slots:
         self._groups[slot.kind].setdefault(slot.group, {})[slot] = None
         self._counts[slot.kind] += 1
 
-    def _make_room(self, group: str, kind: Kind, *, shared: bool = False) -> bool:
+    def _make_room(self, group: str, kind: ClientKind, *, shared: bool = False) -> bool:
         share, own = self.limits.share(kind), self._groups[kind].get(group, {})
         if not shared and len(own) >= share.each:
             return self._close_longest_waiting(own)
@@ -238,14 +246,16 @@ class Slots:
         slot.close()
 
 
-def scaled(limits: Limits, most: int) -> Limits:
+def scaled(limits: ConnectionLimits, most: int) -> ConnectionLimits:
     """Return the limits for a process that can keep at most ``most`` connections open."""
     if limits.total <= most:
         return limits
     factor = most / limits.total
 
-    def fewer(share: Share) -> Share:
+    def fewer(share: ConnectionShare) -> ConnectionShare:
         each = min(share.each, max(4, int(share.each * factor)))
-        return Share(min(share.total, max(4, int(share.total * factor))), each, share.body_bytes, share.body_bytes_each)
+        return ConnectionShare(
+            min(share.total, max(4, int(share.total * factor))), each, share.body_bytes, share.body_bytes_each
+        )
 
-    return Limits(fewer(limits.strangers), fewer(limits.users), fewer(limits.privileged))
+    return ConnectionLimits(fewer(limits.strangers), fewer(limits.users), fewer(limits.privileged))

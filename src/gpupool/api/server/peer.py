@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import HTTPConnection
 
-from gpupool.api.server.connections import Kind, Slot
+from gpupool.api.server.connections import ClientKind, Slot
 from gpupool.api.server.proxies import TrustedProxies
 
 PEER_UID = "gpupool.peer_uid"  # key of an ASGI scope's extensions: the uid at the other end of a unix socket
@@ -22,7 +22,7 @@ def peer_uid(connection: HTTPConnection) -> int | None:
 def loopback_uid(connection: HTTPConnection) -> int | None:
     """Return the uid of the peer of a loopback connection; -1 if unknown, None over TLS or a unix socket.
 
-    It says whose program it is, and is no proof of who is asking.
+    It identifies the program's account and does not authenticate the request.
     """
     extensions = connection.scope.get("extensions") or {}
     if LOOPBACK_UID not in extensions:
@@ -32,7 +32,7 @@ def loopback_uid(connection: HTTPConnection) -> int | None:
 
 
 def peer_name(connection: HTTPConnection) -> str:
-    """Whom failed attempts are counted for: an address, or on this machine an account."""
+    """Return the key under which failed attempts are counted: an address, or on this machine an account."""
     uid = loopback_uid(connection)
     if uid is not None:
         return f"uid {uid}"
@@ -50,4 +50,4 @@ def slot_of(connection: HTTPConnection) -> Slot | None:
 def is_stranger(connection: HTTPConnection) -> bool:
     """Return whether the connection came over the network without a valid credential so far."""
     slot = slot_of(connection)
-    return slot is not None and slot.kind is Kind.STRANGER
+    return slot is not None and slot.kind is ClientKind.STRANGER

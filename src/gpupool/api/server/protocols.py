@@ -10,8 +10,10 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from gpupool.api.server.connections import Kind, Slot
+from gpupool.api.problems import raw_problem
+from gpupool.api.server.connections import ClientKind, Slot
 from gpupool.api.server.peer import PEER_UID, SLOT
+from gpupool.domain.errors import ErrorCode, GpupoolError
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 16  # requests that wait for an earlier one on the same connection
@@ -63,7 +65,7 @@ class PeerHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Handle a client that does not read; an unauthenticated one must read within a time limit."""
         super().pause_writing()
-        if self.slot is not None and self.slot.kind is Kind.STRANGER:
+        if self.slot is not None and self.slot.kind is ClientKind.STRANGER:
             self.slot.wait(FLUSH_TIMEOUT_S)
 
     def resume_writing(self) -> None:
@@ -79,6 +81,11 @@ class PeerHttpProtocol(HttpToolsProtocol):
         self.unparsed_bytes = before + len(data) if self.in_head else 0
         if self.unparsed_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The request headers are too large.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that is not HTTP and close the connection."""
+        self.transport.write(raw_problem(GpupoolError(ErrorCode.MALFORMED_REQUEST, msg, "Send HTTP/1.1."), {}))
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         """Handle the start of a request (parser callback)."""

@@ -24,9 +24,9 @@ from gpupool.api.server.connections import (
     LOOPBACK_LIMITS,
     NETWORK_LIMITS,
     UNIX_LIMITS,
-    Kind,
-    Limits,
-    Peer,
+    ClientKind,
+    ConnectionLimits,
+    ConnectionPeer,
     Slot,
     Slots,
     scaled,
@@ -54,7 +54,7 @@ class ListenConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundAddresses:
     """The addresses of a server that is ready; ``listen`` is ``host:port``, or None without a network address."""
 
     socket_path: Path
@@ -69,7 +69,7 @@ async def serve(  # noqa: PLR0913 - each is an address, or a time to act
     listen: ListenConfig | None = None,
     dashboard: socket.socket | None = None,
     stop: asyncio.Event | None = None,
-    ready: Callable[[Bound], None] | None = None,
+    ready: Callable[[BoundAddresses], None] | None = None,
 ) -> None:
     """Serve ``app`` until ``stop`` is set or the task is cancelled; then finish the requests in progress and return.
 
@@ -107,7 +107,10 @@ async def serve(  # noqa: PLR0913 - each is an address, or a time to act
         )
     try:
         await _run(
-            app, servers, stop, lambda: ready and ready(Bound(socket_path, address_of(remote) if remote else None))
+            app,
+            servers,
+            stop,
+            lambda: ready and ready(BoundAddresses(socket_path, address_of(remote) if remote else None)),
         )
     finally:
         _remove_own(socket_path, identity)
@@ -142,7 +145,7 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         listener: socket.socket,
         slots: Slots,
-        peer_of: Callable[[socket.socket], Peer],
+        peer_of: Callable[[socket.socket], ConnectionPeer],
         context: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(config)
@@ -197,7 +200,7 @@ def _config(app: FastAPI, **protocols: type[asyncio.Protocol]) -> uvicorn.Config
     )
 
 
-def _slots(refused: Callable[[str], None], limits: Limits) -> Slots:
+def _slots(refused: Callable[[str], None], limits: ConnectionLimits) -> Slots:
     """Return the slots of one listening socket, so that all sockets together leave descriptors for other uses."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
@@ -216,18 +219,18 @@ def _refused(app: FastAPI) -> Callable[[str], None]:
     return lambda client: refusals.note(RefusalReason.CONNECTIONS, client)
 
 
-def _local_peer(uid: int, owner: int) -> Peer:
-    return Peer(f"uid {uid}", Kind.PRIVILEGED if uid in {0, owner} else Kind.USER)
+def _local_peer(uid: int, owner: int) -> ConnectionPeer:
+    return ConnectionPeer(f"uid {uid}", ClientKind.PRIVILEGED if uid in {0, owner} else ClientKind.USER)
 
 
-def _loopback_peer(sock: socket.socket, owner: int) -> Peer:
+def _loopback_peer(sock: socket.socket, owner: int) -> ConnectionPeer:
     uid = uid_of_ends(sock.getsockname(), sock.getpeername())
     return _local_peer(-1 if uid is None else uid, owner)
 
 
-def _remote_peer(sock: socket.socket, proxies: TrustedProxies) -> Peer:
+def _remote_peer(sock: socket.socket, proxies: TrustedProxies) -> ConnectionPeer:
     address = sock.getpeername()[0]
-    return Peer(network_of(address), shared=address in proxies)
+    return ConnectionPeer(network_of(address), shared=address in proxies)
 
 
 def address_of(sock: socket.socket) -> str:

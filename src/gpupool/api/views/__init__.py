@@ -1,1 +1,1 @@
-"""From domain values to the JSON of the API."""
+"""Conversion of domain values to the JSON of the API."""

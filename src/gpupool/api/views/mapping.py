@@ -6,12 +6,14 @@ import base64
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from gpupool.api.schemas.base import MAX_REPLICAS_SHOWN
-from gpupool.api.schemas.nodes.nodes import GpuView, HolderView, NodeView, ResourcesView
+from gpupool.api.schemas.nodes.nodes import GpuCheckView, GpuView, HolderView, NodeView, ResourcesView
 from gpupool.api.schemas.work.workloads import (
     DependencyView,
+    EndingView,
     EventView,
     GangView,
     GpuRequestView,
@@ -21,6 +23,7 @@ from gpupool.api.schemas.work.workloads import (
     ReasonView,
     ReplicaCounts,
     ReplicaView,
+    RetryingView,
     RetryView,
     RoleView,
     ShareView,
@@ -30,18 +33,20 @@ from gpupool.api.schemas.work.workloads import (
 from gpupool.distributed.outcome import exit_status, rank_of
 from gpupool.domain.events import Event
 from gpupool.domain.nodes.gpu import NODE_POLICY, Gpu, GpuRequest, GpuShare, Node
+from gpupool.domain.nodes.gpu_check import GpuCheck
 from gpupool.domain.nodes.sharing import ComputePolicy, describe_guarantee, mode_of_whole
+from gpupool.domain.protocol.log_records import LogChunk
 from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.work.ending import Ending, ending_of, replica_ending, retrying
 from gpupool.domain.work.lifecycle import unsaved_s
-from gpupool.domain.work.supervision import LogChunk
-from gpupool.domain.work.workload import Lease, Program, Replica, Role, Workload, WorkloadKind
+from gpupool.domain.work.workload import GangRole, GpuLease, Program, Replica, Workload, WorkloadKind
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """One holder's share of a GPU and the name of its workload."""
+class HeldShare:
+    """The share of a GPU that one holder has, and the name of its workload."""
 
-    lease: Lease
+    lease: GpuLease
     share: GpuShare
     name: str
 
@@ -50,8 +55,8 @@ class Holding:
 class Shown:
     """Fields of a workload that a caller may see: its command and environment, and its attach sockets by replica.
 
-    ``manages``: the caller may change its course and attach to it. ``relayed`` are the replicas on other machines than
-    the control plane's: they have no socket here. ``now`` is the time of the answer.
+    ``manages``: the caller may control it and attach to it. ``relayed`` are the replicas on other nodes than the
+    control plane's: they have no socket here. ``now`` is the time of the answer.
     """
 
     private: bool
@@ -62,8 +67,8 @@ class Shown:
     now: float = 0.0
 
 
-def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[Holding]) -> GpuView:
-    """Return the view of a GPU with its holders."""
+def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[HeldShare], check: GpuCheck | None = None) -> GpuView:
+    """Return the view of a GPU with its holders and the latest result of its checks."""
     policy = node.policy_of(gpu.uuid)
     return GpuView.of(
         gpu,
@@ -75,10 +80,11 @@ def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[Holding]) -> GpuView:
         sharing_policy=policy,
         available=node.accepts(gpu),
         cordon_reason=node.cordon_of(gpu),
+        check=None if check is None else GpuCheckView.of(check),
     )
 
 
-def _holder_view(holding: Holding) -> HolderView:
+def _holder_view(holding: HeldShare) -> HolderView:
     lease = holding.lease
     return HolderView.of(
         lease,
@@ -89,7 +95,7 @@ def _holder_view(holding: Holding) -> HolderView:
     )
 
 
-def node_view(node: Node, gpus: list[GpuView], leases: Iterable[Lease]) -> NodeView:
+def node_view(node: Node, gpus: list[GpuView], leases: Iterable[GpuLease]) -> NodeView:
     """Return the view of a node with its GPUs; ``leases`` are those on the node."""
     report = node.report
     held = list(leases)
@@ -114,6 +120,7 @@ def _resources(node: Node, gpus: Sequence[Gpu]) -> ResourcesView:
     return ResourcesView(gpus=len(gpus), cpus=node.report.cpus, memory_mib=node.report.memory_mib)
 
 
+@lru_cache(maxsize=1024)
 def gpu_request_view(request: GpuRequest, compute: ComputePolicy) -> GpuRequestView:
     """Return the view of a GPU request."""
     return GpuRequestView.of(request, labels=dict(request.labels), compute=compute)
@@ -121,20 +128,25 @@ def gpu_request_view(request: GpuRequest, compute: ComputePolicy) -> GpuRequestV
 
 def counts_view(replicas: Iterable[Replica]) -> ReplicaCounts:
     """Return the number of replicas by state."""
-    return ReplicaCounts(**Counter(replica.state.value for replica in replicas))
+    return _counts_view(tuple(Counter(replica.state.value for replica in replicas).items()))
+
+
+@lru_cache(maxsize=1024)
+def _counts_view(counts: tuple[tuple[str, int], ...]) -> ReplicaCounts:
+    return ReplicaCounts(**dict(counts))
 
 
 def workload_view(
-    workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown
+    workload: Workload, replicas: Sequence[Replica], leases: Sequence[GpuLease], shown: Shown
 ) -> WorkloadView:
-    """One line of a listing."""
+    """Return one line of a listing."""
     return WorkloadView.unchecked(workload, **_workload_fields(workload, replicas, leases, shown))
 
 
 def workload_detail(
-    workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown, replicas_from: int = 0
+    workload: Workload, replicas: Sequence[Replica], leases: Sequence[GpuLease], shown: Shown, replicas_from: int = 0
 ) -> WorkloadDetail:
-    """Everything about a workload; ``replicas`` are all of it, at most 1000 from ``replicas_from`` are shown."""
+    """Return all data of a workload; ``replicas`` are all of it, and at most 1000 from ``replicas_from`` are shown."""
     page = [r for r in replicas if r.index >= replicas_from][:MAX_REPLICAS_SHOWN]
     held = {(lease.index, lease.attempt): lease for lease in leases if lease.released_at is None}
     return WorkloadDetail.unchecked(
@@ -153,7 +165,7 @@ def workload_detail(
 
 
 def _workload_fields(
-    workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease], shown: Shown
+    workload: Workload, replicas: Sequence[Replica], leases: Sequence[GpuLease], shown: Shown
 ) -> dict[str, Any]:
     """Return the values of ``WorkloadView`` that are not attributes of the workload; they need no validation."""
     only = replicas[0] if workload.completions == 1 and replicas else None
@@ -165,9 +177,13 @@ def _workload_fields(
         "command": list(program.argv) if shown.private else None,
         "workdir": program.cwd if shown.private else None,
         "workspace": program.workspace or None,
+        "mail": (workload.mail or None) if shown.private else None,
+        "git": (program.git or None) if shown.private else None,
         "image": program.container.image if shown.private and program.container is not None else None,
         "volumes": _volumes(program) if shown.private else None,
         "reason": _reason_view(workload, replicas),
+        "ending": _ending_view(ending_of(workload, replicas)),
+        "retrying": _retrying_view(workload, replicas),
         "exit_status": only.exit_status if only else exit_status(workload, replicas),
         "node": only.node if only else None,
         "gpu_uuids": sorted({s.gpu_uuid for lease in leases if lease.released_at is None for s in lease.shares}),
@@ -182,7 +198,7 @@ def _workload_fields(
 
 
 def _volumes(program: Program) -> list[str]:
-    """As they are written: SRC:DST[:ro], and the kind of those that are of no place on the node."""
+    """Return volumes as text: SRC:DST[:ro], or the kind of volumes that are no folder of the node."""
     own = () if program.container is None else program.container.volumes
     return [f"{v.source or v.kind.value}:{v.target}{':ro' if v.read_only else ''}" for v in own]
 
@@ -196,6 +212,7 @@ def _gang_view(workload: Workload) -> GangView | None:
         min=gang.least,
         within=gang.within,
         strict=gang.strict,
+        mixed_models=gang.mixed_models,
         on_member_end=workload.on_member_end,
         success_policy=workload.success_policy,
         round=0 if workload.wiring is None else workload.wiring.round,
@@ -203,7 +220,7 @@ def _gang_view(workload: Workload) -> GangView | None:
     )
 
 
-def _role_view(workload: Workload, role: Role) -> RoleView:
+def _role_view(workload: Workload, role: GangRole) -> RoleView:
     first = workload.indices_of(role.name).start
     return RoleView(
         name=role.name,
@@ -225,7 +242,17 @@ def _reason_view(workload: Workload, replicas: Sequence[Replica]) -> ReasonView 
     return ReasonView(code=latest.reason, message=latest.message)
 
 
-def _replica_view(workload: Workload, replica: Replica, lease: Lease | None, shown: Shown) -> ReplicaView:
+def _ending_view(ending: Ending | None) -> EndingView | None:
+    return None if ending is None else EndingView.unchecked(ending, code=ending.code.value)
+
+
+def _retrying_view(workload: Workload, replicas: Iterable[Replica]) -> RetryingView | None:
+    """Return the next attempt of the replica that is tried again first."""
+    found = [again for replica in replicas if (again := retrying(workload, replica)) is not None]
+    return RetryingView.unchecked(min(found, key=lambda again: again.next_at)) if found else None
+
+
+def _replica_view(workload: Workload, replica: Replica, lease: GpuLease | None, shown: Shown) -> ReplicaView:
     own = workload.parameters[replica.index] if replica.index < len(workload.parameters) else {}
     return ReplicaView.unchecked(
         replica,
@@ -233,17 +260,20 @@ def _replica_view(workload: Workload, replica: Replica, lease: Lease | None, sho
         role=role.name if (role := workload.role_of(replica.index)) is not None else "",
         rank=rank_of(workload, replica),
         reason=replica.reason.value,
+        ending=_ending_view(replica_ending(workload, replica)),
+        retrying=_retrying_view(workload, (replica,)),
         parameters=dict(own) if shown.private else None,
         gpus=[share_view(s) for s in lease.shares] if lease else [],
         attach_path=shown.attach_paths.get(replica.index, ""),
         relayed=replica.index in shown.relayed,
         attachable=replica.index in shown.attachable,
         notes=list(replica.notes),
+        metrics=dict(replica.metrics) if shown.private else {},
         unsaved_gpu_s=_unsaved_gpu_s(workload, replica, lease, shown.now),
     )
 
 
-def _unsaved_gpu_s(workload: Workload, replica: Replica, lease: Lease | None, now: float) -> float:
+def _unsaved_gpu_s(workload: Workload, replica: Replica, lease: GpuLease | None, now: float) -> float:
     if lease is None or not replica.state.placed or not workload.preemptible:
         return 0.0
     return unsaved_s(workload, replica, now) * lease.permille / WHOLE_GPU
@@ -254,7 +284,7 @@ def share_view(share: GpuShare) -> ShareView:
     return ShareView(uuid=share.gpu_uuid, index=share.gpu_index, permille=share.permille, memory_mib=share.memory_mib)
 
 
-def _lease_view(lease: Lease) -> LeaseView:
+def _lease_view(lease: GpuLease) -> LeaseView:
     return LeaseView.of(lease, shares=[share_view(s) for s in lease.shares])
 
 
@@ -270,22 +300,22 @@ def event_view(event: Event) -> EventView:
     return EventView.unchecked(event, reason=event.reason.value)
 
 
-NONE = "none"  # no GPU is held
-HELD = "held"  # the GPUs are another workload's
-SLICE = "slice"  # a part of a GPU; the mode is decided with the place
+NONE = "none"  # the workload holds no GPU
+HELD = "held"  # the GPUs belong to another workload
+SLICE = "slice"  # a slice; the mode is decided with the placement
 
 
-def sharing_of(workload: Workload, replicas: Sequence[Replica], leases: Sequence[Lease]) -> tuple[str, str]:
+def sharing_of(workload: Workload, replicas: Sequence[Replica], leases: Sequence[GpuLease]) -> tuple[str, str]:
     """Return the mode (several joined by commas) and its guarantee.
 
-    What its node says of the program counts most, then what was granted, then what is asked for.
+    The mode that its node reports has precedence over the granted one, and that over the requested one.
     """
     seen = dict.fromkeys((r.sharing, r.guarantee or describe_guarantee(r.sharing, workload.compute)) for r in replicas)
     found = [pair for pair in seen if pair[0]] or [_expected(workload, leases)]
     return ", ".join(dict.fromkeys(mode for mode, _ in found)), " ".join(dict.fromkeys(said for _, said in found))
 
 
-def _expected(workload: Workload, leases: Sequence[Lease]) -> tuple[str, str]:
+def _expected(workload: Workload, leases: Sequence[GpuLease]) -> tuple[str, str]:
     if workload.kind is WorkloadKind.EXEC:
         return HELD, "It shares the GPUs of another workload."
     if workload.gpus.count == 0:

@@ -12,7 +12,7 @@ from gpupool.services.workloads.planning import PlannedRequest
 
 
 def why_view(state: WorkloadState, why: Explanation) -> WhyView:
-    """Why a workload stands where it stands."""
+    """Return why a workload is in its state."""
     return WhyView.of(why, state=state, code=why.code.value, position=why.position or None, numbers=dict(why.numbers))
 
 

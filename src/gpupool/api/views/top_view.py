@@ -1,4 +1,4 @@
-"""The pool at one moment, put together from one snapshot of it."""
+"""The data of ``gpupool top``, from one snapshot of the pool."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpupool.api.schemas.top import TopGpuView, TopNodeView, TopSliceView, TopUs
 from gpupool.domain.nodes.gpu import Gpu, GpuShare, Node
 from gpupool.domain.nodes.telemetry import GpuSample, ReplicaSample
 from gpupool.domain.work.workload import Workload
-from gpupool.services.metrics.snapshot import Held, Snapshot, held_permille
+from gpupool.services.metrics.snapshot import MetricsSnapshot, OpenLease, held_permille
 
 MAX_WORKLOADS = 1_000
-AT_ONCE = 64  # views made before others may run
-GPUS_OF_A_NODE = 8  # as many as they usually are
+AT_ONCE = 64  # views created before other tasks may run
+GPUS_OF_A_NODE = 8  # a usual number of slices
 
 
-async def top_view(snapshot: Snapshot) -> TopView:
-    """Everything that ``top`` shows; others run meanwhile."""
+async def top_view(snapshot: MetricsSnapshot) -> TopView:
+    """Return all data of ``top``; other tasks run meanwhile."""
     slices: dict[str, list[TopSliceView]] = defaultdict(list)
     for count, held in enumerate(sorted(snapshot.holdings, key=lambda h: h.lease.epoch)):
         for share in held.lease.shares:
@@ -54,13 +54,13 @@ async def written(view: TopView) -> str:
 
 
 async def _breathe(count: int) -> None:
-    """Let others run after every so many."""
+    """Let other tasks run from time to time."""
     if count % AT_ONCE == 0:
         await asyncio.sleep(0)
 
 
 def _node(
-    snapshot: Snapshot, node: Node, slices: dict[str, list[TopSliceView]], looks: dict[str, GpuSample]
+    snapshot: MetricsSnapshot, node: Node, slices: dict[str, list[TopSliceView]], looks: dict[str, GpuSample]
 ) -> TopNodeView:
     sample = snapshot.samples.get(node.name)
     return TopNodeView.unchecked(
@@ -85,7 +85,7 @@ def _gpu(gpu: Gpu, look: GpuSample | None, slices: list[TopSliceView]) -> TopGpu
     )
 
 
-def _slice(held: Held, share: GpuShare) -> TopSliceView:
+def _slice(held: OpenLease, share: GpuShare) -> TopSliceView:
     """Divide the measured use of a lease equally over its GPUs."""
     lease, parts = held.lease, len(held.lease.shares)
     busy, memory = held.busy_percent, _memory(held.looks)
@@ -105,9 +105,9 @@ def _memory(looks: Sequence[ReplicaSample]) -> int | None:
     return sum(look.gpu_memory_mib for look in looks) if looks else None
 
 
-async def _workloads(snapshot: Snapshot) -> list[TopWorkloadView]:
+async def _workloads(snapshot: MetricsSnapshot) -> list[TopWorkloadView]:
     """Sort by held GPUs, largest first, then by waiting time, longest first."""
-    holdings: dict[str, list[Held]] = defaultdict(list)
+    holdings: dict[str, list[OpenLease]] = defaultdict(list)
     for held in snapshot.holdings:
         holdings[held.lease.workload].append(held)
     await asyncio.sleep(0)
@@ -120,7 +120,7 @@ async def _workloads(snapshot: Snapshot) -> list[TopWorkloadView]:
     return views
 
 
-def _workload(workload: Workload, waiting: int, holdings: Sequence[Held]) -> TopWorkloadView:
+def _workload(workload: Workload, waiting: int, holdings: Sequence[OpenLease]) -> TopWorkloadView:
     looks = [look for held in holdings for look in held.looks]
     idle = [held.idle_s for held in holdings if held.idle_s is not None]
     return TopWorkloadView.unchecked(
@@ -136,8 +136,8 @@ def _workload(workload: Workload, waiting: int, holdings: Sequence[Held]) -> Top
     )
 
 
-def _users(snapshot: Snapshot) -> list[TopUserView]:
-    holdings: dict[str, list[Held]] = defaultdict(list)
+def _users(snapshot: MetricsSnapshot) -> list[TopUserView]:
+    holdings: dict[str, list[OpenLease]] = defaultdict(list)
     waiting: dict[str, int] = defaultdict(int)
     for held in snapshot.holdings:
         holdings[held.lease.user].append(held)
@@ -147,7 +147,7 @@ def _users(snapshot: Snapshot) -> list[TopUserView]:
     return sorted(found, key=lambda user: (-user.permille, -user.waiting, user.user))
 
 
-def _user(name: str, holdings: Sequence[Held], waiting: int) -> TopUserView:
+def _user(name: str, holdings: Sequence[OpenLease], waiting: int) -> TopUserView:
     return TopUserView.model_construct(
         user=name,
         permille=sum(held.lease.permille for held in holdings),

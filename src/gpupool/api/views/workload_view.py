@@ -9,13 +9,13 @@ from typing import Any
 from gpupool.api.schemas.nodes.nodes import GpuView, HeadAddressView, NodeView, PoolHeadView, PoolView
 from gpupool.api.schemas.work.workloads import WorkloadDetail, WorkloadView
 from gpupool.api.views import mapping
-from gpupool.api.views.mapping import Holding, Shown
+from gpupool.api.views.mapping import HeldShare, Shown
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.nodes.gpu import Gpu, Node, NodeState
 from gpupool.domain.nodes.heads import Head, HeadStatus
 from gpupool.domain.people.access import Actor
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.services.cluster.heads import Heads
 from gpupool.services.pool import PoolServices
 
@@ -24,14 +24,14 @@ _ATTACHABLE = {ReplicaState.STARTING, ReplicaState.RUNNING, ReplicaState.STOPPIN
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """The caller, and whether the request came by the unix socket, where attach sockets can be reached."""
+    """The caller, and whether the request came by the unix socket, where attach sockets are usable."""
 
     actor: Actor
     local: bool
 
 
 async def workload_view(services: PoolServices, viewer: Viewer, workload: Workload) -> WorkloadView:
-    """One line of a listing."""
+    """Return one line of a listing."""
     replicas, leases = await _parts(services, workload)
     private = services.workloads.can_see(viewer.actor, workload)
     return mapping.workload_view(workload, replicas, leases, Shown(private))
@@ -40,7 +40,7 @@ async def workload_view(services: PoolServices, viewer: Viewer, workload: Worklo
 async def workload_detail(
     services: PoolServices, viewer: Viewer, workload: Workload, replicas_from: int = 0
 ) -> WorkloadDetail:
-    """Everything about a workload that the viewer may see."""
+    """Return all data of a workload that the viewer may see."""
     replicas = await services.workloads.replicas_of(workload)
     leases = await services.workloads.leases_of(workload)
     replicas = [services.nodes.with_silence(replica) for replica in replicas]
@@ -54,7 +54,7 @@ async def workload_detail(
     return mapping.workload_detail(workload, replicas, leases, shown, replicas_from)
 
 
-async def _parts(services: PoolServices, workload: Workload) -> tuple[Sequence[Replica], Sequence[Lease]]:
+async def _parts(services: PoolServices, workload: Workload) -> tuple[Sequence[Replica], Sequence[GpuLease]]:
     replicas = await services.workloads.replicas_of(workload)
     if workload.state.final:
         return replicas, ()
@@ -80,18 +80,18 @@ async def node_view(services: PoolServices, viewer: Viewer, node: Node, names: d
     views: list[GpuView] = []
     for gpu in node.report.gpus:
         holdings = await _holdings(services, viewer, gpu, names)
-        views.append(mapping.gpu_view(gpu, node, holdings))
+        views.append(mapping.gpu_view(gpu, node, holdings, services.gpu_checks.latest.get(gpu.uuid)))
     seen = mapping.node_view(node, views, services.nodes.leases_on(node.name))
     head = services.joining.heads.standing(node.name)
     return seen.model_copy(update={"silent_s": services.nodes.silent_s(node.name), "head": head})
 
 
-async def _holdings(services: PoolServices, viewer: Viewer, gpu: Gpu, names: dict[str, str]) -> list[Holding]:
+async def _holdings(services: PoolServices, viewer: Viewer, gpu: Gpu, names: dict[str, str]) -> list[HeldShare]:
     held = await services.nodes.holders(gpu.uuid)
-    return [Holding(lease, share, await _name_of(services, viewer, lease, names)) for lease, share in held]
+    return [HeldShare(lease, share, await _name_of(services, viewer, lease, names)) for lease, share in held]
 
 
-async def _name_of(services: PoolServices, viewer: Viewer, lease: Lease, names: dict[str, str]) -> str:
+async def _name_of(services: PoolServices, viewer: Viewer, lease: GpuLease, names: dict[str, str]) -> str:
     if lease.workload not in names:
         try:
             names[lease.workload] = (await services.workloads.get(viewer.actor, lease.workload)).name
@@ -131,14 +131,14 @@ async def pool_view(services: PoolServices) -> PoolView:
 
 
 async def refusals(services: PoolServices) -> list[str]:
-    """Return sentences about clients that were refused lately, with the names of their users."""
+    """Return sentences about clients that were refused recently, with the names of their users."""
     users = await services.access.users()
     names = {f"uid {user.uid}": user.name for user in users} | {f"user {user.name}": user.name for user in users}
     return services.refusals.sentences(names)
 
 
 async def head_addresses(services: PoolServices) -> list[HeadAddressView]:
-    """Where all heads are, as it is written down; none where only this machine can lead."""
+    """Return the stored list of all heads; empty if only this node can lead."""
     heads = services.joining.heads
     found = [(head, heads.standing(head.name)) for head in await heads.refresh()]
     return [

@@ -6,20 +6,30 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
+from typing import Protocol
 from urllib.parse import quote
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from gpupool.client.transport.endpoint import Endpoint
+from gpupool.client.transport.endpoint import Endpoint, TlsEndpoint, UnixEndpoint
 from gpupool.client.transport.websocket_dialer import REFUSED, WebSocketDialer
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 HALF_CLOSED_TIMEOUT_S = 3600.0  # without data from the program after the local side has ended
+LOGIN_REFUSALS = frozenset({REFUSED + 401, REFUSED + 429})
+LOGIN_DELAY_FACTOR = 10  # wrong credentials of an address are counted
 _PIECE = 1 << 16
 
 Ports = tuple[int, int]
 Sockets = tuple[str, str]
+
+
+class Dialer(Protocol):
+    """Opens WebSockets of a pool."""
+
+    async def connect(self, target: str) -> ClientConnection:
+        """Connect to a path of the API. Raises ``OSError``, ``WebSocketException``, ``TimeoutError``."""
 
 
 class Forwarder:
@@ -31,7 +41,7 @@ class Forwarder:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        pool: Endpoint | Dialer,
         ref: str,
         index: int,
         tell: Callable[[str], None],
@@ -43,7 +53,7 @@ class Forwarder:
         self._query = f"index={index}&half_close=true" + ("" if activity else "&activity=false")
         self._tell = tell
         self._delay_s = delay_s
-        self._dialer = WebSocketDialer(endpoint)
+        self._dialer: Dialer = WebSocketDialer(pool) if isinstance(pool, UnixEndpoint | TlsEndpoint) else pool
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -109,7 +119,8 @@ class Forwarder:
                 await asyncio.gather(up, down, return_exceptions=True)
         if far.close_code is not None and far.close_code >= REFUSED:
             self._tell((far.close_reason or "").partition(": ")[2] or "the pool rejected the connection")
-            await asyncio.sleep(self._delay_s)
+            refused = far.close_code in LOGIN_REFUSALS
+            await asyncio.sleep(self._delay_s * (LOGIN_DELAY_FACTOR if refused else 1))
 
 
 async def until_silent(heard: asyncio.Event) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from gpupool.client.logins import logins_file
-from gpupool.client.ssh.target import HOST_PREFIX
+from gpupool.client.ssh.target import HOST_PREFIX, NO_TIMES, SessionTimes
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 HOST_KEY_ALIAS = "gpupool"
@@ -65,11 +65,11 @@ def host_key() -> HostKey:
     return files
 
 
-def ssh_options(key: HostKey, linger: str | None = None) -> dict[str, str]:
-    """Return the settings with which ssh reaches workloads; ``linger``: see ``SessionProgram``."""
-    lingering = f" --linger {shlex.quote(linger)}" if linger else ""
+def ssh_options(key: HostKey, times: SessionTimes = NO_TIMES) -> dict[str, str]:
+    """Return the settings with which ssh reaches workloads."""
+    options = "".join(f" {shlex.quote(word)}" for word in times.options())
     return {
-        "ProxyCommand": f"{_proxy_program()} ssh-proxy{lingering} %n",
+        "ProxyCommand": f"{_proxy_program()} ssh-proxy{options} %n",
         "HostKeyAlias": HOST_KEY_ALIAS,
         "UserKnownHostsFile": _quoted(str(key.known_hosts)),
         "GlobalKnownHostsFile": "none",
@@ -81,22 +81,22 @@ def ssh_options(key: HostKey, linger: str | None = None) -> dict[str, str]:
     }
 
 
-def ssh_command(host: str, options: Sequence[str], command: Sequence[str], linger: str | None = None) -> list[str]:
+def ssh_command(host: str, options: Sequence[str], command: Sequence[str], times: SessionTimes = NO_TIMES) -> list[str]:
     """Return the ``ssh`` command for a host. Raises ``GpupoolError`` if there is no ssh."""
     program = shutil.which("ssh")
     if program is None:
         raise GpupoolError(ErrorCode.UNSUPPORTED, "There is no ssh on this machine.", "Install OpenSSH's client.")
-    settings = [word for name, value in ssh_options(host_key(), linger).items() for word in ("-o", f"{name}={value}")]
+    settings = [word for name, value in ssh_options(host_key(), times).items() for word in ("-o", f"{name}={value}")]
     return [program, *settings, *options, "--", host, *command]
 
 
-def configure(folder: Path, linger: str | None = None) -> Path:
+def configure(folder: Path, times: SessionTimes = NO_TIMES) -> Path:
     """Write the block to a file of its own in ``~/.ssh`` and include it; return the path. Repeating it is harmless.
 
     The user's own file gets one line at its start, where it applies to all hosts. Raises ``GpupoolError``.
     """
     block = folder / BLOCK_FILE
-    lines = [f"Host {HOST_PREFIX}*", *(f"  {name} {value}" for name, value in ssh_options(host_key(), linger).items())]
+    lines = [f"Host {HOST_PREFIX}*", *(f"  {name} {value}" for name, value in ssh_options(host_key(), times).items())]
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         _write(block, (_HEADING + "\n".join(lines) + "\n").encode())

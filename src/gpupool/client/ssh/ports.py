@@ -14,6 +14,7 @@ from gpupool.client.transport.websocket_dialer import REFUSED
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "ip6-localhost"})
 MAX_PENDING_BYTES = 1 << 20
+LAST_INPUT_TIMEOUT_S = 30.0  # for the bytes that a client has sent before it closed the connection
 
 
 class PortSession(asyncssh.SSHTCPSession[bytes]):
@@ -22,13 +23,14 @@ class PortSession(asyncssh.SSHTCPSession[bytes]):
     def __init__(self, stream: ClientConnection, tell: Callable[[str], None]) -> None:
         self._stream = stream
         self._tell = tell
-        self._pending: asyncio.Queue[bytes] = asyncio.Queue()
+        self._pending: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: the connection is closed
         self._pending_bytes = 0
         self._writable = asyncio.Event()
         self._writable.set()
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._received = asyncio.Event()
+        self._closed = False  # by the client
 
     def connection_made(self, chan: asyncssh.SSHTCPChannel[bytes]) -> None:
         """Store the channel."""
@@ -63,17 +65,28 @@ class PortSession(asyncssh.SSHTCPSession[bytes]):
         """Continue to read from the port."""
         self._writable.set()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - of asyncssh
-        """Close the connection to the port."""
-        for task in (self._task, self._closing):
-            if task is not None:
-                task.cancel()
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close the connection to the port, after the bytes that were received before if the client has closed it."""
+        self._closed = True
+        if self._closing is not None:
+            self._closing.cancel()
+        self._pending.put_nowait(None)
+        self._writable.set()
+        if self._task is not None:
+            asyncio.get_running_loop().call_later(LAST_INPUT_TIMEOUT_S if exc is None else 0, self._task.cancel)
+
+    async def finished(self) -> None:
+        """Wait until the bytes of a closed connection are sent."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
 
     async def _run(self) -> None:
         up = asyncio.create_task(self._send())
         try:
             async for message in self._stream:
                 self._received.set()
+                if self._closed:
+                    continue
                 if not message:
                     self._chan.write_eof()
                     continue
@@ -92,6 +105,9 @@ class PortSession(asyncssh.SSHTCPSession[bytes]):
         try:
             while True:
                 data = await self._pending.get()
+                if data is None:
+                    await self._stream.close()
+                    return
                 await self._stream.send(data)
                 self._pending_bytes -= len(data)
                 if self._pending_bytes <= MAX_PENDING_BYTES // 2:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Coroutine
 from typing import Any
 
@@ -18,7 +19,7 @@ from websockets.exceptions import WebSocketException
 from gpupool.client.client import Client
 from gpupool.client.ssh.ports import LOCAL_HOSTS, PortSession
 from gpupool.client.ssh.sessions import ProgramSession
-from gpupool.client.ssh.target import SshTarget, find_target
+from gpupool.client.ssh.target import NO_TIMES, SessionTimes, SshTarget, find_target
 from gpupool.client.transport.endpoint import resolve_endpoint
 from gpupool.client.transport.websocket_dialer import WebSocketDialer
 
@@ -30,12 +31,13 @@ _PIECE = 256 << 10
 class WorkloadServer(asyncssh.SSHServer):
     """Sessions and ports of one workload, for the user at the other end of the pipe."""
 
-    def __init__(self, client: Client, dialer: WebSocketDialer, target: SshTarget, linger: str | None) -> None:
+    def __init__(self, client: Client, dialer: WebSocketDialer, target: SshTarget, times: SessionTimes) -> None:
         self._client = client
         self._dialer = dialer
         self._target = target
-        self._linger = linger
+        self._times = times
         self.lost = asyncio.Event()
+        self._ports: weakref.WeakSet[PortSession] = weakref.WeakSet()
 
     def begin_auth(self, username: str) -> bool:  # noqa: ARG002 - of asyncssh
         """Require nothing: only the user who started this process can write to the pipe."""
@@ -47,7 +49,7 @@ class WorkloadServer(asyncssh.SSHServer):
 
     def session_requested(self) -> ProgramSession:
         """Open a session."""
-        return ProgramSession(self._client, self._dialer, self._target, self._linger)
+        return ProgramSession(self._client, self._dialer, self._target, self._times)
 
     def connection_requested(
         self,
@@ -67,7 +69,13 @@ class WorkloadServer(asyncssh.SSHServer):
             stream = await self._dialer.connect(self._target.path(f"ports/{port}") + "&half_close=true")
         except (OSError, WebSocketException, TimeoutError) as error:
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, str(error)) from error
-        return PortSession(stream, say)
+        session = PortSession(stream, say)
+        self._ports.add(session)
+        return session
+
+    async def finished(self) -> None:
+        """Wait until the last bytes to ports are sent."""
+        await asyncio.gather(*(session.finished() for session in self._ports))
 
     def server_requested(self, listen_host: str, listen_port: int) -> bool:  # noqa: ARG002 - of asyncssh
         """Refuse remote forwarding."""
@@ -81,15 +89,12 @@ def say(sentence: str) -> None:
         os.write(2, f"gpupool: {sentence}\r\n".encode())
 
 
-def serve(host: str, key_file: str, linger: str | None = None) -> None:
-    """Serve one SSH connection on standard input and output. Raises ``GpupoolError`` if the workload cannot be used.
-
-    ``linger``: see ``SessionProgram``.
-    """
+def serve(host: str, key_file: str, times: SessionTimes = NO_TIMES) -> None:
+    """Serve one SSH connection on standard input and output. Raises ``GpupoolError`` if the workload cannot be used."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for ssh, whose end closes our input
     endpoint = resolve_endpoint()
     with Client() as client:
-        server = WorkloadServer(client, WebSocketDialer(endpoint), find_target(client, host), linger)
+        server = WorkloadServer(client, WebSocketDialer(endpoint), find_target(client, host), times)
         near, far = socket.socketpair()
         writer = _copy_standard_streams(near)
         asyncio.run(_serve(server, far, key_file))
@@ -115,6 +120,7 @@ async def _serve(server: WorkloadServer, sock: socket.socket, key_file: str) -> 
         say(f"The SSH client did not connect: {error}.")
         return
     await server.lost.wait()
+    await server.finished()
     await connection.wait_closed()
 
 

@@ -8,6 +8,8 @@ import json
 import signal
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import asyncssh
@@ -15,12 +17,29 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from gpupool.client.client import Client
-from gpupool.client.ssh import sftp_start
-from gpupool.client.ssh.target import SessionProgram, SshTarget, accepted_variables
+from gpupool.client.ssh.target import SessionProgram, SessionTimes, SshTarget, accepted_variables
 from gpupool.client.transport.websocket_dialer import REFUSED, WebSocketDialer
 from gpupool.domain.errors import EXIT_POOL_ERROR, GpupoolError
 from gpupool.domain.protocol import frames
 from gpupool.specs.limits import MAX_TERMINAL
+
+HAS_SERVER = b"S"
+NEEDS_SERVER = b"P"
+
+# The file server (SFTP) of a workload: that of OpenSSH where the workload has it. Otherwise sftp_server.py is sent over
+# standard input to the workload's Python. The first byte of output says which of the two it is.
+SFTP_SERVER = (Path(__file__).parent / "sftp_server.py").read_bytes()
+_PLACES = ("/usr/lib/openssh", "/usr/libexec/openssh", "/usr/lib/ssh", "/usr/libexec", "/usr/lib/misc")
+_READ_SERVER = f"import sys;exec(compile(sys.stdin.buffer.read({len(SFTP_SERVER)}),'sftp_server.py','exec'))"
+
+# A POSIX shell runs this. Paths of clients never become part of it.
+SFTP_COMMAND = (
+    f"for d in {' '.join(_PLACES)}; do "
+    f'if [ -x "$d/sftp-server" ]; then printf {HAS_SERVER.decode()}; exec "$d/sftp-server"; fi; done; '
+    "for p in python3 python; do if command -v $p >/dev/null; then "
+    f'printf {NEEDS_SERVER.decode()}; exec $p -c "{_READ_SERVER}"; fi; done; '
+    "echo 'gpupool: file transfer needs sftp-server or Python 3 in the workload' >&2; exit 127"
+)
 
 MAX_PENDING_BYTES = 1 << 20  # bytes of input on their way to the program; then the SSH client has to wait
 _PIECE = 256 << 10
@@ -32,11 +51,11 @@ Tell = Callable[[str], None]
 class ProgramSession(asyncssh.SSHServerSession[bytes]):
     """One session channel and its program, which ends with the channel."""
 
-    def __init__(self, client: Client, dialer: WebSocketDialer, target: SshTarget, linger: str | None) -> None:
+    def __init__(self, client: Client, dialer: WebSocketDialer, target: SshTarget, times: SessionTimes) -> None:
         self._client = client
         self._dialer = dialer
         self._target = target
-        self._linger = linger
+        self._times = times
         self._command: str | None = None
         self._sftp = False
         self._size: tuple[int, int] | None = None
@@ -74,7 +93,7 @@ class ProgramSession(asyncssh.SSHServerSession[bytes]):
         """Accept file transfer; there are no other subsystems."""
         self._sftp = subsystem == "sftp"
         if self._sftp:
-            self._command, self._size = sftp_start.COMMAND, None
+            self._command, self._size = SFTP_COMMAND, None
             self._may_send.clear()
         return self._sftp
 
@@ -141,8 +160,8 @@ class ProgramSession(asyncssh.SSHServerSession[bytes]):
         env = accepted_variables(cast("dict[str, str]", dict(self._chan.get_environment())))
         if self._size is not None:
             env |= accepted_variables({"TERM": self._term})
-        linger = None if self._sftp else self._linger
-        request = SessionProgram(self._command, env, self._size, linger).request(self._target)
+        times = replace(self._times, linger=None) if self._sftp else self._times
+        request = SessionProgram(self._command, env, self._size, times).request(self._target)
         program = await asyncio.to_thread(self._client.submit, request)
         started = await asyncio.to_thread(self._client.wait_until, "started", program.id)
         if started.state.final:
@@ -191,8 +210,8 @@ class ProgramSession(asyncssh.SSHServerSession[bytes]):
 
     async def _start_sftp(self, stream: ClientConnection, output: bytes) -> None:
         """Send the file server first if the workload has none; the client's input comes after it."""
-        if output[:1] == sftp_start.NEEDS_SERVER:
-            await stream.send(frames.encode(frames.STDIN, sftp_start.SERVER))
+        if output[:1] == NEEDS_SERVER:
+            await stream.send(frames.encode(frames.STDIN, SFTP_SERVER))
         self._may_send.set()
         self._chan.write(output[1:])
 

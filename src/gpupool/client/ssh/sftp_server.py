@@ -114,7 +114,7 @@ def set_attributes(target: bytes | int, found: dict[int, Any]) -> None:
         os.utime(target, found[HAS_TIMES])
 
 
-class Listing:
+class DirectoryListing:
     """An open folder."""
 
     def __init__(self, path: bytes) -> None:
@@ -126,7 +126,7 @@ class Server:
     """Answers requests. Handles are open files (descriptors) and folders."""
 
     def __init__(self) -> None:
-        self.handles: dict[bytes, int | Listing] = {}
+        self.handles: dict[bytes, int | DirectoryListing] = {}
         self.count = 0
         self.answers: dict[int, Callable[[Packet], tuple[int, bytes] | None]] = {
             3: self.open,
@@ -137,7 +137,7 @@ class Server:
             8: lambda p: self.stat(os.fstat, self.file(p)),
             9: lambda p: set_attributes(p.path(), p.attributes()),
             10: lambda p: set_attributes(self.file(p), p.attributes()),
-            11: lambda p: self.handle(Listing(p.path())),
+            11: lambda p: self.handle(DirectoryListing(p.path())),
             12: self.list,
             13: lambda p: os.unlink(p.path()),
             14: lambda p: os.mkdir(p.path(), p.attributes().get(HAS_MODE, 0o777)),
@@ -178,7 +178,7 @@ class Server:
         """Return one path."""
         return NAME, struct.pack(">I", 1) + pack_text(path) + pack_text(path) + struct.pack(">I", 0)
 
-    def handle(self, opened: int | Listing) -> tuple[int, bytes]:
+    def handle(self, opened: int | DirectoryListing) -> tuple[int, bytes]:
         """Return a new handle."""
         if len(self.handles) >= MAX_HANDLES:
             if isinstance(opened, int):
@@ -230,7 +230,7 @@ class Server:
     def list(self, packet: Packet) -> tuple[int, bytes]:
         """Return the next entries of a folder."""
         folder = self.handles.get(packet.text())
-        if not isinstance(folder, Listing):
+        if not isinstance(folder, DirectoryListing):
             raise ServerError(FAILURE, "not an open folder")
         rows = []
         for name in folder.names:

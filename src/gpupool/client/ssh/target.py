@@ -41,16 +41,33 @@ class SshTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionProgram:
-    """Request of a session. ``command`` None: a shell. ``size`` is rows and columns of its terminal, if any.
+class SessionTimes:
+    """Time limits of sessions, such as 1h.
 
-    ``linger``: how long its background processes may run after the last connection, such as 1h; None: they end with it.
+    ``linger``: how long background processes may run after the last connection; None: they end with it.
+    ``idle_timeout``: the pool ends a session that was idle for this time; None: the idle limit of the project.
     """
+
+    linger: str | None = None
+    idle_timeout: str | None = None
+
+    def options(self) -> list[str]:
+        """Return the options of ``ssh-proxy`` for these limits."""
+        given = {"--linger": self.linger, "--idle-timeout": self.idle_timeout}
+        return [word for name, value in given.items() if value for word in (name, value)]
+
+
+NO_TIMES = SessionTimes()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionProgram:
+    """Request of a session. ``command`` None: a shell. ``size`` is rows and columns of its terminal, if any."""
 
     command: str | None
     env: Mapping[str, str]
     size: tuple[int, int] | None = None
-    linger: str | None = None
+    times: SessionTimes = NO_TIMES
 
     def request(self, target: SshTarget) -> WorkloadRequest:
         """Return the submission of the program. Raises ``GpupoolError``."""
@@ -67,7 +84,8 @@ class SessionProgram:
                 "literal": True,
                 "env": dict(self.env),
                 "client_bound": True,
-                "linger": self.linger,
+                "linger": self.times.linger,
+                "idle_timeout": self.times.idle_timeout,
                 "tty": self.size is not None,
                 "stdin": self.size is None,
                 "rows": rows,

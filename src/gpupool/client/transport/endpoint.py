@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 from dataclasses import dataclass, field
@@ -80,6 +81,15 @@ class TlsEndpoint:
 
 
 Endpoint = UnixEndpoint | TlsEndpoint
+
+
+def newer_login(endpoint: Endpoint) -> TlsEndpoint | None:
+    """Return the endpoint with another token if the user has logged in at this pool again, else None."""
+    with contextlib.suppress(GpupoolError):
+        found = resolve_endpoint()
+        if isinstance(found, TlsEndpoint) and isinstance(endpoint, TlsEndpoint) and found.url == endpoint.url:
+            return found if found != endpoint else None
+    return None
 
 
 def resolve_endpoint(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class _Options:
+class _ScannerOptions:
     """The options that the scanner reads from its decoder: the defaults of ``json.loads``."""
 
     strict = True
@@ -36,7 +36,7 @@ def loads(data: bytes) -> Any:
         return json.loads(data)
     text = data.decode().strip(" \t\n\r")
     try:
-        value, end = _make_scanner(_Options)(text, 0)  # type: ignore[arg-type]  # it reads these attributes only
+        value, end = _make_scanner(_ScannerOptions)(text, 0)  # type: ignore[arg-type]  # it reads these attributes only
     except StopIteration:
         raise ValueError("not JSON") from None
     if end != len(text):

@@ -6,8 +6,7 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpupool.client.discovery import connect_unix
 from gpupool.client.transport.http import Answer
@@ -32,8 +31,7 @@ class UnixConnection(http.client.HTTPConnection):
         connect_unix(self.sock, self._path)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEvent:
+class StreamEvent(NamedTuple):
     """One server-sent event; ``data`` is its JSON."""
 
     id: str

@@ -1,1 +1,1 @@
-"""Routes for nodes, images, reservations, and the machines of a cluster."""
+"""Routes for nodes, images, reservations, and the nodes of a cluster."""

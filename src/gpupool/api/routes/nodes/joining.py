@@ -1,4 +1,4 @@
-"""Nodes that join or leave a cluster, and what its heads ask each other."""
+"""Nodes that join or leave a cluster, and requests between its heads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gpupool.api.deps import Administrator, NameInPath, NodeName, Services, answer
 from gpupool.api.login_limit import FailedAttempts
+from gpupool.api.paging import Paged, matches
 from gpupool.api.schemas.nodes.joining import (
     AdmissionView,
     ContentsBody,
@@ -34,25 +35,28 @@ from gpupool.api.server.peer import peer_name
 from gpupool.domain.nodes.heads import Head
 from gpupool.domain.nodes.joining import Versions
 from gpupool.services.cluster.heads import HeadOffer
-from gpupool.services.cluster.joining import JoinRequest, Standing
+from gpupool.services.cluster.joining import JoinRequest, MemberState
 from gpupool.services.files.serve import HeadFiles, sent
 
 router = APIRouter(prefix="/v1", tags=["joining"])
 open_router = APIRouter(prefix="/v1", tags=["joining"])
-heads_router = APIRouter(prefix="/v1/members", tags=["joining"])  # served by heads that wait, too
+heads_router = APIRouter(prefix="/v1/members", tags=["joining"])  # also served by standbys
 T = TypeVar("T")
 
 
 @router.get("/join-tokens", response_model=JoinTokenList)
-async def list_tokens(services: Services, caller: Administrator) -> Response:
-    """Join tokens, newest first. For administrators."""
-    found = await services.joining.tokens(caller)
-    return answer(JoinTokenList(join_tokens=[JoinTokenView.of(token) for token in found]))
+async def list_join_tokens(
+    services: Services, caller: Administrator, page: Paged, for_head: bool | None = None
+) -> Response:
+    """List the join tokens that match the filter, newest first. For administrators."""
+    found = [token for token in await services.joining.tokens(caller) if matches(for_head, token.for_head)]
+    rows, following = page.cut(found)
+    return answer(JoinTokenList(join_tokens=[JoinTokenView.of(token) for token in rows], next_cursor=following))
 
 
 @router.post("/join-tokens", status_code=201, response_model=NewJoinTokenView)
-async def create_token(services: Services, caller: Administrator, body: JoinTokenBody) -> Response:
-    """Make a join token; its secret is shown in this answer and never again. For administrators."""
+async def create_join_token(services: Services, caller: Administrator, body: JoinTokenBody) -> Response:
+    """Create a join token; its secret is shown only in this answer. For administrators."""
     made = await services.joining.create_token(
         caller, expires_in_s=body.expires_in_s, uses=body.uses, note=body.note, for_head=body.for_head
     )
@@ -62,15 +66,15 @@ async def create_token(services: Services, caller: Administrator, body: JoinToke
 
 
 @router.delete("/join-tokens/{token_id}", status_code=204)
-async def revoke_token(services: Services, caller: Administrator, token_id: NameInPath) -> Response:
-    """Make a join token useless; machines that joined with it stay. For administrators."""
+async def revoke_join_token(services: Services, caller: Administrator, token_id: NameInPath) -> Response:
+    """Revoke a join token; nodes that joined with it stay. For administrators."""
     await services.joining.revoke_token(caller, token_id)
     return Response(status_code=204)
 
 
 @open_router.post("/join", response_model=AdmissionView)
-async def join(request: Request, services: Services, body: JoinBody) -> Response:
-    """Let a machine in that shows a join token."""
+async def join_cluster(request: Request, services: Services, body: JoinBody) -> Response:
+    """Admit a node that shows a join token."""
     head = HeadOffer(**body.head.model_dump()) if body.head else None
     versions = Versions(**body.versions.model_dump())
     wanted = JoinRequest(body.token, body.node, body.address, versions, body.certificate_request, head)
@@ -89,33 +93,33 @@ async def join(request: Request, services: Services, body: JoinBody) -> Response
 
 
 @open_router.post("/join/database", response_model=HeadDatabaseView)
-async def database(request: Request, services: Services, body: HeadDatabaseBody) -> Response:
-    """Tell a machine that shows a join token for heads where the database is, so that it can try it before it joins."""
+async def get_database_for_head(request: Request, services: Services, body: HeadDatabaseBody) -> Response:
+    """Return the database's URL to a machine with a join token for heads, so that it can test it before joining."""
     url = await counted(request, body.token, services.joining.database_for(body.token))
     return _secret(HeadDatabaseView(database=url))
 
 
 @open_router.post("/members/{name}/standing", response_model=StandingView)
-async def standing(request: Request, services: Services, name: NodeName, body: MemberBody) -> Response:
-    """Return what the pool records about the requesting machine."""
+async def get_member_standing(request: Request, services: Services, name: NodeName, body: MemberBody) -> Response:
+    """Return the pool's record of the requesting node."""
     return answer(_view(await counted(request, name, services.joining.standing(name, body.secret))))
 
 
 @open_router.post("/members/{name}/leave", response_model=StandingView)
-async def leave(request: Request, services: Services, name: NodeName, body: MemberBody) -> Response:
-    """Place nothing on the machine that asks any more; refused while work runs there, unless by force."""
+async def leave_cluster(request: Request, services: Services, name: NodeName, body: MemberBody) -> Response:
+    """Cordon the requesting node; refused while work runs there, unless forced."""
     return answer(_view(await counted(request, name, services.joining.leave(name, body.secret, force=body.force))))
 
 
 @open_router.post("/members/{name}/gone", response_model=StandingView)
-async def gone(request: Request, services: Services, name: NodeName, body: MemberBody) -> Response:
-    """Forget the machine that asks, once its processes have stopped and it holds nothing."""
+async def confirm_member_left(request: Request, services: Services, name: NodeName, body: MemberBody) -> Response:
+    """Remove the requesting node, once its processes have stopped and it holds nothing."""
     return answer(_view(await counted(request, name, services.joining.gone(name, body.secret))))
 
 
 @heads_router.post("/{name}/heads", response_model=HeadsView)
-async def known_heads(request: Request, name: NodeName, body: MemberBody) -> Response:
-    """Tell a machine of the cluster which heads there are. Raises NODE_REMOVED, UNAUTHENTICATED."""
+async def list_heads_for_member(request: Request, name: NodeName, body: MemberBody) -> Response:
+    """Return the heads to a node of the cluster. Raises NODE_REMOVED, UNAUTHENTICATED."""
     state = request.app.state
     heads_for = state.heads_for if hasattr(state, "heads_for") else state.services.joining.heads_for
     return answer(HeadsView(heads=_heads(await counted(request, name, heads_for(name, body.secret)))))
@@ -125,7 +129,7 @@ async def known_heads(request: Request, name: NodeName, body: MemberBody) -> Res
 
 
 @heads_router.post("/{name}/files/needed", response_model=NeededView, include_in_schema=False)
-async def needed(request: Request, name: NodeName, body: HeadFilesBody) -> Response:
+async def list_needed_folders(request: Request, name: NodeName, body: HeadFilesBody) -> Response:
     """Return the folders of live workloads, for another head. Raise FORBIDDEN or NOT_LEADING."""
     files = _files(request)
     await counted(request, name, files.check(name, body.secret))
@@ -133,20 +137,20 @@ async def needed(request: Request, name: NodeName, body: HeadFilesBody) -> Respo
 
 
 @heads_router.post("/{name}/files/contents", response_class=Response, include_in_schema=False)
-async def contents(request: Request, name: NodeName, body: ContentsBody) -> Response:
-    """Contents of one owner's files, for a head. Raises FORBIDDEN."""
+async def read_needed_contents(request: Request, name: NodeName, body: ContentsBody) -> Response:
+    """Return contents of one owner's files to a head. Raises FORBIDDEN."""
     blobs = await counted(request, name, _files(request).check(name, body.secret))
     return StreamingResponse(sent(blobs, body.space, body.wanted), media_type="application/octet-stream")
 
 
 def _files(request: Request) -> HeadFiles:
-    """Of the pool, or of a head that waits, which has no pool."""
+    """Return the file service of the pool, or of a standby, which has no pool."""
     state = request.app.state
     files: HeadFiles = state.head_files if hasattr(state, "head_files") else state.services.head_files
     return files
 
 
-def _view(found: Standing) -> StandingView:
+def _view(found: MemberState) -> StandingView:
     return StandingView.of(found, heads=_heads(found.heads))
 
 
@@ -161,7 +165,7 @@ def _secret(view: AdmissionView | NewJoinTokenView | HeadDatabaseView, status: i
 
 
 async def counted(request: Request, shown: str, work: Coroutine[Any, Any, T]) -> T:
-    """Count wrong secrets, as with tokens; ``shown``: the join token, or the name of the machine."""
+    """Count wrong secrets, as for tokens; ``shown`` is the join token, or the name of the node."""
     attempts: FailedAttempts = request.app.state.attempts
     with attempts.counted(peer_name(request), shown):
         return await work

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
 from gpupool.api import streams
-from gpupool.api.deps import Caller, Closing, EventId, Limit, Services, answer
+from gpupool.api.deps import Caller, Closing, EventId, Limit, Services, answer, end_when_refused
 from gpupool.api.schemas.base import MAX_PAGE
 from gpupool.api.schemas.work.workloads import AuditPage, EventList, EventView
 from gpupool.api.views.mapping import event_view
@@ -40,7 +41,7 @@ async def list_events(
     limit: Limit = 100,
     newest: Annotated[bool, Query(description="Return the newest matching events instead of the oldest.")] = False,
 ) -> Response:
-    """Events above ``after_id``, oldest first."""
+    """List events above ``after_id``, oldest first."""
     of = await _workload_id(services, caller, workload)
     wanted = EventFilter(after_id=after_id, workload=of, newest=newest, limit=limit)
     events = await services.history.events(caller, wanted)
@@ -48,7 +49,9 @@ async def list_events(
 
 
 @router.get("/events/stream", response_class=Response, responses=STREAMED)
-async def stream_events(
+async def stream_events(  # noqa: PLR0913 - each is an input of the route
+    *,
+    request: Request,
     services: Services,
     caller: Caller,
     closing: Closing,
@@ -56,7 +59,7 @@ async def stream_events(
     workload: OfWorkload | None = None,
     last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{0,18}$")] = None,
 ) -> Response:
-    """Events above ``after_id`` as they happen, without end; resumes from ``Last-Event-ID``."""
+    """Stream events above ``after_id`` as they happen, without end; resume from ``Last-Event-ID``."""
     of = await _workload_id(services, caller, workload)
 
     async def read(after: int) -> list[EventView]:
@@ -64,7 +67,8 @@ async def stream_events(
         return [event_view(event) for event in await services.history.events(caller, wanted)]
 
     start = int(last_event_id) if last_event_id else after_id
-    return streams.sse(streams.follow_events(start, read, services.history.subscribe(of), closing))
+    followed = streams.follow_events(start, read, services.history.subscribe(of), closing)
+    return streams.sse(end_when_refused(request, followed))
 
 
 async def _workload_id(services: PoolServices, caller: Actor, ref: str | None) -> WorkloadId | None:
@@ -77,7 +81,7 @@ Moment = Annotated[float | None, Query(ge=0, le=1e11, description="Seconds since
 
 
 @router.get("/audit", response_model=AuditPage)
-async def look_back(  # noqa: PLR0913 - each is an input of the route
+async def list_audit_events(  # noqa: PLR0913 - each is a query parameter of the route
     *,
     services: Services,
     caller: Caller,
@@ -90,7 +94,7 @@ async def look_back(  # noqa: PLR0913 - each is an input of the route
     before: Annotated[str | None, Query(max_length=60, description="``next`` of the previous page.")] = None,
     limit: Limit = 100,
 ) -> Response:
-    """Events that fit all that is asked for, the newest first; ``since`` is in, ``until`` is not."""
+    """List events that match all filters, newest first; ``since`` is inclusive, ``until`` is exclusive."""
     wanted = AuditFilter(
         actor=actor or None,
         reasons=tuple(reason or ()),

@@ -6,8 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gpupool.api.deps import Caller, NameInPath, Services, answer
+from gpupool.api.deps import Caller, NameInPath, Services, Word, answer
 from gpupool.api.login_limit import FailedAttempts
+from gpupool.api.paging import Paged, matches
 from gpupool.api.schemas.bodies import TokenBody
 from gpupool.api.schemas.people import (
     LinkBody,
@@ -28,7 +29,7 @@ dashboard_router = APIRouter(prefix="/v1", tags=["dashboard"])
 
 
 @router.post("/login-codes", status_code=201, response_model=LoginCodeView)
-async def create(services: Services, caller: Caller, body: TokenBody) -> Response:
+async def create_login_code(services: Services, caller: Caller, body: TokenBody) -> Response:
     """Create a code that can be exchanged once for a token, within ten minutes."""
     code, until = await services.login_codes.create(
         caller,
@@ -42,7 +43,7 @@ async def create(services: Services, caller: Caller, body: TokenBody) -> Respons
 
 
 @open_router.post("/logins", status_code=201, response_model=NewTokenView)
-async def redeem(services: Services, request: Request, body: LoginBody) -> Response:
+async def redeem_login_code(services: Services, request: Request, body: LoginBody) -> Response:
     """Exchange a code for its token. No other credentials are needed."""
     attempts: FailedAttempts = request.app.state.attempts
     with attempts.counted(peer_name(request), body.code):
@@ -56,8 +57,8 @@ def _unkept(response: Response) -> Response:
 
 
 @dashboard_router.post("/dashboard/links", status_code=201, response_model=LinkView)
-async def create_link(services: Services, caller: Caller, body: LinkBody) -> Response:
-    """Make a link that signs one browser in as the caller: once, within a minute."""
+async def create_dashboard_link(services: Services, caller: Caller, body: LinkBody) -> Response:
+    """Create a link that signs one browser in as the caller: once, within a minute."""
     code, expires_at = await services.sessions.create_link(caller, body.browser_uid)
     path, base = f"/login/link?code={code}", services.info.dashboard
     made = answer(LinkView(url=f"{base}{path}" if base else None, path=path, expires_at=expires_at), 201)
@@ -66,9 +67,10 @@ async def create_link(services: Services, caller: Caller, body: LinkBody) -> Res
 
 
 @dashboard_router.get("/sessions", response_model=SessionList)
-async def list_sessions(services: Services, caller: Caller) -> Response:
-    """Browsers that are signed in: all for an administrator, one's own for others."""
-    return answer(SessionList(sessions=[_session_view(session) for session in services.sessions.sessions(caller)]))
+async def list_sessions(services: Services, caller: Caller, page: Paged, user: Word | None = None) -> Response:
+    """List the signed-in browsers that match the filter: of all users for an administrator, else the caller's own."""
+    rows, following = page.cut([each for each in services.sessions.sessions(caller) if matches(user, each.user)])
+    return answer(SessionList(sessions=[_session_view(session) for session in rows], next_cursor=following))
 
 
 @dashboard_router.delete("/sessions/{session_id}", status_code=204)

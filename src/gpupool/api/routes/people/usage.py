@@ -1,4 +1,4 @@
-"""GPU time and waiting times, what it costs, and reports."""
+"""GPU time, waiting times, costs, and reports."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 from gpupool.api.deps import Administrator, Caller, Moment, Services, Word, answer
+from gpupool.api.etags import IfMatch, only_if, tagged
 from gpupool.api.reports.page import to_html
 from gpupool.api.schemas.usage import (
     CapacityView,
     LossLineView,
     RatesBody,
     RatesView,
+    ReportSuggestionView,
     ReportView,
     UsageLineView,
     UsageRowView,
@@ -26,8 +28,10 @@ from gpupool.api.schemas.usage import (
     WaitLineView,
     WaitsView,
 )
+from gpupool.api.views.results_view import csv_cell
 from gpupool.domain.usage import CostRates, GroupBy, Period, Steps, UsageFilter, UsageLine, WaitLine
 from gpupool.services.usage.accounting import AccountingService
+from gpupool.services.usage.efficiency import compare
 from gpupool.services.usage.reports import OTHERS, ReportRequest, UsageReport, make_report
 
 HEAD = (
@@ -35,7 +39,6 @@ HEAD = (
     *("used_gpu_hours", "idle_gpu_hours", "measured_gpu_hours", "leases", "cost", "currency"),
     *("waits", "wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p99_s", "lost_gpu_hours"),
 )
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_csv(report: UsageReport) -> str:
@@ -46,7 +49,9 @@ def to_csv(report: UsageReport) -> str:
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(HEAD)
     for line in report.lines:
-        writer.writerow([_cell(v) for v in (*_row(report, line, waits.get(line.key)), lost.get(line.key, 0.0) / 3600)])
+        writer.writerow(
+            [csv_cell(v) for v in (*_row(report, line, waits.get(line.key)), lost.get(line.key, 0.0) / 3600)]
+        )
     return out.getvalue()
 
 
@@ -59,14 +64,6 @@ def _row(report: UsageReport, line: UsageLine, wait: WaitLine | None) -> Iterato
     yield from (None,) * 5 if wait is None else (wait.started, wait.mean_s, wait.p50_s, wait.p90_s, wait.p99_s)
 
 
-def _cell(value: str | float | None) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return repr(value)
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else str(value)
-
-
 router = APIRouter(prefix="/v1", tags=["usage"])
 
 DEFAULT_PERIOD_S = 30 * 86400
@@ -76,7 +73,7 @@ Zone = Annotated[
 ]
 
 
-class Form(StrEnum):
+class ReportFormat(StrEnum):
     """Format of a report."""
 
     JSON = "json"
@@ -85,21 +82,21 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The time that is asked about; ``until`` left out is now, ``since`` 30 days before."""
+class UsagePeriod:
+    """The period of a request; by default ``until`` is now, and ``since`` 30 days before it."""
 
     since: Moment | None = None
     until: Moment | None = None
 
     def ends(self, now: float) -> tuple[float, float]:
-        """As two moments."""
+        """Return the period as two times."""
         until = now if self.until is None else self.until
         return max(0.0, until - DEFAULT_PERIOD_S) if self.since is None else self.since, until
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Whose GPU time, and of which GPUs; left out: all."""
+    """Filter of GPU time by user, project, node and so on; omitted fields match all."""
 
     project: Word | None = None
     user: Word | None = None
@@ -108,20 +105,20 @@ class Part:
 
     @property
     def scope(self) -> UsageFilter:
-        """As the accounting takes it."""
+        """Return the filter of the accounting."""
         return UsageFilter(self.project, self.user, self.node, self.model)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Steps of a timeline; none: altogether."""
+    """Steps of a timeline; none: a single sum."""
 
     step: Period | None = None
     zone: Zone = ""
 
     @property
     def steps(self) -> Steps | None:
-        """As the accounting takes it."""
+        """Return the step of the accounting."""
         return None if self.step is None else Steps(self.step, self.zone)
 
 
@@ -129,7 +126,7 @@ class Step:
 class Question:
     """Filter of GPU time."""
 
-    span: Annotated[Span, Depends()]
+    span: Annotated[UsagePeriod, Depends()]
     part: Annotated[Part, Depends()]
     step: Annotated[Step, Depends()]
 
@@ -138,11 +135,11 @@ Asked = Annotated[Question, Depends()]
 
 
 @router.get("/usage", response_model=UsageView)
-async def usage(services: Services, _caller: Caller, asked: Asked, by: GroupBy | None = None) -> Response:
-    """GPU time between two times; the last 30 days when none is given.
+async def get_usage(services: Services, _caller: Caller, asked: Asked, by: GroupBy | None = None) -> Response:
+    """Return the GPU time between two times; by default of the last 30 days.
 
-    Without ``by`` it is of each user in each project, and ``rows`` has it in short. With ``step`` each line is of a
-    step.
+    Without ``by``, lines are per user and project, and ``rows`` has a short form of them. With ``step``, each line is
+    of one step.
     """
     accounting = services.accounting
     since, until = asked.span.ends(accounting.now())
@@ -169,7 +166,7 @@ async def usage(services: Services, _caller: Caller, asked: Asked, by: GroupBy |
 
 
 @router.get("/usage/capacity", response_model=CapacityView)
-async def capacity(services: Services, _caller: Caller, span: Annotated[Span, Depends()]) -> Response:
+async def get_capacity(services: Services, _caller: Caller, span: Annotated[UsagePeriod, Depends()]) -> Response:
     """Return the GPU seconds that the pool had and that could be handed out between two times."""
     since, until = span.ends(services.accounting.now())
     found = (await services.analytics.capacity((since, until), 0.0))[0]
@@ -178,7 +175,9 @@ async def capacity(services: Services, _caller: Caller, span: Annotated[Span, De
 
 
 @router.get("/usage/waits", response_model=WaitsView)
-async def waits(services: Services, _caller: Caller, asked: Asked, by: GroupBy = GroupBy.PROJECT) -> Response:
+async def get_waiting_times(
+    services: Services, _caller: Caller, asked: Asked, by: GroupBy = GroupBy.PROJECT
+) -> Response:
     """Return the waiting times until the first start of work submitted between two times."""
     accounting = services.accounting
     since, until = asked.span.ends(accounting.now())
@@ -194,30 +193,44 @@ async def waits(services: Services, _caller: Caller, asked: Asked, by: GroupBy =
     response_model=ReportView,
     responses={200: {"content": {"text/csv": {}, "text/html": {}}, "description": "The report in the wanted format."}},
 )
-async def report(
+async def get_report(
     services: Services,
-    _caller: Caller,
+    caller: Caller,
     asked: Asked,
     by: GroupBy = GroupBy.PROJECT,
-    form: Annotated[Form, Query(alias="format")] = Form.JSON,
+    form: Annotated[ReportFormat, Query(alias="format")] = ReportFormat.JSON,
 ) -> Response:
     """Return usage by user and project, its course over time, and waiting times, as JSON, CSV or HTML."""
     since, until = asked.span.ends(services.accounting.now())
     wish = ReportRequest(since, until, by, asked.step.step, asked.step.zone, asked.part.scope)
-    return report_answer(await make_report(services.accounting, wish), form)
+    report = await make_report(services.accounting, wish)
+    if by is not GroupBy.WORKLOAD or form is not ReportFormat.JSON:
+        return report_answer(report, form)
+    ids = [line.key for line in report.lines]
+    found = await compare(services.workloads, services.telemetry, caller, ids)
+    suggestions = [
+        ReportSuggestionView(workload=one.id, name=one.name, user=one.user, sentence=each.sentence)
+        for one, compared in found
+        for each in compared.suggestions
+    ]
+    return answer(report_view(report).model_copy(update={"suggestions": suggestions}))
 
 
 @router.get("/usage/rates", response_model=RatesView)
 async def get_rates(services: Services, _caller: Caller) -> Response:
     """Return the cost of GPU hours."""
-    return answer(rates_view(services.accounting.rates))
+    return tagged(rates_view(services.accounting.rates), services.accounting.rates)
 
 
 @router.patch("/usage/rates", response_model=RatesView)
-async def change_rates(services: Services, caller: Administrator, body: RatesBody) -> Response:
-    """Change what GPU hours cost, for the past as well; fields left out stay. For administrators."""
+async def change_rates(
+    services: Services, caller: Administrator, body: RatesBody, if_match: IfMatch = None
+) -> Response:
+    """Change the rates of GPU hours, also for the past; omitted fields stay. For administrators."""
     accounting = services.accounting
-    return answer(rates_view(await accounting.set_rates(caller, changed_rates(accounting, body))))
+    with only_if(if_match, lambda: accounting.rates):
+        rates = await accounting.set_rates(caller, changed_rates(accounting, body))
+    return tagged(rates_view(rates), rates)
 
 
 def changed_rates(accounting: AccountingService, body: RatesBody) -> CostRates:
@@ -236,12 +249,12 @@ def rates_view(rates: CostRates) -> RatesView:
     return RatesView.of(rates, models=dict(rates.models))
 
 
-def report_answer(report: UsageReport, form: Form) -> Response:
+def report_answer(report: UsageReport, form: ReportFormat) -> Response:
     """Return a report in the requested format; files get a download name."""
-    if form is Form.CSV:
+    if form is ReportFormat.CSV:
         headers = {"content-disposition": f'attachment; filename="gpu-use-by-{report.by}.csv"'}
         return Response(to_csv(report), media_type="text/csv; charset=utf-8", headers=headers)
-    if form is Form.HTML:
+    if form is ReportFormat.HTML:
         headers = {
             "content-disposition": f'attachment; filename="gpu-use-by-{report.by}.html"',
             "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox",
@@ -251,7 +264,7 @@ def report_answer(report: UsageReport, form: Form) -> Response:
 
 
 def report_view(report: UsageReport) -> ReportView:
-    """All of a report."""
+    """Build a whole report."""
     return ReportView.of(
         report,
         lines=line_views(report.lines),
@@ -259,16 +272,17 @@ def report_view(report: UsageReport) -> ReportView:
         timeline=line_views(report.timeline),
         others=OTHERS,
         losses=[LossLineView.of(line) for line in report.losses],
+        suggestions=[],
     )
 
 
 def line_views(lines: Iterable[UsageLine]) -> list[UsageLineView]:
-    """Lines as they are answered."""
+    """Convert lines to their view."""
     return [line_view(line) for line in lines]
 
 
 def line_view(line: UsageLine) -> UsageLineView:
-    """GPU time of one thing."""
+    """Convert the GPU time of one key to its view."""
     time = line.time
     return UsageLineView.unchecked(
         line,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from gpupool.api.deps import Index, Ref, Services, authenticate, get_closing
+from gpupool.api.deps import Index, Ref, Services, authenticate, get_closing, until_refused
 from gpupool.api.errors import error_response, unexpected
 from gpupool.api.server.peer import PEER_UID
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -20,21 +21,21 @@ router = APIRouter(prefix="/v1/workloads", tags=["attach"])
 
 NORMAL = 1000
 GOING_AWAY = 1001
-ENDED = 1005  # the connection was ended at the other end, without a word or without a reason
-LEFT = frozenset({NORMAL, GOING_AWAY})  # closed by the client itself, with one of these
+ENDED = 1005  # the peer closed the connection without a close frame or without a status
+LEFT = frozenset({NORMAL, GOING_AWAY})  # normal close codes of a client
 ENDED_RETURNS_S = 10.0
-"""For whom the connection was ended. A kernel does so for a program that was killed, but a proxy that restarts does it
-as well, to both sides: a client that lives hears of it as soon as we do, and is back long before this is over."""
-UNREADABLE = 1003  # text where bytes are expected
+"""Time to reconnect after the peer's side was closed. The kernel closes it when the client is killed, but a proxy that
+restarts closes both sides, too. A live client then notices it at once and reconnects well within this time."""
+UNREADABLE = 1003  # a text message where bytes are expected
 CLOSE_BASE = 4000  # a refusal closes with 4000 + the HTTP status of its error
-_REASON_BYTES = 120  # a close reason may have 123
+_REASON_BYTES = 120  # a close reason has at most 123 bytes
 _CHUNK = 256 * 1024
 Farewell = Callable[[float], bytes]
 
 
 @router.websocket("/{ref}/attach")
 async def attach(websocket: WebSocket, services: Services, ref: Ref, index: Index = 0) -> None:
-    """Binary messages carry the bytes of ``domain.frames``; where one message ends means nothing.
+    """Binary messages carry the bytes of ``domain.frames``; message boundaries have no meaning.
 
     Refusals close with 4000 + HTTP status and the reason ``CODE: sentence``; a page of another origin gets a 403.
     """
@@ -44,7 +45,8 @@ async def attach(websocket: WebSocket, services: Services, ref: Ref, index: Inde
         return await services.workloads.output.attach(await authenticate(websocket), ref, index)
 
     if (stream := await accept(websocket, connect)) is not None:
-        await relay(websocket, stream, await get_closing(websocket), farewell=frames.gone_frame)
+        relaying = relay(websocket, stream, await get_closing(websocket), farewell=frames.gone_frame)
+        await relay_while_allowed(websocket, relaying, until_refused(websocket))
 
 
 class WrongOriginError(GpupoolError):
@@ -74,7 +76,7 @@ def check_origin(websocket: WebSocket, action: str) -> None:
 
 
 def same_origin(websocket: WebSocket) -> bool:
-    """Browsers say where a page came from; other programs say nothing and are judged by their credentials."""
+    """Browsers report the origin of a page; other programs do not, and only their credentials are checked."""
     origin = websocket.headers.get("origin")
     return origin is None or is_own_origin(origin, websocket.url.scheme, websocket.headers.get("host", ""))
 
@@ -96,6 +98,22 @@ def _reason(error: GpupoolError) -> str:
     return text.encode(errors="replace")[:_REASON_BYTES].decode(errors="ignore")
 
 
+async def relay_while_allowed(
+    websocket: WebSocket, relaying: Coroutine[Any, Any, None], refusal: Coroutine[Any, Any, GpupoolError]
+) -> None:
+    """Relay until one side ends it, or until ``refusal`` returns why the caller is no longer allowed."""
+    over, relayed = asyncio.create_task(refusal), asyncio.create_task(relaying)
+    try:
+        await asyncio.wait({over, relayed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended = over.result() if over.done() and not relayed.done() else None
+        for task in (over, relayed):
+            task.cancel()
+        await asyncio.gather(over, relayed, return_exceptions=True)
+    if ended is not None:
+        await refuse(websocket, ended)
+
+
 async def relay(
     websocket: WebSocket,
     stream: AttachStream,
@@ -104,12 +122,13 @@ async def relay(
     farewell: Farewell | None = None,
     half_close: bool = False,
 ) -> None:
-    """Both directions until one ends; the program's side ending is the normal end.
+    """Copy in both directions until one of them ends; the end of the program's side is the normal end.
 
     ``half_close``: an empty message reports that the program's side has ended, and the client's continues.
 
-    ``farewell`` makes the last word to the program's side for a client that will not be back, or not later than in so
-    many seconds. Of one that just falls silent nothing is said: the network may take its time.
+    If the client disconnects, ``farewell`` creates the last message for the program. Its argument is the number of
+    seconds in which the client may reconnect, or None if it will not. A client that is only silent causes no message,
+    because the network may be slow.
     """
     down = asyncio.create_task(_to_client(websocket, stream, half_close=half_close))
     up = asyncio.create_task(_to_program(websocket, stream))
@@ -132,7 +151,7 @@ async def relay(
 
 
 def _returns_s(websocket: WebSocket, code: int) -> float | None:
-    """Within how many seconds a client whose connection ended so will be back, if at all; None: nobody knows."""
+    """Return in how many seconds a disconnected client may reconnect; None: unknown."""
     is_here = PEER_UID in (websocket.scope.get("extensions") or {})
     if is_here or code in LEFT:
         return 0.0
@@ -148,10 +167,10 @@ async def _hang_up(websocket: WebSocket, failure: Exception | None, code: int) -
         else:
             await websocket.close(code)
     except (RuntimeError, OSError, WebSocketDisconnect):
-        return  # the client went away meanwhile
+        return  # the client disconnected meanwhile
 
 
-class _NotBytes(Exception):  # noqa: N818 - it never leaves this module
+class _NotBytes(Exception):  # noqa: N818 - it is caught in this module
     pass
 
 
@@ -164,7 +183,7 @@ async def _to_client(websocket: WebSocket, stream: AttachStream, *, half_close: 
 
 
 async def _to_program(websocket: WebSocket, stream: AttachStream) -> int:
-    """Until the client hangs up; the code with which it did."""
+    """Wait until the client disconnects; return its close code."""
     while True:
         message = await websocket.receive()
         if message["type"] == "websocket.disconnect":

@@ -1,4 +1,4 @@
-"""Files that travel: what people send, what their work made of it, and ports of their programs."""
+"""Files of workloads: uploads, downloads of results, and ports of their programs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.websockets import WebSocket
 
-from gpupool.api.deps import Caller, Index, Member, Ref, Services, answer, authenticate, get_closing
-from gpupool.api.routes.work.attach import accept, check_origin, relay
+from gpupool.api.deps import Caller, Index, Member, Ref, Services, answer, authenticate, get_closing, until_refused
+from gpupool.api.paging import Paged
+from gpupool.api.routes.work.attach import accept, check_origin, relay, relay_while_allowed
 from gpupool.api.schemas.work.files import (
     BlobsBody,
     DigestsView,
     FoundList,
     FoundView,
     HeldView,
+    OpenedPortView,
     PortList,
     PortView,
     TreeBody,
     TreeView,
 )
+from gpupool.api.server.peer import peer_uid
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.work.file_tree import MAX_TREE_BYTES
 from gpupool.services.ports.fabric import AttachStream
@@ -57,13 +60,13 @@ BYTES: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/held", response_model=HeldView)
-async def held(services: Services, caller: Member, body: BlobsBody) -> Response:
+async def list_held_contents(services: Services, caller: Member, body: BlobsBody) -> Response:
     """Return the bytes that the caller has already uploaded of each content; uploads of others do not count."""
     return answer(HeldView(held=await services.files.have(caller, body.blobs)))
 
 
 @router.put("/blobs/{sha256}", response_model=HeldView, openapi_extra=RAW)
-async def write(
+async def upload_content(
     *, services: Services, caller: Member, request: Request, sha256: DigestInPath, size: Size, offset: Offset = 0
 ) -> Response:
     """Store a part of a content of ``size`` bytes from ``offset``; return the next offset."""
@@ -71,8 +74,8 @@ async def write(
 
 
 @router.post("/pack", response_model=DigestsView, openapi_extra=RAW)
-async def pack(services: Services, caller: Member, request: Request) -> Response:
-    """Many small contents at once: each after its length (four bytes, big-endian)."""
+async def upload_contents(services: Services, caller: Member, request: Request) -> Response:
+    """Store many small contents at once, each after its length (four bytes, big-endian)."""
     return answer(DigestsView(digests=await services.files.put(caller, _unpack(await request.body()))))
 
 
@@ -95,18 +98,18 @@ def _cut_off() -> GpupoolError:
 
 
 @router.post("/trees", response_model=TreeView)
-async def finish(services: Services, caller: Member, body: TreeBody) -> Response:
-    """Say that all of a folder has been sent: work may start in it from now on. Raises NOT_FOUND if it has not."""
+async def finish_folder(services: Services, caller: Member, body: TreeBody) -> Response:
+    """Complete a folder after all uploads: workloads may start in it. Raises NOT_FOUND if a content is missing."""
     return answer(TreeView(tree=body.tree, bytes=await services.files.finish(caller, body.tree)))
 
 
 @work_router.get("/{ref}/files", response_model=FoundList)
-async def listing(
+async def list_files(
     *, services: Services, caller: Caller, ref: Ref, index: Index = 0, path: Where = "", cursor: Cursor = ""
 ) -> Response:
     """Return the entries of a workload's folder on the node of a replica.
 
-    Names that are not UTF-8 are shown with marks in their place; such files cannot be asked for.
+    Names that are not UTF-8 are shown with replacement characters; such files cannot be downloaded.
     """
     found = await services.files.list(caller, ref, index, path, _path_of(cursor))
     rows = [FoundView(**asdict(row) | {"path": _said(row.path), "target": _said(row.target)}) for row in found]
@@ -129,7 +132,7 @@ def _path_of(cursor: str) -> str:
 
 
 @work_router.get("/{ref}/files/content", response_class=Response, responses=BYTES)
-async def content(
+async def read_file(
     *, services: Services, caller: Caller, ref: Ref, path: Where, index: Index = 0, offset: Offset = 0
 ) -> Response:
     """Return the bytes of a file from ``offset``."""
@@ -154,10 +157,24 @@ async def content(
 
 
 @work_router.get("/{ref}/ports", response_model=PortList)
-async def ports(services: Services, caller: Caller, ref: Ref, index: Index = 0) -> Response:
-    """List the TCP ports on which a replica's processes listen, for those who may attach to it."""
+async def list_ports(services: Services, caller: Caller, ref: Ref, page: Paged, index: Index = 0) -> Response:
+    """List the TCP ports on which a replica's processes listen, for callers that may attach to it."""
     found = await services.files.listening_ports(caller, ref, index)
-    return answer(PortList(ports=[PortView(**asdict(port)) for port in found]))
+    rows, following = page.cut(found)
+    return answer(PortList(ports=[PortView(**asdict(port)) for port in rows], next_cursor=following))
+
+
+@work_router.post("/{ref}/ports/{port}/open", response_model=OpenedPortView)
+async def open_port(
+    *, request: Request, services: Services, caller: Member, ref: Ref, port: PortInPath, index: Index = 0
+) -> Response:
+    """Open a port on which a replica's processes listen in a browser, through the pool's gateway.
+
+    For callers that may attach to the replica. The port has a host name, and so an origin, of its own.
+    """
+    here = peer_uid(request) is not None
+    opened = await services.open_ports.open(caller, ref, index, port, here=here)
+    return answer(OpenedPortView(**asdict(opened)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +190,19 @@ class PortOptions:
 async def forward_socket(
     *, websocket: WebSocket, services: Services, ref: Ref, path: SocketPath, options: Annotated[PortOptions, Depends()]
 ) -> None:
-    """Bytes to and from a Unix socket on which a replica's processes listen; otherwise as a port."""
+    """Copy bytes to and from a Unix socket on which a replica's processes listen; otherwise like a port."""
     await _forward(websocket, services, ref, path, options)
 
 
 @work_router.websocket("/{ref}/ports/{port}")
-async def forward(
+async def forward_port(
     *, websocket: WebSocket, services: Services, ref: Ref, port: PortInPath, options: Annotated[PortOptions, Depends()]
 ) -> None:
-    """Bytes to and from a port on which a replica's processes listen; closes as attach does.
+    """Copy bytes to and from a port on which a replica's processes listen; close codes are those of attach.
 
-    With ``activity=false`` they do not count as activity for the idle limit: for pages that send requests unasked.
-    An empty message of the client ends its sending side. With ``half_close=true``, an empty message reports the end of
-    the port's side; without it, that end closes the WebSocket.
+    With ``activity=false`` the bytes do not count as activity for the idle limit; use it for pages that send requests
+    on their own. An empty message of the client ends its sending side. With ``half_close=true``, an empty message
+    reports the end of the port's side; without it, that end closes the WebSocket.
     """
     await _forward(websocket, services, ref, port, options)
 
@@ -198,4 +215,5 @@ async def _forward(websocket: WebSocket, services: Services, ref: str, port: int
         )
 
     if (stream := await accept(websocket, connect)) is not None:
-        await relay(websocket, stream, await get_closing(websocket), half_close=options.half_close)
+        relaying = relay(websocket, stream, await get_closing(websocket), half_close=options.half_close)
+        await relay_while_allowed(websocket, relaying, until_refused(websocket))

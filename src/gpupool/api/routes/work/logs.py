@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gpupool.api import streams
-from gpupool.api.deps import Caller, Closing, Cursor, Index, Moment, Ref, Services, answer
+from gpupool.api.deps import Caller, Closing, Cursor, Index, Moment, Ref, Services, answer, end_when_refused
 from gpupool.api.schemas.work.workloads import LogPage
 from gpupool.api.views.mapping import chunk_view
 from gpupool.domain.people.access import Actor
@@ -22,12 +22,12 @@ router = APIRouter(prefix="/v1/workloads", tags=["logs"])
 Attempt = Annotated[int, Query(ge=1, le=10_000_000, description="The attempt; default: the current one.")]
 Tail = Annotated[int, Query(ge=0, le=1_000_000, description="Start about this number of lines before the end.")]
 PageKib = Annotated[int, Query(ge=1, le=1024, description="Approximate KiB of output in one page.")]
-WHOLE_KIB = 1024  # read at a time for an answer that has all of a log
+WHOLE_KIB = 1024  # read at a time for an answer with a complete log
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": (
-            "A page of output; with follow a stream of server-sent events: chunk (a LogChunkView), end; for who accepts"
-            " application/octet-stream all there is now, as records (docs/api.md)."
+            "A page of output; with follow a stream of server-sent events: chunk (a LogChunkView), end. With"
+            " Accept: application/octet-stream, all output so far as records (docs/api.md)."
         ),
         "content": {
             "text/event-stream": {"schema": {"type": "string"}},
@@ -38,7 +38,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class LogReader:
     """Reads one attempt's output for one caller."""
 
     services: PoolServices
@@ -69,7 +69,7 @@ class Reader:
         return stretch.since(self.since) if self.since else [stretch]
 
     async def changed(self, timeout_s: float) -> None:
-        """Sleep until there may be more, at most ``timeout_s``."""
+        """Sleep until there may be more output, at most ``timeout_s``."""
         await self.services.workloads.output.wait_for_more(timeout_s)
 
     async def start(self, cursor: str | None, tail: int | None) -> str:
@@ -82,7 +82,7 @@ class Reader:
 
 
 @router.get("/{ref}/logs", response_model=LogPage, responses=STREAMED)
-async def read_logs(  # noqa: PLR0913 - each is an input of the route
+async def read_logs(  # noqa: PLR0913 - each is a query parameter of the route
     *,
     request: Request,
     services: Services,
@@ -99,12 +99,13 @@ async def read_logs(  # noqa: PLR0913 - each is an input of the route
     last_event_id: Annotated[str | None, Header(max_length=200, pattern=r"^[\x20-\x7e]*$")] = None,
 ) -> Response:
     """Return a replica's output from ``cursor`` or its last ``tail`` lines: a page, live (``follow``) or all."""
-    reader = Reader(services, caller, ref, index, attempt, limit, since)
+    reader = LogReader(services, caller, ref, index, attempt, limit, since)
     begin = await reader.start(last_event_id or cursor, tail)
     if streams.OCTETS in request.headers.get("accept", "") and not follow:
-        whole = Reader(services, caller, ref, index, attempt, WHOLE_KIB, since)
+        whole = LogReader(services, caller, ref, index, attempt, WHOLE_KIB, since)
         return await streams.octets(streams.whole_log(begin, whole.stretches, closing))
     first = await reader.page(begin)
     if follow:
-        return streams.sse(streams.follow_log(first, reader.page, reader.changed, closing))
+        followed = streams.follow_log(first, reader.page, reader.changed, closing)
+        return streams.sse(end_when_refused(request, followed))
     return answer(first)

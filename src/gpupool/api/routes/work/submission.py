@@ -1,4 +1,4 @@
-"""Submission, dry runs, and manifests of Kubernetes."""
+"""Submission, dry runs, and Kubernetes manifests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from gpupool.api.schemas.work.manifests import AppliedList, AppliedView, ApplyBo
 from gpupool.api.schemas.work.plans import PlanView
 from gpupool.api.schemas.work.workloads import WorkloadDetail, WorkloadView
 from gpupool.api.views import plan_view, workload_view
+from gpupool.api.views.service_view import service_view
 from gpupool.domain.people.access import DEFAULT_PROJECT
-from gpupool.services.workloads.manifests import Applied, ApplyOptions
+from gpupool.services.workloads.manifests import Applied, ManifestOptions
 from gpupool.services.workloads.service import WaitFor
 from gpupool.specs.kubernetes.kinds import BY_NAME
-from gpupool.specs.kubernetes.settings import Settings
+from gpupool.specs.kubernetes.settings import PodSettings
 from gpupool.specs.request import parse_request_json
 
 router = APIRouter(prefix="/v1", tags=["workloads"])
@@ -38,7 +39,7 @@ REQUEST_BODY: dict[str, Any] = {
     responses={200: {"model": WorkloadDetail | WorkloadView, "description": "This request_id was already processed."}},
     openapi_extra=REQUEST_BODY,
 )
-async def submit(
+async def submit_workload(
     request: Request,
     services: Services,
     caller: Member,
@@ -46,29 +47,32 @@ async def submit(
     wait: WaitFor | None = None,
     timeout_s: TimeoutS = 25.0,
 ) -> Response:
-    """Ask for something to be run. With ``wait`` the answer has the replicas, after the wait or its time limit."""
+    """Submit a workload. With ``wait``, the answer has the replicas, after the wait or its time limit."""
     wanted = parse_request_json(await request.body())
     workload, created = await services.workloads.submit(caller, wanted)
     status = 201 if created else 200
+    location = f"/v1/workloads/{workload.id}" if created else None
     if wait is None:
-        return answer(await workload_view.workload_view(services, viewer_of(request, caller), workload), status)
+        view = await workload_view.workload_view(services, viewer_of(request, caller), workload)
+        return answer(view, status, location)
     waiting = services.workloads.wait(
         caller, workload.id, until=wait, timeout_s=timeout_s, bound=workload.program.client_bound
     )
     workload = await unless_over(waiting, request, closing, otherwise=workload)
-    return answer(await workload_view.workload_detail(services, viewer_of(request, caller), workload), status)
+    detail = await workload_view.workload_detail(services, viewer_of(request, caller), workload)
+    return answer(detail, status, location)
 
 
 @router.post("/plan", response_model=PlanView, openapi_extra=REQUEST_BODY)
-async def plan(request: Request, services: Services, caller: Member) -> Response:
-    """Where and when a request would start if it were submitted now; refused as the submission would be."""
+async def plan_workload(request: Request, services: Services, caller: Member) -> Response:
+    """Return where and when a request would start if it were submitted now; errors are those of a submission."""
     wanted = parse_request_json(await request.body())
     return answer(plan_view.plan_view(await services.plans.plan(caller, wanted)))
 
 
 @router.post("/apply", response_model=AppliedList)
-async def apply(request: Request, services: Services, caller: Member, body: ApplyBody) -> Response:
-    """Make what manifests (YAML or JSON, one or more documents) describe; all of a file, or with an error nothing."""
+async def apply_manifests(request: Request, services: Services, caller: Member, body: ApplyBody) -> Response:
+    """Create the objects of manifests (YAML or JSON, one or more documents): all of a file, or after an error none."""
     applied, remarks = await services.manifests.apply(caller, body.text, body.name, _how(body))
     viewer = viewer_of(request, caller)
     views = [
@@ -81,6 +85,7 @@ async def apply(request: Request, services: Services, caller: Member, body: Appl
             if one.workload is None
             else await workload_view.workload_view(services, viewer, one.workload),
             ended=one.ended,
+            service=None if one.service is None else service_view(services, caller, one.service),
         )
         for one in applied
     ]
@@ -93,14 +98,14 @@ def _resource(one: Applied) -> str:
     return kind.resource if kind is not None else one.kind.lower()
 
 
-def _how(body: ApplyBody) -> ApplyOptions:
-    settings = Settings(
+def _how(body: ApplyBody) -> ManifestOptions:
+    settings = PodSettings(
         project=body.project,
         containers=not body.no_container,
         container=body.container,
         claims=dict(body.claims),
     )
-    return ApplyOptions(
+    return ManifestOptions(
         settings=settings,
         default_project=body.default_project or DEFAULT_PROJECT,
         env=dict(body.env),

@@ -57,7 +57,7 @@ def viewer_of(request: Request, caller: Actor) -> Viewer:
 
 
 @router.get("", response_model=WorkloadList)
-async def list_workloads(  # noqa: PLR0913 - each is an input of the route
+async def list_workloads(  # noqa: PLR0913 - each is a query parameter of the route
     *,
     request: Request,
     services: Services,
@@ -71,7 +71,7 @@ async def list_workloads(  # noqa: PLR0913 - each is an input of the route
     label: Annotated[
         list[Word] | None, Query(max_length=64, description="Only workloads with this label: key=value.")
     ] = None,
-    all: Annotated[bool, Query(description="Include ended workloads.")] = False,  # noqa: A002 - a query's name
+    all: Annotated[bool, Query(description="Include ended workloads.")] = False,  # noqa: A002 - as in the query
     search: Annotated[Word, Query(description=SEARCH_HELP)] = "",
     sort: Annotated[
         Word, Query(description="created, name, state, project, user, gpus, ran, ended; -KEY: reversed.")
@@ -80,7 +80,7 @@ async def list_workloads(  # noqa: PLR0913 - each is an input of the route
     limit: Limit = 100,
     cursor: Cursor | None = None,
 ) -> Response:
-    """List workloads, by default newest first: without ``state`` and ``all`` those that have not ended."""
+    """List workloads, by default newest first; without ``state`` and ``all`` only those that have not ended."""
     wanted = WorkloadFilter(
         states=tuple(state or (() if all else _LIVE)),
         project=project,
@@ -105,7 +105,7 @@ async def list_workloads(  # noqa: PLR0913 - each is an input of the route
 
 
 def _paged(wanted: WorkloadFilter, cursor: str | None) -> WorkloadFilter:
-    """Continue a listing: in the default order after a row, in others after so many rows."""
+    """Continue a listing: after a row in the default order, after a number of rows in other orders."""
     if not cursor:
         return wanted
     if wanted.sort == NEWEST_FIRST:
@@ -134,13 +134,13 @@ async def get_workload(
     ref: Ref,
     replicas_from: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
 ) -> Response:
-    """Everything about a workload, its replicas (at most 1000, from ``replicas_from``) and leases."""
+    """Return all data of a workload, its replicas (at most 1000, from ``replicas_from``) and leases."""
     workload = await services.workloads.get(caller, ref)
     return answer(await workload_view.workload_detail(services, viewer_of(request, caller), workload, replicas_from))
 
 
 @router.get("/{ref}/wait", response_model=WorkloadDetail)
-async def wait_for(  # noqa: PLR0913 - each is an input of the route
+async def wait_for_workload(  # noqa: PLR0913 - each is a query parameter of the route
     *,
     request: Request,
     services: Services,
@@ -152,7 +152,7 @@ async def wait_for(  # noqa: PLR0913 - each is an input of the route
     index: Index = 0,
     bound: Annotated[bool, Query(description="The workload is bound to this client.")] = False,
 ) -> Response:
-    """Answer when a workload has started or ended, or at the time limit with how it stands."""
+    """Return a workload when it has started or ended, or in its present state after the time limit."""
     present = await services.workloads.get(caller, ref)
     waiting = services.workloads.wait(caller, ref, until=until, timeout_s=timeout_s, index=index, bound=bound)
     workload = await unless_over(waiting, request, closing, otherwise=present)
@@ -161,30 +161,30 @@ async def wait_for(  # noqa: PLR0913 - each is an input of the route
 
 
 @router.get("/{ref}/why", response_model=WhyView)
-async def why(services: Services, caller: Caller, ref: Ref, index: Index | None = None) -> Response:
-    """Why a workload, or one of its replicas, stands where it stands, with numbers, and when it should start."""
+async def explain_workload(services: Services, caller: Caller, ref: Ref, index: Index | None = None) -> Response:
+    """Explain why a workload or one of its replicas is in its state, with numbers and an estimate of its start."""
     workload = await services.workloads.get(caller, ref)
     return answer(plan_view.why_view(workload.state, await services.workloads.why(caller, ref, index)))
 
 
 @router.post("/{ref}/stop", response_model=WorkloadView)
-async def stop(
+async def stop_workload(
     request: Request, services: Services, caller: Member, ref: Ref, body: StopBody | None = None
 ) -> Response:
-    """End a workload, or one replica: TERM, the grace, KILL; at once with ``force``."""
+    """Stop a workload, or one replica: TERM, the grace period, KILL; with ``force`` KILL at once."""
     how = body or StopBody()
     workload = await services.workloads.stop(caller, ref, grace_s=how.grace_s, force=how.force, index=how.index)
     return await _changed(request, services, caller, workload)
 
 
 @router.post("/{ref}/suspend", response_model=WorkloadView)
-async def suspend(request: Request, services: Services, caller: Member, ref: Ref) -> Response:
-    """Stop what runs and keep it out of the queue until it is resumed."""
+async def suspend_workload(request: Request, services: Services, caller: Member, ref: Ref) -> Response:
+    """Stop the running replicas and keep the workload out of the queue until it is resumed."""
     return await _changed(request, services, caller, await services.workloads.suspend(caller, ref))
 
 
 @router.post("/{ref}/restart", response_model=WorkloadView)
-async def restart(
+async def restart_workload(
     request: Request, services: Services, caller: Member, ref: Ref, body: RestartBody | None = None
 ) -> Response:
     """Stop programs and start them again on the same GPUs; the replica does not return to the queue."""
@@ -196,13 +196,13 @@ async def restart(
 
 
 @router.post("/{ref}/resume", response_model=WorkloadView)
-async def resume(request: Request, services: Services, caller: Member, ref: Ref) -> Response:
-    """Put a suspended workload back into the queue."""
+async def resume_workload(request: Request, services: Services, caller: Member, ref: Ref) -> Response:
+    """Queue a suspended workload again."""
     return await _changed(request, services, caller, await services.workloads.resume(caller, ref))
 
 
 @router.post("/{ref}/signal", response_model=WorkloadView)
-async def send_signal(request: Request, services: Services, caller: Member, ref: Ref, body: SignalBody) -> Response:
+async def signal_workload(request: Request, services: Services, caller: Member, ref: Ref, body: SignalBody) -> Response:
     """Send a signal to the foreground processes of a replica."""
     signum = signal_number(body.signal)
     return await _changed(
@@ -221,20 +221,22 @@ def signal_number(wanted: int | str) -> int:
 
 
 @router.post("/{ref}/extend", response_model=WorkloadView)
-async def extend(request: Request, services: Services, caller: Member, ref: Ref, body: ExtendBody) -> Response:
-    """Let a lease live longer."""
+async def extend_workload(request: Request, services: Services, caller: Member, ref: Ref, body: ExtendBody) -> Response:
+    """Extend the lifetime of a lease."""
     return await _changed(request, services, caller, await services.workloads.extend(caller, ref, body.seconds))
 
 
 @router.post("/{ref}/priority", response_model=WorkloadView)
-async def set_priority(request: Request, services: Services, caller: Member, ref: Ref, body: PriorityBody) -> Response:
-    """Let a workload that waits come earlier or later in its project."""
+async def set_workload_priority(
+    request: Request, services: Services, caller: Member, ref: Ref, body: PriorityBody
+) -> Response:
+    """Change the priority of a queued workload in its project."""
     return await _changed(request, services, caller, await services.workloads.set_priority(caller, ref, body.priority))
 
 
 @router.delete("/{ref}", status_code=204)
-async def delete(services: Services, caller: Member, ref: Ref) -> Response:
-    """Take a workload that has ended off the lists."""
+async def delete_workload(services: Services, caller: Member, ref: Ref) -> Response:
+    """Delete a workload that has ended."""
     await services.workloads.delete(caller, ref)
     return Response(status_code=204)
 

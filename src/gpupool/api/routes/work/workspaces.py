@@ -9,11 +9,14 @@ from fastapi import APIRouter, Query
 from fastapi.params import Path
 from starlette.responses import Response
 
-from gpupool.api.deps import Caller, Member, Ref, Services, TimeoutS, answer
+from gpupool.api.deps import Caller, Member, Ref, Services, TimeoutS, Word, answer
+from gpupool.api.paging import Paged, matches
 from gpupool.api.schemas.work.workloads import ReasonView
 from gpupool.api.schemas.work.workspaces import (
     AssignBody,
     CloneBody,
+    ShareBody,
+    SharedSnapshotView,
     SnapshotBody,
     SnapshotView,
     StartBody,
@@ -43,14 +46,48 @@ InPath = Annotated[
 
 
 @router.get("", response_model=WorkspaceList)
-async def list_workspaces(services: Services, caller: Caller) -> Response:
-    """List the caller's workspaces, and those that the caller manages."""
-    rows = services.workspaces.all(caller)
-    return answer(WorkspaceList(workspaces=[workspace_view(services, row) for row in rows]))
+async def list_workspaces(
+    *,
+    services: Services,
+    caller: Caller,
+    page: Paged,
+    state: WorkspaceState | None = None,
+    user: Word | None = None,
+    project: Word | None = None,
+) -> Response:
+    """List the caller's workspaces and those that the caller manages, as far as they match all filters.
+
+    ``shared`` has the snapshots that others share, on each page.
+    """
+    found = [
+        row
+        for row in services.workspaces.all(caller)
+        if matches(user, row.user)
+        and matches(project, row.project)
+        and (state is None or services.workspaces.state(row) is state)
+    ]
+    part, following = page.cut(found)
+    rows = [workspace_view(services, row) for row in part]
+    shared = [
+        SharedSnapshotView(
+            id=row.id,
+            workspace=row.name,
+            user=row.user,
+            project=row.project,
+            node=row.node,
+            snapshot=snapshot.name,
+            created_at=snapshot.created_at,
+            gpus=gpu_request_view(row.gpus, ComputePolicy.GUARANTEE),
+            image=row.image,
+            environment=row.environment,
+        )
+        for row, snapshot in services.workspaces.shared(caller)
+    ]
+    return answer(WorkspaceList(workspaces=rows, shared=shared, next_cursor=following))
 
 
 @router.post("", status_code=201, response_model=WorkspaceView)
-async def create(services: Services, caller: Member, body: WorkspaceBody) -> Response:
+async def create_workspace(services: Services, caller: Member, body: WorkspaceBody) -> Response:
     """Create a stopped workspace. A change of files that takes long continues after the answer: see ``task``."""
     wanted = NewWorkspace(
         body.name,
@@ -61,12 +98,13 @@ async def create(services: Services, caller: Member, body: WorkspaceBody) -> Res
         body.node or "",
         tuple(EnvironmentFile(name, text) for name, text in sorted(body.environment_files.items())),
         body.reserved,
+        body.importing,
     )
     return await _settled(services, await services.workspaces.create(caller, wanted), 201)
 
 
 @router.get("/{workspace}", response_model=WorkspaceView)
-async def show(
+async def get_workspace(
     services: Services, caller: Caller, workspace: Ref, task: TaskId | None = None, timeout_s: TimeoutS = 0
 ) -> Response:
     """Return a workspace; with ``task``, wait for the end of that change of files, and raise its error."""
@@ -77,8 +115,8 @@ async def show(
 
 
 @router.post("/{workspace}/start", response_model=WorkspaceView)
-async def start(services: Services, caller: Member, workspace: Ref, body: StartBody) -> Response:
-    """Queue its session; ``session`` of the answer is the workload."""
+async def start_workspace(services: Services, caller: Member, workspace: Ref, body: StartBody) -> Response:
+    """Queue the session of a workspace; ``session`` of the answer is the workload."""
     gpus = None if body.gpus is None else gpu_request(body.gpus)
     options: dict[str, Any] = body.model_dump(exclude={"gpus"}, exclude_none=True)
     session = await services.workspaces.start(caller, workspace, gpus, **options)
@@ -87,30 +125,35 @@ async def start(services: Services, caller: Member, workspace: Ref, body: StartB
 
 
 @router.post("/{workspace}/stop", response_model=WorkspaceView)
-async def stop(services: Services, caller: Member, workspace: Ref, body: StopWorkspaceBody) -> Response:
-    """Stop its session; its files stay."""
+async def stop_workspace(services: Services, caller: Member, workspace: Ref, body: StopWorkspaceBody) -> Response:
+    """Stop the session of a workspace; its files stay."""
     row = await services.workspaces.stop(caller, workspace, force=body.force)
     return answer(workspace_view(services, row))
 
 
 @router.post("/{workspace}/gpus", response_model=WorkspaceView)
-async def assign(services: Services, caller: Member, workspace: Ref, body: AssignBody) -> Response:
-    """Set the GPUs of its next start; it must be stopped."""
+async def assign_workspace_gpus(services: Services, caller: Member, workspace: Ref, body: AssignBody) -> Response:
+    """Set the GPUs of the next start; the workspace must be stopped."""
     row = await services.workspaces.assign(caller, workspace, gpu_request(body.gpus), reserved=body.reserved)
     return answer(workspace_view(services, row))
 
 
+@router.post("/{workspace}/imported", response_model=WorkspaceView)
+async def complete_workspace_import(services: Services, caller: Member, workspace: Ref) -> Response:
+    """Complete an import: the files of its archive are in its home, and it is stopped from now on."""
+    return answer(workspace_view(services, await services.workspaces.complete_import(caller, workspace)))
+
+
 @router.post("/{workspace}/clone", status_code=201, response_model=WorkspaceView)
-async def clone(services: Services, caller: Member, workspace: Ref, body: CloneBody) -> Response:
-    """Create a workspace with a copy of its files, or of a snapshot's."""
-    return await _settled(
-        services, await services.workspaces.clone(caller, workspace, body.name, body.snapshot or ""), 201
-    )
+async def clone_workspace(services: Services, caller: Member, workspace: Ref, body: CloneBody) -> Response:
+    """Create a workspace with a copy of the files of another one or of a snapshot, also of a shared one."""
+    made = await services.workspaces.clone(caller, workspace, body.name, body.snapshot or "", body.user or "")
+    return await _settled(services, made, 201)
 
 
 @router.post("/{workspace}/snapshots", status_code=201, response_model=WorkspaceView)
-async def make_snapshot(services: Services, caller: Member, workspace: Ref, body: SnapshotBody) -> Response:
-    """Save a copy of its home."""
+async def create_snapshot(services: Services, caller: Member, workspace: Ref, body: SnapshotBody) -> Response:
+    """Save a copy of the home as a snapshot."""
     return await _settled(services, await services.workspaces.snapshot(caller, workspace, body.name), 201)
 
 
@@ -120,15 +163,24 @@ async def delete_snapshot(services: Services, caller: Member, workspace: Ref, sn
     return await _settled(services, await services.workspaces.drop_snapshot(caller, workspace, snapshot))
 
 
+@router.post("/{workspace}/snapshots/{snapshot}/share", response_model=WorkspaceView)
+async def share_snapshot(
+    services: Services, caller: Member, workspace: Ref, snapshot: InPath, body: ShareBody
+) -> Response:
+    """Let all members of its project clone a snapshot, or no longer."""
+    row = await services.workspaces.share(caller, workspace, snapshot, shared=body.shared)
+    return answer(workspace_view(services, row))
+
+
 @router.post("/{workspace}/restore", response_model=WorkspaceView)
-async def restore(services: Services, caller: Member, workspace: Ref, body: SnapshotBody) -> Response:
-    """Replace its home by a copy of a snapshot."""
+async def restore_workspace(services: Services, caller: Member, workspace: Ref, body: SnapshotBody) -> Response:
+    """Replace the home by a copy of a snapshot."""
     return await _settled(services, await services.workspaces.restore(caller, workspace, body.name))
 
 
 @router.delete("/{workspace}", status_code=204, responses={200: {"model": WorkspaceView}})
-async def delete(services: Services, caller: Member, workspace: Ref, forget: Forget = False) -> Response:
-    """Delete it with its home and snapshots; 200 if that is still in progress."""
+async def delete_workspace(services: Services, caller: Member, workspace: Ref, forget: Forget = False) -> Response:
+    """Delete a workspace with its home and snapshots; 200 if that is still in progress."""
     row = await services.workspaces.delete(caller, workspace, forget=forget)
     left = None if row is None else await services.workspaces.settled(row, ANSWER_AFTER_S)
     return Response(status_code=204) if left is None else answer(workspace_view(services, left))
@@ -136,7 +188,8 @@ async def delete(services: Services, caller: Member, workspace: Ref, forget: For
 
 async def _settled(services: PoolServices, row: Workspace, status: int = 200) -> Response:
     after = await services.workspaces.settled(row, ANSWER_AFTER_S)
-    return answer(workspace_view(services, after or row), status)
+    location = f"/v1/workspaces/{row.id}" if status == 201 else None
+    return answer(workspace_view(services, after or row), status, location)
 
 
 def workspace_view(services: PoolServices, row: Workspace) -> WorkspaceView:

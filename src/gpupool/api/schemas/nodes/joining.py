@@ -1,4 +1,4 @@
-"""Machines that join a cluster."""
+"""Nodes that join a cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gpupool.api.schemas.base import Body, View
+from gpupool.api.schemas.base import Body, PageView, View
 from gpupool.domain.nodes.gpu import NodeState
 from gpupool.domain.nodes.joining import MAX_TOKEN_LIFETIME_S, MAX_TOKEN_USES
 from gpupool.domain.work.file_tree import MAX_TREE_BYTES
@@ -17,7 +17,7 @@ MemberSecret = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-
 
 
 class JoinTokenBody(Body):
-    """A join token to make: for how long, for how many machines; ``for_head``: for machines that may lead."""
+    """A new join token: its lifetime and number of uses; ``for_head``: for heads."""
 
     expires_in_s: Annotated[float, Field(gt=0, le=MAX_TOKEN_LIFETIME_S, allow_inf_nan=False)] = DEFAULT_JOIN_LIFE_S
     uses: Annotated[int, Field(ge=1, le=MAX_TOKEN_USES)] = 1
@@ -39,10 +39,10 @@ class JoinTokenView(View):
 
 
 class NewJoinTokenView(JoinTokenView):
-    """A join token just made: the only time its ``secret`` is shown. ``head`` is the address to join.
+    """A new join token: only here is its ``secret`` shown. ``head`` is the address to join.
 
-    Of a token for heads: the file of this head with the password of the database, in gpupool's form or in libpq's. The
-    new head needs a copy of it.
+    A token for heads also has the name of this head's file with the database password, in gpupool's or libpq's format.
+    The new head needs a copy of that file.
     """
 
     secret: str
@@ -51,14 +51,14 @@ class NewJoinTokenView(JoinTokenView):
     database_passfile: str | None = None
 
 
-class JoinTokenList(View):
+class JoinTokenList(PageView):
     """Join tokens, newest first."""
 
     join_tokens: list[JoinTokenView]
 
 
 class VersionsBody(Body):
-    """Versions of the software on a machine."""
+    """Versions of the software on a node."""
 
     gpupool: _Text
     ray: _Text
@@ -66,7 +66,7 @@ class VersionsBody(Body):
 
 
 class HeadBody(Body):
-    """A machine that wants to be a head: where its API will be, with which certificate (PEM), and the port of a GCS."""
+    """A machine that wants to be a head: address and certificate (PEM) of its API, and the port of a Ray GCS."""
 
     url: Annotated[str, Field(min_length=1, max_length=300, pattern=r"^https://[\x21-\x7e]+$")]
     certificate: Annotated[str, Field(max_length=16384)]
@@ -74,7 +74,7 @@ class HeadBody(Body):
 
 
 class JoinBody(Body):
-    """Description of a new machine by itself; ``certificate_request`` is a PKCS #10 request for its key, in PEM."""
+    """The description of a new node by itself; ``certificate_request`` is a PKCS #10 request for its key, in PEM."""
 
     token: MemberSecret
     node: _Text
@@ -97,7 +97,7 @@ class HeadDatabaseView(View):
 
 
 class HeadView(View):
-    """A machine that may lead; ``gcs_host`` and ``gcs_port`` are where Ray's GCS is when it does."""
+    """A head; ``gcs_host`` and ``gcs_port`` are the address of Ray's GCS while it leads."""
 
     name: str
     url: str
@@ -108,15 +108,15 @@ class HeadView(View):
 
 
 class HeadsView(View):
-    """The machines that may lead."""
+    """All heads."""
 
     heads: list[HeadView]
 
 
 class AdmissionView(View):
-    """Answer to a machine that is admitted; with ``secret`` it authenticates later requests and its leaving.
+    """Answer to an admitted node; with ``secret`` it authenticates later requests, also to leave.
 
-    Only a head gets ``authority_key``, with which it signs for machines that join, and the URL of the ``database``.
+    Only a head gets ``authority_key``, with which it signs certificates of new nodes, and the URL of the ``database``.
     """
 
     node: str
@@ -133,16 +133,16 @@ class AdmissionView(View):
 
 
 class MemberBody(Body):
-    """A machine that speaks for itself."""
+    """A node that authenticates itself."""
 
     secret: MemberSecret
     force: bool = False
 
 
 class StandingView(View):
-    """A machine as the pool sees it; ``state`` is null before its first report, ``held`` counts programs there.
+    """The pool's record of a node; ``state`` is null before its first report, ``held`` counts its programs.
 
-    ``heads`` are the machines that may lead, for whoever has to find the one that does.
+    ``heads`` lets the node find the leader.
     """
 
     state: NodeState | None
@@ -153,33 +153,33 @@ class StandingView(View):
 
 # Between heads
 
-MAX_CONTENTS = 1_000  # contents at once
+MAX_CONTENTS = 1_000  # number of contents in one request
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Space = Annotated[str, Field(pattern=r"^u-[A-Za-z0-9._@+-]{1,64}$")]
 _Offset = Annotated[int, Field(ge=0, le=MAX_TREE_BYTES)]
 
 
 class HeadFilesBody(Body):
-    """A head that asks: ``secret`` is what it was given when it joined."""
+    """The requesting head; ``secret`` is the one that it got when it joined."""
 
     secret: MemberSecret
 
 
 class ContentsBody(HeadFilesBody):
-    """Contents (digest, where to begin) of one owner's files."""
+    """Contents (digest and offset) of one owner's files."""
 
     space: _Space
     wanted: Annotated[list[tuple[_Digest, _Offset]], Field(max_length=MAX_CONTENTS)]
 
 
 class FolderView(View):
-    """A folder that live work needs: whose, and the SHA-256 of its list of files."""
+    """A folder that live work needs: its owner, and the SHA-256 of its list of files."""
 
     space: str
     tree: str
 
 
 class NeededView(View):
-    """All of them."""
+    """All folders that live work needs."""
 
     folders: list[FolderView]

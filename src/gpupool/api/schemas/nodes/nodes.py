@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gpupool.api.schemas.base import Body, View
+from gpupool.api.schemas.base import Body, PageView, View
 from gpupool.domain.nodes.gpu import GpuHealth, NodeState
 from gpupool.domain.nodes.heads import HeadStatus
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
@@ -23,9 +23,9 @@ class HealthView(View):
 
 
 class PoolHeadView(View):
-    """A machine that may lead the pool, and where its API is.
+    """A head, and the address of its API.
 
-    ``ready``: it leads, or could take over; ``faults`` are the reasons why not.
+    ``ready``: it leads, or could take over; ``faults`` are the reasons if it could not.
     """
 
     name: str
@@ -36,24 +36,24 @@ class PoolHeadView(View):
 
 
 class HeadAddressView(PoolHeadView):
-    """The same with its certificate (PEM): the only one that a client accepts there."""
+    """A head with its certificate (PEM), the only one that a client accepts there."""
 
     certificate: str
 
 
 class HeadAddressList(View):
-    """Addresses of the heads; empty if only one machine can lead."""
+    """Addresses of the heads; empty if only one node can lead."""
 
     heads: list[HeadAddressView]
 
 
 class PoolView(View):
-    """The pool as a whole; ``dashboard`` is its address for browsers of its machine.
+    """The pool; ``dashboard`` is its address for browsers on the node of the control plane.
 
-    ``address`` is the one of its machine that was given by ``--address``, for other machines.
+    ``address`` is the one for other machines, as given by ``--address``.
 
-    ``heads`` are the machines that may lead a cluster; none where only this one can. ``refused`` are the sentences of
-    ``warnings`` about clients that were refused in the last minutes because of a limit.
+    ``heads`` is empty if only one node can lead. ``refused`` are the sentences of ``warnings`` about clients that
+    exceeded a limit in the last minutes.
     """
 
     version: str
@@ -102,12 +102,22 @@ class HolderView(View):
     compute: ComputePolicy = ComputePolicy.GUARANTEE
 
 
-class GpuView(View):
-    """One GPU, what it does now, and who holds it. ``available``: it may get work, apart from free shares.
+class GpuCheckView(View):
+    """The latest result of ``gpupool verify`` for a GPU: ``outcome`` is ``ok``, ``suspect`` or ``fail``."""
 
-    A MIG instance is a GPU of its own; it has a ``mig_profile`` and the UUID of its card, ``parent_uuid``. ``sharing``
-    is the mode that a part of it gets by itself (empty: the node does not say), ``sharing_policy`` what the
-    administrator chose for it.
+    at: float
+    outcome: str
+    level: int
+    note: str
+    workload: str
+
+
+class GpuView(View):
+    """One GPU, its measurements and its holders. ``available``: workloads may start there if enough of it is free.
+
+    A MIG instance is a GPU with a ``mig_profile`` and the UUID of its card, ``parent_uuid``. ``sharing`` is the default
+    mode for parts of it (empty: not reported), ``sharing_policy`` the mode that the administrator chose. ``check`` is
+    the latest result of ``gpupool verify``.
     """
 
     uuid: str
@@ -132,10 +142,11 @@ class GpuView(View):
     sharing: str = ""
     sharing_policy: Sharing | None = None
     cordon_reason: str = ""
+    check: GpuCheckView | None = None
 
 
 class ResourcesView(View):
-    """Resources of a machine, or the part that workloads can get while nothing runs."""
+    """Resources of a node, or the part that workloads can use while nothing runs."""
 
     gpus: int
     cpus: float
@@ -143,13 +154,13 @@ class ResourcesView(View):
 
 
 class NodeView(View):
-    """One machine. ``address`` is what other machines reach it by.
+    """One node. ``address`` is the one that other nodes use.
 
-    ``capacity`` is what it has, ``allocatable`` what can be given away of it: GPUs that are well.
+    ``capacity`` is the total of the node, ``allocatable`` the part that workloads can get, such as healthy GPUs.
 
-    ``sharing`` are the modes it can use for parts of GPUs, its default first; ``sharing_policy`` what the administrator
-    chose for those of its GPUs that have no policy of their own. ``silent_s``: for how long it has not answered.
-    ``head``: in a cluster of several heads, whether this one leads or waits.
+    ``sharing`` are the sharing modes of the node, the default first; ``sharing_policy`` is the administrator's choice
+    for GPUs without a policy of their own. ``silent_s``: seconds without an answer. ``head``: in a cluster of several
+    heads, whether this one leads or waits.
     """
 
     name: str
@@ -181,13 +192,13 @@ class NodeLost(View):
     replicas: int
 
 
-class NodeList(View):
+class NodeList(PageView):
     """All nodes of the pool."""
 
     nodes: list[NodeView]
 
 
-class GpuList(View):
+class GpuList(PageView):
     """All GPUs of the pool."""
 
     gpus: list[GpuView]
@@ -207,15 +218,15 @@ class ImageView(View):
     created_at: str
 
 
-class ImageList(View):
-    """All images; ``unknown`` says of nodes why theirs are not known."""
+class ImageList(PageView):
+    """All images; ``unknown`` gives the reason for each node whose images are unknown."""
 
     images: list[ImageView]
     unknown: dict[str, str] = Field(default_factory=dict)
 
 
 class PieceBody(Body):
-    """A piece of an archive (base64), and where it begins."""
+    """A piece of an archive (base64), and its offset."""
 
     upload: Upload
     offset: Annotated[int, Field(ge=0, le=1 << 40)] = 0
@@ -229,14 +240,14 @@ class PieceView(View):
 
 
 class ImageBody(Body):
-    """An archive that was brought to the node, or the name of an image to fetch."""
+    """An archive that was uploaded to the node, or the name of an image to pull."""
 
     upload: Upload | None = None
     name: ImageName = ""
 
 
 class ImageJobView(View):
-    """Work that may take long; ``names`` are the images that came of it."""
+    """A job that may take long; ``names`` are the resulting images."""
 
     job: str
     done: bool = False

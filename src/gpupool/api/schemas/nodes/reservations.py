@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from gpupool.api.schemas.base import Body, View
+from gpupool.api.schemas.base import Body, PageView, View
 from gpupool.api.schemas.bodies import Name, Note
 
 Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
@@ -15,10 +15,10 @@ Title = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"
 
 
 class ReservationBody(Body):
-    """Nodes to keep for projects and users, or (``maintenance``) for nobody, between two times.
+    """A reservation of nodes between two times, for projects and users, or (``maintenance``) for nobody.
 
-    ``nodes`` by name, or ``gpus`` (of ``models``) on whole nodes that the pool picks. Protected work without a time
-    limit is not placed there from ``lead_s`` before the beginning.
+    ``nodes`` by name, or ``gpus`` (of ``models``) on whole nodes that the pool selects. From ``lead_s`` before the
+    start, no protected work without a time limit is placed there.
     """
 
     name: Title
@@ -54,13 +54,13 @@ class ReservationView(View):
 
 
 class NewReservationView(ReservationView):
-    """A reservation just made: how many replicas will be evicted for it as things stand, and what to know of it."""
+    """A new reservation, with the number of replicas that it would evict now, and warnings."""
 
     evictions: int
     warnings: list[str]
 
 
-class ReservationList(View):
-    """Reservations that hold or are to come, in the order in which they begin."""
+class ReservationList(PageView):
+    """Active and planned reservations, in the order of their start."""
 
     bookings: list[ReservationView]

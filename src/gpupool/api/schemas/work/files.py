@@ -1,4 +1,4 @@
-"""Files that travel, as the API takes and shows them."""
+"""Schemas of uploaded and downloaded files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gpupool.api.schemas.base import Body, View
+from gpupool.api.schemas.base import Body, PageView, View
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="A SHA-256.")]
 Size = Annotated[int, Field(ge=0, le=1 << 40, description="Bytes.")]
 
 
 class BlobsBody(Body):
-    """Contents that somebody means to send."""
+    """Contents that the caller wants to upload."""
 
     blobs: Annotated[list[tuple[Digest, Size]], Field(max_length=20_000)]
 
@@ -25,7 +25,7 @@ class HeldView(View):
 
 
 class PortView(View):
-    """A TCP port on which a process of a program listens: ``pid`` and ``program`` are the number and name of that."""
+    """A TCP port on which a process of a program listens; ``pid`` and ``program`` identify that process."""
 
     port: int
     address: str
@@ -33,33 +33,40 @@ class PortView(View):
     program: str
 
 
-class PortList(View):
-    """The ports of a replica; those of the process that started first are at the beginning."""
+class PortList(PageView):
+    """The ports of a replica; those of its first process come first."""
 
     ports: list[PortView]
 
 
+class OpenedPortView(View):
+    """A link that opens a port in a browser; its ticket in the query is a secret. ``expires_at``: UTC, seconds."""
+
+    url: str
+    expires_at: float
+
+
 class TreeBody(Body):
-    """A list of files (itself sent as a content) of which everything has been sent."""
+    """A list of files (itself uploaded as a content) whose contents are all uploaded."""
 
     tree: Digest
 
 
 class TreeView(View):
-    """A folder that work may now start in."""
+    """A complete folder, in which workloads may start."""
 
     tree: str
     bytes: int
 
 
 class DigestsView(View):
-    """The SHA-256 of each content, in the order in which they came."""
+    """The SHA-256 of each content, in the order of the request."""
 
     digests: list[str]
 
 
 class FoundView(View):
-    """A thing in the folder of some work; ``kind``: file, folder, link or special. ``mtime``: seconds."""
+    """An entry in the folder of a workload; ``kind``: file, folder, link or special. ``mtime``: seconds."""
 
     path: str
     kind: str
@@ -70,7 +77,7 @@ class FoundView(View):
 
 
 class FoundList(View):
-    """A page of them; ``next_cursor`` is where to go on, null when there are no more."""
+    """A page of entries; ``next_cursor`` gets the next page, null at the end."""
 
     files: list[FoundView]
     next_cursor: str | None

@@ -1,4 +1,4 @@
-"""Manifests: files of Kubernetes' objects, and what becomes of them."""
+"""Kubernetes manifests and the results of applying them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from gpupool.api.schemas.base import Body, View
 from gpupool.api.schemas.bodies import Name
+from gpupool.api.schemas.work.services import ServiceView
 from gpupool.api.schemas.work.workloads import WorkloadView
 
 MAX_TEXT = 4 * 1024 * 1024
@@ -27,11 +28,10 @@ VariableName = Annotated[str, StringConstraints(min_length=1, max_length=4096, p
 class ApplyBody(Body):
     """A file of manifests and how to apply it.
 
-    ``name`` begins the messages. ``project`` goes before what the manifests say, ``default_project`` is for those that
-    say nothing. ``no_container``: commands run as processes of the machine and images are left out; ``env``,
-    ``workdir`` and ``umask`` then lie under what the manifests say. ``container`` is the one to run of pods that have
-    several. ``claims``: folders of the nodes that stand for persistent volume claims. ``force``: objects that differ
-    are ended and made again.
+    ``name`` is the prefix of messages. ``project`` overrides the manifests, ``default_project`` applies to manifests
+    without a project. ``no_container``: commands run as processes of the node and images are ignored; manifests then
+    override ``env``, ``workdir`` and ``umask``. ``container`` selects a container of pods with several. ``claims``:
+    folders of the nodes for persistent volume claims. ``force``: objects that differ are stopped and created again.
     """
 
     text: Annotated[str, StringConstraints(max_length=MAX_TEXT)]
@@ -51,8 +51,8 @@ class ApplyBody(Body):
 class AppliedView(View):
     """Result for one object: created, configured, unchanged, replaced or skipped.
 
-    ``resource`` is its kind as kubectl writes it. ``workload`` is null for what a dry run would create, and for what
-    was skipped. ``ended``: it is there, and has ended.
+    ``resource`` is its kind in the notation of kubectl. ``workload`` is null if a dry run would create it, and if it
+    was skipped; ``service`` likewise, for a Deployment. ``ended``: it exists, but has ended.
     """
 
     kind: str
@@ -61,10 +61,11 @@ class AppliedView(View):
     action: str
     workload: WorkloadView | None
     ended: bool
+    service: ServiceView | None = None
 
 
 class RemarkView(View):
-    """Something that is not as it would be in a cluster: a stable name, a sentence, and the place in the file."""
+    """A difference from the behaviour of a cluster: a stable name, a sentence, and the place in the file."""
 
     code: str
     message: str

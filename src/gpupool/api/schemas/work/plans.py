@@ -18,7 +18,7 @@ class StartView(View):
 
 
 class DisplacedView(View):
-    """Running replicas of one project that would be evicted, on one ground; ``permille`` is what they hold."""
+    """Running replicas of one project that would be evicted for one reason; ``permille`` is their allocation."""
 
     project: str
     kind: EvictionKind
@@ -29,9 +29,9 @@ class DisplacedView(View):
 class PlanView(View):
     """A dry run of a submission: nothing is stored.
 
-    Of ``completions`` replicas, ``asked`` would be in the queue at once, and those in ``starts`` would start at once:
-    all of them when ``starts_now``. ``why`` is about the first that would wait, as if it were in the queue. What the
-    project's rules make of the request is in ``gpus``, ``preemptible`` and ``max_time_s``.
+    Of ``completions`` replicas, ``asked`` would be queued at once, and those in ``starts`` would start at once: all of
+    them if ``starts_now``. ``why`` explains the first one that would wait, as if it were queued. ``gpus``,
+    ``preemptible`` and ``max_time_s`` are the request after the project's rules were applied.
     """
 
     name: str

@@ -9,9 +9,11 @@ from pydantic import Field
 from gpupool.api.schemas.base import View
 from gpupool.domain.nodes.gpu import Placement
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
+from gpupool.domain.work.ending import DecidedBy
 from gpupool.domain.work.workload import (
     Framework,
     OnMemberEnd,
+    OnPreempt,
     ReplicaState,
     RestartPolicy,
     SuccessPolicy,
@@ -21,16 +23,40 @@ from gpupool.domain.work.workload import (
 
 
 class ReasonView(View):
-    """Why something is as it is: a code and a sentence."""
+    """The reason for a state: a code and a sentence."""
 
     code: str
     message: str
 
 
-class GpuRequestView(View):
-    """Request of each replica: ``count`` GPUs, the same part of each (thousandths, or MiB when that is set).
+class EndingView(View):
+    """The end of a workload or a replica: the rule, a sentence with numbers, the side that decided, and what to do.
 
-    ``sharing`` is null where the GPU decides, ``placement`` where the pool does.
+    ``user`` is the user who stopped it (empty: no user did), ``index`` the replica that decided. ``remedy`` may be
+    empty.
+    """
+
+    code: str
+    sentence: str
+    decided_by: DecidedBy
+    user: str = ""
+    remedy: str = ""
+    exit_status: int | None = None
+    index: int = 0
+
+
+class RetryingView(View):
+    """The next attempt after a failure: number ``attempt`` of at most ``attempts``, not before ``next_at``."""
+
+    attempt: int
+    attempts: int
+    next_at: float
+
+
+class GpuRequestView(View):
+    """Request of each replica: ``count`` GPUs, and the same part of each (thousandths, or MiB if that is set).
+
+    ``sharing`` is null if the GPU decides, ``placement`` is null if the pool decides.
     """
 
     count: int
@@ -56,13 +82,15 @@ class ReplicaCounts(View):
 
 
 class WorkloadView(View):
-    """One workload. ``command``, ``workdir``, ``image`` and ``volumes`` are null for those who may not see them.
+    """One workload. ``command``, ``workdir``, ``image`` and ``volumes`` are null for callers who may not see them.
 
     ``node`` is that of a workload with one replica; ``exit_status`` too, and of a gang that of the member that decided.
     ``gpu_uuids`` are the GPUs held now.
     ``sharing`` is the mode that it has (``whole``, ``share``, ``mps``, ``mig``, ``advisory``); ``slice`` while that of
     a part of a GPU is not decided, ``held`` on another workload's GPUs, ``none`` without any. ``workspace`` is the id
-    of the workspace in whose home it runs.
+    of the workspace in whose home it runs, ``git`` the repository that is cloned before the start,
+    ``mail`` the moments about which its user wants mail. ``ending`` is null
+    until it has ended; ``retrying`` is set while a replica waits for its next attempt.
     """
 
     id: str
@@ -102,10 +130,14 @@ class WorkloadView(View):
     image: str | None = None
     volumes: list[str] | None = None
     workspace: str | None = None
+    git: str | None = None
+    mail: str | None = None
+    ending: EndingView | None = None
+    retrying: RetryingView | None = None
 
 
 class RoleView(View):
-    """Members of a gang that are alike; ``first`` is the index of the first of them."""
+    """Equal members of a gang; ``first`` is the index of the first one."""
 
     name: str
     first: int
@@ -118,14 +150,15 @@ class RoleView(View):
 class GangView(View):
     """Gang settings: at least ``min`` of ``workers`` start together; ``within`` is the node label that they share.
 
-    ``round`` counts how often they have started together, of a gang with a framework. ``roles`` is empty where all
-    members are alike.
+    ``mixed_models``: their GPUs may be of different models. ``round`` counts the joint starts of a gang with a
+    framework. ``roles`` is empty if all members are equal.
     """
 
     workers: int
     min: int
     within: str
     strict: bool
+    mixed_models: bool = False
     on_member_end: OnMemberEnd = OnMemberEnd.CONTINUE
     success_policy: SuccessPolicy = SuccessPolicy.ALL_WORKERS
     round: int = 0
@@ -135,7 +168,7 @@ class GangView(View):
 class WorkloadList(View):
     """One page of workloads; ``next_cursor`` asks for the next page, null at the end.
 
-    ``total`` is the number of workloads on all pages, null unless it was asked for.
+    ``total`` is the number of workloads on all pages, null unless it was requested.
     """
 
     workloads: list[WorkloadView]
@@ -153,16 +186,16 @@ class ShareView(View):
 
 
 class ReplicaView(View):
-    """One replica. ``parameters`` are null for those who may not see them.
+    """One replica. ``parameters`` are null for callers without the right to see them.
 
-    ``sharing`` is the mode that its node says it runs under, ``guarantee`` what that holds to (empty until it says so).
+    ``sharing`` is the mode that its node reports, ``guarantee`` the guarantee of that mode (empty until it reports).
 
-    ``role`` and ``rank`` are those of a member of a gang; ``rank`` is null before its first round.
-    ``member`` is its whole name: the workload's, with role and number where there are several replicas.
-    ``attach_path`` is the unix socket that speaks for the program (empty: none now, or not for this caller);
-    ``relayed``: it runs on another machine than the control plane, which carries its stream (``attach``);
-    ``attachable``: that there is such a stream by now. ``saved_at`` and ``step`` are the program's own report;
-    ``unsaved_gpu_s`` are the GPU seconds that an eviction now would lose, ``lost_gpu_s`` those lost so far.
+    ``role`` and ``rank`` are those of a gang member; ``rank`` is null before the first joint start. ``member`` is its
+    full name: the workload's, with role and number if there are several replicas. ``attach_path`` is the unix socket of
+    the program's streams (empty: none now, or not for this caller). ``relayed``: it runs on another node than the
+    control plane, which relays its streams (``attach``); ``attachable``: its streams exist. ``saved_at``, ``step`` and
+    ``metrics`` are the program's own report; ``unsaved_gpu_s`` are the GPU seconds that an eviction now would lose,
+    ``lost_gpu_s`` those lost so far.
     """
 
     index: int
@@ -194,8 +227,11 @@ class ReplicaView(View):
     guarantee: str = ""
     saved_at: float | None = None
     step: int | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
     unsaved_gpu_s: float = 0.0
     lost_gpu_s: float = 0.0
+    ending: EndingView | None = None
+    retrying: RetryingView | None = None
 
 
 class LeaseView(View):
@@ -215,14 +251,15 @@ class LeaseView(View):
 
 
 class RetryView(View):
-    """Restart policy of replicas."""
+    """Restart policy of replicas; ``same_limit``: immediate failures in a row with one status end it (0: no limit)."""
 
     policy: RestartPolicy
     backoff_limit: int
+    same_limit: int = 0
 
 
 class LimitsView(View):
-    """Bounds in time and host resources; null means none."""
+    """Limits on time and host resources; null means none."""
 
     wait_s: float | None
     max_time_s: float | None
@@ -233,6 +270,8 @@ class LimitsView(View):
     log_limit_mib: int
     notice_signal: str = "TERM"
     checkpoint_s: float | None = None
+    begin_s: float | None = None
+    on_preempt: OnPreempt = OnPreempt.SIGNAL
 
 
 class DependencyView(View):
@@ -240,13 +279,14 @@ class DependencyView(View):
 
     workload: str
     success_only: bool
+    failure_only: bool = False
 
 
 class WorkloadDetail(WorkloadView):
-    """A workload with its replicas (at most 1000, from ``replicas_from``), leases and everything asked for.
+    """A workload with its replicas (at most 1000, from ``replicas_from``), leases and all fields of its request.
 
-    ``guarantees`` says in a sentence what ``sharing`` keeps apart and what it does not. ``manages``: the caller may
-    stop it and attach to it.
+    ``guarantees`` is a sentence about the isolation of ``sharing``. ``manages``: the caller may stop it and attach to
+    it.
     """
 
     replicas: list[ReplicaView]
@@ -261,10 +301,65 @@ class WorkloadDetail(WorkloadView):
     manages: bool = False
 
 
-class WhyView(View):
-    """Why a workload stands where it stands, with numbers, what would help, and an estimate with its basis.
+class SuggestionView(View):
+    """A smaller request that would do: a code, a sentence with numbers, and the option for the next submission."""
 
-    It starts most likely between ``estimate_low_s`` and ``estimate_high_s`` from now; either may be null.
+    code: str
+    sentence: str
+    option: str = ""
+
+
+class EfficiencyView(View):
+    """The request of a workload, and what all its replicas and attempts used of it.
+
+    ``measured_s`` are seconds of replicas with samples. Percentages are of the request, null without a request or
+    measurement; ``gpu_percent`` is the mean, those of memory are of the highest use. ``gpu_memory_mib`` and
+    ``memory_mib`` are the highest use of a replica. ``gpus``, ``granted_memory_mib`` and ``permille`` are the number of
+    GPUs of a replica, and the memory and part of each.
+    """
+
+    workload: str
+    measured_s: float
+    gpus: int
+    granted_memory_mib: int
+    permille: int
+    gpu_memory_mib: int
+    memory_mib: int
+    gpu_percent: float | None
+    gpu_memory_percent: float | None
+    cpu_percent: float | None
+    memory_percent: float | None
+    suggestions: list[SuggestionView]
+
+
+class ResultRow(View):
+    """One replica of a sweep or array: its parameters, and the metrics that it reported last."""
+
+    index: int
+    state: ReplicaState
+    attempt: int
+    exit_status: int | None
+    step: int | None
+    ran_s: float | None
+    parameters: dict[str, Any]
+    metrics: dict[str, float]
+
+
+class ResultTable(View):
+    """Parameters and metrics of all replicas; ``parameters`` and ``metrics`` are the names of the columns."""
+
+    workload: str
+    parameters: list[str]
+    metrics: list[str]
+    rows: list[ResultRow]
+    next_cursor: str | None = None
+
+
+class WhyView(View):
+    """Why a workload is in its state, with numbers, suggestions, and an estimate with its basis.
+
+    Half of such workloads start between ``estimate_low_s`` and ``estimate_high_s`` from now, nine of ten between
+    ``estimate_least_s`` and ``estimate_most_s``; each may be null.
     """
 
     state: WorkloadState
@@ -279,10 +374,12 @@ class WhyView(View):
     estimate_basis: str
     estimate_low_s: float | None = None
     estimate_high_s: float | None = None
+    estimate_least_s: float | None = None
+    estimate_most_s: float | None = None
 
 
 class LogChunkView(View):
-    """A piece of output: ``data`` is base64, ``cursor`` is where the next piece begins."""
+    """A chunk of output: ``data`` is base64, ``cursor`` is the start of the next chunk."""
 
     at: float
     stream: Literal["out", "err"]
@@ -291,7 +388,7 @@ class LogChunkView(View):
 
 
 class LogPage(View):
-    """Pieces of output from a cursor; ``end`` says that the attempt has ended and nothing more will come."""
+    """Chunks of output from a cursor; ``end``: the attempt has ended, and no more output follows."""
 
     chunks: list[LogChunkView]
     cursor: str
@@ -318,7 +415,7 @@ class EventList(View):
 
 
 class AuditPage(View):
-    """Events, newest first; ``next`` is what ``before`` takes for those before them, None when there are no more."""
+    """Events, newest first; ``next`` is the value of ``before`` for the next page, null at the end."""
 
     events: list[EventView]
     next: str | None

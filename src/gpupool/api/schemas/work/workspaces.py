@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from gpupool.api.schemas.base import Body, View
+from gpupool.api.schemas.base import Body, PageView, View
 from gpupool.api.schemas.bodies import Name
 from gpupool.api.schemas.work.workloads import GpuRequestView, ReasonView
 from gpupool.domain.work.workload import WorkloadState
@@ -30,7 +30,8 @@ class WorkspaceBody(Body):
 
     ``environment``: its first session makes an environment in the home, of a Python of the node or of the file with
     this name in ``environment_files``. ``uv.lock`` needs ``pyproject.toml``. ``reserved``: its GPUs, whole ones, stay
-    with it while it is stopped.
+    with it while it is stopped. ``importing``: its files come from an archive; it is deleted unless a program reads
+    them and the import is then completed.
     """
 
     name: Name
@@ -41,6 +42,7 @@ class WorkspaceBody(Body):
     environment_files: dict[FileName, FileText] = Field(default_factory=dict)
     node: NodeName | None = None
     reserved: bool = False
+    importing: bool = False
 
 
 class StartBody(Body):
@@ -68,10 +70,11 @@ class AssignBody(Body):
 
 
 class CloneBody(Body):
-    """The name of the copy; ``snapshot`` null: of the present files."""
+    """The name of the copy, of a snapshot (null: of the present files). ``user`` owns a shared snapshot."""
 
     name: Name
     snapshot: Name | None = None
+    user: Annotated[str, StringConstraints(max_length=63)] | None = None
 
 
 class SnapshotBody(Body):
@@ -80,12 +83,34 @@ class SnapshotBody(Body):
     name: Name
 
 
+class ShareBody(Body):
+    """True: all members of the project may clone the snapshot; false: nobody else."""
+
+    shared: bool = True
+
+
 class SnapshotView(View):
-    """A copy of a home."""
+    """A copy of a home. ``shared``: all members of the project may clone it."""
 
     id: str
     name: str
     created_at: float
+    shared: bool = False
+
+
+class SharedSnapshotView(View):
+    """A snapshot of another user's workspace that the caller may clone."""
+
+    id: str
+    workspace: str
+    user: str
+    project: str
+    node: str
+    snapshot: str
+    created_at: float
+    gpus: GpuRequestView
+    image: str
+    environment: str
 
 
 class TaskView(View):
@@ -98,11 +123,11 @@ class TaskView(View):
 class WorkspaceView(View):
     """A workspace. ``gpus`` are those of its next start, ``session_gpus`` those of its present session.
 
-    ``session`` is the workload that uses its home (null: none). ``disk_bytes`` is what home and snapshots used at
+    ``session`` is the workload that uses its home (null: none). ``disk_bytes`` is the use of home and snapshots at
     ``measured_at``. ``used_at`` is the end of its last session; ``unused``: that was long ago. ``failure`` is the
-    reason why its last change of files failed. ``reserved``: its GPUs stay with it while it is stopped;
-    ``reservation`` is then the lease that holds them (null: it was released), in the state ``reservation_state``:
-    running (held), suspended (its session uses them) or queued.
+    reason why its last change of files failed. ``reserved``: its GPUs stay with it while it is stopped; ``reservation``
+    is then the lease that holds them (null: it was released), in the state ``reservation_state``: running (held),
+    suspended (its session uses them) or queued.
     """
 
     id: str
@@ -129,7 +154,8 @@ class WorkspaceView(View):
     reservation_state: WorkloadState | None = None
 
 
-class WorkspaceList(View):
-    """Workspaces, the caller's own first."""
+class WorkspaceList(PageView):
+    """Workspaces, the caller's own first, and the snapshots that other users share with the caller."""
 
     workspaces: list[WorkspaceView]
+    shared: list[SharedSnapshotView] = Field(default_factory=list)
