@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Import the client only when somebody asks for it: the command line must start in milliseconds."""
+    """Import the client only on use: the command line must start in milliseconds."""
     if name == "Client":
         from gpupool.client import Client
 

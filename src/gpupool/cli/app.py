@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib import import_module
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from gpupool.cli.index import MODULES, PANELS, PROGRAM
+from gpupool.cli import lazy_typer
+from gpupool.cli.index import MODULES, PANELS, PROGRAM, PROGRAM_STATUS_COMMANDS
+from gpupool.cli.light_app import EXIT_USAGE, declare, normalize_kubectl_flags, report_usage_error, split_program
 from gpupool.domain.errors import EXIT_POOL_ERROR
+from gpupool.specs.job_options import Option, OptionKind
 
 COMPLETE_VARIABLE = "_GPUPOOL_COMPLETE"
-EXIT_USAGE = 2
-KUBECTL = frozenset({"apply", "get", "delete"})
-PROGRAM_STATUS_COMMANDS = frozenset({"run", "client", "exec", "shell", "bash"})  # they exit with the program's status
+TYPES: dict[int, Any] = {
+    OptionKind.FLAG: bool | None,
+    OptionKind.TEXT: str | None,
+    OptionKind.COUNT: int | None,
+    OptionKind.NUMBER: float | None,
+    OptionKind.REPEATED: list[str] | None,
+}
 
 
 def build(names: Iterable[str]) -> typer.Typer:
@@ -27,8 +35,8 @@ def build(names: Iterable[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_program)
-    for module in dict.fromkeys(MODULES[name] for name in names):
-        import_module(f"gpupool.cli.commands.{module}").register(app)
+    for name in {MODULES[name]: name for name in names}.values():
+        _add(declare(name), app)
     return app
 
 
@@ -36,9 +44,94 @@ def _program() -> None:
     """Share the GPUs of a team."""
 
 
+def _add(declared: lazy_typer.Typer, app: typer.Typer) -> None:
+    """Add declared commands and groups to a program or group of Typer."""
+    for command in declared.commands.values():
+        text = help_text(command.text, command.examples)
+        app.command(command.name, help=text, **command.settings)(_typer_function(command.function))
+    for name, group in declared.groups.items():
+        settings: dict[str, Any] = {"help": help_text(group.text, group.examples)} if group.text else {}
+        made = typer.Typer(**settings, **group.settings)
+        if group.own is not None:
+            text = help_text(group.own.text, group.own.examples)
+            made.callback(help=text, **group.own.settings)(_typer_function(group.own.function))
+        _add(group, made)
+        app.add_typer(made, name=name)
+
+
+def help_text(doc: str, examples: Sequence[str]) -> str:
+    """Return a docstring followed by its examples, one on each line."""
+    paragraphs = [inspect.cleandoc(doc)]
+    if examples:
+        paragraphs.append("\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples))
+    return "\n\n".join(paragraphs).replace("[", r"\[")
+
+
+def _typer_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with the declarations that Typer reads."""
+    own: Any = getattr(function, "own", function)
+    options: Sequence[Option] = getattr(function, "options", ())
+    signature = inspect.signature(own, eval_str=True)
+    parameters = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_typer_annotation(p.annotation))
+        for p in signature.parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
+    parameters += [_option_parameter(option) for option in options]
+
+    @functools.wraps(function)
+    def call(**given: Any) -> Any:
+        try:
+            return function(**given)
+        except lazy_typer.BadParameter as error:
+            raise typer.BadParameter(str(error)) from error
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
+
+
+def _typer_annotation(annotation: Any) -> Any:
+    if annotation is lazy_typer.CommandContext:
+        return typer.Context
+    metadata = getattr(annotation, "__metadata__", ())
+    if not metadata or not isinstance(metadata[0], lazy_typer.Declared):
+        return annotation
+    declared: lazy_typer.Declared = metadata[0]
+    information = (
+        typer.Option(*declared.flags, **declared.settings)
+        if declared.is_option
+        else typer.Argument(**declared.settings)
+    )
+    return Annotated[annotation.__origin__, information]
+
+
+def _option_parameter(option: Option) -> inspect.Parameter:
+    """Return the parameter of a row of a table of options."""
+    from gpupool.cli import completion
+
+    flags = list(option.flags)
+    if option.kind is OptionKind.FLAG:
+        flags[flags.index(option.long)] = f"{option.long}/{option.off[0]}" if option.off else option.long
+    information = typer.Option(
+        *flags,
+        help=option.help,
+        metavar=option.metavar or None,
+        rich_help_panel=option.panel,
+        show_default=False,
+        autocompletion=completion.BY_OPTION.get(option.name),
+    )
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[TYPES[option.kind], information],
+    )
+
+
 def run_app(argv: list[str]) -> int:
     """Run a command and return its exit status. ``argv[0]`` is a known name. Raises ``GpupoolError``."""
-    own, after = _split_program(_normalize_kubectl_flags(argv))
+    own, after = split_program(normalize_kubectl_flags(argv))
     try:
         program = typer.main.get_command(build([argv[0]]))
         status = program.main(own, prog_name=PROGRAM, obj={"program": after}, standalone_mode=False)
@@ -70,23 +163,6 @@ def _stubs() -> typer.Typer:
     return app
 
 
-def _split_program(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words before and after ``--``, for commands whose optional NAME comes before the command."""
-    if argv[0] not in {"submit", "plan"} or "--" not in argv:
-        return argv, []
-    place = argv.index("--")
-    return argv[:place], argv[place + 1 :]
-
-
-def _normalize_kubectl_flags(argv: list[str]) -> list[str]:
-    """Rewrite options in kubectl's notation, for the commands that accept it."""
-    if argv[0] not in KUBECTL:
-        return argv
-    from gpupool.cli.kubernetes.names import normalize_flags
-
-    return normalize_flags(argv)
-
-
 def _report_usage_error(error: Any, command: str) -> int:
     """Print the usage error and the help command to call, and return the exit status."""
     import sys
@@ -94,8 +170,8 @@ def _report_usage_error(error: Any, command: str) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"{PROGRAM} {command}"
     message = error.format_message()
-    if not message:  # a group without a command shows its help
-        print(context.get_help() if context is not None else "", file=sys.stderr)
-    else:
-        print(f"gpupool: {message}\n  See '{path} --help'.", file=sys.stderr)
+    if message:
+        return report_usage_error(message, path, command)
+    # a group without a command shows its help
+    print(context.get_help() if context is not None else "", file=sys.stderr)
     return EXIT_POOL_ERROR if command in PROGRAM_STATUS_COMMANDS else EXIT_USAGE

@@ -12,6 +12,11 @@ def workloads(incomplete: str) -> list[str]:
     return [n for n in _names("/v1/workloads?limit=1000", "workloads") if n.startswith(incomplete)]
 
 
+def services(incomplete: str) -> list[str]:
+    """Return names of services."""
+    return [n for n in _names("/v1/services", "services") if n.startswith(incomplete)]
+
+
 def workspaces(incomplete: str) -> list[str]:
     """Return names of workspaces."""
     return [n for n in _names("/v1/workspaces", "workspaces") if n.startswith(incomplete)]

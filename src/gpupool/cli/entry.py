@@ -15,6 +15,14 @@ COMPLETE_VARIABLE = "_GPUPOOL_COMPLETE"
 
 
 def main() -> int:
+    """Run the command line of this process and exit, or return the exit status."""
+    status = run()
+    if "threading" not in sys.modules or sys.modules["threading"].active_count() == 1:
+        _exit_now(status)
+    return status
+
+
+def run() -> int:
     """Run the command line of this process and return the exit status."""
     _open_standard_descriptors()
     try:
@@ -31,7 +39,7 @@ def _dispatch(argv: list[str]) -> int:
     if argv and argv[0] in {"run", "client"}:
         status = _fast(argv[0], argv[1:])
         if status is not None:
-            _exit_now(status)
+            return status
     return _full(argv)
 
 
@@ -52,9 +60,15 @@ def _fast(command: str, argv: list[str]) -> int | None:
 
 def _exit_now(status: int) -> None:
     """Exit without the interpreter's cleanup, which takes as long as connecting to the pool."""
+    import atexit
+
+    atexit._run_exitfuncs()  # noqa: SLF001 - there is no public name
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # None when it was closed at the start
-            stream.flush()
+            try:
+                stream.flush()
+            except OSError:
+                continue  # its reader has gone
     os._exit(status)
 
 
@@ -69,17 +83,22 @@ def _full(argv: list[str]) -> int:
     name = known_name(argv[0])
     if name is None:
         return _unknown(argv[0])
-    from gpupool.cli.app import run_app
-
     argv = resolve_alias([name, *argv[1:]])
     if argv[0] in PRIORITY_COMMANDS and os.geteuid() == 0:
         _raise_priority()
+    from gpupool.cli.light_app import run_light
+
+    status = run_light(argv)
+    if status is not None:
+        return status
+    from gpupool.cli.app import run_app
+
     return run_app(argv)
 
 
 def _raise_priority() -> None:
     """Raise this process's CPU priority above workloads, so that it can stop a workload that uses all processors."""
-    from gpupool.node.host.cgroups import join_pool_group
+    from gpupool.node.host.pool_group import join_pool_group
 
     join_pool_group()
     try:

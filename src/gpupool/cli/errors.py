@@ -77,8 +77,9 @@ def no_pool_error() -> GpupoolError:
 def _to_gpupool_error(error: Exception) -> GpupoolError:
     if isinstance(error, OSError):
         return connection_error(error)
+    hint = f"Run it again with {DEBUG_VARIABLE}=1 for the traceback."
+    if isinstance(error, KeyError):  # most likely a field that an older pool does not send
+        hint = f"If the pool is older than this client, start it again with 'gpupool down' and 'gpupool up'. {hint}"
     return GpupoolError(
-        ErrorCode.INTERNAL,
-        f"Internal error in gpupool ({type(error).__name__}: {str(error)[:200]}).",
-        f"Run it again with {DEBUG_VARIABLE}=1 for the traceback.",
+        ErrorCode.INTERNAL, f"Internal error in gpupool ({type(error).__name__}: {str(error)[:200]}).", hint
     )

@@ -12,10 +12,13 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Run and submit": {
         "run": ("work.run", "Run a program on GPUs, or on a slice of one"),
         "submit": ("work.submit", "Queue work that runs without your terminal"),
-        "notebook": ("work.notebook", "Start JupyterLab in the pool and open it"),
+        "notebook": ("workspaces.notebook", "Start JupyterLab in the pool and open it"),
+        "training": ("workspaces.runai", "Submit and control training, as in Run:ai"),
+        "inference": ("workspaces.runai", "Submit and control services, as in Run:ai"),
+        "serve": ("work.service", "Start a server with a stable address, as a service"),
         "apply": ("work.apply", "Create workloads from Kubernetes manifests"),
         "plan": ("work.plan", "Show where and when a submission would start"),
-        "jupyter": ("work.jupyter", "Run Jupyter kernels on slices of GPUs"),
+        "jupyter": ("workspaces.jupyter", "Run Jupyter kernels on slices of GPUs"),
     },
     "Hold GPUs": {
         "request-gpus": ("work.lease", "Request a lease of GPUs"),
@@ -25,22 +28,26 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "list-gpus": ("nodes.nodes", "List GPUs with their free capacity"),
     },
     "Workspaces": {
-        "workspace": ("work.workspace", "Manage named homes that stay when their GPUs are released"),
+        "workspace": ("workspaces.workspace", "Manage named homes that stay when their GPUs are released"),
+    },
+    "Services": {
+        "service": ("work.service", "List, scale, update and stop services"),
     },
     "Inspect": {
         "ps": ("work.inspect", "List workloads"),
-        "list": ("work.inspect", "List jobs, nodes or projects"),
+        "list": ("work.inspect", "List jobs, nodes, projects or templates"),
         "get": ("work.apply", "List applied objects and nodes, like kubectl"),
         "describe": ("work.inspect", "Show the details of a job, node or project"),
         "why": ("work.inspect", "Show why a workload waits, and for how long"),
         "logs": ("work.logs", "Print the output of a program"),
+        "results": ("work.results", "Show parameters and metrics of a sweep"),
         "events": ("work.inspect", "Show events"),
         "audit": ("people.audit", "Search the audit record"),
         "dashboard": ("pool.dashboard", "Open the dashboard in your browser"),
         "top": ("pool.top", "Show nodes, GPUs and workloads, live"),
         "smi": ("nodes.nodes", "Show the activity of every GPU"),
         "nodes": ("nodes.nodes", "List nodes"),
-        "usage": ("people.user", "Show GPU hours by project and user"),
+        "usage": ("people.usage", "Show GPU hours by project and user"),
         "report": ("people.report", "Show GPU use, waiting times and costs"),
         "fairshare": ("people.fairshare", "Show fair shares and the scheduling order"),
     },
@@ -50,9 +57,9 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "exec": ("work.attach", "Run another program on a workload's GPUs"),
         "shell": ("work.attach", "Open your shell on a workload's GPUs"),
         "bash": ("work.attach", "Open bash on a workload's GPUs"),
-        "ssh": ("work.ssh", "Open an SSH session in a workload"),
-        "ssh-proxy": ("work.ssh", "Carry the connection of an SSH client"),
-        "open": ("work.notebook", "Open a port of a workload in your browser"),
+        "ssh": ("workspaces.ssh", "Open an SSH session in a workload"),
+        "ssh-proxy": ("workspaces.ssh", "Carry the connection of an SSH client"),
+        "open": ("workspaces.notebook", "Open a port of a workload in your browser"),
         "fetch": ("work.fetch", "Download files of a workload"),
         "forward": ("work.fetch", "Forward ports to a program"),
         "wait": ("work.control", "Wait until workloads have ended"),
@@ -68,6 +75,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "up": ("pool.pool", "Start the pool"),
         "down": ("pool.pool", "Stop the pool; jobs continue"),
         "status": ("pool.pool", "Show the state of the pool"),
+        "pool": ("pool.storage", "Show what the pool stores, and for how long"),
         "health": ("pool.pool", "Check the pool and its GPUs"),
         "backup": ("pool.backup", "Copy the database of the pool"),
         "restore": ("pool.backup", "Restore a copy of the database"),
@@ -99,14 +107,40 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "policy": ("pool.policy", "Show and change the scheduling policy"),
         "reserve": ("nodes.reserve", "Reserve nodes for users or maintenance"),
         "image": ("nodes.image", "Manage container images of nodes"),
+        "compat": ("pool.compat", "Install commands with the names of other systems"),
         "simulate": ("pool.simulate", "Simulate the scheduler over a trace"),
     },
 }
 COMMANDS = {name: command for commands in PANELS.values() for name, command in commands.items()}
 MODULES = {name: module for name, (module, _) in COMMANDS.items()}
+PROGRAM_STATUS_COMMANDS = frozenset({"run", "client", "exec", "shell", "bash"})  # they exit with the program's status
+
+# Words of VMware Bitfusion and Run:ai, by the command that does the same.
+SYNONYMS = {"localhealth": "doctor", "stats": "usage", "dealloc": "release-gpus", "port-forward": "forward"}
+
+_CONTROL = {
+    "describe": "describe",
+    "logs": "logs",
+    "exec": "exec",
+    "bash": "bash",
+    "attach": "attach",
+    "port-forward": "forward",
+    "suspend": "suspend",
+    "resume": "resume",
+}
 
 # ``gpupool NOUN VERB`` runs the command on the right.
 ALIASES: dict[str, dict[str, str]] = {
+    "workspace": _CONTROL,
+    "training": {"list": "ps", "delete": "delete", **_CONTROL},
+    "inference": {
+        "list": "service list",
+        "describe": "service describe",
+        "logs": "service logs",
+        "update": "service update",
+        "suspend": "service stop",
+        "delete": "service delete",
+    },
     "node": {
         "list": "nodes",
         "describe": "describe node",
@@ -168,6 +202,7 @@ def overview() -> str:
 def known_name(word: str) -> str | None:
     """Return the command of a word, or None. Underscores may replace the dashes of a name."""
     name = word.replace("_", "-")
+    name = SYNONYMS.get(name, name)
     return name if name in COMMANDS else None
 
 

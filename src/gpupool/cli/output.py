@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -34,6 +33,8 @@ def write_out(data: bytes) -> None:
 
 def show_json(value: Any) -> None:
     """Print JSON on stdout, as the API returned it."""
+    import json
+
     show([json.dumps(value, indent=2)])
 
 
@@ -48,8 +49,9 @@ def print_command(command: str) -> None:
 
 
 def confirm(question: str) -> bool:
-    """Ask a yes/no question and return the answer; False without a terminal."""
+    """Ask a yes/no question and return the answer; without a terminal print the question and return False."""
     if not sys.stdin.isatty():
+        notify(question)
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

@@ -42,7 +42,7 @@ NOT_READY = frozenset({ErrorCode.WRONG_STATE, ErrorCode.NOT_FOUND, ErrorCode.NOD
 class EndedEarlyError(GpupoolError):
     """The workload ended before it listened on the port. ``output`` has its last lines."""
 
-    def __init__(self, detail: Detail, target: Target, output: Sequence[str]) -> None:
+    def __init__(self, detail: Detail, target: PortTarget, output: Sequence[str]) -> None:
         super().__init__(
             ErrorCode.WRONG_STATE,
             f"{detail['name']} ended before it listened on {target}: {describe_end(detail)}.",
@@ -52,7 +52,7 @@ class EndedEarlyError(GpupoolError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PortTarget:
     """The port to reach: a number, or that of Jupyter, or (neither) the only port of the workload."""
 
     port: int | None = None
@@ -101,7 +101,7 @@ def describe_end(detail: Mapping[str, Any]) -> str:
     return f"{detail['state']}{status}{why}"
 
 
-def wait_for_port(launcher: Launcher, pool: PoolClient, detail: Detail, index: int, target: Target) -> int:
+def wait_for_port(launcher: Launcher, pool: PoolClient, detail: Detail, index: int, target: PortTarget) -> int:
     """Wait until the workload listens on the port and return its number.
 
     Raises ``EndedEarlyError``, ``GpupoolError``, and ``Interrupted`` after a signal.
@@ -177,6 +177,18 @@ def serve(pool: PoolClient, detail: Detail, index: int, port: int, options: Tunn
     ``token`` is Jupyter's, which the address includes.
     """
     return asyncio.run(_serve(pool, detail, index, port, options, token))
+
+
+def open_through_gateway(pool: PoolClient, detail: Detail, index: int, port: int, *, browser: bool) -> int:
+    """Open a link to a port through the pool's gateway in a browser, or print it; it has a secret."""
+    address = str(pool.post(f"{workload_path(detail['id'], 'ports')}/{port}/open?index={index}", {})["url"])
+    if browser:
+        with page_that_opens(address) as page:
+            if open_browser(page):
+                notify("opened in your browser; the link is valid for eight hours")
+                return 0
+    show([address])
+    return 0
 
 
 async def _serve(pool: PoolClient, detail: Detail, index: int, port: int, options: TunnelOptions, token: str) -> int:

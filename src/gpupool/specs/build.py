@@ -21,13 +21,13 @@ from gpupool.domain.work.workload import (
     TTL_LABEL,
     Dependency,
     Framework,
+    GangRole,
     Limits,
     OnMemberEnd,
     Program,
     Replica,
     RestartPolicy,
     Retry,
-    Role,
     SuccessPolicy,
     Workload,
     WorkloadKind,
@@ -37,9 +37,11 @@ from gpupool.specs.fields.parts import Condition, GpuSpec, SweepSpec
 from gpupool.specs.fields.request import LAUNCHER, RoleSpec, WorkloadRequest
 from gpupool.specs.fields.sweep import Parameters, describe_parameters, draw, expand_grid, variable_of
 from gpupool.specs.fields.templates import INDEX, as_text, fill, fill_index
+from gpupool.specs.limits import MAX_BACKOFF
 from gpupool.specs.text.error_messages import RequestError
 
 DEFAULT_BACKOFF = 6
+DEFAULT_SAME_LIMIT = 3  # immediate failures in a row with the same status, where no number of retries was requested
 DEFAULT_UMASK = 0o022
 WORKER = "worker"
 PARAMETER_SERVER = "ps"
@@ -108,10 +110,14 @@ def to_workload(
         parallelism=min(request.parallelism or completions, completions),
         parameters=parameters,
         windows=tuple(request.windows),
-        after=tuple(Dependency(find(a.workload), a.condition is Condition.SUCCESS) for a in request.after),
+        after=tuple(
+            Dependency(find(a.workload), a.condition is Condition.SUCCESS, a.condition is Condition.FAILURE)
+            for a in request.after
+        ),
         on=find(request.on) if request.on else None,
         on_index=request.on_index,
         labels=dict(request.labels) | ({} if request.ttl is None else {TTL_LABEL: "yes"}),
+        mail=request.mail or "",
         request_id=request.request_id,
         request_digest=digest_of(request) if request.request_id is not None else "",
     )
@@ -191,6 +197,7 @@ def _program(request: WorkloadRequest) -> Program:
         linger_s=request.linger,
         tree=request.tree,
         lock=request.lock,
+        git=request.git or "",
         env_from={name: source.value for name, source in request.env_from.items()},
         literal=request.literal,
         container=_container_of(request),
@@ -218,31 +225,35 @@ def _limits(request: WorkloadRequest) -> Limits:
 
 
 def _retry(request: WorkloadRequest) -> Retry:
+    if request.kind is WorkloadKind.SERVICE:
+        return Retry(RestartPolicy.ALWAYS, MAX_BACKOFF if request.backoff_limit is None else request.backoff_limit)
     wanted = request.kind is WorkloadKind.TRAINING if request.backoff_limit is None else request.backoff_limit > 0
     policy = request.restart or (RestartPolicy.ON_FAILURE if wanted else RestartPolicy.NEVER)
     of_roles = any(role.restart not in {None, RestartPolicy.NEVER} for role in request.roles)
     if policy is RestartPolicy.NEVER and not of_roles:
         return Retry()
-    return Retry(policy, DEFAULT_BACKOFF if request.backoff_limit is None else request.backoff_limit)
+    if request.backoff_limit is None:
+        return Retry(policy, DEFAULT_BACKOFF, DEFAULT_SAME_LIMIT)
+    return Retry(policy, request.backoff_limit)
 
 
 def _preemptible(request: WorkloadRequest) -> bool:
     return request.kind is WorkloadKind.TRAINING if request.preemptible is None else request.preemptible
 
 
-def _roles_of(request: WorkloadRequest) -> tuple[Role, ...]:
+def _roles_of(request: WorkloadRequest) -> tuple[GangRole, ...]:
     """Return the roles that a request names, or its framework's roles if it names none."""
     if request.roles:
         return tuple(_role(request, spec) for spec in request.roles)
     if request.gang is None:
         return ()
     if request.framework is Framework.MPI:
-        return Role(LAUNCHER, 1, gpus=GpuRequest(count=0)), Role(WORKER, request.gang.workers)
-    return (Role(WORKER, request.gang.workers),) if request.framework is Framework.TF else ()
+        return GangRole(LAUNCHER, 1, gpus=GpuRequest(count=0)), GangRole(WORKER, request.gang.workers)
+    return (GangRole(WORKER, request.gang.workers),) if request.framework is Framework.TF else ()
 
 
-def _role(request: WorkloadRequest, spec: RoleSpec) -> Role:
-    return Role(
+def _role(request: WorkloadRequest, spec: RoleSpec) -> GangRole:
+    return GangRole(
         name=spec.name,
         replicas=spec.replicas,
         argv=tuple(spec.command) or None,
@@ -255,7 +266,7 @@ def _role(request: WorkloadRequest, spec: RoleSpec) -> Role:
     )
 
 
-def _gang_of(request: WorkloadRequest, roles: tuple[Role, ...]) -> Gang | None:
+def _gang_of(request: WorkloadRequest, roles: tuple[GangRole, ...]) -> Gang | None:
     """Return how many members start together; with roles always all of them."""
     spec = request.gang
     total = sum(role.replicas for role in roles)
@@ -264,15 +275,15 @@ def _gang_of(request: WorkloadRequest, roles: tuple[Role, ...]) -> Gang | None:
         return Gang(total, total, mixed=mixed) if roles else None
     most = total or spec.workers
     least = most if spec.min in {None, spec.workers} else spec.min
-    return Gang(least or most, most, spec.within or "", spec.strict, mixed)
+    return Gang(least or most, most, spec.within or "", spec.strict, mixed, spec.mixed_models)
 
 
-def _on_member_end(request: WorkloadRequest, roles: tuple[Role, ...]) -> OnMemberEnd:
+def _on_member_end(request: WorkloadRequest, roles: tuple[GangRole, ...]) -> OnMemberEnd:
     """Return the effect of a member's loss: as requested, else the framework's default."""
     return request.on_member_end or usual_end(request.framework, roles)
 
 
-def usual_end(framework: Framework | None, roles: tuple[Role, ...]) -> OnMemberEnd:
+def usual_end(framework: Framework | None, roles: tuple[GangRole, ...]) -> OnMemberEnd:
     """Return the default effect of a member's loss."""
     if framework is None:
         return OnMemberEnd.CONTINUE

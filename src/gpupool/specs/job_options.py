@@ -122,6 +122,14 @@ GPU_OPTIONS = (
     Option(
         "filter", "--filter", REPEATED, "Require this node label, or device.name=MODEL; repeatable.", GPUS, "KEY=VALUE"
     ),
+    Option(
+        "server_list",
+        "--server-list --server_list",
+        TEXT,
+        "Use only these nodes, by name or address: 'gpu1;gpu2'.",
+        GPUS,
+        "NODES",
+    ),
 )
 QUEUE_OPTIONS = (
     JobField("name", "--name", TEXT, "Set the name; default: from the command.", QUEUE, "NAME"),
@@ -135,6 +143,15 @@ QUEUE_OPTIONS = (
         QUEUE,
         "TIME",
         form=FormInput("Queue time limit", "limits", placeholder="30m", hint="0: start now or fail."),
+    ),
+    JobField(
+        "begin",
+        "--begin",
+        TEXT,
+        "Do not start before this time from now: 2h.",
+        QUEUE,
+        "TIME",
+        form=FormInput("Begin in", "limits", placeholder="2h", hint="It does not start before this time from now."),
     ),
     Option("no_wait", "--no-wait", FLAG, "Start immediately or fail.", QUEUE),
     JobField(
@@ -155,7 +172,14 @@ QUEUE_OPTIONS = (
         "TIME",
         form=FormInput("Idle limit", "limits", placeholder="30m", hint="Longest time without using its GPUs."),
     ),
-    Option("label", "-l --label", REPEATED, "Add a label, for searches; repeatable.", QUEUE, "KEY=VALUE"),
+    Option(
+        "label",
+        "-l --label",
+        REPEATED,
+        "Add a label, for searches; repeatable. Nodes (gpu1;gpu2): as --server-list.",
+        QUEUE,
+        "KEY=VALUE",
+    ),
 )
 WINDOW = Option(
     "window", "--window", REPEATED, "Start only in these hours: nights, 'mon-fri 20:00-08:00'.", QUEUE, "TIMES"
@@ -208,6 +232,7 @@ PROGRAM_OPTIONS = (
         PROGRAM,
         "SIGNAL",
     ),
+    JobField("on_preempt", "--on-preempt", TEXT, "On preemption, signal (default) or kill at once.", PROGRAM, "WHAT"),
     JobField(
         "checkpoint", "--checkpoint", TEXT, "Declare its checkpoint interval: 30m; default: never.", PROGRAM, "TIME"
     ),
@@ -251,6 +276,33 @@ SESSION_OPTIONS = (
     Option("interactive", "--interactive", FLAG, "Submit an interactive session, protected within quota.", PROGRAM),
     JobField("tty", "-t --tty / --no-tty", FLAG, "Give it a terminal; default: only sessions.", PROGRAM),
     JobField("stdin", "--stdin", FLAG, "Open its standard input, for attach.", PROGRAM),
+    JobField(
+        "git",
+        "--git-sync",
+        TEXT,
+        "Clone this repository into the folder first: URL, or repository=URL,rev=REV,path=DIR.",
+        PROGRAM,
+        "URL",
+        form=FormInput("Git repository", "program", placeholder="https://host/team/repository.git"),
+    ),
+    JobField(
+        "ttl",
+        "--ttl --ttl-after-finish",
+        TEXT,
+        "Delete it with its output this time after its end: 7d.",
+        QUEUE,
+        "TIME",
+        form=FormInput("Delete after", "limits", placeholder="7d"),
+    ),
+    JobField(
+        "mail",
+        "--mail-type",
+        TEXT,
+        "Send mail to your address: begin, end, fail, all, none; default: unexpected ends.",
+        QUEUE,
+        "WHEN",
+        form=FormInput("Mail at", "limits", placeholder="end,fail"),
+    ),
     Option("command_follows", "--command", FLAG, "No effect: words after -- are always the command.", PROGRAM),
 )
 REPLICA_OPTIONS = (
@@ -301,6 +353,7 @@ REPLICA_OPTIONS = (
         REPLICAS,
         "LABEL",
     ),
+    Option("mixed_models", "--mixed-models", FLAG, "Allow workers on GPUs of different models.", REPLICAS),
     Option("sweep", "--sweep", REPEATED, "Sweep a parameter's values; all combinations run.", REPLICAS, "NAME=A,B"),
     Option("sweep_list", "--sweep-list", TEXT, "Read parameter sets: CSV, JSON lines, YAML.", REPLICAS, "FILE"),
     Option(

@@ -10,7 +10,7 @@ from gpupool.specs.request import parse_request
 from gpupool.specs.text.error_messages import RequestError
 from gpupool.specs.text.files import decode, read_bounded
 from gpupool.specs.text.json_input import read_json
-from gpupool.specs.text.yaml_nodes import Node, TextFields, read_yaml
+from gpupool.specs.text.yaml_nodes import TextFields, YamlNode, read_yaml
 
 # Fields whose numbers and truth values are text as written: an environment's 1.10 must not become 1.1.
 _TEXT_FIELDS = TextFields(
@@ -47,7 +47,7 @@ def load_job_file(
     return [request if request.image is not None else _anchored(request, folder) for request in requests]
 
 
-def _documents(text: str, name: str) -> list[tuple[object, Node | None]]:
+def _documents(text: str, name: str) -> list[tuple[object, YamlNode | None]]:
     """Return plain values with the nodes they came from, for positions in messages."""
     if text.lstrip()[:1] == "{":
         try:
@@ -59,7 +59,7 @@ def _documents(text: str, name: str) -> list[tuple[object, Node | None]]:
     return [(root.plain(_TEXT_FIELDS), root) for root in read_yaml(text, name)]
 
 
-def _root_or_none(text: str, name: str) -> Node | None:
+def _root_or_none(text: str, name: str) -> YamlNode | None:
     """Return JSON's positions, if it is also valid YAML."""
     try:
         return next(iter(read_yaml(text, name)), None)
@@ -67,7 +67,7 @@ def _root_or_none(text: str, name: str) -> Node | None:
         return None
 
 
-def _request(values: object, root: Node | None, name: str) -> WorkloadRequest:
+def _request(values: object, root: YamlNode | None, name: str) -> WorkloadRequest:
     try:
         return parse_request(values)
     except RequestError as error:

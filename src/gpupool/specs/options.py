@@ -128,7 +128,7 @@ def parse_pairs(values: Iterable[str], option: str = "--label") -> dict[str, str
 
 
 def parse_after(values: Iterable[str]) -> list[dict[str, str]]:
-    """Parse the values of ``--after``: ``NAME`` (must succeed) or ``NAME:any`` (must only end)."""
+    """Parse the values of ``--after``: ``NAME`` (must succeed), ``NAME:any`` (must end), ``NAME:failure``."""
     found = []
     for value in values:
         workload, _, condition = value.partition(":")

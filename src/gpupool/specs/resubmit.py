@@ -8,19 +8,20 @@ from typing import Any
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.units import WHOLE_GPU
+from gpupool.domain.work.gang import Gang
 from gpupool.domain.work.supervision import Stdio
 from gpupool.domain.work.workload import (
     TTL_LABEL,
+    GangRole,
     Limits,
     Program,
     RestartPolicy,
-    Role,
+    Retry,
     SuccessPolicy,
     Workload,
     WorkloadKind,
 )
 from gpupool.specs.build import (
-    DEFAULT_BACKOFF,
     DEFAULT_UMASK,
     LIMIT_FIELDS,
     automatic_name,
@@ -68,6 +69,7 @@ def _program(program: Program) -> Values:
         "literal": program.literal or None,
         "workdir": program.cwd,
         "workspace": program.workspace or None,
+        "git": program.git or None,
         "tty": tty or None,
         "stdin": program.stdio is Stdio.PIPES or None,
         "umask": None if program.umask == DEFAULT_UMASK else f"{program.umask:03o}",
@@ -98,19 +100,19 @@ def _course(workload: Workload) -> Values:
         "priority": workload.priority or None,
         "preemptible": workload.preemptible if workload.preemptible != training else None,
         "restart": retry.policy.value if retry.policy is not usual else None,
-        "backoff_limit": _backoff(retry.policy, retry.backoff_limit),
-        "after": [
-            {"workload": d.workload, "condition": "success" if d.success_only else "any"} for d in workload.after
-        ],
+        "backoff_limit": _backoff(retry),
+        "after": [{"workload": d.workload, "condition": d.condition} for d in workload.after],
         "windows": list(workload.windows),
         "labels": {name: value for name, value in workload.labels.items() if name != TTL_LABEL},
+        "mail": workload.mail or None,
         "on": workload.on,
         "on_index": workload.on_index or None,
     }
 
 
-def _backoff(policy: RestartPolicy, limit: int) -> int | None:
-    return None if policy is RestartPolicy.NEVER or limit == DEFAULT_BACKOFF else limit
+def _backoff(retry: Retry) -> int | None:
+    """Return the number of retries that was requested; None for the default."""
+    return None if retry.policy is RestartPolicy.NEVER or retry.same_limit else retry.backoff_limit
 
 
 def _limits(workload: Workload) -> Values:
@@ -123,11 +125,10 @@ def _limits(workload: Workload) -> Values:
 def _replicas(workload: Workload) -> Values:
     gang = workload.gang
     if workload.roles:
-        return _framework(workload) | {"roles": [_role(role) for role in workload.roles]} | _within(workload)
+        asked = {} if gang is None or gang == Gang(gang.most, gang.most, mixed=gang.mixed) else {"gang": _gang(gang)}
+        return _framework(workload) | {"roles": [_role(role) for role in workload.roles]} | asked
     if gang is not None:
-        spec = {"workers": gang.most, "min": gang.least if gang.least != gang.most else None, "within": gang.within}
-        asked = {k: v for k, v in spec.items() if v} | ({"strict": True} if gang.strict else {})
-        return _framework(workload) | {"gang": asked}
+        return _framework(workload) | {"gang": _gang(gang)}
     several = workload.completions > 1
     if workload.parameters:
         parallel = workload.parallelism if workload.parallelism != len(workload.parameters) else None
@@ -150,16 +151,18 @@ def _framework(workload: Workload) -> Values:
     }
 
 
-def _within(workload: Workload) -> Values:
-    gang = workload.gang
-    if gang is None or (not gang.within and gang.least == gang.most):
-        return {}
-    strict = {"strict": True} if gang.strict else {}
-    least = {"min": gang.least} if gang.least != gang.most else {}
-    return {"gang": {"workers": gang.most, **least, **({"within": gang.within} if gang.within else {}), **strict}}
+def _gang(gang: Gang) -> Values:
+    spec = {
+        "workers": gang.most,
+        "min": gang.least if gang.least != gang.most else None,
+        "within": gang.within,
+        "strict": gang.strict,
+        "mixed_models": gang.mixed_models,
+    }
+    return {name: value for name, value in spec.items() if value}
 
 
-def _role(role: Role) -> Values:
+def _role(role: GangRole) -> Values:
     told = {
         "command": list(role.argv or ()),
         "env": dict(role.env),

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from gpupool.cli import completion
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.index import ALIASES, COMMANDS, PROGRAM
 from gpupool.cli.render.machines import EMULATED
 from gpupool.cli.render.text import style_of
-from gpupool.cli.transport.pool import PoolClient
-from gpupool.specs.job_options import Option, OptionKind
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpupool.cli.transport.pool import PoolClient
+    from gpupool.specs.job_options import Option
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 PASS_THROUGH = {"allow_interspersed_args": False}
 
@@ -39,28 +40,14 @@ Index = Annotated[int | None, typer.Option("--index", "--pod", help="Select one 
 
 def command(app: typer.Typer, *examples: str, name: str | None = None, **settings: Any) -> Callable[[F], F]:
     """Declare a command with its help (from the docstring) and examples."""
-
-    def declare(function: F) -> F:
-        text = help_text(function.__doc__ or "", examples)
-        app.command(name, help=text, **settings)(function)
-        return function
-
-    return declare
+    return app.command(name, examples=examples, **settings)
 
 
 def add_group(app: typer.Typer, name: str, about: str, *examples: str) -> typer.Typer:
     """Add a command with subcommands, which shows its help without a subcommand, and return it."""
-    group = typer.Typer(no_args_is_help=True, help=help_text(about, examples))
+    group = typer.Typer(about, examples, no_args_is_help=True)
     app.add_typer(group, name=name)
     return group
-
-
-def help_text(doc: str, examples: Sequence[str]) -> str:
-    """Return a docstring followed by its examples, one on each line."""
-    paragraphs = [inspect.cleandoc(doc)]
-    if examples:
-        paragraphs.append("\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples))
-    return "\n\n".join(paragraphs).replace("[", r"\[")
 
 
 def with_options(options: Sequence[Option]) -> Callable[[F], F]:
@@ -70,15 +57,10 @@ def with_options(options: Sequence[Option]) -> Callable[[F], F]:
     """
 
     def give(function: F) -> F:
-        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-
         def call(**given: Any) -> Any:
             return function(**{name: value for name, value in given.items() if value not in (None, [])})
 
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-        parameters += [_parameter(option) for option in options]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
-        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        call.own, call.options = function, options  # type: ignore[attr-defined]  # read by the parsers
         call.__doc__ = function.__doc__
         call.__name__ = function.__name__
         return call  # type: ignore[return-value]  # callers see the same signature
@@ -91,7 +73,7 @@ def add_aliases(group: typer.Typer, noun: str) -> None:
     for verb, target in ALIASES[noun].items():
         _, about = COMMANDS[target.split()[0]]
         text = f"{about}; see '{PROGRAM} {target} --help'."
-        group.command(verb, help=help_text(text, [f"{PROGRAM} {noun} {verb}"]))(_do_nothing)
+        group.command(verb, text=text, examples=(f"{PROGRAM} {noun} {verb}",))(_do_nothing)
 
 
 def _do_nothing() -> None:
@@ -102,32 +84,3 @@ def notify_if_emulated(pool: PoolClient) -> None:
     """Print on stderr that the GPUs are emulated, if they are."""
     if pool.get("pool")["emulated"]:
         print(style_of(sys.stderr).dim(EMULATED), file=sys.stderr, flush=True)
-
-
-TYPES: dict[int, Any] = {
-    OptionKind.FLAG: bool | None,
-    OptionKind.TEXT: str | None,
-    OptionKind.COUNT: int | None,
-    OptionKind.NUMBER: float | None,
-    OptionKind.REPEATED: list[str] | None,
-}
-
-
-def _parameter(option: Option) -> inspect.Parameter:
-    flags = list(option.flags)
-    if option.kind is OptionKind.FLAG:
-        flags[flags.index(option.long)] = f"{option.long}/{option.off[0]}" if option.off else option.long
-    information = typer.Option(
-        *flags,
-        help=option.help,
-        metavar=option.metavar or None,
-        rich_help_panel=option.panel,
-        show_default=False,
-        autocompletion=completion.BY_OPTION.get(option.name),
-    )
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[TYPES[option.kind], information],
-    )

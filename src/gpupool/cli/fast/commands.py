@@ -37,6 +37,8 @@ def client(values: Values, command: list[str]) -> int:
     on = values.get("lease") or find_lease(transport, values.get("file"))
     body = request_body.workload_body(values, command) | {"kind": "exec", "on": on}
     body.pop("project", None)  # the program uses the project of the lease
+    if values.get("linger"):
+        body["linger"] = values["linger"]
     return run_attached(transport, body, values)
 
 

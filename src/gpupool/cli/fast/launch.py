@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from time import monotonic
+from time import monotonic, time
 
+from gpupool.cli.endings import attempt_text, ending_lines, ending_of
 from gpupool.cli.fast import progress
 from gpupool.cli.fast.attach_io import AttachLoop, AttachResult
 from gpupool.cli.fast.signals import SignalInbox
@@ -31,6 +32,8 @@ ATTACH_RETRY_DELAY_S = 0.2
 CANCEL_TIMEOUT_S = 5.0
 LOST_PROGRAM_TIMEOUT_S = 30.0  # how long the pool may take to report the end of a program whose shepherd is gone
 REATTACH_RETRY_DELAY_S = 0.5
+RECORD_TIMEOUT_S = 3.0  # how long the pool may take to record an end that the shepherd has reported
+RECORD_POLL_S = 0.3
 REATTACH_POLL_S = 0.2
 MAX_LOG_PAGES = 10_000
 FINAL = frozenset({"succeeded", "failed", "stopped"})
@@ -93,7 +96,7 @@ class Launcher:
                 if bound:
                     self._cancel(detail, "is asked to stop")
                 return 128 + stop.signum
-        return self._finish(detail, index, result)
+        return self._finish(detail, index, result, bound=bound)
 
     def wait_for_existing(self, ref: str, index: int) -> Detail:
         """Return an existing workload once its replica has started or ended. ``Interrupted`` cancels nothing.
@@ -167,7 +170,7 @@ class Launcher:
             return  # the pool cancels it when the client disconnects
         say(f"{detail['name']} {done}")
 
-    def _finish(self, detail: Detail, index: int, result: AttachResult) -> int:
+    def _finish(self, detail: Detail, index: int, result: AttachResult, *, bound: bool) -> int:
         if result.detached:
             write_stderr("\n")  # the cursor is in the program's last line
             say(f"detached; {detail['name']} keeps running ('gpupool attach {detail['name']}' connects again)")
@@ -175,16 +178,42 @@ class Launcher:
         if result.output_closed:
             return 141  # 128 + PIPE, as for a program whose reader closed the pipe
         if result.exit is not None:
-            return self._exit_status(result.exit)
+            self._tell_end(detail, index, result.exit, bound=bound)
+            return int(result.exit.get("status", EXIT_POOL_ERROR))
         return self._resolve_lost(detail, index)
 
-    def _exit_status(self, report: Detail) -> int:
-        reason, message = report.get("reason"), report.get("message") or ""
-        if reason in EXIT_MESSAGES or (reason == "start_failed" and not message):
-            say(f"{EXIT_MESSAGES.get(str(reason), 'it could not be started')}{': ' if message else ''}{message}")
-        elif reason == "start_failed":
+    def _tell_end(self, detail: Detail, index: int, report: Detail, *, bound: bool) -> None:
+        """Print why the program ended, unless it exited by itself; of a batch job also that it is tried again."""
+        silent = report.get("signal") in SILENT_SIGNALS and not report.get("message")
+        if report.get("reason") == "exited" and silent and (bound or not report.get("status")):
+            return
+        found = self._await_record(detail, index)
+        if again := replica_of(found, index).get("retrying"):
+            say(f"{replica_of(found, index)['message']}; {attempt_text(again, time())}")
+        elif ended := ending_of(found, index):
+            say_lines(ending_lines(ended))
+        elif message := report.get("message") or EXIT_MESSAGES.get(str(report.get("reason"))):
             say(message)
-        return int(report.get("status", EXIT_POOL_ERROR))
+
+    def _await_record(self, detail: Detail, index: int) -> Detail:
+        """Return the workload once the pool has recorded the end of this attempt, or as it was last seen.
+
+        A pool that does not answer is not waited for: it may be stopping.
+        """
+        attempt, deadline = replica_of(detail, index).get("attempt"), monotonic() + RECORD_TIMEOUT_S
+        target = f"/v1/workloads/{detail['id']}/wait?for=finished&timeout_s={RECORD_POLL_S}&index={index}"
+        while monotonic() < deadline:
+            try:
+                answer = self.transport.call("GET", target, timeout_s=RECORD_TIMEOUT_S)
+            except OSError:
+                break
+            if not answer.ok:
+                break
+            detail = answer.body
+            replica = replica_of(detail, index)
+            if detail["state"] in FINAL or replica.get("attempt") != attempt or replica.get("state") == "pending":
+                break
+        return detail
 
     def _resolve_lost(self, detail: Detail, index: int) -> int:
         """Ask the pool how the program ended, after the connection was lost without its exit."""
@@ -207,36 +236,30 @@ class Launcher:
 
     def report_end(self, detail: Detail) -> int:
         """Print why a workload ended without this client attached, and return its exit status."""
-        replica = replica_of(detail, 0)
-        reason = detail.get("reason") or {}
-        code = detail.get("stop_reason") or replica.get("reason") or reason.get("code") or ""
-        message = (
-            replica.get("message")
-            or reason.get("message")
-            or DEFAULT_MESSAGES.get(code)
-            or f"{detail['name']} {detail['state']}"
-        )
-        if code != "EXITED":
-            say(f"{message.rstrip('.')} [{code}]")
+        ended = detail.get("ending") or {}
+        if ended.get("code") != "EXITED":
+            say_lines(ending_lines(ended) if ended else [f"{detail['name']} {detail['state']}"])
         if detail.get("exit_status") is not None:
             return int(detail["exit_status"])
-        return EXIT_STOPPED if code == "STOPPED_BY_USER" else EXIT_POOL_ERROR
+        return EXIT_STOPPED if ended.get("code") == "STOPPED_BY_USER" else EXIT_POOL_ERROR
 
 
-DEFAULT_MESSAGES = {
-    "WAIT_EXPIRED": "No GPU became free before its queue time limit",
-    "CLIENT_GONE": "Its client disconnected",
-    "DEPENDENCY_FAILED": "A workload that it depends on did not succeed",
-    "LEASE_ENDED": "Its lease ended",
-}
+SILENT_SIGNALS = frozenset({None, 1, 2, 3, 13, 15})  # HUP, INT, QUIT, PIPE and TERM, which people send
 EXIT_MESSAGES = {
     "stopped": "it was stopped",
     "time_limit": "it reached its time limit",
     "client_gone": "its client disconnected",
     "shepherd_lost": "its shepherd process was killed, and the program with it",
     "node_restarted": "its node was restarted",
+    "start_failed": "it could not be started",
     "fenced": "its node had no contact with the pool for too long",
 }
+
+
+def say_lines(lines: list[str]) -> None:
+    """Print lines for the user on stderr."""
+    for line in lines:
+        say(line)
 
 
 def replica_of(detail: Detail, index: int) -> Detail:

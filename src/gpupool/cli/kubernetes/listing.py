@@ -8,17 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.errors import report
-from gpupool.cli.kubernetes.names import ObjectScope, ObjectTarget, detail, find, find_pods, is_kind, parse_targets
+from gpupool.cli.kubernetes.names import (
+    ObjectScope,
+    ObjectTarget,
+    detail,
+    find,
+    find_deployments,
+    find_pods,
+    is_kind,
+    parse_targets,
+)
 from gpupool.cli.output import out_style, show, show_json, write_out
 from gpupool.cli.render import kubernetes as render
 from gpupool.cli.transport.pool import PoolClient, quote_segment, workload_path
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.workload import WorkloadState
+from gpupool.domain.work.states import WorkloadState
 from gpupool.specs.kubernetes import objects
-from gpupool.specs.kubernetes.kinds import BY_NAME, POD
+from gpupool.specs.kubernetes.kinds import BY_NAME, DEPLOYMENT, POD
 from gpupool.specs.kubernetes.manifests import named_objects
 
 Json = dict[str, Any]
@@ -83,6 +91,8 @@ class ObjectListing:
         if target.kind is None:
             headers, rows = render.node_rows(self._nodes(target), wide=wide)
             return headers, [(f"node/{row[0]}", *row[1:]) if prefix else row for row in rows]
+        if target.kind is DEPLOYMENT:
+            return self._deployment_rows(target, prefix=prefix)
         workloads = self._workloads(target)
         headers, rows = render.rows_of(target.kind, workloads, time.time(), wide=wide)
         if prefix:
@@ -93,6 +103,16 @@ class ObjectListing:
                 (owner[0], *row, owner[1]) for owner, row in zip(owners, rows, strict=True)
             ]
         return headers, rows
+
+    def _deployment_rows(self, target: ObjectTarget, *, prefix: bool) -> tuple[list[str], list[tuple[str, ...]]]:
+        services = find_deployments(self._pool, self._scope, target.names)
+        headers, rows = render.deployment_rows(services, time.time(), wide=self._output == "wide")
+        if prefix:
+            rows = [(f"{DEPLOYMENT.resource}/{row[0]}", *row[1:]) for row in rows]
+        if not self._scope.everybody:
+            return headers, rows
+        owned = zip(services, rows, strict=True)
+        return ["NAMESPACE", *headers, "USER"], [(each["project"], *row, each["user"]) for each, row in owned]
 
     def _workloads(self, target: ObjectTarget) -> list[Json]:
 
@@ -111,6 +131,9 @@ class ObjectListing:
 
         if target.kind is None:
             return [objects.node_object(node) for node in self._nodes(target)]
+        if target.kind is DEPLOYMENT:
+            found = find_deployments(self._pool, self._scope, target.names)
+            return [objects.deployment_object(service) for service in found]
         now = time.time()
         workloads = self._workloads(target)
         if target.kind is POD:
@@ -152,6 +175,7 @@ def write(value: Json, output: str) -> None:
 
 POLL_TIMEOUT_S = 25.0
 EXTRA_WAIT_S = 30.0
+SERVICE_WAIT_S = 300.0  # for the requests of the replicas, and their end
 
 
 def find_targets(
@@ -212,6 +236,11 @@ class Removal:
                 "Nodes cannot be deleted with this command.",
                 "See 'gpupool cordon' and 'gpupool drain'.",
             )
+        if target.kind is DEPLOYMENT:
+            for service in find_deployments(pool, scope, target.names):
+                gone = self._remove_service(pool, service)
+                show([f'{target.kind.resource} "{service["name"]}" {"deleted" if gone else "is stopping"}'])
+            return
         for workload in self._found(pool, target, scope):
             gone = self._remove(pool, workload)
             show([f'{target.kind.resource} "{workload["name"]}" {"deleted" if gone else "is stopping"}'])
@@ -225,6 +254,23 @@ class Removal:
                 hint = "Pods of other kinds belong to a job: delete the job, or use 'gpupool stop NAME/INDEX'."
                 raise GpupoolError(error.code, error.message, hint) from error
             raise
+
+    def _remove_service(self, pool: PoolClient, service: dict[str, Any]) -> bool:
+        """Return whether the service was deleted; without waiting, it is only stopped."""
+        path = f"services/{quote_segment(service['id'])}"
+        pool.post(f"{path}/stop", {})
+        if not self.wait:
+            return False
+        deadline = time.monotonic() + SERVICE_WAIT_S
+        while True:
+            try:
+                pool.delete(path)
+            except GpupoolError as error:
+                if error.code is not ErrorCode.WRONG_STATE or time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
+            else:
+                return True
 
     def _remove(self, pool: PoolClient, workload: dict[str, Any]) -> bool:
         """Return whether the workload was deleted; without waiting, a running one is only stopped."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpupool.cli.transport.pool import PoolClient, open_pool, split_reference, workload_path
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.specs.kubernetes.kinds import BY_WORD, KIND_LABEL, KINDS, POD, Kind
+from gpupool.specs.kubernetes.kinds import BY_WORD, DEPLOYMENT, KIND_LABEL, KINDS, POD, ManifestKind
 
 Json = dict[str, Any]
 
@@ -17,11 +16,10 @@ NODES = frozenset({"node", "nodes", "no"})
 _VALUES = {"--dry-run": {"client": "--dry-run", "server": "--dry-run", "none": ""}}
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectTarget:
+class ObjectTarget(NamedTuple):
     """Objects of a kind: those with these names, or all when no name is given. ``kind`` None stands for nodes."""
 
-    kind: Kind | None
+    kind: ManifestKind | None
     names: tuple[str, ...] = ()
 
 
@@ -64,7 +62,7 @@ def _slashed(word: str) -> ObjectTarget:
     return ObjectTarget(_kinds(kind.lower())[0], (name,))
 
 
-def _kinds(word: str) -> list[Kind | None]:
+def _kinds(word: str) -> list[ManifestKind | None]:
     if word == ALL:
         return list(KINDS)
     if word in NODES:
@@ -81,8 +79,7 @@ def _unknown(word: str) -> GpupoolError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectScope:
+class ObjectScope(NamedTuple):
     """The owners and labels of objects: of one project, of all users, or else the caller's own."""
 
     project: str | None = None
@@ -96,7 +93,7 @@ class ObjectScope:
         return {"all": True, "project": self.project, "user": user}
 
 
-def find(pool: PoolClient, kind: Kind, scope: ObjectScope, names: Sequence[str] = ()) -> list[Json]:
+def find(pool: PoolClient, kind: ManifestKind, scope: ObjectScope, names: Sequence[str] = ()) -> list[Json]:
     """Return workloads that were made from objects of a kind, oldest first, or those with the given names."""
     query = scope.query(pool)
     labels = [f"{KIND_LABEL}={kind.name}", *scope.labels]
@@ -105,20 +102,38 @@ def find(pool: PoolClient, kind: Kind, scope: ObjectScope, names: Sequence[str] 
     return [_one(pool, kind, name, {**query, "label": labels}) for name in names]
 
 
-def _one(pool: PoolClient, kind: Kind, name: str, query: Json) -> Json:
+def _one(pool: PoolClient, kind: ManifestKind, name: str, query: Json) -> Json:
     found = pool.workloads({**query, "name": name}, 1)
     if not found:
         raise unknown_object_error(kind, name)
     return found[0]
 
 
-def unknown_object_error(kind: Kind, name: str) -> GpupoolError:
+def unknown_object_error(kind: ManifestKind, name: str) -> GpupoolError:
     """Return the error for an object that does not exist."""
     return GpupoolError(
         ErrorCode.UNKNOWN_WORKLOAD,
         f"There is no {kind.resource} '{name[:80]}'.",
         f"See 'gpupool get {kind.plural}'; -A lists those of all users.",
     )
+
+
+def find_deployments(pool: PoolClient, scope: ObjectScope, names: Sequence[str] = ()) -> list[Json]:
+    """Return the services in a scope as Deployments, or those with the given names."""
+    query, found = scope.query(pool), pool.get("services")["services"]
+    rows = [
+        row
+        for row in found
+        if query["user"] in {None, row["user"]}
+        and query["project"] in {None, row["project"]}
+        and set(scope.labels) <= {f"{k}={v}" for k, v in ((row["definition"] or {}).get("labels") or {}).items()}
+    ]
+    if not names:
+        return rows
+    for name in names:
+        if not any(row["name"] == name for row in rows):
+            raise unknown_object_error(DEPLOYMENT, name)
+    return [row for name in names for row in rows if row["name"] == name]
 
 
 def find_pods(pool: PoolClient, scope: ObjectScope, names: Sequence[str] = ()) -> list[Json]:
@@ -182,6 +197,8 @@ def resolve_object(pool: PoolClient, text: str) -> str:
     everybody = ObjectScope(everybody=True)
     for scope in (ObjectScope(), everybody):
         try:
+            if kind is DEPLOYMENT:
+                return _newest_replica(find_deployments(pool, scope, [name])[0])
             if kind is POD:
                 whole = _pod(pool, scope, name)
                 index = whole["replicas"][0]["index"]
@@ -191,6 +208,16 @@ def resolve_object(pool: PoolClient, text: str) -> str:
             if error.code is not ErrorCode.UNKNOWN_WORKLOAD or scope is everybody:
                 raise
     raise unknown_object_error(kind, name)
+
+
+def _newest_replica(service: Json) -> str:
+    if not service["replicas"]:
+        raise GpupoolError(
+            ErrorCode.UNKNOWN_WORKLOAD,
+            f"The service {service['name']} has no replica now.",
+            f"See 'gpupool service describe {service['name']}'.",
+        )
+    return str(service["replicas"][-1]["workload"])
 
 
 def resolve_reference(name: str) -> tuple[str, int | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from gpupool.cli.render.text import Style, since, table
 from gpupool.cli.render.workloads import gpus_text
 from gpupool.domain.units import format_duration, format_mib, format_permille
-from gpupool.specs.kubernetes.kinds import JOB, POD, Kind
+from gpupool.specs.kubernetes.kinds import JOB, POD, ManifestKind
 from gpupool.specs.kubernetes.objects import GPU, allocatable, capacity, job_state, pod_status
 
 Json = dict[str, Any]
@@ -17,7 +17,7 @@ JOB_STATUSES = {"succeeded": "Complete", "queued": "Pending"}
 
 
 def rows_of(
-    kind: Kind, workloads: Sequence[Json], now: float, *, wide: bool
+    kind: ManifestKind, workloads: Sequence[Json], now: float, *, wide: bool
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return the headers and rows of a kind: name first, then namespace and user, which may be left out."""
     if kind is POD:
@@ -46,7 +46,7 @@ def _pod_wide(replica: Json) -> tuple[str, ...]:
     return replica["node"] or "<none>", held or "<none>", replica["message"] or replica["reason"]
 
 
-def _job(kind: Kind, workload: Json, now: float) -> tuple[str, ...]:
+def _job(kind: ManifestKind, workload: Json, now: float) -> tuple[str, ...]:
     age = since(workload["created_at"], now)
     if kind is not JOB:
         return workload["name"], job_state(workload), age
@@ -58,6 +58,19 @@ def _job(kind: Kind, workload: Json, now: float) -> tuple[str, ...]:
 
 def _wide(workload: Json) -> tuple[str, ...]:
     return str(workload["completions"]), gpus_text(workload["gpus"]), workload["id"]
+
+
+def deployment_rows(services: Sequence[Json], now: float, *, wide: bool) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return the table of services as Deployments."""
+    headers = ["NAME", "READY", "UP-TO-DATE", "AVAILABLE", "AGE"] + (["STATE", "ADDRESS", "ID"] if wide else [])
+    rows = []
+    for service in services:
+        ready = str(service["ready"])
+        current = sum(1 for each in service["replicas"] if each["revision"] == service["target"])
+        age = since(service["created_at"], now)
+        row = (service["name"], f"{ready}/{service['desired']}", str(current), ready, age)
+        rows.append(row + ((service["state"], service["url"] or service["path"], service["id"]) if wide else ()))
+    return headers, rows
 
 
 def node_rows(nodes: Sequence[Json], *, wide: bool) -> tuple[list[str], list[tuple[str, ...]]]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from gpupool.cli.render.text import Style, bar, clean, pairs, since, table
-from gpupool.domain.units import format_duration, format_mib, format_permille
-from gpupool.domain.work.time_windows import read_zone
+from gpupool.domain.units import format_duration, format_holding, format_mib, format_permille
 
 Json = dict[str, Any]
 
@@ -75,7 +73,10 @@ def health_text(gpu: Json) -> str:
 
 def holders_text(gpu: Json) -> str:
     """Return ``ann/train-1 0.50, …`` and processes that the pool did not start."""
-    held = [f"{h['user']}/{h['name']} {format_permille(h['permille'])}" for h in gpu["holders"]]
+    groups: dict[str, list[int]] = {}
+    for h in gpu["holders"]:
+        groups.setdefault(f"{h['user']}/{h['name']}", []).append(h["permille"])
+    held = [format_holding(name, parts) for name, parts in groups.items()]
     foreign = [
         f"foreign: {p['user']} {p['name']} (pid {p['pid']}, {format_mib(p['memory_mib'])})" for p in gpu["foreign"]
     ]
@@ -156,6 +157,14 @@ def sharing_lines(node: Json, style: Style) -> list[str]:
     return table(("GPU", "MODEL", "MODE", "CHOSEN", "NOW"), rows, style)
 
 
+def _check_text(check: Json | None, now: float) -> str:
+    """Return the latest result of the checks of a GPU; empty if it was not checked."""
+    if check is None:
+        return ""
+    note = f": {check['note']}" if check["note"] else ""
+    return f"{check['outcome']}, level {check['level']}, {since(check['at'], now)} ago{note}"
+
+
 def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
     """Return one GPU with its links, MIG instances and holders."""
     share = f"{bar(gpu['allocated_permille'], 20)} {format_permille(gpu['allocated_permille'])}"
@@ -163,6 +172,7 @@ def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
     lines += pairs(
         [
             ("Health", health_text(gpu)),
+            ("Verified", _check_text(gpu.get("check"), now)),
             ("Memory", f"{format_mib(gpu['memory_used_mib'])} used of {format_mib(gpu['memory_mib'])}"),
             ("Use", f"{gpu['utilisation_percent']}%"),
             ("Share", share),
@@ -201,4 +211,8 @@ def reservation_lines(reservations: Sequence[Json], zone: str, style: Style) -> 
 
 def moment_text(moment: float, zone: str) -> str:
     """Format a time: ``Mon 2026-11-23 09:00``."""
+    from datetime import datetime
+
+    from gpupool.domain.work.time_windows import read_zone
+
     return datetime.fromtimestamp(moment, read_zone(zone)).strftime(f"%a {_FORMAT}")

@@ -27,7 +27,9 @@ def report_lines(report: Json, style: Style) -> list[str]:
     total = _row(report, report["total"], report["waits_total"], report.get("lost_gpu_s", 0.0))
     cells = [tuple(compress(row, shown)) for row in [*rows, ("total", *total[1:])]]
     span = f"{clock(report['since'])} to {clock(report['until'])}"
-    return [style.dim(span), *table(tuple(compress(headers, shown)), cells, style)]
+    advice = [f"{each['name'] or each['workload']}: {each['sentence']}" for each in report.get("suggestions", ())]
+    more = ["", style.bold("Smaller requests"), *map(clean, advice)] if advice else []
+    return [style.dim(span), *table(tuple(compress(headers, shown)), cells, style), *more]
 
 
 def _row(report: Json, line: Json, wait: Json | None, lost_s: float) -> tuple[object, ...]:
@@ -194,6 +196,8 @@ def _rules(rules: Json) -> list[tuple[str, object]]:
             f"{rules['user_gpu_hours']:g} a month at most" if rules.get("user_gpu_hours") is not None else "",
         ),
         ("User weights", ", ".join(f"{user}: {n:g}" for user, n in rules.get("user_weights", {}).items())),
+        ("User quotas", ", ".join(f"{u}: {format_amount(n)} GPUs" for u, n in rules.get("user_quotas", {}).items())),
+        ("Placement", f"{rules['spread']} spread" if rules.get("spread") else ""),
         ("Queue", f"{rules['max_queued']} replicas at most" if rules.get("max_queued") else ""),
         ("Workspaces", f"{format_mib(rules['workspace_mib'])} of disk at most" if rules.get("workspace_mib") else ""),
         (

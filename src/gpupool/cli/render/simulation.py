@@ -14,7 +14,20 @@ Json = dict[str, Any]
 def simulation_lines(shown: Json, style: Style) -> list[str]:
     """Return the figures of a run and of its projects, and why some jobs could never start."""
     lines = pairs(_figures(shown), style)
-    headers = ("PROJECT", "JOBS", "FINISHED", "GPU HOURS", "WAIT MEAN", "P50", "P99", "MAX", "PREEMPTED", "WASTED")
+    headers = (
+        "PROJECT",
+        "JOBS",
+        "FINISHED",
+        "GPU HOURS",
+        "WAIT MEAN",
+        "P50",
+        "P99",
+        "MAX",
+        "DELAY MEAN",
+        "P99",
+        "PREEMPTED",
+        "LOST",
+    )
     rows = [_project(name, found) for name, found in shown["projects"].items()]
     lines += ["", *table(headers, rows, style)]
     return lines + ([""] + [f"Impossible: {reason}" for reason in shown["reasons"]] if shown["reasons"] else [])
@@ -23,6 +36,7 @@ def simulation_lines(shown: Json, style: Style) -> list[str]:
 def comparison_lines(now: Json, changed: Json, style: Style) -> list[str]:
     """Return the figures of two runs of the same jobs side by side, then their projects."""
     rows = [(what, tell(now), tell(changed)) for what, tell in _COMPARED]
+    rows = [row for row in rows if row[1:] != ("", "")]
     lines = table(("", "CURRENT", "CHANGED"), rows, style)
     headers = (
         "PROJECT",
@@ -46,6 +60,18 @@ def _waited(which: str) -> Callable[[Json], str]:
     return lambda shown: format_duration(shown["wait_s"][which])
 
 
+def _delayed(which: str) -> Callable[[Json], str]:
+    return lambda shown: format_duration(shown["delay_s"][which])
+
+
+def _lost(shown: Json) -> str:
+    return f"{shown['wasted_gpu_hours']:,.1f} ({_percent(shown['wasted_part'])})"
+
+
+def _from_zero(tell: Callable[[Json], str]) -> Callable[[Json], object]:
+    return lambda shown: tell(shown["from_zero"]) if "from_zero" in shown else ""
+
+
 _COMPARED: tuple[tuple[str, Callable[[Json], object]], ...] = (
     ("GPUs", lambda shown: f"{shown['gpus']:,}"),
     ("Jobs finished", lambda shown: f"{shown['finished']:,} of {shown['jobs']:,}"),
@@ -59,8 +85,13 @@ _COMPARED: tuple[tuple[str, Callable[[Json], object]], ...] = (
     ("Waited, p90", _waited("p90")),
     ("Waited, p99", _waited("p99")),
     ("Waited, max", _waited("max")),
+    ("Delay of the end, mean", _delayed("mean")),
+    ("Delay of the end, p99", _delayed("p99")),
     ("Preempted", lambda shown: f"{shown['preemptions']:,} times"),
-    ("GPU hours wasted", lambda shown: f"{shown['wasted_gpu_hours']:,.1f}"),
+    ("GPU hours lost", _lost),
+    ("From zero: delay, mean", _from_zero(_delayed("mean"))),
+    ("From zero: delay, p99", _from_zero(_delayed("p99"))),
+    ("From zero: GPU hours lost", _from_zero(_lost)),
     ("Ended after", lambda shown: format_duration(shown["all_ended_after_s"])),
 )
 
@@ -83,7 +114,7 @@ _BY_PROJECT: tuple[Callable[[Json], object], ...] = (
 
 
 def _figures(shown: Json) -> list[tuple[str, object]]:
-    waited = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in shown["wait_s"].items())
+    from_zero = [("From zero", _without_checkpoints(shown["from_zero"]))] if "from_zero" in shown else []
     return [
         ("GPUs", f"{shown['gpus']:,}"),
         ("Jobs", _jobs(shown)),
@@ -93,13 +124,24 @@ def _figures(shown: Json) -> list[tuple[str, object]]:
         ),
         ("Stranded", f"{_percent(shown['stranded'])} of the GPUs: free, but too fragmented for typical jobs"),
         ("Above fair share", f"{_percent(shown['share_error'])} of the GPUs"),
-        ("Waited", waited),
+        ("Waited", f"{_spread(shown['wait_s'])} (first start)"),
+        ("Delayed", f"{_spread(shown['delay_s'])} (end, compared with running alone)"),
         ("Still queued", shown["left_waiting"]),
         ("Preempted", f"{shown['preemptions']:,} times, {shown['preemptions_per_hour']:g} an hour"),
-        ("Wasted", f"{shown['wasted_gpu_hours']:,.1f} GPU hours"),
+        ("Lost", f"{shown['wasted_gpu_hours']:,.1f} GPU hours, {_percent(shown['wasted_part'])} of those used"),
+        *from_zero,
         ("Ended after", format_duration(shown["all_ended_after_s"])),
         ("Pace", f"{shown['starts_per_s']:,.0f} starts and {_decisions(shown):,.0f} decisions a second"),
     ]
+
+
+def _spread(times: Json) -> str:
+    return ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in times.items())
+
+
+def _without_checkpoints(shown: Json) -> str:
+    mean, p99 = (format_duration(shown["delay_s"][which]) for which in ("mean", "p99"))
+    return f"delayed mean {mean}, p99 {p99}; lost {_lost(shown)} GPU hours, if nothing is saved"
 
 
 def _jobs(shown: Json) -> str:
@@ -114,9 +156,9 @@ def _decisions(shown: Json) -> float:
 
 def _project(name: str, found: Json) -> tuple[object, ...]:
     waited = [format_duration(found["wait_s"][which]) for which in ("mean", "p50", "p99", "max")]
-    wasted = f"{found['wasted_gpu_hours']:,.1f}"
-    hours = f"{found['gpu_hours']:,.1f}"
-    return name, found["submitted"], found["finished"], hours, *waited, found["preemptions"], wasted
+    delayed = [format_duration(found["delay_s"][which]) for which in ("mean", "p99")]
+    lost, hours = f"{found['wasted_gpu_hours']:,.1f}", f"{found['gpu_hours']:,.1f}"
+    return name, found["submitted"], found["finished"], hours, *waited, *delayed, found["preemptions"], lost
 
 
 def _percent(share: float) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpupool.domain.units import format_duration
 
 GAP = "  "
+MIN_READABLE = 40  # columns of a last column with a reason, before other columns are left out
 MIN_FLEXIBLE = 12
 STATE_COLOURS = {
     "running": 32,
@@ -33,8 +32,7 @@ STATE_COLOURS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
+class Style(NamedTuple):
     """Output style: with colours or not, and the width in columns (None: unlimited, no text is cut)."""
 
     colour: bool = False
@@ -74,12 +72,17 @@ def style_of(stream: Any) -> Style:
 
 def clean(value: object) -> str:
     """Return any text on one line, without control characters."""
-    text = " ".join(str(value).split("\n"))
+    text = value if isinstance(value, str) else str(value)
+    if text.isprintable():
+        return text
+    text = " ".join(text.split("\n"))
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def width_of(text: str) -> int:
     """Return the columns a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
@@ -92,10 +95,24 @@ def cut(text: str, columns: int) -> str:
     return f"{text}…" if columns > 0 else ""
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]], style: Style, *, state: int = -1) -> list[str]:
-    """Return aligned lines; the last column is cut to the terminal. ``state`` is the column with coloured cells."""
+def table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    style: Style,
+    *,
+    state: int = -1,
+    optional: Sequence[int] = (),
+) -> list[str]:
+    """Return aligned lines; the last column is cut to the terminal. ``state`` is the column with coloured cells.
+
+    On a narrow terminal the ``optional`` columns, in this order, are left out until the last one has room. They come
+    after ``state``.
+    """
     cells = [[clean(cell) for cell in row] for row in rows]
-    widths = [max(width_of(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
+    if optional and style.columns is not None:
+        kept = _fitting(headers, cells, style.columns, optional)
+        headers, cells = [headers[i] for i in kept], [[row[i] for i in kept] for row in cells]
+    widths = _widths(headers, cells)
     if style.columns is not None:
         used = sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
         widths[-1] = max(min(widths[-1], style.columns - used), MIN_FLEXIBLE)
@@ -111,12 +128,32 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], style: Style
     return lines
 
 
+def _widths(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of each column."""
+    return [max(map(width_of, column)) for column in zip(headers, *cells, strict=True)]
+
+
+def _fitting(
+    headers: Sequence[str], cells: Sequence[Sequence[str]], columns: int, optional: Sequence[int]
+) -> list[int]:
+    """Return the columns to show, so that the last one has room for its longest cell or ``MIN_READABLE``."""
+    widths = _widths(headers, cells)
+    kept, left = list(range(len(headers))), list(optional)
+    needed = min(widths[-1], MIN_READABLE)
+    while left and sum(widths[i] + len(GAP) for i in kept[:-1]) + needed > columns:
+        kept.remove(left.pop(0))
+    return kept
+
+
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     parts = [
         cut(cell, width) if i == len(widths) - 1 else cell
         for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
-    padded = [part + " " * (width - width_of(part)) for part, width in zip(parts, widths, strict=True)]
+    padded = [
+        part.ljust(width) if part.isascii() else part + " " * (width - width_of(part))
+        for part, width in zip(parts, widths, strict=True)
+    ]
     return GAP.join(padded).rstrip()
 
 
@@ -134,6 +171,8 @@ def since(moment: float | None, now: float) -> str:
 
 def clock(moment: float | None) -> str:
     """Format a moment in local time: ``2026-11-21 01:28:23``; ``-`` for none."""
+    from datetime import UTC, datetime
+
     return "-" if moment is None else f"{datetime.fromtimestamp(moment, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 

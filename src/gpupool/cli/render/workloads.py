@@ -6,19 +6,22 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from gpupool.cli.endings import attempt_text, ending_lines
+from gpupool.cli.render.results import efficiency_pairs
 from gpupool.cli.render.text import Style, clean, clock, pairs, since, table
 from gpupool.domain.units import format_duration, format_mib, format_permille
 
 Json = dict[str, Any]
 
 HEADERS = ("NAME", "STATE", "KIND", "PROJECT", "USER", "GPUS", "REPLICAS", "NODE", "AGE", "ID", "ABOUT")
+_LESS_IMPORTANT = tuple(map(HEADERS.index, ("KIND", "ID", "REPLICAS", "PROJECT", "NODE", "USER", "AGE")))
 MIN_SHOWN_LOSS_S = 36.0  # a hundredth of a GPU hour
 REPLICA_HEADERS = ("INDEX", "STATE", "ATTEMPT", "NODE", "GPUS", "EXIT", "STARTED", "RAN", "ABOUT")
 
 
 def workload_lines(workloads: Sequence[Json], now: float, style: Style) -> list[str]:
     """Return the table of ``ps``."""
-    return table(HEADERS, [_row(w, now) for w in workloads], style, state=1)
+    return table(HEADERS, [_row(w, now) for w in workloads], style, state=1, optional=_LESS_IMPORTANT)
 
 
 def _row(w: Json, now: float) -> tuple[object, ...]:
@@ -40,11 +43,12 @@ def _row(w: Json, now: float) -> tuple[object, ...]:
 def about(w: Json, now: float) -> str:
     """Return one phrase about a workload: why it waits, how it ended, or its command."""
     reason = (w["reason"] or {}).get("message", "")
+    if w.get("retrying"):
+        return f"{attempt_text(w['retrying'], now)}: {reason}"
     if w["state"] in {"queued", "suspended"} and reason:
         return str(reason)
-    if w["state"] in {"failed", "stopped"}:
-        status = f"exit {w['exit_status']}" if w["exit_status"] is not None else ""
-        return ", ".join(part for part in (status, reason) if part) or command_text(w)
+    if w["state"] in {"failed", "stopped"} and w.get("ending"):
+        return ending_lines(w["ending"])[0]
     if w["expires_at"] is not None and w["state"] == "running":
         return f"until {clock(w['expires_at'])} ({format_duration(w['expires_at'] - now)} left)"
     return command_text(w)
@@ -79,9 +83,16 @@ def replicas_text(w: Json) -> str:
     return ", ".join(parts)
 
 
-def detail_lines(w: Json, events: Sequence[Json], why: Json | None, now: float, style: Style) -> list[str]:
-    """Return the lines of ``describe``."""
-    lines = pairs(_facts(w, now), style)
+def _dependency(after: Json) -> str:
+    condition = ":failure" if after.get("failure_only") else "" if after["success_only"] else ":any"
+    return f"{after['workload']}{condition}"
+
+
+def detail_lines(
+    w: Json, events: Sequence[Json], why: Json | None, now: float, style: Style, used: Json | None = None
+) -> list[str]:
+    """Return the lines of ``describe``; ``used`` is the efficiency of the workload."""
+    lines = pairs([*_facts(w, now), *(efficiency_pairs(used) if used else ())], style)
     if why is not None:
         lines += ["", style.bold("Why it waits"), *(f"  {line}" for line in why_lines(why, style))]
     lines += ["", *replica_lines(w["replicas"], now, style)]
@@ -93,12 +104,16 @@ def detail_lines(w: Json, events: Sequence[Json], why: Json | None, now: float, 
 
 
 def _facts(w: Json, now: float) -> list[tuple[str, object]]:
-    reason = w["reason"] or {}
+    reason, ended, again = w["reason"] or {}, w.get("ending"), w.get("retrying")
     return [
         ("Name", w["name"]),
         ("Id", w["id"]),
         ("State", f"{w['state']} [{reason['code']}]" if reason.get("code") else w["state"]),
-        ("Reason", reason.get("message")),
+        ("Reason", reason.get("message") if ended is None else ""),
+        ("Ended", ended and ending_lines(ended)[0]),
+        ("Ended by", ended and (ended["user"] or ended["decided_by"])),
+        ("Suggestion", ended and ended["remedy"]),
+        ("Attempt", again and attempt_text(again, now)),
         ("Kind", f"{w['kind']}, preemptible" if w["preemptible"] else w["kind"]),
         ("Project", w["project"]),
         ("User", w["user"]),
@@ -119,17 +134,23 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("Expires", clock(w["expires_at"]) if w["expires_at"] else ""),
         ("Limits", _limits_text(w["limits"])),
         ("Starts only", ", ".join(w.get("windows", ()))),
-        ("Restart", f"{w['retry']['policy']}, up to {w['retry']['backoff_limit']} retries"),
+        ("Restart", _restart_text(w["retry"])),
         ("Evicted", _evictions_text(w["replicas"])),
         ("Progress", _progress_text(w["replicas"], now)),
         ("Unsaved", _unsaved_text(w["replicas"])),
-        ("After", ", ".join(a["workload"] + ("" if a["success_only"] else ":any") for a in w["after"])),
+        ("After", ", ".join(map(_dependency, w["after"]))),
         ("Labels", ", ".join(f"{key}={value}" for key, value in w["labels"].items())),
     ]
 
 
+def _restart_text(retry: Json) -> str:
+    text = f"{retry['policy']}, up to {retry['backoff_limit']} retries"
+    same = retry.get("same_limit")
+    return f"{text}, fewer after {same} immediate failures with the same status" if same else text
+
+
 def _evictions_text(replicas: Sequence[Json]) -> str:
-    """Return how often the pool evicted the replicas, and what that lost."""
+    """Return the number of evictions by the pool, and the lost work."""
     times = sum(replica["interruptions"] for replica in replicas)
     lost_s = sum(replica.get("lost_gpu_s", 0.0) for replica in replicas)
     lost = f"; {lost_s / 3600:,.2f} GPU hours of work lost" if lost_s >= MIN_SHOWN_LOSS_S else ""
@@ -149,7 +170,7 @@ def _progress_text(replicas: Sequence[Json], now: float) -> str:
 
 
 def _unsaved_text(replicas: Sequence[Json]) -> str:
-    """Return what an eviction now would lose."""
+    """Return the work that an eviction now would lose."""
     lost_s = sum(replica.get("unsaved_gpu_s", 0.0) for replica in replicas)
     return f"an eviction now would lose {lost_s / 3600:,.2f} GPU hours" if lost_s >= MIN_SHOWN_LOSS_S else ""
 
@@ -160,7 +181,8 @@ def _gang_text(gang: Json | None) -> str:
     least = "" if gang["min"] == gang["workers"] else f"{gang['min']} to "
     size = _roles_text(gang["roles"]) if gang.get("roles") else f"{least}{gang['workers']} workers"
     within = f", {'only' if gang['strict'] else 'preferably'} within one {gang['within']}" if gang["within"] else ""
-    return f"{size} that start together{within}"
+    models = ", on GPUs of any model" if gang.get("mixed_models") else ""
+    return f"{size} that start together{within}{models}"
 
 
 def _roles_text(roles: Sequence[Json]) -> str:
@@ -187,6 +209,7 @@ def _limits_text(limits: Json) -> str:
         parts.append(f"{limits['cpus']:g} cpus")
     if limits["memory_mib"] is not None:
         parts.append(f"memory {format_mib(limits['memory_mib'])}")
+    parts += ["killed on preemption"] if limits.get("on_preempt") == "kill" else []
     return ", ".join([*parts, f"log {format_mib(limits['log_limit_mib'])}"])
 
 
@@ -199,7 +222,8 @@ def _replica_row(r: Json, now: float) -> tuple[object, ...]:
     ran = None if r["started_at"] is None else (r["finished_at"] or now) - r["started_at"]
     held = ", ".join(f"{gpu['index']}:{format_permille(gpu['permille'])}" for gpu in r["gpus"])
     parameters = " ".join(f"{key}={value}" for key, value in (r["parameters"] or {}).items())
-    said = "; ".join(part for part in (parameters, r["message"] or r["reason"]) if part)
+    attempt = attempt_text(r["retrying"], now) if r.get("retrying") else ""
+    said = "; ".join(part for part in (parameters, attempt, r["message"] or r["reason"]) if part)
     status = "-" if r["exit_status"] is None else r["exit_status"]
     started = clock(r["started_at"])
     return (
@@ -223,6 +247,9 @@ def why_lines(why: Json, style: Style) -> list[str]:
         lines.append(f"Position {why['ahead_total'] + 1} in the queue ({ahead}).")
     if why["estimate_s"] is not None:
         lines.append(f"It should start in about {estimate_text(why)}: {clean(why['estimate_basis'])}.")
+        least, most = why.get("estimate_least_s"), why.get("estimate_most_s")
+        if least is not None and most is not None and most - least > why["estimate_s"] / 10:
+            lines.append(f"Half of such estimates are within that range, nine of ten within {_from_to(least, most)}.")
     elif why["estimate_basis"]:
         lines.append(f"No estimate: {clean(why['estimate_basis'])}.")
     return lines + [style.dim(f"suggestion: {clean(hint)}") for hint in why["would_help"]]
@@ -236,7 +263,11 @@ def estimate_text(why: Json) -> str:
         return text
     if high is None:
         return f"{text} ({format_duration(low)} or more)"
-    return f"{text} ({format_duration(low)} to {format_duration(high)})"
+    return f"{text} ({_from_to(low, high)})"
+
+
+def _from_to(low: float, high: float) -> str:
+    return f"{format_duration(low)} to {format_duration(high)}"
 
 
 def event_lines(events: Sequence[Json], style: Style) -> list[str]:

@@ -19,6 +19,15 @@ def workspace_lines(rows: Sequence[Json], now: float, style: Style) -> list[str]
     return table(HEADERS, [_row(row, now) for row in rows], style, state=2)
 
 
+def shared_lines(rows: Sequence[Json], style: Style) -> list[str]:
+    """Return the table of snapshots that others share."""
+    cells = [
+        (f"{row['user']}/{row['workspace']}", row["snapshot"], row["project"], row["node"], row["image"] or "-")
+        for row in rows
+    ]
+    return table(("SHARED", "SNAPSHOT", "PROJECT", "NODE", "IMAGE"), cells, style)
+
+
 def _row(row: Json, now: float) -> tuple[object, ...]:
     return (
         row["name"],
@@ -91,6 +100,9 @@ def workspace_details(row: Json, now: float, style: Style) -> list[str]:
     ]
     lines = pairs([(label, value) for label, value in rows if value], style)
     if row["snapshots"]:
-        found = [(each["name"], clock(each["created_at"]), each["id"]) for each in row["snapshots"]]
-        lines += ["", *table(("SNAPSHOT", "MADE", "ID"), found, style)]
+        found = [
+            (each["name"], clock(each["created_at"]), row["project"] if each.get("shared") else "-", each["id"])
+            for each in row["snapshots"]
+        ]
+        lines += ["", *table(("SNAPSHOT", "MADE", "SHARED WITH", "ID"), found, style)]
     return lines

@@ -91,6 +91,22 @@ RULES = (
         "LIST",
     ),
     Option(
+        "user_quotas",
+        "--user-quotas",
+        OptionKind.TEXT,
+        "Guarantee users GPUs of the project: ann=2,bob=0.5; none.",
+        RULES_PANEL,
+        "LIST",
+    ),
+    Option(
+        "spread",
+        "--spread",
+        OptionKind.TEXT,
+        "Allow or refuse the placement spread; none: as the pool.",
+        RULES_PANEL,
+        "RULE",
+    ),
+    Option(
         "workspace_disk",
         "--workspace-disk",
         OptionKind.TEXT,
@@ -162,12 +178,20 @@ def rules_body(values: dict[str, Any]) -> dict[str, Any]:
     if "user_weights" in values:
         pairs = [] if values["user_weights"] == NONE else values["user_weights"].split(",")
         rules["user_weights"] = dict(map(_user_weight, pairs))
+    if "user_quotas" in values:
+        pairs = [] if values["user_quotas"] == NONE else values["user_quotas"].split(",")
+        rules["user_quotas"] = dict(map(_user_quota, pairs))
     return {"rules": rules} if rules else {}
 
 
 def _user_weight(text: str) -> tuple[str, float]:
     user, _, number = text.partition("=")
     return user.strip(), weight(number)
+
+
+def _user_quota(text: str) -> tuple[str, int]:
+    user, _, gpus = text.partition("=")
+    return user.strip(), _permille(gpus)
 
 
 def _least_s(text: str) -> float:
@@ -210,6 +234,7 @@ _NUMBERS: tuple[tuple[str, str, Callable[[str], float | str]], ...] = (
     ("max_priority", "max_priority", _priority),
     ("gpu_hours", "gpu_hours", _hours),
     ("user_gpu_hours", "user_gpu_hours", _hours),
+    ("spread", "spread", str),
     ("workspace_disk", "workspace_mib", parse_memory_mib),
     ("user_workspace_disk", "user_workspace_mib", parse_memory_mib),
 )

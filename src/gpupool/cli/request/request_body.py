@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     Values = dict[str, Any]
 
 # Access to the pool itself: never passed to a program.
+# The filter keys of VMware Bitfusion, by the label of a node that they select.
+FILTERS = {
+    "server.hostname": "node",
+    "server.addr": "address",
+    "server.driver-version": "driver",
+    "server.dirver-version": "driver",  # as its documentation spells it
+    "server.cuda-version": "cuda",
+    "server.has-rdma": "rdma",
+}
+REFUSED_FILTERS = {
+    "device.id": "Choose a model with --gpu-model and a node with --filter node=NAME; the pool chooses the GPU.",
+    "device.phy-memory": "Choose the model that has this memory: --gpu-model a100.",
+}
+IPV4_DOTS = 3
 SECRET_VARIABLES = frozenset({"GPUPOOL_TOKEN", "GPUPOOL_URL", "GPUPOOL_CA"})
 
 
@@ -36,8 +50,8 @@ def workload_body(values: Values, command: list[str]) -> Values:
         body["project"] = project
     if gpus := gpu_request(values):
         body["gpus"] = gpus
-    if values.get("label"):
-        body["labels"] = parse_pairs(values["label"], "--label")
+    if found := [text for text in values.get("label") or [] if not is_server_list(text)]:
+        body["labels"] = parse_pairs(found, "--label")
     return body | container_fields(values) | program_fields(values, command) | {"request_id": os.urandom(16).hex()}
 
 
@@ -89,6 +103,9 @@ def gpu_request(values: Values) -> Values:
     """Return the field ``gpus``. Raises ``GpupoolError`` when ``-g``, ``-p`` and ``-m`` contradict each other."""
     gpus = _amount(values)
     models, labels = _filters(values.get("filter") or [])
+    servers = [values["server_list"]] if values.get("server_list") else []
+    for text in servers + [text for text in values.get("label") or [] if is_server_list(text)]:
+        labels |= parse_servers(text)
     if models := [*(values.get("model") or []), *models]:
         gpus["models"] = models
     if values.get("pool"):
@@ -101,18 +118,58 @@ def gpu_request(values: Values) -> Values:
 def _amount(values: Values) -> Values:
     asked = {"gpu": "gpus", "num_gpus": "count", "partial": "partial", "gpu_memory": "memory"}
     given = {field: values[name] for name, field in asked.items() if values.get(name) is not None}
+    if given.keys() == {"gpus"} and (plain := plain_amount(given["gpus"])):
+        return plain
     if "gpus" in given or {"partial", "memory"} <= given.keys():
         from gpupool.specs.options import GpuOptions  # checks for conflicts; too slow to import for every run
 
         return GpuOptions(**given).to_spec()
-    plain = {"count": "count", "partial": "fraction", "memory": "memory_mib"}
-    return {plain[field]: value for field, value in given.items()}
+    names = {"count": "count", "partial": "fraction", "memory": "memory_mib"}
+    return {names[field]: value for field, value in given.items()}
+
+
+def plain_amount(text: str) -> Values:
+    """Return what ``-g`` means for ``2`` and ``0.25``; empty for other text, which ``specs.options`` parses."""
+    whole, _, part = text.partition(".")
+    if not f"{whole}{part}".isascii() or len(text) > len("0.125"):
+        return {}
+    if text.isdigit() and len(text) <= len("999"):
+        return {"count": int(text)}
+    if whole == "0" and part.isdigit() and int(part):
+        return {"count": 1, "fraction": int(part.ljust(3, "0")) / 1000}
+    return {}
 
 
 def _filters(texts: list[str]) -> tuple[list[str], Values]:
-    found = parse_pairs(texts, "--filter")
-    models = [found.pop(key) for key in ("device.name", "model") if key in found]
-    return models, found
+    models: list[str] = []
+    labels: Values = {}
+    for text in texts:
+        ((key, value),) = parse_pairs([text], "--filter").items()
+        if key in {"device.name", "model"}:
+            models.append(value)
+        elif key in REFUSED_FILTERS:
+            raise _invalid(f"'{key}' is not a key of --filter.", REFUSED_FILTERS[key])
+        else:
+            key = FILTERS.get(key, key)
+            labels[key] = f"{labels[key]}|{value}" if key in labels else value
+    return models, labels
+
+
+def is_server_list(text: str) -> bool:
+    """Return whether the value of ``-l`` is a list of servers, as Bitfusion's, and not a label."""
+    return "=" not in text and (";" in text or ":" in text or text.count(".") == IPV4_DOTS)
+
+
+def parse_servers(text: str) -> Values:
+    """Return the required label for a list of servers: ``gpu1;gpu2`` or ``10.0.0.1:56001;10.0.0.2``.
+
+    Ports have no meaning here. Raises ``GpupoolError(INVALID_REQUEST)``.
+    """
+    servers = [server.strip().partition(":")[0] for server in text.split(";") if server.strip()]
+    addresses = [server for server in servers if server.replace(".", "").isdigit() and server.count(".") == IPV4_DOTS]
+    if not servers or (addresses and len(addresses) < len(servers)):
+        raise _invalid(f"'{text[:80]}' is not a list of nodes.", "Write names or addresses: 'gpu1;gpu2'.")
+    return {"address" if addresses else "node": "|".join(servers)}
 
 
 def parse_pairs(texts: list[str], option: str) -> Values:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from json import dumps
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpupool.cli.output import show, show_json
+from gpupool.cli.render.line_filter import LineSearch
 from gpupool.cli.transport.pool import PoolClient
 from gpupool.cli.transport.streaming import LogPrinter, read_log_with_retry, stream_with_retry
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -18,14 +18,17 @@ MAX_FOLLOWED = 64  # members at a time, each on its own connection
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class LogFormat:
-    """The format of printed output; ``begin`` leaves out older output (seconds since the epoch)."""
+class LogFormat(NamedTuple):
+    """The format of printed output; ``begin`` leaves out older output (seconds since the epoch).
+
+    ``search`` selects lines.
+    """
 
     follow: bool
     timestamps: bool
     begin: float | None
     as_json: bool
+    search: LineSearch | None = None
 
 
 def select_members(workload: Json, rank: int | None, role: str | None) -> list[Json]:
@@ -75,7 +78,8 @@ def print_members(pool: PoolClient, path: str, query: Json, members: Sequence[Js
 
 
 def _printer(name: str, width: int, style: LogFormat) -> LogPrinter:
-    return LogPrinter(timestamps=style.timestamps, since=style.begin, prefix=f"{name:<{width}} | ")
+    only = None if style.search is None else style.search.filter()
+    return LogPrinter(timestamps=style.timestamps, since=style.begin, prefix=f"{name:<{width}} | ", only=only)
 
 
 def _follow_all(pool: PoolClient, path: str, query: Json, names: dict[int, str], style: LogFormat, width: int) -> None:
@@ -100,6 +104,7 @@ def print_whole(pool: PoolClient, path: str, query: Json, printer: LogPrinter) -
     """Print the output that exists now."""
     for stretch in read_log_with_retry(pool, path, query):
         printer.stretch(stretch)
+    printer.finish()
 
 
 def all_chunks(pool: PoolClient, path: str, query: Json) -> list[Json]:
@@ -117,8 +122,9 @@ def follow_log(pool: PoolClient, path: str, query: dict[str, Any], printer: LogP
     """Print new output until the attempt ends."""
     for message in stream_with_retry(pool, path, {**query, "follow": True}, explicit_end=True):
         if message.event == "end":
-            return
+            break
         if as_json:
             show([dumps(message.data)])
         else:
             printer.chunk(message.data)
+    printer.finish()

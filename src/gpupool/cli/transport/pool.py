@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import sleep
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from gpupool.cli.errors import connection_error
 from gpupool.cli.transport.local import find_transport
@@ -146,7 +145,11 @@ class PoolClient:
             return error
         collection, query = SUGGESTIONS[error.code]
         answer = self.transport.call("GET", api_path(collection, query))
+        from urllib.parse import unquote
+
         names = [item["name"] for item in answer.body[collection]] if answer.ok else []
+        import difflib
+
         close = difflib.get_close_matches(unquote(path.split("/")[1]), names, n=3, cutoff=0.6)
         if not close:
             return error

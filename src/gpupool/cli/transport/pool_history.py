@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpupool.cli.output import notify
 from gpupool.cli.transport.pool import PAGE, PoolClient, quote_segment
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node, NodeReport
-from gpupool.domain.people.access import Project
+from gpupool.domain.people.access import Department, Project
 from gpupool.domain.work.workload import WorkloadKind
-from gpupool.simulate.values import Job, Trace
+from gpupool.simulate.values import Trace, TraceJob
 
 REPLICA_PAGE = 1000
 MAX_WORKLOADS = 50_000
@@ -28,7 +29,9 @@ def load_history(pool: PoolClient, since: float, now: float) -> tuple[Trace, tup
     found = _workloads_since(pool, since)
     replicas = {w["id"]: _replicas(pool, w) for w in found if needs_replicas(w)}
     nodes, projects = pool.get("nodes")["nodes"], pool.get("projects")["projects"]
-    return pool_jobs(found, replicas, now), pool_nodes(nodes), pool_projects(projects)
+    departments = pool_departments(pool.get("departments")["departments"])
+    trace = replace(pool_jobs(found, replicas, now), departments=departments)
+    return trace, pool_nodes(nodes), pool_projects(projects)
 
 
 def _workloads_since(pool: PoolClient, since: float) -> list[dict[str, Any]]:
@@ -66,7 +69,7 @@ def pool_jobs(workloads: Iterable[Json], replicas: Mapping[str, Iterable[Json]],
     Running work counts as if it ended now. Work that never ran is skipped, because its run time is unknown. Raises
     ``GpupoolError`` if no job is left.
     """
-    jobs: list[Job] = []
+    jobs: list[TraceJob] = []
     skipped = 0
     for workload in workloads:
         found = _jobs_of(workload, replicas.get(workload["id"]), now)
@@ -89,7 +92,12 @@ def pool_projects(projects: Iterable[Json]) -> tuple[Project, ...]:
     return tuple(Project(p["name"], **{name: p[name] for name in _BOUNDS if p.get(name) is not None}) for p in projects)
 
 
-def _jobs_of(workload: Json, replicas: Iterable[Json] | None, now: float) -> list[Job]:
+def pool_departments(departments: Iterable[Json]) -> tuple[Department, ...]:
+    """Return the departments with their quotas, limits and weights."""
+    return tuple(Department(d["name"], d["quota_permille"], d["weight"], d["limit_permille"]) for d in departments)
+
+
+def _jobs_of(workload: Json, replicas: Iterable[Json] | None, now: float) -> list[TraceJob]:
     if workload["kind"] == WorkloadKind.EXEC or not workload["gpus"]["count"]:
         return []
     runs = [workload] if replicas is None else replicas
@@ -97,7 +105,7 @@ def _jobs_of(workload: Json, replicas: Iterable[Json] | None, now: float) -> lis
     return [_job(workload, max(0.0, end - start)) for start, end in spans]
 
 
-def _job(workload: Json, duration_s: float) -> Job:
+def _job(workload: Json, duration_s: float) -> TraceJob:
     asked, gang = workload["gpus"], workload.get("gang")
     request = GpuRequest(
         asked["count"],
@@ -106,7 +114,7 @@ def _job(workload: Json, duration_s: float) -> Job:
         tuple(asked["models"]),
         tuple(sorted(asked["labels"].items())),
     )
-    return Job(
+    return TraceJob(
         workload["created_at"],
         duration_s,
         request,
@@ -117,6 +125,8 @@ def _job(workload: Json, duration_s: float) -> Job:
         memory_mib=workload["memory_mib"] or 0,
         members=gang["workers"] if gang else 1,
         priority=workload["priority"],
+        checkpoint_s=workload.get("checkpoint_s"),
+        windows=tuple(workload.get("windows") or ()),
     )
 
 

@@ -6,7 +6,7 @@ import base64
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import attrgetter
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.cli.errors import connection_error, unreachable_error
 from gpupool.cli.output import out_style, show, write_out
+from gpupool.cli.render.line_filter import Line, LineFilter
 from gpupool.cli.render.workloads import event_line
 from gpupool.cli.transport.pool import PoolClient, Query
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -104,9 +105,17 @@ def read_log_with_retry(pool: PoolClient, path: str, query: Query) -> Iterator[L
 
 
 class LogPrinter:
-    """Writes output to the right descriptor, byte for byte, or with a prefix on each line."""
+    """Writes output to the right descriptor, byte for byte, or with a prefix on each line, or ``only`` some lines."""
 
-    def __init__(self, *, timestamps: bool = False, since: float | None = None, prefix: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        timestamps: bool = False,
+        since: float | None = None,
+        prefix: str = "",
+        only: LineFilter | None = None,
+    ) -> None:
+        self._only = only
         self._timestamps = timestamps
         self._since = since
         self._prefix = prefix
@@ -117,16 +126,32 @@ class LogPrinter:
         if self._since is not None and chunk["at"] < self._since:
             return
         data = base64.b64decode(chunk["data"])
+        if self._only is not None:
+            self._lines(self._only.feed(chunk["stream"], data, chunk["at"]))
+            return
         _write(chunk["stream"], self._marked(data, chunk["stream"], chunk["at"]) if self._marks else data)
 
     def stretch(self, stretch: LogBatch) -> None:
         """Print many chunks."""
+        if self._only is not None:
+            for chunk in stretch.chunks():
+                self._lines(self._only.feed(chunk.stream, chunk.data, chunk.at))
+            return
         if not self._marks:
             for name, data in stretch.runs():
                 _write(name, data)
             return
         for name, chunks in groupby(stretch.chunks(), attrgetter("stream")):
             _write(name, b"".join([self._marked(chunk.data, name, chunk.at) for chunk in chunks]))
+
+    def finish(self) -> None:
+        """Print an incomplete last line that is selected."""
+        if self._only is not None:
+            self._lines(self._only.finish())
+
+    def _lines(self, lines: Iterable[Line]) -> None:
+        for stream, line, at in lines:
+            _write(stream, self._marked(line, stream, at) if at else line)
 
     @property
     def _marks(self) -> bool:

@@ -23,6 +23,7 @@ class Condition(StrEnum):
 
     SUCCESS = "success"
     ANY = "any"
+    FAILURE = "failure"
 
 
 class Strict(BaseModel):
@@ -221,6 +222,8 @@ class GangSpec(Strict):
     """Node label (rack, zone, ...) with equal values on the nodes of the gang; node: a single node."""
     strict: bool = False
     """Require equal values: wait instead of starting on nodes with different ones."""
+    mixed_models: bool = False
+    """Allow GPUs of several models; default: all GPUs of a gang are of one model."""
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:

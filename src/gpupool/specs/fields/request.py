@@ -11,10 +11,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.work.container import ContainerNetwork, PullPolicy
+from gpupool.domain.work.git_source import parse_git_source
+from gpupool.domain.work.mail_types import parse_mail_types
 from gpupool.domain.work.workload import (
     EnvSource,
     Framework,
     OnMemberEnd,
+    OnPreempt,
     RestartPolicy,
     SuccessPolicy,
     WorkloadKind,
@@ -23,13 +26,14 @@ from gpupool.specs import limits
 from gpupool.specs.fields import quantities
 from gpupool.specs.fields.containers import MAX_VOLUMES, ContainerUser, Image, VolumeField
 from gpupool.specs.fields.parts import AfterSpec, GangSpec, GpuSpec, Labels, Strict, SweepSpec
+from gpupool.specs.fields.service import ServiceSpec
 from gpupool.specs.fields.templates import as_text, check_placeholders, placeholders
 from gpupool.specs.limits import MAX_ARGV_BYTES, MAX_MEMBERS, MAX_REPLICAS
 from gpupool.specs.text.error_messages import Path, refusal, reworded
 
 LAUNCHER = "launcher"
 _NEEDS_IMAGE = ("volumes", "pull", "entrypoint", "container_user", "network", "read_only", "shm")
-_SINGLE = {WorkloadKind.INTERACTIVE, WorkloadKind.LEASE, WorkloadKind.EXEC}
+_SINGLE = {WorkloadKind.INTERACTIVE, WorkloadKind.SERVICE, WorkloadKind.LEASE, WorkloadKind.EXEC}
 
 
 def _command_fits(command: list[str]) -> list[str]:
@@ -102,6 +106,7 @@ class RequestOptions(TypedDict, total=False):
     workdir: str
     tree: str
     lock: str
+    git: str
     workspace: str
     project: str
     priority: int | str
@@ -112,7 +117,9 @@ class RequestOptions(TypedDict, total=False):
     idle_timeout: Quantity
     grace: Quantity
     notice_signal: str
+    on_preempt: str
     checkpoint: Quantity
+    begin: Quantity
     lifetime: Quantity
     restart: str
     backoff_limit: int
@@ -127,6 +134,8 @@ class RequestOptions(TypedDict, total=False):
     on: str
     on_index: int
     labels: Mapping[str, str]
+    mail: str
+    ttl: Quantity
     log_limit: Quantity
     image: str
     volumes: Sequence[str | Mapping[str, Any]]
@@ -136,6 +145,7 @@ class RequestOptions(TypedDict, total=False):
     network: str
     read_only: bool
     shm: Quantity
+    service: Mapping[str, Any]
     request_id: str
 
 
@@ -162,6 +172,8 @@ class WorkloadRequest(Strict):
     """SHA-256 of an uploaded list of files, from which the working directory is created."""
     lock: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
     """File in the tree (uv.lock, requirements.txt) from which an environment is created."""
+    git: Annotated[str, quantities.checked_by(parse_git_source)] | None = None
+    """Repository, cloned into the working directory before the start: URL, or repository=URL,rev=REV,path=DIR."""
     workspace: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")] | None = None
     """Workspace in whose home the program runs, by name or id; it must be stopped."""
     project: quantities.ProjectName | None = None
@@ -184,6 +196,10 @@ class WorkloadRequest(Strict):
     """Grace period: time between TERM and KILL; default: 10 s."""
     notice_signal: Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"] = "TERM"
     """Signal that is sent before preemption; TERM follows later."""
+    on_preempt: Annotated[OnPreempt, Field(strict=False)] = OnPreempt.SIGNAL
+    """On preemption: signal (notice, signal and grace period) or kill (at once: it has nothing to save)."""
+    begin: quantities.Duration = None
+    """Do not start before this time after the submission."""
     checkpoint: quantities.DurationOrNone = None
     """Checkpoint interval of the program: 30m; 0: on preemption; none (the default): never."""
     lifetime: quantities.Duration = None
@@ -236,6 +252,8 @@ class WorkloadRequest(Strict):
     """Index of the replica of that workload."""
     labels: Labels = Field(default_factory=dict)
     """Labels, for searches."""
+    mail: Annotated[str, quantities.checked_by(parse_mail_types)] | None = None
+    """Moments of mail to the user's address: begin, end, fail, all or none, with commas; default: unexpected ends."""
     ttl: quantities.Duration = None
     """Time from its end to the deletion of the workload and its output; default: never."""
     log_limit: quantities.Size = None
@@ -258,6 +276,8 @@ class WorkloadRequest(Strict):
     """Mount the image read-only; volumes stay writable."""
     shm: quantities.Size = None
     """Size of /dev/shm in the container: MiB, or text such as 4G."""
+    service: ServiceSpec | None = None
+    """Port, readiness, replicas and addresses of a server (kind service)."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -274,7 +294,10 @@ def _check_agreement(request: WorkloadRequest) -> None:
     _check_command(request)
     _check_exec(request)
     _check_lease(request)
+    _check_git(request)
     _check_workspace(request)
+    _check_preemption(request)
+    _check_service(request)
     _check_replicas(request)
     _check_gang(request)
     _check_roles(request)
@@ -347,6 +370,22 @@ def _check_lease(request: WorkloadRequest) -> None:
     _refuse_if(both, "must be omitted if lifetime is given.", ("max_time",))
 
 
+def _check_git(request: WorkloadRequest) -> None:
+    if request.git is None:
+        return
+    alone = request.kind not in {WorkloadKind.EXEC, WorkloadKind.LEASE}
+    _refuse_if(not alone, f"must be omitted for the kind {request.kind.value}.", ("git",))
+    inside = request.image is not None or any(role.image is not None for role in request.roles)
+    _refuse_if(inside, "must be omitted with an image.", ("git",), "Clone a folder on the node and mount it with -v.")
+
+
+def _check_preemption(request: WorkloadRequest) -> None:
+    saves = request.notice_signal != "TERM" or request.checkpoint == 0
+    hint = "Use on_preempt: signal, or leave out notice_signal and checkpoint: 0."
+    wrong = saves and request.on_preempt is OnPreempt.KILL
+    _refuse_if(wrong, "cannot be kill for a program that saves its state when it is notified.", ("on_preempt",), hint)
+
+
 def _check_workspace(request: WorkloadRequest) -> None:
     if request.workspace is None:
         return
@@ -358,13 +397,39 @@ def _check_workspace(request: WorkloadRequest) -> None:
     _refuse_if(bool(request.tree), "must be omitted: the program runs in its uploaded folder.", ("workspace",))
 
 
+def _check_service(request: WorkloadRequest) -> None:
+    service = request.kind is WorkloadKind.SERVICE
+    _refuse_if(not service and request.service is not None, "is for the kind service only.", ("service",))
+    if not service:
+        return
+    for name, sentence in (
+        ("workspace", "must be omitted: several replicas cannot share a home."),
+        ("client_bound", "must be false: a service runs without a client."),
+        ("tty", "must be false: a service has no terminal."),
+        ("stdin", "must be false: a service has no standard input."),
+        ("after", "must be omitted: a service has no dependencies."),
+        ("windows", "must be omitted: a service runs at any time."),
+        ("wait", "must be omitted: replicas wait until GPUs are free."),
+        ("restart", "must be omitted: replicas are always restarted."),
+        ("ttl", "must be omitted: a service is kept until it is deleted."),
+    ):
+        given = getattr(request, name)
+        _refuse_if(given is not None and given is not False and given != [], sentence, (name,))
+    isolated = request.network is ContainerNetwork.NONE
+    _refuse_if(isolated, "must be host: requests arrive over the network.", ("network",))
+
+
 def _check_replicas(request: WorkloadRequest) -> None:
     many = request.sweep is not None or (request.completions or 1) > 1 or (request.parallelism or 1) > 1
     path = "sweep" if request.sweep is not None else "completions"
     if request.kind in _SINGLE:
         _refuse_if(many, f"must be omitted: the kind {request.kind.value} has one replica.", (path,))
         again = request.restart not in {None, RestartPolicy.NEVER} or (request.backoff_limit or 0) > 0
-        _refuse_if(again and request.kind is not WorkloadKind.INTERACTIVE, "must be never here.", ("restart",))
+        _refuse_if(
+            again and request.kind not in {WorkloadKind.INTERACTIVE, WorkloadKind.SERVICE},
+            "must be never here.",
+            ("restart",),
+        )
     lingers = request.kind is WorkloadKind.EXEC and request.client_bound
     _refuse_if(
         request.linger is not None and not lingers, "is for client-bound programs of the kind exec.", ("linger",)

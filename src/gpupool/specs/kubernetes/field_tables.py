@@ -126,6 +126,11 @@ CONTAINER: Fields = {
     "restartPolicyRules": ignored("the restart policy of the pod applies"),
     "volumeDevices": rejected("the pool has no block devices.", "Use a volume."),
 }
+SERVER: Fields = {
+    **CONTAINER,
+    "readinessProbe": supported("the readiness check of each replica"),
+    "ports": supported("the first port, or that of the Service, is replaced by a port of each replica"),
+}
 SECURITY: Fields = {
     "runAsUser": supported("in a container; otherwise programs run as the user who applies the manifest"),
     "runAsGroup": supported("in a container, with runAsUser"),
@@ -198,4 +203,83 @@ JOB: Fields = {
     "podFailurePolicy": ignored("all failures count equally; node losses do not count"),
     "successPolicy": ignored("it succeeds when every index has succeeded"),
     "managedBy": rejected("the pool runs it.", "Leave it out."),
+}
+DEPLOYMENT: Fields = {
+    "replicas": supported("default 1; 0 stops the service"),
+    "template": supported(),
+    "strategy": supported(),
+    "progressDeadlineSeconds": supported("time until a replica must be ready; default 600"),
+    "selector": not_needed("a service has its own replicas"),
+    "revisionHistoryLimit": not_needed("the last ten revisions are kept"),
+    "minReadySeconds": ignored("a replica gets requests as soon as it is ready"),
+    "paused": rejected("changes are applied at once.", "Apply it when it may change."),
+}
+STRATEGY: Fields = {
+    "type": supported("Recreate stops each replica before its successor starts"),
+    "rollingUpdate": supported(),
+}
+ROLLING_UPDATE: Fields = {
+    "maxSurge": supported("default 25%"),
+    "maxUnavailable": supported("with maxSurge 0 one replica at a time is missing, otherwise none"),
+}
+PROBE: Fields = {
+    "httpGet": supported(),
+    "tcpSocket": supported(),
+    "exec": supported("where the replica runs, also in its container"),
+    "periodSeconds": supported("default 10"),
+    "timeoutSeconds": supported("default 1; up to 30 for a command"),
+    "failureThreshold": supported("default 3"),
+    "initialDelaySeconds": not_needed("failed checks before the first success do no harm"),
+    "successThreshold": ignored("one successful check suffices"),
+    "terminationGracePeriodSeconds": ignored("that of the pod is used"),
+    "grpc": rejected("the pool has no check by gRPC.", "Use 'tcpSocket' or 'exec'."),
+}
+HTTP_GET: Fields = {
+    "path": supported(),
+    "port": supported("the port to which requests go"),
+    "scheme": supported("HTTP only"),
+    "host": ignored("the replica itself is checked"),
+    "httpHeaders": ignored("the check sends none"),
+}
+TCP_SOCKET: Fields = {
+    "port": supported("the port to which requests go"),
+    "host": ignored("the replica itself is checked"),
+}
+EXEC_ACTION: Fields = {"command": supported()}
+CONTAINER_PORT: Fields = {
+    "containerPort": supported(),
+    "name": supported(),
+    "protocol": not_needed("the gateway carries HTTP over TCP"),
+    "hostPort": ignored("each replica has its own port of the node"),
+    "hostIP": ignored("each replica has its own port of the node"),
+}
+SERVICE: Fields = {
+    "selector": supported("Deployments of the same file whose pods have these labels"),
+    "ports": supported("targetPort of the first one is the port of the server"),
+    "type": not_needed("the gateway is the only way to a service"),
+    "clusterIP": not_needed("the gateway is the only way to a service"),
+    "clusterIPs": not_needed("the gateway is the only way to a service"),
+    "ipFamilies": not_needed("the gateway is the only way to a service"),
+    "ipFamilyPolicy": not_needed("the gateway is the only way to a service"),
+    "internalTrafficPolicy": not_needed("the gateway is the only way to a service"),
+    "externalTrafficPolicy": not_needed("the gateway is the only way to a service"),
+    "allocateLoadBalancerNodePorts": not_needed("the gateway is the only way to a service"),
+    "healthCheckNodePort": ignored("the gateway has no port for each service"),
+    "sessionAffinity": ignored("a request goes to the replica with the fewest requests"),
+    "sessionAffinityConfig": ignored("a request goes to the replica with the fewest requests"),
+    "trafficDistribution": ignored("a request goes to the replica with the fewest requests"),
+    "publishNotReadyAddresses": ignored("only ready replicas get requests"),
+    "externalIPs": ignored("the address is that of the gateway"),
+    "externalName": ignored("the address is that of the gateway"),
+    "loadBalancerIP": ignored("the address is that of the gateway"),
+    "loadBalancerClass": ignored("the address is that of the gateway"),
+    "loadBalancerSourceRanges": ignored("access is by tokens"),
+}
+SERVICE_PORT: Fields = {
+    "port": not_needed("the gateway has one port for all services"),
+    "targetPort": supported("number, or name of the container's port"),
+    "name": not_needed("a service has one port"),
+    "protocol": supported("TCP"),
+    "appProtocol": not_needed("the gateway carries HTTP"),
+    "nodePort": ignored("the gateway has one port for all services"),
 }

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpupool.domain.work.labels import APPLIED_LABEL
 
 KIND_LABEL = "gpupool/kind"  # of a workload that was made from a manifest
-DIGEST_LABEL = "gpupool/applied"  # a digest of the manifest's request
+DIGEST_LABEL = APPLIED_LABEL  # a digest of the manifest's request
+# Annotations of Deployments for fields of services that Deployments do not have.
+ACCESS_NOTE, MODEL_NOTE, HOSTS_NOTE, REPLICAS_NOTE = (
+    "gpupool/access",
+    "gpupool/model",
+    "gpupool/hosts",
+    "gpupool/replicas",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class ManifestKind(NamedTuple):
     """A kind of object: its names in manifests, in ``kind/name`` of answers, and in commands."""
 
     name: str
@@ -32,13 +40,18 @@ class Kind:
         return (singular, self.plural, *self.short, *full)
 
 
-POD = Kind("Pod", ("v1",), "pods", "", ("po",))
-JOB = Kind("Job", ("batch/v1",), "jobs", "batch")
-TFJOB = Kind("TFJob", ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1"), "tfjobs", "kubeflow.org")
-PYTORCHJOB = Kind("PyTorchJob", ("kubeflow.org/v1", "kubeflow.org/v1beta2"), "pytorchjobs", "kubeflow.org")
-MPIJOB = Kind("MPIJob", ("kubeflow.org/v2beta1", "kubeflow.org/v1", "kubeflow.org/v1alpha2"), "mpijobs", "kubeflow.org")
-TRAINJOB = Kind("TrainJob", ("trainer.kubeflow.org/v1alpha1",), "trainjobs", "trainer.kubeflow.org")
-KINDS = (POD, JOB, TFJOB, PYTORCHJOB, MPIJOB, TRAINJOB)
+POD = ManifestKind("Pod", ("v1",), "pods", "", ("po",))
+JOB = ManifestKind("Job", ("batch/v1",), "jobs", "batch")
+TFJOB = ManifestKind(
+    "TFJob", ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1"), "tfjobs", "kubeflow.org"
+)
+PYTORCHJOB = ManifestKind("PyTorchJob", ("kubeflow.org/v1", "kubeflow.org/v1beta2"), "pytorchjobs", "kubeflow.org")
+MPIJOB = ManifestKind(
+    "MPIJob", ("kubeflow.org/v2beta1", "kubeflow.org/v1", "kubeflow.org/v1alpha2"), "mpijobs", "kubeflow.org"
+)
+TRAINJOB = ManifestKind("TrainJob", ("trainer.kubeflow.org/v1alpha1",), "trainjobs", "trainer.kubeflow.org")
+DEPLOYMENT = ManifestKind("Deployment", ("apps/v1",), "deployments", "apps", ("deploy",))
+KINDS = (POD, JOB, TFJOB, PYTORCHJOB, MPIJOB, TRAINJOB, DEPLOYMENT)
 BY_NAME = {kind.name: kind for kind in KINDS}
 BY_WORD = {word: kind for kind in KINDS for word in kind.words}
 
@@ -50,7 +63,11 @@ SKIPPED = {
     "PersistentVolume": "mount folders of the nodes with hostPath",
     "PersistentVolumeClaim": "there are no storage claims; mount a folder of the nodes with hostPath",
     "StorageClass": "there are no storage claims",
-    "Service": "programs are reached at the address of their node",
+    "Service": "it selects no Deployment of this file, and programs are reached at the address of their node",
+    "HorizontalPodAutoscaler": f"write the annotation {REPLICAS_NOTE}: 0..4 in the Deployment",
+    "Ingress": f"the gateway is the entry; host names are the annotation {HOSTS_NOTE} of a Deployment",
+    "NetworkPolicy": "programs use the network of the node",
+    "PodDisruptionBudget": "updates and drains of nodes keep replicas ready",
     "ServiceAccount": "programs run as the user who applies the manifest",
     "Role": "administrators of the pool assign roles",
     "RoleBinding": "administrators of the pool assign roles",
@@ -64,7 +81,7 @@ SKIPPED = {
     "ClusterQueue": "projects and departments are the queues",
     "Cohort": "projects and departments are the queues",
     "ResourceFlavor": "nodes are selected by GPU model and label",
-    "Topology": "a node label keeps workers together ('--within LABEL')",
+    "Topology": "'gpupool policy set --topology' lists the node labels of the levels",
     "AdmissionCheck": "the scheduler of the pool admits workloads",
     "WorkloadPriorityClass": "priorities are low, normal, high, or a number",
     "PodGroup": "members of a training job always start together",

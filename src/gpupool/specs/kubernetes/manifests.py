@@ -11,20 +11,30 @@ from typing import Any
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.specs.fields.request import WorkloadRequest
 from gpupool.specs.kubernetes.field_tables import DOCUMENT, METADATA
+from gpupool.specs.kubernetes.jobs.deployment import deployed_labels, deployment_body, read_services, stopped
 from gpupool.specs.kubernetes.jobs.kubeflow import mpi_body, suspended, tf_body, torch_body
 from gpupool.specs.kubernetes.jobs.pod_job import job_body, job_suspended, pod_body
 from gpupool.specs.kubernetes.jobs.trainer import read_runtimes, train_body
-from gpupool.specs.kubernetes.kinds import BY_NAME, COMPANIONS, DIGEST_LABEL, KIND_LABEL, KINDS, SKIPPED, Kind
+from gpupool.specs.kubernetes.kinds import (
+    BY_NAME,
+    COMPANIONS,
+    DEPLOYMENT,
+    DIGEST_LABEL,
+    KIND_LABEL,
+    KINDS,
+    SKIPPED,
+    ManifestKind,
+)
 from gpupool.specs.kubernetes.pods.pod import Around, PodParts
-from gpupool.specs.kubernetes.reading import View
-from gpupool.specs.kubernetes.report import Notice, Place, Remark, Report
-from gpupool.specs.kubernetes.settings import NAMESPACE_PREFIX, PROJECT_LABELS, Companions, Settings
+from gpupool.specs.kubernetes.reading import ManifestView
+from gpupool.specs.kubernetes.report import ManifestNotice, ManifestReport, Place, Remark
+from gpupool.specs.kubernetes.settings import NAMESPACE_PREFIX, PROJECT_LABELS, Companions, PodSettings
 from gpupool.specs.request import parse_request
 from gpupool.specs.text.error_messages import RequestError
-from gpupool.specs.text.yaml_nodes import Node, read_yaml
+from gpupool.specs.text.yaml_nodes import YamlNode, read_yaml
 
 Values = dict[str, Any]
-Reader = Callable[[View, Around], tuple[Values, PodParts]]
+Reader = Callable[[ManifestView, Around], tuple[Values, PodParts]]
 OWN_PREFIX = "gpupool/"
 READERS: dict[str, Reader] = {
     "Pod": pod_body,
@@ -33,13 +43,15 @@ READERS: dict[str, Reader] = {
     "PyTorchJob": torch_body,
     "MPIJob": mpi_body,
     "TrainJob": train_body,
+    "Deployment": deployment_body,
 }
-SUSPENDED: dict[str, Callable[[View], bool]] = {
+SUSPENDED: dict[str, Callable[[ManifestView], bool]] = {
     "Job": job_suspended,
     "TFJob": suspended,
     "PyTorchJob": suspended,
     "MPIJob": suspended,
     "TrainJob": suspended,
+    "Deployment": stopped,
 }
 
 
@@ -50,7 +62,7 @@ class Manifest:
     ``request`` then has no name; it has no project if none is given. ``digest`` identifies the requested content.
     """
 
-    kind: Kind
+    kind: ManifestKind
     name: str
     generated: bool
     request: WorkloadRequest
@@ -79,20 +91,20 @@ class Manifests:
     remarks: tuple[Remark, ...]
 
 
-def read_manifests(text: str, name: str, settings: Settings | None = None) -> Manifests:
+def read_manifests(text: str, name: str, settings: PodSettings | None = None) -> Manifests:
     """Return the objects in a YAML or JSON text of one or more documents; ``name`` begins the messages.
 
     Raises ``GpupoolError``: the errors of ``read_yaml``, and one error for everything that is not supported, with all
     positions (``job.yml:12:3: ...``), a line for each.
     """
-    report = Report(name)
+    report = ManifestReport(name)
     views = [view for root in read_yaml(text, name) for view in _objects(_view(report, root))]
     if not views:
         raise GpupoolError(
             ErrorCode.INVALID_FILE, f"{name} contains no manifest.", "Begin with 'apiVersion:' and 'kind:'."
         )
     companions = _companions(views)
-    settings = settings or Settings()
+    settings = settings or PodSettings()
     found = [_read(view, settings, companions) for view in views]
     if not any(isinstance(one, Manifest) for one in found):
         found += [_skip_alone(view) for view in views if view.keys() and view.text("kind") in COMPANIONS]
@@ -107,7 +119,7 @@ def read_manifests(text: str, name: str, settings: Settings | None = None) -> Ma
 
 def named_objects(text: str, name: str) -> list[tuple[str, str]]:
     """Return kind and name of each runnable object in a text; nothing else in it is checked."""
-    report = Report(name)
+    report = ManifestReport(name)
     found = []
     for view in (view for root in read_yaml(text, name) for view in _objects(_view(report, root))):
         kind, of = view.text("kind"), view.follow("metadata", "name")
@@ -117,35 +129,35 @@ def named_objects(text: str, name: str) -> list[tuple[str, str]]:
     return found
 
 
-def _view(report: Report, node: Node) -> View:
-    return View(report, node, "", (node.line, node.column))
+def _view(report: ManifestReport, node: YamlNode) -> ManifestView:
+    return ManifestView(report, node, "", (node.line, node.column))
 
 
-def _objects(view: View) -> Sequence[View]:
+def _objects(view: ManifestView) -> Sequence[ManifestView]:
     """Return an object, or the items of a List."""
-    if isinstance(view.node.value, dict) and view.text("kind").endswith("List") and "items" in view.keys():  # noqa: SIM118 - a View
+    if isinstance(view.node.value, dict) and view.text("kind").endswith("List") and "items" in view.keys():  # noqa: SIM118 - a ManifestView
         return [_view(item.report, item.node) for item in view.each("items")]
     return [view]
 
 
-def _companions(views: Sequence[View]) -> Companions:
+def _companions(views: Sequence[ManifestView]) -> Companions:
     maps: dict[str, Mapping[str, str]] = {}
     for view in views:
         if isinstance(view.node.value, dict) and view.text("kind") == "ConfigMap":
             name = view.follow("metadata", "name")
             data = {key: value.scalar() for key, value in view.pairs("data").items()}
             maps[name.scalar() if name is not None else ""] = data
-    return Companions(maps, read_runtimes(views))
+    return Companions(maps, read_runtimes(views), read_services(views), deployed_labels(views))
 
 
-def _read(view: View, settings: Settings, companions: Companions) -> Manifest | Skipped | None:
+def _read(view: ManifestView, settings: PodSettings, companions: Companions) -> Manifest | Skipped | None:
     if not view.keys():
         view.report.refuse(view.place, "A manifest must be a mapping with 'apiVersion' and 'kind'.")
         return None
     kind_name, version = view.text("kind"), view.text("apiVersion")
     metadata = view.get("metadata")
-    if kind_name in COMPANIONS:
-        return None
+    if kind_name in COMPANIONS or (kind_name == "Service" and _selects_deployment(view, companions)):
+        return None  # read with the work that uses it
     if kind_name in SKIPPED:
         return _skip(view, kind_name, metadata, SKIPPED[kind_name])
     kind = _kind(view, kind_name, version)
@@ -156,21 +168,27 @@ def _read(view: View, settings: Settings, companions: Companions) -> Manifest | 
     if metadata is None or spec is None:
         view.report.refuse(view.place, "It needs 'metadata' and 'spec'.", "", ErrorCode.INVALID_REQUEST)
         return None
-    return _manifest(kind, spec, Around(metadata, settings, companions))
+    return _manifest(kind, spec, Around(metadata, settings, companions, server=kind is DEPLOYMENT))
 
 
-def _skip(view: View, kind: str, metadata: View | None, why: str) -> Skipped:
+def _selects_deployment(service: ManifestView, companions: Companions) -> bool:
+    """Return whether a Service selects the pods of a Deployment of the same file."""
+    own = next(each for each in companions.services if each.view is service)
+    return any(own.selects(labels) for labels in companions.deployed)
+
+
+def _skip(view: ManifestView, kind: str, metadata: ManifestView | None, why: str) -> Skipped:
     name = metadata.text("name") if metadata is not None else ""
-    view.report.warn(view.place_of("kind"), Notice.KIND_SKIPPED, f"{kind} '{name[:80]}' is ignored: {why}.")
+    view.report.warn(view.place_of("kind"), ManifestNotice.KIND_SKIPPED, f"{kind} '{name[:80]}' is ignored: {why}.")
     return Skipped(kind, name, *view.place)
 
 
-def _skip_alone(view: View) -> Skipped:
+def _skip_alone(view: ManifestView) -> Skipped:
     """Skip an object that is only useful together with the work that uses it."""
     return _skip(view, view.text("kind"), view.get("metadata"), "put it into the file of the workload that uses it")
 
 
-def _kind(view: View, name: str, version: str) -> Kind | None:
+def _kind(view: ManifestView, name: str, version: str) -> ManifestKind | None:
     kind = BY_NAME.get(name)
     if kind is None:
         known = ", ".join(kind.name for kind in KINDS)
@@ -184,7 +202,7 @@ def _kind(view: View, name: str, version: str) -> Kind | None:
     return kind
 
 
-def _manifest(kind: Kind, spec: View, around: Around) -> Manifest | None:
+def _manifest(kind: ManifestKind, spec: ManifestView, around: Around) -> Manifest | None:
     metadata, report = around.metadata, spec.report
     metadata.check(METADATA)
     _check_labels(metadata)
@@ -209,13 +227,13 @@ def _manifest(kind: Kind, spec: View, around: Around) -> Manifest | None:
     return Manifest(kind, name or prefix, not name, request, waits, digest, line, column)
 
 
-def _check_labels(metadata: View) -> None:
+def _check_labels(metadata: ManifestView) -> None:
     for key, value in metadata.pairs("labels").items():
         if key.startswith(OWN_PREFIX):
             value.refuse("is a reserved label of the pool.", "Leave it out.")
 
 
-def _project(metadata: View, settings: Settings) -> str | None:
+def _project(metadata: ManifestView, settings: PodSettings) -> str | None:
     """Return the project: from the option, a queue's label, or the namespace, if the pool has it."""
     if settings.project is not None:
         return settings.project
@@ -231,7 +249,7 @@ def _project(metadata: View, settings: Settings) -> str | None:
         if name != "default" and project not in {name, name.removeprefix(NAMESPACE_PREFIX)}:
             runs_in = f"project '{project}'" if project is not None else "your default project"
             said = f"is not a project of the pool ('{name[:80]}'): the workload uses {runs_in}."
-            value.warn(Notice.PROJECT_UNKNOWN, said)
+            value.warn(ManifestNotice.PROJECT_UNKNOWN, said)
     return project
 
 
@@ -240,7 +258,7 @@ def _digest(body: Values) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _request(report: Report, body: Values, metadata: View, place: Place) -> WorkloadRequest | None:
+def _request(report: ManifestReport, body: Values, metadata: ManifestView, place: Place) -> WorkloadRequest | None:
     try:
         return parse_request(body)
     except RequestError as error:
@@ -250,7 +268,7 @@ def _request(report: Report, body: Values, metadata: View, place: Place) -> Work
         return None
 
 
-def _check_names(report: Report, objects: Sequence[Manifest]) -> None:
+def _check_names(report: ManifestReport, objects: Sequence[Manifest]) -> None:
     """Check that a name occurs once. A Pod and a Job cannot share a name here, unlike in Kubernetes."""
     seen: dict[tuple[str, str | None], Manifest] = {}
     for one in objects:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gpupool.specs.kubernetes.kinds import BY_NAME, KIND_LABEL, POD, Kind
+from gpupool.specs.kubernetes.kinds import BY_NAME, DEPLOYMENT, KIND_LABEL, POD, ManifestKind
 
 Json = dict[str, Any]
 
@@ -39,7 +39,7 @@ GPU = "nvidia.com/gpu"
 OWN_PREFIX = "gpupool/"
 
 
-def kind_of(workload: Mapping[str, Any]) -> Kind:
+def kind_of(workload: Mapping[str, Any]) -> ManifestKind:
     """Return the kind of object that a workload was created from; Pod if there was none."""
     return BY_NAME.get(workload["labels"].get(KIND_LABEL, ""), POD)
 
@@ -90,6 +90,39 @@ def pod_object(workload: Json, replica: Json, now: float) -> Json:
         spec["nodeName"] = replica["node"]
     metadata = _metadata(workload, replica["member"] or workload["name"], f"{workload['id']}-{replica['index']}")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+
+
+def deployment_object(service: Json) -> Json:
+    """Return a service as a Deployment."""
+    definition = service["definition"] or {}
+    labels = {k: v for k, v in definition.get("labels", {}).items() if not k.startswith(OWN_PREFIX)}
+    container: Json = {"name": "main"}
+    container |= {name: definition[name] for name in ("image", "command") if definition.get(name)}
+    if count := (definition.get("gpus") or {}).get("count"):
+        container["resources"] = {"limits": {GPU: str(count)}}
+    ready, wanted = service["ready"], service["desired"]
+    available = "True" if ready >= wanted else "False"
+    current = sum(1 for each in service["replicas"] if each["revision"] == service["target"])
+    return {
+        "apiVersion": DEPLOYMENT.versions[0],
+        "kind": DEPLOYMENT.name,
+        "metadata": {
+            "name": service["name"],
+            "namespace": service["project"],
+            "uid": service["id"],
+            "creationTimestamp": moment(service["created_at"]),
+            "labels": labels,
+            "annotations": {"gpupool/service": service["id"], "gpupool/user": service["user"]},
+        },
+        "spec": {"replicas": wanted, "template": {"spec": {"containers": [container]}}},
+        "status": {
+            "replicas": len(service["replicas"]),
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+            "updatedReplicas": current,
+            "conditions": [{"type": "Available", "status": available, "message": service["failure"]}],
+        },
+    }
 
 
 def node_object(node: Json) -> Json:
@@ -187,7 +220,7 @@ def _job_spec(workload: Json) -> Json:
     }
 
 
-def _job_status(workload: Json, kind: Kind) -> Json:
+def _job_status(workload: Json, kind: ManifestKind) -> Json:
     counts = workload["counts"]
     status: Json = {
         "active": sum(counts[state] for state in ("pending", "starting", "running", "stopping")),
@@ -218,7 +251,7 @@ def _job_status(workload: Json, kind: Kind) -> Json:
     return status
 
 
-def _conditions(workload: Json, kind: Kind) -> Iterator[Json]:
+def _conditions(workload: Json, kind: ManifestKind) -> Iterator[Json]:
     names = {"succeeded": "Complete" if kind.group == "batch" else "Succeeded", "failed": "Failed", "stopped": "Failed"}
     names |= {"suspended": "Suspended", "running": "Running"}
     name = names.get(workload["state"])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpupool.domain.errors import ErrorCode
-from gpupool.specs.kubernetes.report import Notice, Place, Report
-from gpupool.specs.text.yaml_nodes import Node, TextFields
+from gpupool.specs.kubernetes.report import ManifestNotice, ManifestReport, Place
+from gpupool.specs.text.yaml_nodes import TextFields, YamlNode
 
 _AS_WRITTEN = TextFields(((),))
 _TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -37,11 +37,11 @@ Fields = Mapping[str, Rule]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ManifestView:
     """A value of the manifest: its position (``place`` is that of its key) and its name (``path``)."""
 
-    report: Report
-    node: Node
+    report: ManifestReport
+    node: YamlNode
     path: str
     place: Place
 
@@ -57,7 +57,7 @@ class View:
         """Record a fault here; the sentence is completed with the field's name in front."""
         self.report.refuse(self.place, f"'{self.path}' {sentence}", hint, code)
 
-    def warn(self, code: Notice, sentence: str) -> None:
+    def warn(self, code: ManifestNotice, sentence: str) -> None:
         """Record a warning here; the sentence is completed with the field's name in front."""
         self.report.warn(self.place, code, f"'{self.path}' {sentence}")
 
@@ -71,17 +71,17 @@ class View:
             self.refuse("must be a mapping of names to values.")
         return []
 
-    def get(self, key: str) -> View | None:
+    def get(self, key: str) -> ManifestView | None:
         """Return the value under a name; None if it is missing or null."""
         if not isinstance(self.node.value, dict) or key not in self.node.value:
             return None
-        child = View(self.report, self.node.value[key], _joined(self.path, key), self.node.keys[key])
+        child = ManifestView(self.report, self.node.value[key], _joined(self.path, key), self.node.keys[key])
         null = isinstance(child.node.value, str) and child.node.plain(_AS_WRITTEN) is None
         return None if null else child
 
-    def follow(self, *keys: str) -> View | None:
+    def follow(self, *keys: str) -> ManifestView | None:
         """Return the value under several nested names."""
-        found: View | None = self
+        found: ManifestView | None = self
         for key in keys:
             found = found.get(key) if found is not None else None
         return found
@@ -97,7 +97,7 @@ class View:
             if child is None or child.absent:
                 continue
             if rule.treatment is Treatment.IGNORED:
-                child.warn(Notice.FIELD_IGNORED, f"is ignored: {rule.why}")
+                child.warn(ManifestNotice.FIELD_IGNORED, f"is ignored: {rule.why}")
             elif rule.treatment is Treatment.REJECTED:
                 child.refuse(f"is not supported: {rule.why}", rule.hint, ErrorCode.UNSUPPORTED)
 
@@ -110,18 +110,18 @@ class View:
 
     # Lists
 
-    def items(self) -> list[View]:
+    def items(self) -> list[ManifestView]:
         """Return the items of a list; record a fault and return none if it is not one."""
         if not isinstance(self.node.value, list):
             if not self.absent:
                 self.refuse("must be a list.")
             return []
         return [
-            View(self.report, item, f"{self.path}[{index}]", (item.line, item.column))
+            ManifestView(self.report, item, f"{self.path}[{index}]", (item.line, item.column))
             for index, item in enumerate(self.node.value)
         ]
 
-    def each(self, key: str) -> list[View]:
+    def each(self, key: str) -> list[ManifestView]:
         """Return the items of the list under a name; none if it is missing."""
         found = self.get(key)
         return [] if found is None else found.items()
@@ -144,7 +144,7 @@ class View:
         """Return the texts in the list under a name."""
         return [item.scalar() for item in self.each(key)]
 
-    def pairs(self, key: str) -> dict[str, View]:
+    def pairs(self, key: str) -> dict[str, ManifestView]:
         """Return the values in the mapping under a name."""
         found = self.get(key)
         if found is None:

@@ -11,7 +11,7 @@ MAX_SHOWN = 10
 Place = tuple[int, int]
 
 
-class Notice(StrEnum):
+class ManifestNotice(StrEnum):
     """Names of the warnings; ``docs/kubernetes.md`` says what each means."""
 
     FIELD_IGNORED = "FIELD_IGNORED"
@@ -29,13 +29,19 @@ class Notice(StrEnum):
     EXIT_CODES_ALIKE = "EXIT_CODES_ALIKE"
     CLEAN_UP = "CLEAN_UP"
     PRIORITY_CLASS_UNKNOWN = "PRIORITY_CLASS_UNKNOWN"
+    SERVICE_ADDRESS = "SERVICE_ADDRESS"
+    PORT_REPLACED = "PORT_REPLACED"
+    PORT_FIXED = "PORT_FIXED"
+    PORT_UNKNOWN = "PORT_UNKNOWN"
+    PORT_IGNORED = "PORT_IGNORED"
+    ONE_BY_ONE = "ONE_BY_ONE"
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
     """A warning: its name, a sentence, and where (lines and columns count from 1)."""
 
-    code: Notice
+    code: ManifestNotice
     message: str
     line: int
     column: int
@@ -53,7 +59,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class Report:
+class ManifestReport:
     """Collects faults and warnings; ``name`` is that of the file."""
 
     name: str
@@ -64,7 +70,7 @@ class Report:
         """Record a fault; reading continues, so that all faults are reported at once."""
         self.faults.append(Fault(code, sentence, hint, *place))
 
-    def warn(self, place: Place, code: Notice, sentence: str) -> None:
+    def warn(self, place: Place, code: ManifestNotice, sentence: str) -> None:
         """Record a difference from the behaviour in a cluster."""
         remark = Remark(code, sentence, *place)
         if remark not in self.remarks:

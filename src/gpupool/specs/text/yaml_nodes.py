@@ -31,12 +31,12 @@ _WORDS = {
 
 
 @dataclass(slots=True)
-class Node:
+class YamlNode:
     """A value and its position (lines and columns count from 1): text, a list of nodes, or a mapping of them."""
 
     line: int
     column: int
-    value: str | list[Node] | dict[str, Node]
+    value: str | list[YamlNode] | dict[str, YamlNode]
     plain_style: bool = True
     weight: int = 1
     tag: str = ""
@@ -106,7 +106,7 @@ def at(name: str, line: int, column: int, sentence: str, hint: str = "") -> Gpup
     return GpupoolError(ErrorCode.INVALID_FILE, f"{name}:{line}:{column}: {sentence}", hint)
 
 
-def read_yaml(text: str, name: str) -> list[Node]:
+def read_yaml(text: str, name: str) -> list[YamlNode]:
     """Return the documents of a YAML text, without empty ones.
 
     Raises ``GpupoolError``: INVALID_FILE with the position for bad syntax, a repeated key, tags, and recursive aliases;
@@ -121,6 +121,8 @@ def read_yaml(text: str, name: str) -> list[Node]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = (error.problem or "the text is not YAML").strip()
+        if "nesting depth" in what:  # the limit of PyYAML 6.0.4, whose parser reads ahead of the composer
+            what = f"nested deeper than {MAX_DEPTH} levels"
         if mark is None:
             raise at(name, 1, 1, f"{what}.") from error
         raise at(name, mark.line + 1, mark.column + 1, f"{what}.", "Check indentation and quotes there.") from error
@@ -139,10 +141,10 @@ class _Composer:
     def __init__(self, loader: Any, name: str) -> None:
         self._loader = loader
         self._name = name
-        self._anchors: dict[str, Node | None] = {}  # None while the anchored value is still read
+        self._anchors: dict[str, YamlNode | None] = {}  # None while the anchored value is still read
         self._total = 0
 
-    def documents(self) -> Iterator[Node]:
+    def documents(self) -> Iterator[YamlNode]:
         count = 0
         while not isinstance(event := self._loader.get_event(), yaml.StreamEndEvent):
             if isinstance(event, yaml.DocumentStartEvent):
@@ -154,13 +156,13 @@ class _Composer:
                 if node.value != "" or not node.plain_style:
                     yield node
 
-    def _node(self, event: Any, depth: int) -> Node:
+    def _node(self, event: Any, depth: int) -> YamlNode:
         mark = event.start_mark
         if depth > MAX_DEPTH:
             raise self._at(mark, f"nested deeper than {MAX_DEPTH} levels.")
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
-        node = Node(mark.line + 1, mark.column + 1, "", tag=self._tag(event))
+        node = YamlNode(mark.line + 1, mark.column + 1, "", tag=self._tag(event))
         if event.anchor is not None:
             self._anchors[event.anchor] = None
         if isinstance(event, yaml.ScalarEvent):
@@ -175,16 +177,16 @@ class _Composer:
             self._anchors[event.anchor] = node
         return node
 
-    def _items(self, node: Node, depth: int) -> list[Node]:
-        items: list[Node] = []
+    def _items(self, node: YamlNode, depth: int) -> list[YamlNode]:
+        items: list[YamlNode] = []
         self._count(node, 1)
         while not isinstance(event := self._loader.get_event(), yaml.SequenceEndEvent):
             items.append(self._node(event, depth + 1))
             node.weight += items[-1].weight
         return items
 
-    def _pairs(self, node: Node, depth: int) -> dict[str, Node]:
-        pairs: dict[str, Node] = {}
+    def _pairs(self, node: YamlNode, depth: int) -> dict[str, YamlNode]:
+        pairs: dict[str, YamlNode] = {}
         self._count(node, 1)
         while not isinstance(event := self._loader.get_event(), yaml.MappingEndEvent):
             mark = event.start_mark
@@ -198,7 +200,7 @@ class _Composer:
             node.weight += key.weight + pairs[key.value].weight
         return pairs
 
-    def _alias(self, event: Any) -> Node:
+    def _alias(self, event: Any) -> YamlNode:
         if event.anchor not in self._anchors:
             raise self._at(event.start_mark, f"there is no anchor '&{event.anchor[:80]}' before this.")
         found = self._anchors[event.anchor]
@@ -208,7 +210,7 @@ class _Composer:
         self._check_total()
         return found
 
-    def _count(self, node: Node, weight: int) -> None:
+    def _count(self, node: YamlNode, weight: int) -> None:
         node.weight = weight
         self._total += weight
         self._check_total()

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import typer
-
 from gpupool.cli import completion
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, add_group, command
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.text import table

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, add_group, command
 from gpupool.cli.output import notify, out_style, print_command, show, show_json
 from gpupool.cli.transport.pool import open_pool, quote_segment

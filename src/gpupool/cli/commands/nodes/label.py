@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from gpupool.cli import completion
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, add_aliases, add_group, command
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.text import pairs

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-import typer
-
 from gpupool.cli import completion
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command, notify_if_emulated
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.machines import gpu_lines, node_lines, sharing_lines, smi_lines

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.machines import moment_text, reservation_lines

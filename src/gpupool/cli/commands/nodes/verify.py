@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import base64
-import json as json_lib
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import typer
-
 from gpupool.cli import completion
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command
+from gpupool.cli.commands.nodes.verify_network import verify_network
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.machines import moment_text
 from gpupool.cli.render.text import table as text_table
 from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
 from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
 from gpupool.domain.units import parse_duration_s
-from gpupool.domain.work.supervision import NODE_PROGRAM
-from gpupool.verify.results import Outcome, Report, Subject, compare_with_peers
+from gpupool.verify.results import CheckOutcome, Subject, VerifyReport, compare_with_peers
 from gpupool.verify.table import table
+from gpupool.verify.workload import (
+    LABEL,
+    PROJECT,
+    SLICE_LABEL,
+    cordon_reason,
+    findings,
+    read_report,
+    request_body,
+    time_limit_s,
+)
 
-PROJECT = "gpupool-maintenance"
-PROGRAM = "verify/__main__.py"
-LABEL = "gpupool.io/verify"  # of the workloads; its value is the node
-SLICE_LABEL = "gpupool.io/verify-slice"  # the same; their rates are not compared
-MAX_TIME_S = 1800.0
-MAX_GPUS = 16  # of a node, for the time limit
-KEEP = "30d"
-MAX_REASON = 200
 MAX_RUNS = 64  # of which the history shows the results
 HISTORY_HEADERS = ("TIME", "NODE", "GPU", "MODEL", "RESULT", "FINDINGS")
 Json = dict[str, Any]
@@ -45,11 +45,12 @@ def register(app: typer.Typer) -> None:
         "gpupool verify",
         "gpupool verify gpu1 --gpu 2",
         "gpupool verify gpu1 --level 3 --burn 10m",
+        "gpupool verify --network",
         "gpupool verify gpu1 --history",
     )(verify)
 
 
-def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
+def verify(  # noqa: C901, PLR0913, PLR0917 - one parameter per option
     node: Node = None,
     gpu: Annotated[
         list[int] | None, typer.Option("--gpu", metavar="N", help="Check only this GPU, by its index; repeatable.")
@@ -68,6 +69,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
         str | None, typer.Option("--wait", metavar="TIME", help="Fail if the GPUs are not free after this time.")
     ] = None,
     cordon: Annotated[bool, typer.Option("--cordon/--no-cordon", help="Cordon GPUs that fail (default).")] = True,
+    network: Annotated[bool, typer.Option("--network", help="Measure the network between all nodes instead.")] = False,
     history: Annotated[bool, typer.Option("--history", help="Show earlier results; check nothing.")] = False,
     json: AsJson = False,
 ) -> int:
@@ -81,12 +83,17 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
         return _show_history(pool, node, frozenset(gpu or ()), as_json=json)
     if fraction is not None and (gpu or level > 1):
         raise typer.BadParameter("--slice excludes --gpu and --level")
+    if network and (node or gpu or level > 1 or fraction is not None):
+        raise typer.BadParameter("--network excludes a node, --gpu, --level and --slice")
+    if network:
+        _make_project(pool)
+        return verify_network(pool, PROJECT, wait, as_json=json)
     nodes = _nodes(pool, node)
     _make_project(pool)
     chosen = [word for index in gpu or () for word in ("--gpu", str(index))]
     burn_s = parse_duration_s(burn)
     words = [*chosen, *(["--slice"] if fraction is not None else []), "--level", str(level), "--burn", f"{burn_s:g}"]
-    limit_s = MAX_TIME_S + (MAX_TIME_S + burn_s * MAX_GPUS if level > 1 else 0)
+    limit_s = time_limit_s(level, burn_s)
     workloads = [(each, pool.post("workloads", _request(each, words, limit_s, wait, fraction))) for each in nodes]
     for each, workload in workloads:
         notify(f"{workload['name']} checks the GPUs of {each['name']}")
@@ -138,21 +145,12 @@ def _make_project(pool: PoolClient) -> None:
 
 def _request(node: Json, words: list[str], limit_s: float, wait: str | None, fraction: float | None) -> Json:
     amount = {"count": _count(node)} if fraction is None else {"count": 1, "fraction": fraction}
-    return {
-        "name": f"verify-{node['name']}"[:63].rstrip("-._"),
-        "project": PROJECT,
-        "command": [NODE_PROGRAM, PROGRAM, "--json", "--node", node["name"], *words],
-        "gpus": {**amount, "labels": {"node": node["name"]}},
-        "labels": {LABEL if fraction is None else SLICE_LABEL: node["name"]},
-        "priority": "low",
-        "restart": "never",
-        "max_time": limit_s,
-        "ttl": KEEP,
-        **({} if wait is None else {"wait": wait}),
-    }
+    labels = {LABEL if fraction is None else SLICE_LABEL: node["name"]}
+    body = request_body(node["name"], amount, labels, words, limit_s)
+    return body if wait is None else {**body, "wait": wait}
 
 
-def _result(pool: PoolClient, workload: Json) -> Report | None:
+def _result(pool: PoolClient, workload: Json) -> VerifyReport | None:
     """Wait for the end of a workload and return its report; print a message and return None if it has none."""
     from gpupool.cli.commands.work.control import await_end
 
@@ -164,17 +162,13 @@ def _result(pool: PoolClient, workload: Json) -> Report | None:
     return report
 
 
-def _read_report(pool: PoolClient, workload: Json) -> Report | None:
+def _read_report(pool: PoolClient, workload: Json) -> VerifyReport | None:
     """Return the report in the output of a workload; None if there is none."""
     from gpupool.cli.transport.member_logs import all_chunks
 
     chunks = all_chunks(pool, workload_path(workload["id"], "logs"), {})
     output = b"".join(base64.b64decode(chunk["data"]) for chunk in chunks if chunk["stream"] == "out")
-    lines = [line for line in output.decode(errors="replace").splitlines() if line.startswith("{")]
-    try:
-        return Report.from_dict(json_lib.loads(lines[-1])) if lines else None
-    except (ValueError, KeyError):
-        return None
+    return read_report(output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +177,7 @@ class Run:
 
     workload: str
     finished_at: float
-    report: Report
+    report: VerifyReport
 
 
 def _runs(pool: PoolClient, node: str | None) -> list[Run]:
@@ -212,7 +206,7 @@ def _show_history(pool: PoolClient, node: str | None, gpus: frozenset[int], *, a
         return 0
     zone = pool.get("pool")["time_zone"]
     rows = [
-        (moment_text(run.finished_at, zone), run.report.node, gpu.index, gpu.model, gpu.outcome, _findings(gpu))
+        (moment_text(run.finished_at, zone), run.report.node, gpu.index, gpu.model, gpu.outcome, findings(gpu) or "-")
         for run in runs
         for gpu in run.report.gpus
         if not gpus or gpu.index in gpus
@@ -221,12 +215,7 @@ def _show_history(pool: PoolClient, node: str | None, gpus: frozenset[int], *, a
     return 0
 
 
-def _findings(gpu: Subject) -> str:
-    bad = [check for check in gpu.checks if check.outcome in {Outcome.SUSPECT, Outcome.FAIL}]
-    return "; ".join(f"{check.name}: {check.note}" for check in bad) or "-"
-
-
-def _compare(reports: list[Report], earlier: list[Report]) -> list[Report]:
+def _compare(reports: list[VerifyReport], earlier: list[VerifyReport]) -> list[VerifyReport]:
     """Return the reports with rates compared among all GPUs of a model; ``earlier`` reports have the others."""
     others: dict[str, Subject] = {}
     for gpu in (gpu for report in earlier for gpu in report.gpus):
@@ -235,16 +224,11 @@ def _compare(reports: list[Report], earlier: list[Report]) -> list[Report]:
     return [replace(report, gpus=tuple(next(compared) for _ in report.gpus)) for report in reports]
 
 
-def _cordon_failed(pool: PoolClient, node: Json, report: Report) -> None:
+def _cordon_failed(pool: PoolClient, node: Json, report: VerifyReport) -> None:
     """Cordon each GPU that failed, and only it."""
     index_of = {gpu["uuid"]: gpu["index"] for gpu in node["gpus"]}
     for gpu in report.gpus:
-        if gpu.outcome is Outcome.FAIL and gpu.uuid in index_of:
-            body = {"gpu": index_of[gpu.uuid], "reason": _reason(gpu)}
+        if gpu.outcome is CheckOutcome.FAIL and gpu.uuid in index_of:
+            body = {"gpu": index_of[gpu.uuid], "reason": cordon_reason(gpu)}
             pool.post(f"nodes/{quote_segment(node['name'])}/cordon", body)
             notify(f"GPU {index_of[gpu.uuid]} of {node['name']} is cordoned: {body['reason']}")
-
-
-def _reason(gpu: Subject) -> str:
-    failed = next(check for check in gpu.checks if check.outcome is Outcome.FAIL)
-    return f"verify: {failed.name}: {failed.note}"[:MAX_REASON]

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import out_style, show, show_json, write_out
 from gpupool.cli.render.workloads import event_lines

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from gpupool.cli import completion, settings
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, add_group, command, with_options
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.people import project_lines
@@ -97,6 +96,7 @@ def register(app: typer.Typer) -> None:
     )(change)
     command(group, "gpupool project delete team-a")(delete)
     command(group, "gpupool project members team-a --add carl --remove ben")(members)
+    command(group, "gpupool project add-group cs101 students --dry-run", name="add-group")(add_os_group)
     config = add_group(app, "config", "Show and change your defaults.", "gpupool config project team-a")
     command(config, "gpupool config project team-a", "gpupool config project none")(project)
     command(config, "gpupool config show", name="show")(show_config)
@@ -156,6 +156,20 @@ def members(
     if wanted != found["members"]:
         pool.patch(f"projects/{quote_segment(name)}", {"members": wanted})
     show(wanted or ["everybody"])
+
+
+def add_os_group(
+    name: Name,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="A group of accounts of this machine.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes without making them.")] = False,
+) -> None:
+    """Make the accounts of a group of this machine users and members of a project, before their first use."""
+    from gpupool.cli.commands.people.user import apply_plan
+    from gpupool.cli.request.user_table import plan_import, users_of_group
+
+    table = users_of_group(group, name)
+    pool = open_pool()
+    apply_plan(pool, plan_import(table, pool.get("users")["users"], pool.get("projects")["projects"]), dry_run=dry_run)
 
 
 def project(

@@ -7,9 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from gpupool.cli.commands.common import AsJson, add_group, command, help_text, with_options
+from gpupool.cli import lazy_typer as typer
+from gpupool.cli.commands.common import AsJson, add_group, command, with_options
 from gpupool.cli.output import notify, out_style, show, show_json, write_out
 from gpupool.cli.render.people import rates_lines, report_lines
 from gpupool.cli.transport.pool import PoolClient, open_pool
@@ -51,7 +50,7 @@ OPTIONS = (
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     group = typer.Typer()
-    group.callback(invoke_without_command=True, help=help_text(report.__doc__ or "", EXAMPLES))(report)
+    group.callback(invoke_without_command=True, examples=EXAMPLES)(report)
     rates = add_group(group, "rates", "Show and set the rates of GPU hours.", "gpupool report rates show")
     command(rates, "gpupool report rates show", name="show")(show_rates)
     command(
@@ -64,7 +63,7 @@ def register(app: typer.Typer) -> None:
 
 
 @with_options(OPTIONS)
-def report(context: typer.Context, **values: Any) -> None:
+def report(context: typer.CommandContext, **values: Any) -> None:
     """Show GPU hours (allocated, requested, used, idle), waiting times and costs. See docs/reports.md."""
     if context.invoked_subcommand is not None:
         return

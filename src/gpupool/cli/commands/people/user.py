@@ -1,24 +1,25 @@
-"""``user``, ``token`` and ``usage``."""
+"""``user`` and ``token``."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gpupool.cli import completion
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, add_group, command
 from gpupool.cli.output import notify, out_style, show, show_json
-from gpupool.cli.render.people import token_lines, usage_lines, user_lines
+from gpupool.cli.render.people import token_lines, user_lines
 from gpupool.cli.request.project_options import gpu_permille
-from gpupool.cli.transport.pool import open_pool, quote_segment
+from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment
 from gpupool.domain.people.access import Role, Scope
 from gpupool.domain.units import parse_duration_s
 
+if TYPE_CHECKING:
+    from gpupool.cli.request.user_table import ImportPlan
+
 User = Annotated[str, typer.Argument(metavar="USER", help="The user's name.", autocompletion=completion.users)]
 RoleOption = Annotated[Role | None, typer.Option("--role", help="Set the role.")]
-DEFAULT_SPAN = "7d"
 NONE = "none"
 
 
@@ -32,6 +33,9 @@ def register(app: typer.Typer) -> None:
         "gpupool user set ann --email ann@example.org",
         name="set",
     )(set_user)
+    command(user, "gpupool user import users.csv --dry-run", "gpupool user import users.csv", name="import")(
+        import_users
+    )
     token = add_group(
         app, "token", "Create, list and revoke tokens for use over a network.", "gpupool token create --expires 7d"
     )
@@ -40,7 +44,6 @@ def register(app: typer.Typer) -> None:
     )(create)
     command(token, "gpupool token list", name="list")(list_tokens)
     command(token, "gpupool token revoke ab12cd")(revoke)
-    command(app, "gpupool usage", "gpupool usage --since 30d --json")(usage)
 
 
 def list_users(json: AsJson = False) -> None:
@@ -75,6 +78,37 @@ def set_user(
         raise typer.BadParameter("give a setting, for example --role member")
     saved = open_pool().put(f"users/{quote_segment(name)}", changes)
     notify(f"{saved['name']} is {saved['role']}{', disabled' if saved['disabled'] else ''}")
+
+
+def import_users(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A CSV file; -: standard input.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes without making them.")] = False,
+) -> None:
+    """Add and change users from a CSV file, before they use the pool for the first time. For administrators.
+
+    The first line names the columns: user, and any of role (default for new users: member), uid, gpu_limit, email and
+    projects (separated by semicolons). An empty value changes nothing. All lines are checked before anything is
+    changed; users that the file does not name stay as they are.
+    """
+    from gpupool.cli.request.user_table import plan_import, read_file, read_users
+
+    table = read_users(read_file(file))
+    pool = open_pool()
+    plan = plan_import(table, pool.get("users")["users"], pool.get("projects")["projects"])
+    apply_plan(pool, plan, dry_run=dry_run)
+
+
+def apply_plan(pool: PoolClient, plan: ImportPlan, *, dry_run: bool) -> None:
+    """Print the changes of an import, and make them unless it is a dry run."""
+    show(plan.lines())
+    if dry_run:
+        notify("nothing was changed: this is a dry run")
+        return
+    for name, settings in plan.users.items():
+        pool.put(f"users/{quote_segment(name)}", settings)
+    for name, members in plan.members.items():
+        pool.patch(f"projects/{quote_segment(name)}", {"members": members})
+    notify(f"{len(plan.users)} users and the members of {len(plan.members)} projects are changed")
 
 
 def create(
@@ -116,16 +150,3 @@ def revoke(token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token
     """Revoke a token."""
     open_pool().delete(f"tokens/{quote_segment(token)}")
     notify(f"token {token} is revoked")
-
-
-def usage(
-    since: Annotated[str, typer.Option("--since", metavar="TIME", help="Show the last 7d, 30d.")] = DEFAULT_SPAN,
-    json: AsJson = False,
-) -> None:
-    """Show the GPU hours of each project and user."""
-    now = time.time()
-    found = open_pool().get("usage", {"since": now - parse_duration_s(since), "until": now})
-    if json:
-        show_json(found)
-    else:
-        show(usage_lines(found, out_style()))

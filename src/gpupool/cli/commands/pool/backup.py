@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command, with_options
 from gpupool.cli.commands.pool.pool import StateDir
 from gpupool.cli.output import notify, show_json

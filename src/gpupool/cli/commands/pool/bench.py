@@ -9,8 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, add_group, command, with_options
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.machines import EMULATED
@@ -171,18 +170,18 @@ def _write_page(path: Path, results: Sequence[Result]) -> None:
 def _run(name: str, values: dict[str, Any]) -> int:
     """Run a benchmark and print its table. Return 1 if a case failed, 130 after Ctrl-C."""
     from gpupool.bench.catalogue import BENCHMARKS
-    from gpupool.bench.figures import Outcome, counts
+    from gpupool.bench.figures import CaseOutcome, counts
     from gpupool.bench.results import ResultsFile
     from gpupool.bench.run import facts_of, run_cases
-    from gpupool.bench.session import Session, Settings
+    from gpupool.bench.session import BenchSession, BenchSettings
     from gpupool.client import Client
 
     path = _results_path(name, values)
-    settings = Settings(
+    settings = BenchSettings(
         bool(values.get("quick")), values.get("python", "python3"), values.get("project"), values.get("image", "")
     )
     with Client() as client:
-        session = Session(name, client, settings)
+        session = BenchSession(name, client, settings)
         results = ResultsFile(path, facts_of(client, _command_line(), quick=settings.quick))
         wanted = values.get("case", "").lower()
         every = BENCHMARKS[name](session)
@@ -194,7 +193,7 @@ def _run(name: str, values: dict[str, Any]) -> int:
                 "The report and the documentation list the cases.",
             )
         cases = [case for case in every if case in chosen or case.needed]
-        progress = _Progress(json=bool(values.get("json")))
+        progress = _BenchBar(json=bool(values.get("json")))
         try:
             run_cases(cases, session, results, progress)
             interrupted = False
@@ -212,7 +211,7 @@ def _run(name: str, values: dict[str, Any]) -> int:
         options += f" --case {shlex.quote(values['case'])}" if wanted else ""
         notify(f"interrupted; continue with: gpupool bench {name}{options} --resume {path}")
         return EXIT_INTERRUPTED
-    return EXIT_FAILED if any(result.figure.outcome is Outcome.FAILED for result in found) else 0
+    return EXIT_FAILED if any(result.figure.outcome is CaseOutcome.FAILED for result in found) else 0
 
 
 def _results_path(name: str, values: dict[str, Any]) -> Path:
@@ -257,14 +256,14 @@ def _label(results: Sequence[Result]) -> list[str]:
 
 
 def _value(figure: Figure | None) -> str:
-    from gpupool.bench.figures import Outcome, value_text
+    from gpupool.bench.figures import CaseOutcome, value_text
 
     if figure is None:
         return ""
-    return value_text(figure) if figure.outcome is Outcome.MEASURED else figure.outcome.value
+    return value_text(figure) if figure.outcome is CaseOutcome.MEASURED else figure.outcome.value
 
 
-class _Progress:
+class _BenchBar:
     """A bar on a terminal, else one line for each case; with ``json`` also each figure on stdout."""
 
     def __init__(self, *, json: bool) -> None:

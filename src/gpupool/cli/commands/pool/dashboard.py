@@ -6,8 +6,7 @@ import os
 import time
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.browser import open_browser
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import notify, out_style, show, show_json

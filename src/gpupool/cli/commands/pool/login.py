@@ -8,8 +8,7 @@ import ssl
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import notify, show, show_json
 from gpupool.domain.errors import ErrorCode, GpupoolError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, add_group, command, with_options
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.text import pairs
@@ -14,7 +13,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.units import format_duration, parse_duration_s
 from gpupool.specs.job_options import Option, OptionKind
 
-NEVER = "never"
+NEVER, NONE = "never", "none"
 _PANEL = "Policy"
 _TIMES = {
     "min_runtime": "Protect training from eviction after its start; 0s.",
@@ -25,8 +24,9 @@ _TIMES = {
     "half_life": "Set the half-life of past use in fair shares.",
     "turn": "Let training take turns of this length; never.",
     "node_lost_after": "Retry batch workloads of nodes silent this long; never.",
+    "verify_idle": "Check idle GPUs this long after their last check; never.",
 }
-_MAY_BE_NEVER = {"unsaved_after", "consolidate_after", "turn", "node_lost_after"}
+_MAY_BE_NEVER = {"unsaved_after", "consolidate_after", "turn", "node_lost_after", "verify_idle"}
 OPTIONS = (
     *(Option(n, f"--{n.replace('_', '-')}", OptionKind.TEXT, text, _PANEL, "TIME") for n, text in _TIMES.items()),
     Option(
@@ -53,8 +53,25 @@ OPTIONS = (
         _PANEL,
         "N",
     ),
+    Option(
+        "verify_level",
+        "--verify-level",
+        OptionKind.TEXT,
+        "Check idle GPUs at this level of verify: 1, 2 or 3.",
+        _PANEL,
+        "LEVEL",
+    ),
     Option("order", "--order", OptionKind.TEXT, "Order equal claims: fair, or shortest first.", _PANEL, "ORDER"),
     Option("placement", "--placement", OptionKind.TEXT, "Set the default placement: pack or spread.", _PANEL, "HOW"),
+    Option("spread", "--spread", OptionKind.TEXT, "Allow or refuse the placement spread.", _PANEL, "RULE"),
+    Option(
+        "topology",
+        "--topology",
+        OptionKind.TEXT,
+        "Node labels of the topology, the largest domains first; none.",
+        _PANEL,
+        "LABEL,LABEL",
+    ),
 )
 
 
@@ -73,6 +90,8 @@ def register(app: typer.Typer) -> None:
         "gpupool policy set --min-runtime 10m --half-life 12h",
         "gpupool policy set --order shortest --turn 2h",
         "gpupool policy set --consolidate-after never",
+        "gpupool policy set --topology block,rack",
+        "gpupool policy set --verify-idle 24h",
         name="set",
     )(change)
 
@@ -106,10 +125,12 @@ def _field(name: str, text: str) -> tuple[str, Any]:
         except ValueError as error:
             sentence = f"'{text[:40]}' is not a number."
             raise GpupoolError(ErrorCode.INVALID_REQUEST, sentence, "Write 0, 1 or 2.5.") from error
-    if name in {"max_queued_per_user", "max_requests_per_second"}:
+    if name in {"max_queued_per_user", "max_requests_per_second", "verify_level"}:
         if not text.isascii() or not text.isdecimal():
             raise GpupoolError(ErrorCode.INVALID_REQUEST, f"'{text[:40]}' is not a number.", "Write 1000.")
         return name, int(text)
+    if name == "topology":
+        return name, [] if text == NONE else [label.strip() for label in text.split(",")]
     return name, text
 
 
@@ -120,4 +141,6 @@ def _title(name: str) -> str:
 def _text(name: str, value: Any) -> str:
     if value is None:
         return NEVER
+    if name == "topology":
+        return " > ".join(value) or NONE
     return format_duration(value) if name.endswith("_s") else f"{value:g}" if isinstance(value, float) else str(value)

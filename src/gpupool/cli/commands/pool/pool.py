@@ -6,15 +6,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.machines import EMULATED
 from gpupool.cli.render.screens import status_lines
 from gpupool.cli.transport.local import STARTING_MESSAGE
 from gpupool.cli.transport.pool import PoolClient, open_pool
-from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 if TYPE_CHECKING:
@@ -67,6 +65,16 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
         str | None,
         typer.Option("--dashboard", metavar="HOST:PORT", help="Serve the dashboard to this machine; off: none."),
     ] = None,
+    gateway_port: Annotated[
+        int | None,
+        typer.Option(
+            "--gateway-port", metavar="PORT", help="Serve services on this port; default: 8490 or a free one."
+        ),
+    ] = None,
+    gateway_domain: Annotated[
+        str | None,
+        typer.Option("--gateway-domain", metavar="DOMAIN", help="Open ports of workloads at names below this domain."),
+    ] = None,
     oidc: Annotated[
         str | None, typer.Option("--oidc", metavar="FILE", help="Sign in by OpenID Connect as in this file; off: none.")
     ] = None,
@@ -98,9 +106,10 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
     In the foreground it runs until Ctrl-C. Jobs continue when the pool stops, and the next pool adopts them.
     """
     from gpupool.client.discovery import place_for_new_pool
-    from gpupool.daemon.config import PoolConfig, Role
+    from gpupool.daemon.config import MachineRole, PoolConfig
     from gpupool.daemon.machine import database_option, full_path, head_options
     from gpupool.daemon.process.launch import start, wait_foreground
+    from gpupool.domain.decode import decode
 
     if oidc not in {None, "off"}:
         from gpupool.daemon.oidc_file import read_provider
@@ -111,8 +120,9 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
     options |= {"time_zone": time_zone, "dashboard": dashboard, "oidc": oidc if oidc == "off" else full_path(oidc)}
     options["database_password_file"] = full_path(database_password_file)
     kept = PoolConfig.for_location(place)
-    more = {"cluster_address": address, "cluster_port": cluster_port}
-    more |= head_options(kept, listen, address) if cluster or kept.role is Role.HEAD else {}
+    more = {"cluster_address": address, "cluster_port": cluster_port, "gateway_port": gateway_port}
+    more["gateway_domain"] = gateway_domain
+    more |= head_options(kept, listen, address) if cluster or kept.role is MachineRole.HEAD else {}
     config = decode(
         PoolConfig,
         {**kept.to_dict(), **{k: v for k, v in (options | more).items() if v is not None}}
@@ -127,7 +137,7 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
         if background:
             notify(STARTING_MESSAGE)
         return EXIT_INTERRUPTED
-    if config.role is Role.NODE:
+    if config.role is MachineRole.NODE:
         notify(f"this machine is a node of the pool at {config.head_url}; state in {place.state_dir}")
         return 0 if background else wait_foreground(result)
     notify(f"the pool is running: {result.gpus_text}; state in {place.state_dir}")
@@ -137,7 +147,7 @@ def up(  # noqa: PLR0913, PLR0917 - one parameter per option
         notify(f"warning: {text}")
     if result.url:
         notify(f"it listens on {result.url} (certificate SHA-256 {result.fingerprint})")
-    if config.role is Role.HEAD:
+    if config.role is MachineRole.HEAD:
         notify("add machines with 'gpupool join-token create'")
     return 0 if background else wait_foreground(result)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, TypeVar
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.simulation import comparison_lines, simulation_lines
@@ -22,6 +21,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import Node
 from gpupool.domain.people.access import Project
 from gpupool.domain.units import parse_duration_s
+from gpupool.domain.work.time_windows import read_zone
 from gpupool.scheduling.policy import Policy, Settings
 from gpupool.scheduling.state.user_order import Order
 from gpupool.simulate import engine
@@ -30,11 +30,12 @@ from gpupool.simulate.html_report import page
 from gpupool.simulate.load import Change, at_load, capacity_of
 from gpupool.simulate.metrics import job_table, summary
 from gpupool.simulate.traces import TraceFormat, read_nodes, read_trace
-from gpupool.simulate.values import Job, Record, Rules, Trace
+from gpupool.simulate.values import Record, Rules, Trace, TraceJob
 
 PROGRESS_EVERY_S = 5.0
 MAX_WEIGHT = 1e6
 NOW, CHANGED = "current", "changed"
+FROM_ZERO = ("wait_s", "delay_s", "preemptions", "wasted_gpu_hours", "wasted_part")
 DEFAULT_POLICY = Policy()
 T = TypeVar("T")
 
@@ -122,8 +123,12 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     A trace is a CSV table with one row for each job. Its first line has the column names: submitted_s, duration_s and
     gpus; optional are gpu_permille (a part of each GPU, of 1000) or gpu_memory_mib, cpus, memory_mib, model, project,
-    user and kind (training, interactive, run or lease; only training is evicted). The formats of the openb and Philly
-    traces are known too. No pool is needed or changed.
+    user, department, priority, checkpoint_s (0: it saves when it is evicted), windows (nights; weekends, in UTC) and
+    kind (training, interactive, run or lease; only training is evicted). A row of the kind reservation reserves the
+    nodes of its column nodes (a|b) from submitted_s for duration_s, for its project or user. The formats of the openb
+    and Philly traces are known too. No pool is needed or changed.
+
+    With --checkpoint the run is repeated with jobs that save nothing (from zero).
 
     With --from-pool the trace is the pool's history, under its policy. Runs with other nodes, quotas or weights are
     compared with a run without them: always with --add-nodes, --without and --from-pool, else with --compare.
@@ -132,11 +137,19 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter per option
         raise typer.BadParameter("--from-pool excludes a trace, --nodes, --cluster and --format")
     change = _change(quota or [], weight or [], add_nodes, without or [])
     scenario = _from_pool(since) if from_pool else _from_files(trace, nodes, cluster, kind)
+    if load is not None and scenario.trace.timed:
+        raise typer.BadParameter("--load moves submission times, and the trace has time windows or reservations")
     runner = _Runner(
         scenario if seed is None else replace(scenario, nodes=permuted(scenario.nodes, seed)),
         load,
         jobs,
-        Rules(grace_s=parse_duration_s(grace), checkpoint_s=parse_duration_s(checkpoint) if checkpoint else None),
+        Rules(
+            grace_s=parse_duration_s(grace),
+            checkpoint_s=parse_duration_s(checkpoint) if checkpoint else None,
+            departments=scenario.trace.departments,
+            reservations=scenario.trace.reservations,
+            zone=read_zone(scenario.zone),
+        ),
         _settings(scenario.policy, order, turn),
     )
     compared = bool(change) and (compare or from_pool or bool(change.added or change.without))
@@ -157,6 +170,7 @@ class _Scenario:
     nodes: tuple[Node, ...]
     projects: tuple[Project, ...] = ()
     policy: Policy = DEFAULT_POLICY
+    zone: str = "UTC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,20 +185,29 @@ class _Runner:
 
     def run(self, change: Change) -> tuple[dict[str, Any], Record]:
         """Run once and return the figures, with the simulation speed."""
-        nodes, projects = change.nodes(self.scenario.nodes), change.projects(self.scenario.projects)
-        run = engine.Simulation(self._jobs(), nodes, projects, self.rules, self.settings)
         started = perf_counter()
-        record = run.run(_Progress().tell)
+        record = self._simulate(change, self.rules)
         took = max(perf_counter() - started, 1e-9)
         pace = {"skipped": self.scenario.trace.skipped, "wall_s": round(took, 3)}
-        return summary(record) | pace | {"starts_per_s": round(record.starts / took, 1)}, record
+        shown = summary(record) | pace | {"starts_per_s": round(record.starts / took, 1)}
+        if self.rules.checkpoint_s is not None:
+            from_zero = summary(self._simulate(change, replace(self.rules, checkpoint_s=None)))
+            shown["from_zero"] = {name: from_zero[name] for name in FROM_ZERO}
+        return shown, record
 
-    def _jobs(self) -> Sequence[Job]:
+    def _simulate(self, change: Change, rules: Rules) -> Record:
+        trace, projects = self.scenario.trace, list(self.scenario.projects)
+        named = {project.name for project in projects}
+        projects += [project for project in trace.projects if project.name not in named]
+        nodes, changed = change.nodes(self.scenario.nodes), change.projects(projects)
+        return engine.Simulation(self._jobs(), nodes, changed, rules, self.settings).run(_SimulationBar().tell)
+
+    def _jobs(self) -> Sequence[TraceJob]:
         found = self.scenario.trace.jobs[: self.most]
         return found if self.load is None else at_load(found, capacity_of(self.scenario.nodes), self.load)
 
 
-class _Progress:
+class _SimulationBar:
     """Prints a line on stderr every few seconds."""
 
     def __init__(self) -> None:
@@ -203,7 +226,13 @@ def _from_files(trace: Path | None, nodes: Path | None, cluster: str | None, kin
     if (nodes is None) == (cluster is None):
         raise typer.BadParameter("give the nodes with --nodes FILE or --cluster 4x8xA100")
     machines = read_nodes(nodes) if nodes is not None else parse_cluster(cluster or "")
-    return _Scenario(read_trace(trace, kind), machines)
+    found = read_trace(trace, kind)
+    names = {node.name for node in machines}
+    for node in (node for made in found.reservations for node in made.nodes):
+        if node not in names:
+            hint = f"There are: {', '.join(sorted(names)[:5])} ..."
+            raise GpupoolError(ErrorCode.UNKNOWN_NODE, f"There is no node {node} to reserve.", hint)
+    return _Scenario(found, machines)
 
 
 def _settings(policy: Policy, order: Order | None, turn: str | None) -> Settings:
@@ -217,7 +246,7 @@ def _from_pool(since: str) -> _Scenario:
     now = time.time()
     pool = open_pool()
     found = load_history(pool, now - parse_duration_s(since), now)
-    return _Scenario(*found, decode(Policy, pool.get("policy")))
+    return _Scenario(*found, decode(Policy, pool.get("policy")), pool.get("pool")["time_zone"])
 
 
 def _change(quotas: list[str], weights: list[str], add_nodes: str | None, without: list[str]) -> Change:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import out_style, show, show_json
 from gpupool.cli.render.top import TopOptions, TopSection, TopSort, screen

@@ -6,9 +6,8 @@ import sys
 import time
 from typing import Annotated, Any
 
-import typer
-
 from gpupool.cli import completion
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, command
 from gpupool.cli.output import show, show_json
 from gpupool.cli.request import request_body
@@ -36,6 +35,7 @@ def register(app: typer.Typer) -> None:
         "gpupool apply -f job.yaml",
         "gpupool apply -f job.yaml --dry-run",
         "gpupool apply -f pytorchjob.yaml --no-container",
+        "gpupool apply -f deployment.yaml",
         "gpupool apply -f jobs/ -R -n team-a",
         "kubectl create job x --image=y --dry-run=client -o yaml | gpupool apply -f -",
     )(apply)
@@ -69,17 +69,20 @@ def apply(  # noqa: PLR0913, PLR0917 - one parameter per option
     output: Output = None,
     json: AsJson = False,
 ) -> None:
-    """Create workloads from manifests of Pods, Jobs, TFJobs, PyTorchJobs, MPIJobs and TrainJobs.
+    """Create workloads from manifests of Pods, Jobs, TFJobs, PyTorchJobs, MPIJobs, TrainJobs and Deployments.
 
     An object that exists already and is equal stays unchanged. If it differs, the command fails, or recreates it with
-    --force. Unsupported fields are errors, or warnings with line and column. After an error nothing of the file is
-    created.
+    --force; a Deployment is a service, which is updated. Job files of the kind service are applied in the same way.
+    Unsupported fields are errors, or warnings with line and column. After an error nothing of the file is created.
     """
     from gpupool.cli.request.manifest_files import read_manifests
+    from gpupool.cli.request.service_files import apply_services, service_requests
 
     if not filename:
         raise typer.BadParameter("give a file: -f job.yaml")
     files = list(read_manifests(filename, recursive=recursive))
+    own = {name: service_requests(name, text) for name, text in files}
+    files = [(name, text) for name, text in files if not own[name]]
     pool = open_pool(start=True)
     how: dict[str, Any] = {"project": namespace, "no_container": no_container, "container": container}
     how |= {"claims": request_body.parse_pairs(claim or [], "--claim"), "force": force, "dry_run": dry_run} | _here(
@@ -91,10 +94,11 @@ def apply(  # noqa: PLR0913, PLR0917 - one parameter per option
             place = f"{name}:{warning['line']}:{warning['column']}"
             print(f"Warning: {place}: {warning['message']} [{warning['code']}]", file=sys.stderr)
     objects = [one for answer in found for one in answer["objects"]]
+    objects += apply_services(pool, [each for rows in own.values() for each in rows], namespace, dry_run=dry_run)
     if json:
         show_json({"objects": objects, "warnings": [w for answer in found for w in answer["warnings"]]})
     elif output in {"json", "yaml"}:
-        _show_objects(pool, [one["workload"] for one in objects if one["workload"]], output)
+        _show_objects(pool, objects, output)
     else:
         show(_done(one, dry_run=dry_run, name_only=output == "name") for one in objects)
 
@@ -122,7 +126,8 @@ def get(  # noqa: PLR0913, PLR0917 - one parameter per option
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="KIND [NAME...]", help="pods, jobs, tfjobs, pytorchjobs, mpijobs, trainjobs, nodes, all; KIND/NAME."
+            metavar="KIND [NAME...]",
+            help="pods, jobs, tfjobs, pytorchjobs, mpijobs, trainjobs, deployments, nodes, all; KIND/NAME.",
         ),
     ],
     namespace: Namespace = None,
@@ -161,11 +166,12 @@ def get(  # noqa: PLR0913, PLR0917 - one parameter per option
     listing.watch(targets)
 
 
-def _show_objects(pool: PoolClient, workloads: list[dict[str, Any]], output: str) -> None:
+def _show_objects(pool: PoolClient, applied: list[dict[str, Any]], output: str) -> None:
     from gpupool.cli.kubernetes.names import detail
-    from gpupool.specs.kubernetes.objects import list_object, object_of
+    from gpupool.specs.kubernetes.objects import deployment_object, list_object, object_of
 
-    found = [object_of(detail(pool, workload), time.time()) for workload in workloads]
+    found = [object_of(detail(pool, one["workload"]), time.time()) for one in applied if one["workload"]]
+    found += [deployment_object(one["service"]) for one in applied if one["service"]]
     from gpupool.cli.kubernetes.listing import write
 
     write(found[0] if len(found) == 1 else list_object(found), output)

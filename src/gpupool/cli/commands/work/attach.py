@@ -6,8 +6,7 @@ import contextlib
 import os
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import PASS_THROUGH, Index, Replica, command
 from gpupool.cli.fast import commands as fast
 from gpupool.cli.kubernetes.names import resolve_reference
@@ -21,6 +20,10 @@ Env = Annotated[
     list[str] | None, typer.Option("-e", "--env", metavar="KEY=VALUE", help="Set an environment variable; repeatable.")
 ]
 DEFAULT_SHELL = "/bin/sh"
+Linger = Annotated[
+    str | None,
+    typer.Option("--linger", metavar="TIME", help="Let background processes run on for this time after it: 1h."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -78,22 +81,25 @@ def exec_(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = None,
     workdir: Folder = None,
     env: Env = None,
+    linger: Linger = None,
     index: Index = None,
 ) -> int:
     """Run another program on the GPUs of a workload; it ends with the workload."""
     del interactive
     command_line = words[1:] if words[0] == "--" else words
-    return _run_on_workload(name, command_line, {"tty": tty, "workdir": workdir, "env": env}, index)
+    return _run_on_workload(name, command_line, {"tty": tty, "workdir": workdir, "env": env, "linger": linger}, index)
 
 
-def shell(name: Replica, workdir: Folder = None, index: Index = None) -> int:
+def shell(name: Replica, workdir: Folder = None, linger: Linger = None, index: Index = None) -> int:
     """Open your shell on the GPUs of a workload."""
-    return _run_on_workload(name, [os.environ.get("SHELL") or DEFAULT_SHELL], {"workdir": workdir}, index)
+    return _run_on_workload(
+        name, [os.environ.get("SHELL") or DEFAULT_SHELL], {"workdir": workdir, "linger": linger}, index
+    )
 
 
-def bash(name: Replica, workdir: Folder = None, index: Index = None) -> int:
+def bash(name: Replica, workdir: Folder = None, linger: Linger = None, index: Index = None) -> int:
     """Open bash on the GPUs of a workload."""
-    return _run_on_workload(name, ["bash"], {"workdir": workdir}, index)
+    return _run_on_workload(name, ["bash"], {"workdir": workdir, "linger": linger}, index)
 
 
 def _run_on_workload(name: str, command_line: list[str], values: dict[str, Any], index: int | None) -> int:
@@ -101,6 +107,8 @@ def _run_on_workload(name: str, command_line: list[str], values: dict[str, Any],
     values = {key: value for key, value in values.items() if value not in (None, [])} | {"files": False}
     body = request_body.workload_body(values, command_line) | {"kind": "exec", "on": workload}
     body.pop("project", None)
+    if "linger" in values:
+        body["linger"] = values["linger"]
     if "workdir" not in values and _in_workspace(workload):
         body["workdir"] = ""  # its home
     chosen = index if index is not None else number

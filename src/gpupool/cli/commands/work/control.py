@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, Refs, add_aliases, add_group, command
+from gpupool.cli.endings import ended_text
 from gpupool.cli.output import confirm, notify, show_json
 from gpupool.cli.transport.pool import PoolClient, open_pool, split_reference, workload_path
 from gpupool.client.progress import checkpointed as report_checkpoint
 from gpupool.domain.errors import EXIT_POOL_ERROR, GpupoolError
-from gpupool.domain.events import Reason
 from gpupool.domain.units import parse_duration_s
-from gpupool.domain.work.workload import WorkloadState
+from gpupool.domain.work.states import WorkloadState
 
 WAIT_TIMEOUT_S = 25.0
+RELEASED = "RELEASED"  # as Reason.RELEASED; domain.events takes milliseconds to import
 EXIT_TIMEOUT = 124  # as `timeout`
 
 All = Annotated[bool, typer.Option("-a", "--all", "-A", help="Select all your workloads; asks first.")]
@@ -167,7 +167,7 @@ def _stop_result(found: dict[str, Any], index: int | None) -> str:
         return f"{name} had already ended: {state}"
     if index is not None:
         return f"{name}/{index} is asked to stop"
-    return f"{name} is {'released' if found['stop_reason'] == Reason.RELEASED else state}"
+    return f"{name} is {'released' if found['stop_reason'] == RELEASED else state}"
 
 
 def _suspend_result(found: dict[str, Any]) -> str:
@@ -236,6 +236,9 @@ def wait(
     found = [await_end(pool, _resolve(pool, name), deadline - time.monotonic()) for name in names]
     if json:
         show_json({"workloads": found})
+    for ended in found:
+        if ended["state"] in {WorkloadState.FAILED, WorkloadState.STOPPED} and ended.get("ending"):
+            notify(ended_text(ended))
     unfinished = next((w for w in found if not WorkloadState(w["state"]).final), None)
     if unfinished is not None:
         notify(f"{unfinished['name']} is still {unfinished['state']}")
@@ -256,4 +259,4 @@ def checkpointed(step: Step = None) -> None:
     An eviction then loses only the work since this moment. Outside of the pool the command does nothing.
     """
     if not report_checkpoint(step):
-        notify("this is no program of a pool: nothing to report")
+        notify("not called by a program of a pool: nothing to report")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, Replica, command
 from gpupool.cli.output import notify, show, show_json
 from gpupool.cli.transport.pool import open_pool, split_reference

@@ -6,16 +6,16 @@ import time
 from enum import StrEnum
 from typing import Annotated, Any
 
-import typer
-
 from gpupool.cli import completion
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import AsJson, Ref, command, notify_if_emulated
 from gpupool.cli.kubernetes.names import resolve_reference
 from gpupool.cli.output import out_style, show, show_json
 from gpupool.cli.render import machines, people
 from gpupool.cli.render.workloads import detail_lines, event_lines, why_lines, workload_lines
 from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
-from gpupool.domain.work.workload import WorkloadState
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.work.states import WorkloadState
 
 EVENTS_SHOWN = 10
 
@@ -26,6 +26,7 @@ class Listed(StrEnum):
     JOBS = "jobs"
     NODES = "nodes"
     PROJECTS = "projects"
+    TEMPLATES = "templates"
 
 
 class Described(StrEnum):
@@ -120,7 +121,16 @@ def list_(
     every: All = False,
     json: AsJson = False,
 ) -> None:
-    """List jobs, nodes or projects."""
+    """List jobs, nodes, projects or templates."""
+    if what is Listed.TEMPLATES:
+        from gpupool.cli.request.templates import all_templates
+
+        names = dict(all_templates())
+        if json:
+            show_json({"templates": names})
+        else:
+            show(names)
+        return
     pool = open_pool()
     if what is Listed.JOBS:
         found = {"workloads": pool.workloads({"all": every})}
@@ -152,6 +162,11 @@ def describe(
     json: AsJson = False,
 ) -> None:
     """Show the details of a job, a node or a project."""
+    if (service := _deployment(words)) is not None:
+        from gpupool.cli.commands.work.service import describe as describe_service
+
+        describe_service(service, json=json)
+        return
     pool = open_pool()
     kind, name = _kind_and_name(pool, words)
     path = {Described.JOB: workload_path(name), Described.NODE: f"nodes/{quote_segment(name)}"}.get(kind)
@@ -161,6 +176,14 @@ def describe(
         return
     notify_if_emulated(pool)
     show(_described(pool, kind, found))
+
+
+def _deployment(words: list[str]) -> str | None:
+    """Return NAME of ``deployment/NAME`` and ``deployment NAME``; None for other words."""
+    from gpupool.specs.kubernetes.kinds import DEPLOYMENT
+
+    kind, _, name = "/".join(words).partition("/")
+    return name if len(words) <= 2 and name and kind.lower() in DEPLOYMENT.words else None
 
 
 def _kind_and_name(pool: PoolClient, words: list[str]) -> tuple[Described, str]:
@@ -185,12 +208,20 @@ def _described(pool: PoolClient, kind: Described, found: Any) -> list[str]:
     events = pool.get("events", {"workload": found["id"], "newest": True, "limit": EVENTS_SHOWN})["events"]
     waits = found["state"] == WorkloadState.QUEUED
     reasons = pool.get(workload_path(found["id"], "why")) if waits else None
-    return detail_lines(found, events, reasons, now, style)
+    used = _efficiency(pool, found) if found["started_at"] else None
+    return detail_lines(found, events, reasons, now, style, used)
+
+
+def _efficiency(pool: PoolClient, found: Any) -> Any:
+    try:
+        return pool.get(workload_path(found["id"], "efficiency"))
+    except GpupoolError as error:
+        if error.code in {ErrorCode.NOT_FOUND, ErrorCode.DATABASE_UNREACHABLE}:  # an older control plane, or an outage
+            return None
+        raise
 
 
 def _project(pool: PoolClient, name: str) -> Any:
-    from gpupool.domain.errors import ErrorCode, GpupoolError
-
     projects = pool.get("projects")["projects"]
     found = next((project for project in projects if project["name"] == name), None)
     if found is None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli import leases
 from gpupool.cli.commands.common import command, with_options
 from gpupool.cli.completion import workloads

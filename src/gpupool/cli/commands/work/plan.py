@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import command, with_options
 from gpupool.cli.output import out_style, show, show_json
 from gpupool.cli.request.submit import build_requests
@@ -31,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 @with_options(PLAN)
-def plan(context: typer.Context, words: Words = None, **values: Any) -> int:
+def plan(context: typer.CommandContext, words: Words = None, **values: Any) -> int:
     """Show where and when a submission would start. Nothing is stored or changed.
 
     It takes the options of submit. If the workload would wait, it shows the wait reason, the position in the queue, an
@@ -51,7 +50,7 @@ def plan(context: typer.Context, words: Words = None, **values: Any) -> int:
     return 0 if all(each["starts_now"] for each in found) else EXIT_WOULD_WAIT
 
 
-def _program(context: typer.Context, values: dict[str, Any]) -> list[str]:
+def _program(context: typer.CommandContext, values: dict[str, Any]) -> list[str]:
     given = list((context.obj or {}).get("program", []))
     needless = given or values.get("file") or values.get("kind") == "lease"
     return given if needless else list(NO_PROGRAM)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import PASS_THROUGH, command, with_options
 from gpupool.cli.fast import commands as fast
 from gpupool.cli.request.options import CLIENT, RUN

@@ -9,10 +9,10 @@ from typing import Any
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.work.workload import SuccessPolicy
 from gpupool.specs.kubernetes.field_tables import ignored, not_needed, supported
-from gpupool.specs.kubernetes.jobs.roles import RUN_POLICY, Member, gang_body, members, policy_body
+from gpupool.specs.kubernetes.jobs.roles import RUN_POLICY, PodRole, gang_body, members, policy_body
 from gpupool.specs.kubernetes.pods.pod import Around, PodParts
-from gpupool.specs.kubernetes.reading import Fields, View
-from gpupool.specs.kubernetes.report import Notice
+from gpupool.specs.kubernetes.reading import Fields, ManifestView
+from gpupool.specs.kubernetes.report import ManifestNotice
 from gpupool.specs.limits import MAX_BACKOFF
 
 Values = dict[str, Any]
@@ -62,7 +62,7 @@ TORCH_ROLES = {"master": "master", "worker": "worker"}
 MPI_ROLES = {"launcher": "launcher", "worker": "worker"}
 
 
-def tf_body(spec: View, around: Around) -> Read:
+def tf_body(spec: ManifestView, around: Around) -> Read:
     """Read a TFJob: chief, workers, parameter servers and evaluators, which find each other by TF_CONFIG."""
     spec.check(TF)
     found, policy = _members(spec, "tfReplicaSpecs", TF_ROLES, around)
@@ -75,7 +75,7 @@ def tf_body(spec: View, around: Around) -> Read:
     return body, found[0].parts
 
 
-def torch_body(spec: View, around: Around) -> Read:
+def torch_body(spec: ManifestView, around: Around) -> Read:
     """Read a PyTorchJob: master and workers, with the environment that torchrun sets."""
     spec.check(TORCH)
     found, policy = _members(spec, "pytorchReplicaSpecs", TORCH_ROLES, around)
@@ -91,8 +91,8 @@ def torch_body(spec: View, around: Around) -> Read:
     return body | ({"processes": processes} if processes else {}), found[0].parts
 
 
-def mpi_body(spec: View, around: Around) -> Read:
-    """Read an MPIJob: a launcher with mpirun, and workers that run what it starts."""
+def mpi_body(spec: ManifestView, around: Around) -> Read:
+    """Read an MPIJob: a launcher with mpirun, and workers that run its processes."""
     spec.check(MPI)
     found, policy = _members(spec, "mpiReplicaSpecs", MPI_ROLES, around, waiting="worker")
     implementation = spec.text("mpiImplementation", "OpenMPI")
@@ -112,14 +112,14 @@ def mpi_body(spec: View, around: Around) -> Read:
     return body | {"framework": "mpi", "processes": processes}, found[0].parts
 
 
-def suspended(spec: View) -> bool:
+def suspended(spec: ManifestView) -> bool:
     """Return whether a training job waits until it is resumed."""
     return spec.flag("suspend") or ((policy := spec.get("runPolicy")) is not None and policy.flag("suspend"))
 
 
 def _members(
-    spec: View, key: str, roles: Mapping[str, str], around: Around, waiting: str = ""
-) -> tuple[list[Member], View]:
+    spec: ManifestView, key: str, roles: Mapping[str, str], around: Around, waiting: str = ""
+) -> tuple[list[PodRole], ManifestView]:
     policy = spec.get("runPolicy") or spec
     if policy is not spec:
         policy.check(RUN_POLICY)
@@ -130,23 +130,23 @@ def _members(
     return found, policy
 
 
-def _whole(body: Values, policy: View) -> Values:
+def _whole(body: Values, policy: ManifestView) -> Values:
     return body | policy_body(policy)
 
 
-def _processes(view: View, key: str) -> int | None:
+def _processes(view: ManifestView, key: str) -> int | None:
     value = view.get(key)
     if value is None or value.scalar() in {"auto", "gpu", "cpu", ""}:
         return None
     return view.number(key, least=1)
 
 
-def _elastic(policy: View, found: list[Member], body: Values) -> Values:
+def _elastic(policy: ManifestView, found: list[PodRole], body: Values) -> Values:
     backend = policy.text("rdzvBackend", "c10d")
     if backend != "c10d":
         value = policy.get("rdzvBackend")
         if value is not None:
-            value.warn(Notice.FIELD_IGNORED, "is ignored: the rendezvous uses c10d.")
+            value.warn(ManifestNotice.FIELD_IGNORED, "is ignored: the rendezvous uses c10d.")
     if len(found) > 1:
         policy.refuse("needs workers only, no master.", "Leave Master out.", ErrorCode.UNSUPPORTED)
         return {}
@@ -158,10 +158,11 @@ def _elastic(policy: View, found: list[Member], body: Values) -> Values:
     body["roles"][0]["replicas"] = most
     restarts = policy.number("maxRestarts")
     again = {} if restarts is None else {"restart": "on-failure", "backoff_limit": min(restarts, MAX_BACKOFF)}
-    return {"gang": {"workers": most, "min": least}, "on_member_end": "continue"} | again
+    gang = {**body.get("gang", {}), "workers": most, "min": least}
+    return {"gang": gang, "on_member_end": "continue"} | again
 
 
-def _workers(spec: View, found: list[Member]) -> list[Member]:
+def _workers(spec: ManifestView, found: list[PodRole]) -> list[PodRole]:
     launcher, workers = found[0], found[1:]
     if not spec.flag("runLauncherAsWorker"):
         if not workers:
@@ -169,9 +170,9 @@ def _workers(spec: View, found: list[Member]) -> list[Member]:
         return found if workers else []
     if workers:
         one = workers[0]
-        return [launcher, Member("worker", one.replicas + 1, one.restart, one.parts, one.view)]
+        return [launcher, PodRole("worker", one.replicas + 1, one.restart, one.parts, one.view)]
     alone = replace(launcher.parts, command=[], container=_opened(launcher.parts.container))
-    return [launcher, Member("worker", 1, launcher.restart, alone, launcher.view)]
+    return [launcher, PodRole("worker", 1, launcher.restart, alone, launcher.view)]
 
 
 def _opened(container: Values) -> Values:

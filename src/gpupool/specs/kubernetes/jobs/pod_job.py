@@ -8,8 +8,8 @@ from typing import Any
 from gpupool.domain.errors import ErrorCode
 from gpupool.specs.kubernetes.field_tables import JOB
 from gpupool.specs.kubernetes.pods.pod import Around, PodParts, pod_parts, template_parts
-from gpupool.specs.kubernetes.reading import View
-from gpupool.specs.kubernetes.report import Notice
+from gpupool.specs.kubernetes.reading import ManifestView
+from gpupool.specs.kubernetes.report import ManifestNotice
 from gpupool.specs.limits import MAX_BACKOFF, MAX_REPLICAS
 
 Values = dict[str, Any]
@@ -22,6 +22,8 @@ def body_of(parts: PodParts) -> Values:
     body: Values = {"kind": "training", "command": parts.command, "gpus": parts.gpus}
     body |= {"env": parts.env.values, "env_from": {name: str(s) for name, s in parts.env.sources.items()}}
     body |= {"literal": True} if parts.literal else {}
+    if parts.topology is not None:
+        parts.topology.refuse_alone()
     body |= parts.host | parts.container | parts.course
     body["labels"] = parts.labels
     return {key: value for key, value in body.items() if value not in ({}, [], None) or key == "gpus"}
@@ -32,7 +34,7 @@ def retries(limit: int) -> Values:
     return {"restart": "on-failure", "backoff_limit": min(limit, MAX_BACKOFF)} if limit else {"restart": "never"}
 
 
-def pod_body(spec: View, around: Around) -> tuple[Values, PodParts]:
+def pod_body(spec: ManifestView, around: Around) -> tuple[Values, PodParts]:
     """Read a Pod: one program; without a restart policy it is restarted whenever it ends, as in a cluster."""
     metadata = around.metadata
     parts = pod_parts(spec, metadata.pairs("labels"), metadata.pairs("annotations"), around)
@@ -41,7 +43,7 @@ def pod_body(spec: View, around: Around) -> tuple[Values, PodParts]:
     return body_of(parts) | again, parts
 
 
-def job_body(spec: View, around: Around) -> tuple[Values, PodParts]:
+def job_body(spec: ManifestView, around: Around) -> tuple[Values, PodParts]:
     """Read a Job: its completions as replicas, each with its own number of retries."""
     spec.check(JOB)
     indexed = spec.choice("completionMode", ("NonIndexed", "Indexed"), "NonIndexed") == "Indexed"
@@ -66,7 +68,7 @@ def job_body(spec: View, around: Around) -> tuple[Values, PodParts]:
     return body, parts
 
 
-def _replicas(spec: View, *, indexed: bool) -> Values:
+def _replicas(spec: ManifestView, *, indexed: bool) -> Values:
     parallel = spec.number("parallelism")
     completions = spec.number("completions", least=1)
     at_once = min(parallel or 1, MAX_REPLICAS)
@@ -77,12 +79,12 @@ def _replicas(spec: View, *, indexed: bool) -> Values:
             found = spec.get("parallelism")
             if found is not None:
                 said = f"without completions: all {at_once} must succeed; replicas are not notified of each other."
-                found.warn(Notice.WORK_QUEUE, said)
+                found.warn(ManifestNotice.WORK_QUEUE, said)
         completions = at_once
     return {"completions": completions, "parallelism": min(at_once, completions)} if completions > 1 else {}
 
 
-def _backoff(spec: View, completions: int) -> Values:
+def _backoff(spec: ManifestView, completions: int) -> Values:
     by_index = spec.number("backoffLimitPerIndex")
     limit = spec.number("backoffLimit", DEFAULT_BACKOFF if by_index is None else by_index)
     if by_index is None and completions > 1 and spec.get("backoffLimit") is not None:
@@ -90,14 +92,14 @@ def _backoff(spec: View, completions: int) -> Values:
     return retries((limit if by_index is None else by_index) or 0)
 
 
-def per_replica(spec: View, key: str, said: str) -> None:
+def per_replica(spec: ManifestView, key: str, said: str) -> None:
     """Warn that a limit of the whole job applies to each of its replicas."""
     found = spec.get(key)
     if found is not None:
-        found.warn(Notice.PER_REPLICA, f"{said}.")
+        found.warn(ManifestNotice.PER_REPLICA, f"{said}.")
 
 
-def ending(spec: View) -> Values:
+def ending(spec: ManifestView) -> Values:
     """Return how long a job may run, and how long it is stored after its end."""
     deadline = spec.number("activeDeadlineSeconds", least=1)
     ttl = spec.number("ttlSecondsAfterFinished")
@@ -105,6 +107,6 @@ def ending(spec: View) -> Values:
     return found | ({"ttl": max(ttl, 1)} if ttl is not None else {})
 
 
-def job_suspended(spec: View) -> bool:
+def job_suspended(spec: ManifestView) -> bool:
     """Return whether a Job waits until it is resumed."""
     return spec.flag("suspend") or spec.number("parallelism") == 0

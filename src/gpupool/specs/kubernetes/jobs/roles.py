@@ -10,8 +10,8 @@ from gpupool.domain.errors import ErrorCode
 from gpupool.specs.kubernetes.field_tables import ignored, not_needed, rejected, supported
 from gpupool.specs.kubernetes.jobs.pod_job import RESTART, per_replica, retries
 from gpupool.specs.kubernetes.pods.pod import Around, PodParts, priority, template_parts
-from gpupool.specs.kubernetes.reading import Fields, View
-from gpupool.specs.kubernetes.report import Notice
+from gpupool.specs.kubernetes.reading import Fields, ManifestView
+from gpupool.specs.kubernetes.report import ManifestNotice
 
 Values = dict[str, Any]
 
@@ -44,22 +44,22 @@ _OWN = ("image", "volumes", "entrypoint")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PodRole:
     """A role: its name, its number of members, and its pod."""
 
     name: str
     replicas: int
     restart: str
     parts: PodParts
-    view: View
+    view: ManifestView
 
 
-def members(specs: View, names: Mapping[str, str], around: Around, waiting: str = "") -> list[Member]:
+def members(specs: ManifestView, names: Mapping[str, str], around: Around, waiting: str = "") -> list[PodRole]:
     """Return the roles in a mapping of replica specs, in the order of ``names`` (as written, lower case: the role).
 
     ``waiting`` is the role whose own commands are ignored.
     """
-    written: dict[str, View] = {}
+    written: dict[str, ManifestView] = {}
     for key in specs.keys():  # noqa: SIM118 - a View
         found = specs.get(key)
         if key.lower() not in names:
@@ -77,7 +77,7 @@ def members(specs: View, names: Mapping[str, str], around: Around, waiting: str 
     ]
 
 
-def _member(spec: View, role: str, around: Around) -> Member | None:
+def _member(spec: ManifestView, role: str, around: Around) -> PodRole | None:
     spec.check(REPLICA)
     replicas = spec.number("replicas", 1)
     template = spec.get("template")
@@ -85,16 +85,16 @@ def _member(spec: View, role: str, around: Around) -> Member | None:
     if policy == "ExitCode":
         found = spec.get("restartPolicy")
         if found is not None:
-            found.warn(Notice.EXIT_CODES_ALIKE, "works as OnFailure: every exit status except 0 is retried.")
+            found.warn(ManifestNotice.EXIT_CODES_ALIKE, "works as OnFailure: every exit status except 0 is retried.")
     if template is None:
         spec.refuse("needs a 'template'.")
         return None
     parts = template_parts(template, around)
     own = policy or parts.restart
-    return Member(role, replicas, RESTART.get(own, "on-failure"), parts, spec) if replicas else None
+    return PodRole(role, replicas, RESTART.get(own, "on-failure"), parts, spec) if replicas else None
 
 
-def gang_body(found: Sequence[Member]) -> Values:
+def gang_body(found: Sequence[PodRole]) -> Values:
     """Return the fields that all members share, and the field ``roles``."""
     main = found[0]
     body: Values = {"kind": "training", "labels": {}, "env_from": {}}
@@ -107,10 +107,20 @@ def gang_body(found: Sequence[Member]) -> Values:
     if main.parts.container:
         body["image"] = main.parts.container["image"]
     body["roles"] = [_role(member) for member in found]
+    body["gang"] = _topology(found)
     return {key: value for key, value in body.items() if value not in ({}, [], None)}
 
 
-def _sources(known: Values, member: Member) -> Values:
+def _topology(found: Sequence[PodRole]) -> Values:
+    """Return the field ``gang`` with the topology that the roles request; empty without one."""
+    notes = [member.parts.topology for member in found if member.parts.topology is not None]
+    for note in notes[1:]:
+        if note.body() != notes[0].body():
+            note.view.refuse("differs from another role.", "Use the same topology in all templates.")
+    return {"workers": sum(member.replicas for member in found), **notes[0].body()} if notes else {}
+
+
+def _sources(known: Values, member: PodRole) -> Values:
     """Check variables known only at the start: they apply to all members, so two roles must not differ."""
     found = {name: str(source) for name, source in member.parts.env.sources.items()}
     for name in found.keys() & known.keys():
@@ -119,7 +129,7 @@ def _sources(known: Values, member: Member) -> Values:
     return found
 
 
-def _agree(body: Values, member: Member, values: Values) -> None:
+def _agree(body: Values, member: PodRole, values: Values) -> None:
     for key, value in values.items():
         if body.setdefault(key, value) != value:
             member.view.report.refuse(
@@ -134,7 +144,7 @@ def _of(values: Values, keys: Sequence[str]) -> Values:
     return {key: values[key] for key in keys if key in values}
 
 
-def _role(member: Member) -> Values:
+def _role(member: PodRole) -> Values:
     parts = member.parts
     role: Values = {"name": member.name, "replicas": member.replicas, "gpus": parts.gpus, "env": parts.env.values}
     container = dict(parts.container)
@@ -146,13 +156,13 @@ def _role(member: Member) -> Values:
     return {key: value for key, value in role.items() if value not in ({}, None) and (value or key != "command")}
 
 
-def policy_body(policy: View) -> Values:
+def policy_body(policy: ManifestView) -> Values:
     """Return the fields of a request in a run policy (in older versions part of the ``spec`` itself)."""
     body: Values = {}
     if policy.choice("cleanPodPolicy", CLEAN_UP, "Running") == "None":
         found = policy.get("cleanPodPolicy")
         if found is not None:
-            found.warn(Notice.CLEAN_UP, "is ignored: members that still run are stopped when the job ends.")
+            found.warn(ManifestNotice.CLEAN_UP, "is ignored: members that still run are stopped when the job ends.")
     ttl, deadline = policy.number("ttlSecondsAfterFinished"), policy.number("activeDeadlineSeconds", least=1)
     body |= {"ttl": max(ttl, 1)} if ttl is not None else {}
     if deadline:

@@ -8,12 +8,12 @@ from typing import Any
 
 from gpupool.specs.kubernetes.field_tables import JOB, ignored, not_needed, rejected, supported
 from gpupool.specs.kubernetes.jobs.pod_job import DEFAULT_BACKOFF, ending, retries
-from gpupool.specs.kubernetes.jobs.roles import Member, gang_body
+from gpupool.specs.kubernetes.jobs.roles import PodRole, gang_body
 from gpupool.specs.kubernetes.pods.amounts import processors
 from gpupool.specs.kubernetes.pods.pod import Around, PodParts, template_parts
-from gpupool.specs.kubernetes.reading import Fields, View
-from gpupool.specs.kubernetes.report import Notice
-from gpupool.specs.text.yaml_nodes import Node
+from gpupool.specs.kubernetes.reading import Fields, ManifestView
+from gpupool.specs.kubernetes.report import ManifestNotice
+from gpupool.specs.text.yaml_nodes import YamlNode
 
 Values = dict[str, Any]
 RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
@@ -80,13 +80,13 @@ class _Runtime:
     framework: str
     nodes: int
     processes: int | None
-    template: Node | None
+    template: YamlNode | None
     backoff: int
 
 
-def read_runtimes(views: Sequence[View]) -> dict[str, View]:
+def read_runtimes(views: Sequence[ManifestView]) -> dict[str, ManifestView]:
     """Return the training runtimes among the documents of a file, by name."""
-    found: dict[str, View] = {}
+    found: dict[str, ManifestView] = {}
     for view in views:
         if isinstance(view.node.value, dict) and view.text("kind") in RUNTIMES:
             name, spec = view.follow("metadata", "name"), view.get("spec")
@@ -95,18 +95,18 @@ def read_runtimes(views: Sequence[View]) -> dict[str, View]:
     return found
 
 
-def train_body(spec: View, around: Around) -> tuple[Values, PodParts]:
+def train_body(spec: ManifestView, around: Around) -> tuple[Values, PodParts]:
     """Read a TrainJob: the nodes of its runtime, with the job's overrides."""
     spec.check(TRAINJOB)
-    trainer = spec.get("trainer") or View(spec.report, mapping(spec.node), "spec.trainer", spec.place)
+    trainer = spec.get("trainer") or ManifestView(spec.report, mapping(spec.node), "spec.trainer", spec.place)
     trainer.check(TRAINER)
     runtime = _runtime(spec, around)
     if runtime is None:
         return {}, PodParts()
     template = _template(runtime, spec, trainer)
-    parts = template_parts(View(spec.report, template, "spec.trainer", trainer.place), around)
+    parts = template_parts(ManifestView(spec.report, template, "spec.trainer", trainer.place), around)
     nodes = trainer.number("numNodes", runtime.nodes, least=1) or 1
-    member = Member(NODE, nodes, "on-failure", parts, trainer)
+    member = PodRole(NODE, nodes, "on-failure", parts, trainer)
     body = gang_body(_with_launcher(member) if runtime.framework == "mpi" else [member])
     body |= retries(runtime.backoff) | ending(spec)
     if not runtime.framework:
@@ -115,8 +115,8 @@ def train_body(spec: View, around: Around) -> tuple[Values, PodParts]:
     return body | {"framework": runtime.framework} | ({"processes": processes} if processes else {}), parts
 
 
-def _with_launcher(member: Member) -> list[Member]:
-    """Make the first node's program the launcher's; the nodes run what it starts."""
+def _with_launcher(member: PodRole) -> list[PodRole]:
+    """Make the first node's program the launcher's; the nodes run its processes."""
     launcher = PodParts(
         command=member.parts.command,
         env=member.parts.env,
@@ -129,8 +129,8 @@ def _with_launcher(member: Member) -> list[Member]:
     )
     container = {key: value for key, value in member.parts.container.items() if key != "entrypoint"}
     member.parts.container = container | ({"entrypoint": []} if container else {})
-    worker = Member(NODE, member.replicas, member.restart, _silent(member.parts), member.view)
-    return [Member(LAUNCHER, 1, member.restart, launcher, member.view), worker]
+    worker = PodRole(NODE, member.replicas, member.restart, _silent(member.parts), member.view)
+    return [PodRole(LAUNCHER, 1, member.restart, launcher, member.view), worker]
 
 
 def _silent(parts: PodParts) -> PodParts:
@@ -138,7 +138,7 @@ def _silent(parts: PodParts) -> PodParts:
     return parts
 
 
-def _by_processors(trainer: View, parts: PodParts) -> int | None:
+def _by_processors(trainer: ManifestView, parts: PodParts) -> int | None:
     """Return the number of processors per node: without GPUs, Kubeflow runs one process for each of them."""
     if parts.gpus.get("count"):
         return None
@@ -149,7 +149,7 @@ def _by_processors(trainer: View, parts: PodParts) -> int | None:
     return None
 
 
-def _runtime(spec: View, around: Around) -> _Runtime | None:
+def _runtime(spec: ManifestView, around: Around) -> _Runtime | None:
     ref = spec.get("runtimeRef")
     name = ref.text("name") if ref is not None else ""
     if ref is not None:
@@ -159,7 +159,7 @@ def _runtime(spec: View, around: Around) -> _Runtime | None:
     if name in BUILT_IN and ref is not None:
         framework, image = BUILT_IN[name]
         container = mapping(ref.node, name=text_node(NODE, ref.node), image=text_node(image, ref.node))
-        listed = Node(ref.node.line, ref.node.column, [container])
+        listed = YamlNode(ref.node.line, ref.node.column, [container])
         pod = mapping(ref.node, spec=mapping(ref.node, containers=listed))
         return _Runtime(framework, 1, None, pod, DEFAULT_BACKOFF)
     place = ref.place_of("name") if ref is not None else spec.place
@@ -171,7 +171,7 @@ def _runtime(spec: View, around: Around) -> _Runtime | None:
     return None
 
 
-def _of_file(runtime: View) -> _Runtime:
+def _of_file(runtime: ManifestView) -> _Runtime:
     runtime.check(RUNTIME)
     policy = runtime.get("mlPolicy")
     framework, nodes, processes = "", 1, None
@@ -189,11 +189,11 @@ def _of_file(runtime: View) -> _Runtime:
             template, backoff = _job(job)
         elif job.text("name") != LAUNCHER:
             said = f"The job '{job.text('name')[:80]}' of the runtime is ignored: only its nodes run."
-            job.report.warn(job.place, Notice.CONTAINER_LEFT_OUT, said)
+            job.report.warn(job.place, ManifestNotice.CONTAINER_LEFT_OUT, said)
     return _Runtime(framework, nodes, processes, template, backoff)
 
 
-def _job(job: View) -> tuple[Node | None, int]:
+def _job(job: ManifestView) -> tuple[YamlNode | None, int]:
     inner = job.follow("template", "spec")
     if inner is None:
         return None, DEFAULT_BACKOFF
@@ -202,7 +202,7 @@ def _job(job: View) -> tuple[Node | None, int]:
     return template.node if template is not None else None, inner.number("backoffLimit", DEFAULT_BACKOFF) or 0
 
 
-def _template(runtime: _Runtime, spec: View, trainer: View) -> Node:
+def _template(runtime: _Runtime, spec: ManifestView, trainer: ManifestView) -> YamlNode:
     """Return the pod template of the nodes: the runtime's, its patches, and the trainer's own fields over both."""
     template = runtime.template
     for patch in _patches(spec):
@@ -218,7 +218,8 @@ def _template(runtime: _Runtime, spec: View, trainer: View) -> Node:
         if key in container.keys and name in trainer.node.keys:
             container.keys[key] = trainer.node.keys[name]
     over = mapping(
-        trainer.node, spec=mapping(trainer.node, containers=Node(trainer.node.line, trainer.node.column, [container]))
+        trainer.node,
+        spec=mapping(trainer.node, containers=YamlNode(trainer.node.line, trainer.node.column, [container])),
     )
     labels, notes = spec.get("labels"), spec.get("annotations")
     meta = {key: found.node for key, found in (("labels", labels), ("annotations", notes)) if found is not None}
@@ -227,11 +228,11 @@ def _template(runtime: _Runtime, spec: View, trainer: View) -> Node:
     return merged(template, over) or over
 
 
-def _children(node: Node) -> dict[str, Node]:
+def _children(node: YamlNode) -> dict[str, YamlNode]:
     return node.value if isinstance(node.value, dict) else {}
 
 
-def _without(template: Node | None, keys: Sequence[str]) -> Node | None:
+def _without(template: YamlNode | None, keys: Sequence[str]) -> YamlNode | None:
     """Return the template without the command and arguments of its nodes: the job has its own."""
     if template is None:
         return None
@@ -245,9 +246,9 @@ def _without(template: Node | None, keys: Sequence[str]) -> Node | None:
     return template
 
 
-def _patches(spec: View) -> list[Node]:
+def _patches(spec: ManifestView) -> list[YamlNode]:
     """Return the patches of the pod template of the nodes."""
-    found: list[Node] = []
+    found: list[YamlNode] = []
     for patch in spec.each("runtimePatches"):
         jobs = patch.follow("trainingRuntimeSpec", "template", "spec")
         for job in jobs.each("replicatedJobs") if jobs is not None else []:
@@ -262,24 +263,24 @@ def _patches(spec: View) -> list[Node]:
     return found
 
 
-def text_node(text: str, at: Node) -> Node:
+def text_node(text: str, at: YamlNode) -> YamlNode:
     """Return a text node that is in no file, with the position of another node."""
-    return Node(at.line, at.column, text, plain_style=False)
+    return YamlNode(at.line, at.column, text, plain_style=False)
 
 
-def mapping(at: Node, **values: Node) -> Node:
+def mapping(at: YamlNode, **values: YamlNode) -> YamlNode:
     """Return a mapping node that is in no file."""
-    made = Node(at.line, at.column, dict(values))
+    made = YamlNode(at.line, at.column, dict(values))
     made.keys = {key: (node.line, node.column) for key, node in values.items()}
     return made
 
 
-def merged(base: Node | None, over: Node | None) -> Node | None:
+def merged(base: YamlNode | None, over: YamlNode | None) -> YamlNode | None:
     """Merge two mappings: nested mappings are merged, lists of named items by name, all else is replaced."""
     if base is None or over is None:
         return over if base is None else base
     if isinstance(base.value, dict) and isinstance(over.value, dict):
-        made = Node(over.line, over.column, dict(base.value), keys={**base.keys, **over.keys})
+        made = YamlNode(over.line, over.column, dict(base.value), keys={**base.keys, **over.keys})
         values = made.value
         if isinstance(values, dict):
             for key, node in over.value.items():
@@ -290,18 +291,18 @@ def merged(base: Node | None, over: Node | None) -> Node | None:
     return over
 
 
-def _all_named(node: Node) -> bool:
+def _all_named(node: YamlNode) -> bool:
     return isinstance(node.value, list) and all(_name(item) is not None for item in node.value)
 
 
-def _name(node: Node) -> str | None:
+def _name(node: YamlNode) -> str | None:
     name = node.value.get("name") if isinstance(node.value, dict) else None
     return name.value if name is not None and isinstance(name.value, str) else None
 
 
-def _merged_lists(base: Node, over: Node) -> Node:
-    items: dict[str | None, Node] = {}
+def _merged_lists(base: YamlNode, over: YamlNode) -> YamlNode:
+    items: dict[str | None, YamlNode] = {}
     for node in (base, over):
         for item in node.value if isinstance(node.value, list) else []:
             items[_name(item)] = merged(items.get(_name(item)), item) or item
-    return Node(over.line, over.column, list(items.values()))
+    return YamlNode(over.line, over.column, list(items.values()))

@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 
 from gpupool.domain.errors import ErrorCode
-from gpupool.specs.kubernetes.reading import View
+from gpupool.specs.kubernetes.reading import ManifestView
 
 _AMOUNT = re.compile(r"([+-]?[0-9]{0,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,2})?)([numkMGTPE]|[KMGTPE]i)?")
 _SUFFIX = {
@@ -20,7 +20,7 @@ _SUFFIX = {
 MIB = 2**20
 
 
-def amount(value: View) -> Decimal | None:
+def amount(value: ManifestView) -> Decimal | None:
     """Return the number of a quantity; record a fault and return None if it is invalid or negative."""
     text = value.scalar()
     match = _AMOUNT.fullmatch(text)
@@ -31,19 +31,19 @@ def amount(value: View) -> Decimal | None:
     return Decimal(number) * _SUFFIX[match.group(2) or ""]
 
 
-def processors(value: View) -> float | None:
+def processors(value: ManifestView) -> float | None:
     """Return the processors in ``2`` or ``500m``; None for none."""
     found = amount(value)
     return float(found) if found else None
 
 
-def memory_mib(value: View) -> int | None:
+def memory_mib(value: ManifestView) -> int | None:
     """Return the MiB, rounded up, in ``4Gi`` or a number of bytes; None for none."""
     found = amount(value)
     return math.ceil(found / MIB) if found else None
 
 
-def whole(value: View, most: int = 1_000_000) -> int | None:
+def whole(value: ManifestView, most: int = 1_000_000) -> int | None:
     """Return a whole number; record a fault and return None if it is not one."""
     found = amount(value)
     if found is None:

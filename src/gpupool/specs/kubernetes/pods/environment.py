@@ -11,8 +11,8 @@ from gpupool.domain.errors import ErrorCode
 from gpupool.domain.work.workload import EnvSource
 from gpupool.specs.kubernetes.field_tables import ENV_FROM, VALUE_FROM, VARIABLE
 from gpupool.specs.kubernetes.pods.amounts import amount
-from gpupool.specs.kubernetes.reading import View
-from gpupool.specs.kubernetes.report import Notice
+from gpupool.specs.kubernetes.reading import ManifestView
+from gpupool.specs.kubernetes.report import ManifestNotice
 from gpupool.specs.kubernetes.settings import Companions
 
 COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
@@ -60,7 +60,9 @@ class Meta:
     annotations: Mapping[str, str]
 
 
-def environment_of(container: View, meta: Meta, companions: Companions, *, indexed: bool = False) -> Environment:
+def environment_of(
+    container: ManifestView, meta: Meta, companions: Companions, *, indexed: bool = False
+) -> Environment:
     """Return the variables of a container; record unknown sources as faults. ``indexed``: it gets its index."""
     env = Environment()
     if indexed:
@@ -84,7 +86,7 @@ def environment_of(container: View, meta: Meta, companions: Companions, *, index
     return env
 
 
-def expand(text: str, env: Environment, where: View) -> str:
+def expand(text: str, env: Environment, where: ManifestView) -> str:
     """Replace ``$(NAME)`` by the variable's value, if there is one; ``$$(NAME)`` stands for ``$(NAME)``."""
 
     def replacement(match: re.Match[str]) -> str:
@@ -98,7 +100,7 @@ def expand(text: str, env: Environment, where: View) -> str:
     return _REFERENCE.sub(replacement, text)
 
 
-def _placeholder(source: EnvSource, text: str, where: View) -> str:
+def _placeholder(source: EnvSource, text: str, where: ManifestView) -> str:
     if source is EnvSource.INDEX:
         return INDEX
     where.refuse(
@@ -109,7 +111,9 @@ def _placeholder(source: EnvSource, text: str, where: View) -> str:
     return text
 
 
-def _draw(env: Environment, name: str, origin: View, container: View, meta: Meta, companions: Companions) -> None:
+def _draw(
+    env: Environment, name: str, origin: ManifestView, container: ManifestView, meta: Meta, companions: Companions
+) -> None:
     if (field_ref := origin.get("fieldRef")) is not None:
         _field(env, name, field_ref, meta)
     elif (resource := origin.get("resourceFieldRef")) is not None:
@@ -123,7 +127,7 @@ def _draw(env: Environment, name: str, origin: View, container: View, meta: Meta
             _no_config_map(entry)
 
 
-def _field(env: Environment, name: str, ref: View, meta: Meta) -> None:
+def _field(env: Environment, name: str, ref: ManifestView, meta: Meta) -> None:
     path = ref.text("fieldPath")
     own = _OWN.fullmatch(path)
     if path in _FIELDS:
@@ -137,7 +141,7 @@ def _field(env: Environment, name: str, ref: View, meta: Meta) -> None:
         ref.refuse(f"names '{path[:80]}', which is not supported.", "docs/kubernetes-fields.md lists the fields.")
 
 
-def _resource(ref: View, container: View) -> str:
+def _resource(ref: ManifestView, container: ManifestView) -> str:
     path = ref.text("resource")
     kind, _, resource = path.partition(".")
     value = container.follow("resources", kind, resource) if kind in {"limits", "requests"} else None
@@ -149,7 +153,7 @@ def _resource(ref: View, container: View) -> str:
     return str(math.ceil((amount(value) or 0) / (unit or 1)))
 
 
-def _take_all(env: Environment, source: View, companions: Companions) -> None:
+def _take_all(env: Environment, source: ManifestView, companions: Companions) -> None:
     source.check(ENV_FROM)
     ref = source.get("configMapRef")
     if ref is None:
@@ -164,7 +168,7 @@ def _take_all(env: Environment, source: View, companions: Companions) -> None:
         env.set(prefix + key, value)
 
 
-def _no_config_map(ref: View) -> None:
+def _no_config_map(ref: ManifestView) -> None:
     name = ref.text("name")[:80]
     ref.refuse(
         f"needs the ConfigMap '{name}', which is not in this file.",
@@ -173,6 +177,8 @@ def _no_config_map(ref: View) -> None:
     )
 
 
-def note_left_out(container: View, why: str) -> None:
+def note_left_out(container: ManifestView, why: str) -> None:
     """Warn that a container of a pod does not run."""
-    container.report.warn(container.place, Notice.CONTAINER_LEFT_OUT, f"The container '{container.text('name')}' {why}")
+    container.report.warn(
+        container.place, ManifestNotice.CONTAINER_LEFT_OUT, f"The container '{container.text('name')}' {why}"
+    )

@@ -8,14 +8,16 @@ from decimal import Decimal
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode
+from gpupool.domain.nodes.gpu import NODE_LABEL
 from gpupool.domain.nodes.sharing import TRAITS, traits_of
+from gpupool.specs.kubernetes.kinds import ACCESS_NOTE, HOSTS_NOTE, MODEL_NOTE, REPLICAS_NOTE
 from gpupool.specs.kubernetes.pods.amounts import amount, whole
-from gpupool.specs.kubernetes.reading import View
-from gpupool.specs.kubernetes.report import Notice
+from gpupool.specs.kubernetes.reading import ManifestView
+from gpupool.specs.kubernetes.report import ManifestNotice
 from gpupool.specs.limits import MAX_GPUS
 
 Values = dict[str, Any]
-Views = Mapping[str, View]
+Views = Mapping[str, ManifestView]
 
 COUNT = ("nvidia.com/gpu", "hami.io/gpu", "alpha.kubernetes.io/nvidia-gpu")
 MIG = "nvidia.com/mig-"
@@ -36,8 +38,10 @@ _KNOWN = {
     FRACTION, FRACTION_MEMORY, DEVICES, FOR_CONTAINER, USE_TYPE, USE_NO_TYPE, USE_UUID, USE_NO_UUID, MODE,
     GPU_POLICY, NODE_POLICY,
 }  # fmt: skip
-_OWN = {"gpupool/run-as", "gpupool/container"}
-_REQUIRED_TOPOLOGY = {"kueue.x-k8s.io/podset-required-topology", "kueue.x-k8s.io/podset-slice-required-topology"}
+_OWN = {"gpupool/run-as", "gpupool/container", ACCESS_NOTE, MODEL_NOTE, HOSTS_NOTE, REPLICAS_NOTE}
+_REQUIRED, _PREFERRED = "kueue.x-k8s.io/podset-required-topology", "kueue.x-k8s.io/podset-preferred-topology"
+_SLICE_REQUIRED = "kueue.x-k8s.io/podset-slice-required-topology"
+_HOST = "kubernetes.io/hostname"
 # Notes of people and of tools that write or watch manifests: they request nothing.
 _NO_REQUEST = (
     "app.kubernetes.io/", "argocd.argoproj.io/", "deployment.kubernetes.io/", "fluxcd.io/", "kubectl.kubernetes.io/",
@@ -81,13 +85,42 @@ def gpu_body(resources: Views, annotations: Views) -> Values:
 def _check_others(annotations: Views) -> None:
     """Refuse or warn about annotations that request something the pool does not support."""
     for key, value in annotations.items():
-        if key in _REQUIRED_TOPOLOGY:
-            hint = "Remove it, and submit the job with '--within LABEL --strict'."
-            value.refuse("is not supported: the pool does not have Kueue topologies.", hint, ErrorCode.UNSUPPORTED)
-        elif key in _KNOWN | _OWN or key.startswith(_NO_REQUEST):
+        if key == _SLICE_REQUIRED:
+            hint = f"Use {_REQUIRED}: all members are then in one domain."
+            value.refuse("is not supported: a gang cannot be split into slices.", hint, ErrorCode.UNSUPPORTED)
+        elif key in {_REQUIRED, _PREFERRED} | _KNOWN | _OWN or key.startswith(_NO_REQUEST):
             continue
         elif "/" in key or key.startswith("gpu-"):  # without a domain it is a note of its author
-            value.warn(Notice.ANNOTATION_IGNORED, "is ignored.")
+            value.warn(ManifestNotice.ANNOTATION_IGNORED, "is ignored.")
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyNote:
+    """Kueue's annotation for the placement of the members of a job: a node label, required or preferred."""
+
+    label: str
+    strict: bool
+    view: ManifestView
+
+    def body(self) -> Values:
+        """Return the fields of a gang."""
+        return {"within": NODE_LABEL if self.label == _HOST else self.label} | ({"strict": True} if self.strict else {})
+
+    def refuse_alone(self) -> None:
+        """Report the annotation on work that is no gang."""
+        if self.strict:
+            hint = "Remove it, or use a kind whose pods start together, such as PyTorchJob."
+            self.view.refuse("is for jobs whose pods start together.", hint, ErrorCode.UNSUPPORTED)
+        else:
+            self.view.warn(ManifestNotice.ANNOTATION_IGNORED, "is ignored: it is for jobs whose pods start together.")
+
+
+def topology_note(annotations: Views) -> TopologyNote | None:
+    """Return the required topology of a pod, else the preferred one."""
+    for key, strict in ((_REQUIRED, True), (_PREFERRED, False)):
+        if key in annotations:
+            return TopologyNote(annotations[key].scalar(), strict, annotations[key])
+    return None
 
 
 def speaks_of_gpus(resource: str) -> bool:
@@ -114,7 +147,7 @@ def _count(asked: _Asked, resources: Views) -> None:
             )
 
 
-def _first(resources: Views, names: tuple[str, ...]) -> View | None:
+def _first(resources: Views, names: tuple[str, ...]) -> ManifestView | None:
     return next((resources[name] for name in names if name in resources), None)
 
 
@@ -130,10 +163,10 @@ def _hami(asked: _Asked, resources: Views) -> None:
     if cores is not None:
         _compute(asked, cores)
     if URGENCY in resources:
-        resources[URGENCY].warn(Notice.LIMIT_IGNORED, "is ignored: a slice has its share of the GPU time.")
+        resources[URGENCY].warn(ManifestNotice.LIMIT_IGNORED, "is ignored: a slice has its share of the GPU time.")
 
 
-def _percentage(value: View) -> Decimal | None:
+def _percentage(value: ManifestView) -> Decimal | None:
     number = whole(value, 10**6)
     if number is None or not 1 <= number <= 100:
         value.refuse("must be a percentage from 1 to 100.", code=ErrorCode.INVALID_FRACTION)
@@ -141,7 +174,7 @@ def _percentage(value: View) -> Decimal | None:
     return Decimal(number) / 100
 
 
-def _compute(asked: _Asked, cores: View) -> None:
+def _compute(asked: _Asked, cores: ManifestView) -> None:
     """Check HAMi's compute limit: HAMi limits memory and time separately, here a share is both."""
     share = _percentage(cores)
     if share is None or (share == 1 and asked.memory_mib is None and asked.fraction in {None, Decimal(1)}):
@@ -150,7 +183,7 @@ def _compute(asked: _Asked, cores: View) -> None:
         asked.more["compute"] = "cap"
         return
     said = "its share of memory is also its share of time"
-    cores.warn(Notice.COMPUTE_FOLLOWS_MEMORY, f"is ignored: {said}.")
+    cores.warn(ManifestNotice.COMPUTE_FOLLOWS_MEMORY, f"is ignored: {said}.")
 
 
 def _fraction(asked: _Asked, annotations: Views) -> None:
@@ -190,7 +223,7 @@ def _choices(asked: _Asked, annotations: Views) -> None:
     _placement(asked, annotations)
 
 
-def _mode(asked: _Asked, value: View) -> None:
+def _mode(asked: _Asked, value: ManifestView) -> None:
     mode = value.scalar()
     known = _MODES.get(mode, "")
     if known and traits_of(known).partitioned:
@@ -213,7 +246,7 @@ def _placement(asked: _Asked, annotations: Views) -> None:
             del wanted[key]
     if len(set(wanted.values())) > 1:
         annotations[NODE_POLICY].warn(
-            Notice.ANNOTATION_IGNORED, "is ignored: the placement of the GPU applies to nodes too."
+            ManifestNotice.ANNOTATION_IGNORED, "is ignored: the placement of the GPU applies to nodes too."
         )
     if wanted:
         asked.more["placement"] = _POLICIES[wanted.get(GPU_POLICY) or wanted[NODE_POLICY]]

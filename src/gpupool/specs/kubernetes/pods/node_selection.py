@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpupool.domain.errors import ErrorCode
 from gpupool.specs.kubernetes.field_tables import ignored, rejected, supported
-from gpupool.specs.kubernetes.reading import Fields, View
+from gpupool.specs.kubernetes.reading import Fields, ManifestView
 
 # Labels with which clusters name the GPU product of a node.
 PRODUCT = {
@@ -51,7 +51,7 @@ class Places:
     models: list[str] = field(default_factory=list)
 
 
-def places_of(pod: View) -> Places:
+def places_of(pod: ManifestView) -> Places:
     """Return where a pod may run; record conditions that the pool does not support as faults."""
     found = Places()
     for key, value in pod.pairs("nodeSelector").items():
@@ -85,7 +85,7 @@ def _add(found: Places, key: str, values: Iterable[str]) -> None:
         found.labels[NODE if key == HOST else POOL if key in POOLS else key] = wanted[0]
 
 
-def _affinity(found: Places, affinity: View) -> None:
+def _affinity(found: Places, affinity: ManifestView) -> None:
     node = affinity.get("nodeAffinity")
     if node is None:
         return
@@ -103,7 +103,7 @@ def _affinity(found: Places, affinity: View) -> None:
             _expression(found, expression)
 
 
-def _expression(found: Places, expression: View) -> None:
+def _expression(found: Places, expression: ManifestView) -> None:
     expression.check(EXPRESSION)
     key, operator, values = expression.text("key"), expression.text("operator"), expression.texts("values")
     if operator != "In" or not values or not key:
@@ -114,5 +114,5 @@ def _expression(found: Places, expression: View) -> None:
         _add(found, key, values)
 
 
-def _unfit(view: View, why: str) -> None:
+def _unfit(view: ManifestView, why: str) -> None:
     view.refuse(f"is not supported: {why}", "Use nodeSelector, or set labels on the nodes.", ErrorCode.UNSUPPORTED)

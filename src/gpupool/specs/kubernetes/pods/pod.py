@@ -17,6 +17,7 @@ from gpupool.specs.kubernetes.field_tables import (
     POD,
     RESOURCES,
     SECURITY,
+    SERVER,
     TEMPLATE,
 )
 from gpupool.specs.kubernetes.pods.amounts import memory_mib, processors
@@ -28,11 +29,11 @@ from gpupool.specs.kubernetes.pods.environment import (
     expand,
     note_left_out,
 )
-from gpupool.specs.kubernetes.pods.gpus import FOR_CONTAINER, gpu_body, speaks_of_gpus
+from gpupool.specs.kubernetes.pods.gpus import FOR_CONTAINER, TopologyNote, gpu_body, speaks_of_gpus, topology_note
 from gpupool.specs.kubernetes.pods.node_selection import places_of
-from gpupool.specs.kubernetes.reading import View
-from gpupool.specs.kubernetes.report import Notice, Place
-from gpupool.specs.kubernetes.settings import Companions, Settings
+from gpupool.specs.kubernetes.reading import ManifestView
+from gpupool.specs.kubernetes.report import ManifestNotice, Place
+from gpupool.specs.kubernetes.settings import Companions, PodSettings
 
 Values = dict[str, Any]
 DEFAULT_GRACE_S = 30
@@ -71,6 +72,8 @@ class PodParts:
     restart: str = ""
     place: Place = (1, 1)
     literal: bool = True
+    main: ManifestView | None = None  # the container
+    topology: TopologyNote | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +81,18 @@ class Around:
     """The context of a pod: the metadata of its object, the settings, and the other objects of the file.
 
     ``indexed``: its program gets its index, as in an indexed Job. ``waits``: its own command is ignored, as for MPI's
-    workers, which run what the launcher starts.
+    workers, which run what the launcher starts. ``server``: its readiness probe and its ports count.
     """
 
-    metadata: View
-    settings: Settings
+    metadata: ManifestView
+    settings: PodSettings
     companions: Companions
     indexed: bool = False
     waits: bool = False
+    server: bool = False
 
 
-def template_parts(template: View, around: Around) -> PodParts:
+def template_parts(template: ManifestView, around: Around) -> PodParts:
     """Return the parts of a pod template (``metadata`` and ``spec``)."""
     template.check(TEMPLATE)
     meta, spec = template.get("metadata"), template.get("spec")
@@ -102,26 +106,30 @@ def template_parts(template: View, around: Around) -> PodParts:
     return pod_parts(spec, labels, notes, around)
 
 
-def pod_parts(spec: View, labels: Mapping[str, View], notes: Mapping[str, View], around: Around) -> PodParts:
+def pod_parts(
+    spec: ManifestView, labels: Mapping[str, ManifestView], notes: Mapping[str, ManifestView], around: Around
+) -> PodParts:
     """Return the parts of a pod's ``spec``, with its labels and annotations."""
     spec.check(POD)
     parts = PodParts(labels={key: value.scalar() for key, value in labels.items()})
     container = _main_container(spec, notes, around.settings)
     if container is None:
         return parts
-    container.check(CONTAINER)
+    container.check(SERVER if around.server else CONTAINER)
+    parts.main = container
     meta = Meta(parts.labels, {key: value.scalar() for key, value in notes.items()})
     parts.place = container.place
     parts.env = environment_of(container, meta, around.companions, indexed=around.indexed)
     resources = _resources(container)
     parts.gpus = _gpus(spec, resources, notes)
+    parts.topology = topology_note(notes)
     parts.host = _host(resources)
     _program(parts, spec, container, around, containers=_run_in_container(notes, around.settings))
     _course(parts, spec, container, labels)
     return parts
 
 
-def _run_in_container(notes: Mapping[str, View], settings: Settings) -> bool:
+def _run_in_container(notes: Mapping[str, ManifestView], settings: PodSettings) -> bool:
     note = notes.get(RUN_AS)
     if note is None:
         return settings.containers
@@ -130,7 +138,9 @@ def _run_in_container(notes: Mapping[str, View], settings: Settings) -> bool:
     return note.scalar() != "process"
 
 
-def _main_container(spec: View, notes: Mapping[str, View], settings: Settings) -> View | None:
+def _main_container(
+    spec: ManifestView, notes: Mapping[str, ManifestView], settings: PodSettings
+) -> ManifestView | None:
     containers = spec.each("containers")
     if not containers:
         spec.refuse("needs 'containers' with one container.")
@@ -158,7 +168,7 @@ def _main_container(spec: View, notes: Mapping[str, View], settings: Settings) -
     return main
 
 
-def _likely(containers: list[View], notes: Mapping[str, View]) -> str:
+def _likely(containers: list[ManifestView], notes: Mapping[str, ManifestView]) -> str:
     """Return the container that is most likely meant: the one with the GPU, else the first."""
     if FOR_CONTAINER in notes:
         return notes[FOR_CONTAINER].scalar()[:80]
@@ -166,7 +176,7 @@ def _likely(containers: list[View], notes: Mapping[str, View]) -> str:
     return (with_gpu or containers)[0].text("name")[:80]
 
 
-def _resources(container: View) -> dict[str, View]:
+def _resources(container: ManifestView) -> dict[str, ManifestView]:
     """Return the resources of a container: its limits, and requests where there is no limit."""
     resources = container.get("resources")
     if resources is None:
@@ -175,13 +185,13 @@ def _resources(container: View) -> dict[str, View]:
     found = resources.pairs("requests") | resources.pairs("limits")
     for name, value in found.items():
         if name in _LEFT_ALONE or name.startswith("hugepages-"):
-            value.warn(Notice.LIMIT_IGNORED, "is ignored: the pool does not manage this resource.")
+            value.warn(ManifestNotice.LIMIT_IGNORED, "is ignored: the pool does not manage this resource.")
         elif name not in {"cpu", "memory"} and not speaks_of_gpus(name):
             value.refuse("is not a resource of the nodes.", "Request nvidia.com/gpu, cpu and memory.")
     return found
 
 
-def _gpus(spec: View, resources: Mapping[str, View], notes: Mapping[str, View]) -> Values:
+def _gpus(spec: ManifestView, resources: Mapping[str, ManifestView], notes: Mapping[str, ManifestView]) -> Values:
     body = gpu_body(resources, notes)
     places = places_of(spec)
     if places.models and body["count"]:
@@ -189,13 +199,13 @@ def _gpus(spec: View, resources: Mapping[str, View], notes: Mapping[str, View]) 
     return body | ({"labels": places.labels} if places.labels else {})
 
 
-def _host(resources: Mapping[str, View]) -> Values:
+def _host(resources: Mapping[str, ManifestView]) -> Values:
     cpus = processors(resources["cpu"]) if "cpu" in resources else None
     memory = memory_mib(resources["memory"]) if "memory" in resources else None
     return {key: value for key, value in (("cpus", cpus), ("memory", memory)) if value is not None}
 
 
-def _program(parts: PodParts, spec: View, container: View, around: Around, *, containers: bool) -> None:
+def _program(parts: PodParts, spec: ManifestView, container: ManifestView, around: Around, *, containers: bool) -> None:
     words: dict[str, list[str]] = {"command": [], "args": []}
     for key in () if around.waits else ("command", "args"):
         words[key] = [expand(item.scalar(), parts.env, item) for item in container.each(key)]
@@ -214,7 +224,7 @@ def _program(parts: PodParts, spec: View, container: View, around: Around, *, co
         parts.course["workdir"] = workdir
 
 
-def _literal(container: View, words: list[str]) -> bool:
+def _literal(container: ManifestView, words: list[str]) -> bool:
     """Return whether ``{index}`` in a command is literal: only ``$(JOB_COMPLETION_INDEX)`` may be replaced."""
     written = [item for key in ("command", "args") for item in container.each(key) if INDEX in item.scalar()]
     drawn = sum(word.count(INDEX) for word in words) > sum(item.scalar().count(INDEX) for item in written)
@@ -223,7 +233,7 @@ def _literal(container: View, words: list[str]) -> bool:
     return not drawn
 
 
-def _in_container(parts: PodParts, spec: View, container: View, words: Mapping[str, list[str]]) -> None:
+def _in_container(parts: PodParts, spec: ManifestView, container: ManifestView, words: Mapping[str, list[str]]) -> None:
     image = container.text("image")
     if not image:
         container.refuse("needs an 'image'.", "Or run its command as a process: --no-container.")
@@ -245,7 +255,7 @@ def _moves(image: str) -> bool:
     return "@" not in last and (":" not in last or last.endswith(":latest"))
 
 
-def _user(spec: View, container: View) -> str:
+def _user(spec: ManifestView, container: ManifestView) -> str:
     chosen: dict[str, int | None] = {}
     for holder in (spec, container):  # the container's own overrides the pod's
         security = holder.get("securityContext")
@@ -259,15 +269,15 @@ def _user(spec: View, container: View) -> str:
     return str(user) if group is None else f"{user}:{group}"
 
 
-def _as_process(spec: View, container: View) -> None:
+def _as_process(spec: ManifestView, container: ManifestView) -> None:
     image = container.get("image")
     if image is not None:
-        image.warn(Notice.IMAGE_IGNORED, "is ignored: the command runs as a process of the node.")
+        image.warn(ManifestNotice.IMAGE_IGNORED, "is ignored: the command runs as a process of the node.")
     _user(spec, container)
     note_not_mounted(spec, container)
 
 
-def _command(parts: PodParts, container: View, words: Mapping[str, list[str]]) -> None:
+def _command(parts: PodParts, container: ManifestView, words: Mapping[str, list[str]]) -> None:
     """Set a process's command: it is required, or the arguments must look like one."""
     parts.command = words["command"] + words["args"]
     args = container.get("args")
@@ -278,10 +288,10 @@ def _command(parts: PodParts, container: View, words: Mapping[str, list[str]]) -
     elif words["args"][0].startswith("-"):
         args.refuse("start with an option of the image's program, which is ignored.", "Add command: [...].")
     else:
-        args.warn(Notice.ENTRYPOINT_UNKNOWN, "run as the command: the entry point of the image is unknown.")
+        args.warn(ManifestNotice.ENTRYPOINT_UNKNOWN, "run as the command: the entry point of the image is unknown.")
 
 
-def _course(parts: PodParts, spec: View, container: View, labels: Mapping[str, View]) -> None:
+def _course(parts: PodParts, spec: ManifestView, container: ManifestView, labels: Mapping[str, ManifestView]) -> None:
     parts.restart = spec.choice("restartPolicy", ("Always", "OnFailure", "Never"), "")
     grace = spec.number("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
     deadline = spec.number("activeDeadlineSeconds", least=1)
@@ -291,18 +301,18 @@ def _course(parts: PodParts, spec: View, container: View, labels: Mapping[str, V
     parts.course |= priority(spec.get("priorityClassName") or labels.get("priorityClassName"))
 
 
-def priority(value: View | None) -> Values:
+def priority(value: ManifestView | None) -> Values:
     """Return the fields of a request for a priority class."""
     if value is None or not value.scalar():
         return {}
     found = PRIORITY_CLASSES.get(value.scalar())
     if found is None:
         known = ", ".join(PRIORITY_CLASSES)
-        value.warn(Notice.PRIORITY_CLASS_UNKNOWN, f"is ignored: the known classes are {known}.")
+        value.warn(ManifestNotice.PRIORITY_CLASS_UNKNOWN, f"is ignored: the known classes are {known}.")
     return dict(found or {})
 
 
-def volume_bodies(pod: View, container: View, claims: Mapping[str, str]) -> list[Values]:
+def volume_bodies(pod: ManifestView, container: ManifestView, claims: Mapping[str, str]) -> list[Values]:
     """Return the field ``volumes`` of a request: the container's mounts of the pod's volumes; record faults."""
     volumes = {volume.text("name"): volume for volume in pod.each("volumes")}
     bodies = []
@@ -318,7 +328,7 @@ def volume_bodies(pod: View, container: View, claims: Mapping[str, str]) -> list
     return bodies
 
 
-def note_not_mounted(pod: View, container: View) -> None:
+def note_not_mounted(pod: ManifestView, container: ManifestView) -> None:
     """Warn of each mount that a plain process does not have, unless it sees the same folder anyway."""
     volumes = {volume.text("name"): volume for volume in pod.each("volumes")}
     for mount in container.each("volumeMounts"):
@@ -330,12 +340,12 @@ def note_not_mounted(pod: View, container: View) -> None:
         if target != SHARED_MEMORY:
             mount.report.warn(
                 mount.place,
-                Notice.VOLUME_NOT_MOUNTED,
+                ManifestNotice.VOLUME_NOT_MOUNTED,
                 f"Nothing is mounted at {target[:200]}: the program runs as a process and uses the node's folders.",
             )
 
 
-def _body(volume: View, mount: View, claims: Mapping[str, str]) -> Values | None:
+def _body(volume: ManifestView, mount: ManifestView, claims: Mapping[str, str]) -> Values | None:
     source = next((key for key in volume.keys() if key != "name"), "emptyDir")  # noqa: SIM118 - keys() notes faults
     described = volume.get(source)
     if source == "emptyDir":
@@ -352,7 +362,7 @@ def _body(volume: View, mount: View, claims: Mapping[str, str]) -> Values | None
     return None
 
 
-def _folder(path: str, mount: View) -> Values:
+def _folder(path: str, mount: ManifestView) -> Values:
     below = mount.text("subPath")
     if below.startswith("/") or ".." in below.split("/"):
         mount.refuse("must have a subPath below the volume's folder, without '..'.")
@@ -360,7 +370,7 @@ def _folder(path: str, mount: View) -> Values:
     return {"source": whole} | ({"read_only": True} if mount.flag("readOnly") else {})
 
 
-def _empty(described: View | None) -> Values:
+def _empty(described: ManifestView | None) -> Values:
     if described is None:
         return {"kind": "empty"}
     described.check(EMPTY_DIR)

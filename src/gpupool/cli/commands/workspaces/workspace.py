@@ -6,13 +6,20 @@ import base64
 import time
 from typing import Annotated, Any
 
-import typer
-
 from gpupool.cli import completion
-from gpupool.cli.commands.common import AsJson, add_group, command, with_options
-from gpupool.cli.commands.work.workspace_archive import export, import_
+from gpupool.cli import lazy_typer as typer
+from gpupool.cli.commands.common import AsJson, add_aliases, add_group, command, with_options
+from gpupool.cli.commands.workspaces.runai import submit_workspace
+from gpupool.cli.commands.workspaces.workspace_archive import export, import_
 from gpupool.cli.output import confirm, notify, out_style, show, show_json
-from gpupool.cli.render.workspaces import disk_text, gpus_text, reserved_text, workspace_details, workspace_lines
+from gpupool.cli.render.workspaces import (
+    disk_text,
+    gpus_text,
+    reserved_text,
+    shared_lines,
+    workspace_details,
+    workspace_lines,
+)
 from gpupool.cli.request.request_body import gpu_request
 from gpupool.cli.terminal import write_stderr
 from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
@@ -30,7 +37,7 @@ Name = Annotated[
 NewName = Annotated[str, typer.Argument(metavar="NEW", help="The name of the new workspace.")]
 SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="The name of the snapshot.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
-_SIZES = tuple(option for option in GPU_OPTIONS if option.name not in {"compute", "pool", "filter"})
+_SIZES = tuple(option for option in GPU_OPTIONS if option.name not in {"compute", "pool", "filter", "server_list"})
 _RESERVED = Option("reserved", "--reserved", OptionKind.FLAG, "Keep the whole GPUs for it while it is stopped.", GPUS)
 _CREATE = (
     *_SIZES,
@@ -83,9 +90,13 @@ def register(app: typer.Typer) -> None:
     command(group, "gpupool workspace snapshot bob clean")(snapshot)
     command(group, "gpupool workspace restore bob clean")(restore)
     command(group, "gpupool workspace drop-snapshot bob clean", name="drop-snapshot")(drop_snapshot)
+    command(group, "gpupool workspace share course start", "gpupool workspace clone teacher/course mine")(share)
+    command(group, "gpupool workspace unshare course start")(unshare)
     command(group, "gpupool workspace export bob bob.tar.gz")(export)
     command(group, "gpupool workspace import bob bob.tar.gz", name="import")(import_)
     command(group, "gpupool workspace delete bob")(delete)
+    command(group, "gpupool workspace submit dev -g 0.5 --jupyter", name="submit")(submit_workspace)
+    add_aliases(group, "workspace")
 
 
 @with_options(_CREATE)
@@ -112,10 +123,11 @@ def start(name: Name, json: AsJson = False, **values: Any) -> int:
     pool, limits = open_pool(), {option.name: values[option.name] for option in _LIMITS if option.name in values}
     made = pool.post(workspace_path(name, "start"), limits | _size(values))
     if not values.get("detach"):
-        ended = _await_start(pool, made) or _await_environment(pool, made)
+        ended = _await_start(pool, made) or _await_ready(pool, made)
         if ended is not None:
-            reason = (ended["reason"] or {}).get("message") or ended["state"]
-            notify(f"workspace {name} did not start: {reason}")
+            reason = ended["reason"] or {"message": ended["state"]}
+            code = f" [{reason['code']}]" if reason.get("code") else ""
+            notify(f"workspace {name} did not start: {reason['message']}{code}")
             return EXIT_POOL_ERROR
         made = pool.get(workspace_path(made["id"]))
     if json:
@@ -136,15 +148,15 @@ def _await_start(pool: PoolClient, made: dict[str, Any]) -> dict[str, Any] | Non
         if found["counts"]["running"]:
             return None
         if found["counts"]["pending"]:
-            why = pool.get(workload_path(made["session"], "why"))["message"]
+            why = pool.get(workload_path(made["session"], "why"))["sentence"]
             if why != shown:
                 notify(f"workspace {made['name']} waits: {why}")
             shown = why
 
 
-def _await_environment(pool: PoolClient, made: dict[str, Any]) -> dict[str, Any] | None:
-    """Print the output of a session until its environment is ready, or return the session once it has ended."""
-    if not made["environment"]:
+def _await_ready(pool: PoolClient, made: dict[str, Any]) -> dict[str, Any] | None:
+    """Print the output of a session until its environment or container is ready, or return the session if it ends."""
+    if not made["environment"] and not made["image"]:
         return None
     printed, cursor = "", ""
     while True:
@@ -171,12 +183,14 @@ def stop(
 
 
 def list_workspaces(json: AsJson = False) -> None:
-    """List your workspaces, and those that you manage, with their disk and last use."""
+    """List your workspaces, and those that you manage, with their disk and last use, and what others share."""
     found = open_pool().get("workspaces")
     if json:
         show_json(found)
     else:
         show(workspace_lines(found["workspaces"], time.time(), out_style()))
+        if found["shared"]:
+            show(["", *shared_lines(found["shared"], out_style())])
 
 
 def show_workspace(name: Name, json: AsJson = False) -> None:
@@ -217,9 +231,13 @@ def clone(
         str | None, typer.Option("--snapshot", metavar="NAME", help="Copy this snapshot; default: the present files.")
     ] = None,
 ) -> None:
-    """Create a workspace with a copy of the files of a stopped one, or of a snapshot, on the same node."""
-    body = {"name": new} | ({} if snapshot is None else {"snapshot": snapshot})
-    made = change(open_pool(), workspace_path(name, "clone"), body)
+    """Create a workspace with a copy of the files of a stopped one, or of a snapshot, on the same node.
+
+    You can also clone a shared snapshot of another user (USER/NAME).
+    """
+    owner, _, own_name = name.rpartition("/")
+    body = {"name": new} | ({} if snapshot is None else {"snapshot": snapshot}) | ({"user": owner} if owner else {})
+    made = change(open_pool(), workspace_path(own_name, "clone"), body)
     notify(f"workspace {new} is created from {name}, with {disk_text(made)}")
 
 
@@ -245,6 +263,32 @@ def drop_snapshot(name: Name, snapshot: SnapshotName, yes: Yes = False) -> int:
     open_pool().delete(f"{workspace_path(name)}/snapshots/{quote_segment(snapshot)}")
     notify(f"the snapshot {snapshot} of {name} is deleted")
     return 0
+
+
+def share(name: Name, snapshot: SnapshotName, yes: Yes = False) -> int:
+    """Let all members of the project clone a snapshot. They can read all its files, also keys and passwords."""
+    pool = open_pool()
+    found = pool.get(workspace_path(name))
+    if not yes and not confirm(
+        f"Let all members of {found['project']} copy the snapshot {snapshot} of {found['name']}, with all files in it?"
+    ):
+        return _unchanged()
+    pool.post(_share_path(found["id"], snapshot), {"shared": True})
+    notify(
+        f"the snapshot {snapshot} of {found['name']} is shared with {found['project']}; members clone it: "
+        f"'gpupool workspace clone {found['user']}/{found['name']} NEW --snapshot {snapshot}'"
+    )
+    return 0
+
+
+def unshare(name: Name, snapshot: SnapshotName) -> None:
+    """Let no other user clone a snapshot any more. Clones that exist stay."""
+    open_pool().post(_share_path(name, snapshot), {"shared": False})
+    notify(f"the snapshot {snapshot} of {name} is not shared any more")
+
+
+def _share_path(name: str, snapshot: str) -> str:
+    return f"{workspace_path(name)}/snapshots/{quote_segment(snapshot)}/share"
 
 
 def delete(

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from gpupool.cli import completion
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import PASS_THROUGH, command
 from gpupool.cli.kubernetes.names import resolve_reference
 from gpupool.cli.output import notify
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.units import parse_duration_s
 
+if TYPE_CHECKING:
+    from gpupool.client.ssh.target import SessionTimes
+
 Linger = Annotated[
     str | None,
     typer.Option(
         metavar="TIME", help="Background processes run on for this time after the last connection; default: 0."
+    ),
+]
+
+IdleTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--idle-timeout",
+        metavar="TIME",
+        help="The pool ends a session that was idle for this time; default: the idle limit of the project.",
     ),
 ]
 
@@ -55,20 +66,22 @@ def ssh(
         bool, typer.Option("--configure", help="Add the hosts gpupool.NAME to ~/.ssh/config for all SSH programs.")
     ] = False,
     linger: Linger = None,
+    idle_timeout: IdleTimeout = None,
 ) -> int:
     """Open an SSH session on the GPUs of a workload, with the ssh of this machine.
 
     The session runs where the workload runs, with its limits. It needs no key and no SSH server in the workload, but
     the extra gpupool[ssh] on this machine. After --configure, ssh, scp, sftp and rsync reach a workload as
     gpupool.NAME, and its replica 2 as gpupool.NAME.2. With --linger 1h, tmux and servers that a session starts survive
-    its end until there was no connection for an hour, or the workload ends; with --configure, for all sessions.
+    its end until there was no connection for an hour, or the workload ends. With --configure, the times apply to all
+    sessions.
     """
     from gpupool.client.ssh.configuration import configure as write_configuration
     from gpupool.client.ssh.configuration import ssh_command
     from gpupool.client.ssh.target import HOST_PREFIX
 
     if configure:
-        block = write_configuration(Path.home() / ".ssh", _checked(linger))
+        block = write_configuration(Path.home() / ".ssh", _times(linger, idle_timeout))
         notify(f"{block} is written; 'ssh {HOST_PREFIX}NAME' connects to a workload")
         return 0
     if name is None:
@@ -78,14 +91,16 @@ def ssh(
     workload, index = resolve_reference(name)
     options, remote = _split(words or [])
     host = HOST_PREFIX + workload + ("" if index is None else f".{index}")
-    argv = ssh_command(host, options, remote, _checked(linger))
+    argv = ssh_command(host, options, remote, _times(linger, idle_timeout))
     # ssh takes our place, with its terminal and exit status.
     return os.execv(argv[0], argv)  # noqa: S606
 
 
-def _checked(linger: str | None) -> str | None:
-    """Return a linger time that the pool accepts; None for 0. Raises ``GpupoolError``."""
-    return linger if linger and parse_duration_s(linger) else None
+def _times(linger: str | None, idle_timeout: str | None) -> SessionTimes:
+    """Return times that the pool accepts; 0 means none. Raises ``GpupoolError``."""
+    from gpupool.client.ssh.target import SessionTimes
+
+    return SessionTimes(*(time if time and parse_duration_s(time) else None for time in (linger, idle_timeout)))
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -100,6 +115,7 @@ def ssh_proxy(
     host: Annotated[str, typer.Argument(metavar="HOST", help="gpupool.NAME, or gpupool.NAME.2 for replica 2.")],
     *,
     linger: Linger = None,
+    idle_timeout: IdleTimeout = None,
 ) -> int:
     """Serve one SSH connection to a workload on standard input and output, as the ProxyCommand of ssh."""
     from gpupool.client.ssh.configuration import host_key, require_asyncssh
@@ -107,5 +123,5 @@ def ssh_proxy(
     require_asyncssh()
     from gpupool.client.ssh.server import serve
 
-    serve(host, str(host_key().private), _checked(linger))
+    serve(host, str(host_key().private), _times(linger, idle_timeout))
     return 0

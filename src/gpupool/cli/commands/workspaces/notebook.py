@@ -6,8 +6,7 @@ import os
 import secrets
 from typing import Annotated, Any
 
-import typer
-
+from gpupool.cli import lazy_typer as typer
 from gpupool.cli.commands.common import Replica, command, with_options
 from gpupool.cli.commands.work.attach import require_program
 from gpupool.cli.fast.commands import add_folder
@@ -22,9 +21,10 @@ from gpupool.cli.served_port import (
     PORT_VARIABLE,
     TOKEN_VARIABLE,
     EndedEarlyError,
-    Target,
+    PortTarget,
     TunnelOptions,
     describe_end,
+    open_through_gateway,
     serve,
     wait_for_port,
 )
@@ -54,6 +54,7 @@ def register(app: typer.Typer) -> None:
         "gpupool open notebook-3f2a",
         "gpupool open train-1 6006",
         "gpupool open sweep/3 8080 --no-browser",
+        "gpupool open notebook-3f2a --gateway",
         name="open",
     )(open_)
 
@@ -71,7 +72,7 @@ def notebook(**values: Any) -> int:
     quiet = bool(values.get("quiet"))
     pool = PoolClient(transport)
     body = _on_running_session(pool, body)
-    target = Target(jupyter=True)
+    target = PortTarget(jupyter=True)
     with SignalInbox() as inbox:
         launcher = Launcher(transport, inbox, tty=False, quiet=quiet)
         try:
@@ -94,13 +95,18 @@ def notebook_body(values: dict[str, Any]) -> dict[str, Any]:
     values = {"name": f"notebook-{secrets.token_hex(2)}"} | values
     if (port := values.get("port")) is not None and not 0 <= port < 65536:
         raise GpupoolError(ErrorCode.INVALID_REQUEST, f"{port} is not a port.", "Give one from 1 to 65535.")
-    python = os.path.expanduser(values.get("python") or DEFAULT_PYTHON)  # noqa: PTH111 - may be a plain name
-    command_line = [
+    command_line = jupyter_command(values.get("python") or DEFAULT_PYTHON)
+    return request_body.workload_body(values, command_line) | {"kind": "interactive", "tty": False, "stdin": False}
+
+
+def jupyter_command(python: str) -> list[str]:
+    """Return the command of JupyterLab; its port and token are variables (``jupyter_variables``)."""
+    python = os.path.expanduser(python)  # noqa: PTH111 - may be a plain name
+    return [
         *(python, "-m", "jupyterlab", "--no-browser", "--allow-root"),
         *("--ServerApp.ip=127.0.0.1", "--ServerApp.base_url=/", "--ServerApp.certfile=", "--ServerApp.keyfile="),
         f"--ServerApp.port_retries={PORT_RETRIES}",
     ]
-    return request_body.workload_body(values, command_line) | {"kind": "interactive", "tty": False, "stdin": False}
 
 
 def _on_running_session(pool: PoolClient, body: dict[str, Any]) -> dict[str, Any]:
@@ -119,8 +125,13 @@ def _on_running_session(pool: PoolClient, body: dict[str, Any]) -> dict[str, Any
 def _environment(env: dict[str, str]) -> dict[str, str]:
     """Return the environment of JupyterLab. Its token is a variable because all users of a node can read arguments."""
     kept = {name: value for name, value in env.items() if not name.startswith("JPY_")}  # of a Jupyter around this shell
-    given = {PORT_VARIABLE: str(FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1))}
-    return kept | given | {TOKEN_VARIABLE: secrets.token_hex(24)}
+    return kept | jupyter_variables()
+
+
+def jupyter_variables() -> dict[str, str]:
+    """Return a port and a token for JupyterLab."""
+    port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
+    return {PORT_VARIABLE: str(port), TOKEN_VARIABLE: secrets.token_hex(24)}
 
 
 def _explained(error: EndedEarlyError, python: str) -> GpupoolError:
@@ -156,12 +167,16 @@ def open_(
         int | None,
         typer.Option("--port", min=0, max=65535, metavar="PORT", help="Listen on this port of this machine."),
     ] = None,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Use a link through the pool's gateway, without a tunnel, and exit.")
+    ] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address instead.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print no messages.")] = False,
 ) -> int:
     """Tunnel a port of a workload to this machine and open it in your browser, until Ctrl-C.
 
-    It waits until the workload runs and listens on the port. Ctrl-C does not end the workload.
+    It waits until the workload runs and listens on the port. Ctrl-C does not end the workload. With --gateway the
+    browser reaches the port through the pool for eight hours, and the command ends at once.
     """
     ref, number = resolve_reference(name)
     index = number or 0
@@ -177,17 +192,19 @@ def open_(
             local_port = wait_for_port(launcher, pool, detail, index, target)
         except Interrupted as stop:
             return 128 + stop.signum
+    if gateway:
+        return open_through_gateway(pool, detail, index, local_port, browser=not no_browser)
     token = (detail.get("env") or {}).get(TOKEN_VARIABLE, "") if target.jupyter else ""
     return serve(pool, detail, index, local_port, TunnelOptions(port, not no_browser, quiet), token)
 
 
-def _target(what: str | None, env: dict[str, str]) -> Target:
+def _target(what: str | None, env: dict[str, str]) -> PortTarget:
     if what == JUPYTER or (what is None and TOKEN_VARIABLE in env):
-        return Target(jupyter=True)
+        return PortTarget(jupyter=True)
     if what is None:
-        return Target()
+        return PortTarget()
     if not what.isdecimal() or not 0 < int(what[:6]) < 65536:
         raise GpupoolError(
             ErrorCode.INVALID_REQUEST, f"'{what[:40]}' is neither 'jupyter' nor a port.", "Write, for example, 6006."
         )
-    return Target(int(what))
+    return PortTarget(int(what))

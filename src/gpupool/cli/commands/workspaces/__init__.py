@@ -1,0 +1,1 @@
+"""Commands for notebooks, SSH and persistent workspaces, and the commands of Run:ai."""

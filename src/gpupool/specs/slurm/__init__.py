@@ -1,0 +1,1 @@
+"""Job scripts of Slurm: ``#SBATCH`` lines as options of ``submit``."""
