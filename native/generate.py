@@ -34,7 +34,7 @@ BREAKPOINTS = frozenset({"cudbgReportDriverApiError", "cudbgReportDriverInternal
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One of the two libraries that are proxied."""
+    """One of the two libraries with a proxy."""
 
     name: str  # as in the names of files: cuda, nvml
     soname: str  # of the library itself
@@ -61,13 +61,13 @@ NVML = Library(
 
 
 def without_comments(text: str) -> str:
-    """C source with comments taken out and continued lines joined."""
+    """Return C source without comments, with continued lines joined."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)
     return re.sub(r"//[^\n]*", "", text).replace("\\\n", " ")
 
 
 def statements(text: str) -> Iterator[tuple[str, str, str]]:
-    """("define", name, value), ("undef", name, "") and ("function", name, parameters), in the order of the text."""
+    """Yield ("define", name, value), ("undef", name, "") and ("function", name, parameters), in textual order."""
     pattern = re.compile(
         r"^[ \t]*#[ \t]*define[ \t]+(?P<define>\w+)[ \t]+(?P<value>\S.*?)[ \t]*$"
         r"|^[ \t]*#[ \t]*undef[ \t]+(?P<undef>\w+)"
@@ -92,7 +92,7 @@ def exports_meant(value: str) -> list[str]:
 
 
 def parameter_types(parameters: str) -> str:
-    """`size_t *free, size_t *total` as `size_t *, size_t *`."""
+    """Return `size_t *free, size_t *total` as `size_t *, size_t *`."""
     types = []
     for parameter in parameters.split(","):
         words = " ".join(re.sub(r"\*", " * ", parameter).split())
@@ -106,7 +106,7 @@ def parameter_types(parameters: str) -> str:
 
 
 def functions_of(text: str) -> dict[str, str]:
-    """Every export that a header declares, with the types of its parameters."""
+    """Return every export that a header declares, with the types of its parameters."""
     macros: dict[str, list[str]] = {}
     found: dict[str, str] = {}
     for kind, name, value in statements(text):
@@ -267,7 +267,7 @@ def index_header(library: Library, api: dict[str, str]) -> str:
 
 
 def names_header(library: Library, api: dict[str, str]) -> str:
-    """All names in one string and where each begins: no pointer, so nothing to relocate when the library is loaded."""
+    """Return all names in one string with their offsets: without pointers, so nothing is relocated at load time."""
     offsets, at = [], 0
     for name in api:
         offsets.append(at)
@@ -308,7 +308,7 @@ def jumps_source(api: dict[str, str], hooks: list[str]) -> str:
 
 
 def exports_header(api: dict[str, str]) -> str:
-    """For the fake driver: each export once, in the order of the index; what has a per-thread form says of what."""
+    """Return the exports of the fake driver, in the order of the index; forms for per-thread streams are marked."""
     lines = []
     for name, types in api.items():
         base = name.removesuffix("_ptsz").removesuffix("_ptds")
@@ -318,14 +318,14 @@ def exports_header(api: dict[str, str]) -> str:
 
 
 def versions_header() -> str:
-    """Version, stream flag, length of the base name within the export's, and the export: again no pointers."""
+    """Return version, stream flag, length of the base name and export of each entry, also without pointers."""
     rows = read_versions()
     body = "".join(f"    {{{version}, {flag}, {len(base)}, GP_{export}}},\n" for base, version, flag, export in rows)
     return f"static const struct gp_version gp_versions[] = {{\n{body}}};\n"
 
 
 def known_types(text: str) -> set[str]:
-    """Names of types that a header of this project declares, besides C's own."""
+    """Return the names of types that a header of this project declares, besides C's own."""
     text = without_comments(text)
     declared = set(re.findall(r"\}\s*\*?\s*(\w+)\s*;", text))
     declared |= set(re.findall(r"^\s*typedef\s[^;{(]*?\b(\w+)\s*;", text, flags=re.MULTILINE))
@@ -335,7 +335,7 @@ def known_types(text: str) -> set[str]:
 
 
 def prototypes_header(library: Library, api: dict[str, str]) -> str:
-    """Prototypes of all functions whose types the project's own header declares."""
+    """Return prototypes of all functions whose types the project's own header declares."""
     headers = [HERE / name for name in library.types]
     known = known_types("".join(header.read_text(encoding="utf-8") for header in headers if header.is_file()))
     declared = (name for name, types in api.items() if types != UNKNOWN_TYPES)
@@ -360,7 +360,7 @@ def make_tables() -> dict[str, str]:
 
 
 def sources_hash(folder: Path = HERE) -> str:
-    """SHA-256 over the names and contents of the sources: two builds with the same hash are the same."""
+    """Return the SHA-256 over names and contents of the sources: builds with the same hash are equal."""
     digest = hashlib.sha256()
     names = ("*.py", "generated/*.txt", "include/**/*.h", "*/*.[ch]", "fake/*/*.[ch]", "**/*.def")
     for path in sorted({path for name in names for path in folder.glob(name)}):
@@ -370,7 +370,7 @@ def sources_hash(folder: Path = HERE) -> str:
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Write those that differ."""
+    """Write the files that differ."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = folder / name

@@ -38,7 +38,7 @@ struct process { /* of a lease */
     bool dead, seen;
 };
 
-struct gpu { /* one that leases name */
+struct gpu { /* a GPU that leases name */
     char uuid[96];
     uint8_t uuid_bytes[16];
     struct drr_gpu drr;
@@ -52,9 +52,9 @@ struct counts { /* of processes that are gone */
 };
 
 struct seat { /* one GPU of a lease */
-    struct drr_tenant drr; /* first: actions name it */
+    struct drr_tenant drr; /* first member: actions point to it */
     struct lease *lease;
-    struct gpu *gpu; /* NULL: it has left the round */
+    struct gpu *gpu; /* NULL: it no longer takes part */
     struct gpupool_control_gpu *control;
     struct gpupool_status_gpu *status;
     uint32_t index;
@@ -74,7 +74,7 @@ struct lease {
     struct gpupool_status_header *status;
     size_t control_size, status_size;
     volatile sig_atomic_t cut; /* an access faulted and the pages were replaced */
-    bool tampered;             /* ... and that was reported and handled */
+    bool tampered;             /* the fault was reported and handled */
     bool rung, full_look, muted;
     uint32_t bells; /* since the last tick */
     struct process *processes;
@@ -84,7 +84,7 @@ struct lease {
 };
 
 extern struct lease *arb_leases[ARB_LEASES];
-extern uint32_t arb_lease_end; /* places beyond have never been used */
+extern uint32_t arb_lease_end; /* slots from here on were never used */
 extern int arb_epoll;
 
 enum arb_kind { ARB_INPUT = 1, ARB_OUTPUT, ARB_TIMER, ARB_BELL, ARB_DEATH };
@@ -100,7 +100,7 @@ bool arb_read_commands(int fd);
 void arb_report_to(int fd);
 void arb_warn(const struct lease *lease, const char *path, const char *sentence);
 void arb_report_usage(struct lease *lease);
-/* Writes what there is room for. */
+/* Writes as much as fits into the pipe. */
 void arb_flush(void);
 
 /* -- leases.c ------------------------------------------------------------------------------------------------------ */

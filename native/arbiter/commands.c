@@ -41,7 +41,7 @@ static bool correct(char *text) {
         return false;
     struct lease *lease = arb_lease_at(text);
     if (lease == NULL)
-        return true; /* it may be going */
+        return true; /* the lease may have been removed */
     if (gpu < 0 || gpu >= (long long)lease->gpu_count)
         return false;
     atomic_store(&lease->seats[gpu].control->correction_bytes, bytes);
@@ -62,7 +62,7 @@ static void obey(void) {
     else
         understood = length == 0;
     if (!understood)
-        arb_warn(NULL, "", "The arbiter was told something that it does not understand.");
+        arb_warn(NULL, "", "The arbiter received an unknown command.");
 }
 
 static void take(char byte) {

@@ -248,7 +248,7 @@ static struct drr_action revoke(struct drr_gpu *gpu, struct drr_tenant *tenant) 
     tenant->revoked_at = gpu->now;
     tenant->state = DRR_DRAINING;
     uint32_t busy = tenant->busy;
-    tenant->busy = busy == 0 ? 1 : busy; /* until the caller has looked again */
+    tenant->busy = busy == 0 ? 1 : busy; /* until the caller has read `busy` again */
     return act(gpu, DRR_REVOKE, tenant);
 }
 

@@ -12,15 +12,15 @@
 
 struct drr_settings { /* times in ns; 0 where the default is wanted */
     int64_t quantum_ns;      /* tenants that want the GPU have it in turn within about twice this (20 ms) */
-    int64_t least_quantum_ns; /* ... but no tenant for less than this, even with a small share (4.5 ms) */
+    int64_t least_quantum_ns; /* shortest quantum, also for a small share (4.5 ms) */
     int64_t least_hold_ns;   /* the holder keeps it this long, even if a tenant with credit wakes (2 ms) */
     int64_t drain_ns;        /* after a revocation the next one waits at most this long (twice the quantum, 50 ms) */
     int64_t absent_ns;       /* an unused grant is given to others after this (10 ms) */
     int64_t longest_debt_ns; /* overruns are charged only up to this wait; a tenant that has
                                waited this long is next in any case (20 s) */
     int64_t patience_ns;     /* longest wait for an idle holder if the next one owes it time (10 ms) */
-    int64_t look_every_ns;   /* a tenant that is alone is asked this often whether it still uses the GPU (1 s) ... */
-    int64_t look_ns;         /* ... for this long (5 ms) */
+    int64_t look_every_ns;   /* interval at which a lone tenant is asked whether it still uses the GPU (1 s) */
+    int64_t look_ns;         /* duration of that question (5 ms) */
 };
 
 enum drr_policy { DRR_NONE = 0, DRR_GUARANTEE = 1, DRR_CAP = 2 }; /* enum gpupool_policy */
@@ -45,7 +45,7 @@ struct drr_tenant {
     /* Private. */
     int64_t ahead;     /* time beyond its share divided by its weight, relative to the tenant with the least; < 0: credit */
     int64_t left_ns;   /* of its quantum */
-    int64_t tokens_ns; /* DRR_CAP: what it may still have */
+    int64_t tokens_ns; /* DRR_CAP: tokens left */
     uint64_t granted_at, revoked_at, idle_since, turn;
     uint64_t absent_until, wanted_at;
     uint32_t absences;
@@ -68,7 +68,7 @@ struct drr_gpu {
 
 enum drr_verb {
     DRR_NOTHING,
-    DRR_GRANT,      /* a new grant; `contended` says whether with CONTENDED */
+    DRR_GRANT,      /* a new grant; `contended`: with the flag CONTENDED */
     DRR_REVOKE,
     DRR_CONTENDED,  /* others want what this tenant has */
     DRR_UNCONTENDED
@@ -79,11 +79,11 @@ struct drr_action {
     struct drr_tenant *tenant;
 };
 
-/* A GPU without tenants; `settings` may be NULL. */
+/* Initialises a GPU without tenants; `settings` may be NULL. */
 void drr_init(struct drr_gpu *gpu, const struct drr_settings *settings);
 void drr_free(struct drr_gpu *gpu);
-/* A tenant, filled with zeros but for weight and policy, joins. With state DRR_DRAINING it may still have work there.
- * False: no memory. */
+/* Adds a tenant, filled with zeros except weight and policy. With state DRR_DRAINING it may still have work there.
+ * False: out of memory. */
 bool drr_add(struct drr_gpu *gpu, struct drr_tenant *tenant, uint64_t now);
 /* Removes a tenant in any state; nothing more is charged. */
 void drr_remove(struct drr_gpu *gpu, struct drr_tenant *tenant, uint64_t now);
@@ -96,17 +96,17 @@ struct drr_action drr_step(struct drr_gpu *gpu, uint64_t now);
 void drr_account(struct drr_gpu *gpu, uint64_t now);
 /* Records which tenants want and which have the GPU from now on. */
 void drr_observe(struct drr_gpu *gpu);
-/* One quantum of this tenant, among those that are active. */
+/* Returns one quantum of this tenant, among the active tenants. */
 int64_t drr_quantum(const struct drr_gpu *gpu, const struct drr_tenant *tenant);
 /* Returns true if the policy of this tenant caps it. */
 bool drr_capped(const struct drr_tenant *tenant);
-/* Nanoseconds until a capped tenant that pauses has enough tokens. */
+/* Returns the nanoseconds until a capped tenant that pauses has enough tokens. */
 int64_t drr_rest_ns(const struct drr_gpu *gpu, const struct drr_tenant *tenant);
-/* Time divided by a tenant's weight: comparable between tenants. */
+/* Returns time divided by a tenant's weight, so that tenants can be compared. */
 int64_t drr_weighted(const struct drr_tenant *tenant, int64_t ns);
-/* Time that a tenant has had more than another, in its own measure. */
+/* Returns the time that a tenant has had more than another, in its own measure. */
 int64_t drr_owed(const struct drr_tenant *tenant, const struct drr_tenant *other);
-/* Nanoseconds until a holder has used up `ns` at the rate at which it is being charged. */
+/* Returns the nanoseconds until a holder has used up `ns` at the rate at which it is being charged. */
 int64_t drr_until_used(const struct drr_gpu *gpu, const struct drr_tenant *tenant, int64_t ns);
 
 #endif

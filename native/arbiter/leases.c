@@ -31,7 +31,7 @@ struct lease *arb_lease_of(uint32_t number) {
 
 /* -- opening ------------------------------------------------------------------------------------------------------- */
 
-struct opened { /* what a folder holds, before it is a lease */
+struct opened { /* content of a folder, before it is a lease */
     int folder, status_fd, bell;
     struct stat status_about;
     struct gpupool_control_header *control;

@@ -77,7 +77,7 @@ static void every_second(struct lease *lease) {
     arb_report_usage(lease);
 }
 
-/* The time of the next of these. */
+/* Returns the time of the next of these events. */
 static uint64_t do_regularly(uint64_t now) {
     bool tick = now >= next_tick, second = now >= next_second;
     bool leases = false, processes = false;
@@ -102,7 +102,7 @@ static uint64_t do_regularly(uint64_t now) {
 /* -- events -------------------------------------------------------------------------------------------------------- */
 
 static void on_lease(enum arb_kind kind, uint32_t number) {
-    struct lease *lease = arb_lease_of(number); /* it may have gone since */
+    struct lease *lease = arb_lease_of(number); /* it may have ended since */
     if (lease == NULL)
         return;
     if (kind == ARB_BELL)
@@ -111,7 +111,7 @@ static void on_lease(enum arb_kind kind, uint32_t number) {
         arb_processes_check(lease, true, false);
 }
 
-/* False: the agent is gone. */
+/* Returns false when the agent has ended. */
 static bool on_event(const struct epoll_event *event) {
     enum arb_kind kind = (enum arb_kind)(event->data.u64 >> 32);
     uint64_t expirations;

@@ -65,7 +65,7 @@ static void scan(struct seat *seat) {
 
 static void drop(struct lease *lease, uint32_t index) {
     if (lease->processes[index].pidfd >= 0)
-        close(lease->processes[index].pidfd); /* which also takes it off the list of what is waited for */
+        close(lease->processes[index].pidfd); /* this also removes it from the list of polled descriptors */
     lease->processes[index] = lease->processes[--lease->process_count];
 }
 
@@ -92,7 +92,7 @@ void arb_processes_forget(struct lease *lease) {
 static void watch(struct lease *lease, struct process *process, pid_t pid) {
     int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (fd >= 0 && arb_life(pid, gpupool_owner_start(process->owner)) == ARB_GONE) {
-        close(fd); /* another one by now */
+        close(fd); /* another process by now */
         return;
     }
     if (fd >= 0 && !arb_poll_add(fd, ARB_DEATH, lease->number)) {
@@ -101,7 +101,7 @@ static void watch(struct lease *lease, struct process *process, pid_t pid) {
     }
     process->pidfd = fd;
     process->host_pid = (uint32_t)pid;
-    lease->full_look = true; /* its slots are told */
+    lease->full_look = true; /* to write the pid into its slots */
 }
 
 void arb_process_told(struct lease *lease, uint64_t owner, pid_t pid) {
@@ -183,7 +183,7 @@ void arb_processes_check(struct lease *lease, bool all, bool search) {
         if (!process->dead)
             continue;
         if (process->pidfd >= 0)
-            close(process->pidfd); /* it would go on telling */
+            close(process->pidfd); /* otherwise it would be reported for ever */
         process->pidfd = -1;
         bool done = true;
         for (uint32_t gpu = 0; gpu < lease->gpu_count; gpu++)

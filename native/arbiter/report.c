@@ -46,7 +46,7 @@ void arb_flush(void) {
         if (now < 0 && errno == EINTR)
             continue;
         if (now < 0 && errno != EAGAIN)
-            done = filled; /* no reader any more: the end of input will follow */
+            done = filled; /* there is no reader any more: the end of input will follow */
         if (now <= 0)
             break;
         done += (size_t)now;

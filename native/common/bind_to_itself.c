@@ -51,7 +51,7 @@ static struct object read_object(const struct link_map *map) {
     return object;
 }
 
-/* The segment that an address is in, and whether it is only read after loading (RELRO). */
+/* Returns the segment of an address, and whether it is read-only after loading (RELRO). */
 struct place {
     const struct object *object;
     ElfW(Addr) at;

@@ -5,8 +5,8 @@
 #include <dlfcn.h>
 #include <stdbool.h>
 
-/* Makes calls of a loaded library (a handle of dlopen) to its own exported functions with this prefix reach them, where
- * the loader has bound them to another library's. To be called before any function of the library is. */
+/* Makes calls of a loaded library (a handle of dlopen) to its own exported functions with this prefix reach these
+ * functions, where the loader has bound them to another library. Call it before any function of the library. */
 void gp_bind_to_itself(void *library, const char *prefix);
 
 #endif

@@ -33,7 +33,7 @@ static int open_entry(const char *folder, const char *entry, int flags) {
     return open(path, flags | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
 }
 
-/* Maps a whole regular file of a plausible size, or gives MAP_FAILED. */
+/* Maps a whole regular file of a plausible size; MAP_FAILED if it is not one. */
 static void *map_file(int fd, int protection, size_t at_least, size_t at_most, size_t *size) {
     struct stat about;
     if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size < (off_t)at_least ||

@@ -11,11 +11,11 @@ struct gp_lease_files {
     struct gpupool_status_header *status;         /* mapped for writing; NULL when not asked for */
 };
 
-/* The lease in GPUPOOL_SLICE_FOLDER, or else the folder named by GPUPOOL_LEASE_DIR; NULL when there is none. */
+/* Returns the lease in GPUPOOL_SLICE_FOLDER, or else the folder named by GPUPOOL_LEASE_DIR; NULL if there is none. */
 const char *gp_lease_folder(void);
 
-/* Checks and maps the files of a folder. No descriptor stays open. Returns NULL, or half a sentence that describes the
- * error. */
+/* Checks and maps the files of a folder. No descriptor stays open. Returns NULL, or a part of a sentence that describes
+ * the error. */
 const char *gp_lease_files_map(const char *folder, bool with_status, struct gp_lease_files *files);
 
 static inline const struct gpupool_control_gpu *gp_control_gpu(const struct gpupool_control_header *control,

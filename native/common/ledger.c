@@ -4,7 +4,7 @@
  * of the holder. Therefore there is no lock: a process writes its intent into its slot, changes the tenant's word by one
  * compare-and-swap, and records that it is done. The words of a dead process always show its progress:
  *
- *   intent == ledger                       nothing was under way
+ *   intent == ledger                       no operation is unfinished
  *   intent != ledger, and intent's sequence number is in `tenant` (with this slot's number) or in `applied`
  *                                          the tenant's word has been changed: the intent is the truth
  *   otherwise                              it has not been changed: the ledger is the truth
@@ -49,8 +49,8 @@ void gp_ledger_after_fork(void) { own_slots = (pthread_mutex_t)PTHREAD_MUTEX_INI
 
 enum outcome { DONE, OVER_LIMIT, OUTRUN };
 
-/* Makes slots[t].applied say that `word`, just read from the tenant's word, has been there. False: it is there no
- * longer. Losing the compare-and-swap is as good as winning it: the winner stored at least this number. */
+/* Makes slots[t].applied record that `word`, just read from the tenant's word, was there. False: it is no longer there.
+ * A lost compare-and-swap is as good as a won one: the winner stored at least this number. */
 static bool note_applied(struct gpupool_status_gpu *status, uint64_t word) {
     _Atomic uint64_t *applied = &status->slots[gpupool_word_slot(word)].applied;
     uint64_t known = atomic_load(applied);
@@ -65,7 +65,7 @@ static bool note_applied(struct gpupool_status_gpu *status, uint64_t word) {
     return true;
 }
 
-/* The tenant's total after a change; above UNITS_MAX when there is no such total. Never below nothing. */
+/* Returns the tenant's total after a change; above UNITS_MAX if there is no such total; never below 0. */
 static uint64_t changed_total(uint64_t total, int64_t delta) {
     if (delta >= 0)
         return total + (uint64_t)delta;
@@ -91,7 +91,7 @@ static enum outcome swap_tenant(struct gpupool_status_gpu *status, uint64_t inte
     return OUTRUN;
 }
 
-/* One whole operation of a slot on which nothing is under way. */
+/* Performs one whole operation of a slot without an unfinished operation. */
 static enum outcome operate(struct gpupool_status_gpu *status, uint32_t number, int64_t delta, uint64_t limit,
                             uint32_t attempts) {
     struct gpupool_slot *slot = &status->slots[number];
@@ -109,7 +109,7 @@ static enum outcome operate(struct gpupool_status_gpu *status, uint32_t number, 
     return outcome;
 }
 
-/* Finishes, or drops, the operation that its owner (or its repairer) left half done. */
+/* Finishes or drops the operation that its owner (or its repairer) left unfinished. */
 static void settle(struct gpupool_status_gpu *status, uint32_t number) {
     struct gpupool_slot *slot = &status->slots[number];
     uint64_t ledger = atomic_load(&slot->ledger);
@@ -153,14 +153,15 @@ bool gp_ledger_change(struct gpupool_status_gpu *status, uint32_t slot, int64_t 
     return done;
 }
 
-/* Settles what was under way, then gives the slot's total back as one more operation of that slot. */
+/* Settles the unfinished operation, then gives the slot's total back as one more operation of that slot. */
 static bool give_back(struct gpupool_status_gpu *status, uint32_t number) {
     settle(status, number);
     int64_t has = (int64_t)gpupool_word_units(atomic_load(&status->slots[number].ledger));
     return has == 0 || operate(status, number, -has, UNLIMITED, REPAIR_ATTEMPTS) == DONE;
 }
 
-/* Everything but the owner and the three words of the ledger, whose sequence numbers go on with the next owner. */
+/* Clears everything except the owner and the three words of the ledger, whose sequence numbers continue with the next
+ * owner. */
 static void clear_notes(struct gpupool_slot *slot) {
     _Atomic uint64_t *const words[] = {&slot->vmm_bytes, &slot->pool_bytes,     &slot->context_bytes, &slot->launches,
                                        &slot->waited_ns, &slot->graph_launches, &slot->paced_ns,      &slot->ungated};
@@ -179,7 +180,7 @@ bool gp_ledger_repair_slot(struct gpupool_status_gpu *status, uint32_t slot) {
     atomic_store(&dead->host_pid, 0);
     atomic_store(&dead->pid_ns, 0);
     GP_STEP(12);
-    atomic_store(&dead->owner, 0); /* last: the next owner finds it clean */
+    atomic_store(&dead->owner, 0); /* last, so that the next owner finds a clean slot */
     return true;
 }
 

@@ -53,7 +53,7 @@ static bool read_gpu(const char *line, struct fake_gpu *gpu) {
     return fields == 7 && gpu->multiprocessors > 0 && fake_uuid_bytes(gpu->uuid, gpu->uuid_bytes);
 }
 
-/* One line; false where it means nothing. */
+/* Parses one line; false if it is invalid. */
 static bool read_line(char *line) {
     line[strcspn(line, "#\n")] = '\0';
     line += strspn(line, " \t");

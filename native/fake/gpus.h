@@ -92,7 +92,10 @@ struct fake_process { /* 256 bytes; offsets are part of the interface: tests rea
     _Atomic uint64_t gone_ns;            /* 120 when its death was noticed */
     _Atomic uint64_t pool_maps;          /* 128 times that a memory pool took memory of the card ... */
     _Atomic uint64_t pool_unmaps;        /* 136 ... and gave some back */
-    uint8_t pad[112];
+    _Atomic uint32_t checkpoint;         /* 144 CUprocessState, see cuda/checkpoint.c */
+    _Atomic uint32_t calls;              /* 148 calls of the driver that have begun and not ended */
+    _Atomic uint64_t saved[FAKE_KINDS];  /* 152 bytes of a checkpointed process, by enum fake_kind */
+    uint8_t pad[56];
 };
 
 struct fake_point { /* virtual time and the real time (CLOCK_MONOTONIC, ns) at which it was reached */
@@ -109,14 +112,14 @@ struct fake_state {
     uint32_t reserved;
     char boot[40]; /* boot id: after a reboot the state starts anew */
     uint64_t memory_bytes;
-    _Atomic uint64_t busy_ns; /* time during which somebody had work; for utilisation */
+    _Atomic uint64_t busy_ns; /* time during which any process had work; for utilisation */
     _Alignas(64) pthread_mutex_t lock;
     _Alignas(64) _Atomic uint64_t live[FAKE_PROCESSES / 64]; /* bit s: slot s is FAKE_LIVE */
     struct fake_clock now[2];      /* the clock's last reading ... */
     _Atomic uint32_t now_at;       /* ... and which of the two it is */
     _Atomic uint32_t sharing;      /* processes that had work then */
     _Atomic uint64_t curve_count;  /* points ever written: point i is curve[i % FAKE_CURVE] */
-    _Atomic uint64_t swept_ns;     /* when somebody last looked for dead processes */
+    _Atomic uint64_t swept_ns;     /* when a process last looked for dead ones */
     _Alignas(4096) struct fake_process processes[FAKE_PROCESSES]; /* at byte 4096 */
     struct fake_point curve[FAKE_CURVE];
 };
@@ -134,7 +137,7 @@ struct fake_device {
 
 /* -- gpus.c ------------------------------------------------------------------------------------------------------ */
 
-/* The number of GPUs described, read once; 0 where there is no description, negative where it cannot be understood. */
+/* Returns the number of GPUs described, read once; 0 without a description, negative for an invalid one. */
 int fake_gpu_count(void);
 const struct fake_gpu *fake_gpu_at(uint32_t index);
 /* 32 hex digits behind "GPU-", "GPU-EMULATED-" or "MIG-", dashes apart. */
@@ -151,35 +154,35 @@ struct fake_faults fake_faults_of(uint32_t gpu);
 
 /* -- state.c ----------------------------------------------------------------------------------------------------- */
 
-/* Maps the state of a GPU (mig negative) or of an instance; the same object every time, NULL where that fails. */
+/* Maps the state of a GPU (mig negative) or of an instance; the same object every time, NULL if that fails. */
 struct fake_device *fake_device_open(uint32_t gpu, int mig);
 void fake_lock(struct fake_device *device);
 void fake_unlock(struct fake_device *device);
 /* Releases the memory and time of dead processes. Under the lock. */
 void fake_sweep(struct fake_device *device);
-/* The slot of this process, claimed if it has none; negative when all are taken. Under the lock. */
+/* Returns the slot of this process, claimed if it has none; negative if all are taken. Under the lock. */
 int fake_join(struct fake_device *device);
-/* Give it back: nothing is held any more. Under the lock. */
+/* Releases the slot: nothing is held any more. Under the lock. */
 void fake_leave(struct fake_device *device, int slot);
-/* Bytes in use by all live processes, and by one. Under the lock for an exact sum. */
+/* Returns the bytes in use by all live processes, and by one. Under the lock for an exact sum. */
 uint64_t fake_used(const struct fake_device *device);
 uint64_t fake_process_used(const struct fake_process *process);
-/* Take bytes if they are there, after a sweep if they are not. Takes the lock. */
+/* Takes bytes if they are free, if necessary after a sweep. Takes the lock. */
 bool fake_take(struct fake_device *device, int slot, enum fake_kind kind, uint64_t bytes);
 void fake_give(struct fake_device *device, int slot, enum fake_kind kind, uint64_t bytes);
 
 /* -- timeline.c: all under the lock ------------------------------------------------------------------------------- */
 
 uint64_t fake_now(void); /* CLOCK_MONOTONIC in ns */
-/* Bring the clock to now; returns the virtual time. */
+/* Advances the clock to now; returns the virtual time. */
 uint64_t fake_advance(struct fake_device *device, uint64_t now_ns);
-/* Ask for ns of GPU time behind all that the process asked for before; returns the virtual time of its end. */
+/* Requests ns of GPU time behind all earlier requests of the process; returns the virtual time of its end. */
 uint64_t fake_submit(struct fake_device *device, int slot, uint64_t ns);
-/* When virtual time got to `virtual_ns`, which it has. */
+/* Returns when virtual time reached `virtual_ns`, which is in the past. */
 uint64_t fake_reached_at(const struct fake_device *device, uint64_t virtual_ns);
-/* When it will get there if nobody asks for more and nobody dies. */
+/* Returns when it will be reached if no process requests more and none dies. */
 uint64_t fake_projected(const struct fake_device *device, uint64_t virtual_ns, uint64_t now_ns);
-/* Drop what a process has asked for and not received. */
+/* Drops the requested GPU time of a process that it has not received. */
 void fake_drop(struct fake_device *device, int slot);
 
 #endif

@@ -46,7 +46,7 @@ static int open_shared(const char *path) {
     return file;
 }
 
-/* Under the file's lock, which dies with its holder: one that is half made is made again. */
+/* Under the file's lock, which ends with its holder: an incomplete file is created again. */
 static void begin(struct fake_state *state, uint64_t memory_bytes) {
     char boot[40];
     read_boot(boot);
@@ -76,7 +76,7 @@ static struct fake_state *map_state(const char *path, uint64_t memory_bytes) {
             begin(state, memory_bytes);
         }
     }
-    flock(file, LOCK_UN); /* by hand: the mapping keeps the file open */
+    flock(file, LOCK_UN); /* directly: the mapping keeps the file open */
     close(file);
     return state;
 }
@@ -106,7 +106,7 @@ struct fake_device *fake_device_open(uint32_t index, int mig) {
     return usable ? device : NULL;
 }
 
-/* The lock's last holder died with it: what could be half done is which slots are live. */
+/* The lock's last holder died with it: only the set of live slots may be inconsistent. */
 static void repair(struct fake_state *state) {
     uint64_t live[FAKE_PROCESSES / 64] = {0};
     for (uint32_t slot = 0; slot < FAKE_PROCESSES; slot++) {
@@ -155,7 +155,7 @@ void fake_sweep(struct fake_device *device) {
     }
 }
 
-/* A free slot, or the one whose process has been gone for longest. */
+/* Returns a free slot, or that of the process that ended first. */
 static int choose_slot(const struct fake_state *state) {
     int oldest = -1;
     for (int slot = 0; slot < (int)FAKE_PROCESSES; slot++) {

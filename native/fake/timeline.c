@@ -7,7 +7,7 @@
 
 #include <time.h>
 
-#define SWEEP_NS UINT64_C(1000000) /* how long the dead may go on taking time from the living */
+#define SWEEP_NS UINT64_C(1000000) /* longest time during which the dead can take time from the living */
 
 uint64_t fake_now(void) {
     struct timespec now;
@@ -44,7 +44,7 @@ static void add_point(struct fake_state *state, uint64_t ns, uint64_t virtual_ns
     state->curve_count = count + 1;
 }
 
-/* How many have work beyond this virtual time, and where the first of them will be done. */
+/* Returns how many processes have work beyond this virtual time, and where the first of them will be complete. */
 static uint32_t sharing(const struct fake_state *state, uint64_t virtual_ns, uint64_t *first) {
     uint32_t count = 0;
     *first = UINT64_MAX;
@@ -74,7 +74,7 @@ static void note_all_served(struct fake_state *state, uint64_t before, uint64_t 
     }
 }
 
-/* Serves all with work until `now_ns`; what is left of a division stays on the clock for the next time. */
+/* Serves all processes with work until `now_ns`; the remainder of a division stays on the clock for the next time. */
 static void serve(struct fake_state *state, uint64_t now_ns) {
     struct reading clock = read_clock(state);
     uint64_t before = clock.virtual_ns;

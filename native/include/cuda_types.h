@@ -392,6 +392,28 @@ typedef struct {
 typedef CUresult (*CUgraphRecaptureCallback)(void *data, CUgraphNode node, const CUgraphNodeParams *original,
                                              const CUgraphNodeParams *recaptured, CUgraphRecaptureStatus status);
 
+GP_OPAQUE(CUcheckpointCustomStorageInfo)
+typedef struct {
+    unsigned int timeoutMs, reserved0;
+    cuuint64_t reserved1[7];
+} CUcheckpointLockArgs;
+typedef struct {
+    CUcheckpointCustomStorageInfo **customStorageInfo_out;
+    char reserved[56];
+} CUcheckpointCheckpointArgs;
+typedef struct {
+    CUuuid oldUuid, newUuid;
+} CUcheckpointGpuPair;
+typedef struct {
+    CUcheckpointGpuPair *gpuPairs;
+    unsigned int gpuPairsCount, padding0;
+    CUcheckpointCustomStorageInfo **customStorageInfo_out;
+    char reserved[40];
+} CUcheckpointRestoreArgs;
+typedef struct {
+    cuuint64_t reserved[8];
+} CUcheckpointUnlockArgs;
+
 #include "generated/cuda_prototypes.h"
 
 #endif /* GPUPOOL_CHECK_HEADERS */

@@ -17,12 +17,12 @@ struct own {
 /* Reads the slots of all GPUs of the lease; this process is always included. */
 void gp_read_own(struct own *own);
 
-/* Leaves in an array of `count` elements of `size` bytes, with a pid at `pid_at`, only those of the lease, their pids
- * as this process knows them; returns how many. */
+/* Keeps in an array of `count` elements of `size` bytes, with a pid at `pid_at`, only the elements of the lease, with
+ * their pids as this process knows them; returns their number. */
 unsigned int gp_keep_own(const struct own *own, void *array, unsigned int count, size_t size, size_t pid_at);
 
-/* A list of the driver's: fills an array of *count elements. As NVML's own functions: NVML_ERROR_INSUFFICIENT_SIZE, and
- * the right count, where there is no room. */
+/* Reads one of the driver's lists into an array of *count elements. Like NVML's own functions it returns
+ * NVML_ERROR_INSUFFICIENT_SIZE and the needed count if there is no room. */
 typedef nvmlReturn_t gp_lister(void *context, unsigned int *count, void *array);
 
 /* Reads a whole list of any length. The caller frees *array. */

@@ -16,7 +16,7 @@ static nvmlReturn_t ask(void *context, unsigned int *count, void *array) {
     return question->real(question->device, count, array);
 }
 
-/* One of NVML's nine lists of processes; the pid is the first member in all of them. */
+/* Reads one of NVML's nine lists of processes; the pid is the first member in all of them. */
 static nvmlReturn_t list(void *real, nvmlDevice_t device, unsigned int *count, void *infos, size_t size) {
     struct question question = {(real_list *)(uintptr_t)real, device};
     if (count == NULL || gp_index_of(device) < 0) return question.real(device, count, infos);

@@ -19,7 +19,7 @@ static nvmlReturn_t ask(void *context, unsigned int *count, void *array) {
     return REAL(nvmlDeviceGetProcessUtilization)(question->device, array, count, question->since);
 }
 
-/* The samples of the lease's processes. The caller frees *samples. */
+/* Returns the samples of the lease's processes. The caller frees *samples. */
 static nvmlReturn_t own_samples(struct question *question, void **samples, unsigned int *count) {
     const size_t size = sizeof(nvmlProcessUtilizationSample_t);
     nvmlReturn_t result = gp_read_list(ask, question, size, samples, count);

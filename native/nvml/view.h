@@ -29,7 +29,8 @@
 
 /* -- proxy.c ---------------------------------------------------------------------------------------------------- */
 
-/* The real NVML's function; never NULL: one that it does not have answers NVML_ERROR_FUNCTION_NOT_FOUND. */
+/* Returns the real NVML's function; never NULL: for a missing one, a function that answers
+ * NVML_ERROR_FUNCTION_NOT_FOUND. */
 void *gp_real(enum gp_nvml_api which);
 #define REAL(name) ((__typeof__(name) *)gp_real(GP_##name))
 
@@ -41,10 +42,10 @@ bool gp_leased(void);
 uint32_t gp_gpu_count(void);
 const struct gpupool_control_gpu *gp_control(uint32_t index);
 const struct gpupool_status_gpu *gp_status(uint32_t index);
-/* The path of the real NVML from the lease; empty if the lease says that there is none; NULL without a lease. */
+/* Returns the path of the real NVML from the lease; empty if the lease names none; NULL without a lease. */
 const char *gp_nvml_path(void);
 
-/* The real handle of a GPU of the lease. */
+/* Returns the real handle of a GPU of the lease. */
 nvmlReturn_t gp_handle_of(uint32_t index, nvmlDevice_t *device);
 /* Returns the index of a device in the lease; negative if it is not in the lease or there is no lease. */
 int gp_index_of(nvmlDevice_t device);

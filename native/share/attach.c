@@ -14,7 +14,7 @@
 static _Atomic int state = NOT_YET; /* NOT_YET or enum gp_state */
 static struct gp_gpu gpus[GPUPOOL_MAX_GPUS];
 static uint32_t gpu_count;
-static _Atomic(struct gp_gpu *) only; /* the lease's GPU while attached, when it has just one */
+static _Atomic(struct gp_gpu *) only; /* the lease's GPU while attached, if it has only one */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static _Atomic bool exit_registered;
@@ -47,7 +47,7 @@ static void complain(const struct gp_pages *pages, const char *wrong) {
     fprintf(stderr, "gpupool: the lease in %s %s; CUDA is refused\n", pages->folder, wrong);
 }
 
-/* Slots for all GPUs of the lease; NULL or half a sentence. */
+/* Takes slots for all GPUs of the lease; returns NULL or a part of a sentence that describes the error. */
 static const char *claim_slots(const struct gp_lease_files *files) {
     gpu_count = files->control->gpu_count;
     for (uint32_t i = 0; i < gpu_count; i++) {

@@ -21,7 +21,7 @@ void gp_attach_initialised(void);
 
 /* attach_gpu.c: devices may have other numbers in the child of a fork. */
 void gp_forget_devices(void);
-/* attach_gpu.c: gp_gpu_current() where the answer is not known beforehand. */
+/* attach_gpu.c: the slow path of gp_gpu_current(). */
 struct gp_gpu *gp_gpu_of_context(void);
 
 #endif

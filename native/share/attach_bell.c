@@ -13,7 +13,7 @@
 
 #include "attach.h"
 
-/* Sends to a path that may be too long for a socket's address: then by way of a descriptor of its folder. */
+/* Sends to a path that may be too long for a socket's address; then it uses a descriptor of the folder. */
 static void send_to(int bell, const char *folder, const struct gpupool_bell *message) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int way = -1;

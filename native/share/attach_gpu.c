@@ -8,12 +8,14 @@
 
 #define DEVICES 64
 
-/* 0: not asked yet; -1: not of the lease; else index + 1. */
+/* 0: not queried yet; -1: not of the lease; else index + 1. */
 static _Atomic int8_t index_of_device[DEVICES];
+static _Atomic int device_count; /* 0: not queried yet; a driver never changes it */
 
 void gp_forget_devices(void) {
     for (int i = 0; i < DEVICES; i++)
         atomic_store_explicit(&index_of_device[i], 0, memory_order_relaxed);
+    atomic_store_explicit(&device_count, 0, memory_order_relaxed);
 }
 
 static bool read_uuid(CUdevice device, CUuuid *uuid) {
@@ -22,7 +24,7 @@ static bool read_uuid(CUdevice device, CUuuid *uuid) {
     return OWN(cuDeviceGetUuid, uuid, device) == CUDA_SUCCESS;
 }
 
-/* As in index_of_device; 0 when the driver does not say, as before cuInit. */
+/* Returns the same as index_of_device; 0 if the driver gives no answer, as before cuInit. */
 static int8_t look_up(CUdevice device) {
     CUuuid uuid;
     if (!read_uuid(device, &uuid))
@@ -42,6 +44,16 @@ struct gp_gpu *gp_gpu_of(CUdevice device) {
         atomic_store_explicit(&index_of_device[device], known, memory_order_relaxed);
     }
     return known > 0 ? gp_gpu_at((uint32_t)known - 1) : NULL;
+}
+
+struct gp_gpu *gp_gpu_of_only_device(void) {
+    int count = atomic_load_explicit(&device_count, memory_order_relaxed);
+    if (GP_UNLIKELY(count == 0)) {
+        if (OWN(cuDeviceGetCount, &count) != CUDA_SUCCESS)
+            return NULL;
+        atomic_store_explicit(&device_count, count, memory_order_relaxed);
+    }
+    return count == 1 ? gp_gpu_of(GP_ONLY_DEVICE) : NULL;
 }
 
 struct gp_gpu *gp_gpu_of_context(void) {

@@ -16,12 +16,13 @@
 #include "ledger.h"
 
 #define START_TIME_FIELD 22
-/* All slots taken: some may be those of processes that have just died, which the arbiter clears within a second. */
+/* Called when all slots are taken: some may belong to processes that have just died, which the arbiter clears within a
+ * second. */
 #define PATIENCE_TRIES 40
 #define PATIENCE_STEP_NS 50000000L
 
-/* Field 22 of /proc/self/stat; 0 when it cannot be read. The second field, the program's name, may hold anything, so
- * fields are counted from its last bracket. */
+/* Returns field 22 of /proc/self/stat; 0 if it cannot be read. The second field, the program's name, may contain
+ * anything, so fields are counted from its last bracket. */
 static uint64_t start_time(void) {
     char text[1024];
     int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -43,7 +44,7 @@ static uint64_t pid_namespace(void) {
     return stat("/proc/self/ns/pid", &about) == 0 && about.st_ino != 0 ? (uint64_t)about.st_ino : 1;
 }
 
-/* A slot left by the program that this process was before exec. */
+/* Returns a slot left by the program that this process ran before exec. */
 static bool take_over(struct gpupool_status_gpu *status, uint64_t owner, uint64_t space, uint32_t *index) {
     for (uint32_t i = 0; i < GPUPOOL_SLOTS; i++) {
         struct gpupool_slot *slot = &status->slots[i];

@@ -80,7 +80,7 @@ GP_HOOK CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph
     BEGIN(REAL(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, nodes, edges, count, mode));
 }
 
-#if CUDA_VERSION >= 13050 /* always but where this is compiled against an older header, to check it */
+#if CUDA_VERSION >= 13050 /* always true, except when this is compiled against an older header to check it */
 GP_HOOK CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
                                                CUgraphRecaptureCallback callback, void *data) {
     BEGIN(REAL(cuStreamBeginRecaptureToGraph)(stream, mode, graph, callback, data));

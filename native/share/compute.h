@@ -19,16 +19,16 @@
 
 #include "share.h"
 
-#define GP_STREAMS 1024u /* followed at a time, on one GPU */
-#define GP_MARKS 8u      /* of one stream; one of them is the last that was reached */
-#define GP_COSTS 4096u   /* kernels and graphs whose time is remembered */
+#define GP_STREAMS 1024u /* streams followed at a time, on one GPU */
+#define GP_MARKS 8u      /* marks of one stream; one of them is the last that was reached */
+#define GP_COSTS 4096u   /* kernels and graphs whose cost is stored */
 #define GP_HELD_NONE GPUPOOL_GRANT_CONTENDED /* never equal to a grant without CONTENDED */
-#define GP_COST_UNKNOWN_NS UINT64_C(1000000000) /* so much that nothing is queued behind it */
+#define GP_COST_UNKNOWN_NS UINT64_C(1000000000) /* fills the queue completely */
 #define GP_GATES 16u
 #define GP_GATE_LAUNCH UINT64_C(0x10000)
 #define GP_GATE_INSIDE UINT64_C(0xffff)
 
-/* The longest that one launch waits for a grant; tests build with less. */
+/* Longest wait of one launch for a grant; tests build with a shorter one. */
 #ifndef GP_LONGEST_WAIT_MS
 #define GP_LONGEST_WAIT_MS 30000
 #endif
@@ -43,10 +43,10 @@
 /* A point in a stream's work, observed by an event, with the expected time since the previous mark. */
 struct gp_mark {
     CUevent event;
-    uint64_t work_ns;  /* by the costs known then */
+    uint64_t work_ns;  /* by the costs known at that time */
     uint64_t key;      /* of the launches, when all had the same; else 0 */
     uint32_t launches;
-    bool exact; /* the mark before was not reached when this was recorded: the GPU was at work all the while */
+    bool exact; /* the previous mark was not reached when this was recorded, so the GPU worked all the time */
 };
 
 struct gp_stream {
@@ -55,18 +55,18 @@ struct gp_stream {
     _Atomic(CUcontext) context;
     _Atomic uint32_t thread; /* whose default stream it is; 0: a stream for all threads */
     _Atomic bool dirty;      /* launches came after the last mark */
-    _Atomic bool full;       /* more is queued than should be: wait before the next launch */
+    _Atomic bool full;       /* the queue is too long: wait before the next launch */
     /* Written by each thread that launches on the stream; an increment lost between two of them is harmless. */
     _Atomic uint64_t since_ns, since_key;
     _Atomic uint32_t since_launches;
     _Atomic uint64_t quantum_ns; /* of since_ns, until the next mark */
     /* Under the lock. */
     uint32_t head, tail; /* marks [head, tail) are recorded and not known to be reached; head - 1 is the last reached */
-    double scale;        /* what this stream's work really takes, against the sum of its costs */
+    double scale;        /* real time of this stream's work in relation to the sum of its costs */
     uint64_t reached_ns; /* when mark head - 1 was seen to be reached */
-    bool stuck;          /* waited for in vain: not paced until a mark is reached */
+    bool stuck;          /* a wait was in vain: not paced until a mark is reached */
     bool last_pending;   /* `last` is recorded and not known to be reached */
-    CUevent last;        /* a thread's default stream: recorded after each launch, for nobody else can */
+    CUevent last;        /* default stream of a thread: recorded after each launch, because no other thread can */
     struct gp_mark marks[GP_MARKS];
 };
 
@@ -75,13 +75,13 @@ struct gp_cost {
     _Atomic uint32_t ns;
 };
 
-/* Threads between enter and leave (low 16 bits) and launches so far; several, so that threads do not get in each
- * other's way. Each thread uses one. */
+/* Threads between enter and leave (low 16 bits) and launches so far. There are several, each thread uses one, so that
+ * threads do not slow each other down. */
 struct gp_gate {
     _Alignas(64) _Atomic uint64_t word;
 };
 
-/* One GPU of the lease, once something was launched there. */
+/* One GPU of the lease after the first launch there. */
 struct gp_compute {
     struct gp_gate gates[GP_GATES];
     _Alignas(64) _Atomic uint32_t held; /* the grant this process is busy for, without CONTENDED; or GP_HELD_NONE */
@@ -102,7 +102,7 @@ struct gp_compute {
     struct gp_stream streams[GP_STREAMS];
 };
 
-/* One launch under way. */
+/* One launch in progress. */
 struct gp_launch {
     struct gp_compute *compute;
     struct gp_gate *gate;
@@ -118,21 +118,21 @@ struct gp_launch {
 /* False: this launch is not gated; call the driver and nothing else. */
 bool gp_launch_begin(struct gp_launch *launch, CUstream stream, bool per_thread, uint64_t key);
 void gp_launch_end(struct gp_launch *launch, CUresult result);
-/* The stream that is meant, as the driver's functions without a suffix know it. */
+/* Returns the stream in the form of the driver's functions without a suffix. */
 static inline uintptr_t gp_handle(CUstream stream, bool per_thread) {
     return (uintptr_t)(stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY);
 }
-/* The key under which the cost of an executable graph is stored. */
+/* Returns the key under which the cost of an executable graph is stored. */
 static inline uint64_t gp_graph_key(CUgraphExec exec) { return (uintptr_t)exec | UINT64_C(1) << 63; }
 
 /* -- gate.c ---------------------------------------------------------------------------------------------------------- */
 
-/* The GPU of the calling thread if its launches are gated; else NULL. */
+/* Returns the GPU of the calling thread if its launches are gated; else NULL. */
 struct gp_compute *gp_compute_current(void);
 struct gp_compute *gp_compute_at(uint32_t index); /* NULL: nothing was launched there */
-/* The calling thread's gate. */
+/* Returns the calling thread's gate. */
 struct gp_gate *gp_gate_of(struct gp_compute *compute);
-/* Leaves the gate, waits for a grant and is inside again; or is inside without one, which is counted. */
+/* Leaves the gate, waits for a grant and enters again; or enters without a grant, which is counted. */
 void gp_gate_wait(struct gp_compute *compute, struct gp_gate *gate);
 uint64_t gp_now_ns(void); /* CLOCK_MONOTONIC */
 void gp_sleep_ns(uint64_t ns);
@@ -147,7 +147,7 @@ static inline bool gp_is_held(const struct gp_compute *compute) {
 
 /* -- drain.c --------------------------------------------------------------------------------------------------------- */
 
-/* Starts the helper if there is none and tells it to look. Under the lock. */
+/* Starts the helper if there is none, and wakes it. Under the lock. */
 void gp_helper_wake(struct gp_compute *compute);
 /* Brings slot.launches up to date. */
 void gp_publish(struct gp_compute *compute);
@@ -155,31 +155,31 @@ void gp_publish(struct gp_compute *compute);
 /* -- streams.c: everything but find under the lock ------------------------------------------------------------------- */
 
 struct gp_stream *gp_stream_find(struct gp_compute *compute, uintptr_t handle, CUcontext context);
-/* Follow a stream from now on; NULL when there is no room. */
+/* Follows a stream from now on; NULL if there is no room. */
 struct gp_stream *gp_stream_add(struct gp_compute *compute, uintptr_t handle, CUcontext context);
-/* Forget one that has nothing to wait for any more, if its stream or thread is gone. */
+/* Stops following a stream whose work is over, if its stream or thread is gone. */
 void gp_stream_let_go(struct gp_compute *compute, struct gp_stream *stream);
-/* Records a mark behind all that was launched; in the stream's context. False: it is being captured. */
+/* Records a mark behind all launches, in the stream's context. False: the stream is being captured. */
 bool gp_stream_mark(struct gp_compute *compute, struct gp_stream *stream);
-/* Marks all dirty streams of the context that is current. */
+/* Marks all dirty streams of the current context. */
 void gp_streams_mark(struct gp_compute *compute);
 /* Finds the marks that were reached and updates costs from them. True: none is left. */
 bool gp_stream_collect(struct gp_compute *compute, struct gp_stream *stream);
-/* Marks all dirty streams and looks whether all marks have been reached; for threads with no context of their own. */
+/* Marks all dirty streams and checks whether all marks were reached; for threads without a context of their own. */
 bool gp_streams_drained(struct gp_compute *compute);
-/* The calling thread's number; only threads with a default stream of their own need one. */
+/* Returns the calling thread's number; only threads with a default stream of their own need one. */
 uint32_t gp_thread_number(void);
 
 /* -- pace.c ---------------------------------------------------------------------------------------------------------- */
 
-/* The known cost of a launch; 0: unknown. */
+/* Returns the known cost of a launch; 0: unknown. */
 uint32_t gp_cost(const struct gp_compute *compute, uint64_t key);
 void gp_cost_forget(struct gp_compute *compute, uint64_t key);
-/* A mark was reached, this long after the mark before. Under the lock. */
+/* Records that a mark was reached, this long after the previous mark. Under the lock. */
 void gp_pace_learn(struct gp_compute *compute, struct gp_stream *stream, const struct gp_mark *mark, double elapsed_ns);
 /* Called after a mark is recorded: checks whether the stream is full. Under the lock. */
 void gp_pace_marked(struct gp_compute *compute, struct gp_stream *stream);
-/* Waits while too much is queued; then closes the group before a launch of unknown cost. Without the lock. */
+/* Waits while the queue is too long; then closes the group before a launch of unknown cost. Without the lock. */
 void gp_pace_before(struct gp_launch *launch);
 
 /* -- capture.c ------------------------------------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@
 #include "real_library.h"
 
 #define MAX_PROCESSES 4096u
-#define MIN_CONTEXT_BYTES (UINT64_C(1) << 20) /* less is no context: it was somebody else with our number */
+#define MIN_CONTEXT_BYTES (UINT64_C(1) << 20) /* a smaller value is not a context but another process with our number */
 
 typedef nvmlReturn_t plain_function(void);
 typedef nvmlReturn_t find_function(const char *uuid, nvmlDevice_t *device);
@@ -45,7 +45,8 @@ static void open_nvml(void) {
         list = (list_function *)(uintptr_t)function(library, "nvmlDeviceGetComputeRunningProcesses_v2");
 }
 
-/* The memory of this process in a list: of the number that the host knows it by, where that is known and listed. */
+/* Returns the memory of this process in a list, by the host's number for it if that is known and listed, else by its
+ * own. */
 static uint64_t own_bytes(const struct gp_gpu *gpu, const nvmlProcessInfo_t *infos, unsigned int count) {
     unsigned int host = atomic_load(&gpu->slot->host_pid), own = (unsigned int)getpid();
     uint64_t by_own = 0;

@@ -22,10 +22,10 @@ struct context {
 
 struct of_gpu {
     _Atomic bool charged;
-    uint64_t bytes;    /* that were charged */
+    uint64_t bytes;    /* charged for contexts */
     uint32_t contexts; /* other than the primary one */
     uint32_t retained; /* the primary one, by this process's calls */
-    CUcontext primary; /* as last seen */
+    CUcontext primary; /* as last read */
 };
 
 static struct gp_table contexts;
@@ -54,13 +54,13 @@ static bool charge(struct gp_gpu *gpu) {
     return true;
 }
 
-/* The making of a context; `first`: it is the first of this process on this GPU. */
+/* One creation of a context; `first`: it is the first of this process on this GPU. */
 struct opening {
     bool first;
     struct gp_context_size size;
 };
 
-/* Under the lock, before the driver is asked; false: the slice has no room for a context. */
+/* Under the lock, before the driver call; false: the slice has no room for a context. */
 static bool open_begin(struct gp_gpu *gpu, struct opening *opening) {
     *opening = (struct opening){.first = !atomic_load(&of_gpus[gpu->index].charged)};
     if (!charge(gpu))
@@ -83,7 +83,7 @@ static bool charge_measured(struct gp_gpu *gpu, uint64_t measured) {
     return true;
 }
 
-/* Under the lock, after the driver was asked; false: the context must go again. */
+/* Under the lock, after the driver call; false: the context must be destroyed again. */
 static bool open_end(struct gp_gpu *gpu, struct opening *opening, CUresult result) {
     uint64_t measured = opening->first ? gp_context_size_end(&opening->size, gpu) : 0;
     return result != CUDA_SUCCESS || measured == 0 || charge_measured(gpu, measured);
@@ -95,7 +95,7 @@ static bool primary_is_active(CUdevice device) {
     return OWN(cuDevicePrimaryCtxGetState, device, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
-/* Under the lock: gives back when no context is left. */
+/* Under the lock: releases the charge when no context is left. */
 static void settle(struct gp_gpu *gpu, CUdevice device) {
     struct of_gpu *of = &of_gpus[gpu->index];
     if (!atomic_load(&of->charged) || of->contexts != 0 || primary_is_active(device))
@@ -106,9 +106,13 @@ static void settle(struct gp_gpu *gpu, CUdevice device) {
     gp_pools_settle(gpu);
 }
 
+bool gp_context_is_charged(const struct gp_gpu *gpu) {
+    return atomic_load_explicit(&of_gpus[gpu->index].charged, memory_order_relaxed);
+}
+
 bool gp_context_charged(struct gp_gpu *gpu, CUdevice device) {
     (void)device;
-    if (GP_LIKELY(atomic_load_explicit(&of_gpus[gpu->index].charged, memory_order_relaxed)))
+    if (GP_LIKELY(gp_context_is_charged(gpu)))
         return true;
     pthread_mutex_lock(&lock);
     bool done = charge(gpu);

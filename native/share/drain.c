@@ -13,12 +13,12 @@
 
 #include "compute.h"
 
-#define STACK_BYTES (256u << 10) /* the driver's functions need some */
-#define POLL_NS UINT64_C(50000)  /* between looks at streams that should drain soon */
+#define STACK_BYTES (256u << 10) /* stack size that the driver's functions need */
+#define POLL_NS UINT64_C(50000)  /* between checks of streams that should drain soon */
 #define POLL_MOST_NS UINT64_C(1000000)
 #define INSIDE_NS UINT64_C(20000)
-#define WATCH_NS UINT64_C(250000) /* between looks at whether anything is launched */
-#define IDLE_NS UINT64_C(500000)  /* without a launch: the GPU is offered to those who wait */
+#define WATCH_NS UINT64_C(250000) /* between checks for new launches */
+#define IDLE_NS UINT64_C(500000)  /* without a launch: the GPU is offered to waiting tenants */
 #define EXIT_NS 100000000
 
 struct watch { /* since when the number of launches has been the same */
@@ -53,7 +53,7 @@ static void give_back(struct gp_compute *compute) {
     gp_ring(compute->gpu, GPUPOOL_BELL_LOOK);
 }
 
-/* The grant is gone: true when the GPU has been given back or claimed anew. */
+/* Handles a revoked grant: true when the GPU was released or claimed again. */
 static bool release(struct gp_compute *compute) {
     bool over = true;
     pthread_mutex_lock(&compute->lock);
@@ -162,7 +162,7 @@ void gp_helper_wake(struct gp_compute *compute) {
     gp_futex_wake(&compute->work, false);
 }
 
-/* Wakes the helper until it has seen the end: it may be about to sleep on a word that will not change. */
+/* Wakes the helper until it has noticed the end: it may be about to sleep on a word that will not change. */
 static void stop_helper(struct gp_compute *compute) {
     uint64_t end = gp_now_ns() + EXIT_NS;
     while (!atomic_load(&compute->helper_done) && gp_now_ns() < end) {
@@ -183,7 +183,7 @@ static bool lock_for_exit(struct gp_compute *compute) {
     return pthread_mutex_timedlock(&compute->lock, &end) == 0;
 }
 
-/* What is still queued ends with the process. */
+/* The queued work ends with the process. */
 static void stop(struct gp_compute *compute) {
     atomic_store(&compute->off, true);
     if (atomic_load(&compute->helper_started))

@@ -13,8 +13,8 @@
 
 #include "compute.h"
 
-#define SLICE_NS UINT64_C(100000000)         /* how long to sleep at most before looking at the heartbeat again */
-#define ARBITER_GONE_NS UINT64_C(1000000000) /* a heartbeat that stands still this long has stopped */
+#define SLICE_NS UINT64_C(100000000)         /* longest sleep before the next check of the heartbeat */
+#define ARBITER_GONE_NS UINT64_C(1000000000) /* after this time without a change the heartbeat counts as stopped */
 #define LONGEST_WAIT_NS (GP_LONGEST_WAIT_MS * UINT64_C(1000000))
 #define INFLIGHT_NS UINT64_C(4000000)
 
@@ -29,7 +29,7 @@ uint64_t gp_now_ns(void) {
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* Both by bare system call: a launch is no cancellation point. */
+/* Both by direct system call, because a launch is no cancellation point. */
 void gp_sleep_ns(uint64_t ns) {
     struct timespec time = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
     syscall(SYS_nanosleep, &time, NULL);
@@ -59,7 +59,7 @@ static struct gp_compute *make(struct gp_gpu *gpu) {
         compute->held = GP_HELD_NONE;
         compute->limit_ns = limit_us == 0 ? INFLIGHT_NS : limit_us * UINT64_C(1000);
         pthread_mutex_init(&compute->lock, NULL);
-        atomic_store(&gpu->slot->busy, 0); /* as the program before exec may have left it */
+        atomic_store(&gpu->slot->busy, 0); /* possibly left by the program before exec */
         atomic_store(&gpu->slot->waiting, 0);
         atomic_store(&computes[gpu->index], compute);
     }
@@ -106,13 +106,13 @@ static bool claim(struct gp_compute *compute) {
     }
     pthread_mutex_unlock(&compute->lock);
     if (!granted && before == 0)
-        gp_ring(compute->gpu, GPUPOOL_BELL_LOOK); /* it may have seen us busy */
+        gp_ring(compute->gpu, GPUPOOL_BELL_LOOK); /* the arbiter may have seen us busy */
     return granted;
 }
 
 static bool arbiter_gone(struct gp_compute *compute) {
     pthread_mutex_lock(&compute->lock);
-    uint64_t now = gp_now_ns(); /* not before what another thread has noted */
+    uint64_t now = gp_now_ns(); /* not before the time that another thread has stored */
     uint32_t beat = atomic_load(&compute->gpu->control->heartbeat);
     if (compute->beat_ns == 0 || beat != compute->beat) {
         compute->beat = beat;
@@ -130,7 +130,7 @@ static void sleep_on_grant(struct gp_compute *compute, uint64_t ns) {
         gp_futex_wait(word, grant, ns < SLICE_NS ? ns : SLICE_NS, true);
 }
 
-/* True: this process holds the grant. False: go on without. *since becomes the time when waiting began. */
+/* True: this process holds the grant. False: continue without it. *since becomes the time when the wait began. */
 static bool wait_for_grant(struct gp_compute *compute, uint64_t *since) {
     for (;;) {
         if (atomic_load(&compute->off))

@@ -8,7 +8,7 @@
 
 #define PER_THREAD ((uintptr_t)CU_STREAM_PER_THREAD)
 
-/* Launches of about the same size of the same function are taken to need about the same time. */
+/* Launches of the same function with a similar size are assumed to take a similar time. */
 static inline uint64_t kernel_key(CUfunction function, uint64_t blocks, uint64_t threads) {
     uint64_t size = blocks * threads;
     uint32_t magnitude = size == 0 ? 0 : 64 - (uint32_t)__builtin_clzll(size);
@@ -81,7 +81,7 @@ static void note_slowly(struct gp_launch *launch) {
         wait_it_out(launch);
 }
 
-/* Nobody else can record behind this thread's launch. */
+/* No other thread can record a mark behind this thread's launch. */
 static void record_last(struct gp_launch *launch) {
     pthread_mutex_lock(&launch->compute->lock);
     struct gp_stream *stream = launch->stream;
@@ -120,7 +120,7 @@ GP_HOOK CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, uns
           REAL(cuLaunchKernel_ptsz)(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra));
 }
 
-/* The driver says what is wrong with a launch that has no configuration. */
+/* The driver reports the error of a launch without a configuration. */
 static const CUlaunchConfig no_config;
 
 static uint64_t config_key(const CUlaunchConfig *config, CUfunction f) {
@@ -151,7 +151,7 @@ GP_HOOK CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned gx, unsig
           REAL(cuLaunchCooperativeKernel_ptsz)(f, gx, gy, gz, bx, by, bz, shared, stream, params));
 }
 
-/* The first stream is paced; the others are followed, so that their work is waited for. */
+/* The first stream is paced; the others are followed, so that the drain waits for their work. */
 GP_HOOK CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags) {
     struct gp_launch launch;
     if (list == NULL || count == 0 || !gp_launch_begin(&launch, list[0].hStream, false, (uintptr_t)list[0].function))

@@ -19,14 +19,14 @@
 #include "generated/cuda_hooks.h"
 
 struct gp_version {
-    int version; /* from which cuGetProcAddress means this export */
+    int version; /* cuGetProcAddress returns this export from this version on */
     uint8_t flags;
     uint8_t base_length; /* its name begins with the name that programs ask for */
     uint16_t api;
 };
 #include "generated/versions.h"
 
-#define BUCKETS 4096u /* of an open table of all exports; a power of two, several times GP_COUNT */
+#define BUCKETS 4096u /* size of an open hash table of all exports; a power of two, several times GP_COUNT */
 _Static_assert(GP_COUNT * 2 < BUCKETS, "table of exports too small");
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -61,7 +61,7 @@ static bool is_form_of(const char *name, const char *base) {
     return *rest == '\0' || strcmp(rest, "_ptsz") == 0 || strcmp(rest, "_ptds") == 0;
 }
 
-/* The newest export that this name means to a program of this version. */
+/* Returns the newest export that this name means for a program of this version. */
 static const struct gp_version *by_version(const char *base, int version, cuuint64_t flags) {
     const struct gp_version *best = NULL;
     size_t length = strlen(base);
@@ -89,7 +89,7 @@ static void count_unhooked(void) {
         atomic_fetch_add(&gpu->status->unhooked_count, 1);
 }
 
-/* For a pointer that is no export known here. */
+/* Handles a pointer that is no export known here. */
 static void *guess(void *real, const char *symbol, int version, cuuint64_t flags) {
     if (!is_guarded(symbol))
         return real;
@@ -118,7 +118,7 @@ static void *swapped(void *real, const char *symbol, int version, cuuint64_t fla
     return known ? real : guess(real, symbol, version, flags);
 }
 
-/* Where there is no driver, hooks are found all the same, so that cuInit can say that there is none. */
+/* Hooks are found also without a driver, so that cuInit can report that there is none. */
 static CUresult find_without_driver(const char *symbol, void **function, int version, cuuint64_t flags) {
     if (symbol == NULL || function == NULL)
         return CUDA_ERROR_INVALID_VALUE;
@@ -145,7 +145,7 @@ GP_HOOK CUresult cuGetProcAddress_v2(const char *symbol, void **function, int ve
             *function = swapped(*function, symbol, version, flags);
         return result;
     }
-    CUresult result = cuGetProcAddress(symbol, function, version, flags); /* a driver from before the second form */
+    CUresult result = cuGetProcAddress(symbol, function, version, flags); /* a driver older than the second form */
     if (status != NULL)
         *status = result == CUDA_SUCCESS ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return result;

@@ -24,7 +24,7 @@ static uint64_t limit_units(const struct gp_gpu *gpu) {
     return limit >> GPUPOOL_UNIT_SHIFT;
 }
 
-/* For people only, and written by this process only. */
+/* Only for people, and written only by this process. */
 static void note(struct gp_gpu *gpu, uint64_t units, enum gp_kind kind, bool more) {
     _Atomic uint64_t *const counters[] = {NULL, &gpu->slot->pool_bytes, &gpu->slot->vmm_bytes,
                                           &gpu->slot->context_bytes};
@@ -61,7 +61,7 @@ uint64_t gp_lacking(const struct gp_gpu *gpu, uint64_t bytes) {
 bool gp_reserve(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind) {
     if (gp_take(gpu, bytes, kind))
         return true;
-    if (gpupool_units(bytes) <= limit_units(gpu)) { /* else no room would be enough */
+    if (gpupool_units(bytes) <= limit_units(gpu)) { /* otherwise no room would be enough */
         gp_make_room(gpu, bytes);
         if (gp_take(gpu, bytes, kind))
             return true;
@@ -80,6 +80,9 @@ uint64_t gp_used(const struct gp_gpu *gpu) { return gp_used_bytes(gpu->control, 
 
 bool gp_memory_gpu(struct gp_gpu **gpu) {
     CUdevice device;
+    *gpu = gp_gpu_of_only_device();
+    if (GP_LIKELY(*gpu != NULL && gp_context_is_charged(*gpu)))
+        return true;
     *gpu = NULL;
     if (OWN(cuCtxGetDevice, &device) == CUDA_SUCCESS)
         *gpu = gp_gpu_of(device);

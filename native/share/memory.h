@@ -16,7 +16,7 @@
 #include "nvml_types.h"
 #include "share.h"
 
-#define GP_BLOCK_BYTES (UINT64_C(2) << 20) /* what the driver gives out where it maps memory */
+#define GP_BLOCK_BYTES (UINT64_C(2) << 20) /* granularity of the driver's mapped memory */
 
 static inline uint64_t gp_round_up(uint64_t bytes, uint64_t to) {
     return bytes > UINT64_MAX - to ? UINT64_MAX : (bytes + to - 1) / to * to;
@@ -41,36 +41,36 @@ static inline uint64_t gp_round_up(uint64_t bytes, uint64_t to) {
 
 /* -- memory.c --------------------------------------------------------------------------------------------------- */
 
-/* As gp_reserve, without making room and without counting the refusal. */
+/* Does the same as gp_reserve, without making room and without counting the refusal. */
 bool gp_take(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
-/* Charges what is held already, limit or not. */
+/* Charges memory that is already held, even above the limit. */
 void gp_take_anyway(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
-/* Charges what the driver holds for itself already; false, and nothing is charged, when the slice is smaller than that.
- * The agent's correction is left out: it may be for the same bytes. */
+/* Charges memory that the driver already holds for itself; false, and nothing is charged, if the slice is smaller than
+ * that. The agent's correction is ignored, because it may be for the same bytes. */
 bool gp_take_for_driver(struct gp_gpu *gpu, uint64_t bytes);
 void gp_count_refusal(struct gp_gpu *gpu);
-/* Bytes that a request of this size lacks; 0: it would fit. */
+/* Returns the bytes that a request of this size lacks; 0: it would fit. */
 uint64_t gp_lacking(const struct gp_gpu *gpu, uint64_t bytes);
-/* The GPU of the thread's current context; NULL: none, or not of the lease. Makes sure the context is charged for, and
- * says so with false when there is no room even for that. */
+/* Returns the GPU of the thread's current context; NULL: none, or not of the lease. Charges the context if necessary;
+ * false if there is no room even for that. */
 bool gp_memory_gpu(struct gp_gpu **gpu);
 CUcontext gp_memory_context(void);
 
 /* -- memory_table.c: a hash table; callers lock -------------------------------------------------------------------- */
 
-struct gp_entry { /* first member of what is kept */
+struct gp_entry { /* first member of the stored values */
     struct gp_entry *next;
     uint64_t key;
 };
 struct gp_table {
     struct gp_entry **buckets;
     size_t size, count;
-    struct gp_entry *only; /* the one bucket of a host without memory */
+    struct gp_entry *only; /* the only bucket if the host has no memory */
 };
 void gp_table_put(struct gp_table *table, struct gp_entry *entry);
 struct gp_entry *gp_table_find(const struct gp_table *table, uint64_t key);
 struct gp_entry *gp_table_take(struct gp_table *table, uint64_t key);
-/* Takes out all that `which` says yes to; a list. */
+/* Removes all values for which `which` returns true; returns them as a list. */
 struct gp_entry *gp_table_take_all(struct gp_table *table, bool (*which)(const struct gp_entry *, const void *),
                                    const void *data);
 /* In the child of a fork: empties the table, independent of what other threads of the parent were doing. */
@@ -82,16 +82,16 @@ struct gp_charge {
     struct gp_entry entry; /* key: pointer or handle */
     struct gp_gpu *gpu;
     uint64_t bytes;
-    CUcontext context; /* with which it goes */
+    CUcontext context; /* its context, with which it is freed */
 };
-/* A charge to be, before the driver is asked; NULL: no room in the slice, or no memory on the host. */
+/* Prepares a charge before the driver call; NULL: no room in the slice, or no memory on the host. */
 struct gp_charge *gp_charge_reserve(struct gp_gpu *gpu, uint64_t bytes);
-/* The driver was asked and gave this; or refused. */
+/* Completes the charge with the driver's result, or drops it after a refusal. */
 void gp_charge_keep(struct gp_charge *charge, uint64_t key);
 void gp_charge_drop(struct gp_charge *charge);
-/* Before the driver frees: out of the book. NULL: not ours. Then keep it again, or drop it. */
+/* Removes a charge from the book before the driver frees. NULL: not ours. Afterwards restore it, or drop it. */
 struct gp_charge *gp_charge_find(uint64_t key);
-/* All of a context, before it is destroyed; then keep them again, or drop them. */
+/* Removes all charges of a context before it is destroyed. Afterwards restore them, or drop them. */
 struct gp_charge *gp_charges_of(CUcontext context);
 void gp_charges_end(struct gp_charge *list, bool destroyed);
 void gp_book_after_fork(void);
@@ -100,7 +100,7 @@ void gp_book_after_fork(void);
 
 /* Updates the charges of pools and graphs, and releases their free memory if a request lacks room. */
 void gp_make_room(struct gp_gpu *gpu, uint64_t bytes);
-/* Only the first half of that. */
+/* Does only the first half of that. */
 void gp_pools_settle(struct gp_gpu *gpu);
 void gp_pools_after_fork(void);
 CUresult gp_pool_allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream, bool per_thread,
@@ -123,9 +123,9 @@ struct gp_context_size {
     nvmlDevice_t device;
     uint64_t before;
 };
-/* Before the context is made. Each begin is followed by an end. */
+/* Call it before the context is created. Each begin is followed by an end. */
 void gp_context_size_begin(struct gp_context_size *size, const struct gp_gpu *gpu);
-/* Returns the bytes taken since; 0 when NVML does not tell. */
+/* Returns the bytes taken since; 0 if NVML gives no value. */
 uint64_t gp_context_size_end(struct gp_context_size *size, const struct gp_gpu *gpu);
 
 /* -- memory_graphs.c, memory_vmm.c, contexts.c ------------------------------------------------------------------------ */
@@ -133,11 +133,13 @@ uint64_t gp_context_size_end(struct gp_context_size *size, const struct gp_gpu *
 void gp_graphs_settle(struct gp_gpu *gpu);
 void gp_graphs_trim(struct gp_gpu *gpu);
 void gp_graphs_after_fork(void);
-/* The tiles that were mapped into a sparse array go with it. */
+/* Releases the tiles that were mapped into a sparse array. */
 void gp_vmm_array_gone(uint64_t handle);
 void gp_vmm_after_fork(void);
 /* Returns true if a context of this process is charged; charges a context that was created without a hook. */
 bool gp_context_charged(struct gp_gpu *gpu, CUdevice device);
+/* Returns true if a context of this process is charged; charges nothing. */
+bool gp_context_is_charged(const struct gp_gpu *gpu);
 void gp_contexts_after_fork(void);
 
 #endif

@@ -70,7 +70,7 @@ static uint64_t size_of(CUDA_ARRAY3D_DESCRIPTOR of, unsigned int levels) {
     return counted(&of, levels == 0 ? 1 : levels);
 }
 
-/* CUDA_SUCCESS and a charge, or none where the driver is to be asked without. */
+/* Returns CUDA_SUCCESS and a charge, or no charge if the driver is to be called without one. */
 static CUresult reserve(const CUDA_ARRAY3D_DESCRIPTOR *of, unsigned int levels, struct gp_charge **charge) {
     struct gp_gpu *gpu;
     *charge = NULL;

@@ -25,12 +25,12 @@ struct held {
     uint64_t trims; /* until now, plus 1 */
 };
 
-static struct gp_table execs; /* those that allocate */
+static struct gp_table execs; /* graphs that allocate */
 static struct held held[GPUPOOL_MAX_GPUS];
 static _Atomic bool any;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static __thread uint64_t pending[GPUPOOL_MAX_GPUS]; /* reserved by this thread between before and after ... */
-static __thread uint64_t launching;                 /* ... for this executable graph */
+static __thread uint64_t pending[GPUPOOL_MAX_GPUS]; /* reserved by this thread between before and after */
+static __thread uint64_t launching;                 /* for this executable graph */
 
 void gp_graphs_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -104,7 +104,7 @@ static CUresult instantiated(const CUgraphExec *exec, CUgraph graph, CUresult re
 
 /* -- what they hold -------------------------------------------------------------------------------------------------- */
 
-/* Under the lock. `reserved`: bytes taken before, of which what is needed is kept and the rest given back. */
+/* Under the lock. `reserved`: bytes reserved before; the needed part is kept, the rest is released. */
 static void settle(struct gp_gpu *gpu, uint64_t reserved) {
     struct held *now = &held[gpu->index];
     cuuint64_t holds = now->charged;
@@ -156,7 +156,7 @@ static bool reserve(struct exec_memory *memory, struct gp_gpu *gpu) {
 }
 
 CUresult gp_graph_memory_before(CUgraphExec exec, struct gp_gpu *gpu) {
-    (void)gpu; /* nodes say themselves where they allocate */
+    (void)gpu; /* nodes have the device of their allocation */
     if (GP_LIKELY(!atomic_load_explicit(&any, memory_order_relaxed)))
         return CUDA_SUCCESS;
     launching = (uint64_t)(uintptr_t)exec;
@@ -172,7 +172,7 @@ CUresult gp_graph_memory_before(CUgraphExec exec, struct gp_gpu *gpu) {
     return CUDA_SUCCESS;
 }
 
-/* Where the driver holds less than the graph needs the launch has failed: the next one is a first one again. */
+/* If the driver holds less than the graph needs, the launch has failed: the next one counts as the first again. */
 void gp_graph_memory_after(struct gp_gpu *gpu) {
     (void)gpu;
     if (GP_LIKELY(!atomic_load_explicit(&any, memory_order_relaxed)))

@@ -35,7 +35,7 @@ static bool record(CUevent *event, CUstream stream, bool per_thread) {
 
 void gp_late_add(struct gp_charge *charge, CUstream stream, bool per_thread) {
     CUevent event;
-    if (gp_stream_is_capturing(stream, per_thread)) { /* a node of a graph: freed when that runs, which nobody sees */
+    if (gp_stream_is_capturing(stream, per_thread)) { /* a node of a graph: frees when it runs */
         gp_charge_keep(charge, charge->entry.key);
         return;
     }
@@ -55,7 +55,7 @@ static struct gp_charge *take_all(void) {
     return list;
 }
 
-/* What is late of a context goes with it: back into the book, under a key that is no pointer of anything else. */
+/* Late frees of a context end with it: they return to the book, under a key that is no pointer of another one. */
 void gp_late_closing(CUcontext context) {
     for (struct gp_charge *charge = take_all(), *next; charge != NULL; charge = next) {
         next = (struct gp_charge *)charge->entry.next;

@@ -5,9 +5,9 @@
  */
 #include "memory.h"
 
-#define PITCH_BYTES 512u /* what drivers round a row up to */
+#define PITCH_BYTES 512u /* drivers round rows up to this */
 
-/* Asks the driver between reservation and record. `pointer`: an lvalue that the call sets. */
+/* Calls the driver between reservation and record. `pointer`: an lvalue that the call sets. */
 #define ALLOCATE(bytes, pointer, call)                                                                                \
     do {                                                                                                              \
         struct gp_gpu *gpu_;                                                                                          \
@@ -48,7 +48,7 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height) {
     return height != 0 && pitch > UINT64_MAX / height ? UINT64_MAX : pitch * height;
 }
 
-/* The driver has allocated this much: false when that is more than was charged and the slice has no room for it. */
+/* Handles the driver's allocation: false if it is larger than the charge and the slice has no room for it. */
 static bool corrected(struct gp_charge *charge, uint64_t bytes) {
     if (bytes > charge->bytes) {
         if (!gp_reserve(charge->gpu, bytes - charge->bytes, GP_PLAIN))
@@ -60,7 +60,7 @@ static bool corrected(struct gp_charge *charge, uint64_t bytes) {
     return true;
 }
 
-/* Both sizes are multiples of 512, so that a difference can be given back on its own. */
+/* Both sizes are multiples of 512, so that a difference can be released separately. */
 static CUresult keep_pitched(struct gp_charge *charge, uint64_t pointer, uint64_t bytes, bool old) {
     if (corrected(charge, gp_round_up(bytes, PITCH_BYTES))) {
         gp_charge_keep(charge, pointer);
@@ -74,7 +74,7 @@ static CUresult keep_pitched(struct gp_charge *charge, uint64_t pointer, uint64_
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* CUDA_SUCCESS with a charge, or with none where the driver is to be asked without. */
+/* Returns CUDA_SUCCESS with a charge, or without one if the driver is to be called without it. */
 static CUresult reserve_pitched(uint64_t width, uint64_t height, struct gp_charge **charge) {
     struct gp_gpu *gpu;
     *charge = NULL;

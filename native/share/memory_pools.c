@@ -24,6 +24,7 @@
  */
 #include <stdlib.h>
 
+#include "compute.h"
 #include "memory.h"
 
 #define LEAST_GROWTH (UINT64_C(32) << 20)
@@ -33,7 +34,7 @@ struct pool {
     struct pool *next;
     CUmemoryPool handle;
     struct gp_gpu *gpu;
-    uint64_t charged, least, granule; /* least: that it grows by, where little is asked for */
+    uint64_t charged, least, granule; /* smallest growth, also for small requests */
     bool doomed;
 };
 
@@ -75,7 +76,7 @@ static void forget(struct pool *pool) {
     free(pool);
 }
 
-/* The GPU of a pool that was not made by cuMemPoolCreate: one of a device, as far as it can be on a GPU at all. */
+/* Returns the GPU of a pool that was not made by cuMemPoolCreate: it belongs to a device if it is GPU memory at all. */
 static struct gp_gpu *gpu_of_device_pool(CUmemoryPool handle) {
     int count = 0;
     OWN(cuDeviceGetCount, &count);
@@ -132,7 +133,7 @@ static void settle_all(const struct gp_gpu *gpu) {
     }
 }
 
-/* Gives back at most `bytes` of what is free in the pool. */
+/* Returns at most `bytes` of the pool's free memory to the GPU. */
 static void trim(struct pool *pool, uint64_t bytes) {
     uint64_t used = ask(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, pool->charged);
     uint64_t spare = used < pool->charged ? pool->charged - used : 0;
@@ -142,8 +143,8 @@ static void trim(struct pool *pool, uint64_t bytes) {
     settle(pool);
 }
 
-/* Gives back what is free in the pools of a GPU until a request fits: no more than it lacks (or, `all`, all of it, for
- * drivers give back whole blocks only). Returns what it lacks still. */
+/* Returns free memory of the pools of a GPU until a request fits: only the missing part or, with `all`, all of it,
+ * because drivers return whole blocks only. Returns the bytes that are still missing. */
 static uint64_t trim_pools(struct gp_gpu *gpu, uint64_t bytes, bool all) {
     uint64_t lacking = gp_lacking(gpu, bytes);
     for (struct pool *pool = pools, *next; pool != NULL && lacking != 0; pool = next) {
@@ -184,10 +185,10 @@ struct request {
     CUdeviceptr *pointer;
     size_t bytes;
     CUstream stream;
-    bool per_thread, named; /* which of the driver's functions is meant: see call_driver */
+    bool per_thread, named; /* the driver's function: see call_driver */
 };
 
-/* What the pool may grow by for a request. */
+/* Returns the possible growth of the pool for a request. */
 static uint64_t growth(const struct pool *pool, uint64_t bytes) {
     uint64_t most = gp_round_up(bytes, pool->granule);
     return most < pool->least ? pool->least : most;
@@ -219,7 +220,7 @@ static CUresult call_driver(const struct request *at, CUmemoryPool pool) {
                           : REAL(cuMemAllocAsync)(at->pointer, at->bytes, at->stream);
 }
 
-/* Calls the driver with `extra` bytes reserved for what the pool may grow by, and charges what it grew by. */
+/* Calls the driver with `extra` bytes reserved for the growth of the pool, and charges the growth. */
 static CUresult allocate_within(struct pool *pool, const struct request *request, uint64_t extra) {
     uint64_t before = pool->charged;
     CUresult result = call_driver(request, pool->handle);
@@ -236,8 +237,8 @@ static CUresult allocate_within(struct pool *pool, const struct request *request
     return over && result == CUDA_SUCCESS ? undo(pool, request) : result;
 }
 
-/* Whether the pool has so much free memory that the driver need not take more from the GPU for this request. Small ones
- * are not worth the risk: room for them costs little. */
+/* Returns true if the pool has so much free memory that the driver need not take more from the GPU for this request.
+ * Small requests are not worth the risk: room for them costs little. */
 static bool has_spare(struct pool *pool, uint64_t bytes) {
     if (bytes < pool->least)
         return false;
@@ -246,8 +247,8 @@ static bool has_spare(struct pool *pool, uint64_t bytes) {
     return used <= pool->charged && bytes <= pool->charged - used;
 }
 
-/* Under the lock. Where the slice has no room for growth and the pool has memory to spare, the driver is asked without a
- * reservation first. If the spare memory was in pieces that are too small and the pool grew, that is undone. */
+/* Under the lock. If the slice has no room for growth and the pool has free memory, the driver is first called without
+ * a reservation. If the free memory was fragmented and the pool grew, that is undone. */
 static CUresult allocate(struct pool *pool, const struct request *request) {
     uint64_t extra = growth(pool, request->bytes);
     if (gp_take(pool->gpu, extra, GP_POOL))
@@ -265,17 +266,22 @@ static CUresult allocate(struct pool *pool, const struct request *request) {
 }
 
 bool gp_stream_is_capturing(CUstream stream, bool per_thread) {
+    if (GP_LIKELY(atomic_load_explicit(&gp_captures, memory_order_relaxed) == 0))
+        return false;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = per_thread ? OWN(cuStreamIsCapturing_ptsz, stream, &status)
                                  : OWN(cuStreamIsCapturing, stream, &status);
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* The pool that cuMemAllocAsync means. Before 12.8 a stream does not tell its device; then it is the context's. */
+/* Returns the pool that cuMemAllocAsync uses. Before 12.8 a stream does not report its device; then it is the
+ * context's. */
 static CUmemoryPool pool_of_stream(CUstream stream, bool per_thread) {
     CUdevice device;
     CUmemoryPool handle = NULL;
     CUresult result = CUDA_ERROR_NOT_FOUND;
+    if (GP_LIKELY(gp_gpu_of_only_device() != NULL))
+        return OWN(cuDeviceGetMemPool, &handle, GP_ONLY_DEVICE) == CUDA_SUCCESS ? handle : NULL;
     if (gp_has(GP_cuStreamGetDevice))
         result = per_thread ? OWN(cuStreamGetDevice_ptsz, stream, &device) : OWN(cuStreamGetDevice, stream, &device);
     if (result != CUDA_SUCCESS)
@@ -316,7 +322,7 @@ GP_HOOK CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *pro
     return result;
 }
 
-/* A destroyed pool is no device's current one. */
+/* A destroyed pool is not the current pool of a device. */
 static void unset_current(CUmemoryPool handle) {
     int count = 0;
     OWN(cuDeviceGetCount, &count);

@@ -1,4 +1,4 @@
-/* A hash table of what hooks remember by pointer or handle; it grows with what it holds and never shrinks. */
+/* A hash table of values that hooks store by pointer or handle; it grows with its content and never shrinks. */
 #include <stdlib.h>
 
 #include "memory.h"
@@ -13,7 +13,7 @@ static void link_entry(struct gp_entry **buckets, size_t size, struct gp_entry *
     buckets[at] = entry;
 }
 
-/* Twice the size. Where the host has no memory for that, chains grow longer instead. */
+/* Doubles the size. If the host has no memory for that, chains grow longer instead. */
 static void grow(struct gp_table *table) {
     size_t size = table->size == 0 ? FIRST_SIZE : table->size * 2;
     struct gp_entry **buckets = calloc(size, sizeof(struct gp_entry *));

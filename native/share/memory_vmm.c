@@ -21,7 +21,7 @@ struct physical {
     struct gp_gpu *gpu;
     uint64_t bytes;
     uint32_t references, mappings;
-    bool listed; /* in the table: a handle may be given again while the old memory is still mapped */
+    bool listed; /* in the table: the driver may reuse a handle while the old memory is still mapped */
 };
 
 struct mapping {
@@ -52,7 +52,7 @@ static struct physical *find(CUmemGenericAllocationHandle handle) {
     return (struct physical *)gp_table_find(&physicals, handle);
 }
 
-/* Under the lock: gives it back when nothing holds it any more. */
+/* Under the lock: releases the charge when nothing holds the memory any more. */
 static void let_go(struct physical *physical) {
     if (physical == NULL || physical->references != 0 || physical->mappings != 0)
         return;
@@ -102,10 +102,10 @@ GP_HOOK CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     return create(gpu, handle, bytes, properties, flags);
 }
 
-/* The driver is asked first: what it refuses to release stays. */
+/* The driver is called first: memory that it refuses to release stays charged. */
 GP_HOOK CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     GP_CHARGED_OR(REAL(cuMemRelease)(handle));
-    pthread_mutex_lock(&lock); /* held over the call, or the handle could be another's when it is looked up */
+    pthread_mutex_lock(&lock); /* held during the call, because the handle could be reused before it is looked up */
     CUresult result = REAL(cuMemRelease)(handle);
     struct physical *physical = find(handle);
     if (result == CUDA_SUCCESS && physical != NULL && physical->references > 0) {
@@ -116,7 +116,7 @@ GP_HOOK CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     return result;
 }
 
-/* The handle is the one that was given to cuMemMap, also when all its references had been released. */
+/* The handle is the one that was given to cuMemMap, also if all its references were released. */
 GP_HOOK CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
     GP_CHARGED_OR(REAL(cuMemRetainAllocationHandle)(handle, address));
     pthread_mutex_lock(&lock);
@@ -168,7 +168,7 @@ static bool lies_in(const struct gp_entry *entry, const void *data) {
     return entry->key >= range->from && entry->key < range->to;
 }
 
-/* Under the lock: takes out the mappings that lie in the range, which follow one another if the driver is to unmap it. */
+/* Under the lock: removes the mappings in the range; they are adjacent if the driver is to unmap it. */
 static struct gp_entry *take_range(uint64_t address, uint64_t bytes) {
     struct gp_entry *list = NULL;
     uint64_t at = address;
@@ -180,7 +180,7 @@ static struct gp_entry *take_range(uint64_t address, uint64_t bytes) {
         mapping->entry.next = list;
         list = &mapping->entry;
     }
-    if (at < address + bytes) { /* something that was never seen: look at everything */
+    if (at < address + bytes) { /* an unknown mapping: check everything */
         struct gp_entry *rest = gp_table_take_all(&mappings, lies_in, &(struct range){at, address + bytes});
         while (rest != NULL) {
             struct gp_entry *next = rest->next;
@@ -230,7 +230,8 @@ static void drop_tile(struct tile **at) {
     free(tile);
 }
 
-/* Under the lock. Memory that is mapped into an array again, at another extent, stays charged until the array goes. */
+/* Under the lock. Memory that is mapped into an array again, at another extent, stays charged until the array is
+ * destroyed. */
 static void note_tile(const CUarrayMapInfo *where) {
     bool maps = where->memOperationType == CU_MEM_OPERATION_TYPE_MAP;
     struct physical *physical = maps ? find(where->memHandle.memHandle) : NULL;
@@ -239,7 +240,7 @@ static void note_tile(const CUarrayMapInfo *where) {
         *tile = (struct tile){.next = NULL, .where = *where, .physical = physical};
         count_mapping(physical, 1);
     } else if (physical != NULL) {
-        physical->mappings++; /* for good: better charged than lost */
+        physical->mappings++; /* permanently: better charged than lost */
     }
     for (struct tile **at = &tiles; *at != NULL;) {
         if (same_place(&(*at)->where, where))

@@ -13,8 +13,8 @@
  */
 #include "compute.h"
 
-#define PATIENCE_NS UINT64_C(10000000000) /* a queue that does not shorten in this time will not do so for waiting */
-#define LEAST_NS 1000.0                   /* no launch counts less */
+#define PATIENCE_NS UINT64_C(10000000000) /* a queue that does not shorten in this time will not shorten by waiting */
+#define LEAST_NS 1000.0                   /* minimum cost of a launch */
 #define SPINS 16
 #define SLEEP_LEAST_NS UINT64_C(20000)
 #define SLEEP_MOST_NS UINT64_C(200000)
@@ -38,7 +38,7 @@ uint32_t gp_cost(const struct gp_compute *compute, uint64_t key) {
     return 0;
 }
 
-/* The place of this key, or one for it: a free one, else another key's. */
+/* Returns the place of this key, or one for it: a free one, else that of another key. */
 static struct gp_cost *cost_for(struct gp_compute *compute, uint64_t key) {
     uint32_t place = cost_place(key);
     struct gp_cost *cost = &compute->costs[place];
@@ -65,7 +65,7 @@ void gp_cost_forget(struct gp_compute *compute, uint64_t key) {
 
 /* -- learning ------------------------------------------------------------------------------------------------------------ */
 
-/* Far too low is believed at once, else by a quarter. */
+/* Accepts a value that is far too low at once, else a quarter of the difference. */
 static double moved(double from, double to) { return to > 2 * from ? to : from + (to - from) / 4; }
 
 static void learn_cost(struct gp_compute *compute, struct gp_stream *stream, const struct gp_mark *mark, double ns) {
@@ -88,7 +88,7 @@ void gp_pace_learn(struct gp_compute *compute, struct gp_stream *stream, const s
     if (mark->launches == 0 || mark->work_ns == 0)
         return;
     if (mark->key == 0 && mark->work_ns >= GP_COST_UNKNOWN_NS)
-        return; /* another thread came between the marks */
+        return; /* another thread was between the marks */
     bool pure = mark->key != 0, first = pure && gp_cost(compute, mark->key) == 0;
     double thought = (double)mark->work_ns * (pure ? 1 : stream->scale);
     if (!first && !mark->exact && elapsed_ns >= thought)
@@ -102,7 +102,7 @@ void gp_pace_learn(struct gp_compute *compute, struct gp_stream *stream, const s
 
 /* -- waiting ------------------------------------------------------------------------------------------------------------- */
 
-/* What is still to be done, less what the oldest group must have got since it began. */
+/* Returns the remaining time of the queue, less the time that the oldest group must have had since it began. */
 static double queued_ns(const struct gp_stream *stream) {
     double work = 0;
     for (uint32_t i = stream->head; i != stream->tail; i++)
@@ -115,7 +115,7 @@ static double queued_ns(const struct gp_stream *stream) {
     return work - (served < oldest ? served : oldest);
 }
 
-/* Another quarter fits behind this. */
+/* Returns true if another quarter fits behind this. */
 static double enough_ns(const struct gp_compute *compute) { return (double)compute->limit_ns * 3 / 4; }
 
 void gp_pace_marked(struct gp_compute *compute, struct gp_stream *stream) {
@@ -170,8 +170,8 @@ void gp_pace_before(struct gp_launch *launch) {
         wait_for_room(compute, launch->stream);
     pthread_mutex_lock(&compute->lock);
     if (launch->cost_ns == 0)
-        launch->cost_ns = gp_cost(compute, launch->key); /* it may just have been learnt */
-    if (launch->cost_ns == 0) /* even if nothing was launched since the last mark: that may be long ago */
+        launch->cost_ns = gp_cost(compute, launch->key); /* it may have been learned just now */
+    if (launch->cost_ns == 0) /* even without a launch since the last mark, which may be long ago */
         gp_stream_mark(compute, launch->stream);
     pthread_mutex_unlock(&compute->lock);
 }

@@ -30,7 +30,7 @@
 
 /* -- proxy.c ---------------------------------------------------------------------------------------------------- */
 
-/* The real driver's function; never NULL: a function that this driver does not have answers CUDA_ERROR_NOT_FOUND. */
+/* Returns the real driver's function; never NULL: for a missing one, a function that answers CUDA_ERROR_NOT_FOUND. */
 void *gp_real(enum gp_api which);
 #define REAL(name) ((__typeof__(name) *)gp_real(GP_##name))
 /* Returns true if the real driver has it. */
@@ -85,33 +85,37 @@ enum gp_state {
 enum gp_state gp_attach(void);
 uint32_t gp_gpu_count(void);
 struct gp_gpu *gp_gpu_at(uint32_t index);
-/* The GPU of the lease that is this device; NULL when it is none of them (or GP_FREE). */
+/* Returns the GPU of the lease that is this device; NULL if it is none of them (or GP_FREE). */
 struct gp_gpu *gp_gpu_of(CUdevice device);
-/* The GPU of the calling thread's current context; NULL when there is none. One load when the lease has one GPU and
- * the thread is known to have a context; never fails for lack of a context when the lease has only one GPU. */
+/* Returns the GPU of the lease that is the only device of this process: then every context and stream is there, and the
+ * driver need not be asked. NULL if there are more. */
+struct gp_gpu *gp_gpu_of_only_device(void);
+#define GP_ONLY_DEVICE 0
+/* Returns the GPU of the calling thread's current context; NULL without one. It is a single load if the lease has one
+ * GPU and the thread is known to have a context. It never fails for lack of a context if the lease has only one GPU. */
 struct gp_gpu *gp_gpu_current(void);
 /* Asks the arbiter to read this process's page. Never blocks; a lost bell only costs time. */
 void gp_ring(struct gp_gpu *gpu, enum gpupool_bell_kind kind);
-/* Ran in the child of every fork of an attached process, in this order, before anything else of the library. */
+/* Run in the child of every fork of an attached process, in this order, before anything else of the library. */
 void gp_memory_after_fork(void);
 void gp_compute_after_fork(void);
-/* Ran at exit, before the driver's own handlers: stop helpers, give the grant back. */
+/* Run at exit, before the driver's own handlers: stop helpers, release the grant. */
 void gp_compute_at_exit(void);
 
 /* -- memory.c --------------------------------------------------------------------------------------------------- */
 
 enum gp_kind { GP_PLAIN, GP_POOL, GP_VMM, GP_CONTEXT };
 
-/* Take bytes (rounded up to 512) off the slice, or refuse: false, and the refusal is counted. Never blocks. */
+/* Takes bytes (rounded up to 512) off the slice; false: refused, and the refusal is counted. Never blocks. */
 bool gp_reserve(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
-/* Give back what gp_reserve took, with the same bytes and kind. */
+/* Gives back the bytes of gp_reserve, with the same size and kind. */
 void gp_unreserve(struct gp_gpu *gpu, uint64_t bytes, enum gp_kind kind);
-/* Bytes of the slice in use, by all processes of the tenant, the driver's own included; at most the limit. */
+/* Returns the bytes of the slice in use, by all processes of the tenant and by the driver; at most the limit. */
 uint64_t gp_used(const struct gp_gpu *gpu);
 /* Charges what a graph's memory nodes may reserve; called before the first launch of an executable graph.
  * CUDA_SUCCESS, or CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult gp_graph_memory_before(CUgraphExec exec, struct gp_gpu *gpu);
-/* ... and after each launch and trim: the books follow what the driver holds. */
+/* Called after each launch and trim: the books follow the driver's memory. */
 void gp_graph_memory_after(struct gp_gpu *gpu);
 
 /* -- gate.c and its neighbours ---------------------------------------------------------------------------------- */

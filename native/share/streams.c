@@ -10,7 +10,7 @@
 #include "compute.h"
 
 #define PER_THREAD ((uintptr_t)CU_STREAM_PER_THREAD)
-#define FREED (~(uintptr_t)0)      /* free, but the search continues behind it */
+#define FREED (~(uintptr_t)0)      /* free, but a search continues behind it */
 #define ORPHAN (~(uintptr_t)0 - 1) /* the stream or its thread is gone, its work may not be over */
 
 static _Thread_local uint32_t thread_number __attribute__((tls_model("initial-exec")));
@@ -101,7 +101,7 @@ static void forget_events(struct gp_stream *stream, bool destroy) {
     stream->last = NULL;
 }
 
-/* A place is free for good when the search would end behind it anyway. */
+/* A place is free for ever if a search would end behind it anyway. */
 static void free_place(struct gp_compute *compute, struct gp_stream *stream) {
     uint32_t place = (uint32_t)(stream - compute->streams);
     atomic_store(&stream->handle, FREED);
@@ -186,7 +186,7 @@ static bool make_event(CUevent *event, CUcontext context, unsigned flags) {
     return *event != NULL;
 }
 
-/* The next mark of the ring. When all are under way the youngest is recorded anew: it stands for more then. */
+/* Returns the next mark of the ring. If all are in use, the youngest is recorded again: it then stands for more. */
 static struct gp_mark *next_mark(struct gp_stream *stream) {
     if (stream->tail - stream->head < GP_MARKS - 1) {
         struct gp_mark *mark = &stream->marks[stream->tail++ % GP_MARKS];
@@ -213,7 +213,7 @@ bool gp_stream_mark(struct gp_compute *compute, struct gp_stream *stream) {
     if (!make_event(&mark->event, atomic_load(&stream->context), CU_EVENT_DEFAULT) ||
         OWN(cuEventRecord, mark->event, handle) != CUDA_SUCCESS) {
         stream->head = stream->tail;
-        return true; /* nothing can be seen of this stream: there is nothing to wait for */
+        return true; /* the stream cannot be queried, so there is nothing to wait for */
     }
     stream->last_pending = false;
     gp_pace_marked(compute, stream);
@@ -256,7 +256,7 @@ bool gp_stream_collect(struct gp_compute *compute, struct gp_stream *stream) {
     return !stream->last_pending;
 }
 
-/* Marks a stream on which something was launched since the last mark; false: that must be tried again later. */
+/* Marks a stream with launches since the last mark; false: try again later. */
 static bool mark_dirty(struct gp_compute *compute, struct gp_stream *stream, bool in_context) {
     uintptr_t handle = atomic_load(&stream->handle);
     if (handle == PER_THREAD)
@@ -267,8 +267,8 @@ static bool mark_dirty(struct gp_compute *compute, struct gp_stream *stream, boo
     return true;
 }
 
-/* The helper has no context of its own: default streams are those of the context that is current, and what is asked about
- * times of events needs a context, too. One that cannot be made current is gone, and its work with it. */
+/* The helper has no context of its own: default streams belong to the current context, and queries of event times need
+ * a context, too. A context that cannot be made current is gone, with its work. */
 static bool drained(struct gp_compute *compute, struct gp_stream *stream) {
     CUcontext popped;
     bool in_context = OWN(cuCtxPushCurrent_v2, atomic_load(&stream->context)) == CUDA_SUCCESS;

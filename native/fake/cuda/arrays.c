@@ -59,7 +59,7 @@ static bool lay_out(struct gp_CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) 
     return true;
 }
 
-/* Memory for an array; its address, 0 where there is none. */
+/* Returns the address of memory for an array; 0 without room. */
 static uint64_t take(CUcontext context, uint64_t bytes, void *owner) {
     struct range *range = fake_allocate(context->gpu, bytes, UNIT_BYTES, RANGE_ARRAY, FAKE_ARRAY);
     if (range == NULL) {

@@ -29,7 +29,7 @@ static const struct architecture *architecture_of(const struct gpu *gpu) {
     return found;
 }
 
-/* Those that depend on the card; false: not one of them. By number, as the interface defines them. */
+/* Returns attributes that depend on the card, by number as the interface defines them; false: not one of them. */
 static bool of_card(int attribute, const struct gpu *gpu, int *value) {
     const struct architecture *a = architecture_of(gpu);
     const struct fake_device *shared = gpu->shared;
@@ -87,7 +87,7 @@ API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUde
         *value = fixed[i].value;
         return CUDA_SUCCESS;
     }
-    *value = 0; /* newer than this driver: a feature that is not there */
+    *value = 0; /* newer than this driver: a missing feature */
     return (int)attribute <= 200 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -1,6 +1,6 @@
 /* Stream capture: work issued to a capturing stream becomes nodes of a graph.
  *
- * Calls that could spoil a capture are forbidden while one is under way, depending on the capture's mode and the
+ * Calls that could spoil a capture are forbidden during a capture, depending on the capture's mode and the
  * calling thread's; a forbidden call fails and breaks the capture, and its end says so. These are the calls that begin
  * with fake_unsafe_call(): what allocates or frees at once, what waits for or asks about work, and what reads or changes
  * memory pools or graph memory. NVIDIA documents the rule (cuThreadExchangeStreamCaptureMode) but no list of the calls;
@@ -11,7 +11,7 @@
 
 #include "graphs.h"
 
-static struct capture *captures; /* under way */
+static struct capture *captures; /* current ones */
 static __thread CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 void fake_capture_break(struct capture *capture) { capture->broken = true; }
@@ -30,7 +30,7 @@ CUresult fake_unsafe_call(void) {
     return result;
 }
 
-/* Work on the legacy stream would have to wait for every blocking stream, those under capture too. */
+/* Work on the legacy stream would have to wait for every blocking stream, also for those under capture. */
 static CUresult implicit(CUstream stream, bool spoil) {
     CUresult result = CUDA_SUCCESS;
     for (CUstream other = captures != NULL ? stream->context->gpu->streams : NULL; other != NULL; other = other->next) {
@@ -171,7 +171,7 @@ API CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const C
     return fake_is_graph(graph) ? begin(stream, graph, after, count, mode) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Whether everything the other streams captured comes before what the origin captured last. */
+/* Returns true if everything that the other streams captured comes before the origin's last captured node. */
 static bool joined(const struct capture *capture) {
     for (CUstream stream = capture->origin->context->gpu->streams; stream != NULL; stream = stream->next) {
         if (stream->capture != capture || stream == capture->origin) continue;

@@ -33,7 +33,7 @@ bool fake_joined(struct gpu *gpu) {
     return gpu->slot >= 0;
 }
 
-/* A size in MiB from the environment, in bytes; `otherwise` when the variable is unset or no number. */
+/* Returns a size in MiB from the environment, in bytes; `otherwise` if the variable is unset or not a number. */
 static uint64_t size_variable(const char *name, uint64_t otherwise) {
     const char *text = getenv(name);
     char *end = NULL;
@@ -47,7 +47,7 @@ static bool take(struct gpu *gpu, uint64_t bytes) {
     return true;
 }
 
-/* Takes what contexts need. */
+/* Takes the memory of contexts. */
 static CUresult arrive(struct gpu *gpu) {
     if (!fake_joined(gpu)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (gpu->context_count > 0) return CUDA_SUCCESS;
@@ -67,7 +67,7 @@ static void set_limits(CUcontext context) {
     }
 }
 
-/* The same one for the whole life of the process, whether it is active or not. NULL: out of memory. */
+/* Returns the same context for the whole life of the process, active or not. NULL: out of memory. */
 CUcontext fake_primary_context(struct gpu *gpu) {
     if (gpu->primary == NULL) gpu->primary = calloc(1, sizeof *gpu->primary);
     if (gpu->primary != NULL && gpu->primary->magic != MAGIC_CONTEXT) {
@@ -118,7 +118,7 @@ static void end_stored(CUcontext context) {
     }
 }
 
-/* Ends its work, frees its memory; the memory of the context itself stays, so that old handles are recognised. */
+/* Ends its work and frees its memory; the memory of the context itself stays, so that old handles are recognised. */
 void fake_context_close(CUcontext context) {
     struct gpu *gpu = context->gpu;
     end_stored(context);

@@ -1,6 +1,6 @@
 /* Copies and fills: checked when issued, done when their time has come.
  *
- * Host memory that the driver does not know may be used again as soon as the call returns: a small source is put aside,
+ * Host memory that the driver does not know may be used again as soon as the call returns: a small source is copied,
  * and for anything else of that kind the call waits.
  */
 #include <stdlib.h>
@@ -58,7 +58,7 @@ struct staged {
     uint8_t bytes[];
 };
 
-/* A copy as an op's data, with the source put aside behind it where it must be. */
+/* Makes a copy the data of an op, with the source stored behind it if necessary. */
 static struct copy *keep(const struct copy *copy, bool stage) {
     struct staged *staged = malloc(sizeof *staged + (stage ? copy->width : 0));
     if (staged == NULL) return NULL;
@@ -120,7 +120,7 @@ struct side { /* of a copy of the interface's form */
     size_t pitch, height, x, y, z;
 };
 
-/* Where a side begins; false where there is no such memory. */
+/* Returns the start of a side; false if there is no such memory. */
 static bool resolve(const struct side *side, const struct copy *copy, uint64_t *at, uint64_t *pitch, uint64_t *slice) {
     uint64_t base, bytes = 0;
     *pitch = side->pitch != 0 ? side->pitch : copy->width + side->x;

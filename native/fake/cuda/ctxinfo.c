@@ -33,17 +33,20 @@ API CUresult cuCtxGetApiVersion(CUcontext asked, unsigned int *version) {
     return CUDA_SUCCESS;
 }
 
+#define LIMITS 10       /* of CUDA 13 */
+#define GRAPHICS_LIMIT 7 /* this and later: shared memory and state of contexts for graphics, which there are none of */
+
 API CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
     ENTER_CONTEXT(context);
-    if (value == NULL) return CUDA_ERROR_INVALID_VALUE;
-    if ((int)limit < 0 || (int)limit > 6) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    *value = context->limits[limit];
+    if (value == NULL || (int)limit < 0 || (int)limit >= LIMITS) return CUDA_ERROR_INVALID_VALUE;
+    *value = (int)limit < GRAPHICS_LIMIT ? context->limits[limit] : 0; /* cuBLAS needs an answer to both */
     return CUDA_SUCCESS;
 }
 
 API CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     ENTER_CONTEXT(context);
-    if ((int)limit < 0 || (int)limit > 6) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    if ((int)limit < 0 || (int)limit >= LIMITS) return CUDA_ERROR_INVALID_VALUE;
+    if ((int)limit >= GRAPHICS_LIMIT) return CUDA_ERROR_UNSUPPORTED_LIMIT;
     context->limits[limit] = value;
     return CUDA_SUCCESS;
 }

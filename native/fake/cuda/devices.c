@@ -23,7 +23,7 @@ API CUresult cuDeviceGet(CUdevice *device, int ordinal) {
     return CUDA_SUCCESS;
 }
 
-/* The model's name, and that it is not one. */
+/* Returns the model's name, with a mark that it is simulated. */
 API CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
     ENTER_DEVICE(gpu, device);
     if (name == NULL || length <= 0) return CUDA_ERROR_INVALID_VALUE;
@@ -33,7 +33,7 @@ API CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* The card's, also for an instance of it; the second form gives the instance's own. */
+/* Returns the card's name, also for an instance of it; the second form gives the instance's own. */
 API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     ENTER_DEVICE(gpu, device);
     if (uuid == NULL) return CUDA_ERROR_INVALID_VALUE;

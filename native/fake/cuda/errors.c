@@ -1,4 +1,4 @@
-/* Names of results; the texts are made of the names. */
+/* Names of results; the texts are derived from the names. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>

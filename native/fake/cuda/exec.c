@@ -19,7 +19,7 @@ static uint64_t allocation_bytes(CUgraph graph) {
     return bytes;
 }
 
-/* Copies of all nodes in an order in which they can run; NULL where there is none. */
+/* Copies all nodes in an order in which they can run; NULL if there is none. */
 static CUgraph runnable(CUgraph graph) {
     if (!fake_graph_sort(graph)) return NULL;
     for (size_t i = 0; i < graph->count; i++) {
@@ -96,7 +96,7 @@ API CUresult cuGraphExecDestroy(CUgraphExec exec) {
     return CUDA_SUCCESS;
 }
 
-/* Kernels that can be one piece of work with their neighbours. */
+/* Returns true for kernels that can be one piece of work with their neighbours. */
 struct batch {
     CUstream stream;
     uint64_t cost_ns;
@@ -304,7 +304,7 @@ API CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned 
     return CUDA_SUCCESS;
 }
 
-/* The same nodes in the same order, with other parameters. Memory nodes cannot be updated, as with the real driver. */
+/* Updates the nodes with other parameters, in the same order. Memory nodes cannot be updated, as in real drivers. */
 static CUgraphNode mismatch(CUgraphExec exec, CUgraph nodes, bool *whole) {
     *whole = nodes->count == exec->graph->count;
     for (size_t i = 0; i < nodes->count && i < exec->graph->count; i++) {

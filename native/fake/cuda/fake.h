@@ -51,7 +51,7 @@ enum magic {
     MAGIC_PHYSICAL = 0x70687931
 };
 
-struct space { /* an address range given out in pieces: first fit, neighbours joined again */
+struct space { /* an address range allocated in pieces: first fit, neighbours joined again */
     uint64_t base, bytes;
     struct gap {
         uint64_t at, bytes;
@@ -66,10 +66,10 @@ struct gpu { /* a device of this process */
     CUcontext primary;
     uint32_t primary_count, primary_flags, context_count;
     uint64_t context_bytes; /* taken for contexts and modules */
-    struct gp_CUstream *streams; /* all of them, of every context */
-    uint64_t pending;            /* ops that have their place in time and are not over */
+    struct gp_CUstream *streams; /* streams of every context */
+    uint64_t pending;            /* ops that have their place in time and are not complete */
     uint64_t launches_pending;   /* kernels and graphs among them */
-    uint64_t issued;             /* for the occasional look */
+    uint64_t issued;             /* for an occasional check */
     struct pool *pools, *default_pool, *current_pool;
     uint64_t pooled_on_card;
     struct { uint64_t reserved, used, reserved_high, used_high, spare; } graph;
@@ -104,10 +104,10 @@ struct gp_CUstream {
     int priority;
     bool legacy, per_thread, dead; /* dead: destroyed, but with work that is not over */
     uint64_t id;
-    struct op *head, *last; /* what has its place in time, in order */
+    struct op *head, *last; /* ops with a place in time, in order */
     struct op *tail;        /* the last op issued; counted */
     struct capture *capture;
-    CUgraphNode *after;     /* what the next captured node depends on */
+    CUgraphNode *after;     /* the next captured node depends on these */
     size_t after_count;
     struct gp_CUstream *next;
 };
@@ -136,13 +136,13 @@ struct op {
     bool launch, host; /* host: `run` is called by the helper, without the lock, and takes its own time */
     void (*run)(void *data);
     void *data; /* freed after run */
-    struct op **needs; /* what kept it from getting its place; counted */
+    struct op **needs; /* obstacles to its place; counted */
     size_t need_count;
     uint64_t after; /* virtual time of the end of what it depends on and already has its place */
     struct op *next;
 };
 
-/* What one op needs besides where it goes. */
+/* The needs of one op besides its stream. */
 struct work {
     uint64_t cost_ns;
     uint32_t kernels;
@@ -179,12 +179,14 @@ void fake_exit(const CUresult *entered);
         if (current_ != CUDA_SUCCESS) return current_;                                                                \
     } while (0)
 extern pthread_mutex_t fake_mutex;
-extern pthread_cond_t fake_progress; /* something happened that a waiting thread may want to know */
+extern pthread_cond_t fake_progress; /* signals progress that a waiting thread may need */
 extern __thread int fake_per_thread; /* the caller used a per-thread default stream entry */
 extern __thread bool fake_in_callback;
 int fake_driver_version(void);
 uint32_t fake_device_count(void);
 struct gpu *fake_gpu(CUdevice ordinal); /* NULL: no such device */
+bool fake_is_locked(void); /* this process, by cuCheckpointProcessLock */
+void fake_publish_calls(uint32_t count);
 
 /* -- contexts.c, current.c ----------------------------------------------------------------------------------------- */
 
@@ -210,20 +212,20 @@ struct op *fake_first_blocked(void);
 struct op *fake_hold(struct op *op); /* counts; NULL passes */
 void fake_release(struct op *op);
 bool fake_is_over(struct op *op); /* NULL is; looks at the clock */
-void fake_commit(struct op *op);  /* give it its place if nothing keeps it from that, else it blocks */
-void fake_unblock(void);          /* give their places to all that can have one */
-void fake_settle(void);           /* let everything take effect whose time has come, on all GPUs */
+void fake_commit(struct op *op);  /* gives it its place if there is no obstacle, else it blocks */
+void fake_unblock(void);          /* gives places to all ops that can have one */
+void fake_settle(void);           /* applies the effects of all work whose time has come, on all GPUs */
 void fake_finish_op(struct op *op);
 void fake_host_ready(struct op *op);
 void fake_need_helper(void);
-void fake_wait(struct op *op); /* until it is over; gives up the lock meanwhile */
+void fake_wait(struct op *op); /* waits until it is complete; releases the lock meanwhile */
 void fake_wait_stream(CUstream stream);
 void fake_wait_gpu(struct gpu *gpu, CUcontext context); /* NULL: of every context */
 void fake_wait_launches(struct gpu *gpu); /* until few enough are pending */
 
 /* -- streams.c ----------------------------------------------------------------------------------------------------- */
 
-/* The stream that a handle means for this caller; its context must be usable. */
+/* Returns the stream that a handle means for this caller; its context must be usable. */
 CUresult fake_stream(CUstream handle, CUstream *stream);
 CUstream fake_stream_new(CUcontext context, uint32_t flags, int priority);
 void fake_stream_retire(CUstream stream);
@@ -236,20 +238,20 @@ void fake_space_init(struct space *space, uint64_t base, uint64_t bytes);
 bool fake_space_take(struct space *space, uint64_t bytes, uint64_t align, uint64_t *at);
 bool fake_space_take_at(struct space *space, uint64_t at, uint64_t bytes);
 void fake_space_give(struct space *space, uint64_t at, uint64_t bytes);
-struct space *fake_addresses(void); /* of the simulated GPUs; NULL where none could be had */
-void fake_forget(uint64_t at, uint64_t bytes); /* give the machine's memory back behind addresses */
+struct space *fake_addresses(void); /* addresses of the simulated GPUs; NULL without room */
+void fake_forget(uint64_t at, uint64_t bytes); /* returns the machine's memory behind addresses */
 struct range *fake_range_add(uint64_t base, uint64_t bytes, enum range_kind kind);
-struct range *fake_range_find(uint64_t address); /* the one that holds it */
+struct range *fake_range_find(uint64_t address); /* the range that contains it */
 bool fake_range_holds(uint64_t address, uint64_t bytes);
 void fake_range_remove(struct range *range);
 void fake_ranges_each(bool (*remove)(struct range *range, void *data), void *data);
-/* Address space of `bytes`, charged to the card; NULL where the card (or the address space) is full. */
+/* Returns address space of `bytes`, charged to the card; NULL if the card (or the address space) is full. */
 struct range *fake_allocate(struct gpu *gpu, uint64_t bytes, uint64_t align, enum range_kind kind, enum fake_kind pays);
 void fake_deallocate(struct range *range, enum fake_kind pays);
 
 /* -- memory of other kinds ----------------------------------------------------------------------------------------- */
 
-void fake_pools_after_sync(struct gpu *gpu); /* give back what is over the release thresholds */
+void fake_pools_after_sync(struct gpu *gpu); /* returns memory above the release thresholds */
 void fake_pools_close(struct gpu *gpu);
 void fake_pools_trim_unused(struct gpu *gpu); /* before an allocation fails */
 CUresult fake_pool_free(struct range *range, CUstream stream); /* of cuMemFree (stream NULL) and cuMemFreeAsync */
@@ -276,13 +278,13 @@ CUresult fake_fill(const struct fill *fill, CUstream stream, bool wait);
 
 /* -- kernels ------------------------------------------------------------------------------------------------------- */
 
-struct launch { /* one launch: which kernel, how large, and its parameters where the kernel is one that is known */
+struct launch { /* one launch: the kernel, its size, and the parameters of a known kernel */
     struct kernel *kernel;
     uint32_t grid[3], block[3], shared_bytes;
     uint8_t parameters[64];
 };
 uint64_t fake_kernel_cost(const struct launch *launch, const struct gpu *gpu);
-/* The effect of a known kernel as `run` and a fresh `data`; false: it computes nothing. */
+/* Returns the effect of a known kernel as `run` and a fresh `data`; false: it computes nothing. */
 bool fake_kernel_effect(const struct launch *launch, CUcontext context, void (**run)(void *data), void **data);
 CUresult fake_read_parameters(struct launch *launch, void **parameters, void **extra);
 CUresult fake_check_launch(const struct launch *launch);
@@ -291,9 +293,9 @@ CUresult fake_launch(const struct launch *launch, CUstream stream);
 
 /* -- capture.c, graphs.c ------------------------------------------------------------------------------------------- */
 
-/* CUDA_SUCCESS, or what a call gets that a capture under way forbids, which it also breaks. */
+/* Returns CUDA_SUCCESS, or the error of a call that a current capture forbids, which it also breaks. */
 CUresult fake_unsafe_call(void);
-/* Whether work for this stream is to be captured; an error where it must not be issued. */
+/* Returns true if work for this stream is to be captured; an error if it must not be issued. */
 CUresult fake_capturing(CUstream stream, bool *captured);
 CUresult fake_capture_node(CUstream stream, CUgraphNodeType type, const void *parameters);
 CUresult fake_capture_allocation(CUstream stream, uint64_t bytes, CUdeviceptr *address);

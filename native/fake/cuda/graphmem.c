@@ -34,7 +34,7 @@ void fake_graph_memory_drop(struct graph_memory *memory) {
     if (--memory->holders == 0 && memory->live == 0) forget(memory);
 }
 
-/* Reserves what an executable graph's allocations need, if that is not done. */
+/* Reserves the memory of an executable graph's allocations, unless that was done before. */
 CUresult fake_exec_back(CUgraphExec exec) {
     struct gpu *gpu = exec->gpu;
     if (exec->backed || exec->bytes == 0) return CUDA_SUCCESS;
@@ -59,7 +59,7 @@ CUresult fake_exec_allocate(CUgraphExec exec, struct graph_memory *memory) {
     if (memory->open) return CUDA_SUCCESS; /* freed and allocated again */
     memory->open = true;
     memory->exec = exec;
-    if (memory->live++ > 0) return CUDA_SUCCESS; /* an earlier launch will be over before this one needs it */
+    if (memory->live++ > 0) return CUDA_SUCCESS; /* an earlier launch will be complete before this one needs it */
     exec->live++;
     gpu->graph.used += ALIGN_UP(memory->bytes, BLOCK_BYTES);
     if (gpu->graph.used > gpu->graph.used_high) gpu->graph.used_high = gpu->graph.used;
@@ -81,7 +81,7 @@ static void end_live(void *data) {
     if (memory->holders == 0) forget(memory);
 }
 
-/* By a free node, cuMemFreeAsync, or cuMemFree (stream NULL). */
+/* Frees memory by a free node, cuMemFreeAsync, or cuMemFree (stream NULL). */
 CUresult fake_graph_free(struct range *range, CUstream stream) {
     if (stream == NULL && !fake_is_context(fake_top())) return CUDA_ERROR_INVALID_CONTEXT;
     struct graph_memory *memory = range->owner, **data = malloc(sizeof *data);
@@ -123,7 +123,7 @@ API CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute 
     return CUDA_SUCCESS;
 }
 
-/* Gives back what no graph that runs or has live allocations needs. */
+/* Returns memory that no running graph and no live allocation needs. */
 API CUresult cuDeviceGraphMemTrim(CUdevice device) {
     ENTER;
     struct gpu *gpu = fake_gpu(device);

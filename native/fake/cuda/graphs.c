@@ -1,4 +1,4 @@
-/* Graphs: nodes and what they depend on. */
+/* Graphs: nodes and their dependencies. */
 #include "graphs.h"
 
 #include <stdio.h>
@@ -71,7 +71,8 @@ void fake_graph_delete(CUgraph graph) {
     graph->magic = 0;
 }
 
-/* Whether `node` is `other` or comes after it. Needs are older than what needs them in nearly all graphs. */
+/* Returns true if `node` is `other` or comes after it. Dependencies are older than their dependents in nearly all
+ * graphs. */
 bool fake_node_needs(CUgraphNode node, CUgraphNode other) {
     if (node == other) return true;
     for (size_t i = 0; i < node->need_count; i++) {
@@ -228,7 +229,7 @@ API CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from, c
     return cuGraphRemoveDependencies_v2(graph, from, to, NULL, count);
 }
 
-/* The interface's way to give a list: how many there are, or as many as there is room for. */
+/* Returns a list as the interface does: the number of elements, or as many elements as fit. */
 static CUresult give_list(const CUgraphNode *list, size_t there, CUgraphNode *out, size_t *count) {
     if (count == NULL) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; out != NULL && i < *count; i++) out[i] = i < there ? list[i] : NULL;
@@ -241,7 +242,7 @@ API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
     return fake_is_graph(graph) ? give_list(graph->nodes, graph->count, nodes, count) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* A list of the graph's nodes that have a property. */
+/* Lists the graph's nodes that have a property. */
 static CUresult give_some(CUgraph graph, bool (*has)(CUgraphNode node, CUgraphNode asked), CUgraphNode asked,
                           CUgraphNode *out, size_t *count) {
     CUgraphNode *some = malloc(graph->count * sizeof *some + 1);

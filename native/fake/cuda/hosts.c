@@ -1,5 +1,5 @@
 /* Host functions, and the one thread that calls them. It is started when first needed, sleeps until the next moment
- * that matters to it, and calls without the lock: a host function may take its time, and other threads go on. */
+ * that matters to it, and calls without the lock: a host function may take its time, and other threads continue. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -11,7 +11,7 @@ static struct op *ready, **ready_end = &ready;
 static pthread_t helper;
 static bool helper_runs;
 
-/* When the helper is next needed if nothing happens before; 0: not by itself. */
+/* Returns when the helper is next needed if nothing happens before; 0: not by itself. */
 static uint64_t next_moment(void) {
     uint64_t now = fake_now(), moment = 0;
     for (uint32_t i = 0; i < fake_device_count(); i++) {

@@ -1,6 +1,7 @@
 /* The driver as a whole: its lock, its start, and which devices this process sees. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fake.h"
@@ -18,6 +19,7 @@ static bool forked; /* child of a process that used the driver: it cannot use it
 static pid_t owner;
 static struct gpu gpus[FAKE_GPUS];
 static uint32_t gpu_count;
+static uint32_t calls; /* that have begun and not ended */
 
 int fake_driver_version(void) {
     const char *text = getenv(VERSION_VARIABLE);
@@ -31,16 +33,27 @@ struct gpu *fake_gpu(CUdevice ordinal) {
     return ordinal >= 0 && (uint32_t)ordinal < gpu_count ? &gpus[ordinal] : NULL;
 }
 
+/* A call of a locked process waits. It counts itself before it looks, and cuCheckpointProcessLock looks at the count
+ * after it has locked: no call is missed by both. */
 CUresult fake_enter(void) {
     if (fake_in_callback) return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
-    if (initialized && !forked && !ended) return CUDA_SUCCESS;
+    while (initialized && !forked && !ended) {
+        fake_publish_calls(++calls);
+        if (!fake_is_locked()) return CUDA_SUCCESS;
+        fake_publish_calls(--calls);
+        pthread_mutex_unlock(&fake_mutex);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pthread_mutex_lock(&fake_mutex);
+    }
     pthread_mutex_unlock(&fake_mutex);
     return ended ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 void fake_exit(const CUresult *entered) {
-    if (*entered == CUDA_SUCCESS) pthread_mutex_unlock(&fake_mutex);
+    if (*entered != CUDA_SUCCESS) return;
+    fake_publish_calls(--calls);
+    pthread_mutex_unlock(&fake_mutex);
 }
 
 static bool add_device(uint32_t index, int mig) {
@@ -56,7 +69,7 @@ static bool add_device(uint32_t index, int mig) {
     return true;
 }
 
-/* One entry of CUDA_VISIBLE_DEVICES: an index, a UUID, or its beginning. */
+/* Parses one entry of CUDA_VISIBLE_DEVICES: an index, a UUID, or its beginning. */
 static bool add_named(const char *entry, size_t length) {
     char *end;
     long index = strtol(entry, &end, 10);
@@ -93,6 +106,7 @@ static void find_devices(void) {
 static void after_fork(void) {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&fake_mutex, &fresh, sizeof fresh);
+    calls = 0;
     forked = initialized;
 }
 
@@ -129,7 +143,7 @@ API CUresult cuDriverGetVersion(int *version) {
     return CUDA_SUCCESS;
 }
 
-/* Leaves at the end, so that the counters are final at once; death without this is noticed by the others. */
+/* Leaves at the end, so that the counters are final at once; other processes notice a death without this call. */
 static __attribute__((destructor)) void leave(void) {
     if (!initialized || forked || getpid() != owner || pthread_mutex_trylock(&fake_mutex) != 0) return;
     fake_settle();

@@ -65,7 +65,7 @@ static void run_fill(void *data) {
     for (int32_t i = 0; i < v->count; i++) to[i] = v->value;
 }
 
-/* A card with a faulty memory cell: one bit of a large region that was filled. */
+/* Simulates a card with a faulty memory cell: one bit of a large filled region is wrong. */
 static void flip_bit(const struct vectors *v) {
     if (v->count < LARGE_WORDS || !fake_faults_of(v->context->gpu->shared->gpu->index).flip) return;
     ((uint32_t *)v->to)[v->count / 2] ^= UINT32_C(1) << 5;
@@ -161,7 +161,7 @@ const struct known *fake_known_kernel(const char *name) {
     return NULL;
 }
 
-/* spin_<n><unit>; 0 where the name is another. */
+/* Returns the time of spin_<n><unit>; 0 for other names. */
 uint64_t fake_named_duration(const char *name) {
     static const struct {
         const char *unit;
@@ -194,7 +194,7 @@ uint64_t fake_kernel_cost(const struct launch *launch, const struct gpu *gpu) {
     return ns > 0 ? ns : estimate(launch, gpu);
 }
 
-/* Once per process, for those who read the results. */
+/* Called once per process, for readers of the results. */
 static void report_emulated(const struct kernel *kernel) {
     static bool reported;
     if (reported) return;

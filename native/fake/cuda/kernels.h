@@ -7,7 +7,7 @@
 
 struct vectors;
 
-struct known { /* a kernel whose parameters are understood */
+struct known { /* a kernel with known parameters */
     const char *name;
     uint32_t count;
     struct {
@@ -21,7 +21,7 @@ struct kernel {
     enum magic magic;
     struct module *module;
     char *name;
-    uint64_t duration_ns; /* 0: not told by its name */
+    uint64_t duration_ns; /* 0: not in its name */
     const struct known *known;
     int dynamic_shared_bytes;
     uint32_t block[3]; /* as set by the oldest way to launch */

@@ -1,4 +1,4 @@
-/* Launching kernels, in all the ways there are. */
+/* Launches of kernels, in all forms. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,7 +103,7 @@ API CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void
     return result;
 }
 
-/* One launch for each device, in the order given. */
+/* Launches once on each device, in the given order. */
 API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
     ENTER;
     if (list == NULL || count == 0 || count > fake_device_count() || flags > 3) return CUDA_ERROR_INVALID_VALUE;

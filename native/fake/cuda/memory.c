@@ -1,4 +1,4 @@
-/* Device memory: plain, pitched and managed allocations, and what is left. */
+/* Device memory: plain, pitched and managed allocations, and the free rest. */
 #include <string.h>
 
 #include "fake.h"
@@ -40,14 +40,14 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t widt
     return result;
 }
 
-/* Counted as if it always were on the card, where the real driver can move it away. */
+/* Counted as always on the card, although the real driver can move it away. */
 API CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags) {
     ENTER_CONTEXT(context);
     if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) return CUDA_ERROR_INVALID_VALUE;
     return allocate(context, address, bytes, RANGE_MANAGED, flags);
 }
 
-/* Waits for the card first, as the real one does: what is freed may be in use. */
+/* Waits for the card first, as the real driver does: the memory may be in use. */
 API CUresult cuMemFree_v2(CUdeviceptr address) {
     ENTER;
     if (address == 0) return CUDA_SUCCESS;
@@ -87,7 +87,7 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevicep
     return CUDA_SUCCESS;
 }
 
-/* Hints about managed memory: it is always where it is needed. */
+/* Hints about managed memory have no effect: it is always where it is needed. */
 API CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location) {
     ENTER;
     (void)advice;

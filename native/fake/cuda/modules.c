@@ -63,7 +63,7 @@ static bool is_module(const void *handle, bool library) {
     return module != NULL && module->magic == MAGIC_MODULE && module->library == library;
 }
 
-/* Its handles are recognised as old ones afterwards, so their memory stays. */
+/* Its memory stays, so that old handles are recognised. */
 static void unload(struct module *module) {
     for (struct kernel *kernel = module->kernels; kernel != NULL; kernel = kernel->next) kernel->magic = 0;
     for (struct global *global = module->globals; global != NULL; global = global->next) {
@@ -191,7 +191,7 @@ API CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary l
     return get_global((struct module *)library, context, name, address, bytes);
 }
 
-/* A library's module in the current context: a module of its own with the same kernels. */
+/* Returns a library's module in the current context: a separate module with the same kernels. */
 API CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library) {
     ENTER_CONTEXT(context);
     if (module == NULL) return CUDA_ERROR_INVALID_VALUE;
@@ -209,7 +209,7 @@ static CUresult count_kernels(const void *handle, bool library, unsigned int *co
     return CUDA_SUCCESS;
 }
 
-/* Those that were asked for: others are not known. */
+/* Lists the kernels that were requested: others are not known. */
 API CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary library) {
     ENTER;
     return count_kernels(library, true, count);

@@ -1,4 +1,4 @@
-/* Nodes of graphs as the interface makes and shows them. */
+/* Nodes of graphs in the forms of the interface. */
 #include "graphs.h"
 
 #include <string.h>
@@ -192,7 +192,7 @@ API CUresult cuGraphNodeGetContainingGraph(CUgraphNode node, CUgraph *graph) {
     return CUDA_SUCCESS;
 }
 
-/* Without the parameters' values, which are not kept in the form in which they came. */
+/* Returns no values of parameters, because they are not stored in their original form. */
 API CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v1 *p) {
     ENTER_NODE(node, KERNEL);
     if (p == NULL) return CUDA_ERROR_INVALID_VALUE;

@@ -35,7 +35,7 @@ void fake_release(struct op *op) {
     unused = op;
 }
 
-/* Whether `op` can have its place although it depends on `other`. */
+/* Returns true if `op` can have its place although it depends on `other`. */
 static bool agrees_with(struct op *op, const struct op *other) {
     if (other->state == OP_DONE) return true;
     if (other->state == OP_BLOCKED || other->host || other->gpu != op->gpu) return false;
@@ -51,7 +51,7 @@ static void depend(struct op *op, struct op *other) {
     needs[op->need_count++] = fake_hold(other);
 }
 
-/* What CUDA says comes before: the stream's own work, and the default stream's rules. */
+/* Adds the dependencies of CUDA: the stream's own work, and the rules of default streams. */
 static void depend_on_streams(struct op *op, CUstream stream) {
     depend(op, stream->tail);
     if (stream->legacy) {

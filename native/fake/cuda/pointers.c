@@ -6,7 +6,7 @@
 static void put(void *out, const void *value, size_t bytes) { memcpy(out, value, bytes); }
 #define PUT(type, value) put(out, &(type){value}, sizeof(type))
 
-/* One attribute of an address; an address that the driver does not know has none. */
+/* Returns one attribute of an address; an unknown address has none. */
 static CUresult get(void *out, int attribute, const struct range *range, CUdeviceptr address) {
     bool on_card = range->gpu != NULL;
     switch (attribute) {
@@ -58,7 +58,7 @@ static size_t attribute_bytes(int attribute) {
     }
 }
 
-/* Of an address that the driver does not know every attribute is zero, and the device an invalid one. */
+/* For an unknown address every attribute is zero, and the device is invalid. */
 API CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **out,
                                     CUdeviceptr address) {
     ENTER;

@@ -1,4 +1,4 @@
-/* Memory pools as the interface shows them. */
+/* Memory pools in the forms of the interface. */
 #include "pools.h"
 
 static struct pool *pool_of(CUmemoryPool handle) {
@@ -25,7 +25,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *made, const CUmemPoolProps *propertie
     return *made != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Its allocations live on; what it reserves goes back with the last of them. */
+/* Its allocations live on; its reserved memory is returned with the last of them. */
 API CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     ENTER;
     struct pool *pool = pool_of(handle);

@@ -1,7 +1,7 @@
-/* Memory pools: space reserved on the card in chunks, given out and taken back in the order of streams.
+/* Memory pools: space reserved on the card in chunks, allocated and freed in the order of streams.
  *
  * What is freed is free for the next allocation at once; the allocation's place in time is behind the freeing. A chunk
- * in which nothing is left goes back to the card when somebody waits for the GPU and the pool has more than its
+ * in which nothing is left goes back to the card when a process waits for the GPU and the pool has more than its
  * threshold, when it is trimmed, or before an allocation anywhere on the card fails.
  */
 #include "pools.h"
@@ -57,7 +57,7 @@ void fake_pools_trim_unused(struct gpu *gpu) {
 
 static bool of_gpu(struct range *range, void *gpu) { return range->kind == RANGE_POOL && range->gpu == gpu; }
 
-/* The last context of the process is gone: everything goes back. */
+/* The last context of the process is gone: all memory is returned. */
 void fake_pools_close(struct gpu *gpu) {
     fake_ranges_each(of_gpu, gpu);
     for (struct pool *pool = gpu->pools; pool != NULL; pool = pool->next) {
@@ -92,7 +92,7 @@ static struct chunk *add_chunk(struct pool *pool, uint64_t bytes) {
     return chunk;
 }
 
-/* Grows by a chunk of the usual size, or, where that is too much, by what is needed. */
+/* Grows by a chunk of the usual size or, if that is too much, by the needed size. */
 static struct chunk *grow(struct pool *pool, uint64_t bytes) {
     uint64_t least = ALIGN_UP(bytes, BLOCK_BYTES), usual = least > CHUNK_BYTES ? least : CHUNK_BYTES;
     struct chunk *chunk = add_chunk(pool, usual);

@@ -14,7 +14,7 @@ struct gp_version {
 
 static const char *export_name(unsigned api) { return gp_cuda_names + gp_cuda_name_at[api]; }
 
-/* The newest form of a name that is not newer than `version`. *known: there is some form of that name. */
+/* Returns the newest form of a name that is not newer than `version`. *known: there is some form of that name. */
 static void *look_up(const char *symbol, int version, bool per_thread, bool *known) {
     size_t length = strlen(symbol);
     const struct gp_version *best = NULL;
@@ -51,7 +51,7 @@ API CUresult cuGetProcAddress_v2(const char *symbol, void **function, int versio
     return CUDA_SUCCESS;
 }
 
-/* The first form had no status to say that nothing was found. */
+/* The first form had no status to report that nothing was found. */
 API CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags) {
     CUresult result = cuGetProcAddress_v2(symbol, function, version, flags, NULL);
     return result == CUDA_SUCCESS && *function == NULL ? CUDA_ERROR_NOT_FOUND : result;

@@ -35,7 +35,7 @@ void fake_forget(uint64_t at, uint64_t bytes) {
     if (end > first) madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
-/* The first range that begins behind an address. */
+/* Returns the first range that begins behind an address. */
 static size_t behind(uint64_t address) {
     size_t low = 0, high = count;
     while (low < high) {
@@ -52,7 +52,7 @@ struct range *fake_range_find(uint64_t address) {
     return ranges[i - 1];
 }
 
-/* Several ranges side by side will do: neighbours in one reserved range are one piece of memory. */
+/* Several adjacent ranges are accepted: neighbours in one reserved range are one piece of memory. */
 bool fake_range_holds(uint64_t address, uint64_t bytes) {
     while (bytes > 0) {
         struct range *range = fake_range_find(address);

@@ -17,7 +17,7 @@ void fake_finish_op(struct op *op) {
     fake_release(op);
 }
 
-/* Of the first ops of all streams that are over, the one that was over first. */
+/* Returns the op that was complete first, of the complete first ops of all streams. */
 static struct op *first_over(const struct gpu *gpu, uint64_t virtual_ns) {
     struct op *first = NULL;
     for (CUstream stream = gpu->streams; stream != NULL; stream = stream->next) {
@@ -39,7 +39,7 @@ static void dequeue(struct op *op) {
     op->gpu->launches_pending -= op->launch;
 }
 
-/* Takes those that are over out of their queues, with the moments of their ends. */
+/* Removes complete ops from their queues, with the times of their ends. */
 static struct op *take_over(struct gpu *gpu) {
     struct op *list = NULL, **end = &list, *op;
     fake_lock(gpu->shared);

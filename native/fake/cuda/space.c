@@ -1,4 +1,4 @@
-/* An address range given out in pieces: first fit, in gaps kept in order of their addresses. */
+/* An address range allocated in pieces: first fit, in gaps kept in order of their addresses. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,7 +57,7 @@ bool fake_space_take(struct space *space, uint64_t bytes, uint64_t align, uint64
     return false;
 }
 
-/* The first gap that ends behind an address. */
+/* Returns the first gap that ends behind an address. */
 static size_t gap_at(const struct space *space, uint64_t at) {
     size_t low = 0, high = space->count;
     while (low < high) {

@@ -172,6 +172,14 @@ API CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *
     return cuStreamGetCtx(handle, context);
 }
 
+API CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *green) {
+    ENTER_STREAM(stream, handle);
+    if (green == NULL) return CUDA_ERROR_INVALID_VALUE;
+    (void)stream;
+    *green = NULL; /* there are none */
+    return CUDA_SUCCESS;
+}
+
 API CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
     ENTER_STREAM(stream, handle);
     if (device == NULL) return CUDA_ERROR_INVALID_VALUE;

@@ -1,8 +1,8 @@
 /* cuGetExportTable: tables of functions without names that the CUDA runtime asks the driver for at its start.
  *
  * NVIDIA does not document them. Their identifiers, positions and parameters are published by open-source replacements
- * of the driver (ZLUDA, dark_api/src/lib.rs); which of them libcudart 12 and 13 call was found by running these. Any
- * other table is NOT_FOUND and any other function NOT_SUPPORTED, which the runtime accepts or reports.
+ * of the driver (ZLUDA, dark_api/src/lib.rs); which of them libcudart 12 and 13 and CUPTI call was found by running
+ * these. Any other table is NOT_FOUND and any other function NOT_SUPPORTED, which they accept or report.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -90,10 +90,21 @@ static table_entry profiler_context[CONTEXT_FUNCTIONS] = {
     [4] = (table_entry)cuCtxGetId,
 };
 
-__attribute__((constructor)) static void fill_profiler_context(void) {
-    for (size_t i = 1; i < CONTEXT_FUNCTIONS; i++) {
-        if (profiler_context[i] == NULL) profiler_context[i] = (table_entry)fake_not_supported;
+#define PROFILER_FUNCTIONS 200 /* more than CUPTI 13.5 looks for */
+
+/* Without this table no function of CUPTI works, and JAX refuses to start. With it CUPTI reports its version, and that
+ * it cannot profile. */
+static table_entry profiler[PROFILER_FUNCTIONS] = {[0] = TABLE_SIZE(PROFILER_FUNCTIONS)};
+
+static void fill(table_entry *table, size_t count) {
+    for (size_t i = 1; i < count; i++) {
+        if (table[i] == NULL) table[i] = (table_entry)fake_not_supported;
     }
+}
+
+__attribute__((constructor)) static void fill_tables(void) {
+    fill(profiler_context, CONTEXT_FUNCTIONS);
+    fill(profiler, PROFILER_FUNCTIONS);
 }
 
 /* -- values that the runtime keeps with a context ------------------------------------------------------------------ */
@@ -181,6 +192,7 @@ static const struct {
     {{"\xc6\x93\x33\x6e\x11\x21\xdf\x11\xa8\xc3\x68\xf3\x55\xd8\x95\x93"}, context_storage},
     {{"\x21\x31\x8c\x60\x97\x14\x32\x48\x8c\xa6\x41\xff\x73\x24\xc8\xf2"}, profiler_context},
     {{"\x26\x3e\x88\x60\x7c\xd2\x61\x43\x92\xf6\xbb\xd5\x00\x6d\xfa\x7e"}, context_checks},
+    {{"\x7c\xb6\x3f\x9b\x9c\xa4\x8e\x42\xa4\x84\xbe\xb6\x6e\x6a\xed\x7f"}, profiler},
     {{"\xd4\x08\x20\x55\xbd\xe6\x70\x4b\x8d\x34\xba\x12\x3c\x66\xe1\xf2"}, fake_integrity_table},
 };
 

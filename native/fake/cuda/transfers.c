@@ -12,7 +12,7 @@ static CUresult linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream
     return fake_copy(&copy, stream, wait);
 }
 
-/* One linear copy; `checks` tells which of the addresses must be known to the driver. */
+/* Performs one linear copy; `checks`: the addresses that the driver must know. */
 #define LINEAR(name, parameters, to, from, checks, stream, wait)                                                      \
     API CUresult name parameters {                                                                                    \
         ENTER_CONTEXT(context);                                                                                       \
@@ -41,7 +41,7 @@ LINEAR(cuMemcpyPeerAsync,
        (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes, CUstream stream), to, from,
        fake_is_context(there) && fake_is_context(here) && HERE(to, bytes) && HERE(from, bytes), stream, false)
 
-/* To and from arrays, at an offset in bytes into their rows taken one after another. */
+/* Copies to and from arrays, at an offset in bytes into their consecutive rows. */
 static bool in_array(CUarray array, size_t offset, size_t bytes, uint64_t *at) {
     uint64_t pitch, slice, size, base = fake_array_base(array, &pitch, &slice, &size);
     *at = base + offset;

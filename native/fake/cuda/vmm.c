@@ -90,7 +90,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, con
     return CUDA_SUCCESS;
 }
 
-/* Goes back to the card when nothing refers to it. The handle's memory stays: an old handle is recognised. */
+/* Returns the memory to the card when nothing refers to it. The handle's memory stays: an old handle is recognised. */
 static void drop_unused(struct physical *physical) {
     if (physical->handles > 0 || physical->mappings > 0) return;
     struct gpu *gpu = physical->gpu;
@@ -151,7 +151,7 @@ API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alig
     return CUDA_SUCCESS;
 }
 
-/* Whether nothing is mapped in [at, at + bytes). */
+/* Returns true if nothing is mapped in [at, at + bytes). */
 static bool unmapped(uint64_t at, uint64_t bytes) {
     for (uint64_t i = at; i < at + bytes; i += BLOCK_BYTES) {
         if (fake_range_find(i) != NULL) return false;
@@ -200,7 +200,7 @@ API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGen
     return CUDA_SUCCESS;
 }
 
-/* Whether whole mappings, and nothing else, fill [at, at + bytes). */
+/* Returns true if whole mappings, and nothing else, fill [at, at + bytes). */
 static bool whole(uint64_t at, uint64_t bytes) {
     for (uint64_t i = at; i < at + bytes;) {
         struct range *range = fake_range_find(i);

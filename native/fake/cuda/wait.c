@@ -24,7 +24,7 @@ static uint64_t projected(struct op *op, uint64_t now) {
     return end;
 }
 
-/* Until a moment, or until something happened. */
+/* Waits until a time, or until an event. */
 static void pause_until(uint64_t moment) {
     struct timespec until = {.tv_sec = (time_t)(moment / 1000000000), .tv_nsec = (long)(moment % 1000000000)};
     pthread_cond_timedwait(&fake_progress, &fake_mutex, &until);
@@ -36,7 +36,7 @@ static void spin_until(uint64_t moment) {
     pthread_mutex_lock(&fake_mutex);
 }
 
-/* What a blocked op waits for itself; the chain ends at something with a place, or at a host function. */
+/* Returns what a blocked op waits for; the chain ends at an op with a place, or at a host function. */
 static struct op *root(struct op *op) {
     while (op->state == OP_BLOCKED && op->need_count > 0) op = op->needs[0];
     return op;
@@ -54,7 +54,7 @@ void fake_wait(struct op *op) {
     fake_release(op);
 }
 
-/* Waits for what is in the streams now, not for what others issue meanwhile. */
+/* Waits for the present work of the streams, not for work that others issue meanwhile. */
 static void wait_all(struct gpu *gpu, CUcontext context) {
     size_t count = 0, room = 0;
     struct op **tails = NULL;

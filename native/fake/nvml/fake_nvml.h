@@ -28,12 +28,12 @@ struct nvmlDevice_st { /* behind a handle: a card, or a MIG instance on it */
     int mig; /* negative: the card */
 };
 
-/* NVML_SUCCESS for a live handle between nvmlInit and nvmlShutdown. */
+/* Returns NVML_SUCCESS for a live handle between nvmlInit and nvmlShutdown. */
 nvmlReturn_t fake_check(nvmlDevice_t device);
 nvmlReturn_t fake_check_started(void);
-/* The handle of a card (mig negative) or of one of its instances. */
+/* Returns the handle of a card (mig negative) or of one of its instances. */
 nvmlDevice_t fake_handle(uint32_t gpu, int mig);
-/* Copies text, or says that there is no room for it. */
+/* Copies text, or reports that there is no room for it. */
 nvmlReturn_t fake_copy(char *to, unsigned int length, const char *text);
 
 static inline const struct fake_mig *fake_mig_of(nvmlDevice_t device) {

@@ -85,7 +85,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *de
     return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
-/* The device of this UUID on a card; NULL when it is not there. */
+/* Returns the device of this UUID on a card; NULL if there is none. */
 static nvmlDevice_t find_on(uint32_t index, const char *uuid) {
     const struct fake_gpu *gpu = fake_gpu_at(index);
     if (strcasecmp(gpu->uuid, uuid) == 0) return fake_handle(index, -1);

@@ -66,7 +66,7 @@ API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long lon
     return NVML_SUCCESS;
 }
 
-/* The next XID of a registered card. */
+/* Returns the next XID of a registered card. */
 static bool next_xid(struct nvmlEventSet_st *set, nvmlEventData_t *data) {
     for (uint32_t g = 0; (int)g < fake_gpu_count(); g++) {
         uint64_t bit = UINT64_C(1) << g;

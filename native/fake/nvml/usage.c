@@ -14,13 +14,13 @@ struct usage {
     uint64_t bytes, served_ns, joined_ns;
 };
 
-/* The state files behind a device: its own, or those of all instances of a card that is cut. */
+/* Returns the state files behind a device: its own, or those of all instances of a partitioned card. */
 static int first_part(nvmlDevice_t device) { return device->mig < 0 && device->gpu->mig_count > 0 ? 0 : device->mig; }
 static int last_part(nvmlDevice_t device) {
     return device->mig < 0 && device->gpu->mig_count > 0 ? (int)device->gpu->mig_count - 1 : device->mig;
 }
 
-/* Opens and locks one of them, brought up to date; NULL where that cannot be. */
+/* Opens and locks one of them, with the clock advanced; NULL if that fails. */
 static struct fake_device *look(nvmlDevice_t device, int part) {
     struct fake_device *opened = fake_device_open(device->gpu->index, part);
     if (opened == NULL) return NULL;
@@ -76,7 +76,7 @@ API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory
     return NVML_SUCCESS;
 }
 
-/* Those who hold memory on one part, appended to the `count` already found. */
+/* Appends the processes that hold memory on one part to the `count` already found. */
 static unsigned int users(struct fake_device *opened, int part, struct usage *found, unsigned int count) {
     for (uint32_t slot = 0; slot < FAKE_PROCESSES; slot++) {
         const struct fake_process *process = &opened->state->processes[slot];
@@ -104,7 +104,7 @@ static nvmlReturn_t users_of(nvmlDevice_t device, struct usage found[FAKE_PROCES
 
 /* -- processes -------------------------------------------------------------------------------------------------- */
 
-/* `found` are those that use the device, if there is room for all of them; `count` is how many there are. */
+/* `found`: the processes that use the device, if there is room for all of them; `count`: their number. */
 static nvmlReturn_t list_users(nvmlDevice_t device, unsigned int *count, const void *infos, struct usage *found) {
     unsigned int room = count != NULL ? *count : 0, there;
     nvmlReturn_t result = count == NULL ? NVML_ERROR_INVALID_ARGUMENT : users_of(device, found, &there);
@@ -158,7 +158,7 @@ NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
 /* -- utilisation ------------------------------------------------------------------------------------------------ */
 
-/* Time of the last second in which somebody was served: where the curve of virtual time rises. Under the lock. */
+/* Returns the time of the last second in which any process was served: where virtual time grows. Under the lock. */
 static uint64_t busy_ns(const struct fake_state *state, uint64_t now) {
     const struct fake_clock *clock = &state->now[state->now_at & 1];
     uint64_t from = now > WINDOW_NS ? now - WINDOW_NS : 0, busy = 0, later_ns = clock->ns, later = clock->virtual_ns;
@@ -186,7 +186,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilizat
     return NVML_SUCCESS;
 }
 
-/* What a process received of the card since it came, or in the time since the last look, whichever is shorter. */
+/* Returns the GPU time of a process since its start or in the time since the last query, whichever is shorter. */
 struct last_look {
     unsigned int pid;
     uint64_t joined_ns, served_ns, at_ns;

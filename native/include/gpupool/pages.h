@@ -41,7 +41,7 @@ enum gpupool_policy {
     GPUPOOL_POLICY_CAP = 2        /* never more than the share */
 };
 
-/* control.grant: who may launch. A futex word. */
+/* control.grant: the permission to launch. A futex word. */
 #define GPUPOOL_GRANT_GRANTED 1u   /* this tenant may launch */
 #define GPUPOOL_GRANT_CONTENDED 2u /* others want the GPU: give it back early when idle */
 #define GPUPOOL_GRANT_EPOCH_SHIFT 2u /* the rest counts grants; it changes with every grant, never with a revocation */
@@ -60,12 +60,12 @@ struct gpupool_control_gpu { /* GPUPOOL_PAGE bytes, one after another behind the
     uint8_t uuid[16];    /* as cuDeviceGetUuid gives it */
     char uuid_text[96];  /* as NVML prints it, "GPU-..." or "MIG-..." */
     uint64_t memory_limit_bytes;
-    uint64_t context_bytes; /* what a context is taken to need until it is there and can be measured */
+    uint64_t context_bytes; /* assumed size of a context until it exists and can be measured */
     uint32_t weight_permille;
     uint32_t policy;           /* enum gpupool_policy */
     uint32_t inflight_limit_us; /* at most this much work of a process is queued on the GPU (0: 4000) */
     uint32_t reserved;
-    /* what the driver says the tenant uses beyond what its ledgers say, in bytes; may be negative */
+    /* the driver's count of the tenant's memory beyond its ledgers, in bytes; may be negative */
     _Alignas(64) _Atomic int64_t correction_bytes;
     _Alignas(64) _Atomic uint32_t grant;
     _Atomic uint32_t heartbeat; /* changes at least ten times a second while the arbiter lives */
@@ -81,25 +81,25 @@ struct gpupool_slot { /* 256 bytes: one process of the tenant on one GPU */
     _Atomic uint32_t host_pid; /* written by the arbiter, from the credentials of its first ring */
     _Atomic uint32_t flags;
     /* Memory: see gpupool_word. Written by the owner, or by the arbiter after the owner's death. */
-    _Atomic uint64_t intent;  /* total and sequence number that the operation under way will bring */
-    _Atomic uint64_t ledger;  /* total and sequence number of the last operation that is over */
+    _Atomic uint64_t intent;  /* total and sequence number after the unfinished operation */
+    _Atomic uint64_t ledger;  /* total and sequence number after the last finished operation */
     _Atomic uint64_t applied; /* highest sequence number known to be in `tenant`; written by helpers too */
-    /* Parts of the ledger's total. context_bytes is what the driver took by itself; the rest is what was asked for. */
+    /* Parts of the ledger's total. context_bytes is the driver's own memory; the rest was requested. */
     _Atomic uint64_t vmm_bytes, pool_bytes, context_bytes;
     _Alignas(64) _Atomic uint32_t busy; /* not 0: work launched under a grant may not be over */
     _Atomic uint32_t waiting;           /* threads that wait for a grant */
     _Atomic uint64_t launches, graph_launches;
     _Atomic uint64_t waited_ns;  /* thread time spent waiting for grants */
     _Atomic uint64_t paced_ns;   /* thread time spent waiting for one's own queue to shorten */
-    _Atomic uint64_t ungated;    /* launches let through without a grant: arbiter gone, or the longest wait over */
+    _Atomic uint64_t ungated;    /* launches without a grant: the arbiter was gone, or the longest wait was over */
     _Alignas(64) uint8_t pad[64];
 };
 
 struct gpupool_status_gpu { /* one after another behind the status header */
-    _Atomic uint64_t tenant; /* gpupool_word: the units in use, and which operation brought them */
+    _Atomic uint64_t tenant; /* gpupool_word: the units in use, and the operation that wrote them */
     _Atomic uint64_t peak_bytes;
     _Atomic uint64_t oom_count;      /* allocations refused because of the limit */
-    _Atomic uint64_t unhooked_count; /* entry points handed out that belong to a guarded function but were not known */
+    _Atomic uint64_t unhooked_count; /* returned entry points of a guarded function that were not known */
     uint8_t pad[GPUPOOL_PAGE - 32];
     struct gpupool_slot slots[GPUPOOL_SLOTS];
 };
@@ -145,8 +145,8 @@ static inline uint64_t gpupool_units(uint64_t bytes) {
     return (bytes >> GPUPOOL_UNIT_SHIFT) + ((bytes & ((1u << GPUPOOL_UNIT_SHIFT) - 1)) != 0);
 }
 
-/* Bells: one datagram, one of these. The arbiter reads the whole page after each bell; HELLO also tells it whose
- * slots these are: SCM_CREDENTIALS gives the sender's pid as the arbiter's namespace knows it. */
+/* Bells: one datagram with one of these. The arbiter reads the whole page after each bell; HELLO also tells it whose
+ * slots these are: SCM_CREDENTIALS gives the sender's pid in the arbiter's namespace. */
 struct gpupool_bell {
     uint32_t kind; /* enum gpupool_bell_kind */
     uint32_t gpu;  /* index in the lease */

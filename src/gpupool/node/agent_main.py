@@ -236,7 +236,7 @@ def _backends(options: argparse.Namespace, state: StateFolder, run: RunFolder) -
         inventory = open_inventory(options.emulate, options.name)
     mode_class(options.slices)  # reject an unknown mode now, not at the first start
     runner = ContainerRunner(open_runner(options.runner), state.path, run)
-    return Backends(inventory, runner, runner, options.slices, options.address)
+    return Backends(inventory, runner, runner, runner.layers, options.slices, options.address)
 
 
 def open_runner(name: str) -> Runner:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.nodes.telemetry import GpuSample
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.supervision import ExitReason, ProcessSpec
 from gpupool.node.host.child import ProgramChild
 from gpupool.node.host.mounts import Bind
 from gpupool.node.host.paths import ReplicaFolder
@@ -204,7 +204,7 @@ class ProgramTraits:
 
 
 class Runner(Protocol):
-    """Starts supervised programs, and finds and ends what is left of them. Constructed without arguments.
+    """Starts supervised programs, and finds and ends their remaining processes. Constructed without arguments.
 
     ``gpupool.testing.runner_conformance`` tests a runner. ``docs/contributing/add-a-runner.md`` has an example.
     """
@@ -233,6 +233,12 @@ class Runner(Protocol):
         ``GpupoolError`` when none was.
         """
 
+    async def check_command(self, folder: Path, argv: Sequence[str], timeout_s: float) -> str:
+        """Execute a command where a program runs; return its problem, empty if it ends with status 0 in time.
+
+        Its time and its output are limited, and no process is left. Raises ``OSError`` or ``GpupoolError``.
+        """
+
     def survey(self, folders: Sequence[Path]) -> dict[str, ProcessTree]:
         """Return, by key, the processes of each program that has any, and their CPU time. May block."""
 
@@ -259,6 +265,32 @@ class ImageStore(Protocol):
         """
 
 
+class ImageLayers(Protocol):
+    """The changes of images that workspaces keep: what their containers wrote outside of the home.
+
+    All methods block and can be repeated; they do nothing for a workspace that never had a container. They raise
+    ``GpupoolError`` if the engine fails, and lose nothing then. No program of the workspace runs.
+    """
+
+    def snapshot(self, workspace: str, snapshot: str) -> None:
+        """Keep the present layers under the name of a snapshot."""
+
+    def restore(self, workspace: str, snapshot: str) -> None:
+        """Replace the present layers by those of a snapshot; without any, by the image of the workspace."""
+
+    def clone(self, source: str, snapshot: str, workspace: str) -> None:
+        """Give a new workspace the layers of another one, or of its snapshot."""
+
+    def drop(self, workspace: str, snapshot: str) -> None:
+        """Delete the layers of a snapshot."""
+
+    def delete(self, workspace: str) -> None:
+        """Delete all layers of a workspace."""
+
+    def used_bytes(self, workspace: str) -> int:
+        """Return the bytes of all layers that are kept, without those of the original image."""
+
+
 class Execution(Protocol):
     """The part of a runner inside the shepherd of one program: starts it, and signals and ends its processes.
 
@@ -276,6 +308,9 @@ class Execution(Protocol):
     def child(self, plain: ProgramChild) -> ProgramChild:
         """Return the child that becomes the program, or the command that starts it."""
 
+    def command_child(self, plain: ProgramChild) -> ProgramChild:
+        """Return the child that becomes another command where the program runs; ``plain`` has its words."""
+
     def send(self, signals: tuple[int, ...], *, catching: bool, ended: bool) -> bool:
         """Signal the program; return False if all processes below the shepherd have to be signalled.
 
@@ -290,6 +325,12 @@ class Execution(Protocol):
 
     def out_of_memory(self, groups: tuple[str, ...]) -> bool:
         """Return True if the memory limit of these control groups ended a process of the program."""
+
+    def failed_to_start(self, status: int) -> ExitReason | None:
+        """Return why the child ended with this exit code before it became the program; None if it became it.
+
+        Its output has the details.
+        """
 
     def close(self) -> None:
         """End what is not below the shepherd."""

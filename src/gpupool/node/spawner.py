@@ -1,8 +1,9 @@
 """A small fork server: it has imported all modules that a shepherd needs, and only forks.
 
 The agent starts it with one end of a SOCK_SEQPACKET pair as descriptor 0. A request is one packet: the folder of the
-replica, with two descriptors (the lock and the listening attach socket). The answer is the pid of the shepherd. The
-fork server ends when the agent ends; shepherds continue.
+replica, with two descriptors (the lock and the listening attach socket) for a shepherd, or one (a connection) for a
+check by a command. The answer is the pid of the new process. The fork server ends when the agent ends; shepherds
+continue.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from gpupool.node.host.paths import ReplicaFolder, boot_id
 from gpupool.node.host.priority import protect_session
 from gpupool.node.host.records import StartRequest, read_exit, write_exit
 from gpupool.node.runners.container import execution as _loaded_before_forks  # noqa: F401 - by name in requests
+from gpupool.node.shepherd.command_check import run_check
 from gpupool.node.shepherd.shepherd import Shepherd
 
 PACKET_LIMIT = 8192  # bytes
 _DESCRIPTORS = 2
+_CHECK_DESCRIPTORS = 1
 
 
 def serve(control: socket.socket) -> None:
@@ -38,7 +41,7 @@ def serve(control: socket.socket) -> None:
             os.set_inheritable(fd, False)  # noqa: FBT003 - the call takes no names
         if not data:
             return
-        if len(fds) != _DESCRIPTORS:
+        if len(fds) not in {_DESCRIPTORS, _CHECK_DESCRIPTORS}:
             _close_all(fds)
             control.send(b"-1")
             continue
@@ -46,7 +49,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _fork(control: socket.socket, data: bytes, fds: list[int]) -> int:
-    """Return the pid of a new shepherd, or the negative error number."""
+    """Return the pid of a new shepherd or check, or the negative error number."""
     try:
         pid = os.fork()
     except OSError as error:
@@ -55,7 +58,10 @@ def _fork(control: socket.socket, data: bytes, fds: list[int]) -> int:
     if pid == 0:
         control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        become_shepherd(Path(os.fsdecode(data)), socket.socket(fileno=fds[1]))
+        folder = Path(os.fsdecode(data))
+        if len(fds) == _CHECK_DESCRIPTORS:
+            become_check(folder, socket.socket(fileno=fds[0]))
+        become_shepherd(folder, socket.socket(fileno=fds[1]))
     _close_all(fds)
     return pid
 
@@ -93,6 +99,18 @@ def become_shepherd(path: Path, listener: socket.socket) -> NoReturn:
             Shepherd(folder, replace(request, boot_id=boot_id()), listener).run()
     except BaseException as error:  # noqa: BLE001 - the agent notices that we are gone and reads the traceback
         _record_failure(folder, error)
+    finally:
+        os._exit(0)
+
+
+def become_check(path: Path, connection: socket.socket) -> NoReturn:
+    """Run one check in a freshly forked process, then exit; without an answer, the agent sees the closed connection."""
+    try:
+        os.setsid()
+        protect_session()
+        _detach_streams()
+        become_subreaper()
+        run_check(ReplicaFolder(path), connection)
     finally:
         os._exit(0)
 

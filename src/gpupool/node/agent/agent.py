@@ -16,17 +16,25 @@ from typing import TypeVar
 
 from gpupool.blobs.blob_store import BlobFolder
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Reason
 from gpupool.domain.ids import split_attempt_key
 from gpupool.domain.nodes.gpu import LOOPBACK, Gpu, NodeReport
+from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.log_records import LogBatch
-from gpupool.domain.work.supervision import ListeningPort, ProcessSpec, ProcessStatus
+from gpupool.domain.work.supervision import (
+    MAX_CHECK_CHARS,
+    MAX_CHECK_S,
+    ListeningPort,
+    ProcessSpec,
+    ProcessStatus,
+)
 from gpupool.node.agent.attempt import (
     AttemptEntry,
     Epochs,
     Terms,
     check_spec,
     first_status,
-    send_signal,
+    send_frame,
     share_lease,
     status_at_end,
 )
@@ -37,7 +45,7 @@ from gpupool.node.agent.port_allocator import (
     interface_of,
     listening_ports,
 )
-from gpupool.node.agent.supervisor import Supervisor
+from gpupool.node.agent.supervisor import ProgramSupervisor
 from gpupool.node.files.homes import Homes
 from gpupool.node.files.job_folders import JobFolders
 from gpupool.node.host.heartbeat import Contact
@@ -46,15 +54,17 @@ from gpupool.node.host.paths import ReplicaFolder, RunFolder, StateFolder, boot_
 from gpupool.node.host.preemption_notice import Notice, write_notice
 from gpupool.node.host.progress_file import create_progress
 from gpupool.node.host.records import Notes, StartRequest, read_exit, read_noticed, read_stop, write_notes, write_stop
-from gpupool.node.ports import ImageStore, Inventory, NodeProgram, PrepareRequest, Runner, SharingHost
+from gpupool.node.ports import ImageLayers, ImageStore, Inventory, NodeProgram, PrepareRequest, Runner, SharingHost
 from gpupool.node.sharing.choose import DEFAULT_SLICES, NOT_ENFORCED, SharingModes
 from gpupool.node.shepherd import output_log
 from gpupool.node.telemetry.sampler import Sampler
 
 READ_LIMIT = 1 << 20  # bytes of log in one answer
 DRIVER_TIMEOUT_S = 20.0
+MAX_SHOWN_NOTICE_BYTES = 1000
 SOCKET_PATIENCE_S = 10.0  # for a program that starts and does not listen yet
 SOCKET_CHECK_S = 0.1
+MAX_CHECKS = 16  # commands at a time
 T = TypeVar("T")
 
 
@@ -68,6 +78,7 @@ class Backends:
     inventory: Inventory
     runner: Runner
     images: ImageStore
+    layers: ImageLayers
     slices: str = DEFAULT_SLICES
     address: str = LOOPBACK
 
@@ -104,13 +115,14 @@ class Agent:
         self.run = run
         self.backends = backends
         self.entries: dict[str, AttemptEntry] = {}
+        self._showing: set[asyncio.Task[None]] = set()
         self.epochs = Epochs(state.epochs)
         self.contact = Contact(run.heard)
         self.terms = Terms(state.term)
-        self.supervisor = Supervisor(backends.runner, run, self)
+        self.supervisor = ProgramSupervisor(backends.runner, run, self)
         blobs = BlobFolder(state.path / "files")
         self.job_folders = JobFolders(state.path.parent / "work", blobs, shared=shared)
-        self.homes = Homes(state.path.parent / "workspaces", self.workspaces_in_use, shared=shared)
+        self.homes = Homes(state.path.parent / "workspaces", self.workspaces_in_use, backends.layers, shared=shared)
         host = SharingHost(run.path, backends.inventory, shared, self.note, self.end_reason, store=state.path.parent)
         self.sharing = SharingModes(host, backends.slices)
         self.sampler = Sampler(backends.inventory, backends.runner)
@@ -119,6 +131,7 @@ class Agent:
         )
         self._listeners: list[Callable[[ProcessStatus], None]] = []
         self._driver = DriverThread()
+        self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._boot = boot_id()
 
     # -- start and stop ----------------------------------------------------------------------------------------------
@@ -171,7 +184,7 @@ class Agent:
             listener(status)
 
     async def ended(self, entry: AttemptEntry) -> None:
-        """Release what was prepared for a program of which no process is left."""
+        """Release the preparations for a program without processes."""
         try:
             await self.sharing.release(entry.request.mode, self._program(entry))
         except Exception as error:  # noqa: BLE001 - a failing mode must not delay the end
@@ -315,16 +328,31 @@ class Agent:
         self.supervisor.press_stop(entry)
 
     def notify(self, key: str, notice: Notice | None) -> None:
-        """Write a notice for a program; None withdraws it. Ignores unknown keys."""
+        """Write a notice for a program, and show it on attached terminals; None withdraws it. Ignores unknown keys.
+
+        A warning about a time limit is only shown: the notice file is for what the program can react to.
+        """
         entry = self.entries.get(key)
         if entry is None or entry.exited or read_stop(entry.folder) is not None:
             return
+        if notice is not None:
+            self._show(entry, notice)
+            if notice.get("reason") == Reason.TIME_WARNING:
+                return
         entry.warned = notice is not None
         if notice is None:
             self.run.notice(key).unlink(missing_ok=True)
         else:
             self._write_notice(entry, notice, None)
             self.changed(entry.status)  # activity since the last report withdraws an idle warning
+
+    def _show(self, entry: AttemptEntry, notice: Notice) -> None:
+        """Send a notice to the attached clients of a program, as a line of text."""
+        text = f"warning: {notice.get('message', '')} [{notice.get('reason', '')}]".encode()[:MAX_SHOWN_NOTICE_BYTES]
+        if entry.status.attach_path:
+            sending = asyncio.to_thread(send_frame, entry.status.attach_path, frames.NOTE, text)
+            self._showing.add(task := asyncio.get_running_loop().create_task(sending))
+            task.add_done_callback(self._showing.discard)
 
     def _write_notice(self, entry: AttemptEntry, notice: Notice, grace_s: float | None) -> None:
         try:
@@ -338,7 +366,7 @@ class Agent:
         if not 0 < signum < 65:
             raise GpupoolError(ErrorCode.INVALID_REQUEST, f"{signum} is not a signal.", "Use a number from 1 to 64.")
         if not entry.exited:
-            await asyncio.to_thread(send_signal, entry.status.attach_path, signum)
+            await asyncio.to_thread(send_frame, entry.status.attach_path, frames.SIGNAL, bytes([signum]))
 
     async def forget(self, key: str, *, delete_logs: bool) -> None:
         """Forget an ended program, whose end is stored in the database. Raises WRONG_STATE while it runs."""
@@ -438,6 +466,27 @@ class Agent:
 
     def _try_socket(self, entry: AttemptEntry, path: str) -> socket.socket | None:
         return connect_socket(self._pids_on_lease(entry), path, entry.request.spec.uid)
+
+    async def check_command(self, key: str, argv: Sequence[str], timeout_s: float) -> str:
+        """Execute a command where a program runs; return its problem, empty if it ends with status 0 in time.
+
+        Raises NOT_FOUND, WRONG_STATE, INVALID_REQUEST.
+        """
+        entry = self._present(key)
+        size = sum(len(word) for word in argv)
+        if not argv or size > MAX_CHECK_CHARS or any("\0" in word for word in argv) or not 0 < timeout_s <= MAX_CHECK_S:
+            raise GpupoolError(
+                ErrorCode.INVALID_REQUEST,
+                "The command of the check, or its time limit, is not possible.",
+                f"Use up to {MAX_CHECK_CHARS} characters and {MAX_CHECK_S:g} s.",
+            )
+        try:
+            async with self._checks:
+                return await self.backends.runner.check_command(entry.folder.path, argv, timeout_s)
+        except OSError as error:
+            raise GpupoolError(
+                ErrorCode.WRONG_STATE, f"The command of the check was not executed: {error}.", "It is repeated."
+            ) from error
 
     def carried(self, key: str) -> None:
         """Record that bytes went between a program, or one of its ports, and a client."""

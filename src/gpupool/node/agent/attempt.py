@@ -50,15 +50,15 @@ def check_spec(spec: ProcessSpec, *, has_command: bool) -> None:
         )
 
 
-def send_signal(path: str, signum: int) -> None:
-    """Ask the shepherd behind a socket to signal its program; log it if the shepherd is gone."""
+def send_frame(path: str, kind: int, payload: bytes) -> None:
+    """Send one frame to the shepherd behind a socket; log it if the shepherd is gone."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, socket_name(path) as name:
             sock.settimeout(5.0)
             sock.connect(name)
-            sock.sendall(frames.encode(frames.SIGNAL, bytes([signum])))
+            sock.sendall(frames.encode(kind, payload))
     except OSError as error:
-        log_event("signal not delivered", path=path, signum=signum, error=str(error))
+        log_event("frame not delivered", path=path, kind=kind, error=str(error))
 
 
 class Epochs:
@@ -228,7 +228,8 @@ class AttemptEntry:
     def take_progress(self, progress: Progress) -> bool:
         """Record what the program has reported; return True if it is new. A report is never withdrawn."""
         saved_at, step = progress.saved_at or self.status.saved_at, progress.step
-        status = replace(self.status, saved_at=saved_at, step=self.status.step if step is None else step)
+        step, metrics = self.status.step if step is None else step, progress.metrics or self.status.metrics
+        status = replace(self.status, saved_at=saved_at, step=step, metrics=metrics)
         changed, self.status = status != self.status, status
         return changed
 

@@ -113,7 +113,7 @@ def interface_of(address: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class PortListener:
     """A listening socket: its address, port and inode."""
 
     address: str
@@ -186,7 +186,7 @@ def listening_ports(pids: frozenset[int]) -> list[ListeningPort]:
     return [port for _, port in found[:MAX_LISTED_PORTS]]
 
 
-def _listeners_of(pids: frozenset[int]) -> Iterator[tuple[Listener, int]]:
+def _listeners_of(pids: frozenset[int]) -> Iterator[tuple[PortListener, int]]:
     """Yield the listening sockets of these processes, each with the first process that has it."""
     own = _sockets_of(pids)
     for row in _listeners():
@@ -211,7 +211,7 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _connect(listener: Listener, rights: UserRights) -> socket.socket:
+def _connect(listener: PortListener, rights: UserRights) -> socket.socket:
     address = _ANY.get(listener.address, listener.address)
     with rights.user():
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
@@ -240,14 +240,14 @@ def _sockets_of(pids: frozenset[int]) -> dict[int, list[int]]:
     return found
 
 
-def _listeners() -> Iterator[Listener]:
+def _listeners() -> Iterator[PortListener]:
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
                 words = line.split()
                 if words[3] == _LISTEN:
                     address, _, port = words[1].partition(":")
-                    yield Listener(_address(address), int(port, 16), int(words[9]))
+                    yield PortListener(_address(address), int(port, 16), int(words[9]))
 
 
 def _address(text: str) -> str:

@@ -38,6 +38,7 @@ from gpupool.node.shepherd.attach import peer_uid
 LINE_LIMIT = 8 << 20  # bytes
 MAX_UNSENT_BYTES = 16 << 20  # a slower client is disconnected, and compares everything when it reconnects
 MAX_CONCURRENT_REQUESTS = 256  # per connection
+_NOTE = bytes([frames.NOTE])
 _PIECE = 256 << 10
 _BACKLOG = 128
 
@@ -98,6 +99,11 @@ class Methods:
     async def do_listening_ports(self, params: Params) -> Any:
         """Return the ports on which a program listens: ``key`` -> the JSON of ``ListeningPort.to_list``."""
         return [port.to_list() for port in await self._agent.listening_ports(str(params["key"]))]
+
+    async def do_check_command(self, params: Params) -> Any:
+        """Execute a command where a program runs: ``key``, ``argv``, ``timeout_s`` -> its problem, or empty."""
+        words = [str(word) for word in params["argv"]]
+        return await self._agent.check_command(str(params["key"]), words, float(params["timeout_s"]))
 
     async def do_samples(self, params: Params) -> Any:
         """Return samples after a number: ``after`` -> the JSON of ``domain.protocol.node_json.sample_to_list``."""
@@ -364,9 +370,19 @@ async def _from_port(
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_data: Callable[[], None]) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(_PIECE):
-            on_data()
+            if not _is_note(data):
+                on_data()
             writer.write(data)
             await writer.drain()
+
+
+def _is_note(data: bytes) -> bool:
+    """Return True for nothing but a line of the pool for the user, which is no activity of the program."""
+    return (
+        data[:1] == _NOTE
+        and len(data) >= frames.HEADER.size
+        and len(data) == frames.HEADER.size + frames.HEADER.unpack_from(data)[1]
+    )
 
 
 class AgentServer:

@@ -42,7 +42,7 @@ class SupervisorListener(Protocol):
         """Handle the end of the last process of a program."""
 
 
-class Supervisor:
+class ProgramSupervisor:
     """Moves entries from one phase to the next and notifies ``listener``."""
 
     def __init__(self, runner: Runner, run: RunFolder, listener: SupervisorListener) -> None:

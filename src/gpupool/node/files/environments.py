@@ -153,11 +153,11 @@ def _find_uv(uid: int | None, path: str) -> str | None:
 
 
 def commands(request: EnvironmentRequest, venv: Path, uv: str | None) -> list[list[str]]:
-    """Return the commands that create the environment, in order. Raises ``GpupoolError(UNSUPPORTED)``."""
+    """Return the commands that create the environment, in order. Raises ``GpupoolError(ENVIRONMENT_FAILED)``."""
     if PurePosixPath(request.lock).name == UV_LOCK:
         if uv is None:
             raise GpupoolError(
-                ErrorCode.UNSUPPORTED,
+                ErrorCode.ENVIRONMENT_FAILED,
                 f"The node has no uv, which {printable_path(request.lock)} needs.",
                 "Ask an administrator to install uv on the node, or export the lock file: "
                 "'uv export --format requirements-txt -o requirements.txt'.",
@@ -200,7 +200,7 @@ def _last_lines(log: Path) -> str:
 
 def _failed(request: EnvironmentRequest, why: str) -> GpupoolError:
     return GpupoolError(
-        ErrorCode.INVALID_FILE,
+        ErrorCode.ENVIRONMENT_FAILED,
         f"The environment of {printable_path(request.lock)} could not be created: {why}",
         "Correct the file, or set index and proxy with -e UV_... or PIP_...",
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
 import shutil
@@ -29,11 +30,13 @@ from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.domain.work.workspace import ENVIRONMENT_FILES, TaskKind, format_bytes
 from gpupool.node.files.environments import variables
 from gpupool.node.files.job_folders import login_variables
+from gpupool.node.files.workspace_archive import GIVE_BACK, OWN_NAMESPACE
 from gpupool.node.files.workspace_session import FILES as ENVIRONMENT_FOLDER
 from gpupool.node.files.workspace_session import FOLDER as ENVIRONMENT
 from gpupool.node.files.workspace_session import INCOMPLETE
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import read_json, write_json
+from gpupool.node.ports import ImageLayers
 
 NAMES = frozenset({"home_task", "home_usage"})
 MAX_CONCURRENT_TASKS = 4
@@ -126,11 +129,15 @@ class HomeFolder:
 
 
 class Homes:
-    """The homes below ``root``. ``shared``: programs run as users other than the agent's."""
+    """The homes below ``root``. ``shared``: programs run as users other than the agent's.
 
-    def __init__(self, root: Path, in_use: Callable[[], Collection[str]], *, shared: bool) -> None:
+    ``layers`` are copied with the homes: they have what sessions in containers changed outside of the home.
+    """
+
+    def __init__(self, root: Path, in_use: Callable[[], Collection[str]], layers: ImageLayers, *, shared: bool) -> None:
         self.root = root
         self._in_use = in_use
+        self._layers = layers
         self._mode = 0o711 if shared else 0o700
         self._tasks: dict[str, tuple[HomeTask, asyncio.Future[int]]] = {}
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT_TASKS, "homes")
@@ -193,7 +200,10 @@ class Homes:
 
     async def usage(self, workspace: str) -> int:
         """Return the bytes of disk that home and snapshots use. Raises ``GpupoolError(NOT_FOUND)``."""
-        return await asyncio.to_thread(self.folder(workspace).used_bytes)
+        return await asyncio.to_thread(self._used_bytes, self.folder(workspace))
+
+    def _used_bytes(self, folder: HomeFolder) -> int:
+        return folder.used_bytes() + self._layers.used_bytes(folder.path.name)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -236,12 +246,14 @@ class Homes:
                 case TaskKind.SNAPSHOT:
                     self._snapshot(folder, task.snapshot)
                 case TaskKind.DROP_SNAPSHOT:
+                    self._layers.drop(task.workspace, task.snapshot)
                     self._discard(folder.snapshot(task.snapshot))
                 case TaskKind.RESTORE:
                     self._restore(folder, task.snapshot)
                 case TaskKind.DELETE:
+                    self._layers.delete(task.workspace)
                     self._discard(folder.path)
-            return folder.used_bytes() if folder.about.exists() else 0
+            return self._used_bytes(folder) if folder.about.exists() else 0
         except OSError as error:
             raise self._failed(error.strerror or repr(error), error.errno) from error
         finally:
@@ -253,8 +265,7 @@ class Homes:
         _check_user(task.uid)
         new = HomeFolder(self.root / "new" / f"{task.workspace}.{secrets.token_hex(8)}")
         for made in (self.root, new.path.parent, new.path):
-            made.mkdir(mode=self._mode, parents=True, exist_ok=True)
-            made.chmod(self._mode)
+            self._make_folder(made)
         try:
             if source is None:
                 _make_private(new.home, task.uid)
@@ -262,6 +273,7 @@ class Homes:
             else:
                 self._copy(source.files(task.snapshot), new.home, source.uid(), task.uid)
                 _sync(new.path)
+                self._layers.clone(task.source, task.snapshot, task.workspace)
             write_json(new.about, {"uid": task.uid}, durable=True)
             new.path.rename(folder.path)
             _sync_folder(self.root)
@@ -269,13 +281,19 @@ class Homes:
             remove_tree(new.path)
             raise
 
+    def _make_folder(self, path: Path) -> None:
+        """Make a folder of the agent that users can pass through in a shared pool, also with a strict umask."""
+        path.mkdir(mode=self._mode, parents=True, exist_ok=True)
+        path.chmod(self._mode)
+
     def _snapshot(self, folder: HomeFolder, snapshot: str) -> None:
         target = folder.snapshot(snapshot)
         if target.exists():
             return
         self._recover(folder)
         partial = self._copied(folder, folder.home)
-        target.parent.mkdir(mode=self._mode, exist_ok=True)
+        self._layers.snapshot(folder.path.name, snapshot)
+        self._make_folder(target.parent)
         partial.rename(target)
         _sync_folder(target.parent)
 
@@ -285,6 +303,7 @@ class Homes:
         if not source.is_dir():
             raise GpupoolError(ErrorCode.NOT_FOUND, "The snapshot is not on the node.", "Restore another one.")
         partial = self._copied(folder, source)
+        self._layers.restore(folder.path.name, snapshot)
         folder.home.rename(folder.replaced)
         partial.rename(folder.home)
         _sync_folder(folder.path)
@@ -293,7 +312,7 @@ class Homes:
     def _copied(self, folder: HomeFolder, source: Path) -> Path:
         """Return a complete copy of a folder of the workspace, in ``partial``."""
         partial, uid = folder.partial(), folder.uid()
-        partial.parent.mkdir(mode=self._mode, exist_ok=True)
+        self._make_folder(partial.parent)
         try:
             self._copy(source, partial, uid, uid)
             _sync(partial)
@@ -310,8 +329,7 @@ class Homes:
         if not self._shares_blocks():
             self._need_room(disk_usage(source, reader))
         if reader == writer:
-            command = ["cp", "--archive", "--reflink=auto", "--", f"{source}/.", str(target)]
-            self._finish([_start(command, writer)])
+            self._copy_as_one_user(["cp", "--archive", "--reflink=auto", "--", f"{source}/.", str(target)], writer)
             return
         pack = _start(["tar", "--create", "--directory", str(source), "."], reader, stdout=subprocess.PIPE)
         command = ["tar", "--extract", "--no-same-owner", "--same-permissions", "--directory", str(target)]
@@ -320,13 +338,30 @@ class Homes:
             pack.stdout.close()  # so that it ends if the other one does
         self._finish([unpack, pack])
 
+    def _copy_as_one_user(self, command: list[str], uid: int | None) -> None:
+        """Run a copying program, with the rights of all users of rootless containers if it needs them."""
+        try:
+            self._finish([_start(command, uid)])
+        except GpupoolError as error:
+            if error.code is not ErrorCode.FORBIDDEN or os.geteuid() == 0:
+                raise
+            try:
+                self._finish([_start([*OWN_NAMESPACE, *command], uid)])
+            except GpupoolError as again:
+                raise (again if again.code is ErrorCode.DISK_FULL else error) from None
+
     def _finish(self, processes: list[subprocess.Popen[bytes]]) -> None:
         outputs = [process.communicate()[1] for process in processes]
         for process, output in zip(processes, outputs, strict=True):
             if process.returncode:
                 lines = output.decode(errors="replace").strip().splitlines()[-_ERROR_LINES:]
-                full = any("No space left" in line or "quota exceeded" in line for line in lines)
-                raise self._failed(" | ".join(lines) or f"status {process.returncode}", 28 if full else None)
+                signs = {
+                    "No space left": errno.ENOSPC,
+                    "quota exceeded": errno.EDQUOT,
+                    "Permission denied": errno.EACCES,
+                }
+                number = next((number for sign, number in signs.items() if any(sign in line for line in lines)), None)
+                raise self._failed(" | ".join(lines) or f"status {process.returncode}", number)
 
     def _shares_blocks(self) -> bool:
         """Return whether the file system copies files without a copy of their blocks."""
@@ -351,8 +386,11 @@ class Homes:
             )
 
     def _failed(self, why: str, number: int | None) -> GpupoolError:
-        code = ErrorCode.DISK_FULL if number in {28, 122} else ErrorCode.INTERNAL  # ENOSPC, EDQUOT
-        hint = "Delete files, snapshots or workspaces on this node." if code is ErrorCode.DISK_FULL else ""
+        code, hint = ErrorCode.INTERNAL, ""
+        if number in {errno.ENOSPC, errno.EDQUOT}:
+            code, hint = ErrorCode.DISK_FULL, "Delete files, snapshots or workspaces on this node."
+        elif number == errno.EACCES:
+            code, hint = ErrorCode.FORBIDDEN, f"Some files belong to another user. {GIVE_BACK}"
         return GpupoolError(code, f"The node could not change the home: {why}. Its files are unchanged.", hint)
 
     def _discard(self, path: Path) -> None:
@@ -387,14 +425,21 @@ def checked_id(text: Any) -> str:
 
 def disk_usage(folder: Path, uid: int | None) -> int:
     """Return the bytes of disk that a folder uses; a file with several names counts once, links are not followed."""
-    return call_as(uid, lambda rights: _disk_usage(folder, rights))
+    total, complete = call_as(uid, lambda rights: _disk_usage(folder, rights))
+    if complete or os.geteuid() == 0:
+        return total
+    words = [*OWN_NAMESPACE, "du", "--summarize", "--block-size=1", "--", str(folder)]
+    measured = subprocess.run(words, capture_output=True, check=False).stdout.partition(b"\t")[0]
+    return max(total, int(measured)) if measured.isdigit() else total
 
 
-def _disk_usage(folder: Path, rights: UserRights) -> int:
+def _disk_usage(folder: Path, rights: UserRights) -> tuple[int, bool]:
+    """Return the bytes, and whether all folders could be read: not those of other users of a rootless container."""
     seen: set[tuple[int, int]] = set()
+    closed: list[OSError] = []
     total = 0
     with rights.user():
-        for _, folders, files, fd in os.fwalk(folder, follow_symlinks=False, onerror=None):
+        for _, folders, files, fd in os.fwalk(folder, follow_symlinks=False, onerror=closed.append):
             for name in (*folders, *files):
                 with contextlib.suppress(OSError):
                     entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -403,7 +448,7 @@ def _disk_usage(folder: Path, rights: UserRights) -> int:
                     elif (entry.st_dev, entry.st_ino) not in seen:
                         seen.add((entry.st_dev, entry.st_ino))
                         total += entry.st_blocks * 512
-    return total
+    return total, not any(isinstance(error, PermissionError) for error in closed)
 
 
 def remove_tree(path: Path) -> None:
@@ -414,9 +459,12 @@ def remove_tree(path: Path) -> None:
     path.chmod(0o700)
     for _, folders, _, fd in os.fwalk(path, follow_symlinks=False):
         for name in folders:
-            if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
-                os.chmod(name, 0o700, dir_fd=fd)
+            with contextlib.suppress(PermissionError):  # of another user of a container
+                if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                    os.chmod(name, 0o700, dir_fd=fd)
     shutil.rmtree(path, ignore_errors=True)
+    if path.exists() and os.geteuid() != 0:
+        subprocess.run([*OWN_NAMESPACE, "rm", "-rf", "--", str(path)], capture_output=True, check=False)
 
 
 def _make_private(folder: Path, uid: int | None) -> None:

@@ -25,13 +25,13 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import is_workload_id
 from gpupool.domain.work.file_tree import (
     MAX_MANIFEST_BYTES,
+    FilesSpec,
     FileTree,
     check_digest,
     check_path,
     check_space,
     tree_from_bytes,
 )
-from gpupool.domain.work.job_files import FilesSpec
 from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.node.files.environments import EnvironmentRequest, Environments, variables
 from gpupool.node.host.paths import read_json, write_json

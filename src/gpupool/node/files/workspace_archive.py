@@ -10,8 +10,11 @@ sockets are left out, members that would be written outside of the home are refu
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -25,6 +28,10 @@ ENVIRONMENT_FOLDER = "environment"  # with the files of the environment, made wi
 MAX_ENVIRONMENT_FILE = 1 << 20
 MIN_FREE_DIVISOR = 32  # an import leaves this part of the disk free
 _CHECK_EACH = 64 << 20
+# Enters a user namespace in which the caller is root over its own files and those of its subordinate users, to whom
+# files belong that other users of a rootless container have made.
+OWN_NAMESPACE = ("unshare", "--user", "--map-root-user", "--map-auto", "--")
+GIVE_BACK = 'In a session of the workspace, give them to its owner: chown -R 0:0 "$HOME".'
 
 
 class ArchiveError(Exception):
@@ -43,6 +50,28 @@ def write(home: Path, about: str, to: BinaryIO) -> None:
             if path.name != PARTIAL:
                 archive.add(path, f"{HOME}/{path.name}", filter=_without_owner)
         archive.addfile(tarfile.TarInfo(END))
+
+
+def first_unreadable(home: Path) -> Path | None:
+    """Return a file or folder that this process may not read, if there is one."""
+    closed: list[OSError] = []
+    for folder, _, files in os.walk(home, onerror=closed.append):
+        paths = (Path(folder, name) for name in files)
+        closed_file = next((path for path in paths if not path.is_symlink() and not os.access(path, os.R_OK)), None)
+        if closed_file is not None:
+            return closed_file
+    return Path(closed[0].filename) if closed else None
+
+
+def _read_as_all_users(home: Path, words: list[str]) -> None:
+    """Begin again in a user namespace if files of other users are unreadable. Raises ``ArchiveError``."""
+    path = first_unreadable(home)
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        if subprocess.run([*OWN_NAMESPACE, "cat", "/dev/null"], capture_output=True, check=False).returncode == 0:
+            os.execvp(OWN_NAMESPACE[0], [*OWN_NAMESPACE, sys.executable, __file__, *words])  # noqa: S606 - no shell
+    raise ArchiveError(f"{path} belongs to another user and cannot be read. {GIVE_BACK}")
 
 
 def _environment_files(home: Path) -> Iterator[tuple[str, str]]:
@@ -110,6 +139,8 @@ def main(words: list[str]) -> int:
     """Run ``export ABOUT`` or ``import``."""
     try:
         if words[0] == "export":
+            if os.geteuid() != 0:
+                _read_as_all_users(Path.cwd(), words)
             write(Path.cwd(), words[1], sys.stdout.buffer)
         else:
             read(Path.cwd(), sys.stdin.buffer)

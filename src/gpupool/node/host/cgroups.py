@@ -15,11 +15,11 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpupool.node.host.pool_group import POOL_GROUP, join_pool_group, may_leave
 from gpupool.node.host.process_tree import start_time
 
 ROOT = Path("/sys/fs/cgroup")
 BASE = "gpupool"
-POOL_GROUP = "gpupool-pool"  # of the pool's own processes
 POOL_WEIGHT = 1000  # ten times that of an ordinary group
 POOL_MEMORY_MIN, POOL_MEMORY_LOW = 128 << 20, 512 << 20  # bytes that are never reclaimed; that are reclaimed last
 _PERIOD_US = 100_000
@@ -74,7 +74,7 @@ def make(
     _limit_processes(groups, key, root)
     common = root / "cpu" / BASE
     with contextlib.suppress(OSError):
-        if cpus is None and (common / "cpu.shares").exists() and _may_leave(own, "cpu"):
+        if cpus is None and (common / "cpu.shares").exists() and may_leave(str(own), "cpu"):
             groups.common = common
     return groups
 
@@ -111,15 +111,15 @@ def enter_pool_group(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -
         return
     with contextlib.suppress(OSError):
         (root / "cpu" / "cgroup.procs").stat()
-        if _may_leave(own, "cpu"):
+        if may_leave(str(own), "cpu"):
             group = root / "cpu" / POOL_GROUP
             for folder in (root / "cpu" / BASE, group):
                 folder.mkdir(exist_ok=True)
             (group / "cpu.shares").write_text(str(_shares(_POOL_SHARES)), encoding="ascii")
     with contextlib.suppress(OSError):
-        if (root / "cgroup.controllers").exists() and _may_leave(own, ""):
+        if (root / "cgroup.controllers").exists() and may_leave(str(own), ""):
             _make_pool_group(root)
-    join_pool_group(root, own)
+    join_pool_group(str(root), str(own))
 
 
 def _make_pool_group(root: Path) -> None:
@@ -135,29 +135,6 @@ def _make_pool_group(root: Path) -> None:
         with contextlib.suppress(OSError):
             if _enable_at(root, name.partition(".")[0]):
                 (group / name).write_text(str(value), encoding="ascii")
-
-
-def _may_leave(own: Path, controller: str) -> bool:
-    """Return True if a process is in the top group of a hierarchy, in a login's group or in the pool's.
-
-    ``controller`` names a separate hierarchy; empty means the unified one. Raises OSError.
-    """
-    for line in own.read_text(encoding="utf-8").splitlines():
-        _number, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            parts = Path(path).parts[1:]
-            return parts in {(), (POOL_GROUP,)} or (
-                parts[0] == "user.slice" and not any(part.endswith(".service") for part in parts)
-            )
-    return False
-
-
-def join_pool_group(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> None:
-    """Move the calling process to the pool's groups if they exist and it may. Never raises."""
-    for controller, group in (("cpu", root / "cpu" / POOL_GROUP), ("", root / POOL_GROUP)):
-        with contextlib.suppress(OSError):
-            if group.exists() and _may_leave(own, controller):
-                (group / "cgroup.procs").write_text("0", encoding="ascii")
 
 
 def process_limit() -> int:

@@ -79,7 +79,12 @@ def descendants(roots: Iterable[int], children: dict[int, list[int]]) -> list[in
 
 def marked(key: str, table: dict[int, Proc]) -> set[int]:
     """Return the pids whose environment has the mark of a program, as far as it is readable."""
-    mark = f"{KEY_VARIABLE}={key}".encode()
+    return with_variable(KEY_VARIABLE, key, table)
+
+
+def with_variable(name: str, value: str, table: dict[int, Proc]) -> set[int]:
+    """Return the pids whose environment has a variable with this value, as far as it is readable."""
+    mark = f"{name}={value}".encode()
     return {pid for pid in table if mark in _environ(pid)}
 
 

@@ -17,6 +17,7 @@ from gpupool.node.host.paths import ReplicaFolder, StateFolder, boot_id, read_js
 from gpupool.node.host.process_tree import start_time
 
 EXIT_FILE_BYTES = 4096  # bytes
+MAX_CHECK_BYTES = 64 << 10  # of a packet of the process that executes a check
 MAX_MESSAGE_CHARS = 300  # characters; six bytes each at most in JSON
 
 
@@ -102,6 +103,24 @@ class ShepherdRecord:
             return None
         data["notes"], data["cgroups"] = tuple(data["notes"]), tuple(data["cgroups"])
         return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """A command that is executed where a program runs, and the seconds that it may take."""
+
+    argv: tuple[str, ...]
+    timeout_s: float
+
+    def encode(self) -> bytes:
+        """Return the packet for the process of the check."""
+        return json.dumps([self.argv, self.timeout_s]).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> CheckRequest:
+        """Read a packet. Raises ``ValueError``."""
+        argv, timeout_s = json.loads(data)
+        return cls(tuple(argv), float(timeout_s))
 
 
 def read_exit(folder: ReplicaFolder) -> ExitReport | None:

@@ -81,7 +81,7 @@ def boot_id(root: Path = Path("/")) -> str:
 
 
 def _limits(root: Path, controller: str, read: Callable[[Path], float | None]) -> list[float]:
-    """Return what ``read`` finds in each cgroup from this process's own up to the root, for both cgroup versions."""
+    """Return the results of ``read`` for each cgroup from this process's own to the root, for both cgroup versions."""
     found = [read(folder) for folder in _cgroup_folders(root, controller)]
     return [value for value in found if value is not None]
 

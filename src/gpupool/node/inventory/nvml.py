@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypeVar
@@ -12,6 +12,7 @@ from gpupool import __version__
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import XID_DEGRADED, XID_OF_PROGRAMS, Gpu, GpuHealth, NodeReport
 from gpupool.domain.nodes.telemetry import GpuSample
+from gpupool.node.inventory.counters import CounterReader
 from gpupool.node.inventory.host import read_host
 from gpupool.node.inventory.mig import has_mig, mig_gpu, mig_handles
 from gpupool.node.inventory.processes import foreign_processes
@@ -51,7 +52,7 @@ class NoGpusError(GpupoolError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Card:
+class _NvmlCard:
     """The constant facts of a GPU, and NVML's handle."""
 
     handle: Any
@@ -74,9 +75,10 @@ class NvmlInventory:
         self._use = UseReader(self._nvml)
         self._host = read_host(node_name)
         self._pool_pids: frozenset[int] = frozenset()
-        self._cards: dict[int, _Card] = {}
-        self._devices: tuple[_Card, ...] = ()
+        self._cards: dict[int, _NvmlCard] = {}
+        self._devices: tuple[_NvmlCard, ...] = ()
         self._xids = XidWatch(self._queries([], None))
+        self._counters = CounterReader(self._nvml, time.monotonic)
 
     @classmethod
     def open(cls, node_name: str, options: str) -> Self:
@@ -127,7 +129,11 @@ class NvmlInventory:
         looks = tuple((device.handle, self._use.look(device.gpu.uuid, device.handle)) for device in self._devices)
         if self._simulated:
             return tuple(look for _, look in looks)
-        return tuple(self._use.physics(handle, look) for handle, look in looks)
+        return tuple(self._counted(handle, self._use.physics(handle, look)) for handle, look in looks)
+
+    def _counted(self, handle: Any, look: GpuUsageSample) -> GpuUsageSample:
+        xids = self._xids.count(look.sample.gpu_uuid)
+        return replace(look, sample=self._counters.add(look.sample, handle, xids))
 
     def _scan(self, warnings: list[str]) -> None:
         """Read constant facts; a GPU that has vanished keeps its last known facts."""
@@ -145,7 +151,7 @@ class NvmlInventory:
                 self._xids.watch(queries, card.gpu.uuid, handle)
         self._link(warnings)
 
-    def _identify(self, queries: Queries, index: int, handle: Any) -> _Card | None:
+    def _identify(self, queries: Queries, index: int, handle: Any) -> _NvmlCard | None:
         uuid = as_text(queries.ask("", "nvmlDeviceGetUUID", handle))
         if not uuid:
             return None
@@ -157,7 +163,7 @@ class NvmlInventory:
             memory_mib=self._memory_mib(queries, handle),
             pci_bus_id=bus_id(info),
         )
-        return _Card(handle, gpu)
+        return _NvmlCard(handle, gpu)
 
     def _memory_mib(self, queries: Queries, handle: Any) -> int:
         info = queries.ask(None, "nvmlDeviceGetMemoryInfo", handle)
@@ -179,13 +185,13 @@ class NvmlInventory:
         self._devices = tuple(device for _, _, devices in found for device in devices)
         return tuple(gpu for queries, card, devices in found for gpu in self._fresh(queries, card, devices))
 
-    def _fresh(self, queries: Queries, card: _Card, devices: list[_Card]) -> list[Gpu]:
+    def _fresh(self, queries: Queries, card: _NvmlCard, devices: list[_NvmlCard]) -> list[Gpu]:
         """Return the GPU with current values, or its MIG instances, which share the GPU's health."""
         used = [self._used(queries, device) for device in devices]
         health, note = judge(queries, card.handle, self._xids.seen(card.gpu.uuid))
         return [replace(gpu, health=health, health_note=note) for gpu in used]
 
-    def _used(self, queries: Queries, device: _Card) -> Gpu:
+    def _used(self, queries: Queries, device: _NvmlCard) -> Gpu:
         use = queries.ask(None, "nvmlDeviceGetUtilizationRates", device.handle)
         return replace(
             device.gpu,
@@ -243,7 +249,7 @@ def _used_mib(queries: Queries, handle: Any) -> int:
     return int(info.used) // _MIB if info is not None else 0
 
 
-def _devices(queries: Queries, card: _Card) -> list[_Card]:
+def _devices(queries: Queries, card: _NvmlCard) -> list[_NvmlCard]:
     """Return the usable devices of a GPU: itself, or its MIG instances."""
     if not has_mig(queries, card.handle):
         return [card]
@@ -251,7 +257,7 @@ def _devices(queries: Queries, card: _Card) -> list[_Card]:
         place: (handle, mig_gpu(queries, handle, card.gpu, place))
         for place, handle in mig_handles(queries, card.handle).items()
     }
-    return [_Card(handle, gpu) for handle, gpu in found.values() if gpu is not None]
+    return [_NvmlCard(handle, gpu) for handle, gpu in found.values() if gpu is not None]
 
 
 class XidWatch:
@@ -261,6 +267,7 @@ class XidWatch:
         self._events = queries.ask(None, "nvmlEventSetCreate")
         self._watched: set[str] = set()
         self._seen: dict[str, deque[int]] = {}
+        self._counts: Counter[str] = Counter()
 
     def watch(self, queries: Queries, uuid: str, handle: Any) -> None:
         """Register for the XIDs of a GPU; a GPU without events is skipped."""
@@ -279,6 +286,11 @@ class XidWatch:
                 return
             uuid = as_text(queries.ask("", "nvmlDeviceGetUUID", event.device))
             self._seen.setdefault(uuid, deque(maxlen=_MAX_XIDS_PER_GPU)).append(int(event.eventData))
+            self._counts[uuid] += 1
+
+    def count(self, uuid: str) -> int:
+        """Return the number of all XIDs of a GPU, also of those caused by programs."""
+        return self._counts[uuid]
 
     def seen(self, uuid: str) -> tuple[int, ...]:
         """Return the latest XIDs of a GPU, oldest first, without those caused by faulty programs."""

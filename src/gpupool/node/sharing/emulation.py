@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from pathlib import Path
 
+from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.node.host import native
 from gpupool.node.host.native import Product
 from gpupool.node.inventory.emulated import EmulatedInventory
 from gpupool.node.inventory.fake_driver import VARIABLE
 from gpupool.node.ports import SharingHost
-from gpupool.node.sharing.preload import Libraries, libraries
+from gpupool.node.sharing.preload import Libraries, libraries, make_passable
 
 FAKES = (Product.FAKE_CUDA, Product.FAKE_NVML)
+TOOLS = "emulated-tools"
+SMI = "nvidia-smi"
+_VERIFY = Path(__file__).parents[2] / "verify"
+_SMI_MODULES = ("nvidia_smi.py", "nvml.py")
 _CONTEXT_FIELD = 4
 
 
@@ -43,3 +51,41 @@ def fake_driver(host: SharingHost) -> tuple[Libraries, dict[str, str]] | None:
         return None
     found, environment = libraries(host, FAKES), describe_gpus(host)
     return None if isinstance(found, str) or isinstance(environment, str) else (found, environment)
+
+
+def tools_folder(host: SharingHost) -> Path | None:
+    """Return the folder with the ``nvidia-smi`` of emulated GPUs; None if it cannot be written.
+
+    It has copies of the modules, because users of programs may not be able to read this installation. It is on the disk
+    because /run is often mounted with noexec.
+    """
+    folder = host.store / TOOLS
+    own = folder / "gpupool" / "verify"
+    python = shlex.quote(sys.executable)
+    script = f'#!/bin/sh\npython={python}\n[ -x "$python" ] || python=python3\n'
+    script += f'exec "$python" -I -S {shlex.quote(str(own / _SMI_MODULES[0]))} "$@"\n'
+    try:
+        make_passable(folder, shared=host.shared)
+        make_passable(own, shared=host.shared)
+        for name in _SMI_MODULES:
+            _write(own / name, (_VERIFY / name).read_text(encoding="utf-8"), 0o644)
+        _write(folder / SMI, script, 0o755)
+    except OSError:
+        return None
+    return folder
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(text, encoding="utf-8")
+    new.chmod(mode)
+    new.replace(path)
+
+
+def path_with_tools(spec: ProcessSpec, folder: Path | None) -> dict[str, str]:
+    """Return the PATH of a program with emulated GPUs. That of a container is the image's, which is not changed."""
+    if folder is None or spec.container is not None:
+        return {}
+    return {"PATH": f"{folder}:{spec.env.get('PATH', os.defpath)}"}

@@ -57,7 +57,7 @@ def libraries(host: SharingHost, products: Sequence[Product]) -> Libraries | str
 def _linked(host: SharingHost, product: Product, path: Path) -> Path:
     """Create a link to the file, reachable like the pool's folder. Raises OSError."""
     link = host.folder / LINKS / product
-    _make_passable(link.parent, shared=host.shared)
+    make_passable(link.parent, shared=host.shared)
     new = link.with_name(f".{link.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     new.symlink_to(path)
@@ -73,7 +73,7 @@ def _copied(host: SharingHost, product: Product) -> Path:
     copy = host.store / LINKS / product
     if copy.is_file() and filecmp.cmp(copy, product.path, shallow=False):
         return copy
-    _make_passable(copy.parent, shared=True)
+    make_passable(copy.parent, shared=True)
     new = copy.with_name(f".{copy.name}.{os.getpid()}")
     shutil.copyfile(product.path, new)
     new.chmod(0o755)
@@ -81,7 +81,8 @@ def _copied(host: SharingHost, product: Product) -> Path:
     return copy
 
 
-def _make_passable(folder: Path, *, shared: bool) -> None:
+def make_passable(folder: Path, *, shared: bool) -> None:
+    """Create a folder; if ``shared``, other users can pass through it and its parent. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for each in (folder, folder.parent):
         each.chmod(0o711 if shared else 0o700)

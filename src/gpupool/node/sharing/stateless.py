@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import ClassVar
 
 from gpupool.domain.nodes.sharing import describe_guarantee
 from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost
-from gpupool.node.sharing.emulation import fake_driver
+from gpupool.node.sharing.emulation import fake_driver, path_with_tools, tools_folder
 from gpupool.node.sharing.preload import VARIABLE, Libraries
 from gpupool.node.sharing.variables import EMULATED_NOTE, SIMULATED_NOTE, visible_gpus
 
@@ -22,13 +23,14 @@ class StatelessSharing:
     def __init__(self, host: SharingHost) -> None:
         self.host = host
         self._fake: Callable[[], tuple[Libraries, dict[str, str]] | None] = cache(partial(fake_driver, host))
+        self._tools: Callable[[], Path | None] = cache(partial(tools_folder, host))
 
     def environment(self, spec: ProcessSpec) -> dict[str, str]:
         """Return variables to add to the program's environment."""
         raise NotImplementedError
 
     def notes(self, spec: ProcessSpec) -> tuple[str, ...]:
-        """Return what of the allocation is not enforced, one sentence each."""
+        """Return a sentence for each part of the allocation that is not enforced."""
         raise NotImplementedError
 
     def visible(self, spec: ProcessSpec) -> dict[str, str]:
@@ -38,7 +40,8 @@ class StatelessSharing:
             return visible_gpus(spec)
         libraries, environment = fake
         preload = {VARIABLE: libraries.preload(spec.env.get(VARIABLE, ""))}
-        return visible_gpus(spec, simulated=True) | environment | preload
+        path = path_with_tools(spec, self._tools())
+        return visible_gpus(spec, simulated=True) | environment | preload | path
 
     def emulation_note(self, spec: ProcessSpec) -> tuple[str, ...]:
         """Return the note about emulated GPUs."""

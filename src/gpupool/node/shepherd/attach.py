@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 from gpupool.domain.protocol import frames
 
 MAX_UNSENT_BYTES = 8 << 20  # bytes: a client further behind is dropped, unless the program is bound to it
+MAX_TERMINAL_UNSENT_BYTES = 1 << 20  # bytes: a terminal further behind gets only the latest output
+KEPT_UNSENT_BYTES = 1 << 17  # bytes of the latest output for such a terminal
 MAX_BOUND_UNSENT_BYTES = 1 << 20  # bytes: a client-bound program waits, as with a full pipe
 MAX_CONNECTIONS = 64
 MAX_RESUME_WAIT_S = 600.0
@@ -100,8 +103,11 @@ class AttachConnection:
         self.bound = False
         self.left = False
         self.gone = False
+        self.skips = False  # a terminal that need not get all output
         self._in = bytearray()
-        self._out = bytearray()
+        self._out = bytearray()  # whole frames that are being sent
+        self._waiting: deque[bytes] = deque()  # frames after those
+        self._waiting_bytes = 0
 
     def fileno(self) -> int:
         """Return the descriptor, for poll."""
@@ -110,26 +116,47 @@ class AttachConnection:
     @property
     def unsent_bytes(self) -> int:
         """Return the number of bytes that the client has not taken yet."""
-        return len(self._out)
+        return len(self._out) + self._waiting_bytes
 
     def interest(self, *, may_read: bool) -> int:
         """Return the events to poll for; a hang-up is always reported."""
-        return (select.POLLIN if may_read else 0) | (select.POLLOUT if self._out else 0)
+        return (select.POLLIN if may_read else 0) | (select.POLLOUT if self.unsent_bytes else 0)
 
     def send(self, kind: int, payload: bytes) -> None:
         """Queue one frame (several for much output) and send what is possible without blocking."""
         if self.gone:
             return
         for at in range(0, len(payload) or 1, frames.MAX_PAYLOAD_BYTES):
-            self._out += frames.encode(kind, payload[at : at + frames.MAX_PAYLOAD_BYTES])
+            frame = frames.encode(kind, payload[at : at + frames.MAX_PAYLOAD_BYTES])
+            self._waiting.append(frame)
+            self._waiting_bytes += len(frame)
         self.flush()
-        if not self.bound and len(self._out) > MAX_UNSENT_BYTES:
+        if self.skips and self._waiting_bytes > MAX_TERMINAL_UNSENT_BYTES:
+            self._skip()
+        if not self.bound and self.unsent_bytes > MAX_UNSENT_BYTES:
             self.gone = True
+
+    def _skip(self) -> None:
+        """Drop the oldest output, so that what a user types is answered soon, and say how much is missing."""
+        others, skipped = [], 0
+        while self._waiting_bytes > KEPT_UNSENT_BYTES and len(self._waiting) > 1:
+            frame = self._waiting.popleft()
+            self._waiting_bytes -= len(frame)
+            if frame[0] == frames.STDOUT:
+                skipped += len(frame) - frames.HEADER.size
+            else:
+                others.append(frame)
+        others.append(frames.encode(frames.NOTE, f"{skipped} bytes of output are omitted here; see the log".encode()))
+        self._waiting.extendleft(reversed(others))
+        self._waiting_bytes += sum(map(len, others))
 
     def flush(self) -> None:
         """Send what is possible without blocking."""
         try:
-            while self._out:
+            while self._out or self._waiting:
+                while self._waiting and len(self._out) < _READ:
+                    self._waiting_bytes -= len(self._waiting[0])
+                    self._out += self._waiting.popleft()
                 sent = self.sock.send(memoryview(self._out)[:_READ])
                 del self._out[:sent]
         except BlockingIOError:

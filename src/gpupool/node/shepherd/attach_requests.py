@@ -9,7 +9,7 @@ import time
 from typing import Protocol
 
 from gpupool.domain.protocol import frames
-from gpupool.domain.work.supervision import ExitReason, ProcessSpec
+from gpupool.domain.work.supervision import ExitReason, ProcessSpec, Stdio
 from gpupool.node.host.records import ShepherdRecord
 from gpupool.node.shepherd.attach import AttachConnection, AttachConnections, Hello
 from gpupool.node.shepherd.attach_resume import ResumeState
@@ -79,6 +79,8 @@ class AttachRequests:
     def _on_frame(self, connection: AttachConnection, kind: int, payload: bytes) -> None:
         if kind == frames.SIGNAL and len(payload) == 1:
             self._host.signal_foreground(payload[0])
+        elif kind == frames.NOTE:
+            self.connections.send(frames.NOTE, payload)
         elif kind == frames.HELLO and connection.hello is None:
             self._on_hello(connection, Hello.parse(payload))
         elif connection.hello is None:
@@ -93,6 +95,7 @@ class AttachRequests:
 
     def _on_hello(self, connection: AttachConnection, hello: Hello) -> None:
         connection.hello, host = hello, self._host
+        connection.skips = host.spec.stdio is Stdio.TTY and not (host.spec.client_bound or hello.returns_s)
         if self.deadline is not None:
             connection.bound, self.deadline = True, None
             host.start_program(hello.rows or host.spec.rows, hello.columns or host.spec.columns)

@@ -24,6 +24,7 @@ MIB = 1 << 20
 # Output must leave space for the records by which the pool notices that a program ended and frees its GPUs.
 MAX_RESERVE_BYTES = 64 * MIB
 RESERVE_DIVISOR = 16
+MAX_LINE_BYTES = 500  # of a line in a message
 
 
 def _segment_path(folder: Path, number: int) -> str:
@@ -200,6 +201,17 @@ def backwards(folder: Path) -> Iterator[tuple[bytes, LogRecord]]:
         data = _whole_segment(folder, number)
         for piece in reversed(list(parse_records(data))):
             yield data, piece
+
+
+def last_line(folder: Path) -> str:
+    """Return the last line that is not blank, without the bytes before the last ``MAX_LINE_BYTES``; else ''."""
+    text = b""
+    for data, (_, _, begin, end) in backwards(folder):
+        text = (data[begin:end] + text)[-MAX_LINE_BYTES:]
+        if len(text) == MAX_LINE_BYTES or b"\n" in text.strip():
+            break
+    lines = text.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
 
 
 def tail(folder: Path, lines: int) -> str:

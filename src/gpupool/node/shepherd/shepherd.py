@@ -53,6 +53,16 @@ def open_execution(folder: ReplicaFolder, request: StartRequest) -> Execution:
     return make(folder, request.spec)
 
 
+def environment_of(key: str, request: StartRequest) -> dict[str, str]:
+    """Return the environment of a program, with the marks by which its processes are found."""
+    workload, index, _attempt = key.split(".")
+    marks = {"GPUPOOL_WORKLOAD_ID": workload, "GPUPOOL_REPLICA_INDEX": index, process_tree.KEY_VARIABLE: key}
+    run = RunFolder(request.run_folder)
+    marks[NOTICE_FILE_VARIABLE] = str(run.notice(key))
+    marks[PROGRESS_FILE_VARIABLE] = str(run.progress(key))
+    return {**request.spec.env, **request.added_env, **marks}
+
+
 class Shepherd:
     """The supervisor of one program; ``run`` returns when the exit report is written and sent."""
 
@@ -147,19 +157,11 @@ class Shepherd:
     def _fork(self, streams: terminal.Streams, failure_write: int) -> int:
         groups = self.groups
         rest = (streams.program, streams.tty, os.getpid(), groups.entries, groups.user_processes, self.request.binds)
-        child = self.execution.child(ProgramChild(self.spec, self._environment(), *rest))
+        child = self.execution.child(ProgramChild(self.spec, environment_of(self.key, self.request), *rest))
         pid = fork_into(None if self.groups.own is None else str(self.groups.own))
         if pid == 0:
             child.become(failure_write)
         return pid
-
-    def _environment(self) -> dict[str, str]:
-        workload, index, _attempt = self.key.split(".")
-        marks = {"GPUPOOL_WORKLOAD_ID": workload, "GPUPOOL_REPLICA_INDEX": index, process_tree.KEY_VARIABLE: self.key}
-        run = RunFolder(self.request.run_folder)
-        marks[NOTICE_FILE_VARIABLE] = str(run.notice(self.key))
-        marks[PROGRESS_FILE_VARIABLE] = str(run.progress(self.key))
-        return {**self.spec.env, **self.request.added_env, **marks}
 
     def _started(self) -> None:
         """Record that the exec has succeeded."""
@@ -386,6 +388,10 @@ class Shepherd:
             reason = self.termination.reason
         if self.status is None:
             return report_never_started(reason, CLIENT_TIMEOUT_S)
+        code = os.waitstatus_to_exitcode(self.status)
+        if reason is ExitReason.EXITED and (failure := self.execution.failed_to_start(code)) is not None:
+            said = output_log.last_line(self.folder.log)
+            return report_not_started(code, f"Could not start: {said}" if said else "Could not start.", failure)
         groups = self.record.cgroups
         starved = self.execution.out_of_memory(groups)
         processes = cgroups.process_limit() if cgroups.process_limit_reached(groups) else None

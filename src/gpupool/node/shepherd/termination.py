@@ -69,9 +69,9 @@ def gentle_signals(*, tty: bool) -> tuple[int, ...]:
     return (*asked, signal.SIGCONT)
 
 
-def report_not_started(status: int, why: str) -> ExitReport:
+def report_not_started(status: int, why: str, reason: ExitReason = ExitReason.START_FAILED) -> ExitReport:
     """Return the report of a program that could not be executed; ``status`` is as a shell gives it."""
-    return ExitReport(ExitReason.START_FAILED, status, None, why, time.time())
+    return ExitReport(reason, status, None, why, time.time())
 
 
 def report_never_started(reason: ExitReason, client_wait_s: float) -> ExitReport:
@@ -92,9 +92,10 @@ def report_exit(reason: ExitReason, status: int, starved_mib: int | None, proces
     signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = None if signum is not None else os.WEXITSTATUS(status)
     message = ""
-    if starved_mib is not None and (signum == signal.SIGKILL or code == 128 + signal.SIGKILL):
+    starved = starved_mib is not None and (signum == signal.SIGKILL or code == 128 + signal.SIGKILL)
+    if starved:
         message = f"Killed: it exceeded its limit of {starved_mib} MiB of host memory."
     elif processes is not None and status != 0:
         message = f"Reached its limit of {processes} processes."
     cpu_seconds = round(used.ru_utime + used.ru_stime, 6)
-    return ExitReport(reason, code, signum, message, time.time(), cpu_seconds, used.ru_maxrss // 1024)
+    return ExitReport(reason, code, signum, message, time.time(), cpu_seconds, used.ru_maxrss // 1024, starved)

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpupool.domain.errors import GpupoolError
 from gpupool.node.host import cgroups
 from gpupool.node.host.log import log_event
-from gpupool.node.runners.container.engine import LABEL, PREFIX, ContainerEngine
+from gpupool.node.runners.container.engine import LABEL, PREFIX, WORKSPACE_LABEL, ContainerEngine
 from gpupool.node.runners.container.probe import group_paths
 from gpupool.node.runners.container.spec import ContainerSetup, cid_file, container_name
 
@@ -58,12 +58,15 @@ def _may_be_left(engine: ContainerEngine, folder: Path) -> bool:
     try:
         cid = cid_file(folder).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
-        return False
+        return True  # the engine was killed before it wrote the file, perhaps after it had made the container
     return not engine.containers or (Path(engine.containers) / cid).exists()
 
 
 def remove_strangers(engine: ContainerEngine, pool: str, keep: Collection[str]) -> int:
-    """Remove this pool's containers without a program in ``keep``; return their number."""
+    """Remove this pool's containers without a program in ``keep``; return their number.
+
+    Those of workspaces stay: they are saved before the next use.
+    """
     form = "json" if engine.podman else "{{json .}}"
     done = engine.call("ps", "--all", "--filter", f"label={LABEL}={pool}", "--format", form)
     names = _names(done.stdout.decode("utf-8", "replace"), podman=engine.podman) if done.returncode == 0 else []
@@ -73,5 +76,8 @@ def remove_strangers(engine: ContainerEngine, pool: str, keep: Collection[str]) 
 
 def _names(text: str, *, podman: bool) -> list[str]:
     if podman:
-        return [name for container in json.loads(text or "[]") or [] for name in container.get("Names", ())]
+        listed = [
+            each for each in json.loads(text or "[]") or [] if not (each.get("Labels") or {}).get(WORKSPACE_LABEL)
+        ]
+        return [name for container in listed for name in container.get("Names", ())]
     return [json.loads(line)["Names"] for line in text.splitlines() if line.strip()]

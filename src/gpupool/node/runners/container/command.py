@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.domain.work.container import ContainerNetwork, ContainerSpec, PullPolicy, VolumeKind
-from gpupool.domain.work.images import LOCAL_REGISTRY
+from gpupool.domain.work.container import LOCAL_REGISTRY, ContainerNetwork, ContainerSpec, PullPolicy, VolumeKind
 from gpupool.domain.work.supervision import ProcessSpec, Stdio
-from gpupool.node.runners.container.engine import LABEL, CgroupUse
+from gpupool.node.runners.container.engine import LABEL, WORKSPACE_LABEL, CgroupUse
 from gpupool.node.runners.container.probe import cgroup_options
 from gpupool.node.runners.container.spec import ContainerSetup, Mount, cid_file, container_name
 
@@ -55,8 +54,12 @@ def run_command(
     """Return the complete ``run`` command."""
     container = spec.container or ContainerSpec(setup.image)
     engine = setup.engine
-    arguments = ["run", "--rm", "--init", "--name", container_name(spec.key), "--cidfile", str(cid_file(folder))]
+    arguments = ["run", *([] if setup.layers else ["--rm"]), "--init", "--name", container_name(spec.key)]
+    arguments += ["--cidfile", str(cid_file(folder))]
     arguments += ["--label", f"{LABEL}={setup.pool}", f"--pull={_pull(setup, container)}", *engine.run_options]
+    labels = (*setup.labels, (WORKSPACE_LABEL, setup.layers))  # also an empty one: the image may have any label
+    arguments += [word for name, value in labels for word in ("--label", f"{name}={value}")]
+    arguments += [f"--unsetenv={name}" for name in setup.unset]
     arguments += ["--detach-keys=", "--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
     arguments += _user(setup, container, who) + _limits(setup, spec) + _streams(setup, spec)
     arguments += ["--network", "none" if container.network is ContainerNetwork.NONE else "host"]

@@ -15,6 +15,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PREFIX = "gpupool-"
 LABEL = "gpupool.pool"  # the owner of a container: the run folder of its agent
+WORKSPACE_LABEL = "gpupool.workspace"  # the workspace that keeps the files of a container
 _PASSED_ON = ("HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _ALSO = ("http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "REGISTRY_AUTH_FILE", "DOCKER_HOST")
 _COMMAND_TIMEOUT_S = 60.0

@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 
-from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.errors import EXIT_NOT_EXECUTABLE, GpupoolError
+from gpupool.domain.work.supervision import ExitReason, ProcessSpec
 from gpupool.node.host import cgroups, process_tree
 from gpupool.node.host.child import ProgramChild, StartError
 from gpupool.node.host.paths import ReplicaFolder
 from gpupool.node.runners.container import cleanup
 from gpupool.node.runners.container.child import ContainerChild
 from gpupool.node.runners.container.probe import group_paths
-from gpupool.node.runners.container.spec import ContainerSetup
+from gpupool.node.runners.container.spec import ContainerSetup, cid_file
 
 ENGINE_GRACE_S = 15.0  # for a container engine to clean up after its container
+ENGINE_FAILED = 125  # exit code of Podman and Docker for their own errors
 
 
 class ContainerExecution:
@@ -42,6 +44,13 @@ class ContainerExecution:
         rest = (plain.streams, plain.tty, plain.shepherd, plain.cgroup_entries, plain.process_limit)
         return ContainerChild(plain.spec, plain.environment, *rest, setup=self._setup, folder=self._folder.path)
 
+    def command_child(self, plain: ProgramChild) -> ProgramChild:
+        """Return the child that becomes the engine's command for a program in this container."""
+        setup = self._setup
+        inside = None if setup is None else replace(setup, home=setup.home or self._folder.key)
+        rest = (plain.streams, plain.tty, plain.shepherd, plain.cgroup_entries, plain.process_limit)
+        return ContainerChild(plain.spec, plain.environment, *rest, setup=inside, folder=self._folder.path)
+
     def send(self, signals: tuple[int, ...], *, catching: bool, ended: bool) -> bool:
         """Signal the program alone, because its engine would clean up on the same signal."""
         return send_to_program(os.getpid(), signals, catching=catching) or ended
@@ -57,6 +66,17 @@ class ContainerExecution:
     def out_of_memory(self, groups: tuple[str, ...]) -> bool:
         """Return True if the container was killed, or has reached its limit (its own group may be gone)."""
         return cgroups.out_of_memory(groups) or cgroups.limit_reached(groups)
+
+    def failed_to_start(self, status: int) -> ExitReason | None:
+        """Return why the engine failed before it made the container: without an image or with one; else None."""
+        setup = self._setup
+        if status != ENGINE_FAILED or setup is None or cid_file(self._folder.path).exists():
+            return None
+        try:
+            missing = setup.engine.call("image", "inspect", "--format", "{{.Id}}", setup.image).returncode != 0
+        except GpupoolError:
+            missing = False
+        return ExitReason.IMAGE_FAILED if missing else ExitReason.START_FAILED
 
     def close(self) -> None:
         """End a container that is a child of the engine's daemon."""

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.images import LOCAL_REGISTRY, check_image, full_image_name
+from gpupool.domain.work.container import LOCAL_REGISTRY, check_image, full_image_name
 from gpupool.node.runners.container.engine import ContainerEngine, last_line
 
+NAMESPACE = "localhost/gpupool-workspace"  # images of workspaces, which only their sessions use
 TRANSFER_TIMEOUT_S = 3600.0
 _LOADED = re.compile(r"Loaded image(?:\(s\))?: (.+)")
 _MACHINE = os.uname().machine
@@ -26,8 +27,15 @@ _NAME = re.compile(r"[a-z0-9]{8,64}")
 
 
 def resolve(engine: ContainerEngine, name: str) -> str:
-    """Return the name by which the engine finds the image here, else its full name. Raises INVALID_NAME."""
+    """Return the name by which the engine finds the image here, else its full name.
+
+    Raises ``GpupoolError``: INVALID_NAME, FORBIDDEN for images of workspaces.
+    """
     check_image(name)
+    if own_name(name).startswith(NAMESPACE):
+        raise GpupoolError(
+            ErrorCode.FORBIDDEN, f"{name} is kept for workspaces.", "Use another image, or start the workspace."
+        )
     for candidate in dict.fromkeys((own_name(name), full_image_name(name))):
         if engine.call("image", "inspect", "--format", "{{.Id}}", candidate).returncode == 0:
             return candidate
@@ -63,7 +71,8 @@ def list_images(engine: ContainerEngine) -> list[dict[str, Any]]:
     if done.returncode:
         raise _failed("list its images", done.stderr)
     text = done.stdout.decode("utf-8", "replace")
-    found = list(_podman_images(text) if engine.podman else _docker_images(text))
+    images = _podman_images(text) if engine.podman else _docker_images(text)
+    found = [image for image in images if not image["name"].startswith(NAMESPACE)]
     return sorted(found, key=lambda image: (image["name"], image["id"]))
 
 

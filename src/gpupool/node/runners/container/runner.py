@@ -7,6 +7,7 @@ import base64
 import contextlib
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
@@ -27,9 +28,10 @@ from gpupool.node.runners.container import cleanup, images
 from gpupool.node.runners.container.engine import ContainerEngine, kill_commands
 from gpupool.node.runners.container.execution import ContainerExecution
 from gpupool.node.runners.container.gpus import gpu_parts
+from gpupool.node.runners.container.layers import ContainerLayers, LayeredStart
 from gpupool.node.runners.container.paths import RUN, ContainerPaths
 from gpupool.node.runners.container.probe import ENGINE_VARIABLE, STORE_VARIABLE, find_engine
-from gpupool.node.runners.container.spec import FILE, ContainerSetup, Mount, cid_file, container_name
+from gpupool.node.runners.container.spec import ContainerSetup, Mount, cid_file, container_name
 from gpupool.node.sharing.preload import VARIABLE as PRELOAD
 
 MUSL_VARIABLE = "GPUPOOL_MUSL_IMAGES"
@@ -59,21 +61,25 @@ class ContainerRunner:
         self._run = run
         self._engine: ContainerEngine | None = None
         self._musl: dict[str, bool] = {}  # by the ID of an image
-        self._turn = asyncio.Lock()
+        self._turn = threading.Lock()
         self._images = asyncio.Lock()
         self._jobs: dict[str, asyncio.Task[list[str]]] = {}
         self.uploads = images.Uploads(state / "uploads")
+        self.layers = ContainerLayers(self._ready_engine, state / "layers")
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
     async def engine(self) -> ContainerEngine:
         """Return the engine and its options. Raises ``GpupoolError(UNSUPPORTED)`` if none works."""
-        async with self._turn:
-            if self._engine is None:
-                self._engine = self._read_stored_engine()
-            if self._engine is None:
-                self._engine = await asyncio.to_thread(self._find)
+        if self._engine is not None:
             return self._engine
+        return await asyncio.to_thread(self._ready_engine)
+
+    def _ready_engine(self) -> ContainerEngine:
+        with self._turn:
+            found = self._engine or self._read_stored_engine() or self._find()
+            self._engine = found
+            return found
 
     def _read_stored_engine(self) -> ContainerEngine | None:
         """Return the engine that an agent found since the machine started."""
@@ -120,15 +126,18 @@ class ContainerRunner:
         return replace(request, execution=EXECUTION)
 
     def _uses_musl(self, setup: ContainerSetup) -> bool:
-        image = images.resolve(setup.engine, setup.image)
-        found = images.identity(setup.engine, image)
+        found = images.identity(setup.engine, setup.image)
         if found and found not in self._musl:
-            self._musl[found] = images.uses_musl(setup.engine, image)
+            self._musl[found] = images.uses_musl(setup.engine, setup.image)
         return self._musl.get(found, False)
 
     async def launch(self, launch: LaunchRequest, lock_fd: int) -> int:
         """Start a shepherd, which reads the setup; see ``Runner.launch``."""
         return await self._plain.launch(launch, lock_fd)
+
+    async def check_command(self, folder: Path, argv: Sequence[str], timeout_s: float) -> str:
+        """Execute a command where a program runs: its execution knows the container."""
+        return await self._plain.check_command(folder, argv, timeout_s)
 
     def survey(self, folders: Sequence[Path]) -> dict[str, ProcessTree]:
         """Return the processes of programs: those of containers are also below their shepherds."""
@@ -150,11 +159,12 @@ class ContainerRunner:
             home = _container_key(container.inside, program.running)
             await wait_until_created(engine, program.folder.with_name(home))
             return ContainerSetup(engine, container.image, str(self._run.path), env=self._moved_env(request), home=home)
-        return await asyncio.to_thread(self._own_setup, engine, request, container, program.files)
+        return await asyncio.to_thread(self._own_setup, engine, request, container, program)
 
     def _own_setup(
-        self, engine: ContainerEngine, request: StartRequest, container: ContainerSpec, files: Path | None
+        self, engine: ContainerEngine, request: StartRequest, container: ContainerSpec, program: PrepareRequest
     ) -> ContainerSetup:
+        files = program.files
         parts = gpu_parts(request, self._run.path)
         notices = self._run.notice(request.spec.key).parent
         progress = self._run.progress(request.spec.key)
@@ -163,9 +173,16 @@ class ContainerRunner:
             own.append(Mount(str(progress), str(RUN / progress.parent.name / progress.name), read_only=False))
         if files is not None:
             own.append(Mount(str(files), str(files), read_only=False))
+        start = LayeredStart(images.resolve(engine, container.image), ())
+        layers = container.layers if engine.podman else ""
+        if layers:
+            start = self.layers.start(layers, container.image, start.image, program.running)
         return ContainerSetup(
             engine=engine,
-            image=images.resolve(engine, container.image),
+            image=start.image,
+            layers=layers,
+            labels=start.labels,
+            unset=start.unset,
             pool=str(self._run.path),
             mounts=(*parts.mounts, *own),
             devices=parts.devices,
@@ -188,8 +205,19 @@ class ContainerRunner:
     async def clean(self, folder: Path) -> None:
         """Remove the container of a program of which no process is left."""
         await self._plain.clean(folder)
-        if (folder / FILE).exists():
-            await asyncio.to_thread(cleanup.clean, self._engine, folder)
+        setup = ContainerSetup.read(ReplicaFolder(folder))
+        if setup is None:
+            return
+        if setup.layers:
+            await asyncio.to_thread(self._save_layers, setup.layers, folder.name)
+        await asyncio.to_thread(cleanup.clean, None if setup.layers else self._engine, folder)
+
+    def _save_layers(self, workspace: str, key: str) -> None:
+        """Save what an ended session changed; if that fails, the next use of the workspace tries again."""
+        try:
+            self.layers.save_ended(workspace, key)
+        except (GpupoolError, OSError) as error:
+            log_event("layers not saved", workspace=workspace, error=str(error))
 
     async def adopt(self, keys: Collection[str]) -> None:
         """Remove containers of this pool without a program; do nothing if it never had containers."""

@@ -28,7 +28,8 @@ class ContainerSetup:
     """The engine and the pool's additions: ``mounts``, ``devices`` (options of ``run``), ``env``.
 
     ``forbidden`` are folders of the pool that no volume may show. ``home`` is the key of the program in whose container
-    this one runs; empty if it has its own.
+    this one runs; empty if it has its own. ``layers`` is the workspace that keeps the container's files, with
+    ``labels`` of the container and variables of the image to ``unset``.
     """
 
     engine: ContainerEngine
@@ -39,6 +40,9 @@ class ContainerSetup:
     env: dict[str, str] | None = None
     home: str = ""
     forbidden: tuple[str, ...] = ()
+    layers: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    unset: tuple[str, ...] = ()
 
     def write(self, folder: ReplicaFolder) -> None:
         """Write the file before the shepherd starts. Raises OSError."""
@@ -55,6 +59,8 @@ class ContainerSetup:
             "mounts": tuple(Mount(**mount) for mount in data["mounts"]),
             "devices": tuple(data["devices"]),
             "forbidden": tuple(data["forbidden"]),
+            "labels": tuple((name, value) for name, value in data.get("labels", ())),
+            "unset": tuple(data.get("unset", ())),
         }
         return cls(**{**data, **read})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.supervision import ExitReason, ProcessSpec
 from gpupool.node.host import cgroups
 from gpupool.node.host.child import ProgramChild, StartError
 from gpupool.node.host.paths import ReplicaFolder
@@ -27,6 +27,10 @@ class ProcessExecution:
         """Return the child as it is."""
         return plain
 
+    def command_child(self, plain: ProgramChild) -> ProgramChild:
+        """Return the child as it is."""
+        return plain
+
     def send(self, signals: tuple[int, ...], *, catching: bool, ended: bool) -> bool:  # noqa: ARG002 - one of two ways
         """Return False: the shepherd signals all processes."""
         return False
@@ -42,6 +46,10 @@ class ProcessExecution:
     def out_of_memory(self, groups: tuple[str, ...]) -> bool:
         """Return True if the kernel has killed a process in these control groups for their memory limit."""
         return cgroups.out_of_memory(groups)
+
+    def failed_to_start(self, status: int) -> ExitReason | None:  # noqa: ARG002 - the child is the program
+        """Return None: the pipe of the exec reports what failed."""
+        return None
 
     def close(self) -> None:
         """Do nothing: all processes are below the shepherd."""

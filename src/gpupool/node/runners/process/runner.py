@@ -18,7 +18,7 @@ from gpupool.domain.work.supervision import ProcessSpec
 from gpupool.node.host import cgroups, process_tree
 from gpupool.node.host.paths import ReplicaFolder, RunFolder, bind_socket
 from gpupool.node.host.process_tree import Proc
-from gpupool.node.host.records import ShepherdRecord, StartRequest
+from gpupool.node.host.records import MAX_CHECK_BYTES, CheckRequest, ShepherdRecord, StartRequest
 from gpupool.node.ports import LaunchRequest, PrepareRequest, ProcessTree, ProgramTraits
 
 _BACKLOG = 64
@@ -27,7 +27,7 @@ _ANSWER_LIMIT = 64  # bytes
 
 
 class ProcessRunner:
-    """Starts shepherds through a fork server, and ends what they leave when they are killed."""
+    """Starts shepherds through a fork server, and ends the remaining processes of killed shepherds."""
 
     name: ClassVar[str] = "process"
 
@@ -61,6 +61,10 @@ class ProcessRunner:
         with bind_socket(path, socket.SOCK_STREAM, launch.spec.uid) as listener:
             listener.listen(_BACKLOG)
             return await self.spawner.fork(launch.folder, lock_fd, listener.fileno())
+
+    async def check_command(self, folder: Path, argv: Sequence[str], timeout_s: float) -> str:
+        """Execute a command where a program runs; return its problem."""
+        return await self.spawner.check(folder, CheckRequest(tuple(argv), timeout_s))
 
     def survey(self, folders: Sequence[Path]) -> dict[str, ProcessTree]:
         """Return the process trees below the shepherds, from one scan of /proc for all programs."""
@@ -172,12 +176,33 @@ class SpawnerClient:
         Raises ``ConnectionError`` when the fork server died: the shepherd may or may not exist, its lock shows that.
         Raises ``GpupoolError(INTERNAL)`` when the machine cannot start another process.
         """
+        return await self._fork(folder, [lock_fd, listener_fd])
+
+    async def check(self, folder: Path, check: CheckRequest) -> str:
+        """Return the problem of a command that is executed where a program runs; empty if there is none.
+
+        Raises ``OSError`` or ``GpupoolError`` if it was not executed.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        loop = asyncio.get_running_loop()
+        with ours:  # its end ends the check
+            ours.settimeout(0)
+            with theirs:
+                await self._fork(folder, [theirs.fileno()])
+            async with asyncio.timeout(check.timeout_s + ANSWER_TIMEOUT_S):
+                await loop.sock_sendall(ours, check.encode())
+                answer = await loop.sock_recv(ours, MAX_CHECK_BYTES)
+        if not answer:
+            raise ConnectionError("the process of the check ended")
+        return answer.decode("utf-8", "replace").rstrip("\n")
+
+    async def _fork(self, folder: Path, fds: list[int]) -> int:
         async with self._turn:
             if self._control is None:
                 self.start()
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    answer = await self._exchange(folder, lock_fd, listener_fd)
+                    answer = await self._exchange(folder, fds)
             except OSError as error:
                 self._discard()
                 raise ConnectionError("the spawner ended") from error
@@ -192,11 +217,11 @@ class SpawnerClient:
             )
         return answer
 
-    async def _exchange(self, folder: Path, lock_fd: int, listener_fd: int) -> int:
+    async def _exchange(self, folder: Path, fds: list[int]) -> int:
         control = self._control
         if control is None:
             raise ConnectionError("no spawner")
-        socket.send_fds(control, [os.fsencode(folder)], [lock_fd, listener_fd])
+        socket.send_fds(control, [os.fsencode(folder)], fds)
         data = await asyncio.get_running_loop().sock_recv(control, _ANSWER_LIMIT)
         if not data:
             raise ConnectionError("the spawner closed the connection")

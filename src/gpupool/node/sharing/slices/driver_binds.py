@@ -54,7 +54,7 @@ class DriverBinds:
 
 
 def plan_binds(cuda: str, nvml: str, drivers: DriverPaths, gpus: str) -> DriverBinds:
-    """Return what to bind, for the share libraries ``cuda`` and ``nvml``; ``gpus`` configures the fake driver."""
+    """Return the binds for the share libraries ``cuda`` and ``nvml``; ``gpus`` configures the fake driver."""
     pairs = ((cuda, CUDA, drivers.cuda), (nvml, NVML, drivers.nvml))
     added = [Bind(driver, f"{SLICE_FOLDER}/{name}") for _own, name, driver in pairs if driver]
     added += [Bind(gpus, GPUS)] if gpus else []
@@ -76,7 +76,7 @@ def _system_files(own: str, name: str) -> Iterator[str]:
 
 
 def _header(path: str) -> bytes:
-    """Return what tells libraries of different machines apart; empty if the file cannot be read."""
+    """Return a key for the machine type of a library; empty if the file cannot be read."""
     try:
         with Path(path).open("rb") as file:
             found = file.read(_ELF_HEADER_BYTES)
@@ -90,7 +90,8 @@ def _rehearse(binds: Sequence[Bind]) -> str:
     if os.geteuid() != 0:
         return "it does not run as root"
     try:
-        Path(SLICE_FOLDER).mkdir(mode=0o755, exist_ok=True)
+        Path(SLICE_FOLDER).mkdir(exist_ok=True)
+        Path(SLICE_FOLDER).chmod(0o755)  # the agent's umask may be stricter, and programs of all users read it
         pairs = json.dumps([(each.source, each.target) for each in binds])
         command = [sys.executable, "-I", mounts.__file__, pairs]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_REHEARSAL_TIMEOUT_S, check=False)

@@ -27,7 +27,7 @@ from gpupool.node.inventory.emulated import EmulatedInventory
 from gpupool.node.inventory.fake_driver import VARIABLE as FAKE_GPUS
 from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost, SliceCount
 from gpupool.node.sharing.drivers import CUDA, DriverPaths, find_drivers
-from gpupool.node.sharing.emulation import FAKES, context_bytes, describe_gpus
+from gpupool.node.sharing.emulation import FAKES, context_bytes, describe_gpus, path_with_tools, tools_folder
 from gpupool.node.sharing.preload import VARIABLE, Libraries, libraries
 from gpupool.node.sharing.slices import pages
 from gpupool.node.sharing.slices.arbiter import Arbiter, Message
@@ -39,7 +39,7 @@ from gpupool.node.sharing.slices.lease_folder import (
     make_leases_folder,
     stale_folders,
 )
-from gpupool.node.sharing.slices.watch import Grant, SliceWatch, Tenant, TenantGpu
+from gpupool.node.sharing.slices.watch import GrantCount, SliceWatch, Tenant, TenantGpu
 from gpupool.node.sharing.variables import SIMULATED_NOTE, visible_gpus
 
 LEASE_DIR = "GPUPOOL_LEASE_DIR"
@@ -64,7 +64,7 @@ class _Lease:
     gpus: tuple[GpuShare, ...]
     programs: dict[str, NodeProgram] = field(default_factory=dict)
     counts: dict[str, tuple[float, int, float]] = field(default_factory=dict)
-    grants: dict[str, Grant] = field(default_factory=dict)
+    grants: dict[str, GrantCount] = field(default_factory=dict)
 
     @property
     def policy(self) -> ComputePolicy:
@@ -246,7 +246,7 @@ class ShareSharing:
             held_s, used_bytes = used.get("held_ns", 0) / 1e9, used.get("used_bytes", 0)
             uuid, now = used.get("uuid", ""), time.monotonic()
             lease.counts[uuid] = (held_s, used_bytes, now)
-            lease.grants[uuid] = Grant(held_s, used.get("ungated", 0), now)
+            lease.grants[uuid] = GrantCount(held_s, used.get("ungated", 0), now)
             if used.get("unhooked_count"):
                 self._note(lease, UNHOOKED_NOTE)
         if isinstance(warning := message.get("warning"), str):
@@ -276,6 +276,7 @@ def _environment(spec: ProcessSpec, caps: ShareCapabilities, folder: LeaseFolder
     return {
         **visible_gpus(spec, simulated=spec.emulated),
         **caps.env,
+        **path_with_tools(spec, caps.tools),
         VARIABLE: caps.libraries.preload(spec.env.get(VARIABLE, "")),
         LEASE_DIR: str(folder.path),
     }
@@ -283,13 +284,17 @@ def _environment(spec: ProcessSpec, caps: ShareCapabilities, folder: LeaseFolder
 
 @dataclass(frozen=True, slots=True)
 class ShareCapabilities:
-    """The libraries and drivers that enforce slices. ``env`` is set for every program."""
+    """The libraries and drivers that enforce slices. ``env`` is set for every program.
+
+    ``tools`` is the folder with the programs of emulated GPUs.
+    """
 
     libraries: Libraries
     drivers: DriverPaths
     binds: DriverBinds
     env: Mapping[str, str] = field(default_factory=dict)
     emulated_contexts: Mapping[str, int] = field(default_factory=dict)
+    tools: Path | None = None
 
     def context_bytes(self, uuid: str, limit_bytes: int) -> int:
         """Return the estimated context size on a GPU without a measurement, in a slice of that size."""
@@ -315,7 +320,7 @@ def _emulated(host: SharingHost, found: Libraries) -> ShareCapabilities | str:
         return environment
     drivers = DriverPaths(*fakes.names)
     binds = _binds(found, drivers, environment[FAKE_GPUS])
-    return ShareCapabilities(found, drivers, binds, environment, context_bytes(environment))
+    return ShareCapabilities(found, drivers, binds, environment, context_bytes(environment), tools_folder(host))
 
 
 def _real(found: Libraries) -> ShareCapabilities | str:

@@ -2,7 +2,7 @@
 
 A process that launches kernels without the share library (through a second copy of the driver, for example) uses time
 that was never granted. The check compares two rates of about a second each. A tenant is in *excess* while it uses more
-than the larger of its grant and its share, by a margin, and somebody else is concerned: another tenant on the GPU, or
+than the larger of its grant and its share, by a margin, and another party is concerned: another tenant on the GPU, or
 the policy ``cap``. Use within the share harms nobody, and a single second proves nothing, because the two rates are
 not measured at the same moments; so the steps need several samples in a row.
 """

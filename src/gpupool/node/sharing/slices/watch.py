@@ -55,7 +55,7 @@ _TIME_SIGNALS = {TimeAction.TERM: signal.SIGTERM, TimeAction.KILL: signal.SIGKIL
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class GrantCount:
     """The arbiter's count for one lease on one GPU: seconds held, launches that did not wait, and when it came."""
 
     held_s: float
@@ -75,7 +75,7 @@ class TenantGpu:
     allowance_bytes: int
     permille: int
     policy: ComputePolicy
-    grant: Grant | None
+    grant: GrantCount | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +293,10 @@ def _describe(uuid: str, finding: OffenceFinding) -> str:
 class _Rate:
     """Turns the arbiter's sums into percent of the time."""
 
-    last: Grant | None = None
+    last: GrantCount | None = None
     rate: float | None = None
 
-    def percent(self, grant: Grant | None, now: float) -> float | None:
+    def percent(self, grant: GrantCount | None, now: float) -> float | None:
         """Return the granted percentage; None if it is unknown or launches did not have to wait for a grant.
 
         The arbiter reports each second as long as the lease has attached processes.
