@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpupool.bench.figures import Figure, Outcome
+from gpupool.bench.figures import CaseOutcome, Figure
 from gpupool.bench.results import Result
 
 
@@ -43,7 +43,7 @@ class Pair:
 
 
 def _is_measured(figure: Figure) -> bool:
-    return figure.outcome is Outcome.MEASURED
+    return figure.outcome is CaseOutcome.MEASURED
 
 
 def compare(first: Sequence[Result], second: Sequence[Result]) -> list[Pair]:

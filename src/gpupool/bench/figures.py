@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Outcome(StrEnum):
+class CaseOutcome(StrEnum):
     """The outcome of a measurement."""
 
     MEASURED = "measured"
@@ -34,7 +34,7 @@ class Figure:
 
     part: str
     name: str
-    outcome: Outcome
+    outcome: CaseOutcome
     value: float | None = None
     unit: str = ""
     goal: str = ""
@@ -48,27 +48,27 @@ def measured(part: str, name: str, value: float, unit: str, *, samples: int, goa
     """Return a result with a number; raise ``NotMeasuredError`` if it is not a number or has no basis."""
     if not math.isfinite(value) or samples < 1:
         raise NotMeasuredError(f"{part}, {name}: {value} of {samples} samples is not a measurement")
-    return Figure(part, name, Outcome.MEASURED, value, unit, goal, detail={"samples": samples} | detail)
+    return Figure(part, name, CaseOutcome.MEASURED, value, unit, goal, detail={"samples": samples} | detail)
 
 
 def skipped(part: str, name: str, reason: str) -> Figure:
     """Return a result that cannot be measured here."""
-    return Figure(part, name, Outcome.SKIPPED, reason=reason)
+    return Figure(part, name, CaseOutcome.SKIPPED, reason=reason)
 
 
 def failed(part: str, name: str, reason: str) -> Figure:
     """Return a result whose measurement failed."""
-    return Figure(part, name, Outcome.FAILED, reason=reason[-2000:])
+    return Figure(part, name, CaseOutcome.FAILED, reason=reason[-2000:])
 
 
 def value_text(figure: Figure) -> str:
     """Return the value with four digits and its unit; raise ``NotMeasuredError`` if there is none."""
-    if figure.outcome is not Outcome.MEASURED or figure.value is None:
+    if figure.outcome is not CaseOutcome.MEASURED or figure.value is None:
         raise NotMeasuredError(f"{figure.part}, {figure.name}: {figure.reason or 'no value'}")
     return f"{figure.value:.4g} {figure.unit}".strip()
 
 
 def counts(figures: Iterable[Figure]) -> str:
     """Return ``12 measured, 3 skipped, 0 failed``."""
-    found: Sequence[Outcome] = [figure.outcome for figure in figures]
-    return ", ".join(f"{found.count(outcome)} {outcome.value}" for outcome in Outcome)
+    found: Sequence[CaseOutcome] = [figure.outcome for figure in figures]
+    return ", ".join(f"{found.count(outcome)} {outcome.value}" for outcome in CaseOutcome)

@@ -17,8 +17,8 @@ from typing import Any
 
 from gpupool.bench.figures import Figure
 from gpupool.bench.machine import percentile
-from gpupool.bench.run import Case
-from gpupool.bench.session import START_TIMEOUT_S, MeasureError, Session, SkipError, program_folder
+from gpupool.bench.run import BenchCase
+from gpupool.bench.session import START_TIMEOUT_S, BenchSession, MeasureError, SkipError, program_folder
 from gpupool.bench.train import training_arguments, training_detail
 from gpupool.client.discovery import Remote, find_pool
 
@@ -29,7 +29,7 @@ REMOTE_ONLY = "the pool is on this machine; run this from another one after 'gpu
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the program runs. ``options`` are those of ``gpupool run``; None: not in the pool."""
+    """A place where the program runs. ``options`` are those of ``gpupool run``; None: not in the pool."""
 
     name: str
     options: tuple[str, ...] | None
@@ -47,17 +47,17 @@ PLACES = (
 )
 
 
-def cases(session: Session) -> list[Case]:
+def cases(session: BenchSession) -> list[BenchCase]:
     """Return the cases."""
     batches, repeats = ((1, 32), 1) if session.settings.quick else ((1, 256), 3)
     return [
-        Case(f"{place.name}, batch {batch}", partial(_place, place=place, batch=batch, repeats=repeats))
+        BenchCase(f"{place.name}, batch {batch}", partial(_place, place=place, batch=batch, repeats=repeats))
         for batch in batches
         for place in PLACES
     ]
 
 
-def _place(session: Session, place: Place, batch: int, repeats: int) -> Iterator[Figure]:
+def _place(session: BenchSession, place: Place, batch: int, repeats: int) -> Iterator[Figure]:
     runs = [_run(session, command_of(session, place, batch)) for _ in range(repeats)]
     answer = runs[0][1]
     case, program = f"{place.name}, batch {batch}", answer["program"]
@@ -82,7 +82,7 @@ def _place(session: Session, place: Place, batch: int, repeats: int) -> Iterator
     )
 
 
-def command_of(session: Session, place: Place, batch: int) -> list[str]:
+def command_of(session: BenchSession, place: Place, batch: int) -> list[str]:
     """Return the whole command. Raises ``SkipError`` if the place cannot be measured here."""
     is_remote = isinstance(find_pool(), Remote)
     if place.options is None and is_remote:
@@ -105,7 +105,7 @@ def command_of(session: Session, place: Place, batch: int) -> list[str]:
     return [*own, "--", session.settings.python, *program]
 
 
-def _run(session: Session, command: Sequence[str]) -> tuple[float, dict[str, Any]]:
+def _run(session: BenchSession, command: Sequence[str]) -> tuple[float, dict[str, Any]]:
     """Return the wall time and the program's answer. Ctrl-C ends the program, as in a terminal."""
     began = time.monotonic()
     process = subprocess.Popen(

@@ -15,8 +15,8 @@ from typing import Any, Unpack
 
 from gpupool.bench.figures import Figure
 from gpupool.bench.machine import percentile
-from gpupool.bench.run import Case
-from gpupool.bench.session import MeasureError, Session, SkipError
+from gpupool.bench.run import BenchCase
+from gpupool.bench.session import BenchSession, MeasureError, SkipError
 from gpupool.client.options import SubmitOptions
 
 COMMAND = ("true",)
@@ -26,17 +26,17 @@ JOB_TIMEOUT_S = 120.0
 SLURM_NAME = "gpupool-bench"
 
 
-def cases(session: Session) -> list[Case]:
+def cases(session: BenchSession) -> list[BenchCase]:
     """Return the cases."""
     quick = session.settings.quick
     repeats, burst = (10, 40) if quick else (50, 400)
     return [
-        Case("direct", partial(_direct, repeats=repeats, burst=burst)),
-        Case("latency without a GPU", partial(_latency, label="no GPU", repeats=repeats, gpus=0)),
-        Case("latency in a slice", partial(_latency, label="slice of 0.05", repeats=repeats, fraction=0.05)),
-        Case("throughput without a GPU", partial(_throughput, label="no GPU", burst=burst, gpus=0)),
-        Case("throughput in slices", partial(_throughput, label="slices of 0.05", burst=burst, fraction=0.05)),
-        Case("Slurm", partial(_slurm, repeats=repeats, burst=burst)),
+        BenchCase("direct", partial(_direct, repeats=repeats, burst=burst)),
+        BenchCase("latency without a GPU", partial(_latency, label="no GPU", repeats=repeats, gpus=0)),
+        BenchCase("latency in a slice", partial(_latency, label="slice of 0.05", repeats=repeats, fraction=0.05)),
+        BenchCase("throughput without a GPU", partial(_throughput, label="no GPU", burst=burst, gpus=0)),
+        BenchCase("throughput in slices", partial(_throughput, label="slices of 0.05", burst=burst, fraction=0.05)),
+        BenchCase("Slurm", partial(_slurm, repeats=repeats, burst=burst)),
     ]
 
 
@@ -50,12 +50,12 @@ def _times(start: Callable[[], object], repeats: int) -> list[float]:
     return found
 
 
-def _spread(session: Session, name: str, values: Sequence[float], baseline: str = "") -> Figure:
+def _spread(session: BenchSession, name: str, values: Sequence[float], baseline: str = "") -> Figure:
     detail: dict[str, Any] = {"p90": percentile(values, 90), "p99": percentile(values, 99), "min": min(values)}
     return session.figure(name, percentile(values, 50), "ms", samples=len(values), baseline=baseline, **detail)
 
 
-def _direct(session: Session, repeats: int, burst: int) -> Iterator[Figure]:
+def _direct(session: BenchSession, repeats: int, burst: int) -> Iterator[Figure]:
     def start() -> None:
         subprocess.run(COMMAND, check=True)
 
@@ -64,7 +64,7 @@ def _direct(session: Session, repeats: int, burst: int) -> Iterator[Figure]:
     yield session.figure(DIRECT_RATE, rate, "jobs/s", samples=burst)
 
 
-def _latency(session: Session, label: str, repeats: int, **options: Unpack[SubmitOptions]) -> Iterator[Figure]:
+def _latency(session: BenchSession, label: str, repeats: int, **options: Unpack[SubmitOptions]) -> Iterator[Figure]:
     until_end, until_start = [], []
     for _ in range(repeats):
         with session.jobs() as jobs:
@@ -80,7 +80,7 @@ def _latency(session: Session, label: str, repeats: int, **options: Unpack[Submi
         yield _spread(session, f"{label}: submitted until started", until_start)
 
 
-def _throughput(session: Session, label: str, burst: int, **options: Unpack[SubmitOptions]) -> Iterator[Figure]:
+def _throughput(session: BenchSession, label: str, burst: int, **options: Unpack[SubmitOptions]) -> Iterator[Figure]:
     with session.jobs() as jobs:
         began = time.monotonic()
         for _ in range(burst):
@@ -95,9 +95,13 @@ def _throughput(session: Session, label: str, burst: int, **options: Unpack[Subm
     )
 
 
-def _slurm(session: Session, repeats: int, burst: int) -> Iterator[Figure]:
+def _slurm(session: BenchSession, repeats: int, burst: int) -> Iterator[Figure]:
     if shutil.which("srun") is None or shutil.which("sbatch") is None:
         raise SkipError("Slurm is not installed on this machine (srun, sbatch)")
+    try:
+        _slurm_command("sinfo")
+    except MeasureError as error:
+        raise SkipError(f"Slurm does not run on this machine ({error})") from error
     yield _spread(
         session, "Slurm: srun latency", _times(lambda: _slurm_command("srun", "-n1", *COMMAND), repeats), DIRECT_LATENCY
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from gpupool.bench.figures import Outcome, value_text
-from gpupool.bench.published import PUBLISHED
+from gpupool.bench.figures import CaseOutcome, value_text
 from gpupool.bench.results import Result
 
 EMULATED = "Emulated GPUs: no figure of this page describes a real GPU."
@@ -45,13 +45,13 @@ def _section(part: str, results: Sequence[Result]) -> str:
     rows = []
     for result in results:
         figure = result.figure
-        measured = figure.outcome is Outcome.MEASURED
+        measured = figure.outcome is CaseOutcome.MEASURED
         value = value_text(figure) if measured else figure.outcome.value
         ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
         note = figure.reason or ("emulated" if result.emulated else "")
         rows.append((figure.name, value, ratio, figure.baseline, figure.goal, note))
     table = _table(("Figure", "Value", "Ratio", "Baseline", "Goal", "Note"), rows, numbers=(1, 2))
-    units = dict.fromkeys(one.figure.unit for one in results if one.figure.outcome is Outcome.MEASURED)
+    units = dict.fromkeys(one.figure.unit for one in results if one.figure.outcome is CaseOutcome.MEASURED)
     charts = "\n".join(_chart(part, unit, results) for unit in units)
     return f'<section id="{escape(part)}"><h2>{escape(part)}</h2>{table}{charts}{_published(part)}</section>'
 
@@ -81,7 +81,7 @@ def _chart(part: str, unit: str, results: Sequence[Result]) -> str:
 
 
 def _has(result: Result, unit: str) -> bool:
-    return result.figure.outcome is Outcome.MEASURED and result.figure.unit == unit
+    return result.figure.outcome is CaseOutcome.MEASURED and result.figure.unit == unit
 
 
 def _bar(index: int, bar: tuple[str, float, str], most: float) -> str:
@@ -93,3 +93,36 @@ def _bar(index: int, bar: tuple[str, float, str], most: float) -> str:
         f'<rect x="{LABEL_WIDTH}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}" fill="#1b6ca8"/>'
         f'<text x="{LABEL_WIDTH + width + 6:.1f}" y="{middle:.1f}" font-size="11">{escape(text)}</text>'
     )
+
+
+NVIDIA = (
+    "https://github.com/NVIDIA/DeepLearningExamples/blob/291f0d02e815b148fa5c2b81bf07aa3552142895"
+    "/PyTorch/Classification/ConvNets/resnet50v1.5/README.md"
+)
+BITFUSION = "README of github.com/alexhanl/machine-learning (Bitfusion 4.0.1)"
+V100_1, V100_8 = "1 x V100 16GB (DGX-1), FP32, PyTorch 21.03", "8 x V100 16GB (DGX-1), FP32, PyTorch 21.03"
+A100_1, A100_8 = "1 x A100 80GB (DGX A100), TF32, PyTorch 21.03", "8 x A100 80GB (DGX A100), TF32, PyTorch 21.03"
+REMOTE = "V100 32GB over 10 GbE, MTU 9000; ratio to the same GPU in the same machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One published figure. ``part`` is the benchmark that measures something similar."""
+
+    part: str
+    what: str
+    value: str
+    conditions: str
+    source: str
+
+
+PUBLISHED = (
+    Published("train", "ResNet-50 v1.5 training", "367 images/s", V100_1, NVIDIA),
+    Published("train", "ResNet-50 v1.5 training", "938 images/s", A100_1, NVIDIA),
+    Published("scaling", "ResNet-50 v1.5 training", "2855 images/s, 7.76 times one GPU", V100_8, NVIDIA),
+    Published("scaling", "ResNet-50 v1.5 training", "7248 images/s, 7.72 times one GPU", A100_8, NVIDIA),
+    Published("overhead", "remote ResNet-50 training, batch 256", "0.972", REMOTE, BITFUSION),
+    Published("overhead", "remote ResNet-50 inference, batch 256", "0.980", REMOTE, BITFUSION),
+    Published("overhead", "remote ResNet-50 inference, batch 1", "0.62", REMOTE, BITFUSION),
+    Published("overhead", "remote ResNeXt-101 inference, batch 1", "0.69", REMOTE, BITFUSION),
+)

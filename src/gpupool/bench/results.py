@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpupool.bench.figures import Figure, Outcome
+from gpupool.bench.figures import CaseOutcome, Figure
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 FORMAT = 1
@@ -57,7 +57,7 @@ class ResultsFile:
 
     def completed_cases(self, part: str) -> set[str]:
         """Return the cases of a benchmark that are measured or were skipped; failed ones are measured again."""
-        failed = {result.case for result in self.results if result.figure.outcome is Outcome.FAILED}
+        failed = {result.case for result in self.results if result.figure.outcome is CaseOutcome.FAILED}
         return {result.case for result in self.results if result.figure.part == part} - failed
 
     def forget(self, part: str, case: str) -> None:
@@ -108,7 +108,7 @@ def _parsed(path: Path, lines: list[str]) -> Iterator[Result]:
 
 
 def _typed(figure: Figure) -> Figure:
-    return Figure(**{name: getattr(figure, name) for name in _FIGURE_FIELDS} | {"outcome": Outcome(figure.outcome)})
+    return Figure(**{name: getattr(figure, name) for name in _FIGURE_FIELDS} | {"outcome": CaseOutcome(figure.outcome)})
 
 
 def _invalid(path: Path, why: str) -> GpupoolError:

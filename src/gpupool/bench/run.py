@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpupool.bench.figures import Figure, NotMeasuredError, Outcome, failed, skipped
+from gpupool.bench.figures import CaseOutcome, Figure, NotMeasuredError, failed, skipped
 from gpupool.bench.machine import describe_machine
 from gpupool.bench.results import Result, ResultsFile
-from gpupool.bench.session import MeasureError, Session, SkipError
+from gpupool.bench.session import BenchSession, MeasureError, SkipError
 from gpupool.client import Client, JobFailed
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
@@ -17,15 +17,15 @@ IMPOSSIBLE = (ErrorCode.IMPOSSIBLE_REQUEST, ErrorCode.UNSUPPORTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchCase:
     """One step of a benchmark: its name, how it is measured, and whether other cases need its figures."""
 
     name: str
-    measure: Callable[[Session], Iterable[Figure]]
+    measure: Callable[[BenchSession], Iterable[Figure]]
     needed: bool = False
 
 
-class Progress(Protocol):
+class BenchProgress(Protocol):
     """Shows how far a run is."""
 
     def began(self, done: int, total: int, case: str) -> None:
@@ -59,11 +59,11 @@ def facts_of(client: Client, command: str, *, quick: bool) -> dict[str, Any]:
     }
 
 
-def run_cases(cases: Sequence[Case], session: Session, results: ResultsFile, progress: Progress) -> None:
+def run_cases(cases: Sequence[BenchCase], session: BenchSession, results: ResultsFile, progress: BenchProgress) -> None:
     """Measure the cases that the results file lacks. Ctrl-C passes; figures so far are in the file then."""
     completed = results.completed_cases(session.part)
     for result in results.results:
-        if result.figure.part == session.part and result.figure.outcome is Outcome.MEASURED:
+        if result.figure.part == session.part and result.figure.outcome is CaseOutcome.MEASURED:
             session.remember(result.figure)
     for number, case in enumerate(cases):
         progress.began(number, len(cases), case.name)
@@ -71,12 +71,12 @@ def run_cases(cases: Sequence[Case], session: Session, results: ResultsFile, pro
             continue
         results.forget(session.part, case.name)
         for figure in _measure(case, session):
-            if figure.outcome is Outcome.MEASURED:
+            if figure.outcome is CaseOutcome.MEASURED:
                 session.remember(figure)
             progress.added(results.add(case.name, figure))
 
 
-def _measure(case: Case, session: Session) -> list[Figure]:
+def _measure(case: BenchCase, session: BenchSession) -> list[Figure]:
     """Return all figures of a case: a case in the file is complete, so that a run can be resumed after it."""
     try:
         return list(case.measure(session))

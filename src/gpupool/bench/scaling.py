@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from gpupool.bench.figures import Figure
-from gpupool.bench.run import Case
-from gpupool.bench.session import Session, SkipError
+from gpupool.bench.run import BenchCase
+from gpupool.bench.session import BenchSession, SkipError
 from gpupool.bench.train import training_arguments, training_detail
 from gpupool.client import Job
 
@@ -24,8 +24,8 @@ LAUNCHER_ROLE = "launcher"
 
 
 @dataclass(frozen=True, slots=True)
-class Launcher:
-    """How ranks are started: the pool's framework, and our program's one. ``needs`` is a program of this machine."""
+class RankLauncher:
+    """A launcher of ranks: the pool's framework, and the one of our program. ``needs`` is a program of this machine."""
 
     name: str
     framework: str
@@ -36,9 +36,9 @@ class Launcher:
 
 
 LAUNCHERS = (
-    Launcher("torchrun", "torch", "torch", module=("-m", "torch.distributed.run")),
-    Launcher("MPI", "mpi", "numpy", needs="mpirun"),
-    Launcher("TensorFlow", "tf", "tensorflow", reports_reduce=False),
+    RankLauncher("torchrun", "torch", "torch", module=("-m", "torch.distributed.run")),
+    RankLauncher("MPI", "mpi", "numpy", needs="mpirun"),
+    RankLauncher("TensorFlow", "tf", "tensorflow", reports_reduce=False),
 )
 
 
@@ -50,7 +50,7 @@ class Scale:
     ranks: int
     batch: int
 
-    def name(self, launcher: Launcher) -> str:
+    def name(self, launcher: RankLauncher) -> str:
         """Return the name of the case."""
         return f"{launcher.name}, {self.kind}, {self.ranks} {'rank' if self.ranks == 1 else 'ranks'}"
 
@@ -60,12 +60,12 @@ def rank_counts(gpus: int) -> list[int]:
     return [count for count in (1, 2, 4, MAX_RANKS) if count <= gpus]
 
 
-def usable_gpus(session: Session) -> int:
+def usable_gpus(session: BenchSession) -> int:
     """Return how many GPUs are in order."""
     return sum(gpu.available for gpu in session.client.gpus())
 
 
-def cases(session: Session) -> list[Case]:
+def cases(session: BenchSession) -> list[BenchCase]:
     """Return the cases."""
     counts = rank_counts(usable_gpus(session))
     batch = 8 if session.settings.quick else 64
@@ -74,13 +74,13 @@ def cases(session: Session) -> list[Case]:
     scales = [Scale("weak", count, batch) for count in counts]
     scales += [Scale("strong", count, batch * counts[-1] // count) for count in counts]
     return [
-        Case(scale.name(launcher), partial(_scale, launcher=launcher, scale=scale))
+        BenchCase(scale.name(launcher), partial(_scale, launcher=launcher, scale=scale))
         for launcher in LAUNCHERS
         for scale in scales
     ]
 
 
-def start_ranks(session: Session, launcher: Launcher, ranks: int, batch: int) -> Job:
+def start_ranks(session: BenchSession, launcher: RankLauncher, ranks: int, batch: int) -> Job:
     """Submit a gang with one GPU for each rank. Raises ``SkipError`` if a program is missing."""
     if launcher.needs and shutil.which(launcher.needs) is None:
         raise SkipError(f"{launcher.needs} is not installed on this machine")
@@ -97,7 +97,7 @@ def start_ranks(session: Session, launcher: Launcher, ranks: int, batch: int) ->
     )
 
 
-def answer_of_ranks(session: Session, job: Job) -> dict[str, Any]:
+def answer_of_ranks(session: BenchSession, job: Job) -> dict[str, Any]:
     """Return the answer of rank 0, with the nodes of the workers."""
     job.wait_started()
     replicas = job.detail().replicas
@@ -107,7 +107,7 @@ def answer_of_ranks(session: Session, job: Job) -> dict[str, Any]:
     return answer | {"nodes": sorted({node for node in workers if node})}
 
 
-def _scale(session: Session, launcher: Launcher, scale: Scale) -> Iterator[Figure]:
+def _scale(session: BenchSession, launcher: RankLauncher, scale: Scale) -> Iterator[Figure]:
     with session.jobs():
         answer = answer_of_ranks(session, start_ranks(session, launcher, scale.ranks, scale.batch))
     case, one = scale.name(launcher), Scale(scale.kind, 1, scale.batch).name(launcher)

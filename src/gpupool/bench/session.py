@@ -32,7 +32,7 @@ class MeasureError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BenchSettings:
     """The options of a run. ``python`` is the Python of the jobs, ``image`` that of a case in a container."""
 
     quick: bool = False
@@ -41,10 +41,10 @@ class Settings:
     image: str = ""
 
 
-class Session:
+class BenchSession:
     """One benchmark on one pool. ``part`` is its name; ``value`` returns figures that were measured earlier."""
 
-    def __init__(self, part: str, client: Client, settings: Settings) -> None:
+    def __init__(self, part: str, client: Client, settings: BenchSettings) -> None:
         self.part = part
         self.client = client
         self.settings = settings

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from gpupool.bench.figures import Figure
-from gpupool.bench.run import Case
-from gpupool.bench.session import POLL_INTERVAL_S, MeasureError, Session
+from gpupool.bench.run import BenchCase
+from gpupool.bench.session import POLL_INTERVAL_S, BenchSession, MeasureError
 from gpupool.client import Job
 
 WHOLE = "whole GPU: throughput"
@@ -27,7 +27,7 @@ Samples = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class SliceDivision:
     """Slices that run at the same time. ``fractions`` is empty for a whole GPU."""
 
     name: str
@@ -36,28 +36,28 @@ class Division:
 
 
 DIVISIONS = (
-    Division("one slice of 0.5", (0.5,)),
-    Division("one slice of 0.5, cap", (0.5,), "cap"),
-    Division("2 x 0.5", (0.5,) * 2),
-    Division("0.25 + 0.75", (0.25, 0.75)),
-    Division("0.1 + 0.9", (0.1, 0.9)),
-    Division("4 x 0.25", (0.25,) * 4),
-    Division("10 x 0.1", (0.1,) * 10),
-    Division("20 x 0.05", (0.05,) * 20),
-    Division("50 x 0.02", (0.02,) * 50),
+    SliceDivision("one slice of 0.5", (0.5,)),
+    SliceDivision("one slice of 0.5, cap", (0.5,), "cap"),
+    SliceDivision("2 x 0.5", (0.5,) * 2),
+    SliceDivision("0.25 + 0.75", (0.25, 0.75)),
+    SliceDivision("0.1 + 0.9", (0.1, 0.9)),
+    SliceDivision("4 x 0.25", (0.25,) * 4),
+    SliceDivision("10 x 0.1", (0.1,) * 10),
+    SliceDivision("20 x 0.05", (0.05,) * 20),
+    SliceDivision("50 x 0.02", (0.02,) * 50),
 )
 
 
-def cases(session: Session) -> list[Case]:
+def cases(session: BenchSession) -> list[BenchCase]:
     """Return the cases."""
     window_s = 3.0 if session.settings.quick else 20.0
     return [
-        Case("whole GPU", partial(_whole, window_s=window_s), needed=True),
-        *(Case(one.name, partial(_divided, division=one, window_s=window_s)) for one in DIVISIONS),
+        BenchCase("whole GPU", partial(_whole, window_s=window_s), needed=True),
+        *(BenchCase(one.name, partial(_divided, division=one, window_s=window_s)) for one in DIVISIONS),
     ]
 
 
-def _whole(session: Session, window_s: float) -> Iterator[Figure]:
+def _whole(session: BenchSession, window_s: float) -> Iterator[Figure]:
     with session.jobs() as jobs:
         session.submit_program(PROGRAM, gpus=1)
         rows = _measure(session, jobs, window_s)
@@ -67,8 +67,8 @@ def _whole(session: Session, window_s: float) -> Iterator[Figure]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One program in the window: its GPU, its slice, and what it did."""
+class _SliceRow:
+    """One program in the window: its GPU, its slice, and its work."""
 
     gpu: str
     permille: int
@@ -76,7 +76,7 @@ class _Row:
     per_second: float
 
 
-def _divided(session: Session, division: Division, window_s: float) -> Iterator[Figure]:
+def _divided(session: BenchSession, division: SliceDivision, window_s: float) -> Iterator[Figure]:
     rounds = session.earlier(WHOLE).detail["rounds"]
     with session.jobs() as jobs:
         for fraction in division.fractions:
@@ -104,22 +104,22 @@ def _divided(session: Session, division: Division, window_s: float) -> Iterator[
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SliceShare:
     """The part of a GPU's time that a program got and should have got, in percent."""
 
     measured: float
     expected: float
 
 
-def shares_on(rows: Sequence[_Row]) -> list[Share]:
+def shares_on(rows: Sequence[_SliceRow]) -> list[SliceShare]:
     """Return the shares of the programs on one GPU. Raises ``MeasureError`` if no kernel ended."""
     work, slices = sum(row.per_second for row in rows), sum(row.permille for row in rows)
     if not work or not slices:
         raise MeasureError("no kernel ended in the window")
-    return [Share(100.0 * row.per_second / work, 100.0 * row.permille / slices) for row in rows]
+    return [SliceShare(100.0 * row.per_second / work, 100.0 * row.permille / slices) for row in rows]
 
 
-def _measure(session: Session, jobs: Sequence[Job], window_s: float) -> list[_Row]:
+def _measure(session: BenchSession, jobs: Sequence[Job], window_s: float) -> list[_SliceRow]:
     """Return what each program did in a window in which all of them ran."""
     session.wait_for(jobs, lambda lines: any("t" in line for line in lines))
     begin = max(_samples(session, job)[-1][0] for job in jobs) + SETTLE_S
@@ -135,11 +135,11 @@ def _measure(session: Session, jobs: Sequence[Job], window_s: float) -> list[_Ro
         samples = _samples(session, job)
         kernels = completed(samples, end) - completed(samples, begin)
         share = job.detail().replicas[0].gpus[0]
-        rows.append(_Row(share.uuid, share.permille, round(kernels), kernels / window_s))
+        rows.append(_SliceRow(share.uuid, share.permille, round(kernels), kernels / window_s))
     return rows
 
 
-def _samples(session: Session, job: Job) -> list[tuple[float, float]]:
+def _samples(session: BenchSession, job: Job) -> list[tuple[float, float]]:
     return [(line["t"], line["n"]) for line in session.lines(job) if "t" in line]
 
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from gpupool.bench.figures import Figure
-from gpupool.bench.run import Case
-from gpupool.bench.scaling import LAUNCHERS, MAX_RANKS, Launcher, answer_of_ranks, start_ranks, usable_gpus
-from gpupool.bench.session import Session, SkipError
+from gpupool.bench.run import BenchCase
+from gpupool.bench.scaling import LAUNCHERS, MAX_RANKS, RankLauncher, answer_of_ranks, start_ranks, usable_gpus
+from gpupool.bench.session import BenchSession, SkipError
 from gpupool.bench.train import training_arguments, training_detail
 from gpupool.client import Job
 
@@ -24,20 +24,20 @@ TENANTS = (1, 2, 4)
 JOINT = LAUNCHERS[:2]  # torchrun, else MPI
 
 
-def cases(_session: Session) -> list[Case]:
+def cases(_session: BenchSession) -> list[BenchCase]:
     """Return the cases."""
     return [
-        Case("one job on all GPUs", partial(_jobs, count=1)),
-        Case("two jobs on half of the GPUs each", partial(_jobs, count=2)),
-        *(Case(_tenants_name(count), partial(_tenants, count=count)) for count in TENANTS),
+        BenchCase("one job on all GPUs", partial(_jobs, count=1)),
+        BenchCase("two jobs on half of the GPUs each", partial(_jobs, count=2)),
+        *(BenchCase(_tenants_name(count), partial(_tenants, count=count)) for count in TENANTS),
     ]
 
 
-def _batch(session: Session) -> int:
+def _batch(session: BenchSession) -> int:
     return QUICK_BATCH if session.settings.quick else BATCH
 
 
-def _jobs(session: Session, count: int) -> Iterator[Figure]:
+def _jobs(session: BenchSession, count: int) -> Iterator[Figure]:
     ranks = min(MAX_RANKS, usable_gpus(session)) // 2 * 2
     if ranks < 2:
         raise SkipError("this needs two free GPUs at least")
@@ -46,7 +46,7 @@ def _jobs(session: Session, count: int) -> Iterator[Figure]:
     yield from _figures(session, case, "one job on all GPUs", answers)
 
 
-def _first_that_runs(run: Callable[[Launcher], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _first_that_runs(run: Callable[[RankLauncher], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     reasons = []
     for launcher in JOINT:
         try:
@@ -56,7 +56,7 @@ def _first_that_runs(run: Callable[[Launcher], list[dict[str, Any]]]) -> list[di
     raise SkipError("; ".join(reasons))
 
 
-def _together(session: Session, launcher: Launcher, count: int, ranks: int) -> list[dict[str, Any]]:
+def _together(session: BenchSession, launcher: RankLauncher, count: int, ranks: int) -> list[dict[str, Any]]:
     with session.jobs() as jobs:
         for _ in range(count):
             start_ranks(session, launcher, ranks, _batch(session))
@@ -67,7 +67,7 @@ def _tenants_name(count: int) -> str:
     return "one tenant with a whole GPU" if count == 1 else f"{count} tenants with 1/{count} of a GPU"
 
 
-def _tenants(session: Session, count: int) -> Iterator[Figure]:
+def _tenants(session: BenchSession, count: int) -> Iterator[Figure]:
     arguments = training_arguments(session, _batch(session))
     with session.jobs() as jobs:
         for _ in range(count):
@@ -80,7 +80,7 @@ def _nodes(job: Job) -> list[str]:
     return [one.node for one in job.detail().replicas if one.node]
 
 
-def _figures(session: Session, case: str, baseline: str, answers: Sequence[dict[str, Any]]) -> Iterator[Figure]:
+def _figures(session: BenchSession, case: str, baseline: str, answers: Sequence[dict[str, Any]]) -> Iterator[Figure]:
     """Yield the sum of all jobs, and the slowest compared with the fastest."""
     program, rates = answers[0]["program"], [answer["images_per_s"] for answer in answers]
     steps = min(answer["steps"] for answer in answers)

@@ -7,26 +7,26 @@ from functools import partial
 from typing import Any
 
 from gpupool.bench.figures import Figure
-from gpupool.bench.run import Case
-from gpupool.bench.session import Session
+from gpupool.bench.run import BenchCase
+from gpupool.bench.session import BenchSession
 
 PROGRAM = "training"
 BATCHES = (1, 8, 32, 64, 128, 256)
 QUICK_BATCHES = (1, 8, 32)
 
 
-def cases(session: Session) -> list[Case]:
+def cases(session: BenchSession) -> list[BenchCase]:
     """Return the cases."""
     batches = QUICK_BATCHES if session.settings.quick else BATCHES
-    return [Case(f"batch {batch}", partial(_train, batch=batch, first=batches[0])) for batch in batches]
+    return [BenchCase(f"batch {batch}", partial(_train, batch=batch, first=batches[0])) for batch in batches]
 
 
-def training_seconds(session: Session) -> float:
+def training_seconds(session: BenchSession) -> float:
     """Return how long a program trains."""
     return 2.0 if session.settings.quick else 20.0
 
 
-def training_arguments(session: Session, batch: int, *more: str) -> list[str]:
+def training_arguments(session: BenchSession, batch: int, *more: str) -> list[str]:
     """Return the arguments of the training program."""
     return ["--batch", str(batch), "--seconds", f"{training_seconds(session):g}", *more]
 
@@ -36,7 +36,7 @@ def training_detail(answer: dict[str, Any]) -> dict[str, Any]:
     return {name: answer[name] for name in ("program", "proxy", "batch", "steps", "world", "train_s")}
 
 
-def _train(session: Session, batch: int, first: int) -> Iterator[Figure]:
+def _train(session: BenchSession, batch: int, first: int) -> Iterator[Figure]:
     with session.jobs():
         job = session.submit_program(PROGRAM, *training_arguments(session, batch), gpus=1)
         answer = session.answer(job)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpupool.distributed import openmpi, tensorflow, torch
-from gpupool.domain.work.rendezvous import Rendezvous
-from gpupool.domain.work.workload import Framework, Workload
+from gpupool.domain.work.gang import Rendezvous
+from gpupool.domain.work.workload import Framework, Serving, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ _MODULES: dict[Framework, FrameworkModule] = {
 
 
 def ports_needed(workload: Workload, index: int) -> int:
-    """Return how many free ports a member needs on its node."""
+    """Return how many free ports a member needs on its node; a replica of a service needs one."""
+    if workload.program.serving is not None:
+        return 1
     return 0 if workload.framework is None else _MODULES[workload.framework].ports_needed(workload, index)
 
 
@@ -57,6 +59,8 @@ def member_program(
     workload: Workload, wiring: Rendezvous, index: int, argv: tuple[str, ...], env: dict[str, str]
 ) -> MemberProgram:
     """Return the command and environment of a member; the user's variables override the framework's."""
+    if workload.program.serving is not None:
+        return _server_program(workload.program.serving, wiring, index, argv, env)
     if workload.framework is None:
         return MemberProgram(argv, env)
     telling = _MODULES[workload.framework]
@@ -67,3 +71,19 @@ def member_program(
     }
     environment = {**common, **telling.environment(workload, wiring, index), **env}
     return MemberProgram(telling.command(workload, wiring, index, argv), environment)
+
+
+def _server_program(
+    serving: Serving, wiring: Rendezvous, index: int, argv: tuple[str, ...], env: dict[str, str]
+) -> MemberProgram:
+    """Return a server's command and environment with its port and address."""
+    seat = wiring.seat_of(index)
+    if seat is None or not seat.ports:
+        return MemberProgram(argv, env)
+    port = str(seat.ports[0])
+
+    def fill(text: str) -> str:
+        return text.replace("{port}", port).replace("{host}", seat.address)
+
+    filled = {name: fill(value) for name, value in env.items()}
+    return MemberProgram(tuple(map(fill, argv)), {**filled, serving.port_env: port})

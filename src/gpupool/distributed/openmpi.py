@@ -12,7 +12,7 @@ import ipaddress
 import json
 from pathlib import PurePosixPath
 
-from gpupool.domain.work.rendezvous import MemberAddress, Rendezvous
+from gpupool.domain.work.gang import MemberAddress, Rendezvous
 from gpupool.domain.work.supervision import NODE_PROGRAM
 from gpupool.domain.work.workload import Workload
 

@@ -7,6 +7,7 @@ from enum import Enum
 
 from gpupool.distributed import openmpi, tensorflow
 from gpupool.domain.events import Reason
+from gpupool.domain.work.lifecycle import START_FAILURES
 from gpupool.domain.work.workload import (
     Framework,
     OnMemberEnd,
@@ -19,14 +20,23 @@ from gpupool.domain.work.workload import (
 
 # Roles that the others always need, because they hold shared state or coordinate.
 _CRITICAL = frozenset({*tensorflow.CHIEFS, tensorflow.PARAMETER_SERVER})
-_BY_ITSELF = frozenset({Reason.EXITED, Reason.BACKOFF_EXHAUSTED, Reason.TIME_LIMIT, Reason.START_FAILED})
+_BY_ITSELF = frozenset(
+    {
+        Reason.EXITED,
+        Reason.MEMORY_LIMIT,
+        Reason.BACKOFF_EXHAUSTED,
+        Reason.REPEATED_FAILURE,
+        Reason.TIME_LIMIT,
+        *START_FAILURES,
+    }
+)
 _OWN_WILL = frozenset({Reason.SUSPENDED_BY_USER, Reason.GANG_RESTART})
 
 
 class Verdict(Enum):
     """The action for the other members."""
 
-    GO_ON = "go on"
+    CONTINUE = "continue"
     RESTART = "restart"  # all end and start again together, including succeeded ones
     GIVE_UP = "give up"  # all end; the workload has failed
     DONE = "done"  # the remaining members are not needed: they end, and the workload has succeeded
@@ -35,11 +45,11 @@ class Verdict(Enum):
 def verdict(workload: Workload, member: Replica, members: Sequence[Replica]) -> Verdict:
     """Return the action after the end of ``member``, whose state is already updated, among all members."""
     if workload.gang is None or workload.stop_reason is not None:
-        return Verdict.GO_ON
+        return Verdict.CONTINUE
     if member.state is ReplicaState.SUCCEEDED:
         return _after_success(workload, members)
     if member.state is not ReplicaState.PENDING or member.reason in _OWN_WILL or not _needed(workload, member.index):
-        return Verdict.GO_ON
+        return Verdict.CONTINUE
     spent = sum(each.failures for each in members) > workload.retry.backoff_limit
     return Verdict.GIVE_UP if spent and member.reason is Reason.RETRY else Verdict.RESTART
 
@@ -66,7 +76,7 @@ def needs_success(workload: Workload, index: int) -> bool:
 def _after_success(workload: Workload, members: Sequence[Replica]) -> Verdict:
     left = [each for each in members if not each.state.final]
     missing = any(each.state is not ReplicaState.SUCCEEDED and needs_success(workload, each.index) for each in members)
-    return Verdict.DONE if left and not missing else Verdict.GO_ON
+    return Verdict.DONE if left and not missing else Verdict.CONTINUE
 
 
 def _needed(workload: Workload, index: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from gpupool.domain.work.rendezvous import Rendezvous
+from gpupool.domain.work.gang import Rendezvous
 from gpupool.domain.work.workload import OnMemberEnd, Workload
 
 CHIEFS = ("chief", "master")

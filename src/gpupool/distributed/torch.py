@@ -11,7 +11,7 @@ smaller or larger.
 
 from __future__ import annotations
 
-from gpupool.domain.work.rendezvous import Rendezvous
+from gpupool.domain.work.gang import Rendezvous
 from gpupool.domain.work.workload import OnMemberEnd, Workload
 
 PORTS = 2  # the store of the ranks, the rendezvous of torchrun

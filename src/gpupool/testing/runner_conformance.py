@@ -52,7 +52,7 @@ class RunnerNode:
         request = await self.runner.prepare(PrepareRequest(request, folder.path, running=(spec.key,)))
         request.write(folder)
         lock = locks.take(folder.lock)
-        assert lock is not None, "somebody holds the lock of a new folder"
+        assert lock is not None, "the lock of a new folder is held"
         try:
             await self.runner.launch(LaunchRequest(folder.path, self.run.path, request.spec), lock)
         finally:
@@ -81,7 +81,7 @@ class RunnerConformance:
         return ProcessSpec(**values | changes)
 
     def test_reports_exit_status_and_output(self) -> None:
-        """The exit report has the status of the program, and the log its output."""
+        """Check that the exit report has the status of the program, and the log its output."""
 
         async def scenario(node: RunnerNode) -> None:
             folder = await node.start(self.spec('echo "$OWN, $ADDED"; exit 7'), ADDED="by the mode")
@@ -91,7 +91,7 @@ class RunnerConformance:
         self._with_node(scenario)
 
     def test_program_finds_files_of_the_pool_where_its_traits_say(self) -> None:
-        """A variable of the sharing mode has the path that the program sees, and the file is there."""
+        """Check that a variable of the sharing mode has the path that the program sees, and that the file exists."""
 
         async def scenario(node: RunnerNode) -> None:
             file = node.run.path / "file-of-the-mode"
@@ -105,7 +105,7 @@ class RunnerConformance:
         self._with_node(scenario)
 
     def test_traits_leave_other_paths_unchanged(self) -> None:
-        """Only the pool's own files can have another path for a program."""
+        """Check that only the pool's own files can have another path for a program."""
 
         async def scenario(node: RunnerNode) -> None:
             inside = node.runner.traits(self.spec("true")).path_inside
@@ -114,7 +114,7 @@ class RunnerConformance:
         self._with_node(scenario)
 
     def test_shepherd_can_load_the_execution(self) -> None:
-        """The class that the prepared request names exists."""
+        """Check that the class in the prepared request exists."""
 
         async def scenario(node: RunnerNode) -> None:
             folder = await node.start(self.spec("true"))
@@ -125,7 +125,7 @@ class RunnerConformance:
         self._with_node(scenario)
 
     def test_survey_finds_the_processes_while_they_run(self) -> None:
-        """The survey returns the shepherd and its program, and nothing after their end."""
+        """Check that the survey returns the shepherd and its program, and nothing after their end."""
 
         async def scenario(node: RunnerNode) -> None:
             folder = await node.start(self.spec("sleep 600"))
@@ -137,7 +137,7 @@ class RunnerConformance:
         self._with_node(scenario)
 
     def test_the_shepherd_holds_the_lock_until_its_end(self) -> None:
-        """An agent can see by the lock that a shepherd lives."""
+        """Check that an agent can see by the lock that a shepherd lives."""
 
         async def scenario(node: RunnerNode) -> None:
             folder = await node.start(self.spec("sleep 600"))
@@ -149,7 +149,7 @@ class RunnerConformance:
         self._with_node(scenario)
 
     def test_a_stop_ends_the_whole_tree(self) -> None:
-        """Background processes of the program end with it, also those that ignore SIGTERM."""
+        """Check that background processes of the program end with it, also those that ignore SIGTERM."""
 
         async def scenario(node: RunnerNode) -> None:
             folder = await node.start(self.spec("trap '' TERM; (trap '' TERM; sleep 600) & wait", grace_s=1.0))
@@ -160,7 +160,7 @@ class RunnerConformance:
         self._with_node(scenario)
 
     def test_end_remains_ends_the_program_of_a_lost_shepherd(self) -> None:
-        """After a kill of the shepherd, repeated calls of ``end_remains`` leave no process."""
+        """Check that repeated calls of ``end_remains`` leave no process after a kill of the shepherd."""
 
         async def scenario(node: RunnerNode) -> None:
             folder = await node.start(self.spec("sleep 600 & sleep 600"))
@@ -173,8 +173,33 @@ class RunnerConformance:
 
         self._with_node(scenario)
 
+    def test_command_is_checked_where_the_program_runs(self) -> None:
+        """Check the environment of a command, its status and last output, its limits, and that nothing is left."""
+
+        async def scenario(node: RunnerNode) -> None:
+            folder = await node.start(self.spec("sleep 600"), ADDED="by the mode")
+            record = await started(folder)
+
+            async def check(line: str, timeout_s: float = TIMEOUT_S / 2) -> str:
+                return await node.runner.check_command(folder.path, ("sh", "-c", line), timeout_s)
+
+            said = "not checked"
+            for _ in range(300):
+                said = said and await check('test "$OWN, $ADDED" = "of the job, by the mode"')
+                await asyncio.sleep(0.1 if said else 0.0)  # its container is not there yet
+            assert not said
+            assert await check("echo first; echo last; exit 3") == "the command ended with status 3: last"
+            assert "did not end within 1 s: waits" in await check("echo waits; trap '' TERM; sleep 600 & wait", 1.0)
+            assert "wrote more than" in await check("while :; do echo 0123456789012345678901234567890123456789; done")
+            assert not await check("sleep 600 &")
+            tree = node.pids(folder)
+            await until(lambda: process_tree.marked(folder.key, process_tree.scan()) <= tree)
+            await stop(folder, record)
+
+        self._with_node(scenario)
+
     def test_programs_continue_without_the_agent(self) -> None:
-        """A program outlives ``close``; the runner of the next agent finds it."""
+        """Check that a program outlives ``close``, and that the runner of the next agent finds it."""
 
         async def scenario(node: RunnerNode) -> None:
             folder = await node.start(self.spec("sleep 600"))
@@ -190,7 +215,7 @@ class RunnerConformance:
         self._with_node(scenario)
 
     def test_clean_and_drop_may_be_called_twice(self) -> None:
-        """Nothing fails for a program that has been cleaned up before."""
+        """Check that no call fails for a program that was cleaned up before."""
 
         async def scenario(node: RunnerNode) -> None:
             folder = await node.start(self.spec("true"))

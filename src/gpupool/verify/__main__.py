@@ -18,8 +18,8 @@ if __name__ == "__main__":  # the pool runs this file with a Python that need no
 
 from gpupool.verify.cards import Card, check_card, check_peers, xid_check
 from gpupool.verify.node_checks import check_node
-from gpupool.verify.nvml import Device, Nvml, NvmlError, XidWatch
-from gpupool.verify.results import Options, Report, Subject, compare_with_peers
+from gpupool.verify.nvml import Device, Nvml, NvmlError, XidRecorder
+from gpupool.verify.results import CheckOptions, Subject, VerifyReport, compare_with_peers
 from gpupool.verify.table import table
 
 NOTHING_CHECKED = 3
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not cards:
         sys.stderr.write("gpupool verify: this machine has no such GPU\n")
         return NOTHING_CHECKED
-    report = run(nvml, cards, options.node, Options(options.level, options.burn, in_slice=options.slice))
+    report = run(nvml, cards, options.node, CheckOptions(options.level, options.burn, in_slice=options.slice))
     lines = [json.dumps(report.to_dict())] if options.json else table(report)
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return report.exit_status
@@ -56,11 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(nvml: Nvml, cards: list[Card], node: str, options: Options) -> Report:
+def run(nvml: Nvml, cards: list[Card], node: str, options: CheckOptions) -> VerifyReport:
     """Check these GPUs and their node."""
     emulated = any(card.emulated for card in cards)
     driver = nvml.text("nvmlSystemGetDriverVersion")
-    watch = XidWatch(nvml, [card.device for card in cards if card.device is not None])
+    watch = XidRecorder(nvml, [card.device for card in cards if card.device is not None])
     present = [card.uuid for card in cards if card.device is not None]
     found = {card.uuid: check_card(card, [uuid for uuid in present if uuid != card.uuid], options) for card in cards}
     for uuid, check in check_peers(cards).items():
@@ -71,7 +71,7 @@ def run(nvml: Nvml, cards: list[Card], node: str, options: Options) -> Report:
             found[card.uuid].append(xid_check(xids.get(card.uuid, ())))
     gpus = tuple(Subject(card.index, card.uuid, card.model, tuple(found[card.uuid])) for card in cards)
     checks = tuple(check_node(driver, emulated=emulated))
-    return Report(node, options.level, emulated, driver, checks, compare_with_peers(gpus))
+    return VerifyReport(node, options.level, emulated, driver, checks, compare_with_peers(gpus))
 
 
 def _cards(nvml: Nvml) -> Iterator[Card]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from gpupool.domain.nodes.gpu import XID_DEGRADED, XID_OF_PROGRAMS
 from gpupool.verify.children import TIMEOUT_S, ChildError, ask_child, run_check
 from gpupool.verify.nvml import GONE, SOFTWARE_THERMAL, Device, NvmlError
-from gpupool.verify.results import Check, Options, Outcome
+from gpupool.verify.results import Check, CheckOptions, CheckOutcome
 
 CUDA_CHECKS = ("compute", "memory", "copies")
-PEER_LEVEL, BURN_LEVEL = 2, 3
+THOROUGH_LEVEL, BURN_LEVEL = 2, 3
 _EMULATED = "(emulated)"  # the simulated NVML adds it to the model
 
 
@@ -33,10 +33,10 @@ class Card:
 
 def lost_check(reason: str) -> Check:
     """Return the check of a GPU that has disappeared."""
-    return Check("present", Outcome.FAIL, f"the GPU has disappeared: {reason}")
+    return Check("present", CheckOutcome.FAIL, f"the GPU has disappeared: {reason}")
 
 
-def check_card(card: Card, others: list[str], options: Options) -> list[Check]:
+def check_card(card: Card, others: list[str], options: CheckOptions) -> list[Check]:
     """Return all checks of one GPU; ``others`` are the UUIDs of the other GPUs of the node."""
     if card.device is None:
         return [lost_check(card.lost)]
@@ -46,7 +46,8 @@ def check_card(card: Card, others: list[str], options: Options) -> list[Check]:
         checks += run_check(name, [card.uuid], options)
     if options.in_slice:
         checks += run_check("slice-memory", [card.uuid], options)
-    if options.level >= PEER_LEVEL:
+    if options.level >= THOROUGH_LEVEL:
+        checks += run_check("cublas", [card.uuid], options)
         checks += run_check("peer-copies", [card.uuid, *others], options)
     if options.level >= BURN_LEVEL:
         checks += run_check("burn", [card.uuid], options, TIMEOUT_S + options.burn_s)
@@ -60,7 +61,7 @@ def check_card(card: Card, others: list[str], options: Options) -> list[Check]:
 def _no_answer(error: NvmlError) -> Check:
     if error.code in GONE:
         return lost_check(str(error))
-    return Check("present", Outcome.FAIL, f"the GPU does not answer: {error}")
+    return Check("present", CheckOutcome.FAIL, f"the GPU does not answer: {error}")
 
 
 def _state(device: Device) -> Iterator[Check]:
@@ -74,7 +75,7 @@ def _state(device: Device) -> Iterator[Check]:
 
 
 def _unknown(name: str) -> Check:
-    return Check(name, Outcome.SKIPPED, "NVML does not report it for this GPU")
+    return Check(name, CheckOutcome.SKIPPED, "NVML does not report it for this GPU")
 
 
 def _link(device: Device) -> Check:
@@ -86,23 +87,25 @@ def _link(device: Device) -> Check:
     if generation and newest:
         values |= {"generation": float(generation), "max_generation": float(newest)}
     if width < most:
-        return Check("link", Outcome.FAIL, f"the PCIe link has {width} of {most} lanes: reseat the card", values)
+        return Check("link", CheckOutcome.FAIL, f"the PCIe link has {width} of {most} lanes: reseat the card", values)
     return Check("link", values=values)
 
 
 def _ecc(device: Device) -> Check:
     enabled = device.ecc_enabled
     if enabled is None:
-        return Check("ecc", Outcome.SKIPPED, "the GPU has no ECC")
+        return Check("ecc", CheckOutcome.SKIPPED, "the GPU has no ECC")
     errors = device.uncorrected_errors or 0
     pending, failed = device.remapping
     values = {"uncorrected_errors": float(errors)}
     if errors:
-        return Check("ecc", Outcome.FAIL, f"{errors} uncorrected memory errors since the driver was loaded", values)
+        return Check(
+            "ecc", CheckOutcome.FAIL, f"{errors} uncorrected memory errors since the driver was loaded", values
+        )
     if failed:
-        return Check("ecc", Outcome.FAIL, "a memory row could not be remapped: the card needs repair", values)
+        return Check("ecc", CheckOutcome.FAIL, "a memory row could not be remapped: the card needs repair", values)
     if pending:
-        return Check("ecc", Outcome.SUSPECT, "a memory row waits to be remapped: reset the card", values)
+        return Check("ecc", CheckOutcome.SUSPECT, "a memory row waits to be remapped: reset the card", values)
     return Check("ecc", note="" if enabled else "ECC is off", values=values)
 
 
@@ -115,9 +118,9 @@ def _clocks(device: Device) -> Check:
     values = {name: float(value) for name, value in named.items() if value is not None}
     reasons = device.slowdowns
     if reasons is None:
-        return Check("throttling", Outcome.SKIPPED, "NVML does not report why clocks are lowered", values)
+        return Check("throttling", CheckOutcome.SKIPPED, "NVML does not report why clocks are lowered", values)
     if reasons:
-        outcome = Outcome.SUSPECT if reasons == [SOFTWARE_THERMAL] else Outcome.FAIL
+        outcome = CheckOutcome.SUSPECT if reasons == [SOFTWARE_THERMAL] else CheckOutcome.FAIL
         return Check("throttling", outcome, f"the clocks are lowered: {', '.join(reasons)}", values)
     return Check("throttling", values=values)
 
@@ -127,7 +130,7 @@ def xid_check(xids: Iterable[int]) -> Check:
     bad = [xid for xid in dict.fromkeys(xids) if xid not in XID_OF_PROGRAMS]
     if not bad:
         return Check("xid")
-    outcome = Outcome.SUSPECT if XID_DEGRADED.issuperset(bad) else Outcome.FAIL
+    outcome = CheckOutcome.SUSPECT if XID_DEGRADED.issuperset(bad) else CheckOutcome.FAIL
     return Check("xid", outcome, f"the GPU reported XID {', '.join(map(str, bad))} during the checks")
 
 
@@ -138,11 +141,11 @@ def check_peers(cards: list[Card]) -> dict[str, Check]:
     """
     present = [card for card in cards if card.device is not None]
     if len(present) < 2:
-        return {card.uuid: Check("peers", Outcome.SKIPPED, "no other GPU was checked") for card in present}
+        return {card.uuid: Check("peers", CheckOutcome.SKIPPED, "no other GPU was checked") for card in present}
     try:
-        pairs = ask_child("peers", [card.uuid for card in present], Options(emulated=present[0].emulated))
+        pairs = ask_child("peers", [card.uuid for card in present], CheckOptions(emulated=present[0].emulated))
     except ChildError as error:
-        return {card.uuid: Check("peers", Outcome.FAIL, str(error)) for card in present}
+        return {card.uuid: Check("peers", CheckOutcome.FAIL, str(error)) for card in present}
     access = {(str(one), str(other)): bool(can) for one, other, can in pairs}
     return {card.uuid: _peer_check(_digits(card.uuid), access) for card in present}
 
@@ -156,7 +159,7 @@ def _peer_check(name: str, access: dict[tuple[str, str], bool]) -> Check:
     if all(own):
         return Check("peers")
     if not any(access.values()):
-        return Check("peers", Outcome.SKIPPED, "these GPUs have no peer access to each other")
+        return Check("peers", CheckOutcome.SKIPPED, "these GPUs have no peer access to each other")
     if not any(own):
-        return Check("peers", Outcome.FAIL, "no peer access to any other GPU, while others have it")
-    return Check("peers", Outcome.OK, f"peer access to {sum(own) // 2} of {len(own) // 2} GPUs")
+        return Check("peers", CheckOutcome.FAIL, "no peer access to any other GPU, while others have it")
+    return Check("peers", CheckOutcome.OK, f"peer access to {sum(own) // 2} of {len(own) // 2} GPUs")

@@ -20,9 +20,10 @@ from pathlib import Path
 if __name__ == "__main__":  # the pool runs this file with a Python that need not know the package
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpupool.verify.driver import OUT_OF_MEMORY, Context, Cuda, CudaError, Value
+from gpupool.verify.cublas import cublas
+from gpupool.verify.driver import OUT_OF_MEMORY, Cuda, CudaContext, CudaError, Value
 from gpupool.verify.nvml import Nvml, NvmlError
-from gpupool.verify.results import Check, Options, Outcome
+from gpupool.verify.results import Check, CheckOptions, CheckOutcome
 
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
@@ -44,11 +45,11 @@ _MIN_ROUNDS = 2
 _SLICE_SIZES_MIB = (256, 32, 2)  # of allocations
 
 
-def compute(_options: Options) -> list[Check]:
+def compute(_options: CheckOptions) -> list[Check]:
     """Create a context and compare the results of three kernels with exact values."""
     started = time.monotonic()
     cuda = Cuda()
-    context = Context(cuda)
+    context = CudaContext(cuda)
     start_ms = (time.monotonic() - started) * 1000
     free, total = context.memory_bytes()
     values = {"start_ms": start_ms, "memory_mib": total / _MIB, "free_mib": free / _MIB}
@@ -56,7 +57,7 @@ def compute(_options: Options) -> list[Check]:
     return [opened, _vector_add(context), _saxpy(context), _matmul(context)]
 
 
-def _vector_add(context: Context) -> Check:
+def _vector_add(context: CudaContext) -> Check:
     count = _VECTOR_ELEMENTS
     one = (c_float * count)(*range(count))
     other = (c_float * count)(*(2 * i for i in range(count)))
@@ -69,7 +70,7 @@ def _vector_add(context: Context) -> Check:
     return _exact("vector-add", sum(one[i] != 3 * i for i in range(count)), count)
 
 
-def _saxpy(context: Context) -> Check:
+def _saxpy(context: CudaContext) -> Check:
     count = _VECTOR_ELEMENTS
     y = (c_float * count)(*range(count))
     with context.memory(2 * count * _WORD_BYTES) as x_at:
@@ -81,7 +82,7 @@ def _saxpy(context: Context) -> Check:
     return _exact("saxpy", sum(y[i] != (_ALPHA + 1) * i for i in range(count)), count)
 
 
-def _matmul(context: Context) -> Check:
+def _matmul(context: CudaContext) -> Check:
     """Multiply matrices of small integers, exact in float, and check the product by a vector (Freivalds)."""
     rows = _MATRIX_ROWS
     size = rows * rows
@@ -114,13 +115,13 @@ def _times(matrix: list[float], vector: list[float] | list[int]) -> list[float]:
 
 def _exact(name: str, wrong: int, count: int) -> Check:
     if wrong:
-        return Check(name, Outcome.FAIL, f"{wrong} of {count} results are wrong")
+        return Check(name, CheckOutcome.FAIL, f"{wrong} of {count} results are wrong")
     return Check(name)
 
 
-def memory(options: Options) -> list[Check]:
+def memory(options: CheckOptions) -> list[Check]:
     """Fill memory with patterns and compare it: one block, and from level 2 most of the free memory."""
-    context = Context(Cuda())
+    context = CudaContext(Cuda())
     free, _ = context.memory_bytes()
     size = min(_EMULATED_PATTERN_BYTES if options.emulated else _MAX_PATTERN_BYTES, free // 2)
     size = size // _WORD_BYTES * _WORD_BYTES
@@ -135,12 +136,12 @@ def memory(options: Options) -> list[Check]:
             at = stack.enter_context(context.memory(size))
             note, fill_s = _test_block(context, at, size, result)
             if note:
-                return [Check("memory", Outcome.FAIL, f"{note}, block {block} of {count}", tested)]
+                return [Check("memory", CheckOutcome.FAIL, f"{note}, block {block} of {count}", tested)]
             rates.append(size / _GIB / fill_s)
     return [Check("memory", values=tested | {"memory_gib_s": max(rates)})]
 
 
-def _test_block(context: Context, at: c_uint64, size: int, result: c_uint64) -> tuple[str, float]:
+def _test_block(context: CudaContext, at: c_uint64, size: int, result: c_uint64) -> tuple[str, float]:
     """Return which words of a block changed (empty: none), and the seconds of the fastest fill."""
     words = c_uint32(size // _WORD_BYTES)
     fill_s = math.inf
@@ -168,9 +169,9 @@ def _memory_note(found: list[int], seed: int, step: int) -> str:
     return f"{words} of memory changed: first at offset {first * _WORD_BYTES:#x}, bits {bits:#010x}, {pattern}"
 
 
-def copies(options: Options) -> list[Check]:
+def copies(options: CheckOptions) -> list[Check]:
     """Measure copies between pinned memory and the GPU."""
-    context = Context(Cuda())
+    context = CudaContext(Cuda())
     free, _ = context.memory_bytes()
     size = min(_EMULATED_COPY_BYTES if options.emulated else _COPY_BYTES, free // 2)
     rates = {}
@@ -180,37 +181,37 @@ def copies(options: Options) -> list[Check]:
     return [Check("copies", values=rates)]
 
 
-def _copy_s(context: Context, device: c_uint64, host: c_void_p, size: int, *, back: bool) -> float:
+def _copy_s(context: CudaContext, device: c_uint64, host: c_void_p, size: int, *, back: bool) -> float:
     context.copy(device, host, size, back=back)  # hides the time between the calls of the timed copy
     with context.timed() as seconds:
         context.copy(device, host, size, back=back)
     return seconds[0]
 
 
-def peer_copies(options: Options) -> list[Check]:
+def peer_copies(options: CheckOptions) -> list[Check]:
     """Copy a pattern from the first GPU to each other that it can access, compare it there, and measure."""
     cuda = Cuda()
-    source = Context(cuda)
+    source = CudaContext(cuda)
     size = _EMULATED_COPY_BYTES if options.emulated else _COPY_BYTES
     rates = []
     for ordinal in range(1, cuda.count):
         if not cuda.can_access(0, ordinal):
             continue
-        target = Context(cuda, ordinal)
+        target = CudaContext(cuda, ordinal)
         source.use()
         if cuda.can_access(ordinal, 0):
             cuda.call("cuCtxEnablePeerAccess", target.handle, c_uint(0))
         wrong, copy_s = _copy_to_peer(source, target, size)
         if wrong:
             note = f"{wrong} words changed in a copy to another GPU ({cuda.uuid_hex(ordinal)})"
-            return [Check("peer-copies", Outcome.FAIL, note)]
+            return [Check("peer-copies", CheckOutcome.FAIL, note)]
         rates.append(size / _GIB / copy_s)
     if not rates:
-        return [Check("peer-copies", Outcome.SKIPPED, "no other GPU can be accessed")]
+        return [Check("peer-copies", CheckOutcome.SKIPPED, "no other GPU can be accessed")]
     return [Check("peer-copies", values={"least_peer_gib_s": min(rates), "most_peer_gib_s": max(rates)})]
 
 
-def _copy_to_peer(source: Context, target: Context, size: int) -> tuple[int, float]:
+def _copy_to_peer(source: CudaContext, target: CudaContext, size: int) -> tuple[int, float]:
     """Return the number of words that changed in a copy, and the seconds of the fastest copy."""
     seed, step = _PATTERNS[-1]
     words = c_uint32(size // _WORD_BYTES)
@@ -236,9 +237,9 @@ def _copy_to_peer(source: Context, target: Context, size: int) -> tuple[int, flo
     return found[0], fastest_s
 
 
-def burn(options: Options) -> list[Check]:
+def burn(options: CheckOptions) -> list[Check]:
     """Multiply matrices for a time; each product must equal the first, bit by bit."""
-    context = Context(Cuda())
+    context = CudaContext(Cuda())
     rows = _EMULATED_BURN_ROWS if options.emulated else _BURN_ROWS
     size = rows * rows
     device = Nvml().device_of(os.environ["CUDA_VISIBLE_DEVICES"])
@@ -257,16 +258,16 @@ def burn(options: Options) -> list[Check]:
             hottest_c = max(hottest_c, device.temperature_c or 0)
             highest_mw = max(highest_mw, device.power_mw or 0)
             if bytes(product) != reference:
-                return [Check("burn", Outcome.FAIL, f"product {rounds} differs from the first at {hottest_c} °C")]
+                return [Check("burn", CheckOutcome.FAIL, f"product {rounds} differs from the first at {hottest_c} °C")]
     seconds = time.monotonic() - started
     values = {"seconds": seconds, "rounds": float(rounds), "max_temperature_c": float(hottest_c)}
     return [Check("burn", values=values | {"max_power_w": highest_mw / 1000})]
 
 
-def slice_memory(_options: Options) -> list[Check]:
+def slice_memory(_options: CheckOptions) -> list[Check]:
     """Allocate until the driver refuses: a slice must get its memory and no more."""
     limit_mib = int(os.environ["GPUPOOL_GPU_MEMORY_MIB"])
-    context = Context(Cuda())
+    context = CudaContext(Cuda())
     _, total = context.memory_bytes()
     values = {"limit_mib": float(limit_mib), "total_mib": total / _MIB}
     allocated_mib = 0
@@ -281,9 +282,9 @@ def slice_memory(_options: Options) -> list[Check]:
                     raise
     values["allocated_mib"] = float(allocated_mib)
     if allocated_mib > limit_mib or total > limit_mib * _MIB:
-        return [Check("slice-memory", Outcome.FAIL, "the slice gets more memory than its limit", values)]
+        return [Check("slice-memory", CheckOutcome.FAIL, "the slice gets more memory than its limit", values)]
     if allocated_mib < limit_mib // 2:
-        return [Check("slice-memory", Outcome.SUSPECT, "the slice gets less than half of its memory", values)]
+        return [Check("slice-memory", CheckOutcome.SUSPECT, "the slice gets less than half of its memory", values)]
     return [Check("slice-memory", values=values)]
 
 
@@ -294,11 +295,12 @@ def peers() -> list[tuple[str, str, bool]]:
     return [(names[i], names[j], cuda.can_access(i, j)) for i, j in permutations(range(len(names)), 2)]
 
 
-CHECKS: dict[str, Callable[[Options], list[Check]]] = {
+CHECKS: dict[str, Callable[[CheckOptions], list[Check]]] = {
     "compute": compute,
     "memory": memory,
     "copies": copies,
     "peer-copies": peer_copies,
+    "cublas": cublas,
     "burn": burn,
     "slice-memory": slice_memory,
 }
@@ -307,14 +309,14 @@ CHECKS: dict[str, Callable[[Options], list[Check]]] = {
 def main(arguments: list[str]) -> int:
     """Run one check and print its result."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    name, options = arguments[0], Options(**json.loads(arguments[1]))
+    name, options = arguments[0], CheckOptions(**json.loads(arguments[1]))
     if name == "peers":
         sys.stdout.write(json.dumps(peers()))
         return 0
     try:
         found = CHECKS[name](options)
     except (CudaError, NvmlError, OSError) as error:
-        found = [Check(name, Outcome.FAIL, str(error))]
+        found = [Check(name, CheckOutcome.FAIL, str(error))]
     sys.stdout.write(json.dumps([check.to_dict() for check in found]))
     return 0
 

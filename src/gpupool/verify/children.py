@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from gpupool.verify.results import Check, Options, Outcome
+from gpupool.verify.results import Check, CheckOptions, CheckOutcome
 
 _PROGRAM = Path(__file__).with_name("child.py")
 TIMEOUT_S = 120.0
@@ -28,19 +28,19 @@ class ChildError(Exception):
     """A child process gave no result; the text says why."""
 
 
-def run_check(name: str, uuids: list[str], options: Options, timeout_s: float = TIMEOUT_S) -> list[Check]:
+def run_check(name: str, uuids: list[str], options: CheckOptions, timeout_s: float = TIMEOUT_S) -> list[Check]:
     """Return the checks of one child on the first GPU; a failed one if it gave no result."""
     try:
         found = ask_child(name, uuids, options, timeout_s=timeout_s)
         return [Check.from_dict(check) for check in found]
     except ChildError as error:
-        return [Check(name, Outcome.FAIL, str(error))]
+        return [Check(name, CheckOutcome.FAIL, str(error))]
 
 
 def ask_child(
     name: str,
     uuids: list[str],
-    options: Options,
+    options: CheckOptions,
     *,
     timeout_s: float = TIMEOUT_S,
     max_memory_mib: int = MAX_MEMORY_MIB,

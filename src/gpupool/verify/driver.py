@@ -71,7 +71,7 @@ class Cuda:
         return bytes(raw).hex()
 
 
-class Context:
+class CudaContext:
     """The primary context of one of the GPUs that this process sees; it becomes current."""
 
     def __init__(self, cuda: Cuda, ordinal: int = 0) -> None:
@@ -144,7 +144,7 @@ class Context:
         else:
             self.cuda.call("cuMemcpyHtoDAsync_v2", to, host, c_size_t(size), None)
 
-    def copy_to(self, other: Context, to: c_uint64, source: c_uint64, size: int) -> None:
+    def copy_to(self, other: CudaContext, to: c_uint64, source: c_uint64, size: int) -> None:
         """Start a copy from this GPU to another."""
         self.cuda.call("cuMemcpyPeerAsync", to, other.handle, source, self.handle, c_size_t(size), None)
 

@@ -139,7 +139,7 @@ class Device:
 
     @property
     def slowdowns(self) -> list[str] | None:
-        """Return why the clocks are lowered, without idle and limits set by somebody; None: unknown."""
+        """Return why the clocks are lowered, without idle and configured limits; None: unknown."""
         reasons = c_ulonglong()
         for function in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             if self.query(function, byref(reasons)):
@@ -167,7 +167,7 @@ class Device:
         return rows[2].value != 0, rows[3].value != 0
 
 
-class XidWatch:
+class XidRecorder:
     """The XIDs that GPUs report from now on."""
 
     def __init__(self, nvml: Nvml, devices: Sequence[Device]) -> None:

@@ -10,10 +10,12 @@ from typing import Any, Self
 
 SUSPECT_BELOW = 0.9  # of the median of the same model
 MIN_CARDS_TO_COMPARE = 3  # with two, the median says nothing about which one is slow
-RATES = frozenset({"host_to_device_gib_s", "device_to_host_gib_s", "memory_gib_s"})  # compared; more is better
+RATES = frozenset(
+    {"host_to_device_gib_s", "device_to_host_gib_s", "memory_gib_s", "gemm_tflop_s"}
+)  # compared; more is better
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """The outcome of a check, in order of severity."""
 
     OK = "ok"
@@ -23,8 +25,8 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How thoroughly to check: the level, and the length of the burn of level 3.
+class CheckOptions:
+    """Options of a check: the level, and the length of the burn of level 3.
 
     ``emulated``: use sizes for a CPU. ``in_slice``: also check the memory limit of the slice.
     """
@@ -35,15 +37,20 @@ class Options:
     in_slice: bool = False
 
 
-_SEVERITY = {outcome: place for place, outcome in enumerate(Outcome)}
-_EXIT_STATUS = {Outcome.OK: 0, Outcome.SKIPPED: 0, Outcome.SUSPECT: 1, Outcome.FAIL: 2}
+_SEVERITY = {outcome: place for place, outcome in enumerate(CheckOutcome)}
+_EXIT_STATUS = {CheckOutcome.OK: 0, CheckOutcome.SKIPPED: 0, CheckOutcome.SUSPECT: 1, CheckOutcome.FAIL: 2}
 
 
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
+def exit_status(outcome: CheckOutcome) -> int:
+    """Return 0 for ok and skipped, 1 for suspect, 2 for fail."""
+    return _EXIT_STATUS[outcome]
+
+
+def worst(outcomes: Iterable[CheckOutcome]) -> CheckOutcome:
     """Return the most severe outcome: fail, suspect, ok; ``skipped`` only if nothing was checked."""
     found = set(outcomes)
-    done = found - {Outcome.SKIPPED}
-    return max(done or found or {Outcome.SKIPPED}, key=_SEVERITY.__getitem__)
+    done = found - {CheckOutcome.SKIPPED}
+    return max(done or found or {CheckOutcome.SKIPPED}, key=_SEVERITY.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,7 @@ class Check:
     """
 
     name: str
-    outcome: Outcome = Outcome.OK
+    outcome: CheckOutcome = CheckOutcome.OK
     note: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
 
@@ -66,7 +73,7 @@ class Check:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the check of a JSON form. Raises KeyError or ValueError if it is not one."""
         values = {str(name): float(value) for name, value in data["values"].items()}
-        return cls(str(data["name"]), Outcome(data["outcome"]), str(data["note"]), values)
+        return cls(str(data["name"]), CheckOutcome(data["outcome"]), str(data["note"]), values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class Subject:
     checks: tuple[Check, ...]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CheckOutcome:
         """Return the most severe outcome of its checks."""
         return worst(check.outcome for check in self.checks)
 
@@ -97,7 +104,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """The result of one run on one node. ``emulated``: the GPUs are simulated, so rates mean nothing."""
 
     node: str
@@ -108,14 +115,14 @@ class Report:
     gpus: tuple[Subject, ...]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CheckOutcome:
         """Return the most severe outcome of the node and its GPUs."""
         return worst([*(check.outcome for check in self.checks), *(gpu.outcome for gpu in self.gpus)])
 
     @property
     def exit_status(self) -> int:
         """Return 0 for ok, 1 for suspect, 2 for fail."""
-        return _EXIT_STATUS[self.outcome]
+        return exit_status(self.outcome)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -153,7 +160,7 @@ def compare_with_peers(gpus: tuple[Subject, ...], others: Iterable[Subject] = ()
 
 
 def _compared(check: Check, model: str, gpus: tuple[Subject, ...]) -> Check:
-    if check.outcome is not Outcome.OK:
+    if check.outcome is not CheckOutcome.OK:
         return check
     for name in sorted(RATES & check.values.keys()):
         peers = [
@@ -163,5 +170,5 @@ def _compared(check: Check, model: str, gpus: tuple[Subject, ...]) -> Check:
         if len(peers) >= MIN_CARDS_TO_COMPARE and check.values[name] < SUSPECT_BELOW * usual:
             part = 100 * check.values[name] / usual
             note = f"{name} is {check.values[name]:.4g}: {part:.0f} % of the median of this model ({usual:.4g})"
-            return Check(check.name, Outcome.SUSPECT, note, check.values)
+            return Check(check.name, CheckOutcome.SUSPECT, note, check.values)
     return check

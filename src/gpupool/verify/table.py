@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpupool.verify.results import Check, Report
+from gpupool.verify.results import Check, VerifyReport
 
 EMULATED_NOTE = "The GPUs are emulated: results are computed on the CPU, and rates are simulated."
 NODE = "node"  # in the column of GPUs
 _HEAD = ("GPU", "CHECK", "RESULT", "DETAILS")
 
 
-def table(report: Report) -> Iterator[str]:
+def table(report: VerifyReport) -> Iterator[str]:
     """Yield the lines: one for each check, then the outcome of each GPU."""
     rows = [_HEAD, *(_row(NODE, check) for check in report.checks)]
     rows += [_row(str(gpu.index), check) for gpu in report.gpus for check in gpu.checks]

@@ -196,7 +196,7 @@ class NumpyProxy:
         self._total = np.empty_like(self._gradients)
 
     def compute(self) -> None:
-        """Multiply."""
+        """Multiply the matrices of one step."""
         for _ in range(self._products):
             self._numpy.matmul(self._a, self._b)
 

@@ -26,7 +26,7 @@ from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import COMMANDS, END, PING, HeartbeatCounter, Leadership
 from gpupool.domain.protocol.log_records import LogBatch
 from gpupool.domain.protocol.node_json import sample_from_list
-from gpupool.domain.work.job_files import FilesSpec
+from gpupool.domain.work.file_tree import FilesSpec
 from gpupool.domain.work.supervision import ListeningPort, ProcessSpec, ProcessStatus
 from gpupool.domain.work.workspace import WorkspaceTask
 from gpupool.services.ports.files import Found, Making
@@ -130,7 +130,7 @@ class LocalLink:
 
     def __init__(self, name: str, socket: Path, lead: Leadership) -> None:
         self.name = name
-        self._socket = socket
+        self.socket = socket
         self._lead = lead
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -142,7 +142,7 @@ class LocalLink:
 
     async def converse(self, on_up: Callable[[], None], on_status: OnStatus) -> None:
         """Connect, watch, and handle messages until the agent disconnects or is silent. Raises OSError."""
-        async with connection(self._socket) as (reader, writer):
+        async with connection(self.socket) as (reader, writer):
             writer.write(request(0, "watch", self._lead, {}))
             self._writer = writer
             pulse = asyncio.create_task(self._keep_pulse(writer), name=f"pulse {self.name}")
@@ -315,6 +315,10 @@ class LocalLink:
         """Return the ports on which processes of the program listen."""
         return [ListeningPort.from_list(values) for values in await self._ask("listening_ports", key=key)]
 
+    async def check_command(self, key: str, argv: Sequence[str], timeout_s: float) -> str:
+        """Execute a command where a program runs; return its problem, empty if there is none."""
+        return str(await self._ask("check_command", key=key, argv=tuple(argv), timeout_s=timeout_s))
+
     async def images(self, what: str, **params: Any) -> Any:
         """Manage container images: see ``services.ports.fabric.NodeLink``."""
         return await self._ask("images", what=what, **params)
@@ -323,7 +327,7 @@ class LocalLink:
         """Open a separate connection for file requests."""
         stack = contextlib.AsyncExitStack()
         try:
-            reader, writer = await stack.enter_async_context(connection(self._socket))
+            reader, writer = await stack.enter_async_context(connection(self.socket))
         except OSError as error:
             raise unreachable(self.name) from error
         return LocalFiles(self.name, reader, writer, stack, self._lead)
@@ -332,7 +336,7 @@ class LocalLink:
         """Open a connection that becomes a raw stream once the agent has agreed; return it and the result."""
         async with contextlib.AsyncExitStack() as stack:
             try:
-                reader, writer = await stack.enter_async_context(connection(self._socket))
+                reader, writer = await stack.enter_async_context(connection(self.socket))
                 writer.write(request(0, method, self._lead, params))
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     answer = json.loads(await reader.readline())

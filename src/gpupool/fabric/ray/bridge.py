@@ -34,7 +34,7 @@ Listed = dict[str, str]  # node names by the ids of Ray
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BridgeOptions:
     """The options of the bridge."""
 
     gcs: tuple[str, int]
@@ -86,7 +86,7 @@ class Outlet:
 class Bridge:
     """Forwards connections to all nodes except this machine's."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: BridgeOptions) -> None:
         self._options = options
         self._outlets: dict[str, Outlet] = {}
         self._refused: frozenset[str] = frozenset()
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return asyncio.run(_run(options))
 
 
-def _parse(argv: Sequence[str] | None) -> Options:
+def _parse(argv: Sequence[str] | None) -> BridgeOptions:
     parser = argparse.ArgumentParser(prog="gpupool-bridge", description="Between a pool's control plane and Ray.")
     parser.add_argument("--gcs", metavar="HOST:PORT", required=True)
     parser.add_argument("--nodes", type=Path, required=True, help="folder for one socket for each node")
@@ -175,10 +175,10 @@ def _parse(argv: Sequence[str] | None) -> Options:
     options = parser.parse_args(argv)
     host, _, port = options.gcs.rpartition(":")
     gcs, secrets = (host.strip("[]"), int(port)), Secrets(options.secrets)
-    return Options(gcs, options.nodes, secrets, options.temp, options.own, options.lead_file)
+    return BridgeOptions(gcs, options.nodes, secrets, options.temp, options.own, options.lead_file)
 
 
-async def _run(options: Options) -> int:
+async def _run(options: BridgeOptions) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

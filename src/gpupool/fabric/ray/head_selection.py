@@ -105,7 +105,7 @@ class HeadLead:
             return None
 
 
-class HeadConnection:
+class PinnedConnection:
     """A persistent connection to the API of one head, which must have its pinned certificate."""
 
     def __init__(self, url: str, certificate: str) -> None:
@@ -180,7 +180,7 @@ class HeadFollower:
         self._name, self._folder, self._given, self._lead = name, folder, given, lead
         self._present: FollowedHead | None = None
         self.gcs: Gcs | None = None  # the followed GCS; None: this machine's own
-        self._lines: dict[tuple[str, str], HeadConnection] = {}
+        self._lines: dict[tuple[str, str], PinnedConnection] = {}
 
     def look(self) -> tuple[bool, Gcs | None]:
         """Return if the head to follow is known, and its GCS; None: this machine runs its own."""
@@ -239,8 +239,8 @@ class HeadFollower:
     def _is_newer(self, name: str, term: int) -> bool:
         return self._present is not None and name != self._present.name and term > self._present.term
 
-    def _line(self, head: Head) -> HeadConnection:
-        return self._lines.setdefault((head.url, head.certificate), HeadConnection(head.url, head.certificate))
+    def _line(self, head: Head) -> PinnedConnection:
+        return self._lines.setdefault((head.url, head.certificate), PinnedConnection(head.url, head.certificate))
 
     def refresh(self) -> None:
         """Ask any head for the current heads, and if this machine was removed.
