@@ -18,10 +18,11 @@ from jupyter_server._tz import utcnow
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
 from gpupool.domain.errors import GpupoolError
+from gpupool.jupyter import browser
 from gpupool.jupyter.kernel_request import NOTEBOOK
 from gpupool.jupyter.provisioner import GpupoolProvisioner
 from gpupool.jupyter.records import KernelFolder, KernelRecord, abandoned_kernels
-from gpupool.jupyter.watch import Phase, PoolWatcher, watcher_of_pool
+from gpupool.jupyter.watch import KernelPhase, PoolWatcher, watcher_of_pool
 
 MAX_CONNECTION_BYTES = 16 * 1024
 
@@ -32,6 +33,7 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 def _load_jupyter_server_extension(server: Any) -> None:
     """Adopt kernels before the first browser asks for them."""
+    server.event_logger.register_event_schema(browser.SCHEMA)
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
@@ -92,7 +94,7 @@ async def _adopt(server: Any, folder: KernelFolder, record: KernelRecord) -> boo
     if not isinstance(provisioner, GpupoolProvisioner):
         raise TypeError(f"the kernel {record.kernel_name} does not use gpupool any more")
     state = await provisioner.adopt(folder, record)
-    if state.phase is not Phase.RUNNING:
+    if state.phase is not KernelPhase.RUNNING:
         return False
     manager.provisioner = provisioner
     env = {**os.environ, **record.sizes} | ({NOTEBOOK: record.notebook} if record.notebook else {})

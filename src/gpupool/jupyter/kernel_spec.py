@@ -34,7 +34,7 @@ LANGUAGES = {"python": "Python", "r": "R"}
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class KernelProgram:
     """The start of a kernel: its arguments, and metadata about it for Jupyter."""
 
     language: str
@@ -67,7 +67,7 @@ def kernels_folder() -> Path:
     return jupyter_data_folder() / "kernels"
 
 
-def find_program(language: str, *, python: str | None = None, not_here: bool = False) -> Program:
+def find_program(language: str, *, python: str | None = None, not_here: bool = False) -> KernelProgram:
     """Return how to start a kernel of a language, after a check that its packages are installed.
 
     ``not_here``: it is in an image or on other machines, where nothing can be checked.
@@ -84,11 +84,11 @@ def find_program(language: str, *, python: str | None = None, not_here: bool = F
     if key != "python" and python is not None:
         raise GpupoolError(ErrorCode.INVALID_REQUEST, "--python is for Python kernels only.", "Omit it.")
     if not_here:
-        return Program(key, [python, *_NOT_HERE[key][2:]] if python else _NOT_HERE[key], {})
+        return KernelProgram(key, [python, *_NOT_HERE[key][2:]] if python else _NOT_HERE[key], {})
     return _python_program(python) if key == "python" else _r_program()
 
 
-def _python_program(python: str | None) -> Program:
+def _python_program(python: str | None) -> KernelProgram:
     candidates = [python] if python else _known_pythons()
     for candidate in candidates:
         path = shutil.which(os.path.expanduser(candidate))  # noqa: PTH111 - shutil.which takes text
@@ -100,7 +100,7 @@ def _python_program(python: str | None) -> Program:
         if (found := _ask([path, "-c", _PYTHON_QUERY])) is not None:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 spec = json.loads(found)
-                return Program("python", [path, *spec["argv"][1:]], spec.get("metadata") or {})
+                return KernelProgram("python", [path, *spec["argv"][1:]], spec.get("metadata") or {})
     first = candidates[0]
     raise GpupoolError(
         ErrorCode.INVALID_REQUEST,
@@ -115,7 +115,7 @@ def _known_pythons() -> list[str]:
     return [python for python in (on_path, sys.executable) if python]
 
 
-def _r_program() -> Program:
+def _r_program() -> KernelProgram:
     path = shutil.which("R")
     if path is None:
         raise GpupoolError(ErrorCode.INVALID_REQUEST, "R is not installed here.", "Install R and IRkernel.")
@@ -125,7 +125,7 @@ def _r_program() -> Program:
             f"{path} has no IRkernel, so it cannot run a kernel.",
             "Install it in R with install.packages('IRkernel'), or Debian's package r-cran-irkernel.",
         )
-    return Program("r", [path, *_NOT_HERE["r"][1:]], {})
+    return KernelProgram("r", [path, *_NOT_HERE["r"][1:]], {})
 
 
 def _ask(command: list[str]) -> str | None:
@@ -137,7 +137,7 @@ def _ask(command: list[str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def add(name: str, display_name: str, program: Program, request: Mapping[str, Any]) -> KernelSpec:
+def add(name: str, display_name: str, program: KernelProgram, request: Mapping[str, Any]) -> KernelSpec:
     """Write a kernel specification. Raises ``GpupoolError``: INVALID_NAME, NAME_TAKEN."""
     if not _NAME.fullmatch(name):
         raise GpupoolError(

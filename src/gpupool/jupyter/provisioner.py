@@ -27,15 +27,24 @@ from gpupool.client import Job
 from gpupool.client.files.upload import is_home_or_root
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
-from gpupool.jupyter import kernel_request, records, tunnel
-from gpupool.jupyter.watch import KernelState, Phase, PoolWatcher, WatchedKernel, read_state, watcher_of_pool
+from gpupool.domain.work.lifecycle import START_FAILURES
+from gpupool.jupyter import browser, kernel_request, records, tunnel
+from gpupool.jupyter.watch import (
+    LOGIN_REFUSALS,
+    KernelPhase,
+    KernelState,
+    PoolWatcher,
+    WatchedKernel,
+    read_state,
+    watcher_of_pool,
+)
 
 FIRST_REPORT_S = 2.0  # a wait in the queue is reported after this time
 REPORT_INTERVAL_S = 15.0
 LAST_LINES = 10  # of its output that are logged when a kernel ends by itself
 MAX_LINE = 500
 # Ends after which Jupyter may start the kernel again, as it does with local kernels.
-_OWN_ENDS = frozenset({Reason.EXITED, Reason.BACKOFF_EXHAUSTED, Reason.SHEPHERD_LOST})
+_OWN_ENDS = frozenset({Reason.EXITED, Reason.BACKOFF_EXHAUSTED, Reason.REPEATED_FAILURE, Reason.SHEPHERD_LOST})
 _ENDED_MEANWHILE = frozenset({ErrorCode.WRONG_STATE, ErrorCode.NOT_FOUND, ErrorCode.UNKNOWN_WORKLOAD})
 
 T = TypeVar("T")
@@ -74,6 +83,7 @@ class GpupoolProvisioner(LocalProvisioner):
     _waited = False  # Jupyter has been told of the end
     _restarts_in_place = False
     _end_handled = False
+    _login_refused = False
 
     # What Jupyter asks
 
@@ -87,7 +97,7 @@ class GpupoolProvisioner(LocalProvisioner):
         if self._kernel is None:
             return 0
         state = self._kernel.state
-        if state.phase is not Phase.ENDED:
+        if state.phase is not KernelPhase.ENDED:
             return None
         if not self._end_handled:
             self._handle_end(state)
@@ -100,7 +110,7 @@ class GpupoolProvisioner(LocalProvisioner):
         kernel = self._kernel
         if kernel is None:
             return 0
-        while kernel.state.phase is not Phase.ENDED:
+        while kernel.state.phase is not KernelPhase.ENDED:
             await kernel.changed(kernel.state)
         self._handle_end(kernel.state)
         self._waited = True
@@ -231,10 +241,11 @@ class GpupoolProvisioner(LocalProvisioner):
             raise
         self._record.workload = job.id
         self._folder.write(self._record)
-        self._kernel = watcher.watch(KernelState(job.id, job.name, Phase.WAITING), self._state_changed)
+        self._kernel = watcher.watch(KernelState(job.id, job.name, KernelPhase.WAITING), self._state_changed)
         self.log.info("Kernel %s is workload %s (%s)", self.kernel_id, job.name, job.id)
         await watcher.call(lambda: watcher.refresh(self._watched()))
-        await self._wait_until_started(0)
+        if not await browser.complete_unless_closed(self._wait_until_started(0)):
+            raise KernelStartError(f"The kernel {job.name} was cancelled: its page was closed or loaded again.")
         self._open_tunnel()
 
     def _open_tunnel(self) -> None:
@@ -297,10 +308,10 @@ class GpupoolProvisioner(LocalProvisioner):
         reported, delay_s = "", FIRST_REPORT_S
         while True:
             state = kernel.state
-            if state.phase is Phase.ENDED:
+            if state.phase is KernelPhase.ENDED:
                 output = await self._last_output(state) if state.code in _OWN_ENDS else ""
                 raise KernelStartError(_not_started(state, reported) + output)
-            if state.phase is Phase.RUNNING and state.attempt > after_attempt:
+            if state.phase is KernelPhase.RUNNING and state.attempt > after_attempt:
                 if state.other_machine and self._record is not None and not self._record.node_folder:
                     raise KernelStartError(_OTHER_MACHINE.format(name=state.name))
                 self._attempt = state.attempt
@@ -319,7 +330,7 @@ class GpupoolProvisioner(LocalProvisioner):
         except GpupoolError as error:
             self.log.warning("Kernel %s (%s) waits; the pool does not say why: %s", self.kernel_id, state.name, error)
             return reported
-        if state.phase is not Phase.WAITING or why.sentence == reported:
+        if state.phase is not KernelPhase.WAITING or why.sentence == reported:
             return reported
         self.log.warning("Kernel %s (%s) waits: %s", self.kernel_id, state.name, why.sentence)
         self._show("starting", f"Waiting for a GPU: {why.sentence}")
@@ -328,9 +339,10 @@ class GpupoolProvisioner(LocalProvisioner):
     async def _give_up(self) -> None:
         """Stop the workload of a kernel that did not start, and forget it."""
         kernel, watcher = self._kernel, self._watcher
-        if kernel is not None and watcher is not None and kernel.state.phase is not Phase.ENDED:
+        if kernel is not None and watcher is not None and kernel.state.phase is not KernelPhase.ENDED:
             with contextlib.suppress(GpupoolError):
                 await asyncio.shield(watcher.call(lambda: watcher.client.stop(kernel.state.workload, force=True)))
+        browser.tell(self.parent, self._message("cancelled", ""))
         self._forget()
 
     def _forget(self) -> None:
@@ -356,7 +368,7 @@ class GpupoolProvisioner(LocalProvisioner):
             return
 
         async def shut_down(now: bool = False, restart: bool = False) -> None:
-            if not restart or self._kernel is None or self._kernel.state.phase is not Phase.RUNNING:
+            if not restart or self._kernel is None or self._kernel.state.phase is not KernelPhase.RUNNING:
                 await original(now=now, restart=restart)
                 return
             manager.shutting_down = True
@@ -376,11 +388,24 @@ class GpupoolProvisioner(LocalProvisioner):
         if self._kernel is None or self._restarts_in_place or not self._attempt:
             return
         state = self._kernel.state
-        if state.phase is Phase.ENDED:
+        if state.phase is KernelPhase.ENDED:
             self._handle_end(state)
-        elif state.phase is Phase.RUNNING and state.attempt > self._attempt:  # `gpupool restart`
+        elif state.phase is KernelPhase.RUNNING and state.attempt > self._attempt:  # `gpupool restart`
             self._attempt = state.attempt
             self._call_back("restart")
+        elif state.phase is KernelPhase.RUNNING:
+            self._show_login(state)
+
+    def _show_login(self, state: KernelState) -> None:
+        """Tell the user once that the pool refuses the login of this server, and when it accepts one again."""
+        refused = state.code in LOGIN_REFUSALS
+        if refused == self._login_refused:
+            return
+        self._login_refused = refused
+        text = f"The kernel runs, but cannot be reached: {state.message}" if refused else ""
+        if refused:
+            self.log.warning("Kernel %s (%s): %s", self.kernel_id, state.name, text)
+        browser.tell(self.parent, self._message("waiting" if refused else "started", text))
 
     def _handle_end(self, state: KernelState) -> None:
         """Show why the pool ended the kernel and keep it dead, or log the last output of a program that ended."""
@@ -395,6 +420,8 @@ class GpupoolProvisioner(LocalProvisioner):
             self._log_last_output(state)
             return
         reason = f"The pool ended this kernel: {_because(state)}. Restart it to get a new slice."
+        if state.code in START_FAILURES:  # the container counts as running while its image is pulled
+            reason = f"The kernel has no program: {_because(state)}. Restart it to try again."
         self.log.warning("Kernel %s (%s): %s", self.kernel_id, state.name, reason)
         if state.queued_again:
             self._stop_queued(state)
@@ -454,10 +481,16 @@ class GpupoolProvisioner(LocalProvisioner):
                     callback()
 
     def _show(self, execution_state: str, reason: str) -> None:
-        """Set the state and the reason that Jupyter Server's REST API shows."""
+        """Set the state and the reason that Jupyter Server's REST API shows, and tell the pages of JupyterLab."""
         manager = self.parent
         if manager is not None and manager.has_trait("execution_state"):
             manager.execution_state, manager.reason = execution_state, reason
+        phase = "dead" if execution_state == "dead" else "waiting" if reason else "started"
+        browser.tell(manager, self._message(phase, reason))
+
+    def _message(self, phase: str, text: str) -> dict[str, str]:
+        notebook = Path(self._record.notebook).name if self._record is not None else ""
+        return {"kernel_id": str(self.kernel_id), "notebook": notebook, "phase": phase, "text": text}
 
     # Adoption by another Jupyter Server
 
@@ -471,7 +504,7 @@ class GpupoolProvisioner(LocalProvisioner):
         self._folder, self._record = folder, record
         watcher = self._watcher = watcher_of_pool()
         state = await watcher.call(lambda: read_state(watcher.client, record.workload))
-        if state.phase is Phase.RUNNING and self.parent is not None:
+        if state.phase is KernelPhase.RUNNING and self.parent is not None:
             manager = self.parent
             manager.connection_file = os.fspath(folder.connection_file)
             manager.load_connection_file()
@@ -490,7 +523,7 @@ class GpupoolProvisioner(LocalProvisioner):
         return self._kernel
 
     def _is_alive(self) -> bool:
-        return self._kernel is not None and self._kernel.state.phase is not Phase.ENDED
+        return self._kernel is not None and self._kernel.state.phase is not KernelPhase.ENDED
 
     async def _change(self, act: Callable[[PoolWatcher, str], object]) -> None:
         """Send a request about the kernel. Errors are logged: Jupyter could not continue after them."""

@@ -14,8 +14,11 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from websockets.asyncio.client import ClientConnection
+
 from gpupool.client.files.port_forward import Forwarder
-from gpupool.client.transport.endpoint import resolve_endpoint
+from gpupool.client.transport.endpoint import newer_login, resolve_endpoint
+from gpupool.client.transport.websocket_dialer import WebSocketDialer
 
 RETRY_DELAY_S = 1.0  # channels connect again at once
 CONNECTION = "GPUPOOL_KERNEL_CONNECTION"
@@ -55,11 +58,27 @@ def node_environment(connection_info: Mapping[str, Any], folder: str) -> dict[st
     return {CONNECTION: json.dumps({**texts, "transport": "ipc", "ip": f"{folder}/k"})}
 
 
+class RenewedDialer:
+    """Opens WebSockets of the pool of this process, with a newer login to it once there is one."""
+
+    def __init__(self) -> None:
+        self._endpoint = resolve_endpoint()
+        self._dialer = WebSocketDialer(self._endpoint)
+
+    async def connect(self, target: str) -> ClientConnection:
+        """Connect to a path of the API. Raises ``OSError``, ``WebSocketException``, ``TimeoutError``."""
+        endpoint = await asyncio.to_thread(newer_login, self._endpoint)
+        if endpoint is not None:
+            self._endpoint, self._dialer = endpoint, WebSocketDialer(endpoint)
+        return await self._dialer.connect(target)
+
+
 class ChannelTunnel:
     """The tunnels of one kernel. Usable in any thread; the bytes flow in a thread of their own."""
 
     def __init__(self, workload: str, tell: Callable[[str], None]) -> None:
-        self._forwarder = Forwarder(resolve_endpoint(), workload, 0, tell, activity=False, delay_s=RETRY_DELAY_S)
+        dialer = RenewedDialer()
+        self._forwarder = Forwarder(dialer, workload, 0, tell, activity=False, delay_s=RETRY_DELAY_S)
 
     def open(self, prefix: str, folder: str, ports: Sequence[int]) -> None:
         """Listen on the sockets ``prefix``-N for those of the kernel on its node. Raises ``OSError``."""

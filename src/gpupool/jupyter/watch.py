@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
 from gpupool.client import Client, discovery
+from gpupool.client.transport.endpoint import newer_login, resolve_endpoint
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
 from gpupool.domain.work.workload import ReplicaState
@@ -29,11 +30,12 @@ SECOND_LOOK_DELAY_S = 0.2
 MAX_CALLS = 8  # requests of this process to the pool at a time
 CHECK_S = 10.0  # a pool that restarts answers again in this time; a kernel's start tries for no longer
 _GONE = frozenset({ErrorCode.UNKNOWN_WORKLOAD, ErrorCode.NOT_FOUND, ErrorCode.FORBIDDEN})
+LOGIN_REFUSALS = frozenset({ErrorCode.UNAUTHENTICATED, ErrorCode.TOO_MANY_ATTEMPTS})
 
 T = TypeVar("T")
 
 
-class Phase(StrEnum):
+class KernelPhase(StrEnum):
     """The phases of a kernel's workload."""
 
     WAITING = "waiting"  # in the queue
@@ -49,7 +51,7 @@ class KernelState:
 
     workload: str
     name: str
-    phase: Phase
+    phase: KernelPhase
     attempt: int = 0
     exit_status: int | None = None
     code: str = ""
@@ -65,21 +67,21 @@ def read_state(client: Client, workload: str) -> KernelState:
     except GpupoolError as error:
         if error.code not in _GONE:
             raise
-        return KernelState(workload, workload, Phase.ENDED, code=str(error.code), message=error.message)
+        return KernelState(workload, workload, KernelPhase.ENDED, code=str(error.code), message=error.message)
     replica = view.replicas[0]
     code, message = replica.reason, replica.message
-    phase, again = Phase.RUNNING, False
+    phase, again = KernelPhase.RUNNING, False
     if view.state.final:
-        phase = Phase.ENDED
+        phase = KernelPhase.ENDED
         if view.reason is not None:
             code, message = view.reason.code, view.reason.message
     elif replica.state is ReplicaState.PENDING:
         again = replica.attempt > 0 and code != Reason.RESTARTED_BY_USER
-        phase = Phase.ENDED if again else Phase.WAITING
+        phase = KernelPhase.ENDED if again else KernelPhase.WAITING
     elif replica.state is ReplicaState.STARTING:
-        phase = Phase.STARTING
+        phase = KernelPhase.STARTING
     elif replica.state is ReplicaState.STOPPING and code == Reason.RESTARTED_BY_USER:
-        phase = Phase.RESTARTING
+        phase = KernelPhase.RESTARTING
     status = view.exit_status if view.exit_status is not None else replica.exit_status
     return KernelState(view.id, view.name, phase, replica.attempt, status, code, message, replica.relayed, again)
 
@@ -136,6 +138,7 @@ class PoolWatcher:
 
     def __init__(self, client: Client, pool: str, *, remote: bool = False) -> None:
         self.client = client
+        self._endpoint = resolve_endpoint()
         self.pool = pool
         self.remote = remote  # over the network
         self._kernels: dict[str, WatchedKernel] = {}
@@ -177,12 +180,26 @@ class PoolWatcher:
         kernel.update(read_state(self.client, kernel.state.workload))
         return kernel.state
 
+    def renew(self) -> None:
+        """Use a newer login to this pool if there is one."""
+        endpoint = newer_login(self._endpoint)
+        if endpoint is not None:
+            self._endpoint, self.client = endpoint, Client()
+
     def _follow(self) -> None:
+        said = ""
         while not self._finished():
+            self.renew()
             try:
                 self._follow_stream()
+                said = ""
             except GpupoolError as error:
-                log.warning("The event stream of the pool is interrupted: %s", error)
+                if str(error) != said:
+                    log.warning("The event stream of the pool is interrupted: %s", error)
+                said = str(error)
+                if error.code in LOGIN_REFUSALS:
+                    for kernel in self._followed():
+                        kernel.update(replace(kernel.state, code=str(error.code), message=str(error)))
                 time.sleep(RECONNECT_DELAY_S)
 
     def _follow_stream(self) -> None:
@@ -226,4 +243,5 @@ def watcher_of_pool() -> PoolWatcher:
     with _watchers_lock:
         if pool not in _watchers:
             _watchers[pool] = PoolWatcher(Client(), pool, remote=isinstance(place, discovery.Remote))
+        _watchers[pool].renew()
         return _watchers[pool]

@@ -79,7 +79,7 @@ def assets() -> Assets:
 
 @router.get("/static/{version}/{name:path}")
 async def static(request: Request, version: str, name: Annotated[str, PathParameter(max_length=200)]) -> Response:
-    """One file; open to everybody, as the page to sign in needs it."""
+    """Return one file; open to all, because the sign-in page needs it."""
     answer = assets().answer(request, version, name)
     if answer is None:
         raise GpupoolError(ErrorCode.NOT_FOUND, "There is no such file.", "Reload the page.")

@@ -20,7 +20,7 @@ from gpupool.web.kit.notices import Notice
 from gpupool.web.rendering import LIVE_HEADER, page
 
 _Handler = Callable[[Request, Exception], Awaitable[Response]]
-_NOT_PAGES = ("/v1/", "/ui/", "/static/", "/metrics", "/live")
+_NOT_PAGES = ("/v1/", "/v2/", "/ui/", "/static/", "/metrics", "/live")
 _HEADINGS = {401: "Sign in first", 403: "Not allowed", 404: "Not found", 429: "Too many attempts"}
 
 

@@ -30,7 +30,7 @@ class Guard:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI entry point."""
+        """Handle a request (ASGI entry point)."""
         if scope["type"] not in {"http", "websocket"}:
             await self.app(scope, receive, send)
             return

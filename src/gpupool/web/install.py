@@ -13,7 +13,20 @@ from gpupool.web.guard import Guard
 from gpupool.web.kit import live, series_routes
 from gpupool.web.kit.live import LiveHub, RefreshCostMiddleware
 from gpupool.web.kit.response_cache import ResponseCache
-from gpupool.web.pages import analytics, audit, leases, queue, reports, reservations, sign_in, workloads, workspaces
+from gpupool.web.pages import (
+    analytics,
+    audit,
+    home,
+    leases,
+    queue,
+    reference,
+    reports,
+    reservations,
+    services,
+    sign_in,
+    workloads,
+    workspaces,
+)
 from gpupool.web.pages.nodes import routes as nodes
 from gpupool.web.pages.overview import routes as overview
 from gpupool.web.pages.projects import routes as projects
@@ -32,12 +45,14 @@ ROUTERS = (
     assets.router,
     live.router,
     sign_in.router,
+    home.router,
     overview.router,
     queue.router,
     workloads.router,
     workload.router,
     streams.router,
     workspaces.router,
+    services.router,
     submit.router,
     leases.router,
     projects.router,
@@ -50,6 +65,7 @@ ROUTERS = (
     analytics.router,
     series_routes.router,
     reports.router,
+    reference.router,
 )
 
 

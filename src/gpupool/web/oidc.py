@@ -151,7 +151,7 @@ class Provider:
         answer.raise_for_status()
         found = answer.json()
         if not isinstance(found, dict) or found.get("sub") != claims["sub"]:
-            raise ValueError("the user info is of somebody else")
+            raise ValueError("the user info belongs to another user")
         return {name: value for name, value in found.items() if name not in claims}
 
     # The provider
@@ -248,7 +248,7 @@ async def _json(http: httpx2.AsyncClient, url: str) -> dict[str, Any]:
                 raise ValueError("it says too much")
     found = json.loads(data)
     if not isinstance(found, dict):
-        raise ValueError("it does not say what it should")  # noqa: TRY004 - all of these are one error to the caller
+        raise ValueError("it lacks required fields")  # noqa: TRY004 - all of these are one error to the caller
     return found
 
 

@@ -95,10 +95,12 @@ NAV: tuple[tuple[str, tuple[NavItem, ...]], ...] = (
     (
         "Work",
         (
+            NavItem("h", "/home", "Home"),
             NavItem("o", "/", "Overview"),
             NavItem("q", "/queue", "Queue"),
             NavItem("w", "/workloads", "Workloads"),
             NavItem("k", "/workspaces", "Workspaces"),
+            NavItem("v", "/services", "Services"),
             NavItem("l", "/leases", "Leases"),
             NavItem("c", "/submit", "Submit", Role.MEMBER),
         ),
@@ -120,6 +122,7 @@ NAV: tuple[tuple[str, tuple[NavItem, ...]], ...] = (
             NavItem("t", "/tokens", "Tokens"),
             NavItem("s", "/settings", "Settings", Role.ADMIN),
             NavItem("e", "/audit", "Audit"),
+            NavItem("i", "/reference", "API"),
         ),
     ),
 )

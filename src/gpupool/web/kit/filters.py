@@ -22,6 +22,7 @@ _TONES: dict[str, tuple[str, str]] = {
     "starting": ("wait", "◔"),
     "stopping": ("wait", "◕"),
     "creating": ("wait", "◔"),
+    "importing": ("wait", "◔"),
     "copying": ("wait", "◔"),
     "deleting": ("wait", "◕"),
     "suspended": ("wait", "‖"),

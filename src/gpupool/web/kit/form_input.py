@@ -75,7 +75,7 @@ class FormValues:
 
     @property
     def notice(self) -> Notice | None:
-        """The error as a notice."""
+        """Return the error as a notice."""
         return None if self.error is None else Notice.of_error(self.error)
 
 

@@ -7,7 +7,7 @@ import shlex
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.units import WHOLE_GPU, format_duration, format_mib, format_permille
-from gpupool.domain.work.workload import Limits, Workload
+from gpupool.domain.work.workload import Limits, OnPreempt, Workload
 
 
 def gpus_text(gpus: GpuRequest) -> str:
@@ -33,21 +33,23 @@ def sharing_text(workload: Workload) -> str:
 
 
 def limits_text(limits: Limits) -> str:
-    """``time 4h00m, idle 30m00s, 8 cpus, memory 32 GiB``; empty without any."""
+    """Return ``time 4h00m, idle 30m00s, 8 cpus, memory 32 GiB``; empty without limits."""
     times = (("wait", limits.wait_s), ("time", limits.max_time_s), ("idle", limits.idle_timeout_s))
     parts = [f"{name} {format_duration(seconds)}" for name, seconds in times if seconds is not None]
     if limits.cpus is not None:
         parts.append(f"{limits.cpus:g} cpus")
     if limits.memory_mib is not None:
         parts.append(f"memory {format_mib(limits.memory_mib)}")
+    parts += ["killed on preemption"] if limits.on_preempt is OnPreempt.KILL else []
     return ", ".join(parts)
 
 
 def gang_text(workload: Workload) -> str:
-    """``4 workers that start together, preferably within one rack``; empty without a gang."""
+    """Return ``4 workers that start together, preferably within one rack``; empty without a gang."""
     gang = workload.gang
     if gang is None:
         return ""
     size = f"{gang.most} workers" if gang.least == gang.most else f"{gang.least} to {gang.most} workers"
     within = f", {'only' if gang.strict else 'preferably'} within one {gang.within}" if gang.within else ""
-    return f"{size} that start together{within}"
+    models = ", on GPUs of any model" if gang.mixed_models else ""
+    return f"{size} that start together{within}{models}"

@@ -64,7 +64,7 @@ class ColumnKind(StrEnum):
 
     @property
     def numeric(self) -> bool:
-        """True if values are aligned to the right."""
+        """Return True if values are aligned to the right."""
         return self not in {ColumnKind.TEXT, ColumnKind.STATE, ColumnKind.TIME}
 
 
@@ -181,7 +181,7 @@ class TableQuery:
 
     @property
     def offset(self) -> int:
-        """The number of rows before the page."""
+        """Return the number of rows before the page."""
         return (self.page - 1) * ROWS_PER_PAGE
 
 

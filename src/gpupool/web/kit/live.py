@@ -202,7 +202,7 @@ class RefreshCostMiddleware:
         self.hub = hub
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI entry point."""
+        """Handle a request (ASGI entry point)."""
         if scope["type"] == "http" and (b"x-live", b"1") in scope["headers"]:
             await measure_own_time(self.app(scope, receive, send), self.hub.record_refresh)
         else:

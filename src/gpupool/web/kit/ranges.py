@@ -41,7 +41,7 @@ class TimeRange:
 
     @property
     def step_s(self) -> int:
-        """Length of a chart step."""
+        """Return the length of a chart step."""
         span = self.until - self.since
         return next((step for longest, step in STEPS if span <= longest), WEEK_S)
 
@@ -66,7 +66,7 @@ class TimeRange:
 
     @property
     def query(self) -> str:
-        """The query string of the range."""
+        """Return the query string of the range."""
         if self.name:
             return urlencode({"range": self.name})
         return urlencode(

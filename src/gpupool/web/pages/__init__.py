@@ -1,1 +1,1 @@
-"""The pages of the dashboard: one folder for each page, with its routes and what it shows."""
+"""The pages of the dashboard: one folder for each page, with its routes and its content."""

@@ -53,7 +53,7 @@ class LeaseRow:
 
     @property
     def gpu_text(self) -> str:
-        """``GPU 0``, ``GPUs 0, 1``."""
+        """Return ``GPU 0``, ``GPUs 0, 1``."""
         numbers = ", ".join(str(index) for index, _, _ in self.gpus)
         return f"GPU{'s' if len(self.gpus) > 1 else ''} {numbers}"
 

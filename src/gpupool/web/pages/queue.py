@@ -22,7 +22,7 @@ from gpupool.domain.work.workload import Workload
 from gpupool.scheduling.explain.wait_reason import Explanation
 from gpupool.scheduling.values import BlockReason
 from gpupool.services.explain.forked_worker import INLINE_COST_S
-from gpupool.services.explain.queue import Queue, QueueEntry
+from gpupool.services.explain.queue import QueueEntry, QueueReport
 from gpupool.services.pool import PoolServices
 from gpupool.web.deps import Services, Visitor
 from gpupool.web.kit.labels import gpus_text
@@ -69,7 +69,7 @@ def wait_reason_of(found: Explanation) -> WaitReason:
 
 
 def estimate_text(found: Explanation) -> str:
-    """``40m00s (25m00s to 1h10m)``; without the range where there is none, or it says no more; empty: none known."""
+    """Return ``40m00s (25m00s to 1h10m)``, without a missing or narrow range; empty without an estimate."""
     likely, low, high = found.estimate_s, found.estimate_low_s, found.estimate_high_s
     if likely is None:
         return ""
@@ -126,12 +126,12 @@ class QueueRow:
 
     @property
     def id(self) -> WorkloadId:
-        """Its id."""
+        """Return its id."""
         return self.waiting.workload.id
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Return its name."""
         return self.waiting.workload.name
 
     @property
@@ -178,7 +178,7 @@ class QueuePage:
     turns: tuple[ProjectTurn, ...]
 
 
-def queue_page(queue: Queue) -> QueuePage:
+def queue_page(queue: QueueReport) -> QueuePage:
     """Return the queue rows in order, and the scheduling order of projects."""
     rows = tuple(QueueRow(row, rank if row.position else None) for rank, row in enumerate(queue.waiting, 1))
     counts = Counter(row.workload.project for row in queue.waiting if row.position)
@@ -197,7 +197,7 @@ def _turn(standing: ProjectShare, counts: Mapping[str, int]) -> ProjectTurn:
     )
 
 
-def rows_ahead(services: PoolServices, queue: Queue, workload: Workload) -> Sequence[AheadRow]:
+def rows_ahead(services: PoolServices, queue: QueueReport, workload: Workload) -> Sequence[AheadRow]:
     """Return the nearest workloads ahead in the same project, each with the reason."""
     own = next((row for row in queue.waiting if row.workload.id == workload.id), None)
     if own is None or not own.position:
@@ -263,7 +263,7 @@ class WaitReasonCache:
 
     @property
     def _lasts_s(self) -> float:
-        """Maximum age of an estimate; it grows with the cost."""
+        """Return the maximum age of an estimate; it grows with the cost."""
         return max(MAX_AGE_S, 100 * self._cost_s)
 
     async def _make(self, actor: Actor) -> None:

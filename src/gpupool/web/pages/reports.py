@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gpupool.api.reports.words import label
-from gpupool.api.routes.people.usage import Form, report_answer
+from gpupool.api.routes.people.usage import ReportFormat, report_answer
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.usage import GroupBy, Period, UsageFilter, UsageLine, WaitLine
 from gpupool.domain.work.time_windows import read_zone
@@ -66,7 +66,7 @@ class ReportForm:
 
     @property
     def query(self) -> str:
-        """The query string of the same report."""
+        """Return the query string of the same report."""
         wish = self.wish
         asked = {"since": f"{wish.since:.3f}", "until": f"{wish.until:.3f}", "by": wish.by.value}
         asked |= {"step": wish.step.value} if wish.step else {}
@@ -76,7 +76,7 @@ class ReportForm:
 
     @property
     def command(self) -> str:
-        """The command line that makes the same report."""
+        """Return the command line that makes the same report."""
         since, until = (
             f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}" for at in (self.wish.since, self.wish.until)
         )
@@ -249,7 +249,7 @@ async def reports(request: Request, services: Services, visitor: Visitor) -> Res
         periods=PERIODS.items(),
         groups=[(by.value, GROUP_NAMES.get(by, by.value)) for by in GROUPS],
         steps=[("", "automatic"), *((step.value, step.value) for step in Period)],
-        forms=[form.value for form in (Form.CSV, Form.JSON, Form.HTML)],
+        forms=[form.value for form in (ReportFormat.CSV, ReportFormat.JSON, ReportFormat.HTML)],
     )
 
 
@@ -259,7 +259,7 @@ def _table(request: Request, report: UsageReport) -> object:
 
 
 @router.get("/download/{form}")
-async def download(request: Request, services: Services, _visitor: Visitor, form: Form) -> Response:
+async def download(request: Request, services: Services, _visitor: Visitor, form: ReportFormat) -> Response:
     """Return a report as a file."""
     wish = read_wish(request.query_params, services.accounting.time_zone)
     return report_answer(await make_report(services.accounting, wish), form)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, tzinfo
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from gpupool.api.routes.nodes.reservations import ReservationId
+from gpupool.api.routes.nodes.reservations import ReservationId, calendar_answer
 from gpupool.api.schemas.nodes.reservations import ReservationBody
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.reservation import Reservation
@@ -152,6 +152,12 @@ async def _list(context: PageContext, typed: FormValues | None = None) -> Respon
         projects=[project.name for project in await context.services.access.projects()],
         table=listing(context.request, COLUMNS, found.lines, name="bookings", default_sort="from"),
     )
+
+
+@router.get("/bookings.ics")
+async def calendar(context: Context) -> Response:
+    """Return the reservations as an iCalendar file."""
+    return calendar_answer(await context.services.reservations.list_all(), context.services.info.pool_id)
 
 
 @router.post("/bookings")

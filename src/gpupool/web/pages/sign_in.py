@@ -37,12 +37,13 @@ router = APIRouter()
 
 Next = Annotated[str, Query(max_length=2000)]
 Code = Annotated[str, Query(max_length=100)]
+HOME = "/home"
 _COUNTED = frozenset({ErrorCode.UNAUTHENTICATED, ErrorCode.FORBIDDEN, ErrorCode.UNKNOWN_USER})
 _REFUSED = _COUNTED | {ErrorCode.TOO_MANY_ATTEMPTS}
 
 
 @router.get("/login")
-async def login(request: Request, services: Services, next: Next = "/") -> Response:  # noqa: A002 - as it is called in the address
+async def login(request: Request, services: Services, next: Next = HOME) -> Response:  # noqa: A002 - as it is called in the address
     """Show the sign-in page; redirect a visitor who is already signed in."""
     try:
         await visitor(request)
@@ -119,7 +120,7 @@ async def _follow(request: Request, services: PoolServices, code: str) -> Respon
         if error.code in _REFUSED:
             await services.sessions.refused(place, error.message)
         return login_page(request, services, "/", error)
-    return await signed_in(request, services, secret, "/")
+    return await signed_in(request, services, secret, HOME)
 
 
 @router.post("/logout")
@@ -162,7 +163,7 @@ _OIDC_COUNTED = frozenset({ErrorCode.UNAUTHENTICATED, ErrorCode.FORBIDDEN})
 
 
 @router.get("/login/oidc")
-async def begin(request: Request, services: Services, next: Next = "/") -> Response:  # noqa: A002 - as it is called in the address
+async def begin(request: Request, services: Services, next: Next = HOME) -> Response:  # noqa: A002 - as it is called in the address
     """Send the browser to the provider."""
     wanted = own_path(next)
     try:

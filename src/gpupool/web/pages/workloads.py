@@ -12,11 +12,12 @@ from starlette.responses import Response
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.people.access import Actor
+from gpupool.domain.work.ending import ending_of, retrying
 from gpupool.domain.work.search import NEWEST_FIRST, SearchField, SearchWord, parse_search, parse_sort
 from gpupool.domain.work.workload import Workload, WorkloadKind, WorkloadState
 from gpupool.services.pool import PoolServices
 from gpupool.services.ports.store import WorkloadFilter
-from gpupool.web.deps import Services, Visitor
+from gpupool.web.deps import SentForm, Services, Visitor
 from gpupool.web.kit.labels import command_text, gpus_text
 from gpupool.web.kit.listing import (
     ROWS_PER_PAGE,
@@ -28,11 +29,14 @@ from gpupool.web.kit.listing import (
     listing_of_page,
     read_table_query,
 )
-from gpupool.web.rendering import page
+from gpupool.web.pages.workload.routes import priority_of
+from gpupool.web.rendering import back_to, page
 
 CSV_ROWS_PER_READ = 1000
 MAX_FILTER_LENGTH = 128
 LIVE = tuple(state for state in WorkloadState if not state.final)
+MAX_SHOWN_REFUSALS = 3
+BULK_ACTIONS = (("stop", "Stop"), ("suspend", "Suspend"), ("resume", "Resume"), ("delete", "Delete"))
 STATE_CHOICES = (
     ("", "all"),
     ("live", "live"),
@@ -110,6 +114,8 @@ class WorkloadRow:
     finished_at: float | None
     ran_s: float | None
     command: str | None
+    about: str = ""
+    manage: bool = False
 
 
 async def find(
@@ -164,11 +170,27 @@ async def _row(services: PoolServices, actor: Actor, workload: Workload, now: fl
         workload.finished_at,
         None if workload.started_at is None else ended - workload.started_at,
         command_text(workload) if seen else None,
+        await _about(services, workload),
+        services.workloads.can_manage(actor, workload),
     )
 
 
+async def _about(services: PoolServices, workload: Workload) -> str:
+    """Return how it ended without success, or its next attempt; empty otherwise."""
+    state = workload.state
+    if state.final and state is not WorkloadState.SUCCEEDED:
+        ending = ending_of(workload, await services.workloads.replicas_of(workload))
+        return "" if ending is None else ending.line
+    if state is not WorkloadState.QUEUED:
+        return ""
+    for replica in await services.workloads.replicas_of(workload):
+        if (again := retrying(workload, replica)) is not None:
+            return f"attempt {again.attempt} of {again.attempts} follows: {replica.message}"
+    return ""
+
+
 async def _replicas(services: PoolServices, workload: Workload) -> str:
-    """``2 of 4 done, 2 running`` of a live workload with several; those of an ended one are not read for a list."""
+    """Return ``2 of 4 done, 2 running`` for a live workload with several; lists do not read ended replicas."""
     if workload.completions == 1:
         return ""
     if workload.state.final:
@@ -192,6 +214,7 @@ COLUMNS: tuple[Column[WorkloadRow], ...] = (
         "name", "Workload", lambda row: row.name, link=lambda row: f"/workloads/{row.id}", note=lambda row: row.kind
     ),
     Column("state", "State", lambda row: row.state, ColumnKind.STATE, note=lambda row: row.replicas or None),
+    Column("about", "Reason", lambda row: row.about or None, about="Of the end, or of another attempt", sortable=False),
     Column("project", "Project", lambda row: row.project, link=lambda row: f"/projects/{row.project}"),
     Column("user", "User", lambda row: row.user, link=lambda row: f"/workloads?user={row.user}"),
     Column("gpus", "GPUs", lambda row: row.gpus, about="Per replica"),
@@ -210,7 +233,7 @@ COLUMNS: tuple[Column[WorkloadRow], ...] = (
 
 @router.get("/workloads")
 async def workloads(request: Request, services: Services, visitor: Visitor) -> Response:
-    """Workloads of all states, newest first; the address holds what is asked for."""
+    """Return workloads of all states, newest first; the address contains the filters."""
     filters = WorkloadFilters.of(request.query_params)
     asked = read_table_query(request, COLUMNS, name=NAME, default_sort="-created")
     if asked.csv:
@@ -227,4 +250,61 @@ async def workloads(request: Request, services: Services, visitor: Visitor) -> R
         projects=projects,
         users=users,
         table=listing_of_page(request, COLUMNS, found, asked, name=NAME),
+        bulk_actions=BULK_ACTIONS,
+        views=await services.saved_views.of(visitor),
+        query=request.url.query,
+        address=f"/workloads?{request.url.query}" if request.url.query else "/workloads",
     )
+
+
+@router.post("/workloads/bulk")
+async def bulk(services: Services, visitor: Visitor, form: SentForm) -> Response:
+    """Apply an action to the selected workloads; those that refuse it do not stop the others."""
+    action, chosen = form.text("action"), list(dict.fromkeys(form.all_values("id")))[:ROWS_PER_PAGE]
+    verb = dict(BULK_ACTIONS).get(action) or ("Set priority" if action == "priority" else "")
+    if not verb or not chosen:
+        problem = "No workload is selected." if verb else f"'{action[:40]}' is not an action."
+        raise GpupoolError(ErrorCode.INVALID_REQUEST, problem, "Select workloads in the table.")
+    priority = priority_of(form.text("priority", "0")) if action == "priority" else 0
+    refused = []
+    for ref in chosen:
+        try:
+            await _apply(services, visitor, ref, action, priority)
+        except GpupoolError as error:
+            refused.append(error.message)
+    notice = f"{verb}: {len(chosen) - len(refused)} of {len(chosen)} workloads."
+    return back_to(_own_address(form.text("back")), notice=" ".join([notice, *refused[:MAX_SHOWN_REFUSALS]]))
+
+
+@router.post("/workloads/views")
+async def save_view(services: Services, visitor: Visitor, form: SentForm) -> Response:
+    """Save the present filters under a name."""
+    view = await services.saved_views.save(visitor, form.text("name"), form.text("query"))
+    return back_to(f"/workloads?{view.query}", notice=f"View {view.name} saved.")
+
+
+@router.post("/workloads/views/delete")
+async def delete_view(services: Services, visitor: Visitor, form: SentForm) -> Response:
+    """Delete a saved view."""
+    await services.saved_views.delete(visitor, form.text("name"))
+    return back_to(_own_address(form.text("back")), notice=f"View {form.text('name')} deleted.")
+
+
+async def _apply(services: PoolServices, actor: Actor, ref: str, action: str, priority: int) -> None:
+    work = services.workloads
+    match action:
+        case "stop":
+            await work.stop(actor, ref)
+        case "suspend":
+            await work.suspend(actor, ref)
+        case "resume":
+            await work.resume(actor, ref)
+        case "delete":
+            await work.delete(actor, ref)
+        case _:
+            await work.set_priority(actor, ref, priority)
+
+
+def _own_address(text: str) -> str:
+    """Return an address of this page; the form could name another one."""
+    return text if text == "/workloads" or text.startswith("/workloads?") else "/workloads"

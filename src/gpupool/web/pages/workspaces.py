@@ -55,33 +55,33 @@ class WorkspaceRow:
 
     @property
     def url(self) -> str:
-        """The address of its page."""
+        """Return the address of its page."""
         return f"/workspaces/{self.workspace.id}"
 
     @property
     def size(self) -> str:
-        """The GPUs of its session, else those of its next start, and whether they are reserved."""
+        """Return the GPUs of its session, else those of its next start, and whether they are reserved."""
         size = size_text(self.workspace.gpus if self.session is None else self.session.gpus)
         return f"{size} (reserved)" if self.workspace.reserved else size
 
     @property
     def about(self) -> str:
-        """Its image and environment."""
+        """Return its image and environment."""
         return ", ".join(filter(None, (self.workspace.image, self.workspace.environment)))
 
     @property
     def stopped(self) -> bool:
-        """True if it can start, and its files can be copied."""
+        """Return True if it can start, and its files can be copied."""
         return self.state is WorkspaceState.STOPPED
 
     @property
     def running(self) -> bool:
-        """True if programs can run in its session."""
+        """Return True if programs can run in its session."""
         return self.state is WorkspaceState.RUNNING
 
     @property
     def stoppable(self) -> bool:
-        """True if it has a session to stop."""
+        """Return True if it has a session to stop."""
         return self.state in {WorkspaceState.STARTING, WorkspaceState.RUNNING}
 
     @property
@@ -92,6 +92,14 @@ class WorkspaceRow:
         size = self.workspace.disk_bytes
         disk = "" if size is None else f"{format_bytes(size)} "
         return f"its home{copies} ({disk}on {self.workspace.node})"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRow:
+    """A snapshot of another user that the visitor may clone."""
+
+    workspace: Workspace
+    snapshot: Snapshot
 
 
 def workspace_row(services: PoolServices, workspace: Workspace) -> WorkspaceRow:
@@ -123,9 +131,17 @@ COLUMNS: tuple[Column[WorkspaceRow], ...] = (
     Column("snapshots", "Snapshots", lambda row: len(row.workspace.snapshots), ColumnKind.NUMBER),
     Column("used", "Last used", lambda row: row.workspace.used_at, ColumnKind.TIME),
 )
+SHARED: tuple[Column[SharedRow], ...] = (
+    Column("name", "Name", lambda row: row.workspace.name, note=lambda row: row.workspace.image or None),
+    Column("snapshot", "Snapshot", lambda row: row.snapshot.name),
+    Column("user", "Owner", lambda row: row.workspace.user, note=lambda row: row.workspace.project),
+    Column("node", "Node", lambda row: row.workspace.node),
+    Column("created", "Made", lambda row: row.snapshot.created_at, ColumnKind.TIME),
+)
 SNAPSHOTS: tuple[Column[Snapshot], ...] = (
     Column("name", "Name", lambda row: row.name),
     Column("created", "Made", lambda row: row.created_at, ColumnKind.TIME),
+    Column("shared", "Shared", lambda row: "with its project" if row.shared else ""),
     Column("id", "Id", lambda row: row.id),
 )
 
@@ -144,6 +160,12 @@ async def _list(context: PageContext, typed: FormValues = NEW) -> Response:
         "Workspaces",
         typed,
         table=listing(context.request, COLUMNS, rows, name="workspaces"),
+        shared=listing(
+            context.request,
+            SHARED,
+            [SharedRow(row, snapshot) for row, snapshot in services.workspaces.shared(context.visitor)],
+            name="shared",
+        ),
         uses=_disk_uses(services, [row.workspace for row in rows]),
         projects=[project.name for project in await services.access.projects()],
         nodes=[node.name for node in await services.nodes.nodes()],
@@ -237,6 +259,35 @@ async def snapshot(context: MemberContext, form: SentForm, workspace: Ref) -> Re
     form_input.validate(SnapshotBody, {"name": form.text("name")})
     row = await context.services.workspaces.snapshot(context.visitor, workspace, form.text("name"))
     return await _after_task(context, row, f"Snapshot {form.text('name')} saved.")
+
+
+@router.post("/{workspace}/gpus")
+async def assign(context: MemberContext, form: SentForm, workspace: Ref) -> Response:
+    """Set the GPUs of the next start, reserved or not."""
+    gpus = _size(form)
+    if gpus is None:
+        raise GpupoolError(ErrorCode.INVALID_REQUEST, "No GPUs were given.", "Enter a size, or 0 for none.")
+    services, reserved = context.services, form.is_checked("reserved")
+    row = await services.workspaces.assign(context.visitor, workspace, gpus, reserved=reserved)
+    return back_to(_url(row), notice=f"GPUs of the next start of {row.name}: {size_text(row.gpus)}.")
+
+
+@router.post("/{workspace}/clone")
+async def clone(context: MemberContext, form: SentForm, workspace: Ref) -> Response:
+    """Create a workspace with a copy of the files, or of a snapshot, also of one that another user shares."""
+    form_input.validate(SnapshotBody, {"name": form.text("name")})
+    made = await context.services.workspaces.clone(context.visitor, workspace, form.text("name"), form.text("snapshot"))
+    return await _after_task(context, made, f"Workspace {made.name} created on {made.node}.")
+
+
+@router.post("/{workspace}/snapshots/{snapshot}/share")
+async def share(context: MemberContext, form: SentForm, workspace: Ref, snapshot: InPath) -> Response:
+    """Let all members of the project clone a snapshot, or no longer."""
+    shared = form.is_checked("shared")
+    row = await context.services.workspaces.share(context.visitor, workspace, snapshot, shared=shared)
+    name = row.snapshot(snapshot).name
+    words = f"Snapshot {name} shared with {row.project}." if shared else f"Snapshot {name} is not shared any more."
+    return back_to(_url(row), notice=words)
 
 
 @router.post("/{workspace}/snapshots/{snapshot}/restore")

@@ -12,11 +12,12 @@ const one = (selector) => document.querySelector(selector);
 function startConfirmations() {
   const dialog = one('#confirm');
   let waiting = null;
+  let submitter = null;
   document.addEventListener('submit', (event) => {
     const form = event.target;
     if (!form.dataset.confirm || form === waiting) return;
     event.preventDefault();
-    waiting = form;
+    [waiting, submitter] = [form, event.submitter];
     one('#confirm-question').textContent = form.dataset.confirm;
     const button = event.submitter ?? form.querySelector('button');
     one('[data-confirm-yes]').textContent = button?.textContent.trim() || 'Yes';
@@ -25,7 +26,7 @@ function startConfirmations() {
   });
   dialog.addEventListener('close', () => {
     const form = waiting;
-    if (dialog.returnValue === 'yes' && form) form.requestSubmit();
+    if (dialog.returnValue === 'yes' && form) form.requestSubmit(submitter);
     waiting = null;
   });
 }
@@ -40,6 +41,14 @@ function startButtons() {
     if ('menu' in button.dataset) toggleMenu(button);
     if ('themeSwitch' in button.dataset) nextTheme();
     if ('shortcuts' in button.dataset) one('#shortcuts').showModal();
+  });
+}
+
+/** Select all rows of a table with one checkbox. */
+function startSelection() {
+  document.addEventListener('change', ({target}) => {
+    if (!('pickAll' in target.dataset)) return;
+    for (const box of document.querySelectorAll('[data-pick]')) box.checked = target.checked;
   });
 }
 
@@ -83,6 +92,7 @@ localise(document);
 setInterval(() => localise(document), 5000);
 startConfirmations();
 startButtons();
+startSelection();
 startKeys();
 showTheme();
 /** Run a function after the first paint, or at once in a hidden page. */

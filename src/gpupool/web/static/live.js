@@ -41,7 +41,7 @@ export function startLive(announce) {
   let [source, channel, release, abort, rate] = [null, null, null, null, ''];
   let tag = '';
   let seen = document.body.dataset.seen; // number of the last event when the page was rendered
-  let [busy, pending, isConnected] = [false, false, true];
+  let [busy, pending, stale, isConnected] = [false, false, false, true];
 
   function show(connected) {
     if (connected !== isConnected) announce(connected ? 'Reconnected' : 'Connection lost: this page is not up to date');
@@ -64,7 +64,10 @@ export function startLive(announce) {
     busy = true;
     try {
       await fetchAndMorph();
+      if (stale) show(true);
+      stale = false;
     } catch {
+      stale = true; // what the page shows may be old
       show(false);
     } finally {
       busy = false;
@@ -79,7 +82,8 @@ export function startLive(announce) {
     const headers = tag ? {'X-Live': '1', 'If-None-Match': tag} : {'X-Live': '1'};
     const answer = await fetch(location.href, {headers, cache: 'no-store'});
     if (answer.status === 401) return location.reload(); // signed out: the page shows that
-    if (answer.status === 204 || !answer.ok) return;
+    if (answer.status === 204) return;
+    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
     const text = await answer.text();
     if (document.hidden) return;
     tag = answer.headers.get('etag') ?? '';

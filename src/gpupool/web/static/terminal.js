@@ -11,6 +11,13 @@ import {Terminal} from './vendor/xterm/xterm.mjs';
 const MAX_FRAME_BYTES = 64 * 1024; // bytes of typed or pasted text in one frame
 const MAX_RETRY_DELAY_MS = 10_000;
 const MAX_EARLY_FRAMES = 1000; // frames typed before the connection is open
+// Output that the terminal has not drawn yet. Beyond this, older output is skipped: it would leave the scrollback anyway.
+const MAX_BACKLOG_BYTES = 1 << 20;
+const KEPT_BACKLOG_BYTES = 1 << 19;
+const WRITE_BYTES = 1 << 16; // given to the terminal at a time, so that keys are handled in between
+const INTERRUPT = 3; // Ctrl-C
+const AFTER_INTERRUPT_MS = 3000; // for this time after Ctrl-C, only the latest output is drawn
+const AFTER_INTERRUPT_BYTES = 1 << 15;
 const CLOSE_BASE = 4000; // a close code of this + HTTP status is an answer of the pool, not an error
 
 /**
@@ -58,6 +65,10 @@ class ProgramTerminal extends HTMLElement {
   #wait = 1000;
   #timer = 0;
   #early = [];
+  #backlog = [];
+  #backlogBytes = 0;
+  #writing = false;
+  #interrupted = -Infinity;
 
   connectedCallback() {
     this.innerHTML = '';
@@ -142,6 +153,7 @@ class ProgramTerminal extends HTMLElement {
     socket.binaryType = 'arraybuffer';
     this.#showStatus('Connecting');
     socket.addEventListener('open', () => {
+      this.#dropBacklog();
       this.terminal.reset();
       this.#wait = 1000;
       this.#send(hello(this.terminal.rows, this.terminal.cols, true));
@@ -176,9 +188,52 @@ class ProgramTerminal extends HTMLElement {
   }
 
   #receive(kind, payload) {
-    if (kind === KIND.STDOUT || kind === KIND.STDERR) this.terminal.write(payload.slice());
-    else if (kind === KIND.NOTE) this.#showStatus(new TextDecoder().decode(payload));
+    if (kind === KIND.STDOUT || kind === KIND.STDERR) this.#output(payload.slice());
+    else if (kind === KIND.NOTE) this.#note(new TextDecoder().decode(payload));
     else if (kind === KIND.EXIT) this.#ended(JSON.parse(new TextDecoder().decode(payload)));
+  }
+
+  /** Queue output. A program that writes faster than the terminal draws does not delay what follows. */
+  #output(bytes) {
+    this.#backlog.push(bytes);
+    this.#backlogBytes += bytes.length;
+    const soon = performance.now() - this.#interrupted < AFTER_INTERRUPT_MS;
+    if (this.#backlogBytes > (soon ? 2 * AFTER_INTERRUPT_BYTES : MAX_BACKLOG_BYTES)) this.#skip(soon ? AFTER_INTERRUPT_BYTES : KEPT_BACKLOG_BYTES);
+    this.#write();
+  }
+
+  #write() {
+    if (this.#writing || !this.#backlog.length) return;
+    const pieces = [];
+    for (let size = 0; this.#backlog.length && size < WRITE_BYTES; size += pieces.at(-1).length) pieces.push(this.#backlog.shift());
+    const bytes = joined(pieces);
+    this.#backlogBytes -= bytes.length;
+    this.#writing = true;
+    this.terminal.write(bytes, () => {
+      this.#writing = false;
+      this.#write();
+    });
+  }
+
+  /** Drop the oldest output up to the end of a line, cancel a cut sequence, and say how much is missing. */
+  #skip(kept) {
+    const before = this.#backlogBytes;
+    while (this.#backlogBytes > kept) this.#backlogBytes -= this.#backlog.shift().length;
+    const first = this.#backlog.shift() ?? new Uint8Array();
+    const rest = first.subarray(first.indexOf(10) + 1);
+    this.#backlogBytes -= first.length - rest.length;
+    const note = text(`\x18\x1b[0m\r\n[${before - this.#backlogBytes} bytes are not shown here: see the output as text]\r\n`);
+    this.#backlog.unshift(note, rest);
+    this.#backlogBytes += note.length;
+  }
+
+  #dropBacklog() {
+    [this.#backlog, this.#backlogBytes] = [[], 0];
+  }
+
+  #note(line) {
+    this.#output(text(`\x18\x1b[0m\r\n[${line}]\r\n`));
+    this.#showStatus(line);
   }
 
   #ended(report) {
@@ -189,6 +244,10 @@ class ProgramTerminal extends HTMLElement {
   }
 
   #type(bytes) {
+    if (bytes.includes(INTERRUPT)) { // as a terminal does: the answer appears at once
+      this.#interrupted = performance.now();
+      this.#dropBacklog();
+    }
     for (let at = 0; at < bytes.length; at += MAX_FRAME_BYTES) this.#sendSoon(frame(KIND.STDIN, bytes.subarray(at, at + MAX_FRAME_BYTES)));
   }
 
@@ -205,6 +264,16 @@ class ProgramTerminal extends HTMLElement {
   #showStatus(message) {
     this.status.textContent = message;
   }
+}
+
+function joined(pieces) {
+  const whole = new Uint8Array(pieces.reduce((size, piece) => size + piece.length, 0));
+  let at = 0;
+  for (const piece of pieces) {
+    whole.set(piece, at);
+    at += piece.length;
+  }
+  return whole;
 }
 
 function button(label, act) {

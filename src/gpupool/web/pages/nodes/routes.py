@@ -180,6 +180,7 @@ async def _show_gpu(context: PageContext, name: str, index: int, typed: FormValu
         typed or FormValues({"mode": str(line.node.sharing.get(found.gpu.uuid, ""))}),
         line=line,
         found=found,
+        check=context.services.gpu_checks.latest.get(found.gpu.uuid),
         topology=links,
         explained=[] if links is None else views.link_meanings(links),
         siblings=views.siblings(line, found.gpu),

@@ -11,7 +11,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import Gpu, GpuHealth, GpuShare, Node, NodeState
 from gpupool.domain.nodes.sharing import describe_guarantee
 from gpupool.domain.nodes.telemetry import GpuSample, NodeSample
-from gpupool.domain.units import WHOLE_GPU, format_permille
+from gpupool.domain.units import WHOLE_GPU, format_holding, format_permille
 from gpupool.services.nodes.service import Occupant
 from gpupool.services.pool import PoolServices
 from gpupool.services.workloads.leases import LeaseUse
@@ -43,13 +43,13 @@ class GpuSlice:
 
     @property
     def label(self) -> str:
-        """``train of ann: 0.50 GPU``."""
+        """Return ``train of ann: 0.50 GPU``."""
         return f"{self.name} of {self.user}: {format_permille(self.permille)} GPU"
 
     @property
     def promise(self) -> str:
-        """The guarantee of its sharing mode."""
-        return describe_guarantee(self.sharing, self.compute) if self.sharing else ""  # type: ignore[arg-type]  # an enum's word
+        """Return the guarantee of its sharing mode."""
+        return describe_guarantee(self.sharing, self.compute) if self.sharing else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +70,24 @@ class GpuLine:
 
     @property
     def url(self) -> str:
-        """Address of its page."""
+        """Return the address of its page."""
         return f"/nodes/{quote(self.node, safe='')}/gpus/{self.gpu.index}"
 
     @property
     def held(self) -> int:
-        """Allocated thousandths."""
+        """Return the allocated thousandths."""
         return sum(part.permille for part in self.slices)
 
     @property
     def health(self) -> str:
-        """Health; ``foreign`` if processes outside the pool use it, ``cordoned`` if it is healthy but cordoned."""
+        """Return the health; ``foreign`` if foreign processes use it, ``cordoned`` if it is healthy but cordoned."""
         if self.cordon_reason and self.gpu.health is GpuHealth.OK:
             return "cordoned"
         return "foreign" if self.gpu.foreign and self.gpu.health is GpuHealth.OK else str(self.gpu.health)
 
     @property
     def note(self) -> str | None:
-        """Problems; None without any."""
+        """Return the problems; None without any."""
         count = len(self.gpu.foreign)
         strangers = f"{count} foreign process{'es' if count > 1 else ''}: not allocated" if count else ""
         cordon = f"cordoned: {self.cordon_reason}" if self.cordon_reason else ""
@@ -95,28 +95,31 @@ class GpuLine:
 
     @property
     def use(self) -> float | None:
-        """Utilisation in percent; None if not measured."""
+        """Return the utilisation in percent; None if not measured."""
         return None if self.look is None else self.look.utilisation_percent
 
     @property
     def memory_used(self) -> float | None:
-        """Used memory in bytes; None if not measured."""
+        """Return the used memory in bytes; None if not measured."""
         return None if self.look is None else self.look.memory_used_mib * 2.0**20
 
     @property
     def temperature(self) -> float | None:
-        """Temperature in degrees Celsius; None if not measured."""
+        """Return the temperature in degrees Celsius; None if not measured."""
         return None if self.look is None else self.look.temperature_c
 
     @property
     def power(self) -> float | None:
-        """Power in watts; None if not measured."""
+        """Return the power in watts; None if not measured."""
         return None if self.look is None else self.look.power_w
 
     @property
     def holders(self) -> str | None:
-        """Users and workloads that hold it."""
-        return ", ".join(f"{part.user}/{part.name} {format_permille(part.permille)}" for part in self.slices) or None
+        """Return the users and workloads that hold it."""
+        groups: dict[str, list[int]] = {}
+        for part in self.slices:
+            groups.setdefault(f"{part.user}/{part.name}", []).append(part.permille)
+        return ", ".join(format_holding(name, parts) for name, parts in groups.items()) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +141,18 @@ class NodeLine:
 
     @property
     def url(self) -> str:
-        """Address of its page."""
+        """Return the address of its page."""
         return f"/nodes/{quote(self.node.name, safe='')}"
 
     @property
     def models(self) -> str:
-        """``2 x Tesla T4``."""
+        """Return ``2 x Tesla T4``."""
         counted = Counter(line.gpu.model for line in self.gpus)
         return ", ".join(f"{count} x {model}" for model, count in counted.items()) or "none"
 
     @property
     def held(self) -> int:
-        """Allocated thousandths of its GPUs."""
+        """Return the allocated thousandths of its GPUs."""
         return sum(line.held for line in self.gpus)
 
     @property
@@ -161,12 +164,12 @@ class NodeLine:
 
     @property
     def labels(self) -> str | None:
-        """Labels in one line."""
+        """Return the labels in one line."""
         return ", ".join(f"{key}={value}" for key, value in sorted(self.node.all_labels.items())) or None
 
     @property
     def notes(self) -> str | None:
-        """Reason of the cordon, and warnings."""
+        """Return the reason of the cordon, and warnings."""
         return "; ".join(part for part in (self.node.cordon_reason, *self.node.report.warnings) if part) or None
 
 
@@ -187,7 +190,7 @@ class NodeReplica:
 
     @property
     def fate(self) -> str:
-        """Effect of a drain."""
+        """Return the effect of a drain."""
         if self.state == "stopping":
             return "already stopping"
         return "evicted and queued again" if self.drained else "continues (protected)"

@@ -21,7 +21,7 @@ NODES_PER_BATCH = 8  # nodes drawn before other tasks run
 MIN_LABEL_PERMILLE = 180  # thousandths: narrower slices have no room for their name
 MIN_LABEL_PERMILLE_WIDE = 70  # likewise, of a node that has the whole width
 
-# What is drawn over the colour, in a square of 8: the second sign beside colour.
+# What is drawn over the colour, in a square of 8: the second sign besides colour.
 _STROKES = (
     "",
     '<path d="M-2 10 10-2M-2 2 2-2M6 10l4-4"/>',

@@ -12,7 +12,7 @@ from gpupool.domain.nodes.gpu import Gpu, GpuHealth, Node, NodeState
 from gpupool.domain.nodes.telemetry import GpuSample
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.workload import ReplicaState, WorkloadState
-from gpupool.services.metrics.snapshot import Held, Snapshot
+from gpupool.services.metrics.snapshot import MetricsSnapshot, OpenLease
 
 MAX_WARNINGS = 12
 MAX_LEGEND_ENTRIES = 40
@@ -70,7 +70,7 @@ class NodeCard:
 
     @property
     def total(self) -> int:
-        """Thousandths of all its GPUs."""
+        """Return the thousandths of all its GPUs."""
         return len(self.gpus) * WHOLE_GPU
 
 
@@ -126,7 +126,7 @@ class PoolTotals:
 
     @property
     def allocated_percent(self) -> float:
-        """Share of all GPUs that is allocated."""
+        """Return the share of all GPUs that is allocated."""
         return 100 * self.allocated / (self.gpus * WHOLE_GPU) if self.gpus else 0.0
 
 
@@ -146,7 +146,7 @@ class Overview:
 
 
 async def overview(
-    snapshot: Snapshot, by: ColourBy, names: Iterable[str], head_warnings: Mapping[str, str]
+    snapshot: MetricsSnapshot, by: ColourBy, names: Iterable[str], head_warnings: Mapping[str, str]
 ) -> Overview:
     """Return the page's values from a snapshot; ``names`` are all projects or users, so that colours are stable.
 
@@ -177,14 +177,14 @@ async def overview(
     )
 
 
-def _owner(holding: Held, by: ColourBy) -> str:
+def _owner(holding: OpenLease, by: ColourBy) -> str:
     return holding.lease.project if by is ColourBy.PROJECT else holding.lease.user
 
 
 # The map
 
 
-def _put_slices(held: dict[str, list[MapSlice]], holdings: Iterable[Held], by: ColourBy) -> None:
+def _put_slices(held: dict[str, list[MapSlice]], holdings: Iterable[OpenLease], by: ColourBy) -> None:
     """Add the slices of leases to each GPU, by UUID."""
     for holding in holdings:
         piece: MapSlice | None = None
@@ -231,7 +231,7 @@ def _trouble(node: Node, gpu: Gpu) -> str:
     return ""
 
 
-def _slice(holding: Held, permille: int, by: ColourBy) -> MapSlice:
+def _slice(holding: OpenLease, permille: int, by: ColourBy) -> MapSlice:
     lease, workload, replica = holding.lease, holding.workload, holding.replica
     name = workload.name if workload is not None else lease.workload
     if workload is not None and workload.completions > 1:
@@ -250,7 +250,7 @@ def _slice(holding: Held, permille: int, by: ColourBy) -> MapSlice:
     )
 
 
-def _use(holding: Held) -> float | None:
+def _use(holding: OpenLease) -> float | None:
     """Return the used share of the allocated GPU time, over all GPUs of the lease."""
     busy = holding.busy_percent
     return None if busy is None or not holding.gpus else busy / 100 / holding.gpus
@@ -259,7 +259,7 @@ def _use(holding: Held) -> float | None:
 # The numbers
 
 
-def _totals(snapshot: Snapshot, nodes: tuple[NodeCard, ...], measured: Mapping[str, GpuSample]) -> PoolTotals:
+def _totals(snapshot: MetricsSnapshot, nodes: tuple[NodeCard, ...], measured: Mapping[str, GpuSample]) -> PoolTotals:
     totals = PoolTotals(
         nodes=len(nodes),
         ready=sum(card.state is NodeState.UP for card in nodes),
@@ -279,7 +279,7 @@ def _totals(snapshot: Snapshot, nodes: tuple[NodeCard, ...], measured: Mapping[s
     return totals
 
 
-def _count_work(snapshot: Snapshot, totals: PoolTotals) -> None:
+def _count_work(snapshot: MetricsSnapshot, totals: PoolTotals) -> None:
     oldest = snapshot.now
     for workload, pending in snapshot.workloads:
         if workload.state is WorkloadState.RUNNING:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from gpupool.api.deps import NameInPath
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.nodes.gpu import SpreadRule
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Department, Project, Role
 from gpupool.web.deps import Form, SentForm
@@ -171,6 +172,7 @@ async def _show_project(context: PageContext, known: Project, typed: FormValues 
         compute_policies=list(ComputePolicy),
         compute_options=[("", "pool default"), *((one, one) for one in ComputePolicy)],
         sharing_modes=list(Sharing),
+        spread_options=[("", "as the pool"), *((one, one) for one in SpreadRule)],
         sharing_options=[("", "node default"), *((one, one) for one in Sharing)],
         events=await context.history(f"project {known.name}"),
     )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpupool.api.schemas.bodies import DepartmentBody, ProjectBody, ProjectChange
+from gpupool.domain.nodes.gpu import SpreadRule
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Department, Project
 from gpupool.domain.people.shares import (
@@ -51,22 +52,22 @@ class ShareLine:
 
     @property
     def department(self) -> str:
-        """The department of a project; empty without one."""
+        """Return the department of a project; empty without one."""
         return self.share.department if isinstance(self.share, ProjectShare) else ""
 
     @property
     def fair(self) -> int:
-        """Fair share."""
+        """Return the fair share."""
         return round(self.share.fair_permille)
 
     @property
     def borrowed(self) -> int:
-        """Allocation over quota."""
+        """Return the allocation over quota."""
         return _borrowed(self.share)
 
     @property
     def reason(self) -> str:
-        """The reason for the position of a project."""
+        """Return the reason for the position of a project."""
         return self.share.reason if isinstance(self.share, ProjectShare) else ""
 
     @property
@@ -76,7 +77,7 @@ class ShareLine:
 
     @property
     def who(self) -> str:
-        """Members, or everybody."""
+        """Return the members, or "everybody"."""
         return ", ".join(self.members) or "everybody"
 
 
@@ -205,6 +206,7 @@ def project_form_values(project: Project) -> form_input.FormValues:
             "min_runtime": form_input.seconds_text(rules.min_runtime_s),
             "windows": "\n".join(rules.windows),
             "node_pools": ", ".join(rules.node_pools),
+            "spread": rules.spread or "",
             "compute_default": project.compute_default or "",
             "compute_allowed": tuple(map(str, project.compute_allowed)),
             "sharing_default": project.sharing_default or "",
@@ -242,6 +244,7 @@ def project_changes(form: Form, project: Project) -> dict[str, Any]:
         "min_runtime_s": form_input.seconds(form, "min_runtime", zero=True),
         "windows": form_input.lines(form, "windows"),
         "node_pools": form_input.names(form, "node_pools"),
+        "spread": form_input.choice(form, "spread", SpreadRule),
     }
     form_input.validate(ProjectChange, {**wanted, "model_quotas": dict(wanted["model_quotas"]), "rules": rules})
     changed_rules = _changed(rules, project.rules)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpupool.api.schemas.settings import PolicyChange, WarningSettingsChange
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.nodes.gpu import Placement
+from gpupool.domain.nodes.gpu import Placement, SpreadRule
 from gpupool.domain.people.warning import SECRETS, MailSecurity, WarningKind, WarningSettings, WebhookKind
 from gpupool.domain.units import format_duration
 from gpupool.domain.usage import CostRates
@@ -22,9 +22,9 @@ NEVER = "never"
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """One field of the policy: its name, a title, and what it does.
+    """One field of the policy: its name, a title, and its effect.
 
-    ``never``: it may be turned off. ``whole``: it is a whole number.
+    ``never``: it may be turned off. ``whole``: it is a whole number. ``labels``: a list of node labels.
     """
 
     name: str
@@ -33,6 +33,7 @@ class PolicyRule:
     time: bool = True
     never: bool = False
     whole: bool = False
+    labels: bool = False
     options: tuple[tuple[str, str], ...] = ()
 
 
@@ -69,6 +70,19 @@ RULES = (
         "Node lost timeout",
         "The node then ends its retryable workloads, which are queued again. Never: wait for the node. At least 20s.",
         never=True,
+    ),
+    PolicyRule(
+        "verify_idle_s",
+        "Check idle GPUs every",
+        "Other work preempts the checks at once; a GPU that fails is cordoned. Never: disabled. At least 1m.",
+        never=True,
+    ),
+    PolicyRule(
+        "verify_level",
+        "Level of these checks",
+        "1: seconds for each GPU; 2: most of the memory, copies between GPUs; 3: also a minute of load.",
+        time=False,
+        whole=True,
     ),
     PolicyRule("half_life_s", "Usage half-life", "After this time, past use counts half in fair shares. At least 1m."),
     PolicyRule(
@@ -117,6 +131,20 @@ RULES = (
             (Placement.SPREAD, "spread: use the least loaded nodes"),
         ),
     ),
+    PolicyRule(
+        "spread",
+        "Requests for the placement spread",
+        "It leaves less room for large workloads. The rules of a project take precedence.",
+        time=False,
+        options=((SpreadRule.ALLOW, "allow"), (SpreadRule.REFUSE, "refuse")),
+    ),
+    PolicyRule(
+        "topology",
+        "Topology",
+        "Node labels, the largest domains first: block, rack. Gangs are placed in the smallest domain with room.",
+        time=False,
+        labels=True,
+    ),
 )
 
 
@@ -125,6 +153,8 @@ def policy_text(rule: PolicyRule, policy: Policy) -> str:
     value = getattr(policy, rule.name)
     if value is None:
         return NEVER
+    if rule.labels:
+        return ", ".join(value)
     if rule.options:
         return dict(rule.options)[value]
     return format_duration(value) if rule.time else f"{value:g}"
@@ -138,6 +168,8 @@ def policy_values(policy: Policy) -> dict[str, Any]:
 def _typed_rule(rule: PolicyRule, value: Any) -> str:
     if value is None:
         return NEVER
+    if rule.labels:
+        return ", ".join(value)
     return form_input.seconds_text(value) if rule.time else str(value) if rule.options else f"{value:g}"
 
 
@@ -152,6 +184,8 @@ def _rule_value(form: Form, rule: PolicyRule) -> Any:
     if rule.options:
         kind = type(rule.options[0][0])
         return form_input.choice(form, rule.name, kind) or rule.options[0][0]
+    if rule.labels:
+        return tuple(label.strip() for label in form.text(rule.name).split(",") if label.strip())
     if rule.never and form.text(rule.name) in {"", NEVER}:
         return None
     value = form_input.required_seconds(form, rule.name) if rule.time else form_input.number(form, rule.name)

@@ -20,7 +20,7 @@ _OF_GPUS = {"compute": "--compute", "sharing": "--sharing", "placement": "--plac
 
 
 def command_line(body: Body, kept_env: Iterable[str] = ()) -> str:
-    """``gpupool submit ...`` (``request_gpus`` for a lease) for the plain values of a request.
+    """Return ``gpupool submit ...`` (``request_gpus`` for a lease) for the plain values of a request.
 
     ``kept_env`` are variables that the shell has anyway. What no option can say (parameter sets of a list) is left to
     a job file: see ``needs_file``.
@@ -117,7 +117,8 @@ def _repeated(body: Body, kept_env: frozenset[str]) -> Iterator[str]:
 def _after(after: Any) -> str:
     if isinstance(after, str):
         return after
-    return str(after["workload"]) + (":any" if after.get("condition", "success") == "any" else "")
+    condition = after.get("condition", "success")
+    return str(after["workload"]) + ("" if condition == "success" else f":{condition}")
 
 
 def _gang(gang: Body) -> Iterator[str]:
@@ -128,3 +129,5 @@ def _gang(gang: Body) -> Iterator[str]:
         yield from ("--min-workers", str(gang["min"]))
     if gang.get("within"):
         yield from ("--within-strictly" if gang.get("strict") else "--within", str(gang["within"]))
+    if gang.get("mixed_models"):
+        yield "--mixed-models"

@@ -161,7 +161,7 @@ def _read_course(reading: _Reading) -> None:
 
 
 def _checked(reading: _Reading) -> FormDraft:
-    """Check the whole; what is wrong is noted and left out, so that the rest is checked too."""
+    """Check the whole; wrong fields are recorded and omitted, so that the rest is checked too."""
     trial: Values = dict(reading.body)
     wrong = list(reading.wrong)
     for _ in range(MAX_PASSES):
@@ -335,7 +335,8 @@ def _gpu_values(gpus: Values) -> Iterator[tuple[str, str]]:
 
 def _after(after: Iterable[Any]) -> Iterator[str]:
     for one in after:
-        yield one["workload"] + (":any" if one.get("condition") == "any" else "")
+        condition = one.get("condition", "success")
+        yield one["workload"] + ("" if condition == "success" else f":{condition}")
 
 
 def _duration(seconds: float) -> str:

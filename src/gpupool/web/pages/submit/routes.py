@@ -61,7 +61,7 @@ class SubmitContext:
 
     @property
     def usual_env(self) -> Mapping[str, str]:
-        """Variables that the command line would pass on by itself: those of a login, and of the source's shell."""
+        """Return the variables that the command line passes on by default: of a login, and of the source's shell."""
         before = self.source.program.env if self.source is not None else {}
         return {**self.account.environment, **before}
 

@@ -30,7 +30,7 @@ class UserLine:
 
     @property
     def state(self) -> str:
-        """``active`` or ``disabled``."""
+        """Return ``active`` or ``disabled``."""
         return "disabled" if self.user.disabled else "active"
 
 
@@ -44,7 +44,7 @@ class TokenLine:
 
     @property
     def id(self) -> str:
-        """Id."""
+        """Return the id."""
         return self.token.id
 
 

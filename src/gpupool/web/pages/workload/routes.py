@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from fastapi.params import Path
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from gpupool.api.deps import Ref
+from gpupool.api.schemas.work.workloads import ResultRow, ResultTable
 from gpupool.api.server.peer import loopback_uid
+from gpupool.api.views.results_view import FIXED, result_table
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event
+from gpupool.domain.protocol.log_records import ERROR_LINE
 from gpupool.domain.units import format_duration, parse_duration_s
-from gpupool.domain.work.workload import WorkloadKind
+from gpupool.domain.work.efficiency import Efficiency
+from gpupool.domain.work.workload import Workload, WorkloadKind
+from gpupool.services.pool import PoolServices
+from gpupool.services.usage.efficiency import efficiency
 from gpupool.specs.limits import MAX_PRIORITY
 from gpupool.specs.request import parse_request
 from gpupool.web.deps import Form, SentForm, Services, Visitor
 from gpupool.web.kit.labels import command_text, gang_text, gpus_text, limits_text, sharing_text
 from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.response_cache import cache_of
 from gpupool.web.pages.leases import EXTENSIONS
 from gpupool.web.pages.queue import reason_cache_of
 from gpupool.web.pages.submit.account import account_of
-from gpupool.web.pages.workload.ports import served_ports
-from gpupool.web.pages.workload.view import ReplicaRow, retry_text, workload_page
+from gpupool.web.pages.workload.view import ReplicaRow, retry_text, served_ports, workload_page
 from gpupool.web.rendering import back_to, page
 
 router = APIRouter(prefix="/workloads/{ref}")
 
 Replica = Annotated[int | None, Query(ge=0, le=10_000_000)]
+PortInPath = Annotated[int, Path(ge=1, le=65535)]
 Attempt = Annotated[int | None, Query(ge=1, le=10_000_000)]
 
 REPLICAS: tuple[Column[ReplicaRow], ...] = (
@@ -83,11 +92,70 @@ async def workload(
         about_limits=limits_text(found.limits),
         about_gang=gang_text(found),
         about_retry=retry_text(found),
+        error_line=ERROR_LINE,
+        used=await _efficiency(request, services, found) if found.started_at is not None else None,
         extensions=EXTENSIONS,
         ports=ports,
         replicas=listing(request, REPLICAS, shown.replicas, name="replicas", default_sort="index", prefix="r_"),
         events=listing(request, EVENTS, reversed(shown.events), name="events", default_sort="-at", prefix="e_"),
     )
+
+
+async def _efficiency(request: Request, services: PoolServices, found: Workload) -> Efficiency:
+    made: Efficiency = await cache_of(request).get(
+        ("efficiency", found.id), lambda: efficiency(services.workloads, services.telemetry, found)
+    )
+    return made
+
+
+@router.get("/results")
+async def results(request: Request, services: Services, visitor: Visitor, ref: Ref) -> Response:
+    """Show the parameters and metrics of all replicas as a table that can be sorted and exported."""
+    found = await services.workloads.get(visitor, ref)
+    replicas = await services.workloads.replicas_of(found)
+    private = services.workloads.can_see(visitor, found)
+    shown = result_table(found, replicas, services.workloads.now(), private=private)
+    table = listing(request, result_columns(shown), shown.rows, name="results", default_sort="index")
+    return page(
+        request, visitor, "workload/results.html", title=f"Results of {found.name}", workload=found, table=table
+    )
+
+
+def result_columns(shown: ResultTable) -> tuple[Column[ResultRow], ...]:
+    """Return the columns of a table: fixed ones, parameters, metrics."""
+    taken = {*FIXED, *shown.parameters}
+
+    def named(prefix: str, name: str, values: str) -> Column[ResultRow]:
+        numbers = all(isinstance(getattr(row, values).get(name, 0), int | float) for row in shown.rows)
+        kind = ColumnKind.NUMBER if numbers else ColumnKind.TEXT
+        other = FIXED if values == "parameters" else taken
+        return Column(
+            f"{prefix}-{name}" if name in other else name, name, lambda row: getattr(row, values).get(name), kind
+        )
+
+    return (
+        Column("index", "Replica", lambda row: row.index, link=lambda row: f"../{shown.workload}?replica={row.index}"),
+        Column("state", "State", lambda row: row.state, ColumnKind.STATE),
+        *(named("p", name, "parameters") for name in shown.parameters),
+        *(named("m", name, "metrics") for name in shown.metrics),
+        Column("step", "Step", lambda row: row.step, ColumnKind.NUMBER),
+        Column("ran", "Ran", lambda row: row.ran_s, ColumnKind.DURATION),
+        Column("exit", "Exit", lambda row: row.exit_status, ColumnKind.NUMBER),
+    )
+
+
+@router.get("/ports/{port}/open")
+async def open_port(
+    *, request: Request, services: Services, visitor: Visitor, ref: Ref, port: PortInPath, replica: Replica = None
+) -> Response:
+    """Send the browser to a port of the workload, at the port's own host name."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+        raise GpupoolError(
+            ErrorCode.FORBIDDEN, "The link is on a page of another site.", "Open the port on the page of the workload."
+        )
+    here = loopback_uid(request) is not None
+    opened = await services.open_ports.open(visitor, ref, replica or 0, port, here=here)
+    return RedirectResponse(opened.url, HTTPStatus.SEE_OTHER, {"referrer-policy": "no-referrer"})
 
 
 @router.post("/stop")
@@ -134,7 +202,7 @@ async def extend(services: Services, visitor: Visitor, ref: Ref, form: SentForm)
 @router.post("/priority")
 async def priority(services: Services, visitor: Visitor, ref: Ref, form: SentForm) -> Response:
     """Set the priority of a workload within its project."""
-    found = await services.workloads.set_priority(visitor, ref, _priority(form.text("priority")))
+    found = await services.workloads.set_priority(visitor, ref, priority_of(form.text("priority")))
     return back_to(f"/workloads/{found.id}", notice=f"Priority of {found.name} set to {found.priority}.")
 
 
@@ -174,7 +242,8 @@ def _index(form: Form) -> int | None:
     return int(text)
 
 
-def _priority(text: str) -> int:
+def priority_of(text: str) -> int:
+    """Return the priority of a form. Raises ``GpupoolError`` (INVALID_REQUEST)."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 5) or abs(int(text)) > MAX_PRIORITY:
         raise GpupoolError(

@@ -14,8 +14,8 @@ from starlette.websockets import WebSocket
 
 from gpupool.api import streams
 from gpupool.api.deps import Closing, Cursor, Index, Ref, get_closing
-from gpupool.api.routes.work.attach import WrongOriginError, accept, refuse, relay
-from gpupool.api.routes.work.logs import Attempt, Reader, Tail
+from gpupool.api.routes.work.attach import WrongOriginError, accept, relay, relay_while_allowed
+from gpupool.api.routes.work.logs import Attempt, LogReader, Tail
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Actor
 from gpupool.domain.work.workload import ReplicaState
@@ -44,7 +44,7 @@ async def follow(  # noqa: PLR0913 - each is an input of the route
     last_event_id: Annotated[str | None, Header(max_length=200, pattern=r"^[\x20-\x7e]*$")] = None,
 ) -> Response:
     """Stream the output of a replica as server-sent events until its attempt ends; a browser can resume."""
-    reader = Reader(services, visitor, ref, index, attempt, PAGE_KIB, 0.0)
+    reader = LogReader(services, visitor, ref, index, attempt, PAGE_KIB, 0.0)
     first = await reader.page(await reader.start(last_event_id or cursor, tail))
     return streams.sse(_while_signed_in(request, streams.follow_log(first, reader.page, reader.changed, closing)))
 
@@ -100,7 +100,7 @@ async def _all(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]
 
 @router.websocket("/terminal")
 async def terminal(websocket: WebSocket, services: Services, ref: Ref, index: Index = 0) -> None:
-    """Binary messages carry frames. Only a page of this very address may open it: others get a 403.
+    """Connect a page to a program; binary messages carry frames. Pages of other addresses get a 403.
 
     Later refusals close with 4000 + HTTP status and the reason ``CODE: sentence``, as the API's attach does.
     """
@@ -126,17 +126,8 @@ async def _relay_while_allowed(
         if not services.workloads.can_manage(actor, await services.workloads.get(actor, which[0])):
             raise forbidden("You may no longer attach to it.")
 
-    over = asyncio.create_task(while_allowed(websocket, may_attach))
-    relaying = asyncio.create_task(relay(websocket, stream, await get_closing(websocket)))
-    try:
-        await asyncio.wait({over, relaying}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        ended = over.result() if over.done() and not relaying.done() else None
-        for task in (over, relaying):
-            task.cancel()
-        await asyncio.gather(over, relaying, return_exceptions=True)
-    if ended is not None:
-        await refuse(websocket, ended)
+    relaying = relay(websocket, stream, await get_closing(websocket))
+    await relay_while_allowed(websocket, relaying, while_allowed(websocket, may_attach))
 
 
 def from_our_page(websocket: WebSocket) -> bool:

@@ -48,7 +48,7 @@ class Bar:
 
     @property
     def seconds(self) -> float:
-        """Duration."""
+        """Return the duration."""
         return self.until - self.since
 
 
@@ -73,7 +73,7 @@ class TimelineLane:
     marks: tuple[Mark, ...] = ()
 
     def total_s(self, phase: str) -> float:
-        """Seconds in a phase, all attempts together."""
+        """Return the seconds in a phase, over all attempts."""
         return sum(bar.seconds for bar in self.bars if bar.phase == phase)
 
 

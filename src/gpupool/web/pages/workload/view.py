@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
 
+from gpupool.domain.errors import GpupoolError
 from gpupool.domain.events import Event, Reason
+from gpupool.domain.nodes.gpu import LOOPBACK
 from gpupool.domain.nodes.telemetry import ReplicaSample
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.units import format_permille
-from gpupool.domain.work.supervision import Stdio
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, RestartPolicy, Workload, WorkloadKind
+from gpupool.domain.work.ending import Ending, Retrying, ending_of, retrying
+from gpupool.domain.work.supervision import ListeningPort, Stdio
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, RestartPolicy, Workload, WorkloadKind
 from gpupool.services.pool import PoolServices
 from gpupool.services.ports.store import EventFilter
 from gpupool.services.workloads.service import restart_obstacle
@@ -92,10 +97,12 @@ class WorkloadPage:
     lost_gpu_s: float
     step: int | None
     saved_at: float | None
+    ending: Ending | None = None
+    retrying: Retrying | None = None
 
     @property
     def served(self) -> bool:
-        """True if the visitor may connect to ports of the shown attempt."""
+        """Return True if the visitor may connect to ports of the shown attempt."""
         return self.allowed.stop and self.chosen.live and self.workload.kind is not WorkloadKind.LEASE
 
 
@@ -135,6 +142,8 @@ async def workload_page(
         lost_gpu_s=sum(replica.lost_gpu_s for replica in replicas),
         step=max((replica.step for replica in replicas if replica.step is not None), default=None),
         saved_at=max((replica.saved_at for replica in replicas if replica.saved_at is not None), default=None),
+        ending=ending_of(workload, replicas),
+        retrying=next((again for replica in replicas if (again := retrying(workload, replica)) is not None), None),
     )
 
 
@@ -188,7 +197,7 @@ def _reason(workload: Workload, replicas: Sequence[Replica]) -> tuple[str, str]:
 
 
 def _replica(
-    workload: Workload, replica: Replica, leases: Sequence[Lease], allowed: AllowedActions, now: float
+    workload: Workload, replica: Replica, leases: Sequence[GpuLease], allowed: AllowedActions, now: float
 ) -> ReplicaRow:
     held = next((lease for lease in leases if lease.index == replica.index and lease.released_at is None), None)
     own = workload.parameters[replica.index] if replica.index < len(workload.parameters) else {}
@@ -243,8 +252,74 @@ def _most_informative(replicas: Sequence[Replica]) -> Replica | None:
 
 
 def retry_text(workload: Workload) -> str:
-    """``on-failure, up to 6 retries``; empty if it is never retried."""
+    """Return ``on-failure, up to 6 retries``; empty if it is never retried."""
     retry = workload.retry
     if retry.policy is RestartPolicy.NEVER:
         return ""
     return f"{retry.policy.value}, up to {retry.backoff_limit} retries"
+
+
+TIMEOUT_S = 1.0  # a page does not wait longer for a node
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPort:
+    """A port of a program.
+
+    ``url`` opens it in the browser (empty: the browser does not reach it), ``link`` through the gateway (empty: not
+    possible), and ``command`` by a tunnel.
+    """
+
+    port: int
+    program: str
+    address: str
+    url: str
+    command: str
+    link: str = ""
+
+
+async def served_ports(
+    services: PoolServices, actor: Actor, workload: Workload, chosen: ShownAttempt, *, same_machine: bool
+) -> list[ServedPort]:
+    """Return the ports of a running replica; none if its node does not answer in time.
+
+    ``same_machine``: the visitor's browser runs on the control plane's machine.
+    """
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            found = await services.files.listening_ports(actor, workload.id, chosen.index)
+    except (GpupoolError, TimeoutError):
+        return []
+    replicas = await services.workloads.replicas_of(workload)
+    name = next((row.node for row in replicas if row.index == chosen.index), None)
+    node = next((node for node in await services.nodes.nodes() if node.name == name), None)
+    local = same_machine and name == services.info.own_node
+    ref = workload.name if workload.completions == 1 else f"{workload.name}/{chosen.index}"
+    rows = ports_shown(found, ref, LOOPBACK if node is None else node.report.address, local=local)
+    if not services.open_ports.possible(here=same_machine):
+        return rows
+    path = f"/workloads/{workload.id}/ports"
+    return [replace(row, link=f"{path}/{row.port}/open?replica={chosen.index}") for row in rows]
+
+
+def ports_shown(found: Sequence[ListeningPort], ref: str, node_address: str, *, local: bool) -> list[ServedPort]:
+    """Return one row for each port; ``local``: the browser runs on the node at ``node_address``."""
+    rows = {port.port: port for port in reversed(found)}  # the first listener of a port is shown
+    return [
+        ServedPort(number, port.program, port.address, _url(port, node_address, local=local), _command(ref, number))
+        for number, port in sorted(rows.items())
+    ]
+
+
+def _url(port: ListeningPort, node_address: str, *, local: bool) -> str:
+    listens = ip_address(port.address)
+    if local and (listens.is_unspecified or port.address == LOOPBACK):
+        return f"http://{LOOPBACK}:{port.port}/"
+    if listens.is_loopback or node_address in {"", LOOPBACK}:
+        return ""
+    host = node_address if listens.is_unspecified else port.address
+    return f"http://[{host}]:{port.port}/" if ":" in host else f"http://{host}:{port.port}/"
+
+
+def _command(ref: str, port: int) -> str:
+    return f"gpupool open {ref} {port}"
