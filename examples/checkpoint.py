@@ -1,10 +1,10 @@
-"""A long computation that loses nothing when the pool takes its GPU back: it saves, ends, and goes on when run again.
+"""A long computation that survives preemption: it saves its state, ends, and continues when it is run again.
 
     gpupool submit sum -g 1 --notice-signal USR1 --grace 2m -- python3 examples/checkpoint.py --steps 100000
 
-It adds up the squares of 1, 2, 3, ... where a training would take its steps. Told by the signal that it has to go, it
-finishes its step, saves, and ends by itself. The pool runs it again (``GPUPOOL_RESUME`` is set then), and the file says
-where to go on. Nothing here needs gpupool: run by hand it does the same.
+It adds up the squares of 1, 2, 3, ... where a training would take its steps. After the notice signal it finishes its
+step, saves, and ends by itself. The pool then runs it again (``GPUPOOL_RESUME`` is set), and it continues from the
+file. Nothing here needs gpupool: run by hand it does the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def save(checkpoint: Path, state: dict[str, int]) -> None:
 
 
 def main() -> int:
-    """Take the steps that are left; the exit status is 0 when all are done, and 3 when it had to go before."""
+    """Take the remaining steps; return 0 when all are done, and 3 when it had to end earlier."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--step-time", type=float, default=0.01, metavar="SECONDS")
@@ -51,14 +51,14 @@ def main() -> int:
     if options.checkpoint.exists():
         state = json.loads(options.checkpoint.read_text(encoding="utf-8"))
         attempt = os.environ.get("GPUPOOL_ATTEMPT", "by hand")
-        print(f"going on after step {state['step']} (attempt {attempt})", flush=True)
+        print(f"continuing after step {state['step']} (attempt {attempt})", flush=True)
     while state["step"] < options.steps:
         step = state["step"] + 1
         state = {"step": step, "total": state["total"] + step * step}
         time.sleep(options.step_time)
         if asked:
             save(options.checkpoint, state)
-            print(f"saved after step {step}; {notice() or 'told to end'}", flush=True)
+            print(f"saved after step {step}; {notice() or 'asked to end'}", flush=True)
             return 3
     save(options.checkpoint, state)
     print(f"total: {state['total']}", flush=True)

@@ -1,7 +1,7 @@
-"""Ask the CUDA driver for memory until it refuses: shows how large a slice is, and that it ends there.
+"""Request memory from the CUDA driver until it refuses: this shows the size of a slice, and that its limit is enforced.
 
-Needs nothing but Python: it talks to the driver library itself, as every CUDA program does in the end. On an emulated
-GPU a simulation answers.
+Needs only Python: it calls the driver library directly, as every CUDA program finally does. On an emulated GPU a
+simulation answers.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ OUT_OF_MEMORY = 2
 
 
 def main() -> int:
-    """Allocate 64 MiB at a time; 0 when the driver said "out of memory", 1 when there is no GPU."""
+    """Allocate 64 MiB at a time; return 0 when the driver reports "out of memory", 1 without a GPU."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Train a small neural network to read handwritten digits: an ordinary program that knows nothing of gpupool.
+"""Train a small neural network to read handwritten digits: an ordinary program that does not depend on gpupool.
 
-It trains with PyTorch on a GPU if it finds one, with PyTorch on the CPU if there is none, and with NumPy alone where
-PyTorch is not installed. With ``--checkpoint FILE`` it saves its state after every epoch and goes on from there when
+It trains with PyTorch on a GPU if it finds one, with PyTorch on the CPU if there is none, and with NumPy alone if
+PyTorch is not installed. With ``--checkpoint FILE`` it saves its state after every epoch and continues from there when
 it is started again, so it may be stopped at any time.
 """
 
@@ -29,7 +29,7 @@ except ImportError:
 DATA = Path(__file__).parent / "data" / "digits.csv.gz"
 PIXELS, DIGITS = 64, 10
 TEST_PART = 0.2
-SPLIT_SEED = 1998  # the split is the same whatever --seed says, so that runs can be compared
+SPLIT_SEED = 1998  # the split does not depend on --seed, so that runs can be compared
 MOMENTUM = 0.9
 
 Floats = npt.NDArray[np.float32]
@@ -38,7 +38,7 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels from 0 to 1, shape (n, 64), and the digit each image shows, shape (n,)."""
+    """Pixels from 0 to 1, shape (n, 64), and the digit of each image, shape (n,)."""
 
     pixels: Floats
     digits: Labels
@@ -63,7 +63,7 @@ class Model(Protocol):
     """A network with one hidden layer: trained by stochastic gradient descent with momentum on the cross-entropy."""
 
     def train_batch(self, batch: Images, lr: float) -> float:
-        """Learn from some images; their mean loss before that."""
+        """Train on some images; return their mean loss before that."""
 
     def accuracy(self, images: Images) -> float:
         """Return the fraction of images that are classified correctly."""
@@ -72,11 +72,11 @@ class Model(Protocol):
         """Return weights, then momenta."""
 
     def restore(self, arrays: list[Floats]) -> None:
-        """Go on from what ``arrays`` gave."""
+        """Continue from the result of ``arrays``."""
 
 
 class NumpyModel:
-    """The network with nothing but NumPy."""
+    """The network in plain NumPy."""
 
     def __init__(self, weights: list[Floats]) -> None:
         self.weights = weights
@@ -104,7 +104,7 @@ class NumpyModel:
         return float(loss)
 
     def accuracy(self, images: Images) -> float:
-        """Return the fraction of images whose most likely digit is the right one."""
+        """Return the fraction of images whose most likely digit is correct."""
         return float((self._forward(images.pixels)[1].argmax(axis=1) == images.digits).mean())
 
     def arrays(self) -> list[Floats]:
@@ -112,7 +112,7 @@ class NumpyModel:
         return [*self.weights, *self.momenta]
 
     def restore(self, arrays: list[Floats]) -> None:
-        """Go on from what ``arrays`` gave."""
+        """Continue from the result of ``arrays``."""
         half = len(arrays) // 2
         self.weights, self.momenta = arrays[:half], arrays[half:]
 
@@ -144,7 +144,7 @@ class TorchModel:
         return loss.item()
 
     def accuracy(self, images: Images) -> float:
-        """Return the fraction of images whose most likely digit is the right one."""
+        """Return the fraction of images whose most likely digit is correct."""
         with torch.no_grad():
             guesses = self._scores(self._tensor(images.pixels)).argmax(dim=1).cpu().numpy()
         return float((guesses == images.digits).mean())
@@ -154,14 +154,14 @@ class TorchModel:
         return [tensor.detach().cpu().numpy() for tensor in (*self.weights, *self.momenta)]
 
     def restore(self, arrays: list[Floats]) -> None:
-        """Go on from what ``arrays`` gave."""
+        """Continue from the result of ``arrays``."""
         half = len(arrays) // 2
         self.weights = [self._tensor(w).requires_grad_() for w in arrays[:half]]
         self.momenta = [self._tensor(m) for m in arrays[half:]]
 
 
 def first_weights(hidden: int, seed: int) -> list[Floats]:
-    """Weights and biases of both layers, drawn as He et al. (2015) propose."""
+    """Return weights and biases of both layers, drawn as He et al. (2015) propose."""
     rng = np.random.default_rng(seed)
 
     def layer(inputs: int, outputs: int) -> list[Floats]:
@@ -184,7 +184,7 @@ def make_model(hidden: int, seed: int) -> tuple[Model, str]:
 
 
 def slice_seen() -> str:
-    """Return what the environment says about this process's slice of a GPU."""
+    """Return the description of this process's slice of a GPU from the environment."""
     share = os.environ.get("GPUPOOL_GPU_SHARE")
     if share is None:
         return "none: started without a pool"
@@ -193,7 +193,7 @@ def slice_seen() -> str:
 
 
 def save(file: Path, model: Model, epochs_done: int) -> None:
-    """Write a checkpoint whole or not at all."""
+    """Write a checkpoint completely or not at all."""
     part = file.with_name(file.name + ".part")
     with part.open("wb") as out:
         np.savez(out, *model.arrays(), epochs_done=epochs_done)
@@ -221,11 +221,11 @@ def train_epoch(model: Model, images: Images, options: argparse.Namespace, epoch
 
 
 def train(model: Model, options: argparse.Namespace) -> float:
-    """Train to the last epoch; the accuracy on images never trained on."""
+    """Train to the last epoch; return the accuracy on images that were never trained on."""
     images, test = load_digits()
     done = resume(options.checkpoint, model) if options.checkpoint else 0
     if done:
-        print(f"going on after epoch {done} from {options.checkpoint}")
+        print(f"continuing after epoch {done} from {options.checkpoint}")
     seconds = 0.0
     for epoch in range(done + 1, options.epochs + 1):
         begin = time.perf_counter()
@@ -242,7 +242,7 @@ def train(model: Model, options: argparse.Namespace) -> float:
 
 
 def on_term(_signum: int, _frame: object) -> NoReturn:
-    """Asked to stop: the last whole epoch is in the checkpoint already."""
+    """End the program after a stop request: the checkpoint already has the last complete epoch."""
     print("stopped by SIGTERM", flush=True)
     sys.exit(128 + signal.SIGTERM)
 
@@ -263,15 +263,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate (%(default)s)")
     parser.add_argument("--hidden", type=above_zero, default=128, help="neurons of the hidden layer (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order (%(default)s)")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save to and go on from this file")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save to and continue from this file")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train and say how well it went."""
+    """Train and print the result."""
     options = parse(argv)
     signal.signal(signal.SIGTERM, on_term)
-    np.seterr(over="ignore", invalid="ignore")  # a loss that has become no number is noticed once an epoch
+    np.seterr(over="ignore", invalid="ignore")  # a loss that is not a number is detected once an epoch
     model, device = make_model(options.hidden, options.seed)
     print(f"device: {device}")
     print(f"slice:  {slice_seen()}")

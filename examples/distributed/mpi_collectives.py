@@ -2,7 +2,7 @@
 
     gpupool submit collectives --workers 4 --framework mpi -- python3 mpi_collectives.py
 
-Works as well under `mpirun -np 4 python3 mpi_collectives.py`: it knows nothing of the pool.
+It also works under `mpirun -np 4 python3 mpi_collectives.py`: it does not depend on the pool.
 """
 
 from __future__ import annotations

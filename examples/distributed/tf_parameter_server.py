@@ -1,8 +1,8 @@
-"""Train with TensorFlow's ParameterServerStrategy: a chief that coordinates, workers that compute, servers that keep.
+"""Train with TensorFlow's ParameterServerStrategy: a chief that coordinates, workers that compute, servers that store.
 
     gpupool submit mnist --framework tf --chief --ps 1 --workers 2 -- python3 tf_parameter_server.py
 
-Every task runs this same program; TF_CONFIG says which one it is. It knows nothing of the pool.
+Every task runs this same program; TF_CONFIG defines its task. It does not depend on the pool.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def alone() -> float:
 
 
 def main() -> None:
-    """Whatever TF_CONFIG says."""
+    """Run the task that TF_CONFIG defines."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type in {"worker", "ps"}:
         serve(resolver)

@@ -1,9 +1,9 @@
-"""Train a small network on all ranks with DistributedDataParallel, and go on from the last checkpoint after a restart.
+"""Train a small network on all ranks with DistributedDataParallel; after a restart continue from the last checkpoint.
 
     gpupool submit ddp --workers 4 --framework torch -- python3 torch_ddp.py
 
-Works as well as `python3 torch_ddp.py` alone and under torchrun: it knows nothing of the pool. On GPUs it uses NCCL.
-The batch is divided among the ranks, so the loss is that of one process, whatever their number.
+It also works as `python3 torch_ddp.py` alone and under torchrun: it does not depend on the pool. On GPUs it uses NCCL.
+The batch is divided among the ranks, so the loss is that of one process, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def main() -> None:
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"]
-        print(f"rank {rank} of {world} goes on from step {first}", flush=True)
+        print(f"rank {rank} of {world} continues from step {first}", flush=True)
     inputs, targets = (part.to(device)[rank::world] for part in data())
     for step in range(first, STEPS):
         optimizer.zero_grad()
-        # Mean over all ranks: DDP averages gradients, so each rank's sum is weighted by how many there are.
+        # Mean over all ranks: DDP averages gradients, so each rank's sum is weighted by the number of ranks.
         loss = nn.functional.mse_loss(model(inputs), targets, reduction="sum") * world / BATCH
         loss.backward()
         optimizer.step()
