@@ -20,7 +20,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One replica as the database tells it at the end, with the plan it belongs to."""
+    """One replica as the database records it at the end, with the plan that it belongs to."""
 
     planned: Planned
     workload: str
@@ -40,7 +40,7 @@ class Run:
 
 
 class Checks:
-    """Each check yields sentences about what is wrong; ``all`` gives them by check."""
+    """Checks that yield a sentence for each violation; ``all`` returns them by check."""
 
     def __init__(self, pool: Pool, mix: Mix, killer: Killer) -> None:
         self._pool = pool
@@ -125,7 +125,7 @@ class Checks:
         if ends > 1:
             yield f"{key} ended {ends} times"
         if ends and attempt < run.attempt and key not in self._kills.shepherds:
-            yield f"{key} went to its end and was run again"
+            yield f"{key} ended and was run again"
 
     def clients(self) -> Iterator[str]:
         """Check that each client that was not killed saw the program's status, unless the shepherd was killed."""
@@ -160,7 +160,7 @@ class Checks:
             for at, _order, change, epoch in sorted(steps):
                 held += change
                 if held > WHOLE_GPU:
-                    yield f"{gpu} was given out to {held / WHOLE_GPU:.3f} at {at} (epoch {epoch})"
+                    yield f"{gpu} was allocated to {held / WHOLE_GPU:.3f} at {at} (epoch {epoch})"
 
     def crowded(self) -> Iterator[str]:
         """Check that no sweep exceeded its parallelism."""

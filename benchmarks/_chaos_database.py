@@ -66,7 +66,7 @@ class Server(PostgresServer):
         return not self.frozen and self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
-        """Kill -9 of the postmaster; its backends notice by themselves."""
+        """Kill the postmaster with -9; its backends notice that themselves."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -100,7 +100,7 @@ class Server(PostgresServer):
 
 
 class EitherApi(Api):
-    """A connection to whichever of two control planes leads."""
+    """A connection to two control planes, of which it uses the leader."""
 
     def __init__(self, paths: list[Path], timeout_s: float) -> None:
         super().__init__(paths[0], timeout_s)
@@ -118,7 +118,7 @@ class EitherApi(Api):
 
 
 class PairPool(Pool):
-    """Two pools of one database: this one has the node, ``second`` is a control plane that reaches the same node."""
+    """Two pools with one database: this one has the node, ``second`` is a control plane that reaches the same node."""
 
     def __init__(self, emulate: str) -> None:
         super().__init__(emulate)

@@ -15,7 +15,7 @@ from pathlib import Path
 from _chaos_mix import Mix
 from _common import UNREADABLE, Pool, processes, rows, runs, start_ticks
 
-# How often each kind is drawn; those that take seconds to come back are drawn more seldom.
+# How often each kind is drawn. Kinds that take seconds to come back are drawn less often.
 WEIGHTS = {
     "shepherd": 38,
     "client": 26,
@@ -88,7 +88,7 @@ class Killer:
         return found
 
     def _kill_shepherd(self, key: str, identity: tuple[int, int]) -> bool:
-        self.kills.shepherds.add(key)  # before the blow: it may end by itself at the same moment
+        self.kills.shepherds.add(key)  # before the kill, because it may end by itself at the same moment
         return runs(*identity) and self._kill("shepherd", identity[0])
 
     def _kill_client(self) -> bool:
@@ -151,7 +151,7 @@ class Watcher(threading.Thread):
                 continue
 
     def finish(self) -> None:
-        """Stop looking."""
+        """Stop the checks."""
         self._done.set()
         self.join()
 

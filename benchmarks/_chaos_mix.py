@@ -25,19 +25,19 @@ GPUS: tuple[dict[str, Any], ...] = (
     {"count": 2, "fraction": 0.4},
 )
 LEASE_LIFETIME_S = 600
-PATIENCE_S = 120.0  # how long an outage may last before the mix calls it one
+PATIENCE_S = 120.0  # the mix reports a longer outage
 
 
 @dataclass(slots=True)
 class Planned:
-    """One workload of the mix: how its program ends when left alone, and what its client saw."""
+    """One workload of the mix: the end of its program without interference, and the output of its client."""
 
     name: str
     kind: str  # batch, sweep, lease, run, client
     status: int = 0
     completions: int = 1
     parallelism: int = 1
-    restarts: bool = True  # whether a loss that is the pool's fault is made good by running it again
+    restarts: bool = True  # whether it runs again after a loss that the pool caused
     client: subprocess.Popen[bytes] | None = None
     client_killed: bool = False
     client_status: int | None = None
@@ -60,7 +60,7 @@ class Planned:
 
 
 class Mix:
-    """Keeps about ``target`` workloads alive from several threads until ``stop``; ``planned`` tells what was begun."""
+    """Keeps about ``target`` workloads alive from several threads until ``stop``; ``planned`` lists the begun ones."""
 
     def __init__(self, pool: Pool, seed: int, target: int, burners: int = 0) -> None:
         self.pool = pool
@@ -116,7 +116,7 @@ class Mix:
         def guarded() -> None:
             try:
                 work(random.Random(seed))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+            except Exception as error:  # noqa: BLE001 - any error is a finding
                 self.errors.append(f"{work.__name__}: {error!r}")
 
         thread = threading.Thread(target=guarded, name=f"{work.__name__} {seed}")
@@ -152,7 +152,7 @@ class Mix:
         env = {"PATH": os.defpath, "CHAOS_POOL": str(self.pool.folder), "CHAOS_NAME": planned.name}
         return {"name": planned.name, "command": command, "workdir": "/", "env": env, "request_id": unique(chance)}
 
-    # -- beside the feeding: what waits for a client -----------------------------------------------------------------
+    # -- parallel to the feeding: clients that wait -------------------------------------------------------------------
 
     def _lease(self, chance: random.Random) -> None:
         planned = self._plan("lease")

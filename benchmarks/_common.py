@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: a private pool, percentiles, tables, and results with a description of the machine."""
+"""Helpers of all benchmarks: a private pool, percentiles, tables, and results with a description of the machine."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class Pool:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
         self.env["GPUPOOL_STATE_DIR"] = str(self.state)
         self.env["XDG_CONFIG_HOME"] = str(self.folder / "config")
-        self.env["CHAOS_POOL"] = str(self.folder)  # marks whatever descends from this pool
-        self.database_url = ""  # of PostgreSQL, if that is what it has
+        self.env["CHAOS_POOL"] = str(self.folder)  # marks all descendants of this pool
+        self.database_url = ""  # of PostgreSQL, if the pool uses it
 
     def __enter__(self) -> Self:
         self.up()
@@ -240,7 +240,7 @@ def live(pool: Pool) -> int:
     try:
         return int(rows(pool, f"SELECT count(*) FROM workloads WHERE state NOT IN {FINAL}")[0][0])
     except UNREADABLE:
-        return 1 << 30  # just now nobody can tell
+        return 1 << 30  # unknown at this moment
 
 
 def processes() -> list[int]:
@@ -279,7 +279,7 @@ def machine() -> dict[str, Any]:
 
 
 def write_result(name: str, result: dict[str, Any]) -> None:
-    """Put a result beside the others as ``results/NAME.json``."""
+    """Write a result to ``results/NAME.json``, next to the others."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     temporary = path.with_suffix(".tmp")

@@ -23,7 +23,7 @@ LINE_LIMIT = 8 << 20
 
 
 class NullAgent:
-    """Answers what an agent answers; keeps statuses in memory alone."""
+    """Answers like an agent; keeps statuses only in memory."""
 
     def __init__(self, report: NodeReport, *, ends: bool) -> None:
         self._report = report

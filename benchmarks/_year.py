@@ -42,7 +42,7 @@ Ints = npt.NDArray[np.int64]
 YEAR_S = 365 * 86400
 HOUR = 3600
 BATCH = 20_000
-LAYOUTS = (  # how the GPUs of a node are usually given away: (first GPU, how many, thousandths), in turn over nodes
+LAYOUTS = (  # how the GPUs of a node are usually allocated: (first GPU, number, thousandths), in turn over nodes
     ((0, 8, 1000),),
     ((0, 4, 1000), (4, 4, 1000)),
     tuple((gpu, 1, 1000) for gpu in range(8)),
@@ -50,7 +50,7 @@ LAYOUTS = (  # how the GPUs of a node are usually given away: (first GPU, how ma
     + tuple((gpu, 1, 250) for gpu in (4, 5) for _ in range(4))
     + tuple((gpu, 1, 100) for gpu in (6, 7) for _ in range(10)),
 )
-CYCLE_H = {8000: 25.0, 4000: 20.0, 1000: 8.3, 250: 15.0, 100: 15.0}  # from one start on a place to the next
+CYCLE_H = {8000: 25.0, 4000: 20.0, 1000: 8.3, 250: 15.0, 100: 15.0}  # from one start in a place to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """Leases that are over, in order of their grants; times are seconds since the epoch, ``busy`` a part of 1."""
+    """Ended leases, in order of their grants; times are seconds since the epoch, ``busy`` is between 0 and 1."""
 
     lane: Ints
     granted: Floats
@@ -175,7 +175,7 @@ class Book:
 
 
 def finish(path: Path, now: float) -> None:
-    """Write what the pool stores itself: its nodes, and the sums of past hours and days."""
+    """Write the rows that the pool itself stores: its nodes, and the sums of past hours and days."""
     sums.write(path, now)
     engine = sqlite.make_engine(path)
     with engine.begin() as conn:
@@ -262,7 +262,7 @@ def _rows(*columns: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def make(path: Path, *, leases: int, live: int, queued: int, minute_hours: int, seed: int = 1) -> dict[str, Any]:
-    """Write a year that ends now; what was written and how long it took."""
+    """Write a year that ends now; return what was written, and the time that this took."""
     begun = time.perf_counter()
     until = time.time()
     since = until - YEAR_S

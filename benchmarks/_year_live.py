@@ -13,7 +13,7 @@ from _year_names import GPUS_PER_NODE, NODES
 from _year_past import put_gpu_use, request
 from gpupool.domain.events import Reason
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Limits, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.store.work import mapping
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Alive:
 
     workload: Workload
     replica: Replica
-    lease: Lease
+    lease: GpuLease
     busy: float
 
 
@@ -48,7 +48,7 @@ def write_live(
 
 
 def _places(wanted: int) -> Iterator[tuple[int, int, int, int]]:
-    """Node, first GPU, number of GPUs and thousandths of each: all GPUs full but for slivers, so many places.
+    """Return node, first GPU, number of GPUs and thousandths of ``wanted`` places: nearly all GPUs are full.
 
     Two thirds are slices, nine on a GPU; the others are whole GPUs, one or four at a time.
     """
@@ -86,7 +86,7 @@ def _alive(
         created_at=granted - 30.0,
         started_at=granted + 0.4,
         state=WorkloadState.RUNNING,
-        limits=mapping.Limits(idle_timeout_s=8 * 3600.0),
+        limits=Limits(idle_timeout_s=8 * 3600.0),
     )
     busy = 0.0 if rng.random() < 0.07 else float(rng.beta(4.0, 1.6))
     replica = Replica(
@@ -96,7 +96,7 @@ def _alive(
     )  # fmt: skip
     mode = "whole" if permille == 1000 else "share"
     who = (workload.project, workload.user)
-    lease = Lease(Epoch(epoch), key, 0, 1, *who, names.node(node), shares, 0.0, 0, granted, sharing=mode)
+    lease = GpuLease(Epoch(epoch), key, 0, 1, *who, names.node(node), shares, 0.0, 0, granted, sharing=mode)
     return Alive(workload, replica, lease, busy)
 
 

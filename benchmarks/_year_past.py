@@ -11,7 +11,7 @@ from _year_names import GPUS_PER_NODE, NODES
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.people.access import Department, Project, Role, User
-from gpupool.domain.work.workload import Program, Workload, WorkloadKind
+from gpupool.domain.work.workload import Limits, Program, Workload, WorkloadKind
 from gpupool.store.pool import pool_mapping
 from gpupool.store.schema import tables as t
 from gpupool.store.work import mapping
@@ -61,7 +61,7 @@ def request(total: int, permille: int) -> Workload:
     kind = WorkloadKind.TRAINING if permille == 1000 else WorkloadKind.INTERACTIVE
     program = Program(("python3", "train.py", "--epochs", "90"), {"PATH": "/usr/bin:/bin"}, "/home/user")
     return Workload(
-        WorkloadId("w0000000000"), "", kind, "", "", program, GpuRequest(count, permille), 0.0, limits=mapping.Limits()
+        WorkloadId("w0000000000"), "", kind, "", "", program, GpuRequest(count, permille), 0.0, limits=Limits()
     )
 
 
@@ -100,7 +100,7 @@ def past_workloads(ids: list[str], places: Lanes, leases: Leases, ends: Ints) ->
 
 def past_replicas(ids: list[str], places: Lanes, leases: Leases, ends: Ints) -> Table:
     """Yield rows of ``replicas``."""
-    columns = tuple(column.name for column in t.replicas.columns)
+    columns = tuple(column.name for column in t.replicas.columns)[:23]  # later columns have defaults
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for number, lane, granted, released, waited, _, _, end in _each(leases, ends):
@@ -116,7 +116,7 @@ def past_replicas(ids: list[str], places: Lanes, leases: Leases, ends: Ints) -> 
 
 def past_leases(ids: list[str], places: Lanes, leases: Leases) -> Table:
     """Yield rows of ``leases``."""
-    columns = tuple(column.name for column in t.leases.columns)
+    columns = tuple(column.name for column in t.leases.columns)[:15]  # later columns have defaults
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for number, lane, granted, released, _, user, project, _ in _each(leases, leases.lane):
@@ -152,7 +152,7 @@ def past_shares(places: Lanes, leases: Leases) -> Table:
 
 
 def past_events(ids: list[str], leases: Leases, ends: Ints) -> Table:
-    """Rows of ``events``: submitted, granted, started, ended; about in the order in which they were written."""
+    """Yield rows of ``events``: submitted, granted, started, ended, about in the order in which a pool writes them."""
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for number, _, granted, released, waited, user, _, end in _each(leases, ends):
@@ -172,7 +172,7 @@ def _each(leases: Leases, ends: Ints) -> Iterator[tuple[Any, ...]]:
 
 
 def put_gpu_use(book: Book, busy: Floats, steps: Ints, step: int) -> None:
-    """Rows of ``gpu_use``: ``busy`` seconds of each GPU [G] in each step [T], which begin at ``steps``."""
+    """Yield rows of ``gpu_use``: ``busy`` seconds of each GPU [G] in each step [T], which begin at ``steps``."""
     columns = tuple(column.name for column in book.columns("gpu_use"))
     for number in range(NODES * GPUS_PER_NODE):
         node_number, index = divmod(number, GPUS_PER_NODE)

@@ -176,7 +176,7 @@ def running(store: Path) -> defaultdict[str, list[Running]]:
 
 
 async def run(path: Path, socket: Path, port: int) -> None:
-    """Serve until told to stop."""
+    """Serve until a stop is requested."""
     store = await open_store(path)
     clock = SteadyClock()
     ports = Ports(store, YearFabric(path), clock, secrets.randbits, asyncio.sleep)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import _year_names as names
-from gpupool.store.usage.gpu_hours import DAY_S, EIGHT_DAYS_S, MARKS, Family, Marks
+from gpupool.store.usage.gpu_hours import DAY_S, EIGHT_DAYS_S, MARKS, Marks, SumFamily
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -26,12 +26,12 @@ HOUR = 3600
 AMOUNTS = ("allocated_s", "used_s", "idle_s", "measured_s", "requested_s", "leases")
 COLUMNS = ("family", "step_s", "at", "project", "user_name", "node", "model", *AMOUNTS)
 KINDS = sorted(set(names.MODELS))
-NOBODY = -1  # in place of a node or a model: what was asked for has neither
+NOBODY = -1  # in place of a node or a model: requests have neither
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Times cut at the hours: of which row, in which hour (its first second), for how many seconds."""
+    """Times cut at the hours: the row of each part, its hour (the first second), and its seconds."""
 
     row: Ints
     hour: Ints
@@ -52,7 +52,7 @@ def by_hour(begin: Floats, end: Floats) -> Parts:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Amounts [6, N] and what each column of them is of."""
+    """Amounts [6, N], and the keys of each column."""
 
     hour: Ints
     project: Ints
@@ -68,7 +68,7 @@ class Ledger:
 
 
 def ledger(conn: sqlite3.Connection, until: int) -> Ledger:
-    """All that was held, measured and asked for before a time."""
+    """All held, measured and requested time before a given time."""
     rows = conn.execute(
         "SELECT l.workload, l.project, l.user_name, l.node, l.permille, l.granted_at, l.released_at, w.created_at"
         " FROM leases l JOIN workloads w ON w.id = l.workload WHERE l.released_at IS NOT NULL"
@@ -103,14 +103,14 @@ def _part(who: list[Ints], kind: Ints, row: Ints, hour: Ints, amounts: dict[int,
     return Ledger(hour, project, user, node if placed else nowhere, kind[row] if placed else nowhere, table)
 
 
-def summed(book: Ledger, family: Family, step_s: int) -> Iterator[tuple[Any, ...]]:
+def summed(book: Ledger, family: SumFamily, step_s: int) -> Iterator[tuple[Any, ...]]:
     """Return rows of the table."""
-    if family is Family.NODE:
+    if family is SumFamily.NODE:
         book = book.only(book.node != NOBODY)
     nothing = np.full(len(book.hour), NOBODY)
-    project = book.project if family is not Family.NODE else nothing
-    user = book.user if family is Family.MEMBER else nothing
-    node = book.node if family is Family.NODE else nothing
+    project = book.project if family is not SumFamily.NODE else nothing
+    user = book.user if family is SumFamily.MEMBER else nothing
+    node = book.node if family is SumFamily.NODE else nothing
     at = book.hour // step_s
     packed = (((at * 64 + project + 1) * 256 + user + 1) * 128 + node + 1) * 8 + book.model + 1
     keys, where = np.unique(packed, return_inverse=True)
@@ -136,7 +136,7 @@ def write(path: Path, now: float) -> None:
     conn = sqlite3.connect(path)
     book = ledger(conn, until)
     put = f"INSERT INTO gpu_hours ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
-    for family in Family:
+    for family in SumFamily:
         kept = int(now - family.hours_kept_s) // DAY_S * DAY_S
         conn.executemany(put, summed(book.only(book.hour >= kept), family, HOUR))
         conn.executemany(put, summed(book, family, DAY_S))

@@ -1,8 +1,8 @@
 """Measure how fast `ps` and `stop` answer, and how long a start takes, on an overloaded machine.
 
-`python benchmarks/busy.py [--hogs 40] [--rounds 10]`: so many busy loops run inside a job of the pool, then outside of
-it at normal niceness, each in a session of its own. Prints a table and writes results/busy.json. Best run as root on an
-otherwise idle machine; the load before the run is in the result.
+`python benchmarks/busy.py [--hogs 40] [--rounds 10]`: busy loops run inside a job of the pool, then outside of it at
+normal niceness, each in its own session. Prints a table and writes results/busy.json. Best run as root on an otherwise
+idle machine; the result contains the load before the run.
 """
 
 from __future__ import annotations

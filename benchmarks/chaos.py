@@ -1,4 +1,4 @@
-"""Kill the pool's processes at random moments while a mix of work runs; check that nothing is lost or doubled.
+"""Kill the pool's processes at random moments under mixed work; check that nothing is lost or duplicated.
 
 `python benchmarks/chaos.py --kills 1000 --seed 1 [--minutes 30] [--burners 4] [--database postgres]`
 

@@ -3,12 +3,12 @@
 `python benchmarks/dashboard.py [--store PATH] [--leases 400000] [--browsers 50] [--looks 20]`: a control plane over the
 store of `_year.py` (written when PATH does not exist), 64 nodes that run nothing. Measured in the same run:
 
-- each page: the whole HTML by HTTP, cold (first look after the start) and warm, and first paint in Chromium; beside the
-  times, which others on the machine lengthen, the processor's time of the control plane's loop, and of the page's own
-  thread in the browser up to first paint;
+- each page: the whole HTML by HTTP, cold (first request after the start) and warm, and first paint in Chromium. Other
+  load on the machine lengthens these times, so there is also the CPU time of the control plane's loop, and of the
+  page's own thread in the browser up to first paint;
 - each chart's lines, cold and warm;
-- a submission, from the request to its answer and to its start, with no browser open and with 50 that listen to
-  `/live` and fetch their page again when it says so, as the pages' script does.
+- a submission, from the request to its answer and to its start, with no browser open and with 50 that listen to `/live`
+  and fetch their page again when it says so, as the pages' script does.
 
 Prints tables and writes results/dashboard.json.
 """
@@ -48,12 +48,12 @@ CHARTS = tuple(
     for name in ("1h", "24h", "7d", "30d", "1y")
     for what in ("gpus?", "gpus?by=project&", "waiting?", "queue?", "free?")
 )
-WATCHED = ("/", "/queue", "/workloads", "/nodes", "/analytics")  # what the open browsers look at, in turn
+WATCHED = ("/", "/queue", "/workloads", "/nodes", "/analytics")  # the pages of the open browsers, in turn
 CHROMIUM = "/usr/bin/chromium"
 CHROMIUM_ARGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 SETTLE_S = 8.0
-PAUSE_MS = 500  # between two looks at pages: the charts of the one are drawn after its first paint
-REST_S, AT_REST = 120, 0.1  # how long to wait for rest at most, s; the part of a processor that counts as that
+PAUSE_MS = 500  # between two page loads: the charts of a page are drawn after its first paint
+REST_S, AT_REST = 120, 0.1  # maximum wait for rest in s, and the part of a processor that counts as rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Web:
 
 
 def over_http(running: Running, paths: Sequence[str], looks: int) -> dict[str, Any]:
-    """Each address: the first look, and so many more, ms."""
+    """Measure each address: the first request, and ``looks`` more, in ms."""
     web = Web(running)
     found: dict[str, Any] = {}
     for path in paths:
@@ -138,7 +138,7 @@ def loop_cpu_s(pid: int) -> float:
 
 
 def let_come_to_rest(running: Running) -> None:
-    """Wait until what was begun for earlier measurements (charts of a year) is done; raises ``TimeoutError``."""
+    """Wait for the end of computations for earlier measurements (charts of a year). Raises ``TimeoutError``."""
     for _ in range(REST_S):
         before = cpu_s(running.pid)
         time.sleep(1.0)
@@ -148,9 +148,9 @@ def let_come_to_rest(running: Running) -> None:
 
 
 def painted(running: Running, paths: Sequence[str], looks: int) -> dict[str, dict[str, Any]]:
-    """First contentful paint of each page in Chromium, the files of the dashboard being in its cache, ms.
+    """Measure the first contentful paint of each page in Chromium, with the dashboard's files in its cache, in ms.
 
-    ``cpu_ms`` is what the page's main thread had of the processor up to then.
+    ``cpu_ms`` is the CPU time of the page's main thread up to then.
     """
     from playwright.sync_api import sync_playwright
 
@@ -173,7 +173,7 @@ def painted(running: Running, paths: Sequence[str], looks: int) -> dict[str, dic
 
 
 def first_paint(page: Any, tools: Any, path: str) -> tuple[float, float]:
-    """From the beginning of the navigation, as the browser says, and the time of its processor, ms."""
+    """Return the time from the start of the navigation, as the browser reports it, and its CPU time, in ms."""
     page.goto(path, wait_until="commit")
     painted_ms = float(
         page.evaluate(
@@ -283,17 +283,17 @@ def measured(running: Running, submitted: int) -> dict[str, Any]:
     return {**found, "control_plane_percent": round(100 * busy, 1)}
 
 
-def ratio(without: dict[str, Any], beside: dict[str, Any]) -> dict[str, float]:
+def ratio(without: dict[str, Any], loaded: dict[str, Any]) -> dict[str, float]:
     """Return the ratio with browsers to without, of medians and 99th percentiles."""
     return {
-        f"{what}_{part}": round(beside[what][part] / max(without[what][part], 0.1), 2)
+        f"{what}_{part}": round(loaded[what][part] / max(without[what][part], 0.1), 2)
         for what in ("answered_ms", "started_ms")
         for part in ("p50", "p99")
     }
 
 
 def paint(result: dict[str, Any], path: str) -> tuple[float, float, float]:
-    """First paint of a page: median, 99th percentile, and the median of the processor's time."""
+    """Return the first paint of a page: median, 99th percentile, and the median CPU time."""
     found = result["first_paint_ms"][path]
     return found["p50"], found["p99"], found["cpu_ms"]["p50"]
 

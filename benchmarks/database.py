@@ -24,7 +24,7 @@ from _common import machine, percentile, spread, table, write_result
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
-from gpupool.domain.work.workload import Lease, Program, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.work.workload import GpuLease, Program, Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.ports.store import ChangeSet
 from gpupool.store import SqlStore, open_store
 
@@ -72,10 +72,10 @@ def submitted(number: int) -> ChangeSet:
 
 
 def granted(number: int) -> ChangeSet:
-    """Its lease on a GPU of its own, and the replica that starts."""
+    """Return its lease on a GPU of its own, and the replica that starts."""
     key = WorkloadId(f"w{number:010d}")
     share = GpuShare(f"GPU-{number}", 0, 500, 8_000)
-    lease = Lease(Epoch(number), key, 0, 1, "default", "ada", "gpu1", (share,), 1.0, 1_000, float(number))
+    lease = GpuLease(Epoch(number), key, 0, 1, "default", "ada", "gpu1", (share,), 1.0, 1_000, float(number))
     started = Replica(key, 0, state=ReplicaState.STARTING, attempt=1, lease=Epoch(number), node="gpu1", version=1)
     return ChangeSet((), (started,), (lease,), (_event(key, Reason.GRANTED),))
 

@@ -1,7 +1,8 @@
 """Time of `gpupool run -- true` in a warm pool, compared with a direct start of the same program.
 
 `python benchmarks/launch.py [--pairs 150]`: pairs of both, alternating so that other load affects both
-equally; and the time of `gpupool --help`. Prints a table and writes results/launch.json.
+equally; `srun` in turn where Slurm is installed (as root); and the time of `gpupool --help`. Prints a table and
+writes results/launch.json.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _common import GPUPOOL, Pool, machine, spread, table, write_result
+from _slurm import Slurm, installed
 
 GOAL_P50_MS = 45.0
 GOAL_P99_MS = 120.0
@@ -41,7 +44,7 @@ def timed(command: tuple[str, ...], env: dict[str, str]) -> float:
 
 
 def stages(pool: Pool, runs: int) -> dict[str, list[float]]:
-    """Where the pool's own part goes, by the times it writes down, seconds since the submission was taken in."""
+    """Return the parts of the pool's own time, by its records, in seconds since the submission."""
     api = pool.api()
     found: dict[str, list[float]] = {"granted": [], "program runs": [], "program over": [], "end written": []}
     for listed in api.ask("GET", f"/v1/workloads?all=true&limit={min(runs, 200)}")["workloads"]:
@@ -58,13 +61,17 @@ def stages(pool: Pool, runs: int) -> dict[str, list[float]]:
 def measure(pairs: int) -> dict[str, Any]:
     """Measure both alternately, and compute the differences."""
     whole = (GPUPOOL, "run", "-q", "-p", "0.1", "--", "true")
-    with Pool("4xT4") as pool:
+    with ExitStack() as stack:
+        pool = stack.enter_context(Pool("4xT4"))
+        slurm = stack.enter_context(Slurm()) if installed() else None
         for _ in range(WARM_UP):
             timed(whole, pool.env)
-        direct, through, bare = [], [], []
+        direct, through, bare, by_slurm = [], [], [], []
         for _ in range(pairs):
             direct.append(timed((TRUE,), pool.env))
             through.append(timed(whole, pool.env))
+            if slurm is not None:
+                by_slurm.append(timed(("srun", "-Q", "--gres=gpu:1", TRUE), slurm.env))
             bare.append(timed((sys.executable, "-I", "-S", "-c", "pass"), pool.env))
         steps = stages(pool, pairs)
     helping = [timed((GPUPOOL, "--help"), dict(os.environ)) for _ in range(20)]
@@ -73,6 +80,7 @@ def measure(pairs: int) -> dict[str, Any]:
         "over_direct_ms": spread(over, 1000),
         "goals_ms": {"p50": GOAL_P50_MS, "p99": GOAL_P99_MS, "help": GOAL_HELP_MS},
         "gpupool_run_true_ms": spread(through, 1000),
+        "srun_true_ms": spread(by_slurm, 1000) if by_slurm else None,
         "true_directly_ms": spread(direct, 1000),
         "python_that_does_nothing_ms": spread(bare, 1000),
         "since_submission_ms": {name: spread(times, 1000) for name, times in steps.items()},
@@ -85,6 +93,7 @@ def show(result: dict[str, Any]) -> None:
     rows = [
         ("gpupool run -- true, over direct", result["over_direct_ms"], f"{GOAL_P50_MS:g} / {GOAL_P99_MS:g}"),
         ("gpupool run -- true", result["gpupool_run_true_ms"], ""),
+        *([("srun true", result["srun_true_ms"], "")] if result["srun_true_ms"] else []),
         ("true, directly", result["true_directly_ms"], ""),
         ("python -I -S -c pass", result["python_that_does_nothing_ms"], ""),
         *((f"since submission: {name}", times, "") for name, times in result["since_submission_ms"].items()),

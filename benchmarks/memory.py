@@ -1,9 +1,9 @@
 """Memory of the pool's processes: idle, with running programs, and with a long history and many live replicas.
 
-`python benchmarks/memory.py [--live 1000] [--history 100000]`: the control plane's resident memory in a fresh pool and,
-on a node that runs nothing, with so many live replicas and so many finished workloads; the memory that the end of the
-agent, the spawner, the supervisor and a shepherd would free; and a Python process that does nothing. Prints a table and
-writes results/memory.json.
+`python benchmarks/memory.py [--live 1000] [--history 100000]` measures: the control plane's resident memory in a fresh
+pool and, on a node that runs nothing, with these numbers of live replicas and of ended workloads; the memory that the
+end of the agent, the spawner, the supervisor and a shepherd would free; and a Python process that does nothing. Prints
+a table and writes results/memory.json.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def timed_page(api: Any, target: str) -> float:
 
 
 def multiply(database: Path, workload: str, copies: int) -> None:
-    """Copy a finished workload with its rows so many times, under other names."""
+    """Copy an ended workload with its rows ``copies`` times, under other names."""
     connection = sqlite3.connect(database)
     with connection:
         for name, changed in TABLES.items():

@@ -1,9 +1,11 @@
 """Kernels on slices compared with plain kernels of the same Jupyter, in one run.
 
-`python benchmarks/notebooks.py [--rounds 20]` alternates both kinds, so that other load affects both equally, and both
-use unix sockets: time until a kernel is ready, a restart until it is ready, and the round trip of an execution. Then a
-Jupyter Server with ten kernels on slices is killed: the time until the next server answers with all of them, compared
-with the start of a server that finds none. Prints a table and writes results/notebooks.json. The GPUs are emulated.
+`python benchmarks/notebooks.py [--rounds 20]` alternates the kinds, so that other load affects all equally: kernels on
+slices and plain kernels, both over unix sockets, and kernels on slices through the tunnel that kernels of other nodes
+use. It measures the time until a kernel is ready, a restart until it is ready, and the round trip of an execution.
+Then a Jupyter Server with ten kernels on slices is killed: the time until the next server answers with all of them,
+compared with the start of a server that finds none. Prints a table and writes results/notebooks.json. The GPUs are
+emulated.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from _common import Pool, machine, spread, table, until, write_result
 from gpupool.jupyter import kernel_spec
 
 READY_GOAL, RESTART_GOAL, TRIP_GOAL, RETURN_GOAL_S = 1.1, 1.1, 1.05, 5.0
-SLICE, PLAIN = "bench-slice", "python3"
+SLICE, TUNNEL, PLAIN = "bench-slice", "bench-tunnel", "python3"
 TRIPS = 50
 LIMIT_S = 60.0
 KERNELS = 10
@@ -44,7 +46,7 @@ async def ready(manager: AsyncKernelManager) -> Any:
 
 
 async def one_kernel(name: str) -> dict[str, list[float]]:
-    """Start, use, restart and stop one kernel; seconds of each."""
+    """Start, use, restart and stop one kernel; return the seconds of each."""
     manager = AsyncKernelManager(kernel_name=name, transport="ipc")
     begun = time.perf_counter()
     await manager.start_kernel()
@@ -65,10 +67,11 @@ async def one_kernel(name: str) -> dict[str, list[float]]:
 
 
 def compare(rounds: int) -> dict[str, Any]:
-    """Measure both kinds alternately."""
-    found: dict[str, dict[str, list[float]]] = {SLICE: {}, PLAIN: {}}
+    """Measure the kinds alternately."""
+    kinds = (SLICE, PLAIN, TUNNEL)
+    found: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
     for index in range(rounds + 1):
-        for name in (PLAIN, SLICE) if index % 2 else (SLICE, PLAIN):
+        for name in kinds[::-1] if index % 2 else kinds:
             times = asyncio.run(one_kernel(name))
             for step, values in times.items() if index else ():  # the first round warms up
                 found[name].setdefault(step, []).extend(values)
@@ -76,14 +79,20 @@ def compare(rounds: int) -> dict[str, Any]:
         step: {
             "slice_ms": spread(found[SLICE][step], 1000),
             "plain_ms": spread(found[PLAIN][step], 1000),
-            "ratio_p50": round(spread(found[SLICE][step], 1, 9)["p50"] / spread(found[PLAIN][step], 1, 9)["p50"], 3),
+            "tunnel_ms": spread(found[TUNNEL][step], 1000),
+            "ratio_p50": _ratio(found[SLICE][step], found[PLAIN][step]),
+            "tunnel_ratio_p50": _ratio(found[TUNNEL][step], found[PLAIN][step]),
         }
         for step in ("ready", "execute", "restart")
     }
 
 
+def _ratio(times: list[float], baseline: list[float]) -> float:
+    return round(float(spread(times, 1, 9)["p50"]) / float(spread(baseline, 1, 9)["p50"]), 3)
+
+
 class Server:
-    """A Jupyter Server of a folder, on a port that the system chose before."""
+    """A Jupyter Server of a folder, on a port that the system has chosen before."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}/api"
@@ -156,7 +165,12 @@ def measure(rounds: int) -> dict[str, Any]:
         for name in ("DATA", "RUNTIME", "CONFIG"):
             os.environ[f"JUPYTER_{name}_DIR"] = str(pool.folder / name.lower())
         os.environ["IPYTHONDIR"] = str(pool.folder / "ipython")
-        kernel_spec.add(SLICE, SLICE, kernel_spec.find_program("python"), {"gpus": {"fraction": 0.02}})
+        program, request = kernel_spec.find_program("python"), {"gpus": {"fraction": 0.02}}
+        kernel_spec.add(SLICE, SLICE, program, request)
+        tunnelled = kernel_spec.add(TUNNEL, TUNNEL, program, request).folder / "kernel.json"
+        content = json.loads(tunnelled.read_text())
+        content["metadata"]["kernel_provisioner"]["config"]["transport"] = "tunnel"
+        tunnelled.write_text(json.dumps(content))
         compared = compare(rounds)
         return {"emulated": True, **compared, "return": returning(pool.folder, max(3, rounds // 4))}
 
@@ -170,6 +184,8 @@ def show(result: dict[str, Any]) -> None:
             f"{result[step]['plain_ms']['p50']:.1f} ms",
             f"{result[step]['ratio_p50']:.2f}",
             f"{goal:g}",
+            f"{result[step]['tunnel_ms']['p50']:.1f} ms",
+            f"{result[step]['tunnel_ratio_p50']:.2f}",
         )
         for step, goal in (("ready", READY_GOAL), ("execute", TRIP_GOAL), ("restart", RESTART_GOAL))
     ]
@@ -181,9 +197,11 @@ def show(result: dict[str, Any]) -> None:
             f"{back['without_s']['max']:.2f} s (no kernels)",
             f"{back['with_kernels_s']['max'] / back['without_s']['max']:.2f}",
             f"{RETURN_GOAL_S:g} s",
+            "",
+            "",
         )
     )
-    print(table(("medians; emulated GPU", "on a slice", "plain kernel", "ratio", "goal"), rows))
+    print(table(("medians; emulated GPU", "on a slice", "plain kernel", "ratio", "goal", "tunnelled", "ratio"), rows))
 
 
 def main() -> int:

@@ -2,9 +2,10 @@
 
     python benchmarks/remote.py [--keys 300] [--mib 200] [--files 2000]
 
-A pool and a login to it. A keystroke is a byte typed at a terminal until its echo is back, through a real
-``gpupool run`` on a pseudo-terminal: by the unix socket, and by TLS, WebSocket and control plane. Output is ``head -c``
-of /dev/zero through pipes. A folder is sent for the first time, again unchanged, and with one file changed.
+It uses a pool and a login to it. A keystroke is measured from a byte typed at a terminal until its echo is back,
+through a real ``gpupool run`` on a pseudo-terminal: by the unix socket, and by TLS, WebSocket and control plane. Output
+is ``head -c`` of /dev/zero through pipes. A folder is sent for the first time, again unchanged, and with one file
+changed.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def sending(pool: Networked, files: int, large_mib: int) -> dict[str, float]:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(os.urandom(4000))
     (pool.work / "large.bin").write_bytes(os.urandom(large_mib << 20))
-    time.sleep(2.5)  # what changed a moment ago is read again
+    time.sleep(2.5)  # a recently changed file is read again
     took = {"no folder": _run(pool, "--no-files"), "first time": _run(pool), "again": _run(pool)}
     (pool.work / "d0/f0.py").write_bytes(b"changed")
     return took | {"one file changed": _run(pool)}

@@ -1,9 +1,9 @@
 """Cost of a scrape of `/metrics` and of a refresh of `gpupool top` for the control plane of a large pool.
 
 `python benchmarks/scrape.py [--store PATH] [--leases 400000] [--looks 20]`: a control plane in this process over the
-store of `_year.py` (written when PATH does not exist), 64 nodes that run nothing but say what real ones would. Times
-are the processor's, so that a busy machine does not count: of a whole answer, and of the longest stretch in which
-nothing else of the control plane could run, with a scrape and without. Prints a table and writes results/scrape.json.
+store of `_year.py` (written when PATH does not exist), with 64 nodes that run nothing but report like real ones. Times
+are CPU times, so that a busy machine does not count: of a whole answer, and of the longest time in which nothing else
+of the control plane could run, with a scrape and without. Prints a table and writes results/scrape.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from _common import machine, percentile, table, write_result
 from _year_pool import YearFabric
 from gpupool.api.prometheus import Exposition
 from gpupool.api.views.top_view import top_view, written
-from gpupool.daemon.process.garbage_collection import pause_full_collections
+from gpupool.daemon.control_plane import pause_full_collections
 from gpupool.services.clock import SteadyClock
 from gpupool.services.pool import Pool, PoolInfo
 from gpupool.services.ports.adapters import Ports
@@ -41,7 +41,7 @@ LIVE, QUEUED = 1_000, 3_000
 
 
 class Watcher:
-    """The longest turn of the event loop, in seconds of the processor."""
+    """Measures the longest turn of the event loop, in CPU seconds."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -56,14 +56,14 @@ class Watcher:
             last = now
 
     async def stop(self) -> float:
-        """Seconds."""
+        """Return the longest turn in seconds."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         return self.longest_s
 
 
 async def measured(looks: int, work: Callable[[], Awaitable[int]]) -> dict[str, Any]:
-    """Milliseconds of the processor and the longest turn of so many looks, and the size of an answer."""
+    """Measure ``looks`` requests: CPU milliseconds, the longest turn, and the size of an answer."""
     spent, turns, size = [], [], 0
     for _ in range(looks):
         begun = time.thread_time()
@@ -122,7 +122,7 @@ async def bench(store: Path, looks: int) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something of the pool."""
+    """Wait for a result of the pool."""
     for _ in range(int(PATIENCE_S / 0.02)):
         if condition():
             return

@@ -42,7 +42,7 @@ def one_sweep(api: Api, jobs: int) -> None:
 
 
 def per_second(pool: Pool, submit: Submit, jobs: int) -> tuple[float, dict[str, float]]:
-    """Jobs a second, and the processor milliseconds a job costs each process of the pool."""
+    """Return the jobs per second, and the CPU milliseconds per job of each process of the pool."""
     before = {name: cpu_s(pid) for name, pid in pool.pids().items()}
     begun = time.perf_counter()
     submit(pool.api(), jobs)

@@ -146,7 +146,7 @@ def main() -> None:
     near, far = result["distance"]["near"], result["distance"]["far"]
     print(table(("", "own node", "behind a proxy"), [(name, near[name], far[name]) for name in near]))
     if options.recover:
-        print(f"work of a cut node runs elsewhere after {result['recovered_s']} s ({LOST_AFTER_S} s of them chosen)")
+        print(f"work of a cut node is retried after {result['recovered_s']} s ({LOST_AFTER_S} s of them chosen)")
     write_result("cluster_lost", result)
 
 

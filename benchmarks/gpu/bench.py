@@ -8,13 +8,14 @@ the time that ``<folder>/go`` then says.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +23,11 @@ from typing import Any, Self
 
 GPUPOOL = str(Path(sys.executable).parent / "gpupool")
 WORKERS = Path(__file__).parent / "workers"
+LAUNCH = WORKERS / "launch"  # a program in C; pack makes it, and a run in a checkout compiles it
 TIMEOUT_S = 900.0
 READY_S = 300.0  # importing a framework and compiling kernels takes its time
 EMULATED_GPUS = "1xT4"
+PREFIX = "gpub-"  # of the folder of the private pool
 
 
 class SkipError(RuntimeError):
@@ -41,7 +44,7 @@ class NoGpuError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker runs: ``native`` (no pool at all), a whole GPU, or a part in a mode under a compute policy."""
+    """The place of a worker: ``native`` (no pool at all), a whole GPU, or a part in a mode under a compute policy."""
 
     label: str
     options: tuple[str, ...] | None  # of ``gpupool run``; None: not through the pool
@@ -49,6 +52,7 @@ class Place:
 
 NATIVE = Place("native", None)
 WHOLE = Place("whole", ("-g", "1"))
+MPS = Place("0.5 by MPS", ("-p", "0.5", "--sharing", "mps"))
 
 
 def part(fraction: float, compute: str = "guarantee") -> Place:
@@ -67,12 +71,17 @@ class Work:
 
 
 class Bench:
-    """A private pool on this machine's GPUs; ``quick`` shortens all parts, ``emulated`` is for trying the benchmark."""
+    """A private pool on this machine's GPUs; ``quick`` shortens all parts, ``emulated`` is for trying the benchmark.
 
-    def __init__(self, *, emulated: bool = False, quick: bool = False) -> None:
+    Workers that still run at ``deadline`` (of ``time.monotonic``) are ended.
+    """
+
+    def __init__(self, *, emulated: bool = False, quick: bool = False, deadline: float = math.inf) -> None:
         self.emulated = emulated
         self.quick = quick
-        self.folder = Path(tempfile.mkdtemp(prefix="gpub-"))
+        self.deadline = deadline
+        self._rounds_per_us = 0.0
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
         self.env["GPUPOOL_STATE_DIR"] = str(self.folder / "state")
         self.env["XDG_CONFIG_HOME"] = str(self.folder / "config")
@@ -94,8 +103,7 @@ class Bench:
         self._end()
 
     def _end(self) -> None:
-        subprocess.run((GPUPOOL, "down", "--stop-jobs"), env=self.env, capture_output=True, timeout=120, check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        end_pool(self.folder, self.env)
 
     def _one_gpu(self) -> dict[str, Any]:
         """Return the GPU to measure; raise ``NoGpuError`` if there is no real, free one."""
@@ -119,6 +127,18 @@ class Bench:
         if done.returncode:
             raise FailedError(f"gpupool {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
+
+    def need_real_gpu(self) -> None:
+        """Raise ``SkipError`` on emulated GPUs, for work of frameworks."""
+        if self.emulated:
+            raise SkipError("kernels of frameworks compute nothing on an emulated GPU")
+
+    def rounds_per_us(self) -> float:
+        """Return the rounds of the kernel of ``burn.py`` in a microsecond, measured once."""
+        if not self._rounds_per_us:
+            found = self.one(Work(WHOLE, "burn.py", ("--calibrate",)))
+            self._rounds_per_us = float(found["rounds_per_us"])
+        return self._rounds_per_us
 
     def seconds(self, full: float) -> float:
         """Return the length of a measurement window."""
@@ -150,15 +170,15 @@ class Bench:
                 if process.poll() is not None:
                     self._result(process, work)
                     raise FailedError(f"{work.script} on {work.place.label} ended before it was ready")
-            if time.monotonic() > deadline:
-                raise FailedError(f"{works[0].script}: not all of {len(works)} workers came to be ready")
+            if time.monotonic() > min(deadline, self.deadline):
+                raise FailedError(f"{works[0].script}: not all of {len(works)} workers became ready in time")
             time.sleep(0.05)
         written = meeting / "go.tmp"
         written.write_text(repr(time.time() + 0.5))
         written.rename(meeting / "go")
 
     def _start(self, work: Work) -> subprocess.Popen[str]:
-        program = (sys.executable, str(WORKERS / work.script), *work.arguments)
+        program = (*self._program(work.script), *work.arguments)
         env = self.env
         if work.place.options is None:
             if self.emulated:
@@ -171,13 +191,34 @@ class Bench:
             command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
+    def _program(self, script: str) -> tuple[str, ...]:
+        """Return the command of a worker; compile it if it is the one in C."""
+        if script != LAUNCH.name:
+            return (sys.executable, str(WORKERS / script))
+        made = LAUNCH if LAUNCH.exists() else self.folder / LAUNCH.name
+        if not made.exists():
+            command = ("cc", "-O2", "-o", str(made), f"{LAUNCH}.c", "-ldl")
+            try:
+                subprocess.run(command, capture_output=True, text=True, check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise SkipError(f"there is no C compiler that works ({error})") from error
+        return (str(made),)
+
     def _result(self, process: subprocess.Popen[str], work: Work) -> dict[str, Any]:
+        left = min(TIMEOUT_S, max(0.0, self.deadline - time.monotonic()))
         try:
-            said, complained = process.communicate(timeout=TIMEOUT_S)
+            said, complained = process.communicate(timeout=left)
         except subprocess.TimeoutExpired as error:
             process.kill()
-            raise FailedError(f"{work.script} on {work.place.label} took more than {TIMEOUT_S:g} s") from error
+            process.communicate()
+            raise FailedError(f"{work.script} on {work.place.label} did not end within {left:.0f} s") from error
         return answer_of(said, complained, process.returncode, f"{work.script} on {work.place.label}")
+
+
+def end_pool(folder: Path, env: Mapping[str, str]) -> None:
+    """Stop the pool of a run and delete its folder."""
+    subprocess.run((GPUPOOL, "down", "--stop-jobs"), env=env, capture_output=True, timeout=120, check=False)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def answer_of(said: str, complained: str, status: int, who: str) -> dict[str, Any]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bench import Bench
 
-from gpupool.bench.machine import version_of
+from gpupool.bench.machine import describe_machine
 
 PACKAGES = (
-    "gpupool",
     "torch",
     "triton",
     "jax",
@@ -25,6 +22,8 @@ PACKAGES = (
     "cuda-bindings",
     "numpy",
 )
+HERE = Path(__file__).parent
+COMMIT = HERE / "COMMIT"  # pack writes it
 
 
 def driver_or_reason() -> str:
@@ -41,25 +40,30 @@ def driver_or_reason() -> str:
 
 
 def facts_of(bench: Bench) -> dict[str, Any]:
-    """Return date, GPU, driver, versions and command."""
+    """Return the conditions in the form of ``gpupool bench``: machine, versions, command, driver and GPU."""
     node = bench.node()
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "gpu": bench.gpu["model"],
-        "memory_mib": bench.gpu["memory_mib"],
+    command = " ".join(["python", "benchmarks/gpu/run.py", *sys.argv[1:]])
+    described = {
+        "name": node["name"],
+        "cpus": node["cpus"],
         "driver": node["driver_version"],
         "cuda": node["cuda_version"],
-        "sharing": ", ".join(node["sharing"]),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := version_of(name))},
-        "commit": _commit(),
-        "command": " ".join(["python", "benchmarks/gpu/run.py", *sys.argv[1:]]),
+        "gpus": [bench.gpu["model"]],
+        "memory_mib": bench.gpu["memory_mib"],
+        "sharing": node["sharing"],
+    }
+    return {
+        "quick": bench.quick,
+        "emulated": bench.emulated,
+        "machine": describe_machine(command, PACKAGES) | {"commit": _commit()},
+        "pool": {"nodes": [described]},
     }
 
 
 def _commit() -> str:
-    asked = ("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD")
+    if COMMIT.exists():
+        return COMMIT.read_text().strip()
+    asked = ("git", "-C", str(HERE), "rev-parse", "HEAD")
     try:
         return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -1,67 +1,56 @@
-"""The report of measured figures: its JSON and its table. Emulated GPUs never get a stored report."""
+"""The folder of a run: each figure as a JSON line, and the report as a table and as an HTML page."""
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpupool.bench.figures import Figure, NotMeasuredError, Outcome, value_text
+from gpupool.bench.figures import CaseOutcome, Figure, value_text
+from gpupool.bench.report import page
+from gpupool.bench.results import Result
+
+FIGURES = "figures.jsonl"
+EMULATED = "Emulated GPUs: no figure of a real one"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All figures of a run with where and how they were taken. ``emulated``: good for trying the benchmark only."""
-
-    facts: dict[str, Any]
-    figures: tuple[Figure, ...]
-    emulated: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {"emulated": self.emulated, "facts": self.facts, "figures": [asdict(f) for f in self.figures]}
+def folder_name(facts: dict[str, Any]) -> str:
+    """Return the name of the folder of a run: ``gpu-<model>-<date>``."""
+    (model,) = facts["pool"]["nodes"][0]["gpus"]
+    slug = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    return f"gpu-{slug}-{facts['machine']['date'][:10]}"
 
 
-def write(report: Report, results: Path) -> tuple[Path, Path]:
-    """Store the JSON and the table as ``gpu-<model>-<date>``; the two paths.
-
-    Raises ``NotMeasuredError`` for a report from emulated GPUs, and for one in which nothing was measured.
-    """
-    if report.emulated:
-        raise NotMeasuredError("figures of emulated GPUs are never stored")
-    if not any(figure.outcome is Outcome.MEASURED for figure in report.figures):
-        raise NotMeasuredError("nothing was measured, so nothing is stored")
-    results.mkdir(exist_ok=True)
-    stem = f"gpu-{_slug(str(report.facts['gpu']))}-{str(report.facts['date'])[:10]}"
-    data, page = results / f"{stem}.json", results / f"{stem}.md"
-    data.write_text(json.dumps(report.to_dict(), indent=2) + "\n")
-    page.write_text(markdown(report))
-    return data, page
+def write_report(results: Sequence[Result], folder: Path, titles: dict[str, str]) -> list[Path]:
+    """Write report.md and report.html; ``titles`` explain the parts."""
+    table, html = folder / "report.md", folder / "report.html"
+    table.write_text(markdown(results, titles), encoding="utf-8")
+    html.write_text(page(results), encoding="utf-8")
+    return [table, html]
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def markdown(report: Report) -> str:
-    """Return the report as a page."""
-    facts = report.facts
-    title = "# Emulated GPUs: no figure of a real one" if report.emulated else f"# {facts['gpu']}, {facts['date']}"
-    lines = [title, ""]
-    lines += [f"- {name}: {_said(value)}" for name, value in facts.items()]
-    for part in dict.fromkeys(figure.part for figure in report.figures):
-        lines += ["", f"## {part}", "", "| figure | measured | goal | |", "|---|---|---|---|"]
-        lines += [_row(figure) for figure in report.figures if figure.part == part]
+def markdown(results: Sequence[Result], titles: dict[str, str]) -> str:
+    """Return the figures as a page with a table for each part."""
+    facts = results[0].facts
+    node, machine = facts["pool"]["nodes"][0], facts["machine"]
+    conditions = {
+        "driver": f"{node['driver']}, CUDA {node['cuda']}",
+        "memory": f"{node['memory_mib']} MiB",
+        "machine": f"{machine['cpu']}, {machine['cores']} cores, kernel {machine['kernel']}",
+        "versions": ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
+        "commit": machine["commit"],
+        "command": machine["command"],
+    }
+    title = EMULATED if results[0].emulated else f"{', '.join(node['gpus'])}, {machine['date']}"
+    lines = [f"# {title}", "", *(f"- {name}: {value}" for name, value in conditions.items())]
+    for part in dict.fromkeys(result.figure.part for result in results):
+        lines += ["", f"## {titles.get(part, part)}", "", "| figure | measured | goal | |", "|---|---|---|---|"]
+        lines += [_row(result.figure) for result in results if result.figure.part == part]
     return "\n".join(lines) + "\n"
 
 
-def _said(value: Any) -> str:
-    return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-
-
 def _row(figure: Figure) -> str:
-    shown = value_text(figure) if figure.outcome is Outcome.MEASURED else figure.outcome.value
+    shown = value_text(figure) if figure.outcome is CaseOutcome.MEASURED else figure.outcome.value
     cells = (figure.name, shown, figure.goal or "-", figure.reason.replace("\n", " "))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -36,7 +36,8 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     subprocess.run(("cc", "-std=gnu11", "-O2", "-o", program, HERE / "allocation.c", "-ldl"), check=True)
     fake, gpu = native / "fake/libcuda.so.1", FakeGpu()
     bare = clean_environment() | {"GPUPOOL_FAKE_GPUS": str(fake_gpus_folder(folder / "gpus"))}
-    leased = LeasedGpu(gpu.uuid_bytes, memory_limit_bytes=4 << 30, uuid_text=gpu.uuid)
+    # No arbiter releases what ended processes have left, so that the slice must hold the contexts of all rounds.
+    leased = LeasedGpu(gpu.uuid_bytes, memory_limit_bytes=15 << 30, uuid_text=gpu.uuid)
     taken: dict[str, dict[str, list[float]]] = {kind: {"direct": [], "slice": []} for kind in KINDS}
     with LeaseFolder(folder / "lease", [leased], fake, native / "fake/libnvidia-ml.so.1") as lease:
         share = native / "share/libcuda.so.1"

@@ -1,10 +1,10 @@
-"""Work that comes and goes, with parts of GPUs: `python benchmarks/scheduler/churn.py DATA [--trace NAME]`.
+"""Measure a changing load with slices: `python benchmarks/scheduler/churn.py DATA [--trace NAME]`.
 
-The pods of an openb trace, created and deleted when they were (those before the bulk of them, one in a hundred, are
-left out), on so many of the openb nodes, drawn at random, that they offer the load (0.9). It measures the queue, the
-part of free capacity that a typical pod cannot use (the fragmentation of the FGD paper), and the number of
-consolidations: without consolidation, with moves of pods of class BE only, as in the trace, and with moves of all
-pods. A moved pod starts again from the beginning. Prints a table and writes JSON into benchmarks/results.
+The pods of an openb trace are created and deleted at their recorded times (the first one in a hundred, which are much
+older, are omitted). The openb nodes are drawn at random, until the pods offer the wanted load (0.9). It measures the
+queue, the part of free capacity that a typical pod cannot use (the fragmentation of the FGD paper), and the number of
+consolidations: without consolidation, with moves of pods of class BE only, as in the trace, and with moves of all pods.
+A moved pod starts again from the beginning. Prints a table and writes JSON into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from gpupool.simulate.engine import Simulation
 from gpupool.simulate.load import capacity_of, offered_load
 from gpupool.simulate.metrics import summary
 from gpupool.simulate.traces import TraceFormat, read_nodes, read_trace
-from gpupool.simulate.values import Job, Rules
+from gpupool.simulate.values import Rules, TraceJob
 
 EARLY = 0.01
-ROOMY = 8  # GPUs of the largest node, without which some pods could never start
+ROOMY = 8  # GPUs of the largest node; without one, some pods could never start
 
 
-def bulk(jobs: Sequence[Job], most: int | None) -> tuple[Job, ...]:
+def bulk(jobs: Sequence[TraceJob], most: int | None) -> tuple[TraceJob, ...]:
     """Return the pods without the first few, which were created long before the others."""
     return tuple(jobs[int(EARLY * len(jobs)) :][:most])
 
 
-def shrunk(nodes: Sequence[Node], jobs: Sequence[Job], load: float, seed: int) -> tuple[Node, ...]:
-    """Nodes in random order, one with eight GPUs first, as many as are still offered the load."""
+def shrunk(nodes: Sequence[Node], jobs: Sequence[TraceJob], load: float, seed: int) -> tuple[Node, ...]:
+    """Return nodes in random order, one with eight GPUs first, until they match the offered load."""
     found = list(nodes)
     random.Random(seed).shuffle(found)
     found.sort(key=lambda node: len(node.report.gpus) < ROOMY)
@@ -51,7 +51,9 @@ def shrunk(nodes: Sequence[Node], jobs: Sequence[Job], load: float, seed: int) -
     return tuple(chosen)
 
 
-def churn(jobs: Sequence[Job], nodes: Sequence[Node], *, consolidate: bool, all_restart: bool) -> dict[str, object]:
+def churn(
+    jobs: Sequence[TraceJob], nodes: Sequence[Node], *, consolidate: bool, all_restart: bool
+) -> dict[str, object]:
     """Simulate one run."""
     settings = Settings() if consolidate else Settings(max_consolidations=0)
     work = tuple(replace(job, preemptible=True) for job in jobs) if all_restart else tuple(jobs)
@@ -74,13 +76,13 @@ def line(name: str, row: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Run the four cases, print them, keep them."""
+    """Run the four cases, print and store them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder that has openb/")
     parser.add_argument("--trace", default="default", help="openb_pod_list_NAME.csv")
     parser.add_argument("--load", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, help="only the first so many")
+    parser.add_argument("--jobs", type=int, help="only the first JOBS")
     parser.add_argument("--out", type=Path, default=RESULTS / "scheduler-churn.json")
     args = parser.parse_args()
     folder = args.data / "openb"

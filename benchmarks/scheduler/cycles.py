@@ -1,12 +1,12 @@
-"""One whole cycle on small clusters: `python benchmarks/scheduler/cycles.py [--runs 7]`.
+"""Measure one whole cycle on small clusters: `python benchmarks/scheduler/cycles.py [--runs 7]`.
 
-The cases of KAI-Scheduler's in-process benchmarks, on nodes of eight GPUs: allocate to an empty cluster, a full cycle
-with half of the jobs running, many queues, gangs, preemption inside a project, and consolidation. Jobs take one GPU
-unless the case says otherwise. Timed, as there, is all of it: taking over nodes, projects, running and waiting jobs,
-and the decision of the scheduler. In process, one thread; no API server, no store and no network on either side.
-Their figures (Intel Core Ultra 7 165H) are from docs/developer/designs/vectorizing-resources of KAI-Scheduler; about
-100 ms of each are the fixed cost of a session there. `cpu ms` is what the processor worked, for a machine that others
-use as well.
+The cases are those of KAI-Scheduler's in-process benchmarks, on nodes of eight GPUs: allocate to an empty cluster, a
+full cycle with half of the jobs running, many queues, gangs, preemption inside a project, and consolidation. Jobs take
+one GPU unless the case says otherwise. As there, the time includes all steps: loading nodes, projects, running and
+waiting jobs, and the decision of the scheduler. In process, one thread; no API server, no store and no network on
+either side. Their figures (Intel Core Ultra 7 165H) are from docs/developer/designs/vectorizing-resources of
+KAI-Scheduler; about 100 ms of each are the fixed cost of a session there. `cpu ms` is the CPU time, for a machine that
+others use as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpupool.domain.ids import Epoch
 from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
 from gpupool.domain.people.access import Project
 from gpupool.domain.work.gang import Gang
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 from gpupool.scheduling.scheduler import LeaseTaken, NodeChanged, PendingAdded, ProjectChanged, Scheduler
 from gpupool.scheduling.values import Decisions, PendingReplica, RunningReplica
 
@@ -58,7 +58,7 @@ def jobs(count: int, queues: int = 1, gpus: int = 1, first: int = 0) -> list[Pen
 def started(waiting: PendingReplica, at: int, slots: tuple[int, ...], age_s: float = 5000.0) -> RunningReplica:
     """Return the same job on some GPUs of a node."""
     shares = tuple(GpuShare(f"{at}-{slot}", slot, 1000, 80_000) for slot in slots)
-    lease = Lease(
+    lease = GpuLease(
         epoch=Epoch(1),
         workload=waiting.workload,
         index=waiting.index,
@@ -106,7 +106,7 @@ def preempt(nodes: int, count: int) -> World:
 
 
 def pieces(nodes: int, count: int) -> World:
-    """Every node half full with jobs of one GPU; one job needs a whole node."""
+    """Measure nodes that are half full with one-GPU jobs; one job needs a whole node."""
     half = [
         started(job, n % nodes, ((n // nodes) % GPUS_PER_NODE,))
         for n, job in enumerate(jobs(min(count, nodes * GPUS_PER_NODE // 2)))
@@ -157,12 +157,12 @@ def once(case: Case) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run everything, print it, keep it."""
+    """Run, print and store all cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--out", type=Path, default=RESULTS / "scheduler-cycles.json")
     args = parser.parse_args()
-    once(CASES[0])  # what is worked out once per process is not part of a cycle
+    once(CASES[0])  # values computed once per process are not part of a cycle
     table: dict[str, dict[str, float]] = {}
     print(f"{'':38}{'build ms':>10}{'decide ms':>11}{'total ms':>10}{'cpu ms':>9}{'KAI ms':>9}")
     for case in CASES:

@@ -1,14 +1,19 @@
 """Measure the time of one decision: `python benchmarks/scheduler/decide.py [DATA] [--queued 100000] [--projects 1000]`.
 
 In process, one thread, no store, no network, no API server. DATA is a folder with `nodes/alibaba2026_10412_gpus.csv`
-(4,278 nodes, 10,412 GPUs) and `openb/openb_pod_list_default.csv`, whose requests are drawn from for the queue; without
-it, nodes of eight GPUs and a made-up mix. All work is training, of users of many projects that share one quota each.
-Measured: taking over the queue, filling an empty cluster with jobs of one GPU, and at a full cluster one decision after
-one running replica ended (the usual one), the cycles that this one asks for (room for others is made after what is free
-was given away), after nothing happened, after one submission, after a gang of 80 GPUs was
-submitted that can have no place (all GPUs of large nodes are held by protected work), and reclaim of eight GPUs. Times
-are of the clock on the wall; `cpu_p50_ms` and `cpu_p99_ms` are of the processor, for a machine that others use as well.
-Prints a table and writes JSON with the machine and versions into benchmarks/results.
+(4,278 nodes, 10,412 GPUs) and `openb/openb_pod_list_default.csv`, from whose requests the queue is drawn; without it,
+nodes of eight GPUs and a synthetic mix. All work is training, of users of many projects with one quota each. Measured:
+
+- loading the queue, and filling an empty cluster with jobs of one GPU;
+- on a full cluster, one decision after the end of one running replica (the usual case), and the cycles that this one
+  requests (eviction follows the allocation of free GPUs);
+- a decision without a change, after one submission, and after the submission of a gang of 80 GPUs that has no possible
+  place (protected work holds all GPUs of large nodes);
+- reclaim of eight GPUs;
+- the usual decision before and after one user has queued thousands of jobs that all differ (`--flood`).
+
+Times are wall-clock times; `cpu_p50_ms` and `cpu_p99_ms` are CPU times, for a machine that others use as well. Prints a
+table and writes JSON with the machine and versions into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from gpupool.daemon.process.garbage_collection import pause_full_collections
+from gpupool.daemon.control_plane import pause_full_collections
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node, NodeReport
 from gpupool.domain.people.access import Project
@@ -49,7 +54,7 @@ NOW = 1_000_000.0
 GPUS_PER_NODE = 8
 NODES = "nodes/alibaba2026_10412_gpus.csv"
 PODS = "openb/openb_pod_list_default.csv"
-Times = tuple[float, float]  # milliseconds by the wall and of the processor
+Times = tuple[float, float]  # wall-clock milliseconds and CPU milliseconds
 SHAPES = (
     GpuRequest(1),
     GpuRequest(1),
@@ -106,7 +111,7 @@ def read_requests(data: Path) -> list[tuple[GpuRequest, float]]:
     return [(GpuRequest(int(p["num_gpu"]), int(p["gpu_milli"]) or 1000), int(p["cpu_milli"]) / 1000) for p in pods]
 
 
-def replica(  # noqa: PLR0913 - what differs from one to the other
+def replica(  # noqa: PLR0913 - the fields that differ
     number: int,
     request: GpuRequest,
     project: str,
@@ -244,7 +249,7 @@ def _sum(times: list[Times]) -> Times:
 
 
 def _unschedulable(scheduler: Scheduler, now: float) -> Times:
-    """Ten members of eight GPUs in a project with a quota large enough, and no ten nodes that could be cleared."""
+    """Measure ten members of eight GPUs in a project with enough quota, without ten nodes that could be cleared."""
     scheduler.apply(ProjectChanged(Project("large", 80_000)))
     gang = Gang(10, 10)
     members = [replica(round(now * 10), GpuRequest(8), "large", cpus=60.0, gang=gang, index=n) for n in range(10)]
@@ -279,6 +284,28 @@ def reclaim(size: Size) -> dict[str, float]:
     return spread(samples)
 
 
+def flood(size: Size, count: int) -> dict[str, dict[str, float]]:
+    """Measure a full cluster before and after one user has queued jobs of which no two have the same CPUs."""
+    rng, few = random.Random(1), replace(size, projects=100)
+    scheduler = empty_cluster(few, size.gpus * 10)
+    waiting = [_drawn(few, rng, number) for number in range(size.gpus + 2000)]
+    scheduler.apply_all(PendingAdded(r, NOW) for r in waiting)
+    settle(scheduler, NOW + 1)
+    pause_full_collections()
+    rounds = min(size.rounds, 20)
+    before = [_one_ends(scheduler, rng, NOW + 2000 + n)[0] for n in range(rounds)]
+    jobs = (
+        replace(replica(10**7 + n, GpuRequest(1), "project0", cpus=1 + n / 1000), user="flood") for n in range(count)
+    )
+    scheduler.apply_all(PendingAdded(job, NOW + 3000) for job in jobs)
+    settle(scheduler, NOW + 3001)
+    after = [_one_ends(scheduler, rng, NOW + 4000 + n)[0] for n in range(rounds)]
+    return {
+        "one ends, no flood": spread(before),
+        "one ends, flood": spread(after) | {"requests": count},
+    }
+
+
 def machine() -> dict[str, object]:
     """Return the environment of this run."""
     cpuinfo = Path("/proc/cpuinfo")
@@ -297,20 +324,21 @@ def machine() -> dict[str, object]:
 
 
 def write_result(path: Path, result: dict[str, object]) -> None:
-    """Keep a result, with where and how it was measured."""
+    """Store a result, with its place and method of measurement."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = {"machine": machine(), "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), **result}
     path.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 def main() -> None:
-    """Run everything, print it, keep it."""
+    """Run, print and store all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?", help="folder with the node list and the trace")
     parser.add_argument("--gpus", type=int, default=10_000, help="GPUs of the made-up cluster")
     parser.add_argument("--queued", type=int, default=100_000)
     parser.add_argument("--projects", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--flood", type=int, default=30_000, help="different requests of one user")
     parser.add_argument("--out", type=Path, default=RESULTS / "scheduler-decide.json")
     args = parser.parse_args()
     nodes = read_cluster(args.data) if args.data else [node(n) for n in range(args.gpus // GPUS_PER_NODE)]
@@ -319,6 +347,7 @@ def main() -> None:
     table = churn(size)
     table["memory"] = {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
     table |= {"fill, one GPU each": fill(size), "reclaim eight GPUs": reclaim(size)}
+    table |= flood(size, args.flood)
     for name, row in table.items():
         print(f"{name:24}" + "  ".join(f"{key} {value:>10,}" for key, value in row.items()))
     shown = {

@@ -1,9 +1,9 @@
 """Fairness under changing demand: `python benchmarks/scheduler/fairness.py [--hours 8] [--seed 1]`.
 
-Three projects share 64 GPUs on nodes of eight: red has a claim to a half, blue and green to a quarter each, once by
-quotas and once by weights alone. Each submits training of one to eight GPUs that runs for half an hour on average
-(exponential), as much as would fill 1.2 times the pool by itself while it is busy, and next to nothing while it is not;
-red is busy for four hours of eight, blue for three of six, green for two of four. Evicted training begins anew.
+Three projects share 64 GPUs on nodes of eight: red is entitled to a half, blue and green to a quarter each, once by
+quotas and once only by weights. Each submits training of one to eight GPUs with a mean run time of half an hour
+(exponential): enough for 1.2 times the pool while the project is busy, and nearly nothing while it is not. Red is busy
+for four hours of eight, blue for three of six, green for two of four. Evicted training begins anew.
 
   share_error   the part of the pool that projects hold above their fair shares (half of the sum of the differences),
                 with held GPUs and fair shares averaged over time with a half-life of an hour
@@ -11,7 +11,7 @@ red is busy for four hours of eight, blue for three of six, green for two of fou
                 alone; the worst project is named (1 or less: no project loses by sharing)
   evictions, and GPU hours of lost work, per hour
 
-With use lately counted in fair shares (as the pool does) and without, and with turns of two hours. Prints a table and
+The cases: past use counts in fair shares (as in the pool), does not count, and turns of two hours. Prints a table and
 writes JSON into benchmarks/results.
 """
 
@@ -35,7 +35,7 @@ from gpupool.scheduling.policy import Settings
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
 from gpupool.simulate.metrics import fair_levels
-from gpupool.simulate.values import Job, Record, Rules
+from gpupool.simulate.values import Record, Rules, TraceJob
 
 HOUR = 3600.0
 NODES, GPUS = 8, 64
@@ -68,23 +68,23 @@ CASES = (
 )
 
 
-def demand(hours: float, seed: int) -> tuple[Job, ...]:
+def demand(hours: float, seed: int) -> tuple[TraceJob, ...]:
     """Return the jobs of all projects, in the order of their submission."""
     rng = random.Random(seed)
     mean_gpus = sum(size * odds for size, odds in zip(SIZES, ODDS, strict=True)) / sum(ODDS)
-    jobs: list[Job] = []
+    jobs: list[TraceJob] = []
     for project, (busy_h, of_h) in BUSY_OF_H.items():
         at = 0.0
         while at < hours * HOUR:
             load = BUSY if (at / HOUR) % of_h < busy_h else QUIET
             at += rng.expovariate(load * GPUS / (mean_gpus * MEAN_RUN_S))
             size = rng.choices(SIZES, ODDS)[0]
-            jobs.append(Job(at, rng.expovariate(1 / MEAN_RUN_S), GpuRequest(size), project, f"{project}-user"))
+            jobs.append(TraceJob(at, rng.expovariate(1 / MEAN_RUN_S), GpuRequest(size), project, f"{project}-user"))
     return tuple(sorted((job for job in jobs if job.submitted_s < hours * HOUR), key=lambda job: job.submitted_s))
 
 
 def share_error(record: Record) -> float:
-    """See the top; the mean over time."""
+    """Return the metrics of the module docstring; the mean over time."""
     names = [project.name for project in record.projects]
     step_s = record.window_s / len(record.samples)
     keep = 0.5 ** (step_s / HALF_LIFE_S)
@@ -103,7 +103,7 @@ def took_s(record: Record, project: str) -> float:
     return float(np.mean([end - start for end, start in ends if end is not None]))
 
 
-def alone_s(jobs: Sequence[Job]) -> dict[str, float]:
+def alone_s(jobs: Sequence[TraceJob]) -> dict[str, float]:
     """Return the same for each project alone on its part of the nodes."""
     found = {}
     for name, nodes in DUE_NODES.items():
@@ -112,7 +112,7 @@ def alone_s(jobs: Sequence[Job]) -> dict[str, float]:
     return found
 
 
-def fairness(jobs: Sequence[Job], case: Case, alone: dict[str, float]) -> dict[str, object]:
+def fairness(jobs: Sequence[TraceJob], case: Case, alone: dict[str, float]) -> dict[str, object]:
     """Simulate one run."""
     began = perf_counter()
     rules = Rules(samples=round((jobs[-1].submitted_s - jobs[0].submitted_s) / EVERY_S))
@@ -135,7 +135,7 @@ def fairness(jobs: Sequence[Job], case: Case, alone: dict[str, float]) -> dict[s
 
 
 def main() -> None:
-    """Run the cases, print them, keep them."""
+    """Run the cases, print and store them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -3,8 +3,8 @@
 In process, one thread, no store, no network. On nodes of eight GPUs in racks of 25: the place of 100 members of eight
 GPUs on 1,250 nodes; one decision that starts a gang of 512 members of one GPU that prefer one rack, on 500 nodes
 (KAI-Scheduler's example results give 48.7 s for that, with a simulated Kubernetes around it); one decision in which a
-starving gang of ten members of eight GPUs gets a reservation on a cluster full of work with time limits; the next ones,
-with four such reservations and 1,000 gangs of four that wait. Times by the wall and of the processor.
+starving gang of ten members of eight GPUs gets a hold on a cluster full of work with time limits; the next decisions,
+with four such holds and 1,000 gangs of four that wait. Times are wall-clock times and CPU times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpupool.domain.nodes.gpu import GpuRequest, Node
 from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.gang_placement import place
 from gpupool.scheduling.scheduler import PendingAdded, Scheduler
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.values import PendingReplica
 
 PER_RACK = 25
@@ -47,7 +47,7 @@ def one_place(scheduler: Scheduler) -> Times:
     gang = members(1, GpuRequest(8), Gang(100, 100))
     demand = scheduler.demand
     shape, account = demand.shape_of(gang[0]), demand.account_of(gang[0])
-    session = Session(scheduler.placer, demand, NOW, scheduler.settings)
+    session = SchedulingSession(scheduler.placer, demand, NOW, scheduler.settings)
     found: list[object] = []
     took = timed(lambda: found.append(place(session, gang, shape, account, 100)))
     session.close()
@@ -100,7 +100,7 @@ def reservations(nodes: int, runs: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Run everything, print it, keep it."""
+    """Run, print and store all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS / "scheduler-gangs.json")

@@ -1,25 +1,25 @@
-"""Packing: `python benchmarks/scheduler/packing.py DATA [--traces all] [--seeds 42 43] [--scheduler]`.
+"""Measure packing: `python benchmarks/scheduler/packing.py DATA [--traces all] [--seeds 42 43] [--scheduler]`.
 
-The protocol of the FGD paper (USENIX ATC 2023): the 1,213 GPU nodes of the openb trace, its pods shuffled and drawn
-again until they ask for 130 % of all GPUs, one after the other, and no pod ends; a pod that does not fit at once is
-rejected. Measured: GPU thousandths allocated when 100 % and when 130 % have arrived, and how much of what is free is of
-no use to the trace's usual pods. Nodes are shuffled and renamed for each seed, so that nothing depends on their names.
-For comparison: the figures published for FGD, the mean of their seeds (42 to 51; their draws are other ones). Traces
-that are published and not in the folder are named and left out. ``look:NAME`` makes a trace in the likeness of one that
-is not there from one that is (see ``LIKENESSES``); what is published beside it is for the real one, so its difference
-says little.
+It follows the protocol of the FGD paper (USENIX ATC 2023): the 1,213 GPU nodes of the openb trace, and its pods,
+shuffled and drawn again until they request 130 % of all GPUs, one after the other. No pod ends; a pod that does not fit
+at once is rejected. Measured: GPU thousandths allocated when 100 % and when 130 % have arrived, and the part of the
+free capacity that the trace's typical pods cannot use. Nodes are shuffled and renamed for each seed, so that nothing
+depends on their names. For comparison: the figures published for FGD, the mean of their seeds (42 to 51; their draws
+differ). Published traces that are missing in the folder are named and omitted. ``look:NAME`` makes a synthetic trace,
+similar to a missing one, from one that exists (see ``LIKENESSES``); the published figure is for the real trace, so the
+comparison says little.
 
-Published FGD knows the finished trace's histogram of pods beforehand. Here it is learnt online, from the pods as they
-come, as in a pool; ``--known`` submits the whole trace to the histogram first instead, to see what that is worth.
+FGD knows the histogram of all pods of the trace in advance. Here it is learnt online, from the pods as they arrive, as
+in a pool. ``--known`` first adds the whole trace to the histogram, to measure the value of that knowledge.
 
-By default the placer alone is asked (a place, the claim charged), which is what the score decides; ``--scheduler``
-runs whole cycles of the scheduler instead. The pool runs no work without GPUs. Such pods of the trace take CPUs here by
-the same score: where that makes the least of the free GPUs useless.
+By default only the placer is used (one placement, then the claim is charged), which measures the score; ``--scheduler``
+runs whole cycles of the scheduler instead. The pool runs no work without GPUs. Such pods of the trace take CPUs by the
+same score: where they make the fewest free GPUs useless.
 
-The weights in ``scheduling/placement/scoring.py`` and when to learn (``scheduling/placement/demand_profile.py``) were
-chosen with seeds 1 to 4 on the traces default, cpu100, gpushare40, gpushare60, gpuspec25, multigpu20, multigpu30,
-multigpu40 and on likenesses of gpushare100 and gpuspec33. Seeds 42 and up, and the traces cpu050, cpu200, gpushare80
-and gpuspec10, had no part in it. Prints a table and writes JSON into benchmarks/results.
+The weights in ``scheduling/placement/scoring.py`` and the learning rule (``scheduling/placement/demand_profile.py``)
+were chosen with seeds 1 to 4 on the traces default, cpu100, gpushare40, gpushare60, gpuspec25, multigpu20, multigpu30,
+multigpu40 and on synthetic versions of gpushare100 and gpuspec33. Seeds 42 and up, and the traces cpu050, cpu200,
+gpushare80 and gpuspec10, were not used for that. Prints a table and writes JSON into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from decide import RESULTS, machine
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.nodes.gpu import Node
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.scheduler import LeaseTaken, NodeChanged, PendingAdded, PendingRemoved, Scheduler
 from gpupool.scheduling.state.cluster import ClusterState, Shapes
@@ -50,7 +50,7 @@ from gpupool.simulate.clusters import permuted
 from gpupool.simulate.engine import stranded_permille, usual_kinds
 from gpupool.simulate.load import capacity_of, inflated, permille_of
 from gpupool.simulate.traces import TraceFormat, parse_all, read_lines, read_nodes
-from gpupool.simulate.values import Job
+from gpupool.simulate.values import TraceJob
 
 LOADS = (100, 130)
 NODES = "openb_node_list_gpu_node.csv"
@@ -63,7 +63,7 @@ class Row(dict[str, float]):
 
 
 class Measured(NamedTuple):
-    """The means of a trace beside what is published, and every run."""
+    """The means of a trace with the published figures, and every run."""
 
     ours: dict[str, float]
     published: dict[str, float]
@@ -71,7 +71,7 @@ class Measured(NamedTuple):
 
 
 class Alone:
-    """The placer without a scheduler round it; as many jobs as there are, each placed once or sent away."""
+    """The placer without a scheduler; it places each of its jobs once, or rejects it."""
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
         self.cluster, self._shapes = ClusterState(), Shapes()
@@ -79,12 +79,12 @@ class Alone:
             self.cluster.set_node(node)
         self._placer = Placer(self.cluster)
 
-    def learn(self, job: Job) -> None:
+    def learn(self, job: TraceJob) -> None:
         """Record the request of a job."""
         if job.request.count:
             self._placer.scorer.work.submitted(job.request, round(job.cpus * 1000))
 
-    def place(self, job: Job, number: int) -> int:  # noqa: ARG002 - names the job to a scheduler
+    def place(self, job: TraceJob, number: int) -> int:  # noqa: ARG002 - the scheduler needs a name of the job
         """Place one job if it fits now; returns the thousandths that it got."""
         claim = self._placer.find(self._shapes.get(job.request, job.cpus, job.memory_mib))
         if claim is None:
@@ -102,10 +102,10 @@ class Whole:
         self._scheduler.apply_all(NodeChanged(node) for node in nodes)
         self.cluster, self._shapes = self._scheduler.cluster, Shapes()
 
-    def learn(self, job: Job) -> None:
+    def learn(self, job: TraceJob) -> None:
         """Do nothing: the scheduler learns itself."""
 
-    def place(self, job: Job, number: int) -> int:
+    def place(self, job: TraceJob, number: int) -> int:
         """Place one job if it fits now; returns the thousandths that it got."""
         if not job.request.count:
             self._place_without_gpu(job, number)
@@ -127,11 +127,11 @@ class Whole:
             self._scheduler.apply(PendingRemoved(replica.key))
         return sum(share.permille for grant in grants for share in grant.shares)
 
-    def _place_without_gpu(self, job: Job, number: int) -> None:
+    def _place_without_gpu(self, job: TraceJob, number: int) -> None:
         claim = self._scheduler.placer.find(self._shapes.get(job.request, job.cpus, job.memory_mib))
         if claim is None:
             return
-        lease = Lease(
+        lease = GpuLease(
             epoch=Epoch(0),
             workload=WorkloadId(str(number)),
             index=0,
@@ -147,8 +147,8 @@ class Whole:
         self._scheduler.apply(LeaseTaken(RunningReplica(lease, job.submitted_s)))
 
 
-def pack(jobs: list[Job], nodes: tuple[Node, ...], seed: int, how: type[Alone | Whole], *, known: bool) -> Row:
-    """One run: allocation in percent at each of ``LOADS``, and how fast it went."""
+def pack(jobs: list[TraceJob], nodes: tuple[Node, ...], seed: int, how: type[Alone | Whole], *, known: bool) -> Row:
+    """Do one run; return the allocation in percent at each of ``LOADS``, and the speed."""
     capacity, world = capacity_of(nodes), how(permuted(nodes, seed))
     kinds, arrived, allocated, row = usual_kinds(jobs), 0, 0, Row()
     for job in jobs if known else ():
@@ -179,7 +179,7 @@ def published(path: Path, trace: str) -> dict[str, float]:
     return {f"at_{load}": round(mean(float(row[str(load)]) for row in found), 2) for load in LOADS} if found else {}
 
 
-def jobs_of(folder: Path, trace: str) -> list[Job]:
+def jobs_of(folder: Path, trace: str) -> list[TraceJob]:
     """Return the jobs of a trace, or of a synthetic one like it; missing columns are left empty."""
     if trace.startswith(LOOK):
         return LIKENESSES[trace.removeprefix(LOOK)](folder)
@@ -189,17 +189,17 @@ def jobs_of(folder: Path, trace: str) -> list[Job]:
     return parse_all([f"{line}\n" for line in (",".join(names), *lines)], TraceFormat.OPENB)
 
 
-def only_shared(folder: Path) -> list[Job]:
-    """As gpushare100: every job for whole GPUs becomes one of those for a part, drawn at random."""
+def only_shared(folder: Path) -> list[TraceJob]:
+    """Make gpushare100: every job for whole GPUs becomes a job for a slice, drawn at random."""
     rng, jobs = random.Random(5), jobs_of(folder, "gpushare80")
     parts = [job for job in jobs if job.request.count and not job.request.whole]
     return [rng.choice(parts) if job.request.count and job.request.whole else job for job in jobs]
 
 
-def more_choosy(base: str, times: float) -> Callable[[Path], list[Job]]:
-    """As gpuspecNN: jobs that take any model become some that do not, drawn at random."""
+def more_choosy(base: str, times: float) -> Callable[[Path], list[TraceJob]]:
+    """Make gpuspecNN: some jobs for any model become jobs for a model, drawn at random."""
 
-    def make(folder: Path) -> list[Job]:
+    def make(folder: Path) -> list[TraceJob]:
         rng, jobs = random.Random(7), jobs_of(folder, base)
         choosy = [job for job in jobs if job.request.models]
         others = [at for at, job in enumerate(jobs) if job.request.count and not job.request.models]
@@ -210,21 +210,21 @@ def more_choosy(base: str, times: float) -> Callable[[Path], list[Job]]:
     return make
 
 
-def more_hosts(folder: Path) -> list[Job]:
-    """As cpu250: a quarter more of the jobs without GPUs than cpu200 has."""
+def more_hosts(folder: Path) -> list[TraceJob]:
+    """Make cpu250: a quarter more of the jobs without GPUs than cpu200."""
     rng, jobs = random.Random(8), jobs_of(folder, "cpu200")
     hosts = [job for job in jobs if not job.request.count]
     return jobs + rng.sample(hosts, len(hosts) // 4)
 
 
-def more_several(folder: Path) -> list[Job]:
-    """As multigpu50: a quarter more of the jobs for several GPUs than multigpu40 has."""
+def more_several(folder: Path) -> list[TraceJob]:
+    """Make multigpu50: a quarter more of the jobs for several GPUs than multigpu40."""
     rng, jobs = random.Random(6), jobs_of(folder, "multigpu40")
     several = [job for job in jobs if job.request.count > 1]
     return jobs + rng.sample(several, len(several) // 2)
 
 
-LIKENESSES: dict[str, Callable[[Path], list[Job]]] = {
+LIKENESSES: dict[str, Callable[[Path], list[TraceJob]]] = {
     "gpushare100": only_shared,
     "gpuspec20": more_choosy("gpuspec10", 2.0),
     "gpuspec33": more_choosy("gpuspec25", 1.32),
@@ -234,7 +234,7 @@ LIKENESSES: dict[str, Callable[[Path], list[Job]]] = {
 
 
 def main() -> None:
-    """Run the traces that were asked for, print them, keep them."""
+    """Run the requested traces, print and store the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder that has openb/")
     parser.add_argument("--traces", nargs="+", default=["default"], help="names, all, or look:NAME")

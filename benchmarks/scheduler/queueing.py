@@ -5,13 +5,17 @@ eight GPUs whose size gives the load: 592, 496 and 448 GPUs at 0.80, 0.95 and 1.
 more than eight GPUs is a gang of replicas, one on each node. All of it is training and may be evicted. Every order is
 one run of the scheduler itself:
 
-  fifo      first come, first served; smaller jobs may overtake: one project, one user
+  fifo      first come, first served; smaller jobs may overtake: one project, one user, nothing is evicted
   pool      the default of a pool: the virtual clusters are projects without quotas, by fair share
   shortest  the pool setting `order: shortest`: one project, its users are the virtual clusters; by past run times
   turns     the pool setting `turn: 2h` and else as `pool`: work that has run for two hours can be preempted;
-            it saves its state every 30 minutes and needs 60 s to start again
-  told      shortest job first by the true run time, which no scheduler can know: one project, one user
+            it needs 60 s to start again
+  told      shortest job first by the true run time, which no scheduler can know: one project, one user, nothing is
+            evicted
   protected as `pool`, but nothing may be evicted
+
+`--checkpoint` says how often work saves its state: `30m`, `none` (what is evicted starts from zero) or `half`: every
+second job saves every 30 minutes and says so, the others save nothing.
 
 Given are the hours from submission to the first start (`wait_h`), and by how much later than alone jobs ended
 (`delay_h`), which has in it what evictions cost. Beside it, for the whole trace: what a simulation of the same jobs
@@ -43,7 +47,7 @@ from gpupool.simulate.engine import Simulation
 from gpupool.simulate.load import at_load, capacity_of
 from gpupool.simulate.metrics import summary
 from gpupool.simulate.traces import TraceFormat, read_trace
-from gpupool.simulate.values import Job, Rules
+from gpupool.simulate.values import Rules, TraceJob
 
 FIRST, END = (datetime(2017, month, 1, tzinfo=UTC).timestamp() for month in (10, 12))
 MOST_GPUS = 64
@@ -56,23 +60,24 @@ MEAN_WAIT_H = {  # load: first come first served with skipping, shortest job fir
 }
 THIN_CLUSTER, THIN_MOST_GPUS, DAY_S = "8x8xP100", 16, 86_400.0
 TOLD_EVERY_S = 20.0
+HALF = "half"
 PLAIN = Settings()
 SAVES = Rules(checkpoint_s=1800.0, restart_s=60.0)
 
 
-def _as_it_is(job: Job) -> Job:
+def _as_it_is(job: TraceJob) -> TraceJob:
     return job
 
 
-def _alike(job: Job) -> Job:
-    return replace(job, project="all", user="all")
+def _alike(job: TraceJob) -> TraceJob:
+    return replace(job, project="all", user="all", preemptible=False)
 
 
-def _one_project(job: Job) -> Job:
+def _one_project(job: TraceJob) -> TraceJob:
     return replace(job, project="all")
 
 
-def _protected(job: Job) -> Job:
+def _protected(job: TraceJob) -> TraceJob:
     return replace(job, preemptible=False)
 
 
@@ -80,7 +85,7 @@ def _protected(job: Job) -> Job:
 class Policy:
     """The settings of a run, and the owners of its jobs."""
 
-    owners: Callable[[Job], Job] = _as_it_is
+    owners: Callable[[TraceJob], TraceJob] = _as_it_is
     settings: Settings = PLAIN
     rules: Rules = SAVES
 
@@ -95,19 +100,19 @@ POLICIES = {
 }
 
 
-def chosen(path: Path, most: int | None) -> tuple[Job, ...]:
+def chosen(path: Path, most: int | None) -> tuple[TraceJob, ...]:
     """Return the jobs of the protocol, at most the first ``most``."""
     jobs = read_trace(path, TraceFormat.PHILLY).jobs
     return tuple(job for job in jobs if FIRST <= job.submitted_s < END and job.request.count <= MOST_GPUS)[:most]
 
 
-def thinned(jobs: tuple[Job, ...], every: int, offset: int, days: float) -> tuple[Job, ...]:
+def thinned(jobs: tuple[TraceJob, ...], every: int, offset: int, days: float) -> tuple[TraceJob, ...]:
     """Every so many-th of the smaller jobs of the first days."""
     early = [j for j in jobs if j.submitted_s < FIRST + days * DAY_S and j.request.count <= THIN_MOST_GPUS]
     return tuple(early[offset::every])
 
 
-def queue(jobs: tuple[Job, ...], nodes: Sequence[Node], policy: Policy) -> dict[str, object]:
+def queue(jobs: tuple[TraceJob, ...], nodes: Sequence[Node], policy: Policy) -> dict[str, object]:
     """Run the jobs once; times in hours."""
     simulation = Simulation(tuple(map(policy.owners, jobs)), nodes, (), policy.rules, policy.settings)
     began = perf_counter()
@@ -160,7 +165,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder that has philly/")
     parser.add_argument("--loads", nargs="+", type=float, choices=list(GPUS_AT), default=[0.95])
     parser.add_argument("--orders", nargs="+", choices=list(POLICIES), default=list(POLICIES))
-    parser.add_argument("--checkpoint", nargs="+", default=["30m"], help="how often work saves: 30m, or none")
+    parser.add_argument("--checkpoint", nargs="+", default=["30m"], help="how often work saves: 30m, none, or half")
     parser.add_argument("--jobs", type=int, help="only the first so many")
     parser.add_argument("--thin", type=int, help="only every so many-th job, on 64 GPUs")
     parser.add_argument("--offsets", nargs="+", type=int, default=[0], help="with which job --thin begins")
@@ -183,18 +188,19 @@ def main() -> None:
             orders: dict[str, object] = {}
             gpus = capacity_of(nodes) // 1000
             table[title] = {"gpus": gpus, "jobs": len(some), "mean_wait_h_beside": beside, "orders": orders}
+            saved = half_saving(some) if checkpoint == HALF else some
             for name in args.orders:
-                orders[name] = row = queue(some, nodes, saving(POLICIES[name], checkpoint))
+                orders[name] = row = queue(saved, nodes, saving(POLICIES[name], checkpoint))
                 print(told(title, name, row), flush=True)
                 size = {"jobs": len(jobs), "first_jobs_only": args.jobs}
                 kept = {"machine": machine(), "command": command, "size": size, "results": table}
                 args.out.write_text(json.dumps(kept, indent=2) + "\n")
 
 
-Case = tuple[str, tuple[Job, ...], Sequence[Node], dict[str, float]]
+Case = tuple[str, tuple[TraceJob, ...], Sequence[Node], dict[str, float]]
 
 
-def cases(args: argparse.Namespace, jobs: tuple[Job, ...]) -> Iterator[Case]:
+def cases(args: argparse.Namespace, jobs: tuple[TraceJob, ...]) -> Iterator[Case]:
     """Return the requested runs: name, jobs, nodes, and results of other simulations."""
     for load in args.loads:
         if args.thin:
@@ -211,8 +217,13 @@ def cases(args: argparse.Namespace, jobs: tuple[Job, ...]) -> Iterator[Case]:
 
 def saving(policy: Policy, checkpoint: str) -> Policy:
     """Return the policy with work that saves at this interval."""
-    every = None if checkpoint == "none" else parse_duration_s(checkpoint)
+    every = None if checkpoint in {"none", HALF} else parse_duration_s(checkpoint)
     return replace(policy, rules=replace(policy.rules, checkpoint_s=every))
+
+
+def half_saving(jobs: tuple[TraceJob, ...]) -> tuple[TraceJob, ...]:
+    """Return the jobs with every second one saving its state."""
+    return tuple(replace(job, checkpoint_s=None if at % 2 else SAVES.checkpoint_s) for at, job in enumerate(jobs))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Reclaim for one large gang: `python benchmarks/scheduler/reclaim.py [--nodes 10 50 100 200 500 1000] [--runs 5]`.
+"""Measure reclaim for a large gang: `python benchmarks/scheduler/reclaim.py [--nodes 10 50 ... 1000] [--runs 5]`.
 
 KAI-Scheduler's ReclaimLargeJobs: N nodes of eight GPUs, 8N running preemptible jobs of one GPU in a project with quota
-0, and one gang of N/10 members of eight GPUs each in a project with a quota of all GPUs. Timed, as there, is all of it:
-taking over nodes, projects and running jobs into an empty scheduler, and the one decision that makes room for all
-members at once. Checked: every member has a place held, no job is evicted without need, and once the victims are
-gone the gang starts. In process, one thread; no API server, no store and no network on either side. Their figures
-(Intel Core Ultra 7 165H) are from docs/developer/designs/vectorizing-resources of KAI-Scheduler. `cpu ms` is what the
-processor worked, for a machine that others use as well.
+0, and one gang of N/10 members of eight GPUs each in a project with a quota of all GPUs. As there, the time includes
+all steps: loading nodes, projects and running jobs into an empty scheduler, and the one decision that makes room for
+all members at once. Checked: a hold exists for every member, no job is evicted without need, and the gang starts when
+the victims are gone. In process, one thread; no API server, no store and no network on either side. Their figures
+(Intel Core Ultra 7 165H) are from docs/developer/designs/vectorizing-resources of KAI-Scheduler. `cpu ms` is the CPU
+time, for a machine that others use as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.nodes.gpu import GpuRequest, GpuShare, Node
 from gpupool.domain.people.access import Project
 from gpupool.domain.work.gang import Gang
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 from gpupool.scheduling.scheduler import LeaseReleased, LeaseTaken, NodeChanged, PendingAdded, ProjectChanged, Scheduler
 from gpupool.scheduling.values import PendingReplica, RunningReplica
 
@@ -32,10 +32,10 @@ KAI_MS = {10: 105.2, 50: 130.7, 100: 213.4, 200: 728.0, 500: 9_170.0, 1000: 76_3
 
 
 def running(number: int, on: Node) -> RunningReplica:
-    """One job of one GPU, on the node and the GPU that its number says."""
+    """Return a one-GPU job, whose number determines its node and its GPU."""
     gpu = on.report.gpus[number % GPUS_PER_NODE]
     shares = (GpuShare(gpu.uuid, gpu.index, 1000, gpu.memory_mib),)
-    lease = Lease(
+    lease = GpuLease(
         Epoch(1), WorkloadId(f"w{number}"), 0, 1, "queue-0", "ann", on.report.name, shares, 1.0, 1000, NOW - 5000
     )
     return RunningReplica(lease, NOW - 5000 + number / 1e6, preemptible=True)
@@ -53,7 +53,7 @@ def members(count: int) -> list[PendingReplica]:
 
 
 def once(nodes: int) -> dict[str, float]:
-    """Build and decide once; milliseconds of both."""
+    """Build and decide once; return the milliseconds of both."""
     machines = [node(number) for number in range(nodes)]
     jobs = [running(number, machines[number // GPUS_PER_NODE]) for number in range(nodes * GPUS_PER_NODE)]
     gang = members(nodes // 10)
@@ -80,7 +80,7 @@ def once(nodes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run everything, print it, keep it."""
+    """Run, print and store all sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=sorted(KAI_MS))
     parser.add_argument("--runs", type=int, default=5)

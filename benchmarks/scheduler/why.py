@@ -1,7 +1,8 @@
 """Time to compute estimates and plans: `python benchmarks/scheduler/why.py [--gpus 10000] [--queued 100000]`.
 
-In process, one thread. A full cluster with a deep queue of 100 projects with 50 users each, past run times of every
-user: "why does it wait" for replicas from all over the queue, and a plan for a new one. Prints the milliseconds.
+In process, one thread. A full cluster with a deep queue of 100 projects with 50 users each, and past run times of every
+user. Measured: wait reasons with estimates for replicas from all over the queue, and a plan for a new one. Prints the
+milliseconds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def report(name: str, samples: list[float]) -> None:
 
 
 def main() -> None:
-    """Build the cluster, ask, print."""
+    """Build the cluster, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=10_000)
     parser.add_argument("--queued", type=int, default=100_000)

@@ -1,18 +1,26 @@
-"""The parts of the benchmark. Each module has a ``TITLE`` and ``measure(bench)``, which gives figures."""
+"""The parts of the benchmark, the most valuable ones first. Each module has a ``TITLE`` and ``tasks()``."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from parts import context, frameworks, hook, kills, memory, models, shares, timeslice
+from parts import context, frameworks, kills, latency, launch, memory, models, shares, sharing
+from parts.tasks import Task
 
 PARTS: dict[str, ModuleType] = {
-    "frameworks": frameworks,
     "context": context,
     "memory": memory,
-    "hook": hook,
-    "timeslice": timeslice,
     "shares": shares,
+    "launch": launch,
+    "latency": latency,
     "models": models,
+    "frameworks": frameworks,
     "kills": kills,
+    "sharing": sharing,
 }
+
+
+def tasks_of(names: list[str]) -> list[Task]:
+    """Return the tasks of these parts in the order of their value."""
+    found = [task for name in PARTS if name in names for task in PARTS[name].tasks()]
+    return sorted(found, key=lambda task: task.tier)

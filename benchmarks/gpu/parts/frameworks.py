@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 from bench import WHOLE, Bench, FailedError, Work, part
 
 from gpupool.bench.figures import Figure, measured
-from parts.trying import tried
+from parts.tasks import Task
 
 TITLE = "Frameworks under a slice"
-KINDS = ("torch-eager", "torch-compile", "torch-graphs", "torch-expandable", "jax", "cupy", "numba")
+PART = "frameworks"
+KINDS = {
+    "torch-eager": 30,
+    "cupy": 20,
+    "jax": 40,
+    "torch-graphs": 30,
+    "torch-compile": 90,
+    "torch-expandable": 30,
+    "numba": 20,
+}
 
 
-def measure(bench: Bench) -> Iterator[Figure]:
+def tasks() -> list[Task]:
     """Return 1 for bitwise equality; a difference is a failure that names both digests."""
-    for kind in KINDS:
-        yield tried(TITLE, kind, partial(_compared, bench, kind))
+    return [
+        Task(PART, kind, seconds, partial(_compared, kind=kind), tier=1 if kind == "torch-eager" else 2)
+        for kind, seconds in KINDS.items()
+    ]
 
 
 def _compared(bench: Bench, kind: str) -> Figure:
+    bench.need_real_gpu()
     alone = bench.one(Work(WHOLE, "frameworks.py", ("--kind", kind)))
     again = bench.one(Work(WHOLE, "frameworks.py", ("--kind", kind)))
     slice_ = bench.one(Work(part(0.5), "frameworks.py", ("--kind", kind)))
@@ -29,4 +40,4 @@ def _compared(bench: Bench, kind: str) -> Figure:
     if alone["digest"] != slice_["digest"]:
         raise FailedError(f"{alone['digest']} without a slice, {slice_['digest']} under one")
     values = int(alone["values"])
-    return measured(TITLE, kind, 1.0, "equal", samples=values, goal="equal", digest=alone["digest"])
+    return measured(PART, kind, 1.0, "equal", samples=values, goal="equal", digest=alone["digest"])

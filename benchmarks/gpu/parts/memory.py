@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 from bench import Bench, FailedError, Work, part
 
 from gpupool.bench.figures import Figure, measured
-from parts.trying import tried
+from parts.tasks import Task
 
-TITLE = "Memory limit of a 0.25 slice"
-WAYS = ("alloc", "pitch", "managed", "async", "pool", "vmm", "array")
+TITLE = "Memory limit of a 0.25 slice: largest allocation plus earlier use, minus the limit"
+PART = "memory"
+WAYS = ("alloc", "async", "vmm", "managed", "pitch", "pool", "array")
+FIRST = 3  # in tier 1
 FRACTION = 0.25
 
 
-def measure(bench: Bench) -> Iterator[Figure]:
-    """Measure the largest allocation plus earlier use, minus the limit, MiB; negative: less than the limit."""
-    for way in WAYS:
-        yield tried(TITLE, way, partial(_one, bench, way))
+def tasks() -> list[Task]:
+    """Return MiB for each way; negative: less than the limit."""
+    return [
+        Task(PART, way, 15, partial(_one, way=way), tier=1 if number < FIRST else 2) for number, way in enumerate(WAYS)
+    ]
 
 
 def _one(bench: Bench, way: str) -> Figure:
@@ -28,4 +30,4 @@ def _one(bench: Bench, way: str) -> Figure:
         raise FailedError(f"the program sees {found['total_mib']} MiB, its slice has {limit}")
     error = found["most_mib"] + found["before_mib"] - limit
     goal = f"within {max(limit / 100, 64):.0f} MiB"
-    return measured(TITLE, way, error, "MiB", samples=found["tries"], goal=goal, **found)
+    return measured(PART, way, error, "MiB", samples=found["tries"], goal=goal, **found)

@@ -18,6 +18,8 @@ def main() -> None:
     nvml = need("pynvml")
     if options.torch:
         torch = need("torch")
+        if not torch.cuda.is_available():
+            say(skip="PyTorch finds no GPU")
         square = torch.ones(256, 256, device="cuda")
         (square @ square).sum().item()
         uuid = os.environ["CUDA_VISIBLE_DEVICES"].partition(",")[0]

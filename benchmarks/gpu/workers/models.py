@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ WIDTH = 512
 VOCABULARY = 8192
 CLASSES = 1000
 WARM_UP = 5
+QUEUED = 8  # steps
 
 
 def main() -> None:
@@ -21,6 +23,7 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--model", choices=["resnet50", "transformer"], required=True)
     made.add_argument("--batch", type=int, required=True)
+    made.add_argument("--sync", action="store_true", help="wait for the GPU after each step")
     options = made.parse_args()
     torch = need("torch")
     if not torch.cuda.is_available():
@@ -35,10 +38,18 @@ def main() -> None:
     torch.cuda.synchronize()
     until, steps = begin(options), 0
     begun = time.monotonic()
+    marks: deque[Any] = deque()
     while time.monotonic() < until:
         step()
-        torch.cuda.synchronize()
         steps += 1
+        if options.sync:
+            torch.cuda.synchronize()
+            continue
+        marks.append(torch.cuda.Event())
+        marks[-1].record()
+        if len(marks) > QUEUED:  # as a training that reads its loss now and then
+            marks.popleft().synchronize()
+    torch.cuda.synchronize()
     say(samples=steps * options.batch, steps=steps, seconds=time.monotonic() - begun)
 
 
