@@ -11,7 +11,7 @@ WHEEL = "tinypkg-1.0-py3-none-any.whl"
 
 
 def write_wheel(folder: Path) -> str:
-    """A package of one module; its SHA-256."""
+    """Write a package of one module; return its SHA-256."""
     about = "tinypkg-1.0.dist-info"
     files = {
         "tinypkg.py": b"VALUE = 42\n",

@@ -33,6 +33,13 @@ def native_builder() -> ModuleType:
     return module
 
 
+def _r_kernel() -> bool:
+    if shutil.which("R") is None:
+        return False
+    words = ["R", "--no-echo", "--no-save", "-e", "stopifnot(requireNamespace('IRkernel'))"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
 @cache
 def postgres_program(name: str) -> str | None:
     """Return a program of PostgreSQL, from PATH or from GPUPOOL_TEST_POSTGRES_DIR (default: Debian's folder)."""
@@ -105,11 +112,13 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "prometheus": (_command("prometheus"), "Prometheus (Debian: prometheus)"),
     "promtool": (_command("promtool"), "Prometheus' promtool (Debian: prometheus)"),
     "ptxas": (lambda: ptxas() is not None, "NVIDIA's assembler ptxas (scripts/cuda-clients)"),
+    "r-kernel": (_r_kernel, "R with IRkernel (Debian: r-cran-irkernel)"),
     "ray": (_module("ray"), "the Python package ray"),
     "rsync": (_command("rsync"), "rsync (Debian: rsync)"),
     "ssh": (_command("ssh"), "OpenSSH's client (Debian: openssh-client)"),
     "tmux": (_command("tmux"), "tmux (Debian: tmux)"),
     "root": (lambda: os.geteuid() == 0, "root"),
+    "subordinate-users": (_command("newuidmap"), "newuidmap (Debian: uidmap)"),
     "tensorflow": (_module("tensorflow"), "the Python package tensorflow-cpu"),
     "torch": (_module("torch"), "the Python package torch"),
 }

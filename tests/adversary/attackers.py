@@ -134,14 +134,14 @@ class Scene:
         return status, json.loads(text)
 
     def ask_with(self, token: str) -> int:
-        """The status of an answer over the network."""
+        """Send a request with a token over the network and return its status."""
         source = f'say(ask("GET", "/v1/whoami", headers={{"authorization": "Bearer {token}"}}, connect=secure))'
         with self.program(source, network=True) as program:
             return int(program.hear()[0])
 
     @contextmanager
     def requests_per_second(self, limit: int) -> Iterator[None]:
-        """Another limit on the requests of one user."""
+        """Set another limit on the requests of one user in this block."""
         self.pool("policy", "set", "--max-requests-per-second", str(limit))
         try:
             yield
@@ -149,7 +149,7 @@ class Scene:
             self.pool("policy", "set", "--max-requests-per-second", "100")
 
     def assert_everybody_is_answered(self) -> None:
-        """Root, a neighbour on the machine, a member and an administrator over the network."""
+        """Check that root, a neighbour on the machine, a member and a remote administrator get answers."""
         assert self.pool("ps", timeout=ANSWER_S).returncode == 0
         assert self.ask_as(NEIGHBOUR)[0] == 200
         assert self.ask_with(self.member_token) == 200

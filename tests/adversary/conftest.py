@@ -19,7 +19,7 @@ def shared_scene() -> Iterator[Scene]:
 
 @pytest.fixture
 def scene(shared_scene: Scene) -> Iterator[Scene]:
-    """A pool that is well again after each test, and whose log and memory have stayed small."""
+    """Yield a pool; check after each test that it is healthy, and that its log and memory have stayed small."""
     log, memory = shared_scene.log_bytes(), shared_scene.memory_mib()
     yield shared_scene
     shared_scene.assert_everybody_is_answered()

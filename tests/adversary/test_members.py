@@ -1,4 +1,4 @@
-"""A member of a pool on one machine uses up connections, memory and the log: the others go on."""
+"""A member of a pool on one machine uses up connections, memory and the log: the others continue to work."""
 
 from __future__ import annotations
 

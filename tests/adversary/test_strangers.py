@@ -1,4 +1,4 @@
-"""Somebody without a token uses up what a port on the network offers: callers with a token go on."""
+"""A client without a token uses up the resources of a port on the network: callers with a token continue to work."""
 
 from __future__ import annotations
 

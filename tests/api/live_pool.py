@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from node_harness import PATIENCE_S, Node, eventually, fresh_node
 
 from gpupool.api.app import create_app
-from gpupool.api.server.server import Bound, ListenConfig, serve
+from gpupool.api.server.server import BoundAddresses, ListenConfig, serve
 from gpupool.api.server.tls import CertificateFiles, ensure_self_signed
 from gpupool.domain.protocol.fencing import SoleLeadership
 from gpupool.fabric.machines import MachinesFabric, StaticDirectory
@@ -86,7 +86,7 @@ class LivePool:
         pool = Pool(ports, info)
         await pool.start()
 
-        def bound(where: Bound) -> None:
+        def bound(where: BoundAddresses) -> None:
             self.port = int((where.listen or "").rpartition(":")[2])
             ready.set()
 
@@ -107,7 +107,7 @@ class LivePool:
         return httpx2.Client(transport=transport, base_url="http://pool", timeout=PATIENCE_S)
 
     def remote(self, token: str | None = None) -> httpx2.Client:
-        """Over TLS."""
+        """Return a client over TLS."""
         import ssl
 
         headers = {"authorization": f"Bearer {token}"} if token is not None else {}
@@ -122,13 +122,13 @@ class LivePool:
         return made
 
     def person(self, name: str, role: str) -> httpx2.Client:
-        """Over TLS as a user with this role."""
+        """Return a client over TLS as a user with this role."""
         with self.http() as http:
             assert http.put(f"/v1/users/{name}", json={"role": role}).status_code == 200
         return self.remote(self.token(user=name, role=role)["secret"])
 
     def as_uid(self, uid: int, method: str, path: str, body: Json | None = None) -> tuple[int, Any]:
-        """On the unix socket from a process of another account."""
+        """Call the API once on the unix socket as a process of another account; return the status and the JSON."""
         asked = json.dumps([str(self.socket), method, path, body])
         script = _ASK.replace("UID", str(uid))
         done = subprocess.run([sys.executable, "-I", "-c", script, asked], capture_output=True, check=True)
@@ -153,14 +153,14 @@ print(json.dumps([answer.status, answer.read().decode()]))
 
 
 def end_everything(http: httpx2.Client) -> None:
-    """Stop whatever a test has left."""
+    """Stop everything that a test has left."""
     for view in http.get("/v1/workloads", params={"limit": 1000}).json()["workloads"]:
         http.post(f"/v1/workloads/{view['id']}/stop", json={"force": True})
         http.get(f"/v1/workloads/{view['id']}/wait")
 
 
 def shell(line: str, **changes: Any) -> Json:
-    """A submission that runs a line of shell."""
+    """Return a submission that runs a shell line."""
     return {"command": ["sh", "-c", line], "env": ENV, "workdir": "/tmp", "gpus": {"fraction": 0.1}, **changes}
 
 

@@ -138,8 +138,11 @@ def test_openapi_description_is_complete() -> None:
             assert set(operation["tags"]) <= tags, path
             assert operation["description"], path
             documented = set(operation["responses"])
-            assert {"400", "401", "403", "404", "409", "413", "422", "429", "500", "503"} <= documented, (path, method)
-            refused = operation["responses"]["422"]["content"]["application/json"]["schema"]
+            assert {"400", "401", "403", "404", "409", "412", "413", "422", "429", "500", "503"} <= documented, (
+                path,
+                method,
+            )
+            refused = operation["responses"]["422"]["content"]["application/problem+json"]["schema"]
             assert refused == {"$ref": "#/components/schemas/ErrorBody"}
     submission = document["paths"]["/v1/workloads"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert submission == {"$ref": "#/components/schemas/WorkloadRequest"}
@@ -172,7 +175,7 @@ def test_invalid_cursors_are_refused(cursor: str) -> None:
 
 
 def test_refusal_after_a_wait_is_marked_as_nothing_done() -> None:
-    """By the header: one that led until now refuses with the same code, and may have done a part."""
+    """Check by the header: a former leader refuses with the same code, and may have executed a part."""
 
     async def run(path: str) -> Message:
         app = create_waiting_app(lambda: GpupoolError(ErrorCode.NOT_LEADING, "Another leads.", "There."))

@@ -27,7 +27,7 @@ Dial = Callable[..., ClientConnection]
 
 @pytest.fixture
 def hold() -> Iterator[ExitStack]:
-    """Connections that are closed after the test."""
+    """Yield connections that are closed after the test."""
     with ExitStack() as stack:
         yield stack
 

@@ -5,28 +5,40 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.api.server.connections import NONE, UNIX_LIMITS, Kind, Limits, Peer, Share, Slot, Slots, scaled
+from gpupool.api.server.connections import (
+    NONE,
+    UNIX_LIMITS,
+    ClientKind,
+    ConnectionLimits,
+    ConnectionPeer,
+    ConnectionShare,
+    Slot,
+    Slots,
+    scaled,
+)
 
-LIMITS = Limits(Share(8, 4), Share(6, 3), Share(2, 2))
+LIMITS = ConnectionLimits(ConnectionShare(8, 4), ConnectionShare(6, 3), ConnectionShare(2, 2))
 
 
 class Door:
     """Slots with a clock that stands still, and what was closed."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: ConnectionLimits = LIMITS) -> None:
         self.now = 0.0
         self.slots = Slots(limits, lambda: self.now)
         self.closed: list[str] = []
 
-    def admit(self, name: str, peer: str = "10.0.0.1", kind: Kind = Kind.STRANGER, *, shared: bool = False) -> Slot:
+    def admit(
+        self, name: str, peer: str = "10.0.0.1", kind: ClientKind = ClientKind.STRANGER, *, shared: bool = False
+    ) -> Slot:
         slot = self.try_to_admit(name, peer, kind, shared=shared)
         assert slot is not None
         return slot
 
     def try_to_admit(
-        self, name: str, peer: str = "10.0.0.1", kind: Kind = Kind.STRANGER, *, shared: bool = False
+        self, name: str, peer: str = "10.0.0.1", kind: ClientKind = ClientKind.STRANGER, *, shared: bool = False
     ) -> Slot | None:
-        return self.slots.admit(Peer(peer, kind, shared), lambda: self.closed.append(name), 10.0)
+        return self.slots.admit(ConnectionPeer(peer, kind, shared), lambda: self.closed.append(name), 10.0)
 
 
 def test_longest_idle_connection_of_the_group_is_closed() -> None:
@@ -69,24 +81,24 @@ def test_verified_connections_and_administrators_have_separate_slots() -> None:
     door = Door()
     for number in range(3):
         assert door.admit(f"ada{number}").identify("ada", privileged=False)
-    for slot in list(door.slots._groups[Kind.USER]["user ada"]):
+    for slot in list(door.slots._groups[ClientKind.USER]["user ada"]):
         slot.work()
     late = door.admit("ada3")
     late.work()
     assert not late.identify("ada", privileged=False)
     assert late.identify("root", privileged=True)
-    assert [door.slots.count(kind) for kind in Kind] == [0, 3, 1]
+    assert [door.slots.count(kind) for kind in ClientKind] == [0, 3, 1]
     for number in range(4):
         door.admit(f"stranger{number}")
     assert door.closed == []
 
 
 def test_root_and_owner_have_reserved_slots() -> None:
-    door = Door(Limits(NONE, Share(2, 2), Share(1, 1)))
+    door = Door(ConnectionLimits(NONE, ConnectionShare(2, 2), ConnectionShare(1, 1)))
     for number in range(2):
-        door.admit(f"m{number}", "uid 1000", Kind.USER).work()
-    assert door.try_to_admit("m2", "uid 1000", Kind.USER) is None
-    door.admit("root", "uid 0", Kind.PRIVILEGED)
+        door.admit(f"m{number}", "uid 1000", ClientKind.USER).work()
+    assert door.try_to_admit("m2", "uid 1000", ClientKind.USER) is None
+    door.admit("root", "uid 0", ClientKind.PRIVILEGED)
 
 
 def test_connection_deadlines_depend_on_state() -> None:
@@ -112,8 +124,8 @@ def test_connection_deadlines_depend_on_state() -> None:
 
 
 def test_body_memory_is_limited_per_client_and_in_total() -> None:
-    share = Share(9, 9, body_bytes=100, body_bytes_each=60)
-    door = Door(Limits(share, share, share))
+    share = ConnectionShare(9, 9, body_bytes=100, body_bytes_each=60)
+    door = Door(ConnectionLimits(share, share, share))
     first, again, other = door.admit("a"), door.admit("b"), door.admit("c", "10.0.0.2")
     assert first.hold(40)
     assert not again.hold(30)
@@ -141,7 +153,7 @@ def test_limits_and_counts_hold_under_random_events(steps: list[tuple[int, int]]
     slots: list[Slot] = []
     for act, number in steps:
         if act == 0 or not slots:
-            made = door.try_to_admit("x", f"10.0.0.{number}", list(Kind)[number % 3])
+            made = door.try_to_admit("x", f"10.0.0.{number}", list(ClientKind)[number % 3])
             if made is not None:
                 slots.append(made)
             continue
@@ -156,7 +168,7 @@ def test_limits_and_counts_hold_under_random_events(steps: list[tuple[int, int]]
             slot.release()
         else:
             slot.identify(f"u{number}", privileged=number == 0)
-    for kind in Kind:
+    for kind in ClientKind:
         groups = door.slots._groups[kind]
         assert door.slots.count(kind) == sum(map(len, groups.values())) <= LIMITS.share(kind).total
         assert all(0 < len(group) <= LIMITS.share(kind).each for group in groups.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import httpx2
 import pytest
@@ -43,7 +44,8 @@ def test_department_is_created_changed_and_removed(http: httpx2.Client, name: st
 
 
 def test_budgets_and_user_weights_are_stored_and_removed(http: httpx2.Client, name: str) -> None:
-    rules = {"gpu_hours": 500.5, "user_gpu_hours": 10.0, "user_weights": {"ann": 2.0, "bob": 0.5}}
+    rules: dict[str, Any] = {"gpu_hours": 500.5, "user_gpu_hours": 10.0, "user_weights": {"ann": 2.0, "bob": 0.5}}
+    rules |= {"user_quotas": {"ann": 1500}, "spread": "refuse"}
     made = http.post("/v1/projects", json={"name": name, "rules": rules})
     assert made.status_code == 201, made.text
     assert {rule: made.json()["rules"][rule] for rule in rules} == rules
@@ -54,7 +56,13 @@ def test_budgets_and_user_weights_are_stored_and_removed(http: httpx2.Client, na
         "rules"
     ]
     assert (changed["user_weights"], changed["gpu_hours"], changed["user_gpu_hours"]) == ({}, None, 10.0)
-    for wrong in ({"gpu_hours": -1}, {"user_weights": {"ann": 0}}, {"user_weights": {"/": 1}}):
+    for wrong in (
+        {"gpu_hours": -1},
+        {"user_weights": {"ann": 0}},
+        {"user_weights": {"/": 1}},
+        {"user_quotas": {"ann": 0}},
+        {"spread": "no"},
+    ):
         assert code_of(http.patch(f"/v1/projects/{name}", json={"rules": wrong}))[0] in {400, 422}
     assert http.delete(f"/v1/projects/{name}").status_code == 204
 

@@ -35,7 +35,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 @pytest.fixture
 def served(pool: LivePool, tmp_path: Path) -> Iterator[str]:
-    """The path of a port whose program answers at the end of its input, or ends its own side first for an ``s``."""
+    """Yield the path of a port whose program answers at the end of its input; for ``s`` it first ends its own side."""
     port = tmp_path / "port"
     with pool.http() as http:
         made = http.post("/v1/workloads", json=shell(f"exec python3 -c '{SERVER}' {port} {tmp_path}/received")).json()

@@ -24,7 +24,7 @@ HANDSHAKE = (
 
 @contextmanager
 def served(ping_s: float) -> Iterator[tuple[int, Queue[int]]]:
-    """A port, and the codes with which those who connected to it went; whoever answers no ping for so long is gone."""
+    """Yield a port, and the close codes of its clients; a client that answers no ping for some time is closed."""
     codes: Queue[int] = Queue()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

@@ -88,7 +88,7 @@ def test_refusals_are_reported_with_names_and_numbers_once() -> None:
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[LivePool]:
-    """A pool that accepts ten requests of a user in a second, and fifty at once."""
+    """Yield a pool that accepts ten requests of a user in a second, and fifty at once."""
     with live_pool() as made:
         with made.http() as http:
             assert http.patch("/v1/policy", json={"max_requests_per_second": 10}).status_code == 200

@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def quiet_pool() -> Iterator[LivePool]:
-    """A pool of its own that starts nothing, with a workload and a project to hit."""
+    """Yield a pool of its own that starts nothing, with a workload and a project to address."""
     with live_pool() as made:
         with made.http() as http:
             http.post("/v1/nodes/n1/cordon", json={"reason": "random requests"})
@@ -49,7 +49,7 @@ OPERATIONS = [found.ok() for found in schema.exclude(path="/v1/events/stream").g
 
 @schema.hook
 def map_query(_context: Any, query: Json | None) -> Json | None:
-    """Nothing waits long, and nothing streams for ever."""
+    """Limit waits, and disable endless streams."""
     if query and _is_long(query.get("timeout_s")):
         query["timeout_s"] = 0.01
     if query:
@@ -59,7 +59,7 @@ def map_query(_context: Any, query: Json | None) -> Json | None:
 
 @schema.hook
 def map_path_parameters(_context: Any, parameters: Json | None) -> Json | None:
-    """Half of the requests hit something that is there."""
+    """Address existing objects in half of the requests."""
     for key, names in KNOWN.items():
         value = (parameters or {}).get(key)
         if isinstance(value, str) and len(value) % 2 and parameters:
@@ -69,7 +69,7 @@ def map_path_parameters(_context: Any, parameters: Json | None) -> Json | None:
 
 @schema.hook
 def map_body(_context: Any, body: Any) -> Any:
-    """Large counts are tested elsewhere; here they would only cost time."""
+    """Limit counts, because large ones have their own tests and take time."""
     if isinstance(body, dict):
         body.pop("sweep", None)
         body.update({key: 3 for key in COUNTS if isinstance(body.get(key), int) and body[key] > 3})

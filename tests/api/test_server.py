@@ -26,7 +26,7 @@ from gpupool.api.middleware import BodyLimit, InternalErrors
 from gpupool.api.server import acceptor, protocols
 from gpupool.api.server.listeners import listen_tcp, listen_unix
 from gpupool.api.server.proxies import TrustedProxies, network_of
-from gpupool.api.server.server import Bound, ListenConfig, serve
+from gpupool.api.server.server import BoundAddresses, ListenConfig, serve
 from gpupool.api.server.tls import CertificateFiles, ensure_self_signed, fingerprint, server_context
 from gpupool.daemon.config import PoolConfig
 from gpupool.domain.decode import decode
@@ -56,9 +56,9 @@ def small_app() -> FastAPI:
     return app
 
 
-def served(folder: Path, ask: Callable[[Bound], None], **options: Any) -> Bound:
+def served(folder: Path, ask: Callable[[BoundAddresses], None], **options: Any) -> BoundAddresses:
     """Serve a small application while ``ask`` runs in a thread of its own."""
-    bound: list[Bound] = []
+    bound: list[BoundAddresses] = []
 
     async def run() -> None:
         stop, ready = asyncio.Event(), asyncio.Event()
@@ -83,12 +83,12 @@ def served(folder: Path, ask: Callable[[Bound], None], **options: Any) -> Bound:
     return bound[0]
 
 
-def local(bound: Bound) -> httpx2.Client:
+def local(bound: BoundAddresses) -> httpx2.Client:
     return httpx2.Client(transport=httpx2.HTTPTransport(uds=str(bound.socket_path)), base_url="http://pool", timeout=60)
 
 
 def test_socket_has_its_mode_and_is_removed_with_the_server(tmp_path: Path) -> None:
-    def ask(bound: Bound) -> None:
+    def ask(bound: BoundAddresses) -> None:
         assert stat.S_IMODE(bound.socket_path.stat().st_mode) == 0o660
         with local(bound) as http:
             peer = http.get("/peer", headers={"gpupool.peer_uid": "0"}).json()["extensions"]
@@ -104,7 +104,7 @@ def test_stale_socket_is_replaced_and_new_socket_is_not_removed(tmp_path: Path) 
     socket.socket(socket.AF_UNIX).bind(str(tmp_path / "api.sock"))
     successor: list[socket.socket] = []
 
-    def ask(bound: Bound) -> None:
+    def ask(bound: BoundAddresses) -> None:
         with local(bound) as http:
             assert http.get("/peer").status_code == 200
         successor.append(listen_unix(bound.socket_path, 0o600))
@@ -129,7 +129,7 @@ def test_missing_socket_folder_is_reported(tmp_path: Path) -> None:
 
 
 def test_unexpected_error_shows_only_an_incident_number(tmp_path: Path) -> None:
-    def ask(bound: Bound) -> None:
+    def ask(bound: BoundAddresses) -> None:
         with local(bound) as http:
             answer = http.get("/broken")
             assert answer.status_code == 500
@@ -141,7 +141,7 @@ def test_unexpected_error_shows_only_an_incident_number(tmp_path: Path) -> None:
 
 
 def test_body_and_header_sizes_are_limited(tmp_path: Path) -> None:
-    def ask(bound: Bound) -> None:
+    def ask(bound: BoundAddresses) -> None:
         with local(bound) as http:
             assert http.post("/size", content=b"x" * 1000).text == "1000"
             assert http.post("/size", content=b"x" * 1001).status_code == 413
@@ -157,7 +157,7 @@ def test_tls_is_served_next_to_the_unix_socket(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     ensure_self_signed(files, "127.0.0.1")
 
-    def ask(bound: Bound) -> None:
+    def ask(bound: BoundAddresses) -> None:
         context = ssl.create_default_context(cafile=files.certificate)
         with httpx2.Client(verify=context, base_url=f"https://{bound.listen}") as http:
             assert http.get("/peer").json() == {"extensions": {}}
@@ -204,7 +204,7 @@ def test_stopping_server_answers_active_requests(tmp_path: Path) -> None:
 
     async def run() -> None:
         ready = asyncio.Event()
-        where: list[Bound] = []
+        where: list[BoundAddresses] = []
         serving = asyncio.create_task(
             serve(app, socket_path=tmp_path / "s", ready=lambda bound: (where.append(bound), ready.set()))
         )
@@ -350,7 +350,7 @@ def test_stalled_client_is_disconnected(tmp_path: Path, sent: bytes, monkeypatch
     ):
         monkeypatch.setattr(module, name, 0.2)
 
-    def ask(bound: Bound) -> None:
+    def ask(bound: BoundAddresses) -> None:
         with contextlib.closing(_dial(bound.socket_path)) as sock:
             sock.sendall(sent)
             _wait_for_end(sock)
@@ -359,7 +359,7 @@ def test_stalled_client_is_disconnected(tmp_path: Path, sent: bytes, monkeypatch
 
 
 def test_endless_header_is_refused_at_once(tmp_path: Path) -> None:
-    def ask(bound: Bound) -> None:
+    def ask(bound: BoundAddresses) -> None:
         with contextlib.closing(_dial(bound.socket_path)) as sock:
             with contextlib.suppress(OSError):
                 sock.sendall(b"GET /peer HTTP/1.1\r\nx: " + b"y" * 200_000)
@@ -371,7 +371,7 @@ def test_endless_header_is_refused_at_once(tmp_path: Path) -> None:
 def test_disconnect_during_a_request_is_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ask(bound: Bound) -> None:
+    def ask(bound: BoundAddresses) -> None:
         for _ in range(5):
             with contextlib.closing(_dial(bound.socket_path)) as sock:
                 sock.sendall(b"POST /size HTTP/1.1\r\nHost: pool\r\nContent-Length: 10\r\n\r\n12345")
@@ -398,7 +398,7 @@ def test_log_lines_caused_by_clients_are_limited() -> None:
     assert lines == ["wrong: 0", "wrong: 1", "wrong: 2", "wrong: 10 (7 more like this were not logged)"]
 
 
-def test_client_address_is_rightmost_one_that_is_no_trusted_proxy() -> None:
+def test_client_address_is_rightmost_untrusted_address() -> None:
     proxies = TrustedProxies(["10.0.0.0/24", "fd00::/8"])
     for peer, forwarded, origin in (
         ("192.0.2.1", ["198.51.100.7"], "192.0.2.1"),

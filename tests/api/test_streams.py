@@ -30,7 +30,7 @@ def data(message: httpx2.ServerSentEvent) -> bytes:
 
 @pytest.fixture
 def counted(http: httpx2.Client) -> str:
-    """A program that has written ten lines and ended."""
+    """Yield a program that has written ten lines and ended."""
     made = http.post("/v1/workloads", json=shell("for i in 0 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.01; done")).json()
     http.get(f"/v1/workloads/{made['id']}/wait")
     return str(made["id"])

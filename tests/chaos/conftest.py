@@ -1,4 +1,4 @@
-"""The chaos test's modules lie beside the benchmarks, those of PostgreSQL's server beside the store's tests."""
+"""Make the chaos test's modules importable: they are next to the benchmarks and the store's tests."""
 
 import sys
 from pathlib import Path

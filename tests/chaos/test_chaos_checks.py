@@ -17,7 +17,7 @@ from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
 from gpupool.domain.work.workload import (
-    Lease,
+    GpuLease,
     Program,
     Replica,
     ReplicaState,
@@ -43,7 +43,7 @@ WORKLOAD = Workload(
     finished_at=20.0,
 )
 REPLICA = Replica(ID, 0, ReplicaState.SUCCEEDED, 1, exit_status=0, reason=Reason.EXITED, finished_at=20.0)
-LEASE = Lease(Epoch(1), ID, 0, 1, "default", "ann", "node", (GpuShare("gpu", 0, 600, 1),), 0.0, 0, 10.0, 20.0)
+LEASE = GpuLease(Epoch(1), ID, 0, 1, "default", "ann", "node", (GpuShare("gpu", 0, 600, 1),), 0.0, 0, 10.0, 20.0)
 ENDED = Event(20.0, "pool", Reason.EXITED, "exited with status 0", ID, 0)
 GOOD = ChangeSet((WORKLOAD,), (REPLICA,), (LEASE,), (ENDED,))
 Tell = Callable[..., set[str]]
@@ -81,7 +81,7 @@ class Story:
 
 @pytest.fixture
 def told(tmp_path: Path) -> Tell:
-    """The violations found in a pool with these rows and marks, by what they violate."""
+    """Return a function that finds the violations in a pool with given rows and marks, by check."""
 
     def tell(rows: ChangeSet = GOOD, marks: str = MARKS, plan: Planned | None = None, *killed: str) -> set[str]:
         pool = Folder(tmp_path)

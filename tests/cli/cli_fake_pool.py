@@ -228,7 +228,7 @@ class FakePool:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of a command that uses this pool."""
+        """Return the environment of a command that uses this pool."""
         return {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),
@@ -237,7 +237,7 @@ class FakePool:
         }
 
     def submitted(self) -> Json:
-        """The body of the last submission."""
+        """Return the body of the last submission."""
         return next(
             body for method, path, body in reversed(self.requests) if (method, path) == ("POST", "/v1/workloads")
         )
@@ -255,7 +255,14 @@ class FakePool:
     def finish(self, workload: str, status: int | None, code: str, message: str) -> None:
         """End a workload from outside."""
         with self._changed:
-            self.workloads[workload].update(state="failed", exit_status=status)
+            ending = {
+                "code": code,
+                "sentence": message.removesuffix("."),
+                "decided_by": "pool",
+                "user": "",
+                "remedy": "",
+            }
+            self.workloads[workload].update(state="failed", exit_status=status, ending=ending)
             self.workloads[workload]["replicas"][0].update(reason=code, message=message, attach_path="")
             self._changed.notify_all()
 
@@ -298,7 +305,7 @@ class FakePool:
         return 201, self._seen(workload)
 
     def _listed(self, query: dict[str, str]) -> list[Json]:
-        """The workloads of the listing, newest first, by the filters that the commands use."""
+        """Return the workloads of the listing, newest first, with the filters that the commands use."""
         found = [self._seen(workload) for workload in reversed(self.workloads)]
         return [row for row in found if all(row[key] == query.get(key, row[key]) for key in ("kind", "state"))]
 
@@ -337,7 +344,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         super().__init__(path, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that hang up are the tests' business."""
+        """Ignore clients that disconnect: tests do that on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -348,7 +355,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "unix"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class has it so
-        """Nothing."""
+        """Write no log."""
 
     def _do(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)

@@ -43,7 +43,7 @@ def gpupool(
             for name, value in (pool.env | (env or {})).items():
                 patch.setenv(name, value)
             capfdbinary.readouterr()
-            status = entry.main()
+            status = entry.run()
         said = capfdbinary.readouterr()
         return subprocess.CompletedProcess(args, status, said.out, said.err)
 

@@ -175,7 +175,7 @@ def test_submit_prints_the_name_and_does_not_wait(pool: FakePool, gpupool: Any) 
     body = pool.submitted()
     assert "kind" not in body  # training is what a job is unless it says otherwise
     assert body["command"] == ["python3", "t.py", "--epochs", "3"]
-    assert body["gpus"] == {"fraction": 0.5}
+    assert body["gpus"] == {"count": 1, "fraction": 0.5}
     assert body["backoff_limit"] == 2
 
 
@@ -320,7 +320,7 @@ def chunk(data: bytes, stream: str = "out", at: float = NOW) -> dict[str, Any]:
 
 
 def records(*pieces: tuple[int, bytes], end: bytes = WHOLE) -> bytes:
-    """A whole log as the API sends it."""
+    """Return a whole log as the API sends it."""
     data = b"".join(RECORD.pack(int(NOW * 1e9), stream, len(text)) + text for stream, text in pieces)
     return LogBatch(1, len(data), data).encode() + end
 

@@ -18,7 +18,7 @@ CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
 
 @contextmanager
 def answering(body: bytes) -> Iterator[http.client.HTTPResponse]:
-    """The answer of a server that sends this, in chunks, and hangs up."""
+    """Return the answer of a server that sends this in chunks and disconnects."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -63,13 +63,18 @@ def test_project_weights_are_set_and_removed(pool: FakePool, gpupool: Any) -> No
         (("--quota-model", "none"), {"model_quotas": {}}),
         (("--user-weights", "ann=2, bob=0.5"), {"rules": {"user_weights": {"ann": 2.0, "bob": 0.5}}}),
         (("--user-weights", "none"), {"rules": {"user_weights": {}}}),
+        (("--user-quotas", "ann=2, bob=0.5"), {"rules": {"user_quotas": {"ann": 2000, "bob": 500}}}),
+        (("--user-quotas", "none"), {"rules": {"user_quotas": {}}}),
         (("--gpu-hours", "500"), {"rules": {"gpu_hours": 500.0}}),
         (("--user-gpu-hours", "none"), {"rules": {"user_gpu_hours": None}}),
+        (("--spread", "refuse"), {"rules": {"spread": "refuse"}}),
+        (("--spread", "none"), {"rules": {"spread": None}}),
     ):
         assert gpupool("project", "set", "b", *words).returncode == 0
         assert pool.requests[-1][2] == body
     for wrong in ("a100", "a100=much", "=2"):
         assert gpupool("project", "set", "b", "--quota-model", wrong).returncode != 0
+        assert gpupool("project", "set", "b", "--user-quotas", wrong.replace("=2", "=x")).returncode != 0
         assert gpupool("project", "set", "b", "--user-weights", wrong.replace("=2", "=x")).returncode != 0
     assert b"not a number of GPU hours" in gpupool("project", "set", "b", "--gpu-hours", "many").stderr
 

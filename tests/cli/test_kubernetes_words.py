@@ -23,7 +23,7 @@ def test_kinds_and_names(typed: list[str], meant: list[ObjectTarget]) -> None:
     assert parse_targets(typed) == meant
 
 
-@pytest.mark.parametrize("typed", [["deployments"], ["pod/"], ["pod/a", "b"], ["pods,svc"]])
+@pytest.mark.parametrize("typed", [["statefulsets"], ["pod/"], ["pod/a", "b"], ["pods,svc"]])
 def test_unknown_kind_is_refused(typed: list[str]) -> None:
     with pytest.raises(GpupoolError, match="Unknown kind of object"):
         parse_targets(typed)

@@ -13,10 +13,13 @@ from gpupool.cli import app
 from gpupool.cli.commands.work import run
 from gpupool.cli.request import options
 from gpupool.cli.request.options import CLIENT, LEASE, RUN, NeedsFullParser, parse
+from gpupool.cli.request.request_body import plain_amount
+from gpupool.cli.request.submit import build_requests
 from gpupool.cli.request.submit_options import PLAN, SUBMIT
 from gpupool.specs.build import LIMIT_FIELDS
 from gpupool.specs.fields.request import RequestOptions, WorkloadRequest
 from gpupool.specs.job_options import JobField, Option, OptionKind
+from gpupool.specs.options import parse_gpu_amount
 
 TABLES = {"run": RUN, "client": CLIENT, "request-gpus": LEASE, "submit": SUBMIT, "plan": PLAN}
 
@@ -47,6 +50,20 @@ def test_job_fields_and_limits_are_fields_of_the_request() -> None:
     assert {*options, *LIMIT_FIELDS.values()} <= WorkloadRequest.model_fields.keys()
 
 
+@given(st.from_regex(r"[0-9]{0,4}\.?[0-9]{0,5}|[0-9.٣²%e-]{0,7}", fullmatch=True))
+def test_short_way_reads_amounts_as_the_parser(text: str) -> None:
+    short = plain_amount(text)
+    assert not short or short == parse_gpu_amount(text)
+
+
+def test_short_way_reads_plain_amounts() -> None:
+    assert [plain_amount(text) for text in ("2", "0.25", "0.5")] == [
+        {"count": 2},
+        {"count": 1, "fraction": 0.25},
+        {"count": 1, "fraction": 0.5},
+    ]
+
+
 NOT_FOR_THE_CLIENT = {
     *(
         "command",
@@ -62,7 +79,7 @@ NOT_FOR_THE_CLIENT = {
         "umask",
         "roles",
     ),
-    *("on_member_end", "success_policy", "processes", "ttl"),
+    *("on_member_end", "success_policy", "processes"),
 }
 
 
@@ -113,3 +130,21 @@ def test_unusual_options_are_left_to_the_full_parser(argv: list[str]) -> None:
         return
     with pytest.raises(NeedsFullParser):
         options.parse(RUN, argv)
+
+
+@pytest.mark.parametrize(
+    ("options_", "gang"),
+    [
+        (["--workers", "4"], {"workers": 4}),
+        (["--workers", "4", "--mixed-models"], {"workers": 4, "mixed_models": True}),
+        (["--workers", "4", "--within", "rack"], {"workers": 4, "within": "rack"}),
+        (
+            ["--workers", "4", "--min-workers", "2", "--within-strictly", "rack"],
+            {"workers": 4, "min": 2, "within": "rack", "strict": True},
+        ),
+    ],
+)
+def test_options_of_a_gang(options_: list[str], gang: dict[str, Any]) -> None:
+    values, program = parse(SUBMIT, [*options_, "--", "true"])
+    (request,) = build_requests(values, [], program)
+    assert request.to_body()["gang"] == gang

@@ -37,9 +37,16 @@ def test_ps_output() -> None:
 
 
 def test_ps_on_a_terminal_cuts_the_last_column_and_colours_the_state() -> None:
-    shown = workload_lines([workload_view("w0000000001")], NOW, Style(colour=True, columns=100))
-    assert shown[1].endswith("python3 train.py --n…")
+    shown = workload_lines([workload_view("w0000000001")], NOW, Style(colour=True, columns=50))
+    assert shown[1].endswith("…")
     assert "\x1b[32mrunning\x1b[0m" in shown[1]
+
+
+def test_replicas_of_a_workload_on_a_gpu_are_one_holder() -> None:
+    [holder] = gpu_view()["holders"]
+    many = [{**holder, "name": "nb50", "index": index, "permille": 20} for index in range(30)]
+    [_, line] = gpu_lines([gpu_view(holders=[*many, holder])], NARROW)
+    assert line.endswith("ann/nb50 x30 0.60, ann/train-1 0.60")
 
 
 def test_list_gpus_output() -> None:
@@ -160,3 +167,14 @@ def test_tables_are_aligned_and_no_wider_than_the_terminal(rows: list[list[str]]
     lines = table(("A", "B", "C"), rows, Style(columns=columns))
     assert len(lines) == len(rows) + 1
     assert all(width_of(line) <= columns for line in lines)
+
+
+@pytest.mark.parametrize(("columns", "gone"), [(400, ()), (100, ("KIND", "ID")), (80, ("KIND", "ID", "NODE"))])
+def test_narrow_list_keeps_the_reason(columns: int, gone: tuple[str, ...]) -> None:
+    ending = {"code": "IDLE_LIMIT", "sentence": "idle for 31m02s; the limit is 30m00s", "remedy": ""}
+    view = workload_view("w0000000001", state="stopped", ending=ending)
+    heading, line = workload_lines([view], NOW, Style(columns=columns))
+    assert "idle for 31m02s; the limit is 30m00s" in line
+    assert all(width_of(each) <= columns for each in (heading, line))
+    assert not set(gone) & set(heading.split())
+    assert {"NAME", "STATE", "GPUS", "ABOUT"} <= set(heading.split())

@@ -16,14 +16,14 @@ from gpupool import Client
 
 @pytest.fixture(scope="session")
 def live() -> Iterator[LivePool]:
-    """One pool for all tests of the room that do not harm it."""
+    """Yield a pool for all tests of this folder that do not harm it."""
     with live_pool() as made:
         yield made
 
 
 @pytest.fixture
 def client(live: LivePool) -> Iterator[Client]:
-    """The owner on the unix socket."""
+    """Return the owner's client on the unix socket."""
     with Client(live.socket) as made:
         yield made
     with live.http() as http:

@@ -1,6 +1,6 @@
 """Simulated heads of a pool for clients: TLS servers, each with its own certificate, with scripted behaviour.
 
-What they answer is what ``api/routes/pool.py`` and ``api/standby.py`` answer; that those do is told by their own tests.
+They answer like ``api/routes/pool.py`` and ``api/standby.py``, which have their own tests.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
         super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away are part of the tests."""
+        """Ignore clients that disconnect: tests do that on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -119,4 +119,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, *args: object) -> None:
-        """Nothing."""
+        """Write no log."""

@@ -51,7 +51,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def pair(make: Make) -> tuple[Head, Head]:
-    """Two heads, of which the first leads."""
+    """Yield two heads; the first one leads."""
     first, second = make("h1", 1), make("h2", None)
     for head in (first, second):
         head.heads = [first.row, second.row]
@@ -319,7 +319,7 @@ def test_given_url_uses_heads_of_its_login(pair: tuple[Head, Head], monkeypatch:
 
 
 class Connected(PoolConnection):
-    """One that is let go of."""
+    """A connection as a context manager."""
 
     def __enter__(self) -> Self:
         return self

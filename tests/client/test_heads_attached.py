@@ -35,7 +35,7 @@ def echo(connection: ServerConnection) -> None:
 
 
 def health(connection: ServerConnection, request: Request) -> Response | None:
-    """Answers who leads; takes everything else with the right token for a WebSocket."""
+    """Answer who leads, and accept a WebSocket with the right token at all other addresses."""
     if request.path == "/v1/health":
         body = json.dumps({"status": "ok", "term": 2}).encode()
         return Response(200, "OK", Headers({"content-length": str(len(body)), "connection": "close"}), body)
@@ -46,7 +46,7 @@ def health(connection: ServerConnection, request: Request) -> Response | None:
 
 @contextmanager
 def leading(head: Head) -> Iterator[KnownHead]:
-    """A server with the certificate of a head; it leads, and sends back what is sent to a program."""
+    """Yield a leading server with the certificate of a head; it sends back the input of a program."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(head.files.certificate, head.files.key)
     with serve(echo, "127.0.0.1", 0, ssl=context, process_request=health) as server:
@@ -61,7 +61,7 @@ def leading(head: Head) -> Iterator[KnownHead]:
 
 @pytest.fixture(params=["waits", "dead"])
 def login(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
-    """A login at a head that does not lead any more; it has learnt of the other."""
+    """Return a login at a head that no longer leads, with the other head learned."""
     for name in [name for name in os.environ if name.startswith("GPUPOOL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

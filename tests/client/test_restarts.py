@@ -1,4 +1,4 @@
-"""A client goes on while the control plane is away and comes back."""
+"""A client continues to work while the control plane is away and comes back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = Callable[[socket.socket], None]
 
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[LivePool]:
-    """A pool whose control plane a test restarts."""
+    """Yield a pool whose control plane a test restarts."""
     with live_pool() as made:
         yield made
 
@@ -87,7 +87,7 @@ def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[PoolConnection, lis
 
 
 def whole_request(connection: socket.socket) -> bytes:
-    """A request with the body that it announces."""
+    """Read a request with the body that it announces."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += connection.recv(65536)

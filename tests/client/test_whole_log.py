@@ -21,7 +21,7 @@ Answer = bytes | None  # the response to one request; None: nobody listens
 
 
 def stretch(first: int, last: int) -> LogBatch:
-    """Some of the lines; a cursor here says how many lines are before it."""
+    """Return some of the lines; a cursor here is the number of lines before it."""
     data = b"".join(RECORD.pack(number, OUT, len(line)) + line for number, line in enumerate(LINES[first:last]))
     return LogBatch(1, last, data)
 

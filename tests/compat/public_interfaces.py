@@ -26,12 +26,12 @@ SUCCESS = ("200", "201", "202", "204")
 
 
 def interfaces() -> dict[str, Any]:
-    """Everything that users' scripts and programs may depend on."""
+    """Return everything that users' scripts and programs may depend on."""
     return {"commands": commands(), "api": api(), "client": client(), "names": sorted(gpupool.__all__)}
 
 
 def commands() -> dict[str, list[str]]:
-    """The options of each command by its words."""
+    """Return the options of each command by its words."""
 
     def walk(command: Any, path: str) -> Iterator[tuple[str, list[str]]]:
         options = (p for p in command.params if p.param_type_name == "option")
@@ -47,15 +47,20 @@ def commands() -> dict[str, list[str]]:
 
 
 def api() -> dict[str, Any]:
-    """Operations with their parameters and the schemas of bodies and answers, and the properties of each schema."""
+    """Return operations with parameters and schemas of bodies and answers, and the properties of each schema."""
+    return described(operation_of, properties_of)
+
+
+def described(operation: Callable[[dict[str, Any]], Any], schema: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Return what these functions find in each operation and each schema of the present OpenAPI document."""
     document = create_app(cast("Any", None)).openapi()
     operations = {
-        f"{method.upper()} {path}": operation_of(item[method])
+        f"{method.upper()} {path}": operation(item[method])
         for path, item in document["paths"].items()
         for method in METHODS
         if method in item
     }
-    schemas = {name: properties_of(schema) for name, schema in document["components"]["schemas"].items()}
+    schemas = {name: schema(one) for name, one in document["components"]["schemas"].items()}
     return {"operations": operations, "schemas": schemas}
 
 
@@ -75,14 +80,14 @@ def types_of_content(message: dict[str, Any]) -> list[str]:
 
 
 def properties_of(schema: dict[str, Any]) -> dict[str, list[str]]:
-    """The types of each property; an enumeration has one property without a name."""
+    """Return the types of each property; an enumeration has one property without a name."""
     if "properties" not in schema:
         return {"": types_of(schema)}
     return {name: types_of(value) for name, value in schema["properties"].items()}
 
 
 def types_of(schema: dict[str, Any]) -> list[str]:
-    """Each type that a value may have: ``string``, ``=queued`` (a constant), ``#Name``, ``[]#Name``, ``{}#Name``."""
+    """Return the types that a value may have: ``string``, ``=queued`` (a constant), ``#Name``, ``[]#Name``, ..."""
     if "$ref" in schema:
         return ["#" + schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
@@ -97,7 +102,7 @@ def types_of(schema: dict[str, Any]) -> list[str]:
 
 
 def client() -> dict[str, dict[str, list[str] | None]]:
-    """The parameters of each method of each class of the client; None for attributes."""
+    """Return the parameters of each method of each class of the client; None for attributes."""
     found: dict[str, dict[str, list[str] | None]] = {}
     for name in gpupool.client.__all__:
         kind = getattr(gpupool.client, name)
@@ -122,7 +127,7 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def as_text(value: Any, depth: int = 3) -> str:
-    """JSON with a line for each command, operation, schema and member, so that a difference can be read."""
+    """Format JSON with a line for each command, operation, schema and member, so that a difference is readable."""
     if depth == 0 or not isinstance(value, dict):
         return json.dumps(value)
     lines = (f"{json.dumps(key)}: {as_text(value[key], depth - 1)}" for key in sorted(value))

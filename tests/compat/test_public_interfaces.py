@@ -89,7 +89,7 @@ def test_names_methods_and_parameters_of_the_client_exist(present: dict[str, Any
 
 
 def removed_from_client(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Members that are gone, and methods that refuse a call that was accepted."""
+    """Return members that are gone, and methods that refuse a call that was accepted."""
     wrong = []
     for kind, members in old.items():
         for member, parameters in members.items():

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from container_images import archive_of
-
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))
-
-from e2e_pool import RealPool, eventually, folder_for_pool
+from container_pools import container_pool
+from e2e_pool import RealPool, eventually
 
 UID = 54_321
 
 
 @pytest.fixture(scope="module")
 def pool(container_store: Path) -> Iterator[RealPool]:
-    with folder_for_pool() as folder:
-        made = RealPool(folder, "1xT4")
-        made.env["GPUPOOL_CONTAINER_STORE"] = str(container_store / "store")
-        made.up()
-        try:
-            yield made
-        finally:
-            made.down("--stop-jobs")
+    with container_pool(container_store) as made:
+        yield made
 
 
 def test_image_is_imported_listed_run_and_removed(pool: RealPool, container_store: Path) -> None:
@@ -85,10 +76,44 @@ def test_project_rules_limit_images_and_volumes(pool: RealPool) -> None:
 def test_home_of_a_workspace_is_mounted_and_stays(pool: RealPool) -> None:
     pool("workspace", "create", "box-home", "-n", "0", "--image", "tiny:1")
     pool("workspace", "start", "box-home")
-    pool("exec", "box-home", "--", "sh", "-c", "echo kept > $HOME/data; echo lost > /tmp/data")
+    pool("exec", "box-home", "--", "sh", "-c", "echo kept > $HOME/data")
     pool("workspace", "stop", "box-home")
     pool("workspace", "start", "box-home")
-    look = "cat $HOME/data; test $PWD = $HOME && echo home; test -e /tmp/data || echo gone"
-    assert pool.text("exec", "box-home", "--", "sh", "-c", look) == "kept\nhome\ngone\n"
+    look = "cat $HOME/data; test $PWD = $HOME && echo home"
+    assert pool.text("exec", "box-home", "--", "sh", "-c", look) == "kept\nhome\n"
     pool("workspace", "stop", "box-home")
     pool("workspace", "delete", "box-home", "--yes")
+
+
+def test_workspace_with_a_missing_image_says_so_and_keeps_its_files(pool: RealPool, container_store: Path) -> None:
+    pool("workspace", "create", "later", "-n", "0", "--image", "localhost/later:1")
+    pool("submit", "fill", "--workspace", "later", "-n", "0", "--", "sh", "-c", "echo kept > data")
+    assert pool.becomes("fill", "succeeded")
+    with pool.client as client:
+        assert eventually(lambda: client.workspace("later").state == "stopped")
+        failed = pool("workspace", "start", "later", ok=False)
+        assert failed.returncode != 0
+        assert b"localhost/later:1" in failed.stderr
+        assert b"IMAGE_FAILED" in failed.stderr
+        assert eventually(lambda: client.workspace("later").state == "stopped")
+    archive = container_store / "later.tar"
+    shutil.copy(archive_of(container_store / "tree"), archive)
+    pool("image", "import", str(archive), "--name", "localhost/later:1")
+    pool("workspace", "start", "later")
+    assert pool.text("exec", "later", "--", "sh", "-c", "cat $HOME/data") == "kept\n"
+    pool("workspace", "stop", "later")
+    pool("workspace", "delete", "later", "--yes")
+
+
+def test_missing_image_has_its_own_reason(pool: RealPool) -> None:
+    pool("submit", "imageless", "-i", "localhost/nowhere:3", "-p", "0.1", "--", "true")
+    waited = pool("wait", "imageless", ok=False)
+    ending = pool.json("describe", "imageless")["ending"]
+    assert (ending["code"], ending["decided_by"]) == ("IMAGE_FAILED", "program")
+    assert "localhost/nowhere:3" in ending["remedy"]
+    assert "[IMAGE_FAILED]" in waited.stderr.decode()
+    assert "[IMAGE_FAILED]" in pool.text("ps", "--all", env={**pool.env, "COLUMNS": "400"})
+    runs = pool("run", "-i", "localhost/nowhere:3", "--", "true", ok=False)
+    assert "[IMAGE_FAILED]" in runs.stderr.decode()
+    runs = pool("run", "-i", "tiny:1", "--", "no-such-program", ok=False)
+    assert "[IMAGE_FAILED]" not in runs.stderr.decode()

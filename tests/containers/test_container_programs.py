@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container_images import containers, import_image, make_musl_tree, podman
+from container_images import PODMAN, containers, import_image, make_musl_tree, podman
 from node_harness import PIPES, TTY, Node, RefusedError, eventually, fresh_node, spec
 
 from gpupool.domain.decode import decode
@@ -19,14 +19,15 @@ from gpupool.domain.work.container import ContainerNetwork, ContainerSpec, PullP
 from gpupool.domain.work.supervision import ExitReason, ProcessSpec
 from gpupool.node.host import process_tree
 from gpupool.node.inventory.emulated import emulated_uuid
-from gpupool.node.runners.container import execution
+from gpupool.node.runners.container import cleanup, execution
+from gpupool.node.runners.container.engine import ContainerEngine
 
 UID, OTHER = 54_321, 54_322
 T4_MIB = 16384
 
 
 def boxed(*argv: str, env: dict[str, str] | None = None, uid: int = UID, **changes: Any) -> ProcessSpec:
-    """A program in the tiny image; fields of a container among the changes are the container's."""
+    """Return the spec of a program in the tiny image; changes with names of container fields apply to the container."""
     fields = {name: changes.pop(name) for name in list(changes) if name in ContainerSpec.__dataclass_fields__}
     container = ContainerSpec(**{"image": "tiny:1", **fields})
     if len(argv) == 1 and " " in argv[0]:
@@ -43,7 +44,7 @@ def told(node: Node, wanted: ProcessSpec) -> str:
 
 
 def inside_of(node: Node, key: str) -> dict[int, int]:
-    """The processes of a program that are in its container, once it is there."""
+    """Return the processes of a program in its container, once they exist."""
     return eventually(lambda: _program_of(node.shepherd(key)), f"{key} is in its container")
 
 
@@ -53,7 +54,7 @@ def _program_of(shepherd: int) -> dict[int, int]:
 
 
 def engine_pid(node: Node, key: str, name: bytes) -> int:
-    """A process of the engine's below a shepherd."""
+    """Return a process of the engine below a shepherd."""
     table = process_tree.scan()
     below = process_tree.descendants([node.shepherd(key)], process_tree.children_of(table))
     return next(pid for pid in below if Path(f"/proc/{pid}/comm").read_bytes().strip() == name)
@@ -111,12 +112,21 @@ def test_container_without_network_has_only_loopback(node: Node) -> None:
     assert [line.split(":")[0].strip() for line in devices.splitlines()[2:]] == ["lo"]
 
 
-def test_missing_image_is_reported(node: Node) -> None:
-    wanted = boxed("true", image="localhost/nowhere:3")
-    assert node.run_to_end(wanted).exit_code == 125
-    assert b"localhost/nowhere:3" in node.log(wanted.key)
-    wanted = boxed("true", image="nowhere/nothing", pull=PullPolicy.NEVER)
-    assert node.run_to_end(wanted).exit_code == 125
+@pytest.mark.parametrize(
+    ("image", "changes"), [("localhost/nowhere:3", {}), ("nowhere/nothing", {"pull": PullPolicy.NEVER})]
+)
+def test_missing_image_is_named_in_the_report(node: Node, image: str, changes: dict[str, Any]) -> None:
+    wanted = boxed("true", image=image, **changes)
+    report = node.run_to_end(wanted)
+    assert (report.reason, report.exit_code) == (ExitReason.IMAGE_FAILED, 125)
+    assert report.message.startswith("Could not start: Error: ")
+    assert image in report.message
+    assert image.encode() in node.log(wanted.key)
+
+
+def test_program_may_end_with_the_exit_code_of_the_engine(node: Node) -> None:
+    report = node.run_to_end(boxed("exit 125 ; true"))
+    assert (report.reason, report.exit_code) == (ExitReason.EXITED, 125)
 
 
 @pytest.mark.parametrize("name", ["dir:/etc", "docker-archive:/etc/shadow", "--privileged", "a b"])
@@ -137,7 +147,7 @@ def test_unsupported_variable_is_refused_by_name(node: Node) -> None:
 
 @pytest.fixture
 def data(container_store: Path) -> Path:
-    """A folder of the user's own, and one that is another's."""
+    """Yield a folder of the user, and a folder of another user."""
     folder = container_store / "data"
     for name, owner, mode in (("own", UID, 0o755), ("others", OTHER, 0o700)):
         place = folder / name
@@ -360,3 +370,12 @@ def test_two_users_run_at_once_and_exec_enters_container(node: Node) -> None:
     with pytest.raises(RefusedError) as refused:
         node.start(boxed("true", inside=replica))
     assert refused.value.code == "WRONG_STATE"
+
+
+def test_container_of_an_engine_that_was_killed_early_is_removed(container_store: Path, tmp_path: Path) -> None:
+    store, folder = container_store / "store", tmp_path / "w0000000007.0.1"
+    folder.mkdir()  # without the file that the engine writes after it has made the container
+    podman(store, "create", "--name", f"gpupool-{folder.name}", "localhost/tiny:1", "true")
+    options = ("--root", str(store / "storage"), "--runroot", str(store / "run"))
+    cleanup.clean(ContainerEngine("podman", str(PODMAN), "", options), folder)
+    assert f"gpupool-{folder.name}" not in containers(store)

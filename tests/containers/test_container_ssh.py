@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))
-sys.path.append(str(Path(__file__).parents[1] / "ssh"))
-
-from e2e_pool import RealPool, alive, eventually, folder_for_pool
+from container_pools import container_pool
+from e2e_pool import alive, eventually
 from ssh_pool import ECHO, SshPool, connects, random_bytes, written
 
 from free_ports import free_port
@@ -25,18 +21,12 @@ TOOLS = tuple(word for folder in ("/usr/bin", "/usr/lib") for word in ("-v", f"{
 
 @pytest.fixture(scope="module")
 def boxed(container_store: Path) -> Iterator[SshPool]:
-    """A pool with a workload called box, in a container."""
-    with folder_for_pool() as folder:
-        pool = RealPool(folder, "1xT4")
-        pool.env["GPUPOOL_CONTAINER_STORE"] = str(container_store / "store")
-        pool.up()
-        try:
-            made = SshPool(pool)
-            program = ("-v", f"{pool.work}:/work", *TOOLS, "-i", "tiny:1", "--", "sleep", "100000")
-            made.begin_workload("box", *program)
-            yield made
-        finally:
-            pool.down("--stop-jobs")
+    """Yield a pool with a workload called box, in a container."""
+    with container_pool(container_store) as pool:
+        made = SshPool(pool)
+        program = ("-v", f"{pool.work}:/work", *TOOLS, "-i", "tiny:1", "--", "sleep", "100000")
+        made.begin_workload("box", *program)
+        yield made
 
 
 def test_session_runs_in_the_container(boxed: SshPool) -> None:

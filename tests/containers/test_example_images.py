@@ -1,28 +1,23 @@
-"""The Containerfiles of examples/images: built from one Debian base, and used by workspaces with and without a GPU.
+"""Workspaces in images of R and Python on one base, with and without a GPU.
 
-The base is a Debian root that debootstrap makes, because an image registry is not reachable everywhere.
+The images have files of this machine. On request they are also built from the Containerfiles of examples/images, on a
+Debian root that debootstrap makes, because an image registry is not reachable everywhere.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container_images import import_image, podman
+from container_images import add_python, add_r, import_image, podman
+from container_pools import container_pool
+from e2e_pool import RealPool, eventually
 
 from requires import ROOT, require
-
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))
-
-from e2e_pool import RealPool, eventually, folder_for_pool
-
-if os.environ.get("GPUPOOL_TEST_IMAGES") != "1":
-    pytest.skip("downloads packages for four minutes: GPUPOOL_TEST_IMAGES=1", allow_module_level=True)
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # of downloads; it only bounds a failing test
 
 BASE = "localhost/debian:1"
 SCRIPTS = {
@@ -37,39 +32,65 @@ R_PACKAGE = (
 R_INSTALL = 'install.packages("kept", repos = NULL, type = "source")'
 
 
-@pytest.fixture(scope="module")
-def images(container_store: Path) -> dict[str, str]:
-    """The images of both languages, built from the same base."""
+CONTAINERFILES = pytest.param(
+    "containerfiles",
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.timeout(1800),  # of downloads; it only bounds a failing test
+        pytest.mark.skipif(
+            os.environ.get("GPUPOOL_TEST_IMAGES") != "1",
+            reason="downloads packages for four minutes: GPUPOOL_TEST_IMAGES=1",
+        ),
+    ],
+)
+
+
+@pytest.fixture(scope="module", params=["machine", CONTAINERFILES])
+def images(request: pytest.FixtureRequest, container_store: Path) -> dict[str, str]:
+    """Build the images of both languages on the same base: from files of this machine, or from examples/images."""
+    build = build_from_machine if request.param == "machine" else build_containerfiles
+    build(container_store)
+    return {language: f"localhost/{language}:1" for language in SCRIPTS}
+
+
+def build_from_machine(container_store: Path) -> None:
+    require("r-kernel")
+    add = {"python": lambda tree: add_python(tree, "numpy", "ipykernel"), "r": add_r}
+    for language, fill in add.items():
+        context = container_store / language
+        fill(context / "tree")
+        (context / "Containerfile").write_text("FROM localhost/tiny:1\nCOPY tree /\nENV PYTHONPATH=/packages\nCMD []\n")
+        build_image(container_store, language, context)
+        shutil.rmtree(context)
+
+
+def build_containerfiles(container_store: Path) -> None:
     require("root", "podman", "debootstrap", "debian-mirror")
-    store, root = container_store / "store", container_store / "debian"
+    root = container_store / "debian"
     release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     words = ["debootstrap", "--variant=minbase", release["VERSION_CODENAME"], str(root)]
     made = subprocess.run(words, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
-    import_image(store, root, BASE)
+    import_image(container_store / "store", root, BASE)
     for language in SCRIPTS:
-        folder = ROOT / "examples/images" / language
-        build = ("build", "--isolation", "chroot", "--network", "host", "--build-arg", f"BASE={BASE}")
-        try:
-            podman(store, *build, "--tag", f"localhost/{language}:1", str(folder))
-        except subprocess.CalledProcessError as error:
-            pytest.fail(f"{language}: {error.stdout[-2000:]!r} {error.stderr[-2000:]!r}")
-    return {language: f"localhost/{language}:1" for language in SCRIPTS}
+        build_image(container_store, language, ROOT / "examples/images" / language, "--build-arg", f"BASE={BASE}")
+
+
+def build_image(container_store: Path, language: str, context: Path, *words: str) -> None:
+    build = ("build", "--isolation", "chroot", "--network", "host", *words, "--tag", f"localhost/{language}:1")
+    try:
+        podman(container_store / "store", *build, str(context))
+    except subprocess.CalledProcessError as error:
+        pytest.fail(f"{language}: {error.stdout[-2000:]!r} {error.stderr[-2000:]!r}")
 
 
 @pytest.fixture(scope="module")
 def pool(container_store: Path, images: dict[str, str]) -> Iterator[RealPool]:
-    """One GPU, and a stopped workspace for each image."""
-    with folder_for_pool() as folder:
-        made = RealPool(folder, "1xT4")
-        made.env["GPUPOOL_CONTAINER_STORE"] = str(container_store / "store")
-        made.up()
-        try:
-            for language, image in images.items():
-                made("workspace", "create", language, "-n", "0", "--image", image)
-            yield made
-        finally:
-            made.down("--stop-jobs")
+    """Yield a pool with one GPU, and a stopped workspace for each image."""
+    with container_pool(container_store) as made:
+        for language, image in images.items():
+            made("workspace", "create", language, "-n", "0", "--image", image)
+        yield made
 
 
 def stop(pool: RealPool, name: str) -> None:
@@ -109,7 +130,9 @@ def test_gpu_moves_from_one_workspace_to_the_other_while_stopped(pool: RealPool)
         stop(pool, name)
 
 
-def test_installed_packages_stay_in_the_home(pool: RealPool) -> None:
+def test_installed_packages_stay_in_the_home(pool: RealPool, request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["images"] == "machine":
+        pytest.skip("these images lack the tools that install packages")
     steps = {
         "python": (
             "python3 -m venv --system-site-packages ~/.venv && touch ~/.venv/kept",

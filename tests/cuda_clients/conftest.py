@@ -25,7 +25,7 @@ def shared_pool() -> Iterator[RealPool]:
 
 @pytest.fixture
 def pool(shared_pool: RealPool) -> Iterator[RealPool]:
-    """One free emulated GPU of 16 GiB."""
+    """Yield a pool with one free emulated GPU of 16 GiB."""
     yield shared_pool
     shared_pool.clear()
 
@@ -37,7 +37,7 @@ def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Toolkit:
 
 @pytest.fixture(scope="session")
 def table() -> Iterator[Table]:
-    """The clients that ran; written into the page that GPUPOOL_CLIENTS_TABLE names."""
+    """Collect the clients that ran, and write them into the page that GPUPOOL_CLIENTS_TABLE names."""
     made = Table()
     yield made
     if page := os.environ.get("GPUPOOL_CLIENTS_TABLE"):

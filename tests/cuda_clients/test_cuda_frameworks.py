@@ -1,4 +1,4 @@
-"""PyTorch's CUDA build, of about 3 GB, in the environment that scripts/test-frameworks makes."""
+"""CUDA builds of PyTorch and JAX, of about 3 GB each, and cuBLAS; scripts/test-frameworks installs them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pytest
 from cuda_toolkit import PROGRAMS
 from e2e_pool import RealPool
 
-from cuda_clients import EACH_SIZE, Size, Table, check_memory
+from cuda_clients import EACH_SIZE, Size, Table, check_filled, check_memory, run
 
-PYTHON = os.environ.get("GPUPOOL_FRAMEWORKS_PYTHON", "")
-if not PYTHON:
-    pytest.skip("scripts/test-frameworks was not asked for", allow_module_level=True)
+TORCH, JAX = (os.environ.get(name, "") for name in ("GPUPOOL_TORCH_PYTHON", "GPUPOOL_JAX_PYTHON"))
+needs_torch = pytest.mark.skipif(not TORCH, reason="scripts/test-frameworks installs PyTorch")
+needs_jax = pytest.mark.skipif(not JAX, reason="scripts/test-frameworks installs JAX and cuBLAS")
+pytestmark = pytest.mark.needs("native")
 
 
-@pytest.mark.needs("native")
+@needs_torch
 @EACH_SIZE
 @pytest.mark.parametrize("allocator", ["", "expandable_segments:True", "backend:cudaMallocAsync"])
 def test_torch_runs(pool: RealPool, table: Table, allocator: str, size: Size) -> None:
     environment = pool.env | {"PYTORCH_ALLOC_CONF": allocator}
-    done = pool("run", *size.words, "--", PYTHON, str(PROGRAMS / "torch_client.py"), timeout=110, env=environment)
+    done = pool("run", *size.words, "--", TORCH, str(PROGRAMS / "torch_client.py"), timeout=110, env=environment)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["devices"] == 1
     assert found["same_size"]
@@ -30,3 +31,26 @@ def test_torch_runs(pool: RealPool, table: Table, allocator: str, size: Size) ->
     assert found["graph"]
     check_memory(found, size, "plain", "OutOfMemoryError")
     table.add("PyTorch, its three allocators", found["version"], "copies, events, a CUDA graph, memory until refused")
+
+
+@needs_jax
+@EACH_SIZE
+@pytest.mark.parametrize("allocator", ["default", "platform", "cuda_async"])
+def test_jax_runs(pool: RealPool, table: Table, allocator: str, size: Size) -> None:
+    found = run(pool, size, JAX, PROGRAMS / "jax_client.py", allocator)
+    assert "emulated" in found["kind"]
+    assert found["copied"]
+    assert found["matmul"] == [200, 200]
+    if allocator != "cuda_async":  # which reports no limit
+        assert found["total_mib"] == size.total_mib
+    check_filled(found, size, "plain", "RESOURCE_EXHAUSTED")
+    table.add("JAX, its three allocators", found["version"], "copies, a product by cuBLAS, memory until refused")
+
+
+@needs_jax
+@EACH_SIZE
+def test_cublas_runs(pool: RealPool, table: Table, size: Size) -> None:
+    found = run(pool, size, JAX, PROGRAMS / "cublas_client.py")
+    assert set(found["statuses"]) == {0}
+    check_memory(found, size, "plain", "cudaErrorMemoryAllocation")
+    table.add("cuBLAS", found["version"], "SAXPY, SGEMM, memory until refused")

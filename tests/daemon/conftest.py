@@ -13,7 +13,7 @@ from gpupool.daemon.process.launch import stop
 
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInPool]:
-    """A pool that is not started yet, and the place this process's environment points to."""
+    """Return a pool that is not started yet, at the place of this process's environment."""
     made = StandInPool(tmp_path)
     monkeypatch.setenv("GPUPOOL_STATE_DIR", made.config.state_dir)
     monkeypatch.delenv("GPUPOOL_RUN_DIR", raising=False)

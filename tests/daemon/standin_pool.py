@@ -51,7 +51,7 @@ class StandInPool:
         self.config = PoolConfig(str(state), str(run), kind, commands=commands)
 
     def with_command(self, name: str, *command: str) -> PoolConfig:
-        """The options with one child replaced."""
+        """Return the options with one child replaced."""
         return replace(self.config, commands={**self.config.commands, name: command})
 
     def save(self) -> None:
@@ -60,7 +60,7 @@ class StandInPool:
         save_config(self.config)
 
     def started(self, name: str) -> list[int]:
-        """The pids of all lives of a child."""
+        """Return the pids of all lives of a child."""
         if not self.marks.exists():
             return []
         lines = (line.split() for line in self.marks.read_text().splitlines())
@@ -68,7 +68,7 @@ class StandInPool:
 
     @property
     def supervisor_pid(self) -> int | None:
-        """The pid of the supervisor that runs."""
+        """Return the pid of the running supervisor."""
         record = read_record(self.config.state_dir)
         return record.supervisor.pid if record and record.alive else None
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpupool.client.discovery import Location
 from gpupool.daemon.cluster.joining import leave
-from gpupool.daemon.config import PoolConfig, PoolKind, Role, save_config
+from gpupool.daemon.config import MachineRole, PoolConfig, PoolKind, save_config
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.heads import Head
 from gpupool.fabric.ray.head_selection import keep_heads
@@ -19,7 +19,9 @@ from gpupool.fabric.ray.head_selection import keep_heads
 def test_only_head_cannot_leave_and_keeps_its_keys(tmp_path: Path, force: bool) -> None:
     state, run = tmp_path / "state", tmp_path / "run"
     (state / "cluster").mkdir(parents=True)
-    config = PoolConfig(str(state), str(run), PoolKind.USER, role=Role.HEAD, cluster_address="10.0.0.1", node_name="h1")
+    config = PoolConfig(
+        str(state), str(run), PoolKind.USER, role=MachineRole.HEAD, cluster_address="10.0.0.1", node_name="h1"
+    )
     save_config(config)
     member = {"url": "https://127.0.0.1:1", "certificate": "pem", "node": "h1", "secret": "s"}
     (state / "cluster" / "member.json").write_text(json.dumps(member))

@@ -246,7 +246,7 @@ def test_unwritable_folder_is_named(pool: StandInPool) -> None:
     assert caught.value.code is ErrorCode.POOL_START_FAILED
 
 
-def test_state_folder_that_is_a_file_is_named(pool: StandInPool) -> None:
+def test_error_names_state_folder_that_is_a_file(pool: StandInPool) -> None:
     Path(pool.config.state_dir).write_text("")
     with pytest.raises(GpupoolError, match="cannot use the folder") as caught:
         start(pool.config)

@@ -19,7 +19,7 @@ VARIABLES = ("GPUPOOL_URL", "GPUPOOL_TOKEN", "GPUPOOL_CA", "GPUPOOL_STATE_DIR", 
 
 @pytest.fixture(autouse=True)
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ordinary user with an empty home on a machine without a system pool."""
+    """Simulate an ordinary user with an empty home on a machine without a system pool."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

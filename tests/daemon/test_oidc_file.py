@@ -12,12 +12,12 @@ import pytest
 
 from gpupool.client.discovery import Location
 from gpupool.daemon.config import PoolConfig, save_config
-from gpupool.daemon.doctor.check import DoctorContext, Level
+from gpupool.daemon.doctor.check import DoctorContext, Severity
 from gpupool.daemon.doctor.peers import provider
 from gpupool.daemon.oidc_file import read_provider
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Role
-from gpupool.domain.people.identity import RoleRule
+from gpupool.domain.people.identity import ProjectRule, RoleRule
 
 LEAST = 'issuer = "https://login.example"\nclient_id = "gpupool"\npublic_url = "https://gpu1.example:8443/"\n'
 WHOLE = """
@@ -33,6 +33,10 @@ default_role = "none"
 claim = "groups"
 value = "admins"
 role = "admin"
+[[projects]]
+claim = "groups"
+value = "vision-lab"
+project = "vision"
 """
 
 
@@ -48,6 +52,7 @@ def test_valid_file_is_read(tmp_path: Path) -> None:
     assert found.redirect_uri == "https://gpu1.example:8443/login/oidc/callback"
     assert (found.title, found.client_secret, found.scopes) == ("Example", "hush", ("openid", "groups"))
     assert found.roles == (RoleRule("groups", "admins", Role.ADMIN),)
+    assert found.projects == (ProjectRule("groups", "vision-lab", "vision"),)
     assert (found.users, found.default_role, found.make_users) == ((("ada@lab.example", "lovelace"),), None, True)
     assert read_provider(written(tmp_path, LEAST)).title == "login.example"
 
@@ -64,6 +69,7 @@ def test_valid_file_is_read(tmp_path: Path) -> None:
         (LEAST + 'scopes = ["email"]', "openid"),
         (LEAST + 'default_role = "king"', "not a role"),
         (LEAST + '[[roles]]\nclaim = "groups"', "claim, value and role"),
+        (LEAST + '[[projects]]\nclaim = "groups"\nvalue = "a"', "claim, value and project"),
         (LEAST + "[", "cannot be used"),
         (LEAST + "\ud800", "cannot be used"),
     ],
@@ -120,11 +126,11 @@ def test_doctor_checks_the_provider(tmp_path: Path, issuer: str) -> None:
     assert not list(provider(context))
     save_config(PoolConfig(str(tmp_path), str(tmp_path), oidc=file))
     whole = dict.fromkeys(("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri"), issuer)
-    told = {Level.PROBLEM: [{}, whole | {"issuer": f"{issuer}/"}], Level.OK: [whole]}
+    told = {Severity.PROBLEM: [{}, whole | {"issuer": f"{issuer}/"}], Severity.OK: [whole]}
     for level, answers in told.items():
         for _Answering.said in answers:
             assert [finding.level for finding in provider(context)] == [level]
     Path(file).write_text(LEAST.replace("https://login.example", "http://127.0.0.1:9"))
-    assert [finding.level for finding in provider(context)] == [Level.WARNING]
+    assert [finding.level for finding in provider(context)] == [Severity.WARNING]
     Path(file).chmod(0o644)
-    assert [finding.level for finding in provider(context)] == [Level.PROBLEM]
+    assert [finding.level for finding in provider(context)] == [Severity.PROBLEM]

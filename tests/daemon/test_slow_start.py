@@ -21,8 +21,8 @@ from gpupool.cli.transport.local import LocalTransport, await_answer
 from gpupool.daemon.config import PoolConfig, save_config
 from gpupool.daemon.folders import log_path, prepare_folders
 from gpupool.daemon.process import launch, progress
-from gpupool.daemon.process.phases import Phase, enter_phase, read_phase
-from gpupool.daemon.process.progress import Activity, Notices, Progress, StalledError, StartWatch
+from gpupool.daemon.process.phases import StartPhase, enter_phase, read_phase
+from gpupool.daemon.process.progress import Activity, Notices, StalledError, StartProgress, StartWatch
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 STALL_S = 2.0  # in place of a minute; the slow starts below take several times as long
@@ -31,7 +31,7 @@ OLD_WORDS = "no password supplied (of an earlier run)"
 
 
 def slow(pool: StandInPool, work: str, seconds: float = SLOW_S) -> PoolConfig:
-    """The options of a pool whose control plane starts slowly."""
+    """Return the options of a pool whose control plane starts slowly."""
     own = (sys.executable, str(STANDINS / "slow_control_plane.py"), str(seconds), work)
     return pool.with_command("control-plane", *own, *pool.config.commands["control-plane"][2:])
 
@@ -57,7 +57,7 @@ def test_process_stalls_only_without_any_activity() -> None:
         (159, "opens, 11 ticks", False, 0),
         (400, "opens, 11 ticks", False, 241),
     ]
-    progress = Progress(0.0)
+    progress = StartProgress(0.0)
     for now, seen, runnable, stalled_s in looks:
         assert progress.stalled_s(now, seen, runnable=runnable) == stalled_s, now
 
@@ -76,12 +76,12 @@ def test_activity_of_process_grows_with_its_work() -> None:
 
 
 def test_phase_belongs_to_the_process_that_entered_it(tmp_path: Path) -> None:
-    assert read_phase(str(tmp_path), os.getpid()) is Phase.LOADING
-    enter_phase(str(tmp_path), Phase.READING)
-    assert read_phase(str(tmp_path), os.getpid()) is Phase.READING
-    assert read_phase(str(tmp_path), os.getpid() + 1) is Phase.LOADING
+    assert read_phase(str(tmp_path), os.getpid()) is StartPhase.LOADING
+    enter_phase(str(tmp_path), StartPhase.READING)
+    assert read_phase(str(tmp_path), os.getpid()) is StartPhase.READING
+    assert read_phase(str(tmp_path), os.getpid() + 1) is StartPhase.LOADING
     (tmp_path / "control-plane.phase").write_text('{"pid": ')
-    assert read_phase(str(tmp_path), os.getpid()) is Phase.LOADING
+    assert read_phase(str(tmp_path), os.getpid()) is StartPhase.LOADING
 
 
 def test_progress_is_reported_after_delay_at_changes_and_periodically() -> None:
@@ -227,7 +227,7 @@ def test_stalled_foreground_pool_ends_with_its_starter(pool: StandInPool) -> Non
     assert not any(map(alive, pool.started("agent")))
 
 
-# -- those who wait for a pool that somebody else started --------------------------------------------------------------
+# -- commands that wait for a pool that another process started ------------------------------------------------------
 
 
 def test_caller_waits_for_pool_started_by_another_process(pool: StandInPool) -> None:
@@ -274,7 +274,7 @@ def test_up_reports_starting_pool_at_once(pool: StandInPool) -> None:
     assert not status["answering"]
     assert "control-plane: running" in (line := status_lines(None, status, 0.0, Style())[-1])
     assert "(reads the database, pid" in line
-    os.kill(starter.pid or 0, signal.SIGINT)  # Ctrl-C: the pool goes on starting
+    os.kill(starter.pid or 0, signal.SIGINT)  # Ctrl-C: the pool continues to start
     starter.join()
     assert pool.supervisor_pid is not None
 
@@ -305,8 +305,8 @@ def test_run_fails_if_pool_was_stopped(pool: StandInPool, monkeypatch: pytest.Mo
 def test_busy_pool_that_never_answers_is_no_progress(pool: StandInPool) -> None:
     """It uses CPU time without end after its start work is done."""
     work = f"""
-from gpupool.daemon.process.phases import Phase, enter_phase
-enter_phase({pool.config.run_dir!r}, Phase.READY)
+from gpupool.daemon.process.phases import StartPhase, enter_phase
+enter_phase({pool.config.run_dir!r}, StartPhase.READY)
 while True: sum(range(10000))
 """
     with pytest.raises(StalledError, match="is ready, but does not answer"):

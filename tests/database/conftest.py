@@ -14,6 +14,6 @@ from databases import PostgresServer, postgres_server
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
-    """A PostgreSQL server that tests may stop and start."""
+    """Yield a PostgreSQL server that tests may stop and start."""
     with postgres_server() as made:
         yield made

@@ -42,7 +42,7 @@ Make = Callable[[str], PoolConfig]
 
 @pytest.fixture
 def make(tmp_path: Path, request: pytest.FixtureRequest) -> Make:
-    """A pool that does not run, on a database of a kind."""
+    """Return a function that creates a pool that does not run, on a database of one kind."""
 
     def made(kind: str) -> PoolConfig:
         folder = tmp_path / f"{kind}{len(list(tmp_path.iterdir()))}"

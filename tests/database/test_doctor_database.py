@@ -7,7 +7,7 @@ from pathlib import Path
 
 from databases import PostgresServer
 
-from gpupool.daemon.doctor.check import Finding, Level
+from gpupool.daemon.doctor.check import Finding, Severity
 from gpupool.daemon.doctor.database import server as look
 from gpupool.daemon.doctor.run import DoctorContext
 
@@ -28,8 +28,8 @@ def test_each_fault_has_advice(tmp_path: Path, server: PostgresServer) -> None:
     server.sql("UPDATE alembic_version SET version_num = '9999'", newer.rpartition("/")[2])
     server.sql("CREATE TABLE somebody_elses (x int)", theirs.rpartition("/")[2])
     levels = {url: findings(tmp_path, database=url)["schema"].level for url in (fresh, empty, newer, theirs)}
-    assert levels == {fresh: Level.OK, empty: Level.OK, newer: Level.PROBLEM, theirs: Level.PROBLEM}
-    assert findings(tmp_path, database=fresh)["database-server"].level is Level.WARNING
+    assert levels == {fresh: Severity.OK, empty: Severity.OK, newer: Severity.PROBLEM, theirs: Severity.PROBLEM}
+    assert findings(tmp_path, database=fresh)["database-server"].level is Severity.WARNING
 
 
 def test_unreachable_or_refusing_server_is_a_problem(tmp_path: Path, server: PostgresServer) -> None:
@@ -41,4 +41,4 @@ def test_unreachable_or_refusing_server_is_a_problem(tmp_path: Path, server: Pos
         {"database": server.fresh(), "database_password_file": str(password)},
     ):
         (found,) = findings(tmp_path, **options).values()
-        assert (found.level, bool(found.remedy)) == (Level.PROBLEM, True)
+        assert (found.level, bool(found.remedy)) == (Severity.PROBLEM, True)

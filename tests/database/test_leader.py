@@ -11,7 +11,7 @@ import pytest
 from databases import PostgresServer
 from e2e_pool import eventually
 
-from gpupool.daemon.cluster.leader import Leading, Standing
+from gpupool.daemon.cluster.leader import ElectionState, Leading
 from gpupool.domain.errors import ErrorCode
 from gpupool.store.backends.address import PostgresAddress
 
@@ -20,20 +20,22 @@ SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'gpupool l
 
 @contextmanager
 def control_planes(url: str, count: int = 2) -> Iterator[list[Leading]]:
-    """Some that ask, in this order; each change of one is noted in its list ``seen``."""
+    """Yield candidates in this order; each records its changes in its list ``seen``."""
     made: list[Leading] = []
     try:
         for number in range(count):
             made.append(Leading(PostgresAddress(url), f"cp{number}", f"cp{number}:8443", lambda: None, lambda: None))
             made[-1].start()
-            assert eventually(lambda: made[-1].standing is not Standing.WAITING or "leads" in made[-1].refusal.message)
+            assert eventually(
+                lambda: made[-1].standing is not ElectionState.WAITING or "leads" in made[-1].refusal.message
+            )
         yield made
     finally:
         for leading in made:
             leading.close()
 
 
-def stands(leading: Leading, *wanted: Standing) -> bool:
+def stands(leading: Leading, *wanted: ElectionState) -> bool:
     return eventually(lambda: leading.standing in wanted)
 
 
@@ -43,12 +45,12 @@ def sessions(server: PostgresServer, url: str) -> list[int]:
 
 def test_first_process_leads_and_next_one_follows(server: PostgresServer) -> None:
     with control_planes(server.empty()) as (first, second):
-        assert (first.standing, second.standing) == (Standing.LEADING, Standing.WAITING)
+        assert (first.standing, second.standing) == (ElectionState.LEADING, ElectionState.WAITING)
         assert "cp0" in second.refusal.message
         assert "https://cp0:8443" in second.refusal.hint
         assert second.refusal.code is ErrorCode.NOT_LEADING
         first.close()
-        assert stands(second, Standing.LEADING)
+        assert stands(second, ElectionState.LEADING)
         assert first.term is not None
         assert (second.term or 0) > first.term
 
@@ -58,15 +60,15 @@ def test_leader_continues_in_same_term_after_outage(server: PostgresServer) -> N
         term = first.term
         server.stop()
         try:
-            assert stands(first, Standing.SUSPENDED)
+            assert stands(first, ElectionState.SUSPENDED)
             assert first.refusal.code is ErrorCode.DATABASE_UNREACHABLE
             assert eventually(lambda: second.refusal.code is ErrorCode.DATABASE_UNREACHABLE)
         finally:
             server.start()
-        assert stands(first, Standing.LEADING)
+        assert stands(first, ElectionState.LEADING)
         assert first.term == term
         assert eventually(lambda: second.refusal.code is ErrorCode.NOT_LEADING)
-        assert second.standing is Standing.WAITING
+        assert second.standing is ElectionState.WAITING
 
 
 def test_leader_with_ended_session_leads_again_or_exits(server: PostgresServer) -> None:
@@ -74,10 +76,10 @@ def test_leader_with_ended_session_leads_again_or_exits(server: PostgresServer) 
     with control_planes(url) as (first, second):
         term = first.term
         server.sql(f"SELECT pg_terminate_backend(pid) FROM ({SESSIONS.format(url.rpartition('/')[2])}) AS s")
-        assert eventually(lambda: [first.standing, second.standing].count(Standing.LEADING) == 1)
-        leads = first if first.standing is Standing.LEADING else second
+        assert eventually(lambda: [first.standing, second.standing].count(ElectionState.LEADING) == 1)
+        leads = first if first.standing is ElectionState.LEADING else second
         assert leads is second or first.term == term
-        assert leads is first or stands(first, Standing.ENDED)
+        assert leads is first or stands(first, ElectionState.ENDED)
 
 
 def test_hanging_server_suspends_the_leader(server: PostgresServer) -> None:
@@ -87,11 +89,11 @@ def test_hanging_server_suspends_the_leader(server: PostgresServer) -> None:
         (backend,) = sessions(server, url)
         os.kill(backend, signal.SIGSTOP)
         try:
-            assert stands(first, Standing.SUSPENDED)
+            assert stands(first, ElectionState.SUSPENDED)
             assert first.refusal.code is ErrorCode.DATABASE_UNREACHABLE
         finally:
             os.kill(backend, signal.SIGCONT)
-        assert stands(first, Standing.LEADING)
+        assert stands(first, ElectionState.LEADING)
         assert first.term == term
 
 
@@ -111,7 +113,7 @@ def test_leadership_is_provable_only_while_database_answers(server: PostgresServ
         leads.close()
         assert eventually(lambda: not leads.held())
         # It led before and is replaced, or it leads now; it may take a moment to notice either.
-        assert eventually(lambda: other.standing is Standing.ENDED or other.held())
+        assert eventually(lambda: other.standing is ElectionState.ENDED or other.held())
 
 
 def holds_lock(server: PostgresServer, pid: int) -> bool:
@@ -137,6 +139,6 @@ def test_foreign_database_has_no_leader(
     server: PostgresServer, make: Callable[[PostgresServer], str], code: ErrorCode
 ) -> None:
     with control_planes(make(server), count=1) as (first,):
-        assert stands(first, Standing.ENDED)
+        assert stands(first, ElectionState.ENDED)
         assert first.refusal.code is code
         assert first.term is None

@@ -25,7 +25,7 @@ CREATE EVENT TRIGGER pause ON ddl_command_start WHEN TAG IN ('CREATE TABLE') EXE
 
 @pytest.fixture
 def pool(server: PostgresServer) -> Iterator[RealPool]:
-    """A pool on a database without tables."""
+    """Yield a pool on a database without tables."""
     server.sql("CREATE DATABASE slow")
     with tempfile.TemporaryDirectory(prefix="gp-slow-") as name:
         made = RealPool(Path(name), "1xT4")

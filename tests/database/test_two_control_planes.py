@@ -53,7 +53,7 @@ class Pair:
         return eventually(lambda: self.standing(pool) == "waits")
 
     def address(self, pool: RealPool) -> str:
-        """That of its dashboard."""
+        """Return the address of its dashboard."""
         return "http://" + json.loads((pool.state / "config.json").read_text())["dashboard"]
 
     def starts(self) -> list[str]:
@@ -110,7 +110,7 @@ def test_work_continues_under_new_leader(pair: Pair) -> None:
         os.kill(supervisor(first), signal.SIGCONT)
     assert pair.waits(first)
 
-    # A leader that is frozen loses its right, and has nothing to say any more when it goes on.
+    # A leader that was frozen loses its right, and can write nothing when it continues.
     frozen = second.pids()["control-plane"]
     os.kill(frozen, signal.SIGSTOP)
     try:

@@ -12,7 +12,7 @@ import pytest
 from databases import PostgresServer
 from e2e_pool import eventually
 
-from gpupool.daemon.cluster.leader import Leading, Standing
+from gpupool.daemon.cluster.leader import ElectionState, Leading
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.heads import HeadIdentity
 from gpupool.store import database_copy
@@ -28,7 +28,7 @@ REMOVE = (
 
 
 def cluster(server: PostgresServer) -> str:
-    """The URL of a database in which h1 and h2 are heads."""
+    """Yield the URL of a database in which h1 and h2 are heads."""
     url = server.fresh()
     for head in (H1, H2):
         server.sql(
@@ -72,11 +72,11 @@ def test_removed_head_does_not_become_leader(server: PostgresServer) -> None:
             assert eventually(lambda: second.refusal.code is ErrorCode.NODE_REMOVED)
             first.close()
             server.sql("SELECT pg_sleep(1.5)")  # it asks twice a second
-            assert (second.standing, second.term) == (Standing.WAITING, None)
+            assert (second.standing, second.term) == (ElectionState.WAITING, None)
             assert "removed from the pool by root" in second.refusal.message
             assert "join-token create" in second.refusal.hint
             with asking(url, lambda: H1) as again:  # the lock is free: nobody who must not lead holds it
-                assert eventually(lambda: again.standing is Standing.LEADING)
+                assert eventually(lambda: again.standing is ElectionState.LEADING)
 
 
 def test_election_waits_for_uncommitted_removal(server: PostgresServer) -> None:
@@ -118,11 +118,11 @@ def test_unlisted_head_does_not_lead(server: PostgresServer, identity: HeadIdent
 def test_listed_heads_lead_and_without_list_any_process_may(server: PostgresServer) -> None:
     for url, identity in ((cluster(server), H2), (server.fresh(), H3), (server.empty(), H3), (server.empty(), None)):
         with asking(url, lambda identity=identity: identity) as asks:  # type: ignore[misc]
-            assert eventually(lambda: asks.standing is Standing.LEADING)
+            assert eventually(lambda: asks.standing is ElectionState.LEADING)
     url = cluster(server)
     server.sql("DELETE FROM members", name_of(url))  # of a first head that has not been enrolled yet
     with asking(url, lambda: HeadIdentity("h1")) as asks:
-        assert eventually(lambda: asks.standing is Standing.LEADING)
+        assert eventually(lambda: asks.standing is ElectionState.LEADING)
 
 
 def test_restored_copy_may_be_led_by_unlisted_head(server: PostgresServer, tmp_path: Path) -> None:

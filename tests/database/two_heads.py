@@ -21,7 +21,7 @@ NO_RAY = {"ray": ["sleep", "infinity"], "bridge": ["sleep", "infinity"]}
 
 
 def guarded(server: PostgresServer) -> str:
-    """The URL of a new database that asks for a password, by a name as other machines would use it."""
+    """Return the URL of a new database that needs a password, by a name that other machines can use."""
     rules = server.folder / "data" / "pg_hba.conf"
     if ROLE not in rules.read_text():
         server.sql(f"CREATE ROLE {ROLE} LOGIN")

@@ -37,7 +37,7 @@ class Networks:
         ip("-n", self.bridge, "link", "set", "switch", "up")
 
     def add(self, number: int) -> str:
-        """One more namespace; its name."""
+        """Create one more namespace and return its name."""
         name = f"{self.bridge}n{number}"
         ip("netns", "add", name)
         self.names.append(name)
@@ -94,7 +94,7 @@ class MachinesApart(Machines):
 
 @contextlib.contextmanager
 def machines_apart(count: int, emulate: str) -> Iterator[Machines]:
-    """Nodes with addresses of their own; where that is not possible, on loopback addresses."""
+    """Yield nodes with addresses of their own; where that is not possible, on loopback addresses."""
     kind = MachinesApart if there("netns") else Machines
     with folder_for_pool() as folder:
         pool = kind(folder, count, emulate)

@@ -14,14 +14,14 @@ from machines_harness import Machines  # noqa: E402 - from the path that was add
 
 @pytest.fixture(scope="session")
 def four() -> Iterator[Machines]:
-    """Four nodes with a GPU each."""
+    """Yield four nodes with a GPU each."""
     with machines_apart(4, "1xT4") as made:
         yield made
 
 
 @pytest.fixture
 def pool(four: Machines) -> Iterator[Machines]:
-    """Four free nodes; what a test leaves running is stopped."""
+    """Return four free nodes; stop afterwards what a test leaves running."""
     yield four
     four.heal()
     four.clear()

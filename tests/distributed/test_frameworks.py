@@ -40,12 +40,12 @@ def test_torch_resumes_from_checkpoint_with_equal_loss(pool: Machines) -> None:
     assert detail["exit_status"] == 0
     # A thread of gloo aborts a rank that ends before the thread has freed the last reduced tensor: torch keeps the
     # thread after ``destroy_process_group`` if a DDP model exists. The pool runs such a gang again like any other.
-    ends = re.findall(r"RETRY .*: (killed by signal \d+); will be run again", pool.text("events", "ddp"))
+    ends = re.findall(r"RETRY .*: (killed by signal \d+) \(SIG[A-Z]+\); will be run again", pool.text("events", "ddp"))
     assert ends == ["killed by signal 9", *["killed by signal 6"] * (len(ends) - 1)]
     assert sum(row["failures"] for row in detail["replicas"]) == len(ends), "one of the gang, not one of each rank"
     assert detail["gang"]["round"] == 1 + len(ends)
     second = pool.text("logs", "ddp", "--rank", "0", "--attempt", "2")
-    assert re.search(r"rank 0 of 4 goes on from step [36]", second), second
+    assert re.search(r"rank 0 of 4 continues from step [36]", second), second
     told = pool.text("logs", "ddp", "--rank", "0")
     together, alone = numbers(r"loss ([0-9.]+) after 12 steps on 4 ranks\nalone ([0-9.]+)", told)
     assert abs(together - alone) < 1e-9

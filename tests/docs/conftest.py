@@ -1,4 +1,4 @@
-"""A pool of its own for each page, with one emulated GPU whatever the machine has."""
+"""A separate pool for each page, with one emulated GPU on every machine."""
 
 from __future__ import annotations
 

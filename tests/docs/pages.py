@@ -52,7 +52,7 @@ class Step:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page."""
+    """Return the fenced blocks of a page."""
     found: list[Block] = []
     kind: str | None = None
     lines: list[str] = []
@@ -85,14 +85,14 @@ def _steps_of(page: Path, block: Block) -> Iterator[Step]:
 
 
 def same(text: str) -> str:
-    """A line without what differs from run to run."""
+    """Return a line without the parts that differ between runs."""
     for pattern, replacement in VARIES:
         text = pattern.sub(replacement, text)
     return text.strip()
 
 
 def missing_line(expected: tuple[str, ...], said: str) -> str | None:
-    """The first expected line that the output does not have, in order; a line may be cut short by ``…``."""
+    """Return the first expected line that is missing in the output, in order; ``…`` stands for the rest of a line."""
     real = iter([same(line) for line in said.splitlines()])
     for line in expected:
         wanted = same(line)

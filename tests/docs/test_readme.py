@@ -16,7 +16,7 @@ def name(page: Path) -> str:
 
 
 def bounded(step: Step) -> Step:
-    """A test cannot run all the tests: of that one command it runs a small part."""
+    """Replace the command that runs all tests by a small part of them."""
     return replace(step, argv=("bash", "-c", A_FEW_TESTS)) if step.argv[-1] == "scripts/test" else step
 
 

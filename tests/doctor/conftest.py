@@ -12,7 +12,7 @@ from gpupool.daemon.doctor.run import DoctorContext
 
 @pytest.fixture
 def context(tmp_path: Path) -> DoctorContext:
-    """An empty pool on a machine whose /proc, /sys and /dev are empty folders."""
+    """Return an empty pool on a machine whose /proc, /sys and /dev are empty folders."""
     state, root = tmp_path / "state", tmp_path / "root"
     for folder in (state, state / "run", root / "proc", root / "sys", root / "dev"):
         folder.mkdir(mode=0o700, parents=True)

@@ -9,12 +9,12 @@ import time
 from contextlib import closing
 
 from gpupool.daemon.doctor.database import backups
-from gpupool.daemon.doctor.run import DoctorContext, Level
+from gpupool.daemon.doctor.run import DoctorContext, Severity
 from gpupool.domain.backup import BackupSchedule, file_name
 from gpupool.store.sql_store import open_store
 
 
-def found(context: DoctorContext) -> list[tuple[Level, str]]:
+def found(context: DoctorContext) -> list[tuple[Severity, str]]:
     return [(finding.level, finding.sentence) for finding in backups(context)]
 
 
@@ -33,7 +33,7 @@ def test_schedule_without_recent_valid_copy_is_a_warning(context: DoctorContext)
         raw.execute("INSERT INTO meta (name, value) VALUES ('backups', ?)", (document,))
         raw.commit()
     ((level, sentence),) = found(context)
-    assert level is Level.WARNING
+    assert level is Severity.WARNING
     assert "no good copy" in sentence
     folder = context.state_dir / "backups"
     folder.mkdir()
@@ -41,8 +41,8 @@ def test_schedule_without_recent_valid_copy_is_a_warning(context: DoctorContext)
     (folder / file_name(now - 3 * 3600)).write_bytes(database.read_bytes())
     (folder / file_name(now - 60)).write_bytes(b"damaged")
     ((level, sentence),) = found(context)
-    assert level is Level.WARNING
+    assert level is Severity.WARNING
     assert "3h00m old" in sentence
     (folder / file_name(now - 3600)).write_bytes(database.read_bytes())
     ((level, _),) = found(context)
-    assert level is Level.OK
+    assert level is Severity.OK

@@ -9,7 +9,7 @@ import pytest
 
 from gpupool.daemon.doctor import disk as doctor_checks_disk
 from gpupool.daemon.doctor.disk import database_works, file_system, file_system_type, folders, space
-from gpupool.daemon.doctor.run import DoctorContext, Finding, Level
+from gpupool.daemon.doctor.run import DoctorContext, Finding, Severity
 
 GIB = 1 << 30
 SetDisk = Callable[[int, int, int], None]
@@ -27,14 +27,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SetDisk:
 @pytest.mark.parametrize(
     ("free", "files", "files_free", "levels"),
     [
-        (100 * GIB, 10**7, 10**6, [Level.OK, Level.OK]),
-        (GIB // 2, 10**7, 10**4, [Level.WARNING, Level.WARNING]),
-        (GIB // 100, 10**7, 10, [Level.PROBLEM, Level.PROBLEM]),
-        (100 * GIB, 0, 0, [Level.OK]),  # a file system that makes inodes as needed
+        (100 * GIB, 10**7, 10**6, [Severity.OK, Severity.OK]),
+        (GIB // 2, 10**7, 10**4, [Severity.WARNING, Severity.WARNING]),
+        (GIB // 100, 10**7, 10, [Severity.PROBLEM, Severity.PROBLEM]),
+        (100 * GIB, 0, 0, [Severity.OK]),  # a file system that makes inodes as needed
     ],
 )
 def test_little_space_or_few_inodes_are_reported(
-    context: DoctorContext, disk: SetDisk, free: int, files: int, files_free: int, levels: list[Level]
+    context: DoctorContext, disk: SetDisk, free: int, files: int, files_free: int, levels: list[Severity]
 ) -> None:
     disk(free, files, files_free)
     assert [finding.level for finding in space(context)] == levels
@@ -49,25 +49,25 @@ def of_state(context: DoctorContext) -> Finding:
 
 
 def test_own_or_creatable_folders_pass(context: DoctorContext) -> None:
-    assert [finding.level for finding in folders(context)] == [Level.OK, Level.OK]
+    assert [finding.level for finding in folders(context)] == [Severity.OK, Severity.OK]
     absent = of_state(replace(context, state_dir=context.state_dir / "a/b"))
-    assert (absent.level, "can be created" in absent.sentence) == (Level.OK, True)
+    assert (absent.level, "can be created" in absent.sentence) == (Severity.OK, True)
 
 
 def test_file_instead_of_folder_is_a_problem(context: DoctorContext) -> None:
     (context.state_dir / "file").touch()
     found = of_state(replace(context, state_dir=context.state_dir / "file/state"))
-    assert (found.level, "is not a folder" in found.sentence) == (Level.PROBLEM, True)
+    assert (found.level, "is not a folder" in found.sentence) == (Severity.PROBLEM, True)
 
 
 def test_folder_writable_by_others_is_a_problem(context: DoctorContext) -> None:
     context.state_dir.chmod(0o777)
-    assert of_state(context).level is Level.PROBLEM
+    assert of_state(context).level is Severity.PROBLEM
 
 
-@pytest.mark.parametrize(("owner", "level"), [(4242, Level.PROBLEM), (0, Level.WARNING)])
+@pytest.mark.parametrize(("owner", "level"), [(4242, Severity.PROBLEM), (0, Severity.WARNING)])
 def test_folder_of_another_user_is_reported(
-    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, owner: int, level: Level
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, owner: int, level: Severity
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1717)
     monkeypatch.setattr(Path, "stat", lambda *_, **__: SimpleNamespace(st_uid=owner, st_mode=0o40700))
@@ -76,8 +76,8 @@ def test_folder_of_another_user_is_reported(
 
 def test_unwritable_folder_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert of_state(context).level is Level.PROBLEM
-    assert of_state(replace(context, state_dir=context.state_dir / "new")).level is Level.PROBLEM
+    assert of_state(context).level is Severity.PROBLEM
+    assert of_state(replace(context, state_dir=context.state_dir / "new")).level is Severity.PROBLEM
     assert list(database_works(context)) == []
 
 
@@ -93,16 +93,16 @@ def mounts(context: DoctorContext, kind: str, at: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "level"),
     [
-        ("nfs4", Level.PROBLEM),
-        ("nfs", Level.PROBLEM),
-        ("cifs", Level.PROBLEM),
-        ("fuse.sshfs", Level.PROBLEM),
-        ("tmpfs", Level.WARNING),
-        ("xfs", Level.OK),
-        ("overlay", Level.OK),
+        ("nfs4", Severity.PROBLEM),
+        ("nfs", Severity.PROBLEM),
+        ("cifs", Severity.PROBLEM),
+        ("fuse.sshfs", Severity.PROBLEM),
+        ("tmpfs", Severity.WARNING),
+        ("xfs", Severity.OK),
+        ("overlay", Severity.OK),
     ],
 )
-def test_file_system_is_checked_by_type(context: DoctorContext, kind: str, level: Level) -> None:
+def test_file_system_is_checked_by_type(context: DoctorContext, kind: str, level: Severity) -> None:
     mounts(context, kind, context.state_dir)
     (found,) = file_system(context)
     assert (found.level, kind in found.sentence) == (level, True)
@@ -126,7 +126,7 @@ def test_mounts_of_this_machine_are_readable(tmp_path: Path) -> None:
 
 def test_trial_database_is_removed(context: DoctorContext) -> None:
     (found,) = database_works(context)
-    assert found.level is Level.OK
+    assert found.level is Severity.OK
     assert [path.name for path in context.state_dir.iterdir()] == ["run"]
 
 
@@ -135,7 +135,7 @@ def test_folder_where_no_database_works_is_a_problem(context: DoctorContext, mon
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(doctor_checks_disk, "_try_wal", full)
-    assert [finding.level for finding in database_works(context)] == [Level.PROBLEM]
+    assert [finding.level for finding in database_works(context)] == [Severity.PROBLEM]
     monkeypatch.setattr(doctor_checks_disk, "_try_wal", lambda path: "delete")
-    assert [finding.level for finding in database_works(context)] == [Level.PROBLEM]
+    assert [finding.level for finding in database_works(context)] == [Severity.PROBLEM]
     assert [path.name for path in context.state_dir.iterdir()] == ["run"]

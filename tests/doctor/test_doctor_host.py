@@ -22,7 +22,7 @@ from gpupool.daemon.doctor.host import (
     python,
     socket_path,
 )
-from gpupool.daemon.doctor.run import DoctorContext, Finding, Level
+from gpupool.daemon.doctor.run import DoctorContext, Finding, Severity
 from gpupool.daemon.folders import POOL_LOCK
 from gpupool.node.host.locks import take as take_lock
 
@@ -32,9 +32,11 @@ def only(check: Check, context: DoctorContext) -> Finding:
     return found
 
 
-@pytest.mark.parametrize(("synchronised", "level"), [(True, Level.OK), (None, Level.OK), (False, Level.WARNING)])
+@pytest.mark.parametrize(
+    ("synchronised", "level"), [(True, Severity.OK), (None, Severity.OK), (False, Severity.WARNING)]
+)
 def test_unsynchronised_clock_is_a_warning(
-    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, synchronised: bool | None, level: Level
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, synchronised: bool | None, level: Severity
 ) -> None:
     monkeypatch.setattr(host, "clock_synchronised", lambda: synchronised)
     assert only(clock, context).level is level
@@ -43,7 +45,7 @@ def test_unsynchronised_clock_is_a_warning(
 @pytest.mark.parametrize("now", [0.0, 1e9, 5e9])
 def test_impossible_year_is_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch, now: float) -> None:
     monkeypatch.setattr(time, "time", lambda: now)
-    assert only(clock, context).level is Level.PROBLEM
+    assert only(clock, context).level is Severity.PROBLEM
 
 
 def test_future_files_reveal_a_clock_set_back(context: DoctorContext) -> None:
@@ -51,7 +53,7 @@ def test_future_files_reveal_a_clock_set_back(context: DoctorContext) -> None:
     file.touch()
     os.utime(file, (time.time() + 7200, time.time() + 7200))
     found = only(clock, context)
-    assert (found.level, "pool.db" in found.sentence) == (Level.WARNING, True)
+    assert (found.level, "pool.db" in found.sentence) == (Severity.WARNING, True)
 
 
 def test_clock_state_is_read_from_the_kernel() -> None:
@@ -66,34 +68,34 @@ def taken() -> Iterator[str]:
 
 def test_used_port_is_a_problem_unless_the_pool_runs(context: DoctorContext, taken: str) -> None:
     listening = replace(context, listen=taken)
-    assert only(port, listening).level is Level.PROBLEM
+    assert only(port, listening).level is Severity.PROBLEM
     lock = take_lock(context.state_dir / POOL_LOCK)
     assert lock is not None
-    assert only(port, listening).level is Level.OK
+    assert only(port, listening).level is Severity.OK
     os.close(lock)
-    assert only(port, listening).level is Level.PROBLEM
+    assert only(port, listening).level is Severity.PROBLEM
 
 
 def test_free_port_passes_and_missing_port_is_not_checked(context: DoctorContext, taken: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
-    assert only(port, replace(context, listen=f"127.0.0.1:{free}")).level is Level.OK
-    assert only(port, replace(context, listen=f":{free}")).level is Level.OK
+    assert only(port, replace(context, listen=f"127.0.0.1:{free}")).level is Severity.OK
+    assert only(port, replace(context, listen=f":{free}")).level is Severity.OK
     assert list(port(context)) == []
 
 
 @pytest.mark.parametrize("listen", ["", "host:", "host:0", "host:65536", "host:x", "203.0.113.9:8443"])
 def test_unusable_listen_address_is_a_problem(context: DoctorContext, listen: str) -> None:
     found = only(port, replace(context, listen=listen))
-    assert (found.level, bool(found.remedy)) == (Level.PROBLEM, True)
+    assert (found.level, bool(found.remedy)) == (Severity.PROBLEM, True)
 
 
 def test_long_socket_names_need_proc(context: DoctorContext) -> None:
-    assert only(socket_path, replace(context, run_dir=Path("/run/gpupool"))).level is Level.OK
+    assert only(socket_path, replace(context, run_dir=Path("/run/gpupool"))).level is Severity.OK
     long = replace(context, run_dir=Path("/run/" + "x" * 100))
-    assert only(socket_path, long).level is Level.PROBLEM
+    assert only(socket_path, long).level is Severity.PROBLEM
     (context.root / "proc/self/fd").mkdir(parents=True)
-    assert only(socket_path, long).level is Level.OK
+    assert only(socket_path, long).level is Severity.OK
 
 
 def groups(context: DoctorContext, controllers: str) -> Path:
@@ -107,9 +109,9 @@ def groups(context: DoctorContext, controllers: str) -> Path:
 
 
 @pytest.mark.parametrize("uid", [0, 1717])
-@pytest.mark.parametrize(("controllers", "level"), [("cpu io memory pids", Level.OK), ("pids", Level.WARNING)])
+@pytest.mark.parametrize(("controllers", "level"), [("cpu io memory pids", Severity.OK), ("pids", Severity.WARNING)])
 def test_unified_control_groups_need_controllers(
-    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, uid: int, controllers: str, level: Level
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, uid: int, controllers: str, level: Severity
 ) -> None:
     groups(context, controllers)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
@@ -121,7 +123,7 @@ def test_unwritable_control_groups_are_reported(context: DoctorContext, monkeypa
     groups(context, "cpu memory")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     found = only(control_groups, context)
-    assert (found.level, "cpu and memory" in found.sentence) == (Level.WARNING, True)
+    assert (found.level, "cpu and memory" in found.sentence) == (Severity.WARNING, True)
 
 
 def test_control_groups_of_version_one_are_supported(context: DoctorContext) -> None:
@@ -129,15 +131,15 @@ def test_control_groups_of_version_one_are_supported(context: DoctorContext) -> 
     for name in ("cpu", "memory", "pids"):
         (context.root / "sys/fs/cgroup" / name).mkdir(parents=True)
     found = only(control_groups, context)
-    assert (found.level, "version 1" in found.sentence) == (Level.OK, True)
+    assert (found.level, "version 1" in found.sentence) == (Severity.OK, True)
 
 
 @pytest.mark.parametrize(
     ("hard", "level"),
-    [(resource.RLIM_INFINITY, Level.OK), (65536, Level.OK), (1024, Level.WARNING), (256, Level.PROBLEM)],
+    [(resource.RLIM_INFINITY, Severity.OK), (65536, Severity.OK), (1024, Severity.WARNING), (256, Severity.PROBLEM)],
 )
 def test_low_descriptor_limit_is_reported(
-    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, hard: int, level: Level
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, hard: int, level: Severity
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, hard))
     assert only(descriptors, context).level is level
@@ -146,15 +148,15 @@ def test_low_descriptor_limit_is_reported(
 @pytest.mark.parametrize(
     ("uid", "options", "level"),
     [
-        (1717, "rw", Level.OK),
-        (1717, "rw,hidepid=0", Level.OK),
-        (1717, "rw,hidepid=2", Level.WARNING),
-        (1717, "rw,gid=5,hidepid=invisible", Level.WARNING),
-        (0, "rw,hidepid=2", Level.OK),
+        (1717, "rw", Severity.OK),
+        (1717, "rw,hidepid=0", Severity.OK),
+        (1717, "rw,hidepid=2", Severity.WARNING),
+        (1717, "rw,gid=5,hidepid=invisible", Severity.WARNING),
+        (0, "rw,hidepid=2", Severity.OK),
     ],
 )
 def test_hidden_processes_are_reported_to_affected_users(
-    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, uid: int, options: str, level: Level
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, uid: int, options: str, level: Severity
 ) -> None:
     (context.root / "proc/self").mkdir()
     (context.root / "proc/self/mountinfo").write_text(f"22 27 0:21 / /proc rw,relatime - proc proc {options}\n")
@@ -163,9 +165,9 @@ def test_hidden_processes_are_reported_to_affected_users(
 
 
 def test_old_versions_are_a_problem(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert only(python, context).level is Level.OK
+    assert only(python, context).level is Severity.OK
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 31, 0))
-    assert only(python, context).level is Level.PROBLEM
+    assert only(python, context).level is Severity.PROBLEM
     monkeypatch.undo()
     monkeypatch.setattr(sys, "version_info", (3, 10, 4, "final", 0))
-    assert only(python, context).level is Level.PROBLEM
+    assert only(python, context).level is Severity.PROBLEM

@@ -14,7 +14,7 @@ from fake_nvml import FakeCard, FakeNvml
 
 from gpupool.daemon.doctor import run, state
 from gpupool.daemon.doctor.check import fine
-from gpupool.daemon.doctor.run import DoctorContext, Finding, Level, exit_status, run_checks
+from gpupool.daemon.doctor.run import DoctorContext, Finding, Severity, exit_status, run_checks
 from gpupool.daemon.doctor.state import (
     databases,
     known_revisions,
@@ -35,16 +35,16 @@ def dead_pid() -> int:
     return process.pid
 
 
-def levels(findings: object) -> dict[str, Level]:
+def levels(findings: object) -> dict[str, Severity]:
     return {finding.check: finding.level for finding in findings}  # type: ignore[attr-defined]
 
 
 def test_unreadable_options_are_a_problem(context: DoctorContext) -> None:
-    assert levels(options(context)) == {"options": Level.OK}
+    assert levels(options(context)) == {"options": Severity.OK}
     (context.state_dir / "config.json").write_text("{}")
-    assert levels(options(context)) == {"options": Level.OK}
+    assert levels(options(context)) == {"options": Severity.OK}
     (context.state_dir / "config.json").write_text("{")
-    assert levels(options(context)) == {"options": Level.PROBLEM}
+    assert levels(options(context)) == {"options": Severity.PROBLEM}
 
 
 def test_only_unserved_sockets_are_stale(context: DoctorContext) -> None:
@@ -55,9 +55,9 @@ def test_only_unserved_sockets_are_stale(context: DoctorContext) -> None:
         notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         notify.bind(str(context.run_dir / "notify.sock"))
         (context.run_dir / "plain.sock").touch()
-        assert levels(sockets(context)) == {"stale-sockets": Level.OK}
+        assert levels(sockets(context)) == {"stale-sockets": Severity.OK}
     (found,) = sockets(context)
-    assert (found.level, "api.sock" in found.sentence) == (Level.WARNING, True)
+    assert (found.level, "api.sock" in found.sentence) == (Severity.WARNING, True)
     assert "plain" not in found.sentence
 
 
@@ -69,7 +69,7 @@ def test_job_sockets_are_never_connected(context: DoctorContext, monkeypatch: py
         job.bind("w0000000001.0.0.sock")
         job.listen()
         job.settimeout(0.05)
-        assert levels(sockets(context)) == {"stale-sockets": Level.OK}
+        assert levels(sockets(context)) == {"stale-sockets": Severity.OK}
         with pytest.raises(TimeoutError):
             job.accept()
 
@@ -79,12 +79,12 @@ def test_files_of_dead_processes_are_reported(context: DoctorContext, dead_pid: 
     for name in (f"exit.json.tmp{mine}", f"api.sock.{mine}", f".config.json.{mine}", "pool.db-wal", "log.1"):
         (context.run_dir / name).touch()
     (context.state_dir / "own.pid").write_text(f"{mine}\n")
-    assert levels(process_files(context)) == {"leftovers": Level.OK}
+    assert levels(process_files(context)) == {"leftovers": Severity.OK}
     for name in (f"exit.json.tmp{dead_pid}", f"api.sock.{dead_pid}", f".config.json.{dead_pid}"):
         (context.run_dir / name).touch()
     (context.state_dir / "old.pid").write_text(f"{dead_pid}\n")
     found = {finding.check: finding for finding in process_files(context)}
-    assert levels(found.values()) == {"stale-pids": Level.WARNING, "leftovers": Level.WARNING}
+    assert levels(found.values()) == {"stale-pids": Severity.WARNING, "leftovers": Severity.WARNING}
     assert found["leftovers"].sentence.startswith("3 temporary files ")
     assert "old.pid" in found["stale-pids"].sentence
 
@@ -93,7 +93,7 @@ def test_leftovers_in_the_folders_of_jobs_are_found(context: DoctorContext, dead
     folder = context.node_state.replicas / "w0000000001.0.0"
     folder.mkdir(parents=True)
     (folder / f"exit.json.tmp{dead_pid}").touch()
-    assert levels(process_files(context)) == {"leftovers": Level.WARNING}
+    assert levels(process_files(context)) == {"leftovers": Severity.WARNING}
 
 
 def test_job_without_end_and_shepherd_is_reported(context: DoctorContext) -> None:
@@ -105,20 +105,20 @@ def test_job_without_end_and_shepherd_is_reported(context: DoctorContext) -> Non
     lock = take_lock(kept / "lock")
     assert lock is not None
     (found,) = replicas(context)
-    assert (found.level, found.sentence) == (Level.WARNING, "1 job without a shepherd process: w0000000003.0.0.")
+    assert (found.level, found.sentence) == (Severity.WARNING, "1 job without a shepherd process: w0000000003.0.0.")
     assert "gpupool up" in found.remedy
     agent = take_lock(context.node_state.lock)
     assert agent is not None
     assert "agent runs" in next(iter(replicas(context))).remedy
     lost.rmdir()
-    assert levels(replicas(context)) == {"jobs": Level.OK}
+    assert levels(replicas(context)) == {"jobs": Severity.OK}
     os.close(lock)
     os.close(agent)
 
 
 @pytest.fixture
 def database(context: DoctorContext) -> Path:
-    """A real database of the pool, at rest."""
+    """Create a real database of the pool, which nothing uses."""
 
     async def make() -> None:
         store = await open_store(context.state_dir / "pool.db")
@@ -131,7 +131,7 @@ def database(context: DoctorContext) -> Path:
 def test_idle_database_passes_unchanged(context: DoctorContext, database: Path) -> None:
     before = sorted(path.name for path in context.state_dir.iterdir())
     content = database.read_bytes()
-    assert levels(databases(context)) == {"database": Level.OK, "schema": Level.OK}
+    assert levels(databases(context)) == {"database": Severity.OK, "schema": Severity.OK}
     assert sorted(path.name for path in context.state_dir.iterdir()) == before
     assert database.read_bytes() == content
 
@@ -142,16 +142,16 @@ def test_database_in_use_is_read_concurrently(context: DoctorContext, database: 
         writer.execute("CREATE TABLE extra (x)")
         writer.execute("BEGIN IMMEDIATE")
         assert database.with_name("pool.db-wal").exists()
-        assert levels(databases(context)) == {"database": Level.OK, "schema": Level.OK}
+        assert levels(databases(context)) == {"database": Severity.OK, "schema": Severity.OK}
 
 
 def test_missing_database_passes(context: DoctorContext) -> None:
-    assert levels(databases(context)) == {"database": Level.OK}
+    assert levels(databases(context)) == {"database": Severity.OK}
 
 
 def test_invalid_database_file_is_a_problem(context: DoctorContext) -> None:
     (context.state_dir / "pool.db").write_bytes(b"not a database at all" * 100)
-    assert levels(databases(context)) == {"database": Level.PROBLEM}
+    assert levels(databases(context)) == {"database": Severity.PROBLEM}
 
 
 def test_damaged_database_is_a_problem(context: DoctorContext, database: Path) -> None:
@@ -160,22 +160,24 @@ def test_damaged_database_is_a_problem(context: DoctorContext, database: Path) -
     for page in range(2, len(content) // size):
         content[page * size : page * size + 200] = b"\xff" * 200
     database.write_bytes(content)
-    assert levels(databases(context))["database"] is Level.PROBLEM
+    assert levels(databases(context))["database"] is Severity.PROBLEM
 
 
 @pytest.mark.parametrize(
     ("statement", "level"),
     [
-        ("UPDATE alembic_version SET version_num = '0001'", Level.WARNING),
-        ("UPDATE alembic_version SET version_num = '9999'", Level.PROBLEM),
-        ("DROP TABLE alembic_version", Level.PROBLEM),
+        ("UPDATE alembic_version SET version_num = '0001'", Severity.WARNING),
+        ("UPDATE alembic_version SET version_num = '9999'", Severity.PROBLEM),
+        ("DROP TABLE alembic_version", Severity.PROBLEM),
     ],
 )
-def test_other_schema_version_is_reported(context: DoctorContext, database: Path, statement: str, level: Level) -> None:
+def test_other_schema_version_is_reported(
+    context: DoctorContext, database: Path, statement: str, level: Severity
+) -> None:
     with closing(sqlite3.connect(database)) as editor:
         editor.execute(statement)
         editor.commit()
-    assert levels(databases(context)) == {"database": Level.OK, "schema": level}
+    assert levels(databases(context)) == {"database": Severity.OK, "schema": level}
 
 
 def test_unchecked_large_database_is_a_warning(
@@ -183,7 +185,7 @@ def test_unchecked_large_database_is_a_warning(
 ) -> None:
     monkeypatch.setattr(state, "_DATABASE_TIME_S", -1.0)
     monkeypatch.setattr(state, "_STEPS_BETWEEN_CHECKS", 1)
-    assert levels(databases(context)) == {"database": Level.WARNING, "schema": Level.OK}
+    assert levels(databases(context)) == {"database": Severity.WARNING, "schema": Severity.OK}
 
 
 def test_newest_known_revision_exists() -> None:
@@ -219,7 +221,7 @@ def test_other_pools_are_found_by_their_sockets(context: DoctorContext, table: s
     (real,) = other_pools(replace(context, nvml=nvml))
     (emulated,) = other_pools(replace(context, nvml=nvml, emulate=True))
     (without,) = other_pools(replace(context, nvml=FakeNvml(init_fails=12)))
-    wanted = (Level.PROBLEM, Level.WARNING, Level.WARNING) if others else (Level.OK,) * 3
+    wanted = (Severity.PROBLEM, Severity.WARNING, Severity.WARNING) if others else (Severity.OK,) * 3
     assert (real.level, emulated.level, without.level) == wanted
     assert real.sentence.startswith(f"{others} other pool") == bool(others)
 
@@ -235,8 +237,8 @@ def test_pool_does_not_report_itself(context: DoctorContext, tmp_path: Path) -> 
     assert len(lines) == 1
     (context.root / "proc/net").mkdir()
     (context.root / "proc/net/unix").write_text(HEADER + lines[0] + "\n")
-    assert levels(other_pools(here)) == {"other-pools": Level.OK}
-    assert levels(other_pools(replace(context, emulate=True))) == {"other-pools": Level.WARNING}
+    assert levels(other_pools(here)) == {"other-pools": Severity.OK}
+    assert levels(other_pools(replace(context, emulate=True))) == {"other-pools": Severity.WARNING}
 
 
 def test_failed_check_is_a_warning_and_others_continue(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,25 +247,25 @@ def test_failed_check_is_a_warning_and_others_continue(context: DoctorContext, m
 
     monkeypatch.setattr(run, "CHECKS", [("broken", broken), ("sound", lambda _: [fine("sound", "Well.")])])
     found = run_checks(context)
-    assert levels(found) == {"broken": Level.WARNING, "sound": Level.OK}
+    assert levels(found) == {"broken": Severity.WARNING, "sound": Severity.OK}
     assert "ZeroDivisionError" in found[0].sentence
 
 
-@pytest.mark.parametrize(("level", "status"), [(Level.OK, 0), (Level.WARNING, 0), (Level.PROBLEM, 1)])
-def test_only_problems_fail_the_doctor(level: Level, status: int) -> None:
+@pytest.mark.parametrize(("level", "status"), [(Severity.OK, 0), (Severity.WARNING, 0), (Severity.PROBLEM, 1)])
+def test_only_problems_fail_the_doctor(level: Severity, status: int) -> None:
     assert exit_status([fine("a", "Well."), Finding("b", level, "Says.", "Do.")]) == status
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that other users can reach, as those of pytest cannot."""
+    """Yield a folder that other users can reach, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to be somebody else for a while")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_closed_system_pool_is_reported_without_details(open_folder: Path) -> None:
     closed = open_folder / "state"
     (closed / "run").mkdir(parents=True)
@@ -296,5 +298,5 @@ def test_all_checks_give_full_sentences_and_advice(tmp_path: Path) -> None:
     for finding in found:
         assert "This check failed" not in finding.sentence
         assert finding.sentence.endswith(".")
-        assert bool(finding.remedy) == (finding.level is not Level.OK)
+        assert bool(finding.remedy) == (finding.level is not Severity.OK)
         assert set(finding.to_dict()) == {"check", "level", "sentence", "remedy"}

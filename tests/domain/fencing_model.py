@@ -326,7 +326,7 @@ class Head:
         return self.leading and self.proof.holds(self.clock())
 
     def _hang_up(self) -> None:
-        """The server hears of it only if it can be reached."""
+        """Close the session; the server learns of it only if it can be reached."""
         if self.session is not None and self.world.open(self.name, DATABASE):
             self.session.closed = True
         self.session = None
@@ -334,7 +334,7 @@ class Head:
     def step(self) -> None:
         if self.frozen:
             return
-        if self.world.dice.random() < 0.5:  # two threads: after a stall either may go on first
+        if self.world.dice.random() < 0.5:  # two threads: after a stall either may continue first
             self._talk_to_database()
             self._talk_to_nodes()
         else:
@@ -464,7 +464,7 @@ class World:
         self.later.append((when, act))
 
     def run(self, until: float) -> None:
-        """Go on; raises AssertionError when two attempts of one replica live."""
+        """Advance; raise AssertionError when two attempts of one replica live."""
         while self.now < until:
             self.now += STEP_S
             due = [act for when, act in self.later if when <= self.now]
@@ -480,7 +480,7 @@ class World:
             self.check()
 
     def run_while(self, condition: Callable[[], bool]) -> None:
-        """Go on as long as this holds; raises AssertionError when it does for too long."""
+        """Advance while this holds; raise AssertionError when that takes too long."""
         until = self.now + 300.0
         while condition():
             assert self.now < until, f"never happened: {self.describe()}"
@@ -492,7 +492,7 @@ class World:
         self.cut |= {way: inf for here in side for there in others for way in ((here, there), (there, here))}
 
     def join(self, *together: str) -> None:
-        """Heal the ways between these."""
+        """Heal the connections between these."""
         for here in together:
             for there in together:
                 self.cut.pop((here, there), None)

@@ -1,4 +1,4 @@
-"""Scheduled backups: when one is due, which copies are deleted, and which settings are refused."""
+"""Scheduled backups: the time of the next copy, deletion of old copies, and refused settings."""
 
 from __future__ import annotations
 

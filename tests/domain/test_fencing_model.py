@@ -135,7 +135,7 @@ def test_model_finds_wrong_rules(mutant: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def start_that_comes_late(*, leader_is_lost: bool) -> World:
-    """A start is under way for 300 s; meanwhile its node is lost, the work runs elsewhere, and the node comes back."""
+    """Delay a start for 300 s; meanwhile its node is lost, the work runs on another node, and the node comes back."""
     world = World(dict.fromkeys(ALL, 1.0), 1, 0.0, 20.0)
     world.run(QUIET_S)
     leader = next(head for head in world.heads.values() if head.held())
@@ -152,7 +152,7 @@ def start_that_comes_late(*, leader_is_lost: bool) -> World:
     world.join(kept.name, *([] if leader_is_lost else [leader.name]), other.name, DATABASE)
     world.run_while(lambda: len(kept.programs) < len(WORKLOADS))
     world.join(lost.name, kept.name, other.name, DATABASE)
-    if leader_is_lost:  # only what it had sent long ago still arrives
+    if leader_is_lost:  # only its old messages still arrive
         world.cut.pop((leader.name, lost.name), None)
     else:
         world.join(lost.name, leader.name)

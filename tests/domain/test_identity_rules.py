@@ -8,7 +8,7 @@ import pytest
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Role
-from gpupool.domain.people.identity import ProviderSettings, RoleRule, identify
+from gpupool.domain.people.identity import ProjectRule, ProviderSettings, RoleRule, identify
 
 ADA = {"sub": "1", "preferred_username": "Ada", "email": "ada@lab.example", "email_verified": True}
 ADMINS = RoleRule("groups", "admins", Role.ADMIN)
@@ -49,6 +49,15 @@ def test_identity_is_mapped_by_rules(
     changes: dict[str, Any], claims: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     assert who({**ADA, **claims}, **changes) == expected
+
+
+def test_groups_give_memberships() -> None:
+    rules = (ProjectRule("groups", "lab-a", "vision"), ProjectRule("groups", "lab-b", "nlp"))
+    found = identify({**ADA, "groups": ["lab-a", "others"]}, settings(projects=rules), "key")
+    assert (found.member_of, found.not_member_of) == ({"vision"}, {"nlp"})
+    both = (*rules, ProjectRule("groups", "others", "nlp"))  # one matching rule is enough
+    assert identify({**ADA, "groups": ["others"]}, settings(projects=both), "key").member_of == {"nlp"}
+    assert identify(ADA, settings(), "key").not_member_of == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A log on its way to a client: whatever the pieces in which it comes, what was written is read, or it is refused."""
+"""A log on its way to a client: it is complete for any sizes of the pieces, and an invalid one is refused."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         pytest.param(RECORD.pack(0, 7, 1) + b"x", id="an unknown stream"),
         pytest.param(RECORD.pack(0, OUT, MAX_RECORD_BYTES + 1), id="a record that is too long"),
         pytest.param(RECORD.pack(0, 0, 65) + b"1" * 65, id="a cursor that is too long"),
-        pytest.param(RECORD.pack(0, 0, 3) + b"1:x", id="a cursor that is none"),
+        pytest.param(RECORD.pack(0, 0, 3) + b"1:x", id="an invalid cursor"),
         pytest.param(WHOLE + RECORD.pack(0, OUT, 0), id="something after the end"),
         pytest.param((RECORD.pack(0, OUT, MAX_RECORD_BYTES) + bytes(MAX_RECORD_BYTES)) * 3, id="no mark"),
     ],

@@ -16,6 +16,7 @@ from gpupool.domain.work import lifecycle
 from gpupool.domain.work.lifecycle import ForgetProgram, StartProgram, StopProgram, Transition
 from gpupool.domain.work.supervision import ExitReason, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import (
+    OnPreempt,
     Replica,
     ReplicaState,
     RestartPolicy,
@@ -155,7 +156,15 @@ def test_end_of_unplaced_replica_is_stale(state: ReplicaState) -> None:
 
 def test_signal_is_a_failure_with_shell_status() -> None:
     after = lifecycle.end_attempt(workload(), replica(R), report(code=None, signal=9), NOW).replica
-    assert (after.state, after.exit_status, after.message) == (BAD, 137, "killed by signal 9")
+    assert (after.state, after.exit_status, after.message) == (BAD, 137, "killed by signal 9 (SIGKILL)")
+
+
+def test_memory_limit_is_a_reason_of_its_own() -> None:
+    killed = replace(report(code=None, signal=9), message="Killed: it exceeded its limit.", memory_limited=True)
+    after = lifecycle.end_attempt(workload(), replica(R), killed, NOW).replica
+    assert (after.state, after.reason, after.message) == (BAD, Reason.MEMORY_LIMIT, "Killed: it exceeded its limit.")
+    retried = lifecycle.end_attempt(workload(retry=TWICE), replica(R), killed, NOW).replica
+    assert (retried.state, retried.reason) == (P, Reason.RETRY)
 
 
 @pytest.mark.parametrize(("kind", "bound"), [(WorkloadKind.EXEC, False), (WorkloadKind.RUN, True)])
@@ -247,7 +256,7 @@ def test_event_of_stop_has_one_punctuation_mark_after_reason(sentence: str, even
         *[(state, None, False) for state in (P, *FINAL)],
     ],
 )
-def test_only_a_placed_replica_that_is_not_stopped_otherwise_restarts(
+def test_only_placed_replica_without_other_stop_restarts(
     before: ReplicaState, next_reason: Reason | None, restarts: bool
 ) -> None:
     row = replica(before, next_reason)
@@ -399,3 +408,23 @@ def test_stopped_workload_never_runs_again(reports: list[Any], retry: Retry) -> 
     for how in reports:
         for before in (replica(S), replica(R), replica(X, Reason.PREEMPTED), replica(X, Reason.STOPPED_BY_USER)):
             assert lifecycle.end_attempt(job, before, how, NOW).replica.state.final
+
+
+@pytest.mark.parametrize(
+    ("on_preempt", "reason", "grace_s", "stop_s"),
+    [
+        (OnPreempt.SIGNAL, Reason.PREEMPTED, None, 10.0),
+        (OnPreempt.KILL, Reason.PREEMPTED, None, 0.0),
+        (OnPreempt.KILL, Reason.WINDOW_CLOSED, None, 0.0),
+        (OnPreempt.KILL, Reason.STOPPED_BY_USER, None, 10.0),
+        (OnPreempt.KILL, Reason.SUSPENDED_BY_USER, None, 10.0),
+        (OnPreempt.KILL, Reason.TIME_LIMIT, None, 10.0),
+        (OnPreempt.KILL, Reason.PREEMPTED, 3.0, 3.0),
+    ],
+)
+def test_preemption_kills_at_once_if_the_workload_says_so(
+    on_preempt: OnPreempt, reason: Reason, grace_s: float | None, stop_s: float
+) -> None:
+    job = replace(workload(), limits=replace(workload().limits, on_preempt=on_preempt))
+    step = lifecycle.stop(job, replica(R), reason, NOW, grace_s)
+    assert [effect.grace_s for effect in step.effects if isinstance(effect, StopProgram)] == [stop_s]

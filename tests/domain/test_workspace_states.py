@@ -70,8 +70,12 @@ def test_task_decides_the_state(kind: TaskKind, state: WorkspaceState) -> None:
 def test_files_and_gpus_change_only_while_stopped() -> None:
     for action in A:
         allowed = {state for state in S if _is_allowed(state, action)}
-        extra = {A.STOP: {S.STARTING, S.RUNNING, S.STOPPING}, A.DELETE: {S.DELETING}}.get(action, set())
-        assert allowed == {S.STOPPED} | extra, action
+        extra = {
+            A.STOP: {S.STOPPED, S.STARTING, S.RUNNING, S.STOPPING, S.IMPORTING},
+            A.DELETE: {S.STOPPED, S.DELETING, S.IMPORTING},
+            A.IMPORT: {S.IMPORTING},
+        }
+        assert allowed == extra.get(action, {S.STOPPED}), action
 
 
 def _is_allowed(state: WorkspaceState, action: WorkspaceAction) -> bool:

@@ -14,7 +14,7 @@ def shared_pool() -> Iterator[RealPool]:
 
 @pytest.fixture
 def pool(shared_pool: RealPool) -> Iterator[RealPool]:
-    """Two free emulated GPUs; what a test leaves running is stopped, its projects are deleted."""
+    """Yield a pool with two free emulated GPUs; stop afterwards what a test leaves running, and delete its projects."""
     yield shared_pool
     shared_pool.clear()
     shared_pool.delete_projects()
@@ -22,13 +22,13 @@ def pool(shared_pool: RealPool) -> Iterator[RealPool]:
 
 @pytest.fixture
 def own_pool() -> Iterator[RealPool]:
-    """A pool that a test may harm."""
+    """Yield a pool that a test may harm."""
     with fresh_pool("1xT4") as made:
         yield made
 
 
 @pytest.fixture
 def new_pool() -> Iterator[RealPool]:
-    """Two free emulated GPUs and no past: for what is foretold or played again from it."""
+    """Yield a pool with two free emulated GPUs and no history, for estimates and simulations from it."""
     with fresh_pool("2xT4") as made:
         yield made

@@ -77,7 +77,7 @@ class RealPool:
         return json.loads(self(*words, "--json").stdout)
 
     def begin(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        """Start a command and go on."""
+        """Start a command and do not wait for it."""
         pipe = subprocess.PIPE
         options = {"cwd": self.work, "env": self.env, "stdin": pipe, "stdout": pipe, "stderr": pipe, **options}
         return fork_server.popen([str(COMMAND), *words], **options)
@@ -151,7 +151,7 @@ class RealPool:
 
 @contextmanager
 def folder_for_pool() -> Iterator[Path]:
-    """A short path that other users can pass."""
+    """Return a short path that other users can pass."""
     folder = Path(tempfile.mkdtemp(prefix="gpe2e-", dir="/tmp"))
     folder.chmod(0o755)
     try:

@@ -19,7 +19,7 @@ from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
 from gpupool.domain.people.access import Project
 from gpupool.domain.work.workload import (
-    Lease,
+    GpuLease,
     Program,
     Replica,
     ReplicaState,
@@ -34,7 +34,7 @@ DAY = 20_700 * 86_400  # 2026-09-04 in UTC
 
 
 def at(clock: str) -> float:
-    """A time of that day."""
+    """Return a time of that day."""
     hours, minutes, seconds = clock.split(":")
     return DAY + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 
@@ -95,9 +95,9 @@ MEASUREMENTS = (  # workload, hour, seconds looked at, of computing, of idling
 )
 
 
-def _lease(number: int, workload: Workload) -> Lease:
+def _lease(number: int, workload: Workload) -> GpuLease:
     granted, node, shares = HELD[number - 1]
-    return Lease(
+    return GpuLease(
         epoch=Epoch(number),
         workload=workload.id,
         index=0,

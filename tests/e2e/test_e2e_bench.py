@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from e2e_pool import RealPool, eventually
+from numpy_only import numpy_only
 
 from gpupool.node.host.native import missing
 
@@ -116,7 +116,7 @@ def test_resume_refuses_other_options(pool: RealPool) -> None:
 
 def test_training_by_batch_size_names_its_program(pool: RealPool) -> None:
     file = pool.work / "train.jsonl"
-    python = without_frameworks(pool)
+    python = numpy_only(pool.folder)
     table, _ = bench(pool, "train", "--quick", "--python", str(python), "-o", str(file))
     lines = lines_of(file)
     assert_labelled(lines)
@@ -134,7 +134,7 @@ def test_training_by_batch_size_names_its_program(pool: RealPool) -> None:
 
 def test_overhead_is_measured_against_a_run_without_the_pool(pool: RealPool) -> None:
     file = pool.work / "overhead.jsonl"
-    bench(pool, "overhead", "--quick", "--python", str(without_frameworks(pool)), "-o", str(file))
+    bench(pool, "overhead", "--quick", "--python", str(numpy_only(pool.folder)), "-o", str(file))
     lines = lines_of(file)
     assert_labelled(lines)
     by_case: dict[str, list[dict[str, Any]]] = {}
@@ -162,7 +162,7 @@ def test_training_without_numpy_is_skipped_with_the_reason(pool: RealPool) -> No
 
 def test_tenants_of_one_gpu_add_up(pool: RealPool) -> None:
     file = pool.work / "tenants.jsonl"
-    words = ("--quick", "--case", "tenant", "--python", str(without_frameworks(pool)))
+    words = ("--quick", "--case", "tenant", "--python", str(numpy_only(pool.folder)))
     bench(pool, "tenancy", *words, "-o", str(file))
     lines = lines_of(file)
     assert_labelled(lines)
@@ -173,20 +173,6 @@ def test_tenants_of_one_gpu_add_up(pool: RealPool) -> None:
         assert line["value"] == pytest.approx(sum(line["detail"]["jobs_images_per_s"]))
         assert 0 <= line["detail"]["overlap"] <= 1
     assert pool.all_free()
-
-
-def without_frameworks(pool: RealPool) -> Path:
-    """Return a Python that has NumPy, but neither PyTorch nor TensorFlow."""
-    folder = pool.folder / "numpy-only"
-    if not folder.exists():
-        folder.mkdir(mode=0o755)
-        site = Path(np.__file__).parents[1]
-        for path in (site / "numpy", *site.glob("numpy.libs")):
-            (folder / path.name).symlink_to(path)
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
-    return python
 
 
 def test_two_results_are_compared(pool: RealPool) -> None:

@@ -14,7 +14,7 @@ FOREVER = ("--grace", "1s", "--", "sleep", "1000")
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[RealPool]:
-    """Four GPUs, two projects with a quota of two each; gangs with too few members are stale after a second."""
+    """Yield four GPUs, two projects with a quota of two each; gangs with too few members are stale after a second."""
     with fresh_pool("4xT4") as made:
         for name in ("red", "blue"):
             made("project", "create", name, "--quota", "2", "--min-runtime", "1s")

@@ -14,7 +14,7 @@ TRAINING = 'trap "exit 0" TERM; echo began at attempt $GPUPOOL_ATTEMPT; while :;
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[RealPool]:
-    """Eight GPUs, two projects with a quota of four each, no minimum runtime; the second has borrowed the first's."""
+    """Yield eight GPUs, two projects with a quota of four each, no min-runtime; the second uses GPUs of the first."""
     with fresh_pool("8xT4") as made:
         for name in ("owner", "borrower"):
             made("project", "create", name, "--quota", "4", "--min-runtime", "0s")

@@ -71,6 +71,32 @@ def test_logs_support_follow_tail_since_and_timestamps(pool: RealPool) -> None:
     assert b"problem" in err
 
 
+def test_logs_select_lines(pool: RealPool) -> None:
+    script = "seq 1 20; echo 'ValueError: bad' >&2; sleep 0.2; seq 21 40; printf '\\033[31mred 7\\033[0m'; exit 3"
+    pool("submit", "seeker", "-g", "0.1", "--restart", "never", "--", "sh", "-c", script)
+    pool("wait", "seeker", ok=False)
+    assert pool.text("logs", "seeker", "--grep", "^1.$") == "".join(f"{i}\n" for i in range(10, 20))
+    assert pool.text("logs", "seeker", "--grep", "RED", "-i") == "\x1b[31mred 7\x1b[0m\n"
+    errors = pool("logs", "seeker", "--errors")
+    assert errors.stderr == b"ValueError: bad\n"
+    assert len(errors.stdout.split()) == 6
+    assert b"ValueError" in pool("logs", "seeker", "--errors", "-C", "0", "--timestamps").stderr
+    assert pool("logs", "seeker", "--grep", "nowhere", ok=False).returncode == 1
+    assert b"is not a regular expression" in pool("logs", "seeker", "--grep", "(", ok=False).stderr
+    assert b"--json" in pool("logs", "seeker", "--errors", "--json", ok=False).stderr
+
+
+def test_logs_on_a_terminal_keep_colours_and_end_with_the_reason(pool: RealPool) -> None:
+    script = "printf '\\033[31mred\\033[0m\\n'; exit 3"
+    pool("submit", "painter", "-g", "0.1", "--restart", "never", "--", "sh", "-c", script)
+    pool("wait", "painter", ok=False)
+    terminal = Terminal(pool, "logs", "painter")
+    assert terminal.wait() == 0
+    assert b"\x1b[31mred\x1b[0m" in terminal.seen
+    assert b"gpupool: exited with status 3 after" in terminal.seen
+    assert b"[EXITED]" in terminal.seen
+
+
 def test_logs_keep_every_byte(pool: RealPool) -> None:
     data = bytes(range(256)) * 500
     (pool.work / "bytes").write_bytes(data)

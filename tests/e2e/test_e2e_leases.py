@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from e2e_pool import PATIENCE_S, RealPool, eventually, fresh_pool
+from e2e_pool import PATIENCE_S, RealPool, alive, eventually, fresh_pool
 
 
 def test_lease_is_held_used_and_released(pool: RealPool) -> None:
@@ -22,6 +22,26 @@ def test_lease_is_held_used_and_released(pool: RealPool) -> None:
     pool("release_gpus")
     assert pool.all_free()
     assert pool("client", "--", "true", ok=False).returncode == 125
+
+
+def test_background_programs_of_a_lease_run_on_if_its_holder_wants_that(pool: RealPool) -> None:
+    pool("request_gpus", "-p", "0.25", "--name", "held")
+    started = (
+        "nohup setsid sh -c 'echo $$ > NAME.pid; while ! test -e NAME.gate; do sleep 0.1; done; echo done > NAME.end' "
+    )
+    started += "> /dev/null 2>&1 & until test -s NAME.pid; do sleep 0.05; done"
+    for name, options in (("kept", ("--linger", "1h")), ("other", ())):
+        pool("client", "--lease", "held", *options, "--", "sh", "-c", started.replace("NAME", name))
+    other = int((pool.work / "other.pid").read_text())
+    assert eventually(lambda: not alive(other)), "without the option it ends with its program"
+    assert alive(int((pool.work / "kept.pid").read_text()))
+    (pool.work / "kept.gate").touch()
+    assert eventually((pool.work / "kept.end").exists)
+    pool("exec", "--linger", "1h", "held", "--", "sh", "-c", started.replace("NAME", "last"))
+    last = int((pool.work / "last.pid").read_text())
+    assert alive(last)
+    pool("release_gpus")
+    assert eventually(lambda: not alive(last)), "everything ends with the lease"
 
 
 def test_lease_with_own_file(pool: RealPool) -> None:

@@ -15,7 +15,7 @@ REMEDY = "Install a C compiler, then install gpupool again and restart the pool.
 
 @pytest.fixture
 def not_built() -> Iterator[RealPool]:
-    """A pool that is not started yet, of an installation without native parts."""
+    """Return a pool that is not started yet, of an installation without native libraries."""
     with folder_for_pool() as folder:
         pool = RealPool(folder, "1xT4")
         native = folder / "native"

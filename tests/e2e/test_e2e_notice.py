@@ -1,4 +1,4 @@
-"""Training that is preempted on a real pool saves, goes on by itself, and comes to the right result."""
+"""Training that is preempted on a real pool saves, continues by itself, and computes the right result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_preempted_job_saves_resumes_and_has_right_result(pool: RealPool) -> Non
     assert "saved after step" in first
     assert "PREEMPTED: " in first, "the notice was there when the signal came"
     saved = first.partition("saved after step ")[2].partition(";")[0]
-    assert f"going on after step {saved} (attempt 2)" in second
+    assert f"continuing after step {saved} (attempt 2)" in second
     assert f"total: {STEPS * (STEPS + 1) * (2 * STEPS + 1) // 6}" in second
     assert "PREEMPTED" in {event["reason"] for event in pool.json("events", "long")["events"]}
 
@@ -57,3 +57,19 @@ def test_idle_job_gets_warning_and_is_ended(pool: RealPool) -> None:
     assert pool.becomes("idler", "stopped")
     assert eventually(lambda: "IDLE_WARNING" in output(pool, "idler", 1))
     assert pool.json("describe", "idler")["replicas"][0]["message"].startswith("idle for")
+
+
+def test_preempted_job_is_killed_at_once_if_it_says_so(pool: RealPool) -> None:
+    """Its grace period is longer than the test."""
+    pool("project", "create", "killed", "--min-runtime", "1s")
+    where = ["--project", "killed", "-n", "2"]
+    stubborn = 'trap "" TERM; echo started; while :; do sleep 0.05; done'
+    pool("submit", "stubborn", *where, "--grace", "1h", "--on-preempt", "kill", "--", "sh", "-c", stubborn)
+    assert eventually(lambda: "started" in output(pool, "stubborn", 1))
+    pool("submit", "soon", *where, "--priority", "high", "--", "sleep", "1000")
+    assert pool.becomes("soon", "running")
+    [row] = pool.json("describe", "stubborn")["replicas"]
+    assert (row["interruptions"], row["state"]) == (1, "pending")
+    assert "killed on preemption" in pool.text("describe", "stubborn")
+    for name in ("soon", "stubborn"):
+        pool("stop", name, "--force")

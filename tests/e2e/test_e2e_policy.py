@@ -31,10 +31,16 @@ def test_work_is_consolidated_for_a_whole_gpu_request(pool: RealPool) -> None:
 
 def test_policy_survives_crash_and_only_administrators_change_it(own_pool: RealPool) -> None:
     own_pool("policy", "set", "--half-life", "12h", "--order", "shortest", "--turn", "never")
+    own_pool("policy", "set", "--topology", "block,rack")
     own_pool.kill_child("control-plane")
     kept = own_pool.json("policy", "show")
     assert (kept["half_life_s"], kept["order"], kept["turn_s"]) == (43_200, "shortest", None)
     assert "half life:" in own_pool.text("policy", "show")
+    assert kept["topology"] == ["block", "rack"]
+    assert "block > rack" in own_pool.text("policy", "show")
+    assert b"the largest domains first" in own_pool("policy", "set", "--topology", "rack,rack", ok=False).stderr
+    own_pool("policy", "set", "--topology", "none")
+    assert own_pool.json("policy", "show")["topology"] == []
     refused = own_pool("policy", "set", "--half-life", "1s", ok=False)
     assert refused.returncode != 0
     assert b"half_life_s" in refused.stderr

@@ -31,7 +31,7 @@ except OSError:
 
 
 def lowest_score() -> int:
-    """The score that a process of root gets here; a container may forbid it to lower one."""
+    """Return the score that a process of root gets here; a container may forbid lowering it."""
     lower = "import os; os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-5')"
     allowed = subprocess.run([sys.executable, "-c", lower], check=False, capture_output=True).returncode == 0
     return POOL_OOM_SCORE if allowed else 0

@@ -25,7 +25,7 @@ EXACT = {"rel": 1e-12, "abs": 1e-6}
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RealPool]:
-    """A pool with that past, of which the hours up to noon are summed."""
+    """Yield a pool with that history; the hours up to noon are summed."""
     with folder_for_pool() as folder:
         made = RealPool(folder, "1xT4")
         made.env["TZ"] = "UTC"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from e2e_pool import RealPool, eventually
+from e2e_pool import RealPool, eventually, fresh_pool
 from test_e2e_workspaces import becomes, remove
 
 SCRIPT = "import os; print(sum(n * n for n in range(1000))); print(bool(os.environ['CUDA_VISIBLE_DEVICES']))"
@@ -18,11 +18,19 @@ def held_by(pool: RealPool) -> dict[str, list[str]]:
     return {gpu["uuid"]: [holder["name"] for holder in gpu["holders"]] for gpu in pool.json("list-gpus")["gpus"]}
 
 
+def used_gpu_s(pool: RealPool) -> float:
+    """Return the GPU seconds that the usage report counts for the owner."""
+    return sum(float(row["gpu_seconds"]) for row in pool.json("usage")["rows"])
+
+
 def test_gpu_is_assigned_while_stopped_refused_to_another_and_moved(new_pool: RealPool) -> None:
     pool = new_pool
     pool("workspace", "create", "first", "-g", "2", "--reserved")
     pool("workspace", "create", "second", "-n", "0")
     assert eventually(lambda: list(held_by(pool).values()) == [["first-reserved"]] * 2)
+    [shares] = [row for row in pool.json("fairshare")["projects"] if row["project"] == "default"]
+    assert shares["held_permille"] == 2000
+    assert eventually(lambda: used_gpu_s(pool) > 0), "metered while stopped"
     pool("workspace", "start", "second")
     assert run_script(pool, "second") == ["332833500", "False"], "on the CPU"
     refused = pool("workspace", "assign", "second", "-g", "1", ok=False)
@@ -60,3 +68,19 @@ def test_killed_control_plane_keeps_the_reservation(own_pool: RealPool, when: st
     assert eventually(lambda: list(held_by(pool).values()) == [[expected]])
     remove(pool, "lab")
     assert eventually(pool.all_free)
+
+
+def test_mig_instance_stays_with_a_stopped_workspace() -> None:
+    with fresh_pool("1xA100-80GB[3g.40gb,2g.20gb]") as pool:
+        pool("workspace", "create", "lab", "-g", "1", "--gpu-model", "3g.40gb", "--reserved")
+        assert eventually(lambda: sorted(held_by(pool).values()) == [[], ["lab-reserved"]])
+        [instance] = [uuid for uuid, holders in held_by(pool).items() if holders]
+        pool("submit", "other", "-g", "1", "--gpu-model", "3g.40gb", "--wait", "1s", "--", "sleep", "600")
+        assert pool.becomes("other", "stopped", "failed"), "it waits in vain"
+        pool("workspace", "start", "lab")
+        assert held_by(pool)[instance] == ["lab"]
+        assert pool.text("exec", "lab", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").strip() == instance
+        pool("workspace", "stop", "lab")
+        assert eventually(lambda: held_by(pool)[instance] == ["lab-reserved"])
+        pool("workspace", "unassign", "lab")
+        assert eventually(pool.all_free)

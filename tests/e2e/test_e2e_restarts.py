@@ -15,7 +15,7 @@ from e2e_pool import PATIENCE_S, RealPool, alive, eventually, folder_for_pool, f
 
 
 def steady(pool: RealPool, name: str) -> int:
-    """A job that counts until a gate opens; its pid."""
+    """Start a job that counts until a gate opens; return its pid."""
     gate, mark = pool.work / f"{name}-gate", pool.work / f"{name}-pid"
     script = f"echo $$ > {mark}; echo begun; while ! test -e {gate}; do sleep 0.05; done; echo ended; exit 0"
     pool("submit", name, "-g", "0.5", "--", "sh", "-c", script)

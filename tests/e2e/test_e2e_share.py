@@ -37,4 +37,4 @@ def test_owner_is_warned_and_gets_reason_at_the_end(pool: RealPool) -> None:
     assert reasons.index("NODE_WARNING") < reasons.index("EXITED")
     text = pool.text("describe", "greedy")
     assert f"note: {warning}" in text
-    assert end in next(line for line in text.splitlines() if line.startswith("Reason"))
+    assert end.removesuffix(".") in next(line for line in text.splitlines() if line.startswith("Ended: "))

@@ -43,7 +43,7 @@ print(count)
 
 @pytest.fixture
 def watched() -> Iterator[RealPool]:
-    """Two emulated GPUs with the driver that simulates them."""
+    """Yield two emulated GPUs with the driver that simulates them."""
     pytest.importorskip("cuda.bindings")
     require("native")
     with fresh_pool("2xT4") as made:
@@ -59,7 +59,7 @@ def ask(pool: RealPool, path: str, **params: Any) -> Any:
 
 
 def seen_now(pool: RealPool) -> dict[str, Any]:
-    """The programs of the latest look, by the id of their workload."""
+    """Return the programs of the latest sample, by the id of their workload."""
     rows = [row for node in ask(pool, "/v1/telemetry")["nodes"] for row in node["replicas"]]
     return {row["key"].partition(".")[0]: row for row in rows}
 
@@ -96,7 +96,7 @@ def test_use_of_programs_is_measured_and_stored(watched: RealPool) -> None:
         assert pool.becomes(name, "succeeded")
     said = {one: KERNEL_S * int(pool.text("logs", name)) for one, name in ((part, "part"), (whole, "whole"))}
     series = ask(pool, f"/v1/workloads/{whole}/telemetry")
-    assert series["step_s"] == 1, "the last ten minutes are looks, those of before the kill too"
+    assert series["step_s"] == 1, "samples of the last ten minutes, also from before the kill"
     drawn = sum(value or 0.0 for value in series["values"]["gpu_percent"]) / 100
     assert drawn == pytest.approx(said[whole], rel=MAX_DIFFERENCE)
     pool.down()
@@ -104,7 +104,7 @@ def test_use_of_programs_is_measured_and_stored(watched: RealPool) -> None:
 
 
 def check_rows(pool: RealPool, said: dict[str, float]) -> None:
-    """Seconds of GPU time in the store, of minutes and of hours, against those that the programs gave work for."""
+    """Compare GPU seconds in the store, of minutes and of hours, with those of the programs' work."""
     with sqlite3.connect(f"file:{pool.state / 'pool.db'}?mode=ro", uri=True) as database:
         sums = "sum(busy_s), sum(idle_s), sum(samples)"
         for step in (60, 3600):

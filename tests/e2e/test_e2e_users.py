@@ -45,7 +45,7 @@ class UnixHttp(http.client.HTTPConnection):
 
 
 def ask(pool: RealPool, uid: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """One call of the API by an account: the status and the JSON."""
+    """Call the API once as an account; return the status and the JSON."""
 
     def call() -> list[Any]:
         connection = UnixHttp(pool.run / "api.sock")
@@ -70,7 +70,7 @@ def submit(pool: RealPool, uid: int, *command: str, **more: Any) -> dict[str, An
 
 
 def running(pool: RealPool, name: str) -> int:
-    """The pid of its program."""
+    """Return the pid of its program."""
     assert pool.becomes(name, "running")
     with pool.client as client:
         assert eventually(lambda: client.detail(name).replicas[0].pid)
@@ -242,3 +242,32 @@ def test_attach_to_program_of_another_user_is_refused(shared: RealPool) -> None:
     assert as_user(BOB, attach) == f"GpupoolError: {made['name']} belongs to uid-{ANN}. [FORBIDDEN]\n  {ASK_OWNER}"
     assert ask(shared, BOB, "GET", f"/v1/workloads/{made['name']}")[1]["manages"] is False
     assert ask(shared, ANN, "GET", f"/v1/workloads/{made['name']}")[1]["manages"] is True
+
+
+def test_shared_snapshot_is_copied_to_files_of_the_other_account(shared: RealPool) -> None:
+    def change(uid: int, path: str, body: Any) -> dict[str, Any]:
+        status, answer = ask(shared, uid, "POST", path, body)
+        assert status in {200, 201}, answer
+        while answer["task"]:
+            query = f"?task={answer['task']['id']}&timeout_s=20"
+            _, answer = ask(shared, uid, "GET", f"/v1/workspaces/{answer['id']}{query}")
+        return dict(answer)
+
+    made = change(ANN, "/v1/workspaces", {"name": "course", "gpus": {"count": 0}})
+    path = f"/v1/workspaces/{made['id']}"
+    script = "cd; echo lesson > data; umask 077; echo mine > private"
+    job = submit(shared, ANN, "sh", "-c", script, workspace="course")
+    assert shared.becomes(job["id"], "succeeded")
+    assert eventually(lambda: ask(shared, ANN, "GET", path)[1]["state"] == "stopped")
+    change(ANN, f"{path}/snapshots", {"name": "start"})
+    assert ask(shared, BOB, "POST", f"{path}/clone", {"name": "mine", "snapshot": "start"})[0] == 404
+    change(ANN, f"{path}/snapshots/start/share", {"shared": True})
+    listed = ask(shared, BOB, "GET", "/v1/workspaces")[1]
+    assert (listed["workspaces"], [each["snapshot"] for each in listed["shared"]]) == ([], ["start"])
+    cloned = change(BOB, f"{path}/clone", {"name": "mine", "snapshot": "start"})
+    home = shared.state / "workspaces" / cloned["id"] / "home"
+    assert {(each.name, each.stat().st_uid) for each in home.iterdir()} == {("data", BOB), ("private", BOB)}
+    source = shared.state / "workspaces" / made["id"]
+    for closed in (source / "home", source / "snapshots"):
+        assert as_user(BOB, lambda closed=closed: len(list(closed.iterdir()))).startswith("PermissionError")
+    assert as_user(ANN, lambda: len(list(home.iterdir()))).startswith("PermissionError"), "a copy: no way back"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from e2e_pool import RealPool, eventually, fresh_pool
+from e2e_pool import PATIENCE_S, RealPool, eventually, fresh_pool
 
 from gpupool.verify.schema import verify_schema
 
@@ -23,7 +23,7 @@ def three_gpus() -> Iterator[RealPool]:
 
 @pytest.fixture
 def pool(three_gpus: RealPool) -> Iterator[RealPool]:
-    """Three healthy GPUs without cordons."""
+    """Yield three healthy GPUs without cordons."""
     yield three_gpus
     faults(three_gpus).unlink(missing_ok=True)
     node = node_name(three_gpus)
@@ -136,3 +136,26 @@ def test_failed_gpu_stays_in_use_with_no_cordon(pool: RealPool) -> None:
     faults(pool).write_text("2 flip\n")
     assert pool("verify", "--no-cordon", ok=False).returncode == 2
     assert cordons(pool) == {}
+
+
+def test_policy_checks_idle_gpus_and_cordons_those_with_a_fault() -> None:
+    found = {
+        0: "memory: 1 word of memory changed",
+        1: "link: the PCIe link has 2 of 16 lanes",
+        2: "peers: no peer access",
+        3: "xid: the GPU reported XID 79",
+        4: "throttling: the clocks are lowered",
+    }
+    with fresh_pool("6xT4") as pool:  # its GPUs were never checked
+        faults(pool).write_text("0 flip\n1 slow-link 8\n2 no-peer\n3 xid 79\n4 throttle\n")
+        pool("policy", "set", "--verify-idle", "1m")
+        assert eventually(lambda: len(cordons(pool)) == len(found), PATIENCE_S * 3)
+        for index, reason in cordons(pool).items():
+            assert reason.startswith(f"verify: {found[index]}")
+        described = pool.text("describe", "node", node_name(pool))
+        assert described.count("fail, level 1") == len(found)
+        assert described.count("ok, level 1") == 1
+        assert "verified 6 GPUs at level 1: fail; GPU 0 fail: memory" in pool.text("events")
+        runs = pool.json("verify", "--history")["runs"]
+        outcomes = [gpu["outcome"] for gpu in runs[-1]["report"]["gpus"]]
+        assert outcomes == ["fail"] * len(found) + ["ok"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -54,3 +55,25 @@ def test_invalid_settings_are_refused(pool: RealPool) -> None:
     assert refused.returncode != 0
     assert b"INVALID_REQUEST" in refused.stderr
     assert b"see docs/warnings.md" in refused.stderr.lower()
+
+
+def test_mail_at_the_end_of_jobs(pool: RealPool) -> None:
+    me = pool.json("whoami")["user"]
+    os.mkfifo(pool.work / "gate")
+    (pool.work / "job.sh").write_text("#!/bin/sh\n#SBATCH -J slurm-job --mail-type=BEGIN,END\nread line < gate\n")
+    with mail_server() as mail:
+        pool("user", "set", me, "--email", "none")
+        told = pool("submit", "unheard", "-n", "0", "--mail-type", "end", "--", "true").stderr
+        assert f"gpupool user set {me} --email ADDRESS".encode() in told
+        pool("user", "set", me, "--email", "ada@example.org")
+        mailing = ["--smtp-host", "127.0.0.1", "--smtp-port", str(mail.port), "--smtp-security", "none"]
+        pool("warnings", "set", *mailing, "--sender", "pool@example.org")
+        assert b"address" not in pool("submit", "job.sh").stderr
+        assert eventually(lambda: mail.mails)
+        assert mail.mails[0][0] == "ada@example.org"
+        assert mail.mails[0][1]["Subject"] == "gpupool: slurm-job has started"
+        (pool.work / "gate").write_text("go\n")
+        assert pool.becomes("slurm-job", "succeeded")
+        refused = pool("submit", "x", "-n", "0", "--mail-type", "sometimes", "--", "true", ok=False)
+        assert b"is not a type of mail" in refused.stderr
+    pool("warnings", "set", "--smtp-host", "none")

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from e2e_pool import RealPool, eventually, walk
 
+from gpupool.domain.errors import GpupoolError
+from gpupool.domain.work.workspace import IMPORT_GRACE_S
+
 WRITE = "mkdir d; echo hello > d/data; ln -s d/data link; head -c 3000000 /dev/urandom > big; cksum big"
 
 
@@ -81,7 +84,7 @@ def test_broken_archive_leaves_no_workspace(pool: RealPool, tmp_path: Path) -> N
     pool("workspace", "delete", "bob", "--yes")
 
 
-def test_killed_import_leaves_no_files_under_their_names(pool: RealPool) -> None:
+def test_killed_import_leaves_no_workspace(pool: RealPool) -> None:
     pool("workspace", "create", "bob", "-n", "0")
     pool("workspace", "start", "bob")
     pool("exec", "bob", "--", "sh", "-c", WRITE)
@@ -95,9 +98,51 @@ def test_killed_import_leaves_no_files_under_their_names(pool: RealPool) -> None
     os.kill(importing.pid, signal.SIGKILL)
     importing.communicate()
     with pool.client as client:
-        assert eventually(lambda: client.workspace("half").state == "stopped")
-    pool("workspace", "start", "half")
-    assert pool.text("exec", "half", "--", "ls", "-A") == ""
-    for name in ("bob", "half"):
-        pool("workspace", "stop", name)
-        pool("workspace", "delete", name, "--yes")
+        half = client.workspace("half")
+        assert half.state == "importing"
+        assert eventually(lambda: client.workspace("half").session is None)
+        refused = pool("workspace", "start", "half", ok=False)
+        assert b"is importing; it must be stopped for 'start'" in refused.stderr
+        assert b"workspace delete half" in refused.stderr
+        assert eventually(lambda: names(pool) == ["bob"], IMPORT_GRACE_S + 60)
+        assert eventually(
+            lambda: [path.name for path in walk(pool.state / "workspaces") if half.id in path.parts] == []
+        )
+    pool("workspace", "delete", "bob", "--yes")
+
+
+def test_client_moves_a_workspace(pool: RealPool, tmp_path: Path) -> None:
+    file = tmp_path / "bob.tar"
+    with pool.client as client:
+        client.create_workspace("bob", 0)
+        session = client.start_workspace("bob").session
+        assert session is not None
+        with pytest.raises(GpupoolError, match="must be stopped for 'export'"):
+            client.export_workspace("bob", file)
+        pool("exec", "bob", "--", "sh", "-c", WRITE)
+        client.stop_workspace("bob")
+        client.wait(session)
+        assert client.export_workspace("bob", file) == file.stat().st_size
+        assert contents(pool("workspace", "export", "bob", "-").stdout) == contents(file.read_bytes())
+        copy = client.import_workspace("copy", file)
+        assert (copy.state, copy.gpus.count) == ("stopped", 0)
+        client.export_workspace("copy", tmp_path / "again.tar.gz")
+        assert contents(gzip.decompress((tmp_path / "again.tar.gz").read_bytes())) == contents(file.read_bytes())
+
+        whole = file.read_bytes()
+        (tmp_path / "cut.tar").write_bytes(whole[:-2_000_000])
+        with pytest.raises(GpupoolError, match="The import failed"):
+            client.import_workspace("broken", tmp_path / "cut.tar")
+        evil = tmp_path / "evil.tar"
+        with tarfile.open(evil, "w") as hostile, tarfile.open(file) as files:
+            hostile.addfile(files.next(), files.extractfile("workspace.json"))  # type: ignore[arg-type]
+            hostile.addfile(tarfile.TarInfo("home/../../../escaped"))
+            for number in range(300):  # more than the pipes hold: the program ends before it has read them
+                block = tarfile.TarInfo(f"home/{number}")
+                block.size = 100_000
+                hostile.addfile(block, io.BytesIO(bytes(block.size)))
+        with pytest.raises(GpupoolError, match=r"The import failed.*escaped"):
+            client.import_workspace("broken", evil)
+        assert sorted(each.name for each in client.workspaces()) == ["bob", "copy"]
+        for name in ("bob", "copy"):
+            client.delete_workspace(name)

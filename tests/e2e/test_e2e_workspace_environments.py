@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 import uv
 from e2e_pool import PATIENCE_S, RealPool, eventually
 
+from gpupool.node.files.workspace_session import CONDA_PROGRAMS
+from local_channel import PROGRAM, write_channel
 from local_wheel import WHEEL, write_wheel
 
 pytestmark = pytest.mark.timeout(600)  # it only bounds a failing test, and machines may be busy
@@ -35,7 +38,7 @@ VALUE = ("python", "-c", "import sys, tinypkg; print(tinypkg.VALUE, sys.prefix)"
 
 @pytest.fixture
 def pool(shared_pool: RealPool) -> Iterator[RealPool]:
-    """The shared pool; the workspaces of a test are deleted."""
+    """Yield the shared pool; delete the workspaces of a test afterwards."""
     yield shared_pool
     shared_pool.clear()
     with shared_pool.client as client:
@@ -46,7 +49,7 @@ def pool(shared_pool: RealPool) -> Iterator[RealPool]:
 
 @pytest.fixture
 def project(pool: RealPool, tmp_path: Path) -> Path:
-    """A folder with a locked project that needs a local package."""
+    """Return a folder with a locked project that needs a local package."""
     folder = pool.home / "project"
     folder.mkdir(exist_ok=True)
     write_wheel(pool.home)
@@ -155,6 +158,45 @@ def test_killed_build_is_not_used_and_is_made_again(pool: RealPool, tmp_path: Pa
     assert not (home / ".venv.incomplete").exists()
 
 
+CONDA = next(filter(None, map(shutil.which, CONDA_PROGRAMS)), None)
+
+
+def create_with_conda(pool: RealPool, folder: Path, name: str, package: str) -> Path:
+    """Create a stopped workspace whose environment has a package of a local channel; return its home."""
+    assert CONDA is not None
+    channel = folder / "channel"
+    address = f"file://{channel}" if channel.exists() else write_channel(channel)
+    (folder / "conda.yml").write_text(f"name: lab\nchannels: ['{address}']\ndependencies: [{package}]\n")
+    pool("workspace", "create", name, "-n", "0", "--env", str(folder / "conda.yml"))
+    home = home_of(pool, name)
+    programs = home / ".local/bin"
+    programs.mkdir(parents=True)
+    (programs / Path(CONDA).name).symlink_to(CONDA)
+    (home / ".condarc").write_text("solver: classic\nnotify_outdated_conda: false\n")  # needs no other package
+    return home
+
+
+@pytest.mark.skipif(CONDA is None, reason="needs micromamba, mamba or conda, of a channel that is not on each machine")
+def test_conda_makes_an_environment_and_makes_it_again_in_a_copy(pool: RealPool) -> None:
+    folder = pool.home / "conda"
+    folder.mkdir()
+    home = create_with_conda(pool, folder, "bob", PROGRAM)
+    started = pool("workspace", "start", "bob", timeout=BUILD_TIMEOUT_S).stderr.decode()
+    assert "Creating the environment conda.yml" in started
+    assert pool.text("exec", "bob", "--", PROGRAM) == f"{home}/.venv\n"
+    pool("workspace", "stop", "bob")
+    pool("workspace", "clone", "bob", "copy")
+    again = pool("workspace", "start", "copy", timeout=BUILD_TIMEOUT_S).stderr.decode()
+    assert "An environment of conda must be made again." in again
+    assert pool.text("exec", "copy", "--", PROGRAM) == f"{home_of(pool, 'copy')}/.venv\n"
+
+    create_with_conda(pool, folder, "broken", "no-such-package")
+    failed = pool("workspace", "start", "broken", ok=False, timeout=BUILD_TIMEOUT_S)
+    assert failed.returncode != 0
+    assert b"no-such-package" in failed.stderr
+    assert b"The environment conda.yml could not be made" in failed.stderr
+
+
 def test_file_that_cannot_be_used_is_refused(pool: RealPool, tmp_path: Path) -> None:
     missing = pool("workspace", "create", "bob", "--env", str(tmp_path / "uv.lock"), ok=False)
     assert b"uv.lock cannot be read" in missing.stderr
@@ -163,4 +205,4 @@ def test_file_that_cannot_be_used_is_refused(pool: RealPool, tmp_path: Path) -> 
     assert b"The environment uv.lock needs pyproject.toml." in alone.stderr
     inside = pool("workspace", "create", "bob", "--image", "tiny", "--env", "python", ok=False)
     assert b"not in a container image" in inside.stderr
-    assert pool.json("workspace", "list") == {"workspaces": []}
+    assert pool.json("workspace", "list")["workspaces"] == []

@@ -51,8 +51,24 @@ def test_files_stay_when_the_size_changes(pool: RealPool) -> None:
     [row] = pool.json("workspace", "list")["workspaces"]
     assert (row["state"], row["session_gpus"]["count"], row["user"]) == ("running", 0, pool.json("whoami")["user"])
     remove(pool, "bob")
-    assert pool.json("workspace", "list") == {"workspaces": []}
+    assert pool.json("workspace", "list")["workspaces"] == []
     assert eventually(lambda: not [path for path in walk(pool.state / "workspaces") if path.is_file()])
+
+
+def test_start_says_why_it_waits_and_delete_says_what_is_lost(pool: RealPool) -> None:
+    pool("submit", "all", "-n", "2", "--", "sleep", "1000")
+    assert pool.becomes("all", "running")
+    pool("workspace", "create", "later", "-n", "1")
+    terminal = Terminal(pool, "workspace", "start", "later")
+    terminal.expect(b"workspace later waits: ")
+    pool("stop", "all", "--force")
+    terminal.expect(b"workspace later is running")
+    assert terminal.wait() == 0
+    pool("workspace", "stop", "later")
+    asked = pool("workspace", "delete", "later", ok=False)
+    assert asked.returncode != 0
+    assert b"Delete later with its home" in asked.stderr
+    remove(pool, "later")
 
 
 def test_job_in_a_workspace_leaves_its_files_there(pool: RealPool) -> None:

@@ -48,7 +48,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     whole = train("--epochs", 4)
     train("--epochs", 2, "--checkpoint", checkpoint)
     rest = train("--epochs", 4, "--checkpoint", checkpoint)
-    assert "going on after epoch 2" in rest.stdout
+    assert "continuing after epoch 2" in rest.stdout
     assert epochs(rest.stdout) == epochs(whole.stdout)[2:]
 
 
@@ -65,7 +65,7 @@ def test_sigterm_leaves_a_checkpoint_and_status_143(tmp_path: Path) -> None:
     assert running.returncode == 128 + signal.SIGTERM, rest
     with np.load(checkpoint) as saved:
         assert saved["epochs_done"] >= 2
-    assert "going on after epoch" in train("--epochs", 1, "--checkpoint", checkpoint).stdout
+    assert "continuing after epoch" in train("--epochs", 1, "--checkpoint", checkpoint).stdout
 
 
 def test_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:

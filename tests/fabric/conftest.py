@@ -13,6 +13,6 @@ from node_harness import Node, fresh_node
 
 @pytest.fixture
 def own_node() -> Iterator[Node]:
-    """An agent that a test may kill."""
+    """Yield an agent that a test may kill."""
     with fresh_node() as made:
         yield made

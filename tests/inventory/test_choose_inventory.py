@@ -12,7 +12,7 @@ from gpupool.node.inventory.emulated import EmulatedInventory
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """The machine's pynvml is this one."""
+    """Replace the machine's pynvml by this one."""
     nvml = FakeNvml(FakeCard("GPU-a"))
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     return nvml

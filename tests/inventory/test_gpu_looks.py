@@ -57,10 +57,10 @@ def test_gpu_sample_has_all_values() -> None:
     inventory = NvmlInventory("n1", nvml)
     assert isinstance(inventory, Meter)
     (look,) = inventory.look()
-    assert look.sample == GpuSample("GPU-a", 42.0, 300, 2, 70.5, 55.0, 1500, 5000)
+    assert look.sample == GpuSample("GPU-a", 42.0, 300, 2, 70.5, 55.0, 1500, 5000, xids=0)
     assert (look.memory, look.percent) == ({10: 100 * MIB, 11: 0}, {10: 40.0, 11: 2.0})
     inventory.look()
-    assert nvml.since_us[1] == 6_000_000, "what was told before is not asked for again"
+    assert nvml.since_us[1] == 6_000_000, "earlier values are not queried again"
 
 
 def test_no_compute_process_is_a_valid_answer() -> None:
@@ -88,7 +88,7 @@ def test_temporary_error_is_retried() -> None:
 
 def test_older_nvml_without_functions_is_supported() -> None:
     sample = only_look(FakeNvml(FakeCard("GPU-a", utilisation=7))).sample
-    assert sample == GpuSample("GPU-a", 7.0, 0)
+    assert sample == GpuSample("GPU-a", 7.0, 0, xids=0)
 
 
 def test_mig_instances_are_sampled_without_utilisation() -> None:

@@ -13,7 +13,7 @@ ALLOWED = len(os.sched_getaffinity(0))
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A machine of its own: 8 GiB, no control groups."""
+    """Return a simulated machine with 8 GiB and without control groups."""
     put(tmp_path, "proc/meminfo", "MemTotal:        8388608 kB\nMemFree:  1 kB\n")
     return tmp_path
 

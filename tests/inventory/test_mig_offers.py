@@ -31,8 +31,9 @@ def report_of(inventory: Inventory, folder: Path) -> NodeReport:
 
     async def report() -> NodeReport:
         runner = ProcessRunner()
-        images: Any = None
-        agent = Agent(StateFolder(folder / "state"), RunFolder(folder / "run"), Backends(inventory, runner, images))
+        nothing: Any = None
+        backends = Backends(inventory, runner, nothing, nothing)
+        agent = Agent(StateFolder(folder / "state"), RunFolder(folder / "run"), backends)
         try:
             return await agent.report()
         finally:

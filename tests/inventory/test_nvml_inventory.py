@@ -35,7 +35,7 @@ def only_gpu(card: FakeCard, pool_pids: frozenset[int] = POOL) -> Gpu:
 
 @pytest.fixture
 def foreigner() -> Iterator[subprocess.Popen[bytes]]:
-    """A process outside the tests' own tree cannot be made; one that is not in the pool's pids is as good."""
+    """Simulate a foreign process by one that is not in the pool's pids, because a test cannot create a real one."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         yield process
         process.kill()

@@ -38,7 +38,7 @@ def shared_pool() -> Iterator[RealPool]:
 
 @pytest.fixture
 def pool(shared_pool: RealPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealPool]:
-    """Two free emulated GPUs, and this process in the environment of their user; kernels of killed servers go."""
+    """Yield two free emulated GPUs, with this process in their user's environment; kernels of killed servers end."""
     use(shared_pool, monkeypatch)
     yield shared_pool
     shared_pool.clear()
@@ -47,7 +47,7 @@ def pool(shared_pool: RealPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rea
 
 @pytest.fixture
 def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[RealPool]:
-    """A pool that a test may harm, and this process in the environment of its user."""
+    """Yield a pool that a test may harm, with this process in the environment of its user."""
     with pool_for_jupyter() as made:
         use(made, monkeypatch)
         yield made

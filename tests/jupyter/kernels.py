@@ -18,7 +18,6 @@ from jupyter_client.manager import AsyncKernelManager
 
 from gpupool.jupyter import kernel_spec
 
-LANGUAGE = "python"
 TENTH: dict[str, Any] = {"gpus": {"fraction": 0.1}}
 
 
@@ -32,9 +31,12 @@ def use(pool: RealPool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def kernel_on_slices(name: str, request: Mapping[str, Any] = TENTH, **settings: Any) -> Iterator[str]:
-    """Add a kernel specification; ``settings`` are of the provisioner."""
-    spec = kernel_spec.add(name, name, kernel_spec.find_program(LANGUAGE), request)
+def kernel_on_slices(
+    name: str, request: Mapping[str, Any] = TENTH, *, language: str = "python", **settings: Any
+) -> Iterator[str]:
+    """Add a kernel specification; ``settings`` are of the provisioner. One with an image is not checked."""
+    program = kernel_spec.find_program(language, not_here="image" in request)
+    spec = kernel_spec.add(name, name, program, request)
     if settings:
         content = json.loads((spec.folder / "kernel.json").read_text())
         content["metadata"]["kernel_provisioner"]["config"] |= settings
@@ -80,7 +82,7 @@ class Kernel:
             self.client.stop_channels()
 
     async def run(self, code: str, printing: asyncio.Event | None = None) -> str:
-        """Return what the code prints, or the name of its exception. ``printing`` is set when it prints."""
+        """Return what the code prints, or the name of its exception (R: the status). ``printing``: set at an output."""
         assert self.client is not None
         printed: list[str] = []
 
@@ -91,7 +93,8 @@ class Kernel:
                     printing.set()
 
         reply = await self.client.execute_interactive(code, timeout=PATIENCE_S, output_hook=collect)
-        return "".join(printed) if reply["content"]["status"] == "ok" else reply["content"]["ename"]
+        content = reply["content"]
+        return "".join(printed) if content["status"] == "ok" else content.get("ename", content["status"])
 
     async def interrupted(self) -> str:
         """Interrupt code that sleeps, and return the name of its exception.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,12 +21,22 @@ TOKEN = "token-of-this-test"
 
 
 class JupyterServer:
-    """A server of one folder; its log is in a file. ``process``: options for starting it, such as another user."""
+    """A server of one folder; its log is in a file. ``process``: options for starting it, such as another user.
 
-    def __init__(self, env: Mapping[str, str], folder: Path, python: str = sys.executable, **process: Any) -> None:
+    ``module`` is ``jupyter_server``, or ``jupyterlab`` with its pages.
+    """
+
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        folder: Path,
+        python: str = sys.executable,
+        module: str = "jupyter_server",
+        **process: Any,
+    ) -> None:
         self.folder = folder
         self.log = folder.with_suffix(f".{os.urandom(4).hex()}.log")
-        command = [python, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"]
+        command = [python, "-m", module, "--no-browser", "--allow-root", "--port=0"]
         options = [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={TOKEN}"]
         with self.log.open("wb") as log:
             streams = {"stdout": log, "stderr": log}
@@ -41,7 +52,7 @@ class JupyterServer:
         assert self.process.poll() is None, self.said()
         for line in self.said().splitlines():
             if "http://127.0.0.1:" in line or "http://localhost:" in line:
-                self.url = line[line.index("http://") :].split("/?token")[0].split("/tree")[0].rstrip("/")
+                self.url = re.split(r"/(?:lab|tree)?\?token", line[line.index("http://") :])[0].rstrip("/")
         try:
             return bool(self.url) and ask(f"{self.url}/api/status", TOKEN)[0] == 200
         except OSError:  # it does not listen yet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from e2e_pool import RealPool, eventually
@@ -45,3 +46,16 @@ def test_idle_kernel_is_ended_although_a_tab_is_open(pool: RealPool, tmp_path: P
         with server.tab(kernel_id):
             assert eventually(lambda: shows_dead(server, kernel_id, "IDLE")), server.said()
         assert pool.all_free()
+
+
+def test_kernel_above_its_memory_limit_stays_dead(pool: RealPool, tmp_path: Path) -> None:
+    request = {**TENTH, "memory": "300M"}
+    with kernel_on_slices("small", request) as name, jupyter_server(pool, tmp_path / "notebooks") as server:
+        kernel_id = server.open_notebook("a.ipynb", name)
+        server.run(kernel_id, "x = 41")
+        with server.tab(kernel_id), ThreadPoolExecutor() as threads:
+            threads.submit(server.run, kernel_id, "data = [b'1' * 1_000_000 for _ in range(2_000)]")
+            assert eventually(lambda: shows_dead(server, kernel_id, "MEMORY_LIMIT")), server.said()
+            assert pool.all_free()
+        server.ask(f"kernels/{kernel_id}/restart", method="POST")
+        assert server.run(kernel_id, "print('x' in globals())") == "False\n"

@@ -95,7 +95,7 @@ def server(ann: Account) -> Iterator[JupyterServer]:
 
 @pytest.fixture(scope="module")
 def kernel(server: JupyterServer) -> str:
-    """The kernel of a notebook of the first account, which runs as that account."""
+    """Return the kernel of a notebook of the first account, which runs as that account."""
     kernel_id = str(server.ask("kernels", {"name": "tenth"})["id"])
     assert server.run(kernel_id, "import os; print(os.getuid())") == f"{ANN}\n", server.said()
     return kernel_id

@@ -244,7 +244,7 @@ def test_wait_ended_by_stop_says_so(pool: RealPool, tenth: str) -> None:
     asyncio.run(stop())
 
 
-def test_pool_that_is_not_there_is_said(pool: RealPool, tenth: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pool_is_reported(pool: RealPool, tenth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUPOOL_STATE_DIR", str(pool.folder / "nowhere"))
     monkeypatch.delenv("GPUPOOL_RUN_DIR")
     with pytest.raises(KernelStartError, match=r"\[POOL_UNREACHABLE\]\n  Start one with 'gpupool up"):

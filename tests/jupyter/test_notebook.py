@@ -83,7 +83,7 @@ def tunnel(where: RealPool | Laptop, *words: str, **env: str) -> Iterator[Tunnel
 
 @pytest.fixture(scope="module")
 def lab(head: Head) -> Iterator[Tunnel]:
-    """JupyterLab on a tenth of a GPU, started from the command line."""
+    """Yield JupyterLab on a tenth of a GPU, started from the command line."""
     with tunnel(head.pool, "notebook", "--name", "lab", "-p", "0.1", "--no-browser") as made:
         yield made
     head.pool("stop", "--force", "lab", ok=False)
@@ -132,7 +132,7 @@ def test_other_machine_with_a_login_opens_it(lab: Tunnel, head: Head, tmp_path: 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> dict[str, str]:
-    """The environment in which the browser is a program that writes its argument to the file $OPENED."""
+    """Return an environment in which the browser is a program that writes its argument to the file $OPENED."""
     program = tmp_path / "browser"
     program.write_text(BROWSER)
     program.chmod(0o755)
@@ -141,8 +141,8 @@ def opened(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.needs("jupyterlab", "chromium")
 def test_browser_gets_the_token_from_a_private_file(lab: Tunnel, pool: RealPool, opened: dict[str, str]) -> None:
-    from browsers import Chromium
-    from playwright.sync_api import expect, sync_playwright
+    from browsers import started_chromium
+    from playwright.sync_api import expect
 
     with tunnel(pool, "open", "lab", **opened) as made:
         assert eventually(lambda: Path(opened["OPENED"]).exists())
@@ -150,20 +150,18 @@ def test_browser_gets_the_token_from_a_private_file(lab: Tunnel, pool: RealPool,
         page_file = Path(urlsplit(address).path)
         assert made.token not in address
         assert stat.S_IMODE(page_file.stat().st_mode) == 0o600
-        with sync_playwright() as playwright:
-            browser = Chromium(playwright)
+        with started_chromium() as browser:
             page = browser.new_context().new_page()
             page.goto(address)
             expect(page.locator("#jp-main-dock-panel")).to_be_visible(timeout=90_000)
             assert urlsplit(page.url).netloc == urlsplit(made.url).netloc
-            browser.end()
         made.interrupt()
     assert not page_file.exists()
 
 
 @pytest.fixture
 def workspace(pool: RealPool) -> Iterator[str]:
-    """A stopped workspace."""
+    """Yield a stopped workspace."""
     pool("workspace", "create", "bob", "-n", "0")
     yield "bob"
     with pool.client as client:

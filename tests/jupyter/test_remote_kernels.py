@@ -32,7 +32,7 @@ def head() -> Iterator[Head]:
 
 @pytest.fixture
 def laptop(head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laptop]:
-    """A machine with a login and a kernel ``far``, and this process in the environment of its user."""
+    """Yield a machine with a login and a kernel ``far``, with this process in the environment of its user."""
     made = head.laptop(tmp_path / "laptop", head.token())
     for name in [name for name in os.environ if name.startswith(("GPUPOOL_", "XDG_", "JUPYTER_"))]:
         monkeypatch.delenv(name)
@@ -45,7 +45,7 @@ def laptop(head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def node_folder(kernel: Kernel) -> Path:
-    """The kernel's folder on its node, which is this machine in truth."""
+    """Return the kernel's folder on its node, which is really this machine."""
     return Path(json.loads((kernel.folder / "kernel.json").read_text())["node_folder"])
 
 
@@ -138,6 +138,27 @@ def test_far_kernel_that_the_pool_ended_is_dead(head: Head, laptop: Laptop) -> N
     asyncio.run(use())
 
 
+def test_far_kernel_is_reached_again_after_a_new_login(head: Head, laptop: Laptop) -> None:
+    """A revoked token cuts the channels, and the message says why; the kernel runs on with its variables."""
+
+    async def use() -> None:
+        async with running_kernel("far") as kernel:
+            await kernel.run("x = 41")
+            for token in head.pool.json("token", "list")["tokens"]:
+                head.pool("token", "revoke", str(token["id"]))
+            await becomes(
+                lambda: kernel.has_logged("The kernel runs, but cannot be reached: The token has been revoked")
+            )
+            assert await kernel.manager.is_alive()
+            laptop.login(head.token())
+            await kernel.connect()
+            assert await kernel.run("print(x + 1)") == "42\n"
+            async with running_kernel("far") as other:
+                assert await other.run("print(6 * 7)") == "42\n"
+
+    asyncio.run(use())
+
+
 @pytest.fixture
 def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     with machines(2, "1xT4") as made:
@@ -168,3 +189,31 @@ def restart_agent(pool: Machines, node: str) -> None:
     pool.nodes[node].kill()
     pool.nodes[node].start()
     assert pool.node_becomes(node, "up")
+
+
+@pytest.fixture
+def hasty_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    with machines(2, "1xT4", hasty=True) as made:
+        made.env |= {"JUPYTER_DATA_DIR": str(tmp_path / "jupyter"), "IPYTHONDIR": str(tmp_path / "ipython")}
+        use(made, monkeypatch)
+        yield made
+
+
+def test_kernel_of_a_lost_node_is_dead_and_can_be_restarted_on_another(hasty_nodes: Machines) -> None:
+    async def use_kernel(name: str) -> None:
+        async with running_kernel(name) as kernel:
+            first = hasty_nodes.node_of(kernel.workload)
+            hasty_nodes.nodes[first].freeze()  # its disk and its programs are gone for the pool
+            assert await asyncio.to_thread(hasty_nodes.node_becomes, first, "down")
+            hasty_nodes("node", "lost", first, "--reason", "its disk failed")
+            await becomes(lambda: kernel.has_logged("The pool ended this kernel"))
+            assert await kernel.has_logged("[NODE_LOST]. Restart it to get a new slice.")
+            await becomes(kernel.dead)
+            await kernel.manager.restart_kernel()
+            await kernel.connect()
+            assert await kernel.run("print(6 * 7)") == "42\n"
+            assert hasty_nodes.node_of(kernel.workload) != first
+
+    with kernel_on_slices("whole", {"gpus": {"count": 1}}) as name:
+        asyncio.run(use_kernel(name))
+    hasty_nodes.heal()

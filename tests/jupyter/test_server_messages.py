@@ -34,7 +34,7 @@ def test_revoked_token_is_named(head: Head, tmp_path: Path) -> None:
         assert server.kernels() == []
 
 
-def test_pool_that_is_down_is_named(head: Head, tmp_path: Path) -> None:
+def test_error_names_stopped_pool(head: Head, tmp_path: Path) -> None:
     laptop = head.laptop(tmp_path / "laptop", head.token())
     laptop("jupyter", "kernel", "add", "0.1", "--name", "far", "--python", sys.executable)
     with jupyter_server({**laptop.env, "IPYTHONDIR": str(tmp_path / "ipython")}, tmp_path / "notebooks") as server:

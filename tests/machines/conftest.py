@@ -23,14 +23,14 @@ def shared_machines() -> Iterator[Machines]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
-    """A PostgreSQL server that tests may stop and start."""
+    """Yield a PostgreSQL server that tests may stop and start."""
     with postgres_server() as made:
         yield made
 
 
 @pytest.fixture
 def pool(shared_machines: Machines) -> Iterator[Machines]:
-    """Four nodes with a free GPU each; what a test leaves running is stopped, what it cut is healed."""
+    """Yield four nodes with a free GPU each; stop and heal afterwards what a test leaves running or cut off."""
     shared_machines.ask("PATCH", "policy", {"node_lost_after_s": 300, "min_runtime_s": 0})
     yield shared_machines
     shared_machines.heal()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from spaces import DATABASE, HEADS, Spaces, longest_silence_s, worst_overlap_s
 
-LASTS_S = 30.0  # longer than it takes until another leads and the work of a lost node runs elsewhere
+LASTS_S = 30.0  # longer than a failover and the retry of a lost node's work
 RECOVERY_S = 120.0
 LEADER, STANDBY, NODE = "leader", "standby", "node"
 MACHINES = (LEADER, STANDBY, NODE)
@@ -78,7 +78,7 @@ def play(spaces: Spaces, case: Case, number: int) -> Found:
 
 
 def cuts() -> Iterator[Case]:
-    """Between each two, both ways and each way alone; and each one from all others."""
+    """Yield cuts between each two machines, in both and in single directions, and of each machine from all others."""
     for here, there in itertools.combinations((*MACHINES, DATABASE), 2):
         for ways in ("both", "to", "from"):
 
@@ -99,7 +99,7 @@ def cuts() -> Iterator[Case]:
 
 
 def in_machines() -> Iterator[Case]:
-    """Killed, frozen, slow, and without room on the disk."""
+    """Yield kills, freezes, slow machines, and machines with a full disk."""
     for one in MACHINES:
 
         def kill(spaces: Spaces, roles: Roles, one: str = one) -> None:
@@ -130,7 +130,7 @@ def in_machines() -> Iterator[Case]:
 
 
 def in_database() -> Iterator[Case]:
-    """Started again, away for a while, frozen."""
+    """Yield a database that is restarted, absent for a while, or frozen."""
     yield Case("database restarted", lambda spaces, _roles: restart(spaces), 5.0)
     yield Case("database away", lambda spaces, _roles: spaces.server.stop(), 20.0, lambda s, _roles: s.server.start())
     yield Case("database frozen", lambda s, _roles: to_database(s, signal.SIGSTOP), 20.0, thaw_database)

@@ -69,11 +69,11 @@ class Machine:
         self.process.send_signal(signal.SIGCONT)
 
     def weather(self, weather: Weather) -> None:
-        """Of the network between the control plane and the agent."""
+        """Set the weather of the network between the control plane and the agent."""
         self._proxy.set(weather)
 
     def caller(self) -> Caller:
-        """Asks the agent as a control plane does, not through the proxy."""
+        """Return a caller that asks the agent as a control plane does, not through the proxy."""
         return Caller(self.run / "agent.sock")
 
     def ask(self, method: str, **params: Any) -> Any:
@@ -84,7 +84,7 @@ class Machine:
             caller.close()
 
     def programs(self) -> list[str]:
-        """Keys of the programs of which a process lives here, by what the processes themselves carry."""
+        """Return the keys of the programs with a process here, as the processes themselves carry them."""
         table = process_tree.scan()
         replicas = self.state / "replicas"
         keys = [path.name for path in replicas.iterdir()] if replicas.exists() else []
@@ -162,7 +162,7 @@ class ControlPlane(RealPool):
         return self.ask("GET", path)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The same with any method; a command would take a second on a busy machine."""
+        """Send the same request with any method; a command would take a second on a busy machine."""
         answer = call(str(self.run / "api.sock"), method, f"/v1/{path}", body, PATIENCE_S)
         assert answer.ok, (method, path, answer.body)
         return answer.body
@@ -175,7 +175,7 @@ class ControlPlane(RealPool):
         return ""
 
     def submit(self, name: str, line: str, **body: Any) -> None:
-        """Batch work of one GPU: a line of shell."""
+        """Submit batch work of one GPU that runs a shell line."""
         asked = {"name": name, "kind": "training", "command": ["sh", "-c", line], "workdir": str(self.work)}
         self.ask("POST", "workloads", asked | {"env": {"PATH": os.environ["PATH"]}, "gpus": {"count": 1}} | body)
 
@@ -195,7 +195,7 @@ class ControlPlane(RealPool):
         return eventually(reached)
 
     def replica(self, name: str, index: int = 0) -> Any:
-        """A replica of a workload as the API shows it."""
+        """Return a replica of a workload as the API shows it."""
         found = self.get(f"workloads/{name}")["replicas"]
         return next(row for row in found if row["index"] == index)
 
@@ -203,7 +203,7 @@ class ControlPlane(RealPool):
         return str(self.replica(name, index)["node"])
 
     def key_of(self, name: str, index: int = 0) -> str:
-        """Of the present attempt."""
+        """Return the key of the present attempt."""
         return f"{self.get(f'workloads/{name}')['id']}.{index}.{self.replica(name, index)['attempt']}"
 
     def node_becomes(self, name: str, *states: str, timeout_s: float = PATIENCE_S) -> bool:
@@ -236,7 +236,7 @@ class Machines(ControlPlane):
             self.add(f"n{number}", emulate, f"127.0.0.{10 + number}")
 
     def add(self, name: str, emulate: str, address: str = "127.0.0.1") -> Machine:
-        """One more node, with its agent started."""
+        """Add a node and start its agent."""
         machine = self.nodes[name] = Machine(self.folder, name, emulate, address, self.network)
         machine.start()
         self._write_directory()
@@ -262,7 +262,7 @@ class Machines(ControlPlane):
         return self.all_up(len(self.nodes))
 
     def heal(self) -> None:
-        """Good weather everywhere, every agent alive, every node up."""
+        """Heal all networks, start all agents, and wait until all nodes are up."""
         for node in self.nodes.values():
             node.weather(Weather.FINE)
             assert node.process is not None

@@ -46,7 +46,7 @@ class FileDirectory:
 
 def hasten() -> None:
     link.PING_EVERY_S, link.SILENT_S = 0.5, 3.0
-    policy.MIN_LOST_S = 1.0
+    policy.BOUNDS["node_lost_after_s"] = (1.0, *policy.BOUNDS["node_lost_after_s"][1:])
     leader.PING_EVERY_S = 0.4
     fencing.FENCE_GRACE_S, fencing.PROOF_LIFETIME_S, fencing.FENCE_MARGIN_S = 1.0, 3.0, 2.0
 

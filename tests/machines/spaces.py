@@ -306,7 +306,7 @@ def longest_silence_s(files: dict[str, Path]) -> float:
 
 @contextmanager
 def spaces(clocks: dict[str, str] | None = None) -> Iterator[Spaces]:
-    """All machines, up, with the first head leading or the second; needs root and PostgreSQL."""
+    """Yield all machines, up, with the first or the second head as the leader; needs root and PostgreSQL."""
     wire = Wire()
     try:
         with folder_for_pool() as root, postgres_server(*wire.connect()) as server:

@@ -15,7 +15,7 @@ SEED = 11
 
 
 def check_leases(pool: Machines) -> None:
-    """No GPU was held by two at any time, as far as whole GPUs go."""
+    """Check that no two programs held a whole GPU at the same time."""
     with sqlite3.connect(f"file:{pool.state}/pool.db?mode=ro", uri=True) as connection:
         rows = connection.execute(
             "select s.gpu_uuid, l.granted_at, coalesce(l.released_at, 1e18) from lease_shares s"

@@ -26,7 +26,7 @@ def test_work_is_spread_over_nodes_and_output_is_read_from_them(pool: Machines) 
 def test_cut_link_is_noticed_and_restored_without_effect_on_the_job(pool: Machines) -> None:
     pool.submit("kept", f"echo begun; {SLEEP}")
     assert pool.becomes("kept", "running")
-    assert eventually(lambda: pool.output("kept") == "begun\n"), "its exec may be under way else"
+    assert eventually(lambda: pool.output("kept") == "begun\n"), "otherwise its exec may still run"
     node, key = pool.nodes[pool.node_of("kept")], pool.key_of("kept")
     node.weather(Weather.CUT)
     assert pool.node_becomes(node.name, "down")

@@ -40,7 +40,7 @@ class Head(ControlPlane):
         save_config(config)
 
     def reach(self, nodes: Sequence[Machine]) -> None:
-        """Know these nodes from now on."""
+        """Use these nodes from now on."""
         for node in nodes:
             self.links[node.name] = self._network.between(self.folder / f"{node.name}.sock", node.run / "agent.sock")
         self.write_directory({name: link.near for name, link in self.links.items()})
@@ -108,7 +108,7 @@ class Pair:
 
 @contextmanager
 def two_control_planes(server: PostgresServer, nodes: Sequence[str]) -> Iterator[Pair]:
-    """Nodes with these GPUs, all up at the first control plane; the second one waits."""
+    """Return nodes with these GPUs, all up at the first control plane; the second one is a standby."""
     with folder_for_pool() as root:
         pair = Pair(root, server, nodes)
         try:

@@ -22,7 +22,7 @@ class MailServer:
 
     tls: ssl.SSLContext | None = None
     account: tuple[str, str] | None = None
-    refuse_recipient: str = ""  # what is said to RCPT
+    refuse_recipient: str = ""  # the answer to RCPT
     port: int = 0
     mails: list[tuple[str, Message]] = field(default_factory=list)
     secure: list[bool] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Conversation:
         return "\r\n".join([*offers, "250 8BITMIME"])
 
     def on_starttls(self, _rest: str) -> str:
-        return "220 go on"
+        return "220 ready"
 
     def encrypt(self) -> None:
         assert self.server.tls is not None
@@ -98,7 +98,7 @@ class Conversation:
         return "250 ok"
 
     def on_data(self, _rest: str) -> str:
-        self.say("354 go on")
+        self.say("354 send the message")
         lines = []
         while (line := self.file.readline()) not in {b".\r\n", b""}:
             lines.append(line[1:] if line.startswith(b"..") else line)

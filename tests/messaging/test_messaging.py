@@ -48,7 +48,7 @@ def test_mail_is_delivered_complete() -> None:
 
 @pytest.fixture
 def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
-    """A certificate for 127.0.0.1 that this process trusts."""
+    """Create a certificate for 127.0.0.1 that this process trusts."""
     files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     ensure_self_signed(files, "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -13,6 +13,6 @@ from prometheus_server import Scraped, scraped
 
 @pytest.fixture(scope="session")
 def monitored() -> Iterator[Scraped]:
-    """A real pool with work of two users, and a Prometheus that has scraped it."""
+    """Yield a real pool with work of two users, and a Prometheus that has scraped it."""
     with scraped() as made:
         yield made

@@ -13,10 +13,10 @@ import httpx2
 import pytest
 from prometheus_server import ALERTS, Scraped
 
-from gpupool.services.metrics.catalogue import CATALOGUE, Kind
+from gpupool.services.metrics.catalogue import CATALOGUE, MetricKind
 
 ROOT = Path(__file__).resolve().parents[2]
-DASHBOARD = ROOT / "docs" / "grafana" / "gpupool.json"
+DASHBOARDS = sorted((ROOT / "docs" / "grafana").glob("*.json"))
 pytestmark = pytest.mark.needs("prometheus", "promtool")
 
 
@@ -74,14 +74,16 @@ def test_metrics_equal_the_api(monitored: Scraped) -> None:
 
 def expressions() -> list[str]:
     found = []
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
-        found += [target["expr"] for target in panel.get("targets", ())]
+    for file in DASHBOARDS:
+        for panel in json.loads(file.read_text())["panels"]:
+            found += [target["expr"] for target in panel.get("targets", ())]
     return found
 
 
 def filled(expression: str) -> str:
     """Return the query that Grafana sends with all values selected."""
-    for variable, value in (("$project", ".*"), ("$node", ".*"), ("$__rate_interval", "1m"), ("$__range", "1h")):
+    names = ("$project", "$node", "$workload", "$user")
+    for variable, value in (*((name, ".*") for name in names), ("$__rate_interval", "1m"), ("$__range", "1h")):
         expression = expression.replace(variable, value)
     assert "$" not in expression
     return expression
@@ -89,11 +91,27 @@ def filled(expression: str) -> str:
 
 def test_every_dashboard_query_works_with_existing_metrics(monitored: Scraped) -> None:
     known = {metric.name for metric in CATALOGUE}
-    known |= {f"{m.name}_bucket" for m in CATALOGUE if m.kind is Kind.HISTOGRAM}
+    known |= {f"{m.name}_bucket" for m in CATALOGUE if m.kind is MetricKind.HISTOGRAM}
     for expression in expressions():
         monitored.query(filled(expression))
         assert set(re.findall(r"\bgpupool_\w+", expression)) <= known, expression
     assert monitored.query(filled(next(e for e in expressions() if "gpupool_workload_gpus_allocated" in e)))
+
+
+def test_metrics_of_gpus_join_with_those_of_dcgm_exporter(monitored: Scraped) -> None:
+    """DCGM exporter has the label UUID; here the GPUs' own metrics stand for its series."""
+    uuids = "gpupool_gpu_utilisation_ratio * on(node, gpu) group_left(uuid) gpupool_gpu_info"
+    dcgm = f'label_replace({uuids}, "UUID", "$1", "uuid", "(.*)")'
+    found = monitored.query(f"gpupool_gpu_holder_ratio * on(UUID) group_left() ({dcgm} ^ 0)")
+    assert {(row["metric"]["name"], float(row["value"][1])) for row in found} == {("busy", 0.5), ("wide", 1.0)}
+    assert monitored.number('count(gpupool_workload_info{name="busy", kind="training"})') == 1
+
+
+def test_dashboards_are_four(monitored: Scraped) -> None:
+    assert [file.stem for file in DASHBOARDS] == ["gpupool", "job", "node", "user"]
+    job = json.loads(DASHBOARDS[1].read_text())
+    shown = [e for panel in job["panels"] for e in [t["expr"] for t in panel.get("targets", ())] if "holder" in e]
+    assert all(monitored.query(filled(expression)) for expression in shown if "utilisation" in expression)
 
 
 def test_every_alert_is_loaded_and_inactive(monitored: Scraped) -> None:

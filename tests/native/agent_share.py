@@ -53,7 +53,7 @@ class _OwnNode(Node):
 
 @contextmanager
 def node_with(native: Path) -> Iterator[Node]:
-    """An agent that uses these native parts."""
+    """Yield an agent that uses these native files."""
     before = os.environ.get("GPUPOOL_NATIVE")
     os.environ["GPUPOOL_NATIVE"] = str(native)
     try:
@@ -70,14 +70,14 @@ def node_with(native: Path) -> Iterator[Node]:
 
 
 def program(text: str, *, permille: int = 100, lease: int = 0, env: dict[str, str] | None = None) -> ProcessSpec:
-    """A Python program on a part of the emulated T4."""
+    """Return the spec of a Python program on a part of the emulated T4."""
     share = GpuShare(UUID, 0, permille, T4_MIB * permille // 1000)
     made = {"PATH": os.environ["PATH"], **(env or {})}
     return spec(sys.executable, "-c", PRELUDE + text, gpus=(share,), lease=lease, env=made)
 
 
 def said(node: Node, key: str) -> list[str]:
-    """The lines that a program has written."""
+    """Return the lines that a program has written."""
     return node.log(key).decode().splitlines()
 
 
@@ -87,7 +87,7 @@ def until_said(node: Node, key: str, word: str) -> list[str]:
 
 
 def notes_with(node: Node, key: str, words: str) -> list[str]:
-    """The notes on a program that have these words."""
+    """Return the notes on a program that contain these words."""
     status = node.status(key)
     return [] if status is None else [note for note in status.notes if words in note]
 
@@ -99,14 +99,14 @@ def events(node: Node, name: str) -> list[dict[str, object]]:
 
 
 def arbiter_pid(node: Node) -> int | None:
-    """The arbiter of a node's agent."""
+    """Return the arbiter of a node's agent."""
     assert node.process is not None
     own = [p for p in process_tree.scan().values() if p.ppid == node.process.pid and p.state not in "ZX"]
     return next((p.pid for p in own if b"gpupool-arbiter" in command_line(p.pid)), None)
 
 
 def command_line(pid: int) -> bytes:
-    """The command of a process; nothing when it has gone."""
+    """Return the command of a process; empty when it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

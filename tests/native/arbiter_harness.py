@@ -20,7 +20,7 @@ PATIENCE_S = 10.0
 
 
 def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> float:
-    """Seconds until the condition held."""
+    """Wait until the condition holds; return the seconds that this took."""
     begin = time.monotonic()
     while not condition():
         waited = time.monotonic() - begin
@@ -40,7 +40,7 @@ class Arbiter:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Return its process."""
         return self._process.pid
 
     def _read(self) -> None:
@@ -49,28 +49,28 @@ class Arbiter:
             self.messages.append(json.loads(line))
 
     def tell(self, line: str) -> None:
-        """One order."""
+        """Send one command."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
 
     def add(self, lease: LeaseFolder) -> None:
-        """Names a lease and waits until it is minded."""
+        """Add a lease and wait until the arbiter serves it."""
         self.tell(f"add {lease.path}")
         eventually(lambda: (lease.path / "bell").exists() and self.usage(lease) is not None)
 
     def warnings(self) -> list[str]:
-        """All sentences so far."""
+        """Return all warnings so far."""
         return [message["warning"] for message in list(self.messages) if "warning" in message]
 
     def usage(self, lease: LeaseFolder, gpu: int = 0) -> dict[str, Any] | None:
-        """The last of a lease's GPU."""
+        """Return the last usage report of a lease's GPU."""
         found = [m["usage"] for m in list(self.messages) if "usage" in m]
         mine = [one for one in found if one["lease"] == str(lease.path) and one["gpu"] == gpu]
         return mine[-1] if mine else None
 
     def cpu_s(self) -> float:
-        """Processor time it has used."""
+        """Return the CPU time that it has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -79,7 +79,7 @@ class Arbiter:
         return self._process.poll() is None
 
     def end(self) -> int:
-        """Closes its input; its exit status."""
+        """Close its input and return its exit status."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait(PATIENCE_S)
@@ -108,7 +108,7 @@ class Tenant(LeaseFolder):
         super().__init__(path, [leased], "/nonexistent")
 
     def claim(self, pid: int, slot: int = 0, used_bytes: int = 0, pid_ns: int | None = None) -> None:
-        """Slot `slot` is of process `pid` and has so much memory."""
+        """Write that slot `slot` belongs to process `pid` and has this memory."""
         own = Path("/proc/self/ns/pid").stat().st_ino
         self.set_slot(slot, "pid_ns", own if pid_ns is None else pid_ns)
         word = (used_bytes // UNIT) << 30 | slot << 23 | 1
@@ -120,12 +120,12 @@ class Tenant(LeaseFolder):
         self.set_slot(slot, "owner", owner_of(pid))
 
     def set_tenant(self, name: str, value: int, gpu: int = 0) -> None:
-        """Changes a word of the tenant's part of the status page."""
+        """Change a word of the tenant's part of the status page."""
         offset = {"tenant": 0, "peak_bytes": 8}[name]
         struct.pack_into("Q", self.status, 4096 + (4096 + 128 * 256) * gpu + offset, value)
 
     def ring(self, kind: int = LOOK, owner: int | None = None) -> None:
-        """A bell from this process."""
+        """Ring the bell from this process."""
         folder = os.open(self.path, os.O_PATH)
         bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -136,17 +136,17 @@ class Tenant(LeaseFolder):
             os.close(folder)
 
     def wait_for_grant(self, slot: int = 0) -> None:
-        """A thread of the process wants to launch."""
+        """Announce that a thread of the process wants to launch."""
         self.set_slot(slot, "waiting", 1)
         self.ring()
 
     def work(self, slot: int = 0) -> None:
-        """... and does, under its grant."""
+        """Launch under the grant."""
         self.set_slot(slot, "busy", 1)
         self.set_slot(slot, "waiting", 0)
 
     def drained(self, slot: int = 0) -> None:
-        """... and is done."""
+        """End the launched work."""
         self.set_slot(slot, "busy", 0)
         self.ring()
 
@@ -159,5 +159,5 @@ class Tenant(LeaseFolder):
         return self.control_field("grant") & CONTENDED != 0
 
     def epoch(self) -> int:
-        """The number of its grants."""
+        """Return the number of its grants."""
         return self.control_field("grant") >> 2

@@ -14,31 +14,31 @@ from standin import build_standin
 
 @pytest.fixture(scope="session")
 def native_out() -> Path:
-    """The folder with everything native built from the present sources."""
+    """Return the folder with all native files, built from the present sources."""
     return build_native()
 
 
 @pytest.fixture
 def share(native_out: Path) -> Path:
-    """The share library."""
+    """Return the share library."""
     return native_out / "share/libcuda.so.1"
 
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A driver that only says which of its functions was called."""
+    """Return a driver that only reports which of its functions was called."""
     return build_standin(tmp_path_factory.mktemp("standin"))
 
 
 @pytest.fixture
 def fake_gpus(tmp_path: Path) -> Path:
-    """A folder with one simulated GPU, for GPUPOOL_FAKE_GPUS."""
+    """Return a folder with one simulated GPU, for GPUPOOL_FAKE_GPUS."""
     return fake_gpus_folder(tmp_path / "gpus")
 
 
 @pytest.fixture
 def lease(native_out: Path, tmp_path: Path) -> Iterator[LeaseFolder]:
-    """A lease of 1 GiB of that GPU, without an arbiter; compute is not gated."""
+    """Yield a lease of 1 GiB of that GPU, without an arbiter; compute is not gated."""
     leased = LeasedGpu(FakeGpu().uuid_bytes, memory_limit_bytes=1 << 30, uuid_text=FakeGpu().uuid)
     drivers = (native_out / "fake/libcuda.so.1", native_out / "fake/libnvidia-ml.so.1")
     with LeaseFolder(tmp_path / "lease", [leased], *drivers) as made:
@@ -47,7 +47,7 @@ def lease(native_out: Path, tmp_path: Path) -> Iterator[LeaseFolder]:
 
 @pytest.fixture
 def leased_environment(share: Path, fake_gpus: Path) -> Callable[[LeaseFolder], dict[str, str]]:
-    """The environment of a program of a lease, on the fake driver."""
+    """Return a function that creates the environment of a program of a lease, on the fake driver."""
 
     def environment(of: LeaseFolder) -> dict[str, str]:
         own = of.environment(share)

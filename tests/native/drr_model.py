@@ -100,11 +100,11 @@ class Outcome:
 
     @property
     def shares(self) -> list[float]:
-        """Parts of all that was served, in percent."""
+        """Return the parts of the served time, in percent."""
         return [100 * one / sum(self.served) for one in self.served]
 
     def worst_error(self, wanted: Sequence[float], window_ns: int, warm_ns: int = 0) -> float:
-        """The largest difference in points between a tenant's part of what was served in any window and its due."""
+        """Return the largest error of a tenant's part of the served time in any window, in percentage points."""
         wide, first = window_ns // SAMPLE_NS, warm_ns // SAMPLE_NS
         points = [[0, *line] for line in self.samples]
         worst = 0.0
@@ -125,7 +125,7 @@ def _library() -> ctypes.CDLL:
 
 
 def run(tenants: Sequence[Tenant], seconds: float = 10.0, settings: Settings | None = None) -> Outcome:
-    """Lets these tenants use a GPU for so long."""
+    """Simulate these tenants on one GPU for some time."""
     count, duration = len(tenants), int(seconds * S) // SAMPLE_NS * SAMPLE_NS
     per = duration // SAMPLE_NS
     specs, results = (_Spec * count)(), (_Result * count)()

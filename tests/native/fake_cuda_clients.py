@@ -30,7 +30,7 @@ def devices() -> object:
 
 
 def attributes() -> object:
-    """Attributes that programs choose their kernels by."""
+    """Read attributes by which programs choose their kernels."""
     ok(cuda.cuInit(0))
     asked = cuda.CUdevice_attribute
     wanted = (
@@ -46,7 +46,7 @@ def attributes() -> object:
 
 
 def without_context() -> object:
-    """Calls before cuInit, without a context, and after its end."""
+    """Call functions before cuInit, without a context, and after its end."""
     found = [name(cuda.cuDeviceGetCount())]
     ok(cuda.cuInit(0))
     found += [name(cuda.cuMemAlloc(1)), name(cuda.cuStreamCreate(0)), name(cuda.cuCtxSynchronize())]
@@ -56,8 +56,28 @@ def without_context() -> object:
     return [*found, name(cuda.cuMemAlloc(1))]
 
 
+def limits() -> object:
+    """Read all limits of a context and one beyond, set one for graphics, and read the green context of a stream."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    begin()
+    value, green = ctypes.c_size_t(1), ctypes.c_void_p(1)
+    read = [(driver.cuCtxGetLimit(ctypes.byref(value), limit), value.value) for limit in range(11)]
+    stream = driver.cuStreamGetGreenCtx(None, ctypes.byref(green))
+    return {"read": read, "set": driver.cuCtxSetLimit(8, ctypes.c_size_t(1)), "green": [stream, green.value]}
+
+
+def profiler_table() -> object:
+    """Return the number of functions of the table that CUPTI needs, and the results of calling them."""
+    driver, table = ctypes.CDLL("libcuda.so.1"), ctypes.POINTER(ctypes.c_void_p)()
+    name = bytes.fromhex("7cb63f9b9ca48e42a484beb66e6aed7f")
+    found = driver.cuGetExportTable(ctypes.byref(table), name)
+    count = (table[0] or 0) // ctypes.sizeof(ctypes.c_void_p)
+    results = {ctypes.CFUNCTYPE(ctypes.c_int)(table[at])() for at in range(1, count)}
+    return [found, count, sorted(results), driver.cuGetExportTable(ctypes.byref(table), bytes(16)), bool(table)]
+
+
 def memory() -> object:
-    """Bytes move; the books are exact; bad pointers are refused."""
+    """Move bytes; counts are exact, and bad pointers are refused."""
     begin()
     before = free_bytes()
     pointer = ok(cuda.cuMemAlloc(1000))
@@ -80,7 +100,7 @@ def memory() -> object:
 
 
 def fill_card() -> object:
-    """To the last unit, and not one more."""
+    """Allocate to the last unit, and not one more."""
     begin()
     rest = free_bytes() // 512 * 512
     over = name(cuda.cuMemAlloc(rest + 512))
@@ -92,7 +112,7 @@ def fill_card() -> object:
 
 
 def hold(bytes_held: str) -> object:
-    """Holds memory with work under way until it is killed."""
+    """Hold memory with unfinished work until it is killed."""
     begin()
     ok(cuda.cuMemAlloc(int(bytes_held)))
     spin = kernel("spin_3600ms")
@@ -116,7 +136,7 @@ def wait_for_free(wanted: str) -> object:
 
 
 def pools() -> object:
-    """Reserved and used bytes of a pool along its life."""
+    """Return reserved and used bytes of a pool during its life."""
     begin()
     stream = ok(cuda.cuStreamCreate(1))
     pool = ok(cuda.cuDeviceGetDefaultMemPool(0))
@@ -149,7 +169,7 @@ def pools() -> object:
 
 
 def limited_pool() -> object:
-    """A pool with a largest size."""
+    """Use a pool with a largest size."""
     begin()
     properties = cuda.CUmemPoolProps()
     properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -166,7 +186,7 @@ def limited_pool() -> object:
 
 
 def virtual_memory() -> object:
-    """Physical memory is charged until there is neither handle nor mapping; two mappings show one memory."""
+    """Map physical memory twice; it is charged until its last handle and mapping are gone."""
     begin()
     properties = cuda.CUmemAllocationProp()
     properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -201,7 +221,7 @@ def virtual_memory() -> object:
 
 
 def arrays() -> object:
-    """An array takes memory, and bytes get there and back."""
+    """Check that an array takes memory, and that bytes get there and back."""
     begin()
     before = free_bytes()
     descriptor = cuda.CUDA_ARRAY_DESCRIPTOR()
@@ -243,19 +263,19 @@ def addresses() -> object:
 
 
 def exported() -> list[str]:
-    """All names of the interface that the build knows."""
+    """Return all names of the interface that the build knows."""
     listed = Path(__file__).parents[2] / "native/generated/cuda_api.txt"
     return [line.partition("(")[0] for line in listed.read_text(encoding="ascii").splitlines()]
 
 
 def unsupported() -> object:
-    """A call that is not simulated; names that are missing."""
+    """Call a function that is not simulated, and look up missing names."""
     library = ctypes.CDLL("libcuda.so.1")
     return library.cuGraphicsUnregisterResource(0), [one for one in exported() if not hasattr(library, one)]
 
 
 def after_fork() -> object:
-    """A child of a process that used the driver cannot use it; its parent goes on."""
+    """Check that a child of a process that used the driver cannot use it, and that its parent continues."""
     import os
 
     begin()

@@ -25,11 +25,11 @@ class Pool:
     gpus: Path
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Of a program that is to find this driver."""
+        """Return the environment of a program that finds this driver."""
         return clean_environment() | {"LD_LIBRARY_PATH": str(self.driver), "GPUPOOL_FAKE_GPUS": str(self.gpus)} | more
 
     def start(self, function: str, *arguments: object, **more: str) -> subprocess.Popen[str]:
-        """One of the clients as a process that can be talked to."""
+        """Start one of the clients as a process that answers commands."""
         command = [sys.executable, str(CLIENTS), function, *map(str, arguments)]
         return subprocess.Popen(
             command, env=self.environment(**more), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -57,7 +57,7 @@ class Counters:
 
 
 def counters(pool: Pool, gpu: str = "0") -> dict[int, Counters]:
-    """By pid: all processes that have used the GPU."""
+    """Return all processes that have used the GPU, by pid."""
     page = (pool.gpus / f"gpu-{gpu}.state").read_bytes()
     found = {}
     for slot in range(_PROCESSES):

@@ -26,12 +26,12 @@ def ok(answer: tuple[Any, ...]) -> Any:
 
 
 def name(answer: tuple[Any, ...]) -> str:
-    """The result of a call, without its prefix."""
+    """Return the name of the result of a call, without its prefix."""
     return str(answer[0].name).removeprefix("CUDA_").removeprefix("ERROR_")
 
 
 def begin(device: int = 0) -> Any:
-    """Starts the driver and makes the device's primary context current."""
+    """Initialise the driver and make the device's primary context current."""
     ok(cuda.cuInit(0))
     context = ok(cuda.cuDevicePrimaryCtxRetain(ok(cuda.cuDeviceGet(device))))
     ok(cuda.cuCtxSetCurrent(context))
@@ -39,18 +39,18 @@ def begin(device: int = 0) -> Any:
 
 
 def kernel(which: str) -> Any:
-    """A kernel of some module."""
+    """Return a kernel of some module."""
     return ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(b"any image\0")), which.encode()))
 
 
 def launch(function: Any, stream: Any = 0, parameters: Any = 0) -> tuple[Any, ...]:
-    """One block of one thread."""
+    """Launch one block of one thread."""
     answer: tuple[Any, ...] = cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, 0)
     return answer
 
 
 def timed(work: Callable[[], object], stream: Any) -> tuple[float, float]:
-    """Milliseconds that events around the work tell, and those that went by."""
+    """Return the milliseconds around the work, measured by events and by the clock."""
     first, last = (ok(cuda.cuEventCreate(0)) for _ in range(2))
     start = time.monotonic_ns()
     ok(cuda.cuEventRecord(first, stream))
@@ -66,6 +66,6 @@ def free_bytes() -> int:
 
 
 def tell(found: object) -> None:
-    """Prints what was found for the test that started this."""
+    """Print the result for the test that started this program."""
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()

@@ -13,7 +13,7 @@ from fake_cuda_prelude import GLOBAL, MIB, RELAXED, begin, free_bytes, kernel, l
 
 
 def events() -> object:
-    """Milliseconds between events around five kernels of a millisecond, in one stream, and what is told meanwhile."""
+    """Return the milliseconds between events around five kernels of 1 ms in one stream, and the reports."""
     begin()
     spin, stream = kernel("spin_1ms"), ok(cuda.cuStreamCreate(1))
     ok(cuda.cuStreamSynchronize(stream))
@@ -48,7 +48,7 @@ def order() -> object:
 
 
 def computes() -> object:
-    """The kernels that compute do so, in the order of their stream."""
+    """Run the computing kernels, in the order of their stream."""
     begin()
     stream, count = ok(cuda.cuStreamCreate(1)), 1000
     a, b, c = (ok(cuda.cuMemAlloc(4 * count)) for _ in range(3))
@@ -68,7 +68,7 @@ def computes() -> object:
 
 
 def host_functions() -> object:
-    """A host function runs between the work before and behind it, in another thread, and may not call the driver."""
+    """Run a host function between two pieces of work, in another thread, where it may not call the driver."""
     begin()
     stream, seen = ok(cuda.cuStreamCreate(1)), []
 
@@ -85,13 +85,13 @@ def host_functions() -> object:
     other = ok(cuda.cuStreamCreate(1))
     ok(launch(kernel("spin_1ms"), other))
     ok(cuda.cuStreamSynchronize(other))
-    beside = len(seen) < 2
+    concurrent = len(seen) < 2
     ok(cuda.cuStreamSynchronize(stream))
-    return {"seen": seen, "told": told, "others_go_on": beside, "after": name(cuda.cuEventQuery(behind))}
+    return {"seen": seen, "told": told, "others_go_on": concurrent, "after": name(cuda.cuEventQuery(behind))}
 
 
 def saturate(seconds: str, which: str) -> object:
-    """Keeps the GPU busy for so long; what it was given is in the shared state."""
+    """Keep the GPU busy for some time; the shared state has the time that it was given."""
     begin()
     spin = kernel(which)
     tell(found=True)
@@ -105,7 +105,7 @@ def saturate(seconds: str, which: str) -> object:
 
 
 def capture() -> object:
-    """Captured work does not run; the graph keeps its order; a second stream joins through an event."""
+    """Capture work, which does not run; the graph keeps its order, and a second stream joins through an event."""
     begin()
     spin = kernel("spin_2ms")
     stream, side = ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1))
@@ -127,7 +127,7 @@ def capture() -> object:
 
 
 def broken_captures() -> object:
-    """Calls that a capture forbids, and how it ends."""
+    """Make calls that a capture forbids, and return how it ends."""
     begin()
     stream, event, found = ok(cuda.cuStreamCreate(0)), ok(cuda.cuEventCreate(2)), []
     for call in (
@@ -156,7 +156,7 @@ def broken_captures() -> object:
 
 
 def graph_memory() -> object:
-    """Reserved at the first launch, used while allocated, given back by a trim."""
+    """Reserve memory at the first launch, use it while allocated, and give it back by a trim."""
     begin()
     stream, before, steps = ok(cuda.cuStreamCreate(1)), free_bytes(), []
     ask = cuda.CUgraphMem_attribute
@@ -191,7 +191,7 @@ def graph_memory() -> object:
 
 
 def built_graph() -> object:
-    """A graph made node by node: two fills, a kernel that adds them, a copy and a host function that looks at it."""
+    """Make a graph node by node: two fills, a kernel that adds them, a copy and a host function that reads it."""
     context, count, seen = begin(), 64, []
     a, b, c = (ok(cuda.cuMemAlloc(4 * count)) for _ in range(3))
     out = (ctypes.c_float * count)()
@@ -227,7 +227,7 @@ def built_graph() -> object:
 
 
 def update_graph() -> object:
-    """An executable graph takes other parameters, but not another shape."""
+    """Give an executable graph other parameters, which it takes, and another shape, which it refuses."""
     begin()
     stream, elapsed = ok(cuda.cuStreamCreate(1)), []
 
@@ -250,7 +250,7 @@ def update_graph() -> object:
 
 
 def queue_depth() -> object:
-    """Milliseconds that issuing more launches than a GPU queues takes: those above 1,024 wait for the first."""
+    """Return the milliseconds to issue more launches than a GPU queues: those above 1,024 wait for the first."""
     begin()
     spin, start = kernel("spin_1ms"), time.monotonic()
     for _ in range(1024 + 60):

@@ -39,7 +39,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def build(out: Path, folder: Path, *flags: str) -> tuple[Path, Path]:
-    """The driver and the client, built in a folder; ``out``: where everything native was built."""
+    """Build the driver and the client in a folder; ``out`` is the folder with all native files."""
     folder.mkdir(parents=True, exist_ok=True)
     common = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", f"-I{NATIVE / 'include'}", f"-I{out}", *flags]
     driver, client = folder / "gate-sim-libcuda.so.1", folder / "gate_client"
@@ -51,7 +51,7 @@ def build(out: Path, folder: Path, *flags: str) -> tuple[Path, Path]:
 
 
 def build_share(folder: Path, flags: str) -> Path:
-    """The share library alone, with other flags."""
+    """Build only the share library, with other flags."""
     name = "share/libcuda.so.1"
     build_products(folder, flags.split(), products=(name,))
     return folder / name
@@ -94,12 +94,12 @@ class Arbiter:
         del word
 
     def grant(self, *, contended: bool = False) -> None:
-        """A new grant."""
+        """Write a new grant."""
         self.epoch += 1
         self._write(self.epoch << 2 | GRANTED | (CONTENDED if contended else 0))
 
     def contend(self) -> None:
-        """Others want the GPU now."""
+        """Write that others want the GPU now."""
         self._write(self.lease.control_field("grant") | CONTENDED)
 
     def revoke(self) -> None:
@@ -107,7 +107,7 @@ class Arbiter:
         self._write(self.lease.control_field("grant") & ~GRANTED)
 
     def slot(self, index: int = 0) -> dict[str, int]:
-        """The first process's words."""
+        """Return the words of a process, by default of the first one."""
         return self.lease.slot(index)
 
     def rung(self) -> int:
@@ -157,7 +157,7 @@ class Tenant:
         self.process.stdin.flush()
 
     def answer(self) -> float:
-        """Seconds that the command took. Fails if the driver refused it."""
+        """Read the answer to a command: its seconds. Fail if the driver refused it."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -169,7 +169,7 @@ class Tenant:
         return int(number) / 1e6
 
     def do(self, command: str) -> float:
-        """A command and its answer."""
+        """Send a command and return its answer."""
         self.tell(command)
         return self.answer()
 

@@ -70,7 +70,7 @@ class LeasedGpu:
 
 
 def owner_of(pid: int) -> int:
-    """The word by which a process is known: its start time and its pid."""
+    """Return the word that identifies a process: its start time and its pid."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[19]) << 22 | pid
 
@@ -115,17 +115,17 @@ class LeaseFolder:
             os.close(descriptor)
 
     def control_field(self, name: str, gpu: int = 0) -> int:
-        """A field of the control page."""
+        """Return a field of the control page."""
         offset, kind = CONTROL_FIELDS[name]
         return int(struct.unpack_from(kind, self.control, PAGE * (1 + gpu) + offset)[0])
 
     def set_control(self, name: str, value: int, gpu: int = 0) -> None:
-        """Changes a field of the control page, as the arbiter would."""
+        """Change a field of the control page, as the arbiter would."""
         offset, kind = CONTROL_FIELDS[name]
         struct.pack_into(kind, self.control, PAGE * (1 + gpu) + offset, value)
 
     def tenant(self, name: str, gpu: int = 0) -> int:
-        """A field of the tenant's part of the status page."""
+        """Return a field of the tenant's part of the status page."""
         offset, kind = STATUS_FIELDS[name]
         return int(struct.unpack_from(kind, self.status, PAGE + STATUS_GPU_BYTES * gpu + offset)[0])
 
@@ -134,7 +134,7 @@ class LeaseFolder:
         return (self.tenant("tenant", gpu) >> 30) * UNIT
 
     def slot(self, index: int, gpu: int = 0) -> dict[str, int]:
-        """All fields of a slot."""
+        """Return all fields of a slot."""
         base = PAGE + STATUS_GPU_BYTES * gpu + PAGE + SLOT_BYTES * index
         return {
             name: int(struct.unpack_from(kind, self.status, base + offset)[0])
@@ -142,17 +142,17 @@ class LeaseFolder:
         }
 
     def set_slot(self, index: int, name: str, value: int, gpu: int = 0) -> None:
-        """Changes a field of a slot."""
+        """Change a field of a slot."""
         offset, kind = SLOT_FIELDS[name]
         struct.pack_into(kind, self.status, PAGE + STATUS_GPU_BYTES * gpu + PAGE + SLOT_BYTES * index + offset, value)
 
     def owners(self, gpu: int = 0) -> dict[int, int]:
-        """Owner -> index of its slot, of all slots that are taken."""
+        """Return the index of each used slot by its owner."""
         found = {self.slot(index, gpu)["owner"]: index for index in range(SLOTS)}
         return {owner: index for owner, index in found.items() if owner}
 
     def bell(self) -> socket.socket:
-        """The arbiter's end of the bell, which gives credentials with each message; paths of any length."""
+        """Open the arbiter's end of the bell, which gets credentials with each message; for paths of any length."""
         bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         bell.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         folder = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
@@ -168,7 +168,7 @@ class LeaseFolder:
         return {"LD_PRELOAD": str(library), "GPUPOOL_LEASE_DIR": str(self.path)}
 
     def close(self) -> None:
-        """Unmaps the pages; the files stay."""
+        """Unmap the pages; the files stay."""
         self.control.close()
         self.status.close()
 

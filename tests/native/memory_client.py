@@ -25,7 +25,7 @@ _PROCESSES_AT, _PROCESS_BYTES, _PROCESSES = 4096, 256, 512
 
 
 def driver_books(gpus: Path, pid: int = 0, gpu: int = 0) -> dict[str, int]:
-    """Bytes that the fake driver has given to live processes, by kind; `pid`: to this one only."""
+    """Return the bytes that the fake driver has given to live processes, by kind; `pid`: only to this one."""
     sums = dict.fromkeys(KINDS, 0)
     state = (gpus / f"gpu-{gpu}.state").read_bytes()
     for slot in range(_PROCESSES):
@@ -54,7 +54,7 @@ class Slice:
     out: Path
 
     def environment(self) -> dict[str, str]:
-        """Of a program of the lease."""
+        """Return the environment of a program of the lease."""
         own = self.lease.environment(self.out / "share/libcuda.so.1")
         modules = f"{Path(__file__).parent}:{Path(__file__).parents[1]}"
         return clean_environment() | own | {"GPUPOOL_FAKE_GPUS": str(self.gpus), "PYTHONPATH": modules}
@@ -80,7 +80,7 @@ class Slice:
 
 
 def make_slice(folder: Path, out: Path, limit: int, context_bytes: int = 128 * MIB, *, nvml: bool = True) -> Slice:
-    """A slice of a simulated GPU of 16 GiB; close its lease afterwards."""
+    """Create a slice of a simulated GPU of 16 GiB; close its lease afterwards."""
     gpu = FakeGpu(context_bytes=context_bytes)
     gpus = fake_gpus_folder(folder / "gpus", [gpu])
     leased = LeasedGpu(gpu.uuid_bytes, memory_limit_bytes=limit, context_bytes=context_bytes, uuid_text=gpu.uuid)
@@ -93,7 +93,7 @@ def make_slice(folder: Path, out: Path, limit: int, context_bytes: int = 128 * M
 
 
 def cuda() -> Any:
-    """The client's module; the tests themselves run without a driver."""
+    """Import the client's module; the tests themselves run without a driver."""
     from cuda.bindings import driver
 
     return driver
@@ -135,7 +135,7 @@ def held() -> int:
 
 
 def physical(size: int) -> Any:
-    """A request of cuMemCreate on the first device."""
+    """Return a request of cuMemCreate on the first device."""
     cu = cuda()
     properties = cu.CUmemAllocationProp()
     properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -145,7 +145,7 @@ def physical(size: int) -> Any:
 
 
 def new_pool() -> Any:
-    """A memory pool on the first device."""
+    """Create a memory pool on the first device."""
     cu = cuda()
     properties = cu.CUmemPoolProps()
     properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -155,7 +155,7 @@ def new_pool() -> Any:
 
 
 def array(width: int, height: int, depth: int = 0, levels: int = 0, flags: int = 0) -> tuple[Any, ...]:
-    """An array of floats; with `levels` a mipmapped one."""
+    """Create an array of floats; with `levels` a mipmapped one."""
     cu = cuda()
     shape = cu.CUDA_ARRAY3D_DESCRIPTOR()
     shape.Width, shape.Height, shape.Depth, shape.NumChannels, shape.Flags = width, height, depth, 1, flags

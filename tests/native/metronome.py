@@ -1,7 +1,7 @@
 """Tells whether this machine let its processes run: what a test measures while it did not is no fault of the tested.
 
 A virtual machine's processors are taken away for tens of milliseconds when others need them. A tenant that has the GPU
-at such a moment cannot use it, whatever the arbiter does.
+at such a moment cannot use it, independent of the arbiter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Metronome:
             thread.join()
 
     def late_s(self, since: float, until: float) -> float:
-        """By how long the processor that was worst off kept its thread waiting, in all, between two monotonic times."""
+        """Return how long the worst processor kept its thread waiting, in total, between two monotonic times."""
         return max(sum(late for at, late in beats if since <= at <= until) for beats in self._late.values())
 
     def _beat(self, cpu: int) -> None:

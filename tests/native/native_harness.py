@@ -32,20 +32,20 @@ MIB = 1 << 20
 
 
 def generator() -> ModuleType:
-    """native/generate.py as a module."""
+    """Import native/generate.py as a module."""
     module: ModuleType = native_builder().generator()
     return module
 
 
 def header_folder(header: str = "cuda.h") -> Path | None:
-    """The folder of a header of NVIDIA's, where one is installed."""
+    """Return the folder of a header of NVIDIA's, where one is installed."""
     return next((folder for folder in _HEADER_FOLDERS if (folder / header).is_file()), None)
 
 
 def _build_folder(key: str) -> Path:
     folder = Path(tempfile.gettempdir()) / f"gpupool-native-{os.getuid()}-{key}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    assert folder.stat().st_uid == os.getuid(), f"{folder} belongs to somebody else"
+    assert folder.stat().st_uid == os.getuid(), f"{folder} belongs to another user"
     return folder
 
 
@@ -56,7 +56,7 @@ def _forget_old_builds(keep: Path) -> None:
 
 
 def build_native(sanitize: str = "") -> Path:
-    """The folder with everything built from the present sources; `sanitize`: "", "thread" or "address".
+    """Build all native files from the present sources and return their folder; `sanitize`: "", "thread" or "address".
 
     Skip the test where there is no C compiler.
     """
@@ -81,7 +81,7 @@ def build_products(folder: Path, flags: Sequence[str] = (), sanitize: str = "", 
 
 
 def compile_program(source: Path, folder: Path, *arguments: str) -> Path:
-    """A program of one C file, against native/include; libraries are named by further arguments."""
+    """Build a program of one C file against native/include; further arguments name libraries."""
     program = folder / source.stem
     includes = [f"-I{NATIVE / 'include'}", f"-I{NATIVE}", f"-I{NATIVE / 'common'}", f"-I{NATIVE / 'share'}"]
     warnings = ["-Wall", "-Wextra"]
@@ -112,14 +112,14 @@ class FakeGpu:
 
 
 def fake_gpus_folder(folder: Path, gpus: Sequence[FakeGpu] = (FakeGpu(),)) -> Path:
-    """Makes a folder for GPUPOOL_FAKE_GPUS."""
+    """Create a folder for GPUPOOL_FAKE_GPUS."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpus.conf").write_text("".join(gpu.line() for gpu in gpus))
     return folder
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without anything of gpupool's or the loader's."""
+    """Return this process's environment without variables of gpupool and the loader."""
     return {
         name: value
         for name, value in os.environ.items()

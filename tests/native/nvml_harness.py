@@ -46,7 +46,7 @@ def tell(value):
 
 
 def cards_folder(folder: Path) -> Path:
-    """A folder for GPUPOOL_FAKE_GPUS with three cards, the second cut into two MIG instances."""
+    """Create a folder for GPUPOOL_FAKE_GPUS with three cards; the second has two MIG instances."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpus.conf").write_text(CARDS)
     return folder
@@ -62,7 +62,7 @@ def ask(library: Path, script: str, environment: Mapping[str, str]) -> Any:
 
 
 def holder_program(folder: Path) -> Path:
-    """The compiled nvml_holder."""
+    """Build nvml_holder and return its path."""
     return compile_program(PROGRAMS / "nvml_holder.c", folder, "-D_GNU_SOURCE=", *FAKES)
 
 
@@ -70,7 +70,7 @@ def holder_program(folder: Path) -> Path:
 def on_gpu(
     program: Path, gpus: Path, where: tuple[int, int], used: int, work_ns: int = 0
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that uses that many bytes of (card, MIG instance or -1), with work to do."""
+    """Start a process that uses that many bytes of (card, MIG instance or -1), with work to do."""
     command = [str(program), *map(str, where), str(used), str(work_ns)]
     env = os.environ | {"GPUPOOL_FAKE_GPUS": str(gpus)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:

@@ -79,12 +79,12 @@ class Measured:
 
     @property
     def shares(self) -> list[float]:
-        """Parts of what was served, in percent."""
+        """Return the parts of the served time, in percent."""
         return [100 * one / sum(self.totals) for one in self.totals]
 
     @property
     def utilisation(self) -> float:
-        """Part of the time in which the GPU was at work, in percent."""
+        """Return the part of the time in which the GPU worked, in percent."""
         return sum(self.totals) / (self.seconds * 1e9) * 100
 
     def worst_error(self, window_s: float) -> float:
@@ -98,7 +98,7 @@ class Measured:
 
 
 def build_client(native_out: Path, folder: Path) -> Path:
-    """programs/shares_client.c, linked against the driver's name."""
+    """Build programs/shares_client.c, linked against the driver's name."""
     client = folder / "shares_client"
     flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", f"-I{NATIVE / 'include'}", f"-I{native_out}"]
     linked = [f"-L{native_out / 'fake'}", "-l:libcuda.so.1"]
@@ -144,7 +144,7 @@ class _State:
             os.close(descriptor)
 
     def served(self) -> dict[int, int]:
-        """By pid."""
+        """Return the values by pid."""
         found = {}
         for slot in range(_PROCESSES):
             at = _PROCESSES_AT + slot * _PROCESS_BYTES
@@ -191,7 +191,7 @@ class _Samples:
         self.served: list[list[list[int]]] = [[[] for _ in group] for group in tenants]
 
     def take(self, metronome: Metronome, seconds: float, patience_s: float) -> float:
-        """Until a window of this length has gone by in which the machine ran; else all of it is kept.
+        """Wait for a window of this length in which the machine ran; without one, keep all of it.
 
         Returns for how long it did not run in what is kept.
         """
@@ -228,7 +228,7 @@ def measure(
     warm_s: float = 0.5,
     patience_s: float = 0.0,
 ) -> list[Measured]:
-    """Runs all at once, for ``patience_s`` longer if it takes that to see a window in which the machine ran."""
+    """Run all at once, up to ``patience_s`` longer until there is a window in which the machine ran."""
     folder.mkdir(parents=True, exist_ok=True)
     client = build_client(native_out, folder)
     gpus = [FakeGpu(uuid=f"GPU-00000000-0000-0000-0000-{i + 1:012x}", context_bytes=0) for i in range(len(scenarios))]

@@ -40,7 +40,7 @@ def look_up(name, version, flags=0):
 
 
 def build_standin(folder: Path, without: Collection[str] = ()) -> Path:
-    """The stand-in as a library in this folder; `without`: exports that an older driver lacks."""
+    """Build the stand-in as a library in this folder; `without`: exports that an older driver lacks."""
     generate = generator()
     aside = {*WRITTEN_OUT, *without}
     names = enumerate(generate.read_exports(generate.CUDA))
@@ -58,7 +58,7 @@ def build_standin(folder: Path, without: Collection[str] = ()) -> Path:
 
 
 def run_python(source: str, environment: dict[str, str], *arguments: str) -> str:
-    """Runs a program that finds `cuda`, `address`, `file_of` and `look_up` defined; what it printed."""
+    """Run a program with `cuda`, `address`, `file_of` and `look_up` defined; return its output."""
     command = [sys.executable, "-S", "-c", _PRELUDE + textwrap.dedent(source), *arguments]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -66,6 +66,6 @@ def run_python(source: str, environment: dict[str, str], *arguments: str) -> str
 
 
 def unleased(share: Path, driver: Path | None) -> dict[str, str]:
-    """The environment of a program that has the share library but no lease."""
+    """Return the environment of a program that has the share library but no lease."""
     environment = clean_environment() | {"LD_PRELOAD": str(share)}
     return environment | ({} if driver is None else {"GPUPOOL_CUDA_DRIVER": str(driver)})

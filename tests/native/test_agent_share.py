@@ -152,7 +152,7 @@ def test_limits_hold_again_after_any_kill(own_node: Node, victim: str) -> None:
         node.ask("stop", key=keeper.key, grace_s=0)
         return
     lines = len(said(node, holder.key))
-    eventually(lambda: len(said(node, holder.key)) > lines + 3, "the program goes on")
+    eventually(lambda: len(said(node, holder.key)) > lines + 3, "the program continues")
     assert set(said(node, holder.key)[-3:]) == {"still 0"}
     node.ask("stop", key=holder.key, grace_s=0)
     node.ended(holder.key)
@@ -182,7 +182,7 @@ def test_program_that_bypasses_library_is_warned_and_stopped(node: Node, native_
     steps = [e["step"] for e in events(node, "share exceeded")]
     assert steps[:2] == ["warn", "term"]
     before = len(said(node, neighbour.key))
-    eventually(lambda: len(said(node, neighbour.key)) > before, "the neighbour goes on")
+    eventually(lambda: len(said(node, neighbour.key)) > before, "the neighbour continues")
     status = node.status(neighbour.key)
     assert status is not None
     assert not [note for note in status.notes if UUID in note]
@@ -235,7 +235,7 @@ def test_program_that_fills_its_shown_memory_survives(node: Node, rogue_ended: C
     assert result == "0"
     rogue_ended()
     lines = len(said(node, filler.key))
-    eventually(lambda: len(said(node, filler.key)) > lines, "the program goes on")
+    eventually(lambda: len(said(node, filler.key)) > lines, "the program continues")
     assert said(node, filler.key)[0] == f"shown {8192 - BIG_CONTEXT_MIB} 8192"
     assert not notes_with(node, filler.key, UUID)
     node.ask("stop", key=filler.key, grace_s=0)
@@ -253,7 +253,7 @@ def test_later_driver_memory_shrinks_slice_and_ends_no_program(node: Node, rogue
     eventually(lambda: notes_with(node, filler.key, "the driver allocated"), "a note")
     rogue_ended()
     lines = len(said(node, filler.key))
-    eventually(lambda: len(said(node, filler.key)) > lines, "the program goes on")
+    eventually(lambda: len(said(node, filler.key)) > lines, "the program continues")
     assert not notes_with(node, filler.key, "asked to end")
     node.ask("stop", key=filler.key, grace_s=0)
     node.ended(filler.key)

@@ -22,7 +22,7 @@ def arbiter(native_out: Path) -> Iterator[Arbiter]:
 
 
 def tenant_of(arbiter: Arbiter, path: Path, **about: int) -> Tenant:
-    """A lease with one process, this one, on GPU 1."""
+    """Create a lease with one process, this one, on GPU 1."""
     tenant = Tenant(path, **about)
     tenant.claim(os.getpid())
     arbiter.add(tenant)

@@ -38,7 +38,7 @@ def arbiter(native_out: Path) -> Iterator[Arbiter]:
 
 @pytest.fixture
 def sleeper() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts processes that sleep, and ends them."""
+    """Start processes that sleep, and end them afterwards."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -62,7 +62,7 @@ def is_served(tenant: Tenant) -> bool:
 
 
 def neighbour(arbiter: Arbiter, path: Path) -> Tenant:
-    """A well-behaved tenant of the same GPU."""
+    """Create a well-behaved tenant of the same GPU."""
     tenant = Tenant(path)
     tenant.claim(os.getpid())
     arbiter.add(tenant)

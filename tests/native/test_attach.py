@@ -184,7 +184,7 @@ DAMAGES += ["status is a pipe", "driver's path is relative"]
 
 
 def damaged(name: str, path: Path) -> None:
-    """Makes the lease's files unusable in one way."""
+    """Make the lease's files unusable in one way."""
     control, status = path / "control", path / "status"
     match name:
         case "no control":

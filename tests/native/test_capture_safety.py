@@ -25,7 +25,7 @@ capture, other = (value(cu.cuStreamCreate(1)) for _ in range(2))
 def end():
     result, graph = cu.cuStreamEndCapture(capture)
     print("end", int(result))
-def elsewhere(work):
+def other_thread(work):
     thread = threading.Thread(target=lambda: (value(cu.cuCtxSetCurrent(value(cu.cuDevicePrimaryCtxRetain(0)))), work()))
     thread.start()
     thread.join()
@@ -74,7 +74,7 @@ WORK = {
     "asks for free memory": ASKS_FOR_FREE_MEMORY,
 }
 HERE = "value(cu.cuStreamBeginCapture(capture, mode))\nwork()\nend()\n"
-ELSEWHERE = "value(cu.cuStreamBeginCapture(capture, mode))\nelsewhere(work)\nend()\n"
+OTHER_THREAD = "value(cu.cuStreamBeginCapture(capture, mode))\nother_thread(work)\nend()\n"
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def without_the_library(made: Slice, source: str, *arguments: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout
 
 
-@pytest.mark.parametrize("where", [HERE, ELSEWHERE], ids=["in the capturing thread", "in another thread"])
+@pytest.mark.parametrize("where", [HERE, OTHER_THREAD], ids=["in the capturing thread", "in another thread"])
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED], ids=["global", "thread-local", "relaxed"])
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_capture_ends_as_without_the_library(made: Slice, work: str, mode: int, where: str) -> None:

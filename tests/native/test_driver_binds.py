@@ -53,7 +53,7 @@ class _InstalledNode(Node):
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The program, and a setuid copy of it where every user can execute it."""
+    """Build the program, and a setuid copy of it where every user can execute it."""
     folder = Path("/var/tmp") / tmp_path_factory.mktemp("binds").name
     folder.mkdir()
     folder.chmod(0o755)
@@ -84,7 +84,7 @@ def node(native_out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 @pytest.fixture
 def powerless_node(native_out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    """An agent that may not mount."""
+    """Yield an agent that may not mount."""
     yield from installed(native_out, monkeypatch, "setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin")
 
 
@@ -99,7 +99,7 @@ def run(node: Node, *command: str, uid: int | None = None) -> tuple[str, list[st
 
 
 def check(line: str) -> None:
-    """The program saw one GPU of the slice's size, and got not more."""
+    """Check that the program saw one GPU of the slice's size, and got no more memory."""
     _gpus, gpus, _shown, shown, _got, got = line.split()
     assert (int(gpus), int(shown)) == (1, SLICE_MIB), line
     assert SLICE_MIB // 2 < int(got) <= SLICE_MIB - 128, line
@@ -122,7 +122,7 @@ def test_setuid_program_is_limited(node: Node, program: Path) -> None:
     check(line)
 
 
-def test_agent_without_rights_says_what_is_not_covered(powerless_node: Node, program: Path) -> None:
+def test_agent_without_rights_reports_uncovered_programs(powerless_node: Node, program: Path) -> None:
     line, notes = run(powerless_node, str(program / "plain"), f"{INSTALLED}/libcuda.so.1")
     assert f"shown {T4_MIB}" in line
     assert "cannot bind files over the driver" in notes[0]

@@ -90,9 +90,9 @@ def test_long_kernels_do_not_exploit_short_pauses(kernel: int, pause: int) -> No
 def test_cap_limits_alone_and_with_other_tenants(kernels: str) -> None:
     alone = run([Tenant(300, CAP, kernels=KERNELS[kernels])], 20)
     assert 28 <= 100 * alone.served[0] / (20 * S) <= 30.5
-    beside = run([Tenant(100, CAP, kernels=KERNELS[kernels]), Tenant(500)], 20)
-    assert 8.5 <= 100 * beside.served[0] / (20 * S) <= 10.5
-    assert sum(beside.served) > 0.98 * 20 * S
+    contended = run([Tenant(100, CAP, kernels=KERNELS[kernels]), Tenant(500)], 20)
+    assert 8.5 <= 100 * contended.served[0] / (20 * S) <= 10.5
+    assert sum(contended.served) > 0.98 * 20 * S
 
 
 def test_policy_none_is_outside_the_round_robin() -> None:

@@ -76,6 +76,19 @@ def test_calls_need_the_driver_and_a_context(pool: Pool) -> None:
     assert pool.run("without_context") == wanted
 
 
+def test_limits_for_graphics_are_zero_and_fixed(pool: Pool) -> None:
+    found = pool.run("limits")
+    results = [result for result, _ in found["read"]]
+    assert results == [0] * 10 + [1]  # INVALID_VALUE for a limit that does not exist
+    assert [value for _, value in found["read"][7:10]] == [0, 0, 0]  # cuBLAS fails without an answer
+    assert found["set"] == 215  # UNSUPPORTED_LIMIT
+    assert found["green"] == [0, None]
+
+
+def test_table_for_profilers_answers_not_supported(pool: Pool) -> None:
+    assert pool.run("profiler_table") == [0, 200, [801], 500, False]
+
+
 def test_memory_holds_bytes_and_is_counted(pool: Pool) -> None:
     errors = ["INVALID_VALUE", "INVALID_VALUE", "INVALID_VALUE", "INVALID_VALUE"]
     found = {"small": 1024, "same": True, "range": [True, 1000], "freed": 0, "errors": errors}

@@ -28,7 +28,7 @@ def stress_program(out: Path, folder: Path, *flags: str) -> Path:
 
 
 def test_names_versions_and_flags_select_the_right_exports(pool: Pool) -> None:
-    """(result, export, status): 1 is an unknown name, 2 a version before its time."""
+    """Compare (result, export, status): 1 is an unknown name, 2 is a version before its time."""
     assert pool.run("addresses") == [
         [0, "cuMemAlloc_v2", 0],
         [0, "cuMemAlloc", 0],

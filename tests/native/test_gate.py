@@ -345,7 +345,7 @@ def test_wait_for_a_grant_is_limited(built: tuple[Path, Path], tmp_path: Path, i
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The share library, built to wait 300 ms at most."""
+    """Build a share library that waits 300 ms at most."""
     return build_share(tmp_path_factory.mktemp("impatient"), "-DGP_LONGEST_WAIT_MS=300")
 
 

@@ -24,7 +24,7 @@ def headers() -> Path:
 
 
 def declared(header: Path, prefix: str, *options: str) -> set[str]:
-    """The functions that the compiler sees declared in a header."""
+    """Return the functions that the compiler sees declared in a header."""
     return set(re.findall(rf"\b({prefix}[A-Z]\w*)\s*\([^;{{}}]*\)\s*;", cc("-E", "-P", *options, header)))
 
 
@@ -73,7 +73,7 @@ def test_every_definition_has_the_type_of_the_real_header(folder: str, headers: 
         cc("-Wall", "-Wextra", "-Wmissing-prototypes", "-Werror", *flags, *own, source)
 
 
-def test_one_call_asked_for_by_its_oldest_and_newest_version_is_two_exports() -> None:
+def test_oldest_and_newest_version_of_a_call_are_two_exports() -> None:
     rows = {(base, version, flag): export for base, version, flag, export in generator().read_versions()}
     assert rows["cuMemAlloc", 2000, 0] == "cuMemAlloc"
     assert rows["cuMemAlloc", 3020, 0] == "cuMemAlloc_v2"

@@ -24,7 +24,7 @@ def preprocessed(native_out: Path) -> str:
 
 
 def bodies(text: str, kind: str) -> Iterator[tuple[str, str]]:
-    """(name, what is between its braces) of each `typedef <kind> {...} name;`."""
+    """Yield (name, text between its braces) of each `typedef <kind> {...} name;`."""
     for opened in re.finditer(rf"\btypedef {kind}\s*\{{", text):
         depth, at = 1, opened.end()
         while depth:
@@ -36,7 +36,7 @@ def bodies(text: str, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def members(body: str) -> list[str]:
-    """Paths of all members, those of named and unnamed inner structures included."""
+    """Return the paths of all members, with those of named and unnamed inner structures."""
     paths: list[str] = []
     opened: list[list[str]] = []  # members of the inner structures that are open
     for token in _TOKEN.findall(body):
@@ -58,7 +58,7 @@ def members(body: str) -> list[str]:
 
 
 def questions(text: str) -> list[str]:
-    """Expressions whose values must be the same with our declarations and with the real ones."""
+    """Return expressions whose values must be equal with our declarations and with the real ones."""
     asked = []
     for kind in ("struct", "union"):
         for name, body in bodies(text, kind):

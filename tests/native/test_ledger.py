@@ -61,7 +61,7 @@ class Page:
 
     @property
     def tenant(self) -> Word:
-        """The tenant's word."""
+        """Return the tenant's word."""
         return Word.of(self.word(0))
 
     def owner(self, slot: int) -> int:
@@ -77,7 +77,7 @@ class Page:
         return Word.of(self.word(SLOTS_AT + slot * SLOT_BYTES + 32))
 
     def total(self) -> int:
-        """The sum of all ledgers."""
+        """Return the sum of all ledgers."""
         return sum(self.ledger(slot).units for slot in range(SLOTS))
 
     def start_at_seq(self, seq: int) -> None:
@@ -92,20 +92,20 @@ class Page:
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program that is a process of a tenant or a repairer."""
+    """Build the program that is a process of a tenant or a repairer."""
     return compiled(PROGRAMS / "ledger_worker.c", tmp_path_factory.mktemp("ledger") / "worker")
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Page:
-    """An empty page."""
+    """Create an empty page."""
     path = tmp_path / "status"
     path.write_bytes(bytes(STATUS_BYTES))
     return Page(path)
 
 
 def run(worker: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the worker to its end, whatever that is."""
+    """Run the worker to its end."""
     return subprocess.run([worker, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=False)
 
 
@@ -128,7 +128,7 @@ def verdict(model: Path, case: str) -> dict[str, int | str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program that runs the ledger's code through every interleaving."""
+    """Build the program that runs the ledger's code through every interleaving."""
     return compiled(PROGRAMS / "ledger_model.c", tmp_path_factory.mktemp("model") / "model")
 
 
@@ -277,7 +277,7 @@ def test_threads_of_one_process_are_clean_under_the_thread_sanitizer(tmp_path: P
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The ledger as a shared object."""
+    """Build the ledger as a shared object."""
     path = compiled(NATIVE / "common" / "ledger.c", tmp_path_factory.mktemp("ledger") / "ledger.so", "-shared", "-fPIC")
     return ctypes.CDLL(str(path))
 

@@ -13,7 +13,7 @@ LIMIT = 1024 * MIB
 
 @pytest.fixture
 def room(native_out: Path, tmp_path: Path) -> Iterator[Slice]:
-    """A slice of 1 GiB, of which a context takes 128 MiB."""
+    """Create a slice of 1 GiB; a context takes 128 MiB of it."""
     made = make_slice(tmp_path, native_out, LIMIT)
     with made.lease:
         yield made

@@ -14,7 +14,7 @@ TILES = 65536  # what the driver rounds the size of arrays up to, as far as it s
 
 @pytest.fixture
 def room(native_out: Path, tmp_path: Path) -> Iterator[Slice]:
-    """A slice of 1 GiB, of which a context takes 128 MiB."""
+    """Create a slice of 1 GiB; a context takes 128 MiB of it."""
     made = make_slice(tmp_path, native_out, LIMIT)
     with made.lease:
         yield made
@@ -88,7 +88,7 @@ def test_sizes_are_counted_in_512_bytes_and_a_byte_over_is_too_much(room: Slice)
     """)
 
 
-def test_absurd_sizes_are_out_of_memory_and_nothing_is_an_error_of_the_driver_s(room: Slice) -> None:
+def test_huge_sizes_are_out_of_memory_and_cause_no_driver_error(room: Slice) -> None:
     room.run("""
         cu = begin()
         before = used()

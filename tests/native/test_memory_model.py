@@ -24,7 +24,7 @@ from memory_client import BLOCK, MIB, OOM, SUCCESS, Slice, make_slice
 LIMIT = 256 * MIB
 CONTEXT = 16 * MIB
 
-# A program that does what it is told, a line at a time, and answers [code, handle, bytes used by its own account].
+# A program that executes commands, a line at a time, and answers [code, handle, bytes used by its own account].
 SERVER = """
     import json
     cu = begin()
@@ -108,7 +108,7 @@ class Sequences(RuleBasedStateMachine):
         assert self.answer() == CONTEXT
 
     def answer(self) -> Any:
-        """The program's next line."""
+        """Return the program's next line."""
         assert self.program.stdout is not None
         line = self.program.stdout.readline()
         assert line, self.program.communicate()[1]
@@ -121,7 +121,7 @@ class Sequences(RuleBasedStateMachine):
         self.program.stdin.flush()
 
     def call(self, *words: object) -> tuple[int, int]:
-        """One call; its code and handle. The books are compared right after it, before anybody asks for sizes."""
+        """Make a call; return its code and handle. Compare the books directly after it, before a query of sizes."""
         self.tell(*words)
         code, handle = self.answer()
         assert self.room.lease.used_bytes() <= LIMIT
@@ -176,7 +176,7 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: self.mapped)
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
-        """One more handle of something that is mapped."""
+        """Retain one more handle of mapped memory."""
         at = data.draw(st.sampled_from(sorted(self.mapped)))
         size, handle = self.mapped[at]
         assert self.call("retain", at) == (SUCCESS, handle)
@@ -184,16 +184,16 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["synchronize", "trim", "trim_graphs", "look"]))
     def other(self, name: str) -> None:
-        """Calls after which there may be less."""
+        """Make calls after which less memory may be in use."""
         assert self.call(name)[0] == SUCCESS
 
     @invariant()
     def the_program_lives(self) -> None:
-        """No sequence of calls ends the program."""
+        """Check that the program still runs: no sequence of calls ends it."""
         assert self.program.poll() is None
 
     def teardown(self) -> None:
-        """Everything is freed: nothing is left."""
+        """Free everything and check that nothing is left."""
         try:
             for kind, handle, _ in self.things:
                 name = FREES.get(kind, "release" if kind == "created" else "free")

@@ -22,13 +22,13 @@ CONTEXT = MIB
 
 
 def mixer_for(out: Path, folder: Path, *options: str) -> Path:
-    """The allocating program, linked to the share library of a build."""
+    """Build the allocating program, linked to the share library of a build."""
     return compile_program(PROGRAMS / "memory_mixer.c", folder, f"-I{out}", *options, str(out / "share/libcuda.so.1"))
 
 
 @pytest.fixture(scope="module")
 def mixer(native_out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The allocating program."""
+    """Return the allocating program."""
     return mixer_for(native_out, tmp_path_factory.mktemp("mixer"))
 
 
@@ -43,7 +43,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def small(native_out: Path, tmp_path: Path) -> Iterator[Slice]:
-    """A slice of 256 MiB; contexts take 1 MiB."""
+    """Create a slice of 256 MiB; contexts take 1 MiB."""
     made = make_slice(tmp_path, native_out, 256 * MIB, CONTEXT)
     with made.lease:
         yield made
@@ -57,7 +57,7 @@ def start(of: Slice, program: Path, *arguments: object) -> subprocess.Popen[str]
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """The next line of a program."""
+    """Return the next line of a program."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 

@@ -48,7 +48,7 @@ def test_built_files_are_installed_and_found(hook: ModuleType, native_out: Path,
 
 @pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PATH without a C compiler, and no ziglang package."""
+    """Set a PATH without a C compiler, and hide the package ziglang."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("GPUPOOL_BUILD_NATIVE", raising=False)

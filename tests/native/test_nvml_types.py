@@ -20,7 +20,7 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def members(body: str) -> list[str]:
-    """The names declared in a structure; a union counts as its own name."""
+    """Return the names declared in a structure; a union counts as its own name."""
     body = re.sub(r"union \{[^{}]*\} (\w+);", r"int \1;", body)
     names = []
     for declaration in body.split(";"):

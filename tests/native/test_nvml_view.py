@@ -27,7 +27,7 @@ def holder(native_out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def leased(uuid: str, limit: int = 4 * GIB) -> LeasedGpu:
-    """A slice of one GPU of the folder of cards."""
+    """Create a slice of one GPU of the folder of cards."""
     digits = uuid.removeprefix("GPU-").removeprefix("MIG-").removeprefix("EMULATED-").replace("-", "")
     return LeasedGpu(bytes.fromhex(digits), limit, uuid_text=uuid)
 
@@ -114,7 +114,7 @@ MEMORY = """
         (1, 8 * GIB, 4 * GIB),
     ],
 )
-def test_memory_is_the_slice_and_used_what_ledgers_and_driver_say(
+def test_memory_total_is_slice_and_use_is_ledgers_plus_driver(
     tenant: Make, units: int, correction: int, used: int
 ) -> None:
     made = tenant(leased(T4, 4 * GIB))
@@ -158,11 +158,11 @@ def test_process_of_other_namespace_has_its_host_pid(tenant: Make, holder: Path)
         assert made.ask(PROCESSES)[0] == [[far.pid, GIB]]
         made.enlist(0, 4242, host_pid=far.pid)  # in the asking process's own namespace it is 4242
         assert made.ask(PROCESSES)[0] == [[4242, GIB]]
-        made.enlist(0, far.pid, namespace=1)  # somebody who has this number elsewhere
+        made.enlist(0, far.pid, namespace=1)  # a process with this number in another namespace
         assert made.ask(PROCESSES)[0] == []
 
 
-def test_sizes_of_lists_are_told_as_the_driver_tells_them(tenant: Make, holder: Path) -> None:
+def test_list_sizes_are_reported_as_by_the_driver(tenant: Make, holder: Path) -> None:
     made = tenant(leased(T4))
     script = """
         import ctypes
@@ -257,12 +257,12 @@ def test_unusable_pages_leave_no_gpu(tenant: Make) -> None:
 @pytest.mark.parametrize("path", ["/nowhere/libnvidia-ml.so.1", ""])
 def test_without_a_real_library_there_is_none(native_out: Path, tenant: Make, path: str) -> None:
     made = tenant(leased(T4), nvml=path)
-    elsewhere = str(native_out / "fake/libnvidia-ml.so.1")
-    env = {"GPUPOOL_LEASE_DIR": str(made.lease.path), "GPUPOOL_NVML_DRIVER": elsewhere}
+    other = str(native_out / "fake/libnvidia-ml.so.1")
+    env = {"GPUPOOL_LEASE_DIR": str(made.lease.path), "GPUPOOL_NVML_DRIVER": other}
     assert ask(made.library, "tell(code(nvmlInit))", env) == NO_LIBRARY
 
 
-def test_every_export_is_there_and_passes_on_what_is_not_a_hook(native_out: Path, tenant: Make) -> None:
+def test_every_export_exists_and_passes_on_calls_without_hook(native_out: Path, tenant: Make) -> None:
     view = ctypes.CDLL(str(native_out / "share/libnvidia-ml.so.1"))
     listed = [line[10:-1] for line in (native_out / "generated/nvml_exports.h").read_text().splitlines()]
     assert [

@@ -72,7 +72,7 @@ def test_lookups_give_the_hook_of_exactly_the_function_that_the_driver_meant(sha
     assert len(rows) >= 2
 
 
-def test_lookups_of_what_is_not_guarded_give_the_drivers_own_pointer(share: Path, driver: Path) -> None:
+def test_lookup_of_unguarded_function_returns_driver_pointer(share: Path, driver: Path) -> None:
     said = run_python(
         """
         for name, version in (("cuMemcpy", 7000), ("cuProfilerStart", 4000), ("cuFutureThing", 13050)):
@@ -113,7 +113,7 @@ def test_newer_version_of_guarded_function_is_returned_and_counted(share: Path, 
     assert own_lease.tenant("unhooked_count") == 1
 
 
-def test_exports_that_an_older_driver_lacks_are_not_to_be_seen(share: Path, tmp_path: Path) -> None:
+def test_exports_that_an_older_driver_lacks_are_hidden(share: Path, tmp_path: Path) -> None:
     older = build_standin(tmp_path, without={"cuCtxGetDevice_v2", "cuEventElapsedTime_v2", "cuLaunchKernelEx"})
     source = """
     cuda.cuInit(0)
@@ -139,7 +139,7 @@ def test_without_a_driver_there_is_no_device(share: Path) -> None:
     assert said.split() == [str(NO_DEVICE), str(NOT_FOUND)]
 
 
-def test_without_a_driver_clients_that_look_everything_up_are_told_so_too(share: Path) -> None:
+def test_clients_that_look_up_all_functions_see_missing_driver(share: Path) -> None:
     source = """
     result, pointer, status = look_up("cuInit", 12000)
     print(result, status, ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint)(pointer)(0), look_up("cuMemcpy", 12000)[0])

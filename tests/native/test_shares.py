@@ -29,13 +29,13 @@ MANY = (Scenario("ten", tuple(Program(f"queue {us}", 100) for us in (200, 500, 5
 ALONE = (
     Scenario("a cap, alone", (Program(MIDDLE, 300, POLICY_CAP),)),
     Scenario("alone", (Program(MIDDLE, 100),)),
-    Scenario("beside a saturating one", (Program("burst 5000 50000 500", 500), Program(MIDDLE, 500))),
+    Scenario("next to a saturating one", (Program("burst 5000 50000 500", 500), Program(MIDDLE, 500))),
 )
 
 
 @pytest.fixture
 def measured(native_out: Path, tmp_path: Path) -> Callable[[tuple[Scenario, ...]], list[Measured]]:
-    """Measures all, and those that were not fair once more."""
+    """Return a function that measures scenarios, and those that were unfair once more."""
     assert (native_out / "fake/libcuda.so.1").exists()
 
     def both(scenarios: tuple[Scenario, ...]) -> list[Measured]:
@@ -67,10 +67,10 @@ def test_shares_are_kept(
 @pytest.mark.alone
 @pytest.mark.slow
 def test_caps_idle_gpus_and_response_times(native_out: Path, tmp_path: Path) -> None:
-    capped, alone, beside = measure(native_out, tmp_path, ALONE, WINDOW_S, patience_s=PATIENCE_S)
+    capped, alone, contended = measure(native_out, tmp_path, ALONE, WINDOW_S, patience_s=PATIENCE_S)
     assert 25 < capped.utilisation < 32
     assert alone.utilisation > 90
     assert alone.grants == [1]
-    responses = sorted(beside.responses_us[0])
+    responses = sorted(contended.responses_us[0])
     assert len(responses) > 50
     assert responses[len(responses) // 2] < 25_000

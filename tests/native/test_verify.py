@@ -15,7 +15,7 @@ import pytest
 from native_harness import FakeGpu, clean_environment, fake_gpus_folder
 
 from gpupool.verify.children import ChildError, ask_child
-from gpupool.verify.results import Options
+from gpupool.verify.results import CheckOptions
 from gpupool.verify.schema import verify_schema
 from requires import cc
 
@@ -102,6 +102,31 @@ def test_fault_is_found_on_its_gpu_only(machine: Machine, fault: str, check: str
     assert [gpu["outcome"] for gpu in report["gpus"]] == ["ok", "fail", "ok"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "outcome", "note"),
+    [
+        ("", "ok", "version 130100"),
+        ("wrong", "fail", "wrong product of matrices of 64 rows"),
+        ("broken", "fail", "cublasSgemm_v2 failed with status 14"),
+    ],
+)
+def test_product_of_cublas_is_compared(machine: Machine, tmp_path: Path, mode: str, outcome: str, note: str) -> None:
+    source = Path(__file__).parent / "programs/cublas_standin.c"
+    driver = machine.driver / "libcuda.so.1"
+    cc("-std=gnu11", "-O2", "-shared", "-fPIC", "-o", tmp_path / "libcublas.so.13", source, driver)
+    path = f"{machine.driver}:{tmp_path}"
+    _, report = machine.report("--level", "2", "--gpu", "0", LD_LIBRARY_PATH=path, CUBLAS_STANDIN=mode)
+    check = checks_of(report, 0)["cublas"]
+    assert (check["outcome"], check["note"]) == (outcome, note)
+    assert ("gemm_tflop_s" in check["values"]) == (mode != "broken")
+
+
+def test_check_of_cublas_is_skipped_without_it(machine: Machine) -> None:
+    _, report = machine.report("--level", "2", "--gpu", "0")
+    check = checks_of(report, 0)["cublas"]
+    assert (check["outcome"], check["note"]) == ("skipped", "the loader finds no libcublas")
+
+
 def checks_of(report: dict[str, Any], index: int) -> dict[str, dict[str, Any]]:
     """Return the checks of a GPU by name."""
     return {check["name"]: check for check in report["gpus"][index]["checks"]}
@@ -183,7 +208,7 @@ def test_child_that_hangs_is_killed(machine: Machine, monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
     started = time.monotonic()
     with pytest.raises(ChildError, match="the GPU hangs"):
-        ask_child("memory", [GPUS[0].uuid], Options(emulated=True), timeout_s=0)
+        ask_child("memory", [GPUS[0].uuid], CheckOptions(emulated=True), timeout_s=0)
     assert time.monotonic() - started < 60
 
 
@@ -191,7 +216,7 @@ def test_child_that_uses_too_much_memory_is_killed(machine: Machine, monkeypatch
     for name, value in machine.environment().items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ChildError, match="more than 1 MiB"):
-        ask_child("memory", [GPUS[0].uuid], Options(emulated=True), max_memory_mib=1)
+        ask_child("memory", [GPUS[0].uuid], CheckOptions(emulated=True), max_memory_mib=1)
 
 
 def test_child_that_crashes_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -201,4 +226,4 @@ def test_child_that_crashes_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_pa
     cc("-shared", "-fPIC", "-o", library, tmp_path / "driver.c")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     with pytest.raises(ChildError, match="SIGABRT"):
-        ask_child("memory", [GPUS[0].uuid], Options(emulated=True))
+        ask_child("memory", [GPUS[0].uuid], CheckOptions(emulated=True))

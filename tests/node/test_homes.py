@@ -18,6 +18,8 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.work.workspace import TaskKind
 from gpupool.node.files import homes as homes_module
 from gpupool.node.files.homes import Homes, HomeTask
+from gpupool.node.runners.container.engine import ContainerEngine
+from gpupool.node.runners.container.layers import ContainerLayers
 
 OTHER_UID = 65_432
 OWN = os.geteuid()
@@ -44,7 +46,10 @@ def perform(homes: Homes, wanted: HomeTask) -> int:
 
 
 def homes_at(root: Path) -> Homes:
-    return Homes(root, frozenset, shared=False)
+    def engine() -> ContainerEngine:
+        raise AssertionError("These workspaces have no container.")
+
+    return Homes(root, frozenset, ContainerLayers(engine, root / "layers"), shared=False)
 
 
 def contents(folder: Path) -> dict[str, str]:

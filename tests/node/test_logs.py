@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from node_harness import AS_ROOT, Node, eventually, fresh_node, spec
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.protocol.log_records import ERR, OUT, RECORD, STREAMS
-from gpupool.domain.work.supervision import LogChunk
+from gpupool.domain.protocol.log_records import ERR, OUT, RECORD, STREAMS, LogChunk
 from gpupool.node.shepherd import output_log
 
 pieces = st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.binary(min_size=1, max_size=200)), max_size=30)
@@ -132,6 +131,25 @@ def test_tail_returns_exactly_the_last_lines(written: list[bytes], lines: int) -
         read = b"".join(c.data for c in everything(folder, output_log.tail(folder, lines)))
         wanted = whole.splitlines(keepends=True)
         assert read == (b"".join(wanted[-lines:]) if lines else b"")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ([], ""),
+        ([b"\n \n"], ""),
+        ([b"one\ntwo\n\n"], "two"),
+        ([b"one\ntw", b"o", b"\n", b"\n"], "two"),
+        ([b"one\n", b"x" * 2000 + b"end"], "x" * (output_log.MAX_LINE_BYTES - 3) + "end"),
+        ([b"\xff two"], "\ufffd two"),
+    ],
+)
+def test_last_line_is_the_last_that_is_not_blank(tmp_path: Path, written: list[bytes], expected: str) -> None:
+    writer = output_log.LogWriter(tmp_path, 1)
+    for piece in written:
+        writer.write(OUT, piece)
+    writer.close()
+    assert output_log.last_line(tmp_path) == expected
 
 
 def test_tail_reads_across_segments(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ PART = Holder((share(300),), frozenset({1, 2}), sole=True)
 SLICE = SliceUse(40.0, 700, sole=True)
 USES = {
     "a whole GPU is its holder's": (ALONE, card(55.0, {1: 500}, {1: 50.0}), None, (55.0, 500, 1, None)),
-    "two on a lease are told apart": (
+    "two on a lease are distinguished": (
         TWO,
         card(55.0, {1: 500, 9: 100}, {1: 20.0, 9: 30.0}),
         None,

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from node_harness import AS_ROOT, Node, eventually, spec
 
+from gpupool.domain.protocol import frames
+from gpupool.node.agent.server import _is_note
 from gpupool.node.host.paths import RunFolder
 from gpupool.node.shepherd.termination import Termination, ask_at
 
@@ -76,6 +78,24 @@ def test_sigterm_precedes_kill_and_user_stop_is_immediate(node: Node) -> None:
     assert soon.key in {status["key"] for status in node.ask("list") if status["phase"] == "running"}
     node.ask("stop", key=soon.key, grace_s=60.0)
     assert node.ended(soon.key).exit_code == 7
+
+
+@pytest.mark.parametrize(("reason", "in_file"), [("IDLE_WARNING", True), ("TIME_WARNING", False)])
+def test_warning_is_shown_to_attached_clients(node: Node, reason: str, in_file: bool) -> None:
+    wanted = spec("echo here; exec sleep 60", stdio="pipes", client_bound=True)
+    client = node.start_attached(wanted)
+    client.until(lambda: b"here" in client.out)
+    node.ask("notify", key=wanted.key, notice={"reason": reason, "message": "it ends soon", "deadline": 5.0})
+    client.until(lambda: "warning: it ends soon [" + reason + "]" in client.notes)
+    assert RunFolder(node.run).notice(wanted.key).exists() is in_file
+    node.ask("stop", key=wanted.key, grace_s=0.0)
+    client.finish()
+
+
+def test_shown_warning_is_no_activity() -> None:
+    note = frames.encode(frames.NOTE, b"warning")
+    assert _is_note(note)
+    assert not any(map(_is_note, (note + b"x", note[:-1], note[:3], b"", frames.encode(frames.STDOUT, b"warning"))))
 
 
 def test_notice_can_be_withdrawn(node: Node) -> None:

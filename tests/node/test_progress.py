@@ -1,4 +1,4 @@
-"""Progress that programs report through a file: read by the agent, harmless whatever they write."""
+"""Progress that programs report through a file: the agent reads it, and any content is harmless."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from node_harness import Node, eventually, spec
 
 from gpupool.domain.work.supervision import ExitReason, Progress
 from gpupool.node.host.paths import RunFolder
-from gpupool.node.host.progress_file import MAX_BYTES, create_progress, read_progress
+from gpupool.node.host.progress_file import MAX_BYTES, MAX_METRICS, create_progress, read_progress
 
 KEY = "w0123456789.0.1"
 NOW = 1_800_000_000.0
@@ -43,6 +43,14 @@ def run(tmp_path: Path) -> RunFolder:
         ('{"saved_at": NaN}', Progress()),
         ('{"saved_at": -1}', Progress()),
         ('{"saved_at": "now"}', Progress()),
+        ('{"saved_at": null, "metrics": {"loss": 0.5, "acc": 1}}', Progress(metrics=(("acc", 1.0), ("loss", 0.5)))),
+        ('{"saved_at": null, "metrics": {"a": NaN, "b": 1e999, "c": true, "d": "1", "e": null}}', Progress()),
+        ('{"saved_at": null, "metrics": {"<b>": 1, "": 2, "a b": 3, "' + "x" * 41 + '": 4}}', Progress()),
+        ('{"saved_at": null, "metrics": [1]}', Progress()),
+        (
+            json.dumps({"saved_at": None, "metrics": {f"m{number:03d}": number for number in range(50)}}),
+            Progress(metrics=tuple((f"m{number:03d}", float(number)) for number in range(MAX_METRICS))),
+        ),
         ("[1]", Progress(NOW - 5)),
         ("[" * 4000, Progress(NOW - 5)),
         ("x" * (MAX_BYTES + 1), Progress(NOW - 5)),
@@ -60,18 +68,18 @@ def test_nothing_is_reported_before_the_first_change(run: RunFolder) -> None:
     assert read_progress(run, "w0123456789.0.2", NOW) == Progress()
 
 
-def test_a_time_in_the_future_counts_as_now(run: RunFolder) -> None:
+def test_future_time_counts_as_now(run: RunFolder) -> None:
     os.utime(run.progress(KEY), (NOW + 1e6, NOW + 1e6))
     assert read_progress(run, KEY, NOW) == Progress(NOW)
 
 
-def test_a_file_that_grows_is_emptied(run: RunFolder) -> None:
+def test_growing_file_is_emptied(run: RunFolder) -> None:
     run.progress(KEY).write_bytes(b"x" * 1_000_000)
     read_progress(run, KEY, NOW)
     assert run.progress(KEY).stat().st_size == 0
 
 
-def test_a_pipe_or_link_in_its_place_is_not_followed(run: RunFolder, tmp_path: Path) -> None:
+def test_pipe_or_link_in_its_place_is_not_followed(run: RunFolder, tmp_path: Path) -> None:
     path = run.progress(KEY)
     path.unlink()
     os.mkfifo(path)
@@ -116,4 +124,4 @@ def test_reports_outside_of_the_pool_do_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
     assert json.loads(done.stdout) == [False, False]
     done = subprocess.run([sys.executable, "-m", "gpupool", "checkpointed"], env=env, capture_output=True, check=True)
-    assert b"no program of a pool" in done.stderr
+    assert b"not called by a program of a pool" in done.stderr

@@ -86,8 +86,8 @@ def test_agent_and_modes_follow_the_traits_of_any_runner(tmp_path: Path) -> None
         state, run = StateFolder(Path(root, "state")), RunFolder(Path(root, "run"))
         state.make()
         run.make(shared=False)
-        images: Any = None
-        agent = Agent(state, run, Backends(EmulatedInventory.open("n1", "1xT4"), OwnCommandRunner(), images))
+        nothing: Any = None
+        agent = Agent(state, run, Backends(EmulatedInventory.open("n1", "1xT4"), OwnCommandRunner(), nothing, nothing))
         with mock.patch.object(agent.sharing, "prepare", wraps=agent.sharing.prepare) as seen:
             asyncio.run(scenario(agent))
 

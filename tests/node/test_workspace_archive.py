@@ -21,14 +21,14 @@ ABOUT = json.dumps({"name": "bob", "gpus": {"count": 1}})
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """An empty home."""
+    """Create an empty home."""
     made = tmp_path / "target"
     made.mkdir()
     return made
 
 
 def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
-    """Return a complete archive with these members, as somebody else may make it."""
+    """Return a complete archive with these members, as another user may make it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for member, content in (*members, (tarfile.TarInfo("workspace.end"), b"")):
@@ -104,7 +104,7 @@ def test_archive_that_writes_outside_is_refused(
 def test_members_that_are_no_files_of_the_home_are_left_out(home: Path) -> None:
     device = tarfile.TarInfo("home/null")
     device.type, device.devmajor, device.devminor = tarfile.CHRTYPE, 1, 3
-    workspace_archive.read(home, archive_of((device, b""), a_file("elsewhere"), a_file("/etc/evil"), a_file("home/a")))
+    workspace_archive.read(home, archive_of((device, b""), a_file("outside"), a_file("/etc/evil"), a_file("home/a")))
     assert [path.name for path in home.iterdir()] == ["a"]
 
 

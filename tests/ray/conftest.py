@@ -22,6 +22,6 @@ def needed() -> None:
 
 @pytest.fixture(scope="module")
 def machines(needed: None) -> Iterator[Cluster]:
-    """A head and nodes (one, or GPUPOOL_TEST_NODES), each in a network namespace with a Ray of its own."""
+    """Yield a head and nodes (one, or GPUPOOL_TEST_NODES), each in a network namespace with its own Ray."""
     with cluster(int(os.environ.get("GPUPOOL_TEST_NODES", "1"))) as made:
         yield made

@@ -13,13 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from e2e_pool import COMMAND, PATIENCE_S, RealPool, alive, eventually
 
 import fork_server
+
+if TYPE_CHECKING:
+    from databases import PostgresServer
 
 LAN = "10.213.{net}.{host}"
 PORT = 8443
@@ -31,7 +34,7 @@ def ip(*words: str, ok: bool = True) -> None:
 
 
 def cable(space: str) -> str:
-    """The name of a machine's cable at the switch."""
+    """Return the name of a machine's cable at the switch."""
     return space.replace("gpn", "gpc")
 
 
@@ -51,7 +54,7 @@ class Wire:
         ip("-n", self.switch, "link", "set", "switch", "up")
 
     def connect(self) -> tuple[str, str]:
-        """A new namespace: its name, and its address."""
+        """Create a namespace; return its name and its address."""
         number = len(self.names) + 1
         name = f"gpn{self.id}x{number}"
         address = LAN.format(net=self.net, host=number)
@@ -111,7 +114,7 @@ class Machine(RealPool):
         return fork_server.popen(command, env=self.env, cwd=self.work, space=self.space)
 
     def heads(self) -> dict[str, Any]:
-        """The heads that this machine knows, by name."""
+        """Return the heads that this machine knows, by name."""
         path = self.state / "cluster" / "heads.json"
         return {head["name"]: head for head in json.loads(path.read_text())["heads"]} if path.exists() else {}
 
@@ -124,7 +127,7 @@ class Machine(RealPool):
                 os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> dict[int, str]:
-        """Every process that Ray's process here started, and their names."""
+        """Return every process that Ray's process here started, with their names."""
         return dict(_descendants(self.pids()["ray"]))
 
     def pid_of(self, part: str) -> int:
@@ -136,15 +139,15 @@ class Machine(RealPool):
         return pid
 
     def trees(self) -> set[str]:
-        """The folders (their lists of files) that this head keeps."""
+        """Return the folders (their lists of files) that this head stores."""
         return {path.name for path in (self.state / "files").glob("u-*/trees/*")}
 
     def cut_off_from(self, other: Machine) -> None:
-        """Nothing reaches the other from here."""
+        """Cut the connection to the other machine."""
         ip("-n", self.space, "route", "add", "blackhole", other.address)
 
     def reach(self, other: Machine) -> None:
-        """The other is reached again."""
+        """Restore the connection to the other machine."""
         ip("-n", self.space, "route", "del", "blackhole", other.address)
 
     def log(self, name: str) -> str:
@@ -220,6 +223,9 @@ class TwoHeads(Cluster):
         self.wire.close()
 
 
+Heads = TypeVar("Heads", bound=TwoHeads)
+
+
 class Outsider:
     """A machine outside the cluster, on the same wire: a home, folders, and nothing of the pool's but a login."""
 
@@ -250,7 +256,7 @@ class Outsider:
         return out.decode()
 
     def login(self, head: Machine) -> None:
-        """Once, at one head."""
+        """Log in once, at one head."""
         from gpupool.api.server.tls import fingerprint
 
         token = head.json("token", "create", "--expires", "1h")["secret"]
@@ -293,7 +299,7 @@ class Job:
         return view["replicas"][0]["exit_status"], self.output()
 
     def output(self) -> list[str]:
-        """Its log, as soon as its node can be asked."""
+        """Return its log, as soon as its node answers."""
         done: list[subprocess.CompletedProcess[bytes]] = []
 
         def read() -> bool:
@@ -304,12 +310,19 @@ class Job:
         return done[0].stdout.decode().splitlines()
 
     def ends_well(self) -> None:
-        """Its exit status and all of its output arrive, and it was started once."""
+        """Check that its exit status and all of its output arrive, and that it was started once."""
         status, lines = self.end()
         assert status == 7
         assert lines == [f"line {n}" for n in range(1, len(lines) + 1)]
         assert lines
         assert len(self.starts) == 1
+
+
+def show_logs(machines: Iterable[Machine]) -> None:
+    """Print the ends of all logs, for a test that failed."""
+    for machine in machines:
+        for name in ("supervisor", "ray", "bridge", "control-plane", "gateway"):
+            sys.stderr.write(f"--- {machine.name} {name}\n{machine.log(name)[-2000:]}\n")
 
 
 @contextlib.contextmanager
@@ -321,12 +334,37 @@ def cluster(nodes: int) -> Iterator[Cluster]:
         made.start()
         yield made
     except BaseException:
-        for machine in (made.head, *made.nodes):
-            for name in ("supervisor", "ray", "bridge", "control-plane"):
-                sys.stderr.write(f"--- {machine.name} {name}\n{machine.log(name)[-2000:]}\n")
+        show_logs((made.head, *made.nodes))
         raise
     finally:
         made.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def two_heads(
+    kind: Callable[[Path, int], Heads],
+    nodes: int,
+    lead: Callable[[Heads, PostgresServer], None] = lambda made, server: made.lead(server.empty()),
+) -> Iterator[Heads]:
+    """Yield two heads and nodes, each in a network namespace, and a database that all of them reach."""
+    from databases import postgres_server
+
+    folder = Path(tempfile.mkdtemp(prefix="gpr"))
+    folder.chmod(0o755)
+    made = kind(folder, nodes)
+    try:
+        with postgres_server(made.database, made.database_address) as server:
+            try:
+                lead(made, server)
+                yield made
+            except BaseException:
+                show_logs(made.machines)
+                raise
+            finally:
+                made.close()
+    finally:
+        made.wire.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -234,7 +234,7 @@ def test_node_learns_of_new_heads(tmp_path: Path, two: tuple[StandIn, StandIn]) 
 
 
 def joined(folder: Path, head: Head) -> HeadFollower:
-    """A node that joined at a head and knows no other."""
+    """Return a node that joined at a head and knows no other."""
     keep_heads(folder, [head])
     member = {"url": head.url, "certificate": head.certificate, "node": "n1", "secret": "s"}
     (folder / "member.json").write_text(json.dumps(member))

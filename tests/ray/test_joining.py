@@ -16,7 +16,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.nodes.heads import Head as ClusterHead
 from gpupool.domain.nodes.heads import HeadStatus
-from gpupool.domain.nodes.joining import JoinText, Member, Versions
+from gpupool.domain.nodes.joining import JoinedMachine, JoinText, Versions
 from gpupool.domain.people.access import Actor, Role
 from gpupool.fabric.ray.authority import FolderAuthority, new_request, versions
 from gpupool.fabric.ray.head_selection import read_heads, read_refused
@@ -183,7 +183,8 @@ def test_node_name_belongs_to_one_machine(tmp_path: Path) -> None:
         key.write_bytes(new_request(key, "n1")[0])
         request = head.request(invitation, key=key)
         await head.engine.joins.save_member(
-            Member("n1", "0" * 64, head.authority.key_of(request.certificate_request), "10.0.0.2", 1.0, "t"), EVENT
+            JoinedMachine("n1", "0" * 64, head.authority.key_of(request.certificate_request), "10.0.0.2", 1.0, "t"),
+            EVENT,
         )
         await head.service.join(request)  # the same machine again
         assert await refusal(head.service.join(head.request(invitation))) is ErrorCode.NAME_TAKEN

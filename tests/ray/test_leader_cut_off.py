@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from databases import postgres_server
 from e2e_pool import PATIENCE_S, eventually
-from ray_machines import TwoHeads
+from ray_machines import TwoHeads, two_heads
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "machines"))
 
@@ -22,20 +19,9 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def heads(needed: None) -> Iterator[TwoHeads]:
-    """Two heads and a node, each in a network namespace, and a database that all of them reach."""
-    folder = Path(tempfile.mkdtemp(prefix="gpr"))
-    folder.chmod(0o755)
-    made = TwoHeads(folder, 1)
-    try:
-        with postgres_server(made.database, made.database_address) as server:
-            try:
-                made.lead(server.empty())
-                yield made
-            finally:
-                made.close()
-    finally:
-        made.wire.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    """Yield two heads and a node, each in a network namespace, and a database that all of them reach."""
+    with two_heads(TwoHeads, 1) as made:
+        yield made
 
 
 def test_work_of_disconnected_leader_runs_once(heads: TwoHeads) -> None:

@@ -64,7 +64,7 @@ def relay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Relay:
 
 @contextlib.asynccontextmanager
 async def outlet(relay: Relay, path: Path, seed: int = 0) -> AsyncIterator[list[Tunnel]]:
-    """A socket that leads through tunnels to the relay's agent."""
+    """Listen at a path on a socket that leads through tunnels to the relay's agent."""
     tunnels: list[Tunnel] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from databases import PostgresServer, postgres_server
+from databases import PostgresServer
 from e2e_pool import PATIENCE_S, alive, eventually
-from ray_machines import Job, Machine, TwoHeads
-from test_second_head import nodes_as_heads, show_logs
+from ray_machines import Job, Machine, TwoHeads, two_heads
+from test_second_head import nodes_as_heads
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
 LEAD_WAIT_S = 25  # another head leads after 16 s at most: ten of them until PostgreSQL ends the silent session
@@ -38,7 +36,7 @@ class Removed(TwoHeads):
 
 
 def password_file(folder: Path) -> Path:
-    """A file as an administrator copies it from head to head; this server asks for no password."""
+    """Create the file that an administrator copies from head to head; this server asks for no password."""
     path = folder / "database-password"
     path.write_text("a-secret\n")
     path.chmod(0o600)
@@ -46,25 +44,14 @@ def password_file(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def heads(needed: None) -> Iterator[Removed]:
-    folder = Path(tempfile.mkdtemp(prefix="gpr"))
-    folder.chmod(0o755)
-    made = Removed(folder, 2)
-    try:
-        with postgres_server(made.database, made.database_address) as server:
-            try:
-                url = server.empty()
-                made.server, made.database_name = server, url.rpartition("/")[2]
-                made.lead(url, "--database-password-file", str(password_file(folder)))
-                yield made
-            except BaseException:
-                show_logs(made)
-                raise
-            finally:
-                made.close()
-    finally:
-        made.wire.close()
-        shutil.rmtree(folder, ignore_errors=True)
+def heads(needed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Removed]:
+    def lead(made: Removed, server: PostgresServer) -> None:
+        url = server.empty()
+        made.server, made.database_name = server, url.rpartition("/")[2]
+        made.lead(url, "--database-password-file", str(password_file(tmp_path_factory.mktemp("password"))))
+
+    with two_heads(Removed, 2, lead) as made:
+        yield made
 
 
 def test_returning_removed_node_ends_programs_and_stays_out(heads: Removed) -> None:

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from databases import postgres_server
 from e2e_pool import PATIENCE_S, alive, eventually
-from ray_machines import Job, Machine, Outsider, TwoHeads
+from ray_machines import Job, Machine, Outsider, TwoHeads, two_heads
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def heads(needed: None) -> Iterator[TwoHeads]:
-    """Two heads and two nodes, each in a network namespace, and a database that all of them reach."""
-    folder = Path(tempfile.mkdtemp(prefix="gpr"))
-    folder.chmod(0o755)
-    made = TwoHeads(folder, 2)
-    try:
-        with postgres_server(made.database, made.database_address) as server:
-            try:
-                made.lead(server.empty())
-                yield made
-            except BaseException:
-                show_logs(made)
-                raise
-            finally:
-                made.close()
-    finally:
-        made.wire.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def show_logs(made: TwoHeads) -> None:
-    for machine in made.machines:
-        for name in ("supervisor", "ray", "bridge", "control-plane"):
-            sys.stderr.write(f"--- {machine.name} {name}\n{machine.log(name)[-2000:]}\n")
+    """Yield two heads and two nodes, each in a network namespace, and a database that all of them reach."""
+    with two_heads(TwoHeads, 2) as made:
+        yield made
 
 
 def nodes_as_heads(asked: Machine) -> dict[str, tuple[str, str | None]]:
@@ -125,7 +102,7 @@ with gpupool.Client() as client:
 
 
 class User:
-    """Somebody on another machine who logged in once, follows a program and a log, and keeps a Client open."""
+    """A user on another machine who logged in once, follows a program and a log, and keeps a Client open."""
 
     def __init__(self, heads: TwoHeads, folder: Path) -> None:
         self.machine = Outsider(folder, heads.wire)
@@ -139,7 +116,7 @@ class User:
         assert self.client.stdout.readline() == b"4\n"
 
     def heads(self) -> dict[str, bool]:
-        """The heads that the login has learnt, and which was used last."""
+        """Return the heads that the login has learned, and the one that was used last."""
         (pool,) = json.loads(self.machine("login", "--json"))["pools"]
         return {head["name"]: head["last"] for head in pool["heads"]}
 
@@ -237,7 +214,7 @@ def test_forced_leave_ends_programs_of_the_machine(heads: TwoHeads) -> None:
     assert head.becomes("ends-with-it", "failed")
     replica = head.json("describe", "ends-with-it")["replicas"][0]
     assert (replica["reason"], replica["message"]) == ("NODE_LOST", "n2 left the pool")
-    assert head.becomes("goes-on", "queued")  # it may run elsewhere, and would, did it not ask for this node
+    assert head.becomes("goes-on", "queued")  # it may run on another node, but requests this one
     head("stop", "goes-on")
 
 

@@ -21,7 +21,7 @@ AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 def of_raylet(machine: Machine) -> dict[int, str]:
-    """The processes that the raylet of a machine started, from whichever of its threads, and their names.
+    """Return the processes that any thread of a machine's raylet started, with their names.
 
     First its two agents, then workers, all of which are the pool's own.
     """

@@ -27,7 +27,7 @@ def head() -> Iterator[Head]:
 
 @pytest.fixture
 def laptop(head: Head, tmp_path: Path) -> Laptop:
-    """Logged in as the pool's owner."""
+    """Yield a machine that is logged in as the pool's owner."""
     return head.laptop(tmp_path / "laptop", head.token())
 
 

@@ -260,7 +260,7 @@ def test_disk_full_during_write_is_reported_and_keeps_no_partial_file(tmp_path: 
 
 
 def kept(folder: StoredBlobs, space: str, *contents: bytes, age_s: float = 0.0) -> str:
-    """A whole tree of one user, last used a while ago."""
+    """Create a whole tree of one user, last used a while ago."""
     files = [[f"f{n}", 0o644, 0, len(data), sha(data)] for n, data in enumerate(contents)]
     data = manifest(files=files)
     asyncio.run(folder.put(space, [*contents, data]))

@@ -27,7 +27,7 @@ def client(
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A program, its data below, and what stays where it is."""
+    """Create a program, its data in a subfolder, and files that are not uploaded."""
     folder = tmp_path / "project"
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "in.txt").write_text("words")

@@ -166,7 +166,7 @@ def test_forwarded_connection_runs_as_the_user(ada: Laptop, grace: Laptop, head:
 
 @root
 def test_unreadable_files_are_not_fetched(ada: Laptop, head: Head, tmp_path: Path) -> None:
-    """A program that puts something else in the place of its files gets no more than its user has."""
+    """Check that a program that replaces its files by links gets no more rights than its user."""
     ada.write("x")
     done(ada, "sly", "sh", "-c", "echo mine > a; mkdir d; echo x > d/shadow; pwd")
     folder = Path(head.pool.text("logs", "sly").strip())

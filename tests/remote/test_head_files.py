@@ -1,4 +1,4 @@
-"""Heads that fetch folders from each other: real TLS, real stores; whatever comes is checked before it counts."""
+"""Heads that fetch folders from each other: real TLS, real stores; all received data is checked before it counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gpupool.api.app import create_waiting_app
-from gpupool.api.server.server import Bound, ListenConfig, serve
+from gpupool.api.server.server import BoundAddresses, ListenConfig, serve
 from gpupool.api.server.tls import CertificateFiles, ensure_self_signed
 from gpupool.blobs import blob_store as keep_module
 from gpupool.client.transport import tls_pinning
@@ -30,7 +30,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.heads import Head, MemberKey
 from gpupool.domain.work.file_tree import FileEntry, FileTree, user_space
 from gpupool.fabric.ray.head_selection import MEMBER_FILE, keep_heads
-from gpupool.services.cluster.membership import Membership
+from gpupool.services.cluster.membership import ClusterMembers
 from gpupool.services.files.pull import BlobPuller, Round
 from gpupool.services.files.serve import HeadFiles
 from gpupool.services.files.sync import SWEEP_EVERY_S, FolderSync
@@ -128,15 +128,15 @@ class Cluster:
         (keys / MEMBER_FILE).write_text(json.dumps(member))
         return OneHead(name, CountingStore(self.folder / name / "files"), keys, HeadsOfFolder(keys))
 
-    async def members(self) -> Membership:
-        return Membership([MemberKey(name, sha(f"secret-of-{name}".encode()), name != "n") for name in "abcn"], [])
+    async def members(self) -> ClusterMembers:
+        return ClusterMembers([MemberKey(name, sha(f"secret-of-{name}".encode()), name != "n") for name in "abcn"], [])
 
     async def serve(self, head: OneHead) -> None:
         files = CertificateFiles(head.keys / "cert.pem", head.keys / "key.pem")
         ensure_self_signed(files, "127.0.0.1")
         head.certificate = files.certificate.read_text()
 
-        def ready(bound: Bound) -> None:
+        def ready(bound: BoundAddresses) -> None:
             head.url = f"https://{bound.listen}"
             head.up.set()
 
@@ -405,7 +405,7 @@ def test_standby_head_has_only_folders_of_live_work(tmp_path: Path) -> None:
         assert await b.store.has(mine)
         assert await b.store.has(other)
         assert not await b.store.has(unused)
-        # What somebody else sent is as unknown here as a content that nobody did.
+        # Content of another user is as unknown here as content that was never sent.
         assert await b.store.have(GRACE, [(sha(b"mine"), 4)]) == [-1]
         assert not await b.store.is_marked(GRACE, mine.tree)
         sent = a.store.read_bytes

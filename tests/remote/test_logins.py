@@ -10,7 +10,7 @@ from remote_world import Head, Laptop
 
 
 def fresh(head: Head, folder: Path) -> Laptop:
-    """A machine that has not logged in to anything."""
+    """Return a machine that is not logged in to a pool."""
     for name in ("home", "project"):
         (folder / name).mkdir(parents=True)
     return Laptop(folder / "home", folder / "project", head.url, head.fingerprint)

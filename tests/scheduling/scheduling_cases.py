@@ -171,7 +171,7 @@ class Watched(World):
                 assert cluster.available[claim.row][used].all(), f"{grant} on a GPU that takes no work"
                 assert cluster.up[claim.row], f"{grant} on a node that takes no work"
         for eviction in self.last.evictions:
-            assert eviction.key in before, f"{eviction} of somebody who does not run"
+            assert eviction.key in before, f"{eviction} of a replica that does not run"
             assert before[eviction.key].preemptible, f"{eviction} of protected work"
         assert len({e.key for e in self.last.evictions}) == len(self.last.evictions), "evicted twice at once"
         self._check_books()

@@ -3,7 +3,8 @@
 nodes     "a 4xT4 cpus=8 mem=32000 rack=x cordoned|down failed=0 foreign=1 nvlink mig=3g.40gb offers=share policy=mps"
           other words are labels; mig: instances, with indices from 100
 projects  "red quota=2 limit=3 user=1 strict weight=2 dep=ml min=600 quota.a100=1"
-          in GPUs; strict: training may not exceed the quota; min: the min-runtime before eviction, weights=ann:2,bob:1
+          in GPUs; strict: training may not exceed the quota; min: the min-runtime before eviction, weights=ann:2,bob:1,
+          quotas=ann:3 (of users)
 departments "ml quota=4 limit=6 weight=2"
 users     "ann limit=1"
 bookings  "m1 on=a,b from=100 for=3600 lead=600 projects=red users=ann"   (seconds from now; for nobody: maintenance)
@@ -15,7 +16,8 @@ pending   "p1 red/ann 2x0.5 train prio=1 cpus=2 mem=100 model=t4 zone=x max=60 w
 
 A GPU request is "1", "4", "0.5", "2x0.5", "8000M" (memory of one GPU) or "0" (CPU and memory only). Work is protected
 unless it says "train".
-A waiting gang says "gang=2" (two replicas, both or none) or "gang=2-4", and "within=rack", strictly "within=rack!".
+A waiting gang says "gang=2" (two replicas, both or none) or "gang=2-4", and "within=rack", strictly "within=rack!",
+and "models=mixed" if its members may use GPUs of different models.
 Members with different requests: "0+1+1" in the place of the request, one for each.
 A running gang has a line for each member: "r1.0 red 1 on a:0 gang=2", "r1.1 red 1 on b:0 gang=2".
 """
@@ -42,7 +44,7 @@ from gpupool.domain.nodes.reservation import Reservation
 from gpupool.domain.nodes.sharing import Sharing
 from gpupool.domain.people.access import Department, Project, ProjectRules, User
 from gpupool.domain.work.gang import Gang
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 from gpupool.scheduling.policy import Settings
 from gpupool.scheduling.scheduler import (
     DepartmentChanged,
@@ -97,7 +99,8 @@ def gang(options: dict[str, str]) -> Gang | None:
         return None
     least, _, most = options["gang"].partition("-")
     within = options.get("within", "")
-    return Gang(int(least), int(most or least), within.removesuffix("!"), within.endswith("!"))
+    mixed = options.get("models") == "mixed"
+    return Gang(int(least), int(most or least), within.removesuffix("!"), within.endswith("!"), mixed_models=mixed)
 
 
 def pools(options: dict[str, str]) -> tuple[str, ...]:
@@ -150,6 +153,7 @@ def project(line: str) -> Project:
     bounds = {name: permille(options[name]) if name in options else None for name in ("quota", "limit", "user")}
     models = tuple((name[6:], permille(value)) for name, value in options.items() if name.startswith("quota."))
     weights = dict(pair.split(":") for pair in options.get("weights", "").split(",") if pair)
+    quotas = dict(pair.split(":") for pair in options.get("quotas", "").split(",") if pair)
     return Project(
         plain[0],
         bounds["quota"],
@@ -162,6 +166,7 @@ def project(line: str) -> Project:
         rules=ProjectRules(
             min_runtime_s=float(options["min"]) if "min" in options else None,
             user_weights=tuple((name, float(weight)) for name, weight in weights.items()),
+            user_quotas=tuple((name, permille(gpus)) for name, gpus in quotas.items()),
         ),
     )
 
@@ -256,7 +261,7 @@ def running(line: str, nodes: dict[str, Node]) -> RunningReplica:
     began = NOW - float(options.get("age", 1000))
     cpus, memory = float(options.get("cpus", 0)), int(options.get("mem", 0))
     mode = options.get("sharing", "")
-    lease = Lease(
+    lease = GpuLease(
         epoch=Epoch(1),
         workload=WorkloadId(workload),
         index=int(index or 0),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from math import exp
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,66 +12,82 @@ from scheduling_world import world
 
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.explain.background import Background
-from gpupool.scheduling.explain.calibration import MAX_RATIO, MIN_OUTCOMES, Outcome, Slip, learn
+from gpupool.scheduling.explain.calibration import MAX_RATIO, MIN_OUTCOMES, NO_SLIP, PredictedStart, Slip, learn
 from gpupool.scheduling.explain.wait_reason import Explanation, WaitCode
 from gpupool.scheduling.holds.runtime_model import RunTimes
 
 
-def outcomes(*ratios: float, project: str = "red") -> list[Outcome]:
-    return [Outcome(project, 100.0, 100.0 * ratio) for ratio in ratios]
+def outcomes(*ratios: float) -> list[PredictedStart]:
+    return [PredictedStart(100.0, 100.0 * ratio) for ratio in ratios]
 
 
 def test_few_outcomes_give_no_correction() -> None:
-    assert learn(outcomes(*[3.0] * (MIN_OUTCOMES - 1))) == {}
+    assert learn(outcomes(*[3.0] * (MIN_OUTCOMES - 1))) == NO_SLIP
+    assert NO_SLIP.corrected(70.0) == (70.0,) * 5
 
 
-def test_correction_uses_quartiles_of_ratios() -> None:
-    slip = learn(outcomes(1.0, 1.0, 1.3, 1.3, 1.3, 1.6, 1.6))["red"]
-    assert (slip.low, slip.mid, slip.high) == (1.0, 1.3, 1.6)
+def test_first_outcomes_give_their_quantiles() -> None:
+    slip = learn(outcomes(1.0, 1.2, 1.3, 1.6, 2.0))
+    found = (slip.least, slip.low, slip.mid, slip.high, slip.most)
+    assert found == pytest.approx((1.0, 1.2, 1.3, 1.6, 2.0))
+    assert slip.corrected(100.0) == pytest.approx((100, 120, 130, 160, 200))
     assert slip.words() == "past estimates were 1.3x too early"
-    assert learn(outcomes(*[0.5] * 9))["red"].words() == "past estimates were 2.0x too late"
-    assert learn(outcomes(*[1.0] * 9))["red"].words() == ""
 
 
-def test_latest_outcomes_have_most_weight() -> None:
-    assert learn(outcomes(*[2.0] * 30, *[1.0] * 70))["red"].mid == 2.0
-
-
-def test_project_with_few_outcomes_uses_pool_correction() -> None:
-    slips = learn([*outcomes(*[2.0] * 9), *outcomes(1.0, project="blue")])
-    known = Background(slips=slips)
-    assert known.slip("blue") == slips[""]
-    assert Background().slip("red").outcomes == 0
+def test_constant_error_is_corrected_exactly() -> None:
+    slip = learn(outcomes(*[0.5] * 90))
+    assert slip.corrected(100.0) == pytest.approx((50.0,) * 5)
+    assert slip.words() == "past estimates were 2.0x too late"
+    assert learn(outcomes(*[1.0] * 9)).words() == ""
 
 
 def test_difference_of_a_second_is_no_error() -> None:
-    assert Outcome("red", 0.1, 9.0).ratio == 1.0
-    assert Outcome("red", 0.0, 1e9).ratio == MAX_RATIO
+    assert PredictedStart(0.1, 9.0).ratio == 1.0
+    assert PredictedStart(0.0, 1e9).ratio == MAX_RATIO
+    low = learn(outcomes(0.05, 0.07, 1.0, 2.0, 3.0)).corrected(100.0)[0]
+    assert low == 0.0  # 5 seconds count as 10, so the bound must include all shorter times
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e6), st.floats(0, 1e6)), max_size=150))
-def test_corrections_are_ordered_and_bounded(made: list[tuple[str, float, float]]) -> None:
-    for slip in learn([Outcome(*one) for one in made]).values():
-        assert 1 / MAX_RATIO <= slip.low <= slip.mid <= slip.high <= MAX_RATIO
+@pytest.mark.parametrize("change", [1.0, 6.0, 1 / 6], ids=["the same errors", "all later", "all earlier"])
+def test_ranges_hold_while_errors_change(change: float) -> None:
+    rng = random.Random(7)
+    made = [
+        PredictedStart(100.0, 100.0 * exp(rng.gauss(0.5, 1.2)) * (change if at > 400 else 1.0)) for at in range(900)
+    ]
+    half, nine = [], []
+    for at in range(100, 900):
+        least, low, _, high, most = learn(made[max(0, at - 300) : at][::-1]).corrected(100.0)
+        half.append(low <= made[at].actual_s <= high)
+        nine.append(least <= made[at].actual_s <= most)
+    assert sum(half) / len(half) == pytest.approx(0.5, abs=0.05)
+    assert sum(nine) / len(nine) == pytest.approx(0.9, abs=0.05)
 
 
-def told(slips: dict[str, Slip], history: dict[tuple[str, str], RunTimes] | None = None) -> Explanation:
+@given(st.lists(st.floats(0, 1e6), min_size=MIN_OUTCOMES, max_size=120))
+def test_quantiles_are_ordered_and_bounded(waits: list[float]) -> None:
+    slip = learn([PredictedStart(60.0, wait) for wait in waits])
+    assert 0 < slip.least <= slip.low <= slip.mid <= slip.high <= slip.most < MAX_RATIO * 10
+    assert list(slip.corrected(60.0)) == sorted(slip.corrected(60.0))
+
+
+def told(slip: Slip, history: dict[tuple[str, str], RunTimes] | None = None) -> Explanation:
     w = world("a 1xT4", "p1 red 1", "r1 red 1 on a:0 end=1000")
-    found = w.scheduler.explain((WorkloadId("p1"), 0), w.now, background=Background(history or {}, slips))
+    found = w.scheduler.explain((WorkloadId("p1"), 0), w.now, background=Background(history or {}, slip))
     assert found is not None
     return found
 
 
 def test_corrected_estimate_is_marked() -> None:
-    found = told({"": Slip(12, 1.0, 1.5, 2.0)})
+    found = told(Slip(12, 0.5, 1.0, 1.5, 2.0, 5.0))
     assert (found.estimate_low_s, found.estimate_s, found.estimate_high_s) == (1000, 1500, 2000)
+    assert (found.estimate_least_s, found.estimate_most_s) == (500, 5000)
     assert found.foretold_s == 1000
     assert found.estimate_basis.endswith("corrected, because past estimates were 1.5x too early")
 
 
 def test_exact_estimate_is_not_corrected() -> None:
     w = world("a 1xT4", "p1 red 1 later=90")
-    found = w.scheduler.explain((WorkloadId("p1"), 0), w.now, background=Background(slips={"": Slip(9, 2, 2, 2)}))
+    found = w.scheduler.explain((WorkloadId("p1"), 0), w.now, background=Background(slip=Slip(9, 2, 2, 2, 2, 2)))
     assert found is not None
     assert (found.estimate_s, found.foretold_s) == (90, None)
 

@@ -178,7 +178,7 @@ CASES = [
         departments="ml limit=2",
         then=(("project red dep=ml", "r1@a r2@a"), ("add r3 red 1 train", "r1@a r2@a")),
     ),
-    Case("an unknown department has no quota and no limit", "a 2xT4", "r1 red 2", "r1@a", projects="red dep=ghost"),
+    Case("an unknown department has no quota and no limit", "a 2xT4", "r1 red 2", "r1@a", projects="red dep=missing"),
     Case(
         "a project with more recent usage waits",
         "a 1xT4",

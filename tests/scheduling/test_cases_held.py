@@ -46,7 +46,7 @@ CASES = [
         then=(("wait 100", "r1@a"), ("end r1", "p1@a")),
     ),
     Case(
-        "a back-off ends while another one's goes on",
+        "a back-off ends while another one continues",
         "a 2xT4",
         "p1 red 1 later=90; p2 red 1 later=900",
         "",

@@ -238,7 +238,7 @@ CASES = [
 
 GIVING_WAY = [
     Case(
-        "it gives way to whoever is within a quota",
+        "it yields to a project within a quota",
         "a 1xT4",
         "p1 green 1 wait=900; p2 blue 1",
         "p2@a",
@@ -256,7 +256,7 @@ GIVING_WAY = [
         projects="red quota=1; green quota=0; blue quota=1",
     ),
     Case(
-        "not to somebody beyond a quota",
+        "it does not yield to a project beyond a quota",
         "a 1xT4",
         "p1 green 1 train wait=900; p2 blue 1 train",
         "r1@a",
@@ -265,7 +265,7 @@ GIVING_WAY = [
         reserved="p1@a",
     ),
     Case(
-        "nor to somebody who is due it by the fair share only",
+        "it does not yield to a claim by fair share only",
         "a 2xT4; b 1xA100",
         "p1 green 2 train wait=900 model=t4; p3 pink 1 zone=x",
         "r1@a r2@b",

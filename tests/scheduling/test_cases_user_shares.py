@@ -120,6 +120,71 @@ CASES = [
         projects="red weights=ann:1",
     ),
     Case(
+        "a user within its quota takes it from a user beyond its own",
+        "a 4xT4",
+        "p1 red/bob 1; p2 red/bob 1; p3 red/bob 1; p4 red/bob 1",
+        "p1@a p2@a p3@a r1@a",
+        running="""r1 red/ann 1 on a:0 train age=900; r2 red/ann 1 on a:1 train age=800;
+                   r3 red/ann 1 on a:2 train age=700; r4 red/ann 1 on a:3 train age=600""",
+        projects="red quotas=bob:3",
+        evicted="r2 r3 r4",
+    ),
+    Case(
+        "a user within its quota loses nothing to users without one",
+        "a 4xT4",
+        "p1 red/bob 1; p2 red/cat 1",
+        "r1@a r2@a r3@a r4@a",
+        running="""r1 red/ann 1 on a:0 train age=900; r2 red/ann 1 on a:1 train age=800;
+                   r3 red/ann 1 on a:2 train age=700; r4 red/ann 1 on a:3 train age=600""",
+        projects="red quotas=ann:4",
+    ),
+    Case(
+        "what is left after the quota is divided equally",
+        "a 4xT4",
+        "p1 red/bob 1; p2 red/bob 1",
+        "p1@a r1@a r2@a r3@a",
+        running="""r1 red/ann 1 on a:0 train age=900; r2 red/ann 1 on a:1 train age=800;
+                   r3 red/ann 1 on a:2 train age=700; r4 red/ann 1 on a:3 train age=600""",
+        projects="red quotas=ann:2",
+        evicted="r4",
+    ),
+    Case(
+        "a quota that its user does not want is used by others",
+        "a 4xT4",
+        "p1 red/bob 1",
+        "p1@a r1@a r2@a r3@a",
+        running="""r1 red/ann 1 on a:0 train age=900; r2 red/ann 1 on a:1 train age=800;
+                   r3 red/ann 1 on a:2 train age=700; r4 red/ann 1 on a:3 train age=600""",
+        projects="red quotas=bob:3",
+        evicted="r4",
+    ),
+    Case(
+        "quotas larger than the project are reduced in proportion",
+        "a 4xT4",
+        "p1 red/bob 1; p2 red/bob 1; p3 red/bob 1; p4 red/bob 1",
+        "p1@a p2@a r1@a r2@a",
+        running="""r1 red/ann 1 on a:0 train age=900; r2 red/ann 1 on a:1 train age=800;
+                   r3 red/ann 1 on a:2 train age=700; r4 red/ann 1 on a:3 train age=600""",
+        projects="red quotas=ann:8,bob:8",
+        evicted="r3 r4",
+    ),
+    Case(
+        "a quota does not take protected work",
+        "a 2xT4",
+        "p1 red/bob 1",
+        "r1@a r2@a",
+        running="r1 red/ann 1 on a:0 age=900; r2 red/ann 1 on a:1 age=800",
+        projects="red quotas=bob:2",
+    ),
+    Case(
+        "among free GPUs a user below its quota is first",
+        "a 4xT4",
+        "p1 red/ann 1; p2 red/bob 1",
+        "p2@a r1@a r2@a r3@a",
+        running="r1 red/ann 1 on a:0 age=900; r2 red/bob 1 on a:1 age=900; r3 red/bob 1 on a:2 age=900",
+        projects="red quotas=bob:3",
+    ),
+    Case(
         "a gang takes the share of its user",
         "a 2xT4; b 2xT4",
         "p1 red/bob 1 gang=2",

@@ -6,15 +6,15 @@ from scheduling_world import node
 
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import ForeignProcess, GpuHealth, GpuShare, NodeState
-from gpupool.scheduling.state.allocation import Holding
+from gpupool.scheduling.state.allocation import HeldAllocation
 from gpupool.scheduling.state.cluster import ClusterState
 
 KEY = (WorkloadId("w1"), 0)
 OTHER = (WorkloadId("w2"), 0)
 
 
-def half(uuid: str, where: str = "a") -> Holding:
-    return Holding(where, (GpuShare(uuid, 0, 500, 8000),), 2000, 100)
+def half(uuid: str, where: str = "a") -> HeldAllocation:
+    return HeldAllocation(where, (GpuShare(uuid, 0, 500, 8000),), 2000, 100)
 
 
 def cluster(*lines: str) -> ClusterState:
@@ -148,7 +148,7 @@ def test_cordoned_nodes_are_not_up() -> None:
 
 def test_overlapping_leases_give_negative_free_share() -> None:
     state = cluster("a 1xT4")
-    whole = Holding("a", (GpuShare("a-0", 0, 1000, 16000),), 0, 0)
+    whole = HeldAllocation("a", (GpuShare("a-0", 0, 1000, 16000),), 0, 0)
     state.take(KEY, whole)
     state.take(OTHER, whole)
     assert state.gpu_free[0, 0] == -1000

@@ -193,4 +193,4 @@ def test_search_interval_grows_while_nothing_changes() -> None:
     assert 3 < looks < 20
     w.scheduler.apply(PendingAdded(replace(w.scheduler.demand.pending[WorkloadId("p1"), 0], index=1), w.now))
     w.scheduler.decide(w.now)
-    assert w.scheduler.demand.moves_pause_s <= 20, "somebody came: soon"
+    assert w.scheduler.demand.moves_pause_s <= 20, "a replica was added: soon"

@@ -16,7 +16,7 @@ from gpupool.scheduling.placement.demand_profile import (
     COVER,
     DEFAULT_KINDS,
     LEARN_LAST,
-    Kind,
+    ProfiledRequest,
     TypicalWork,
     frequent_kinds,
 )
@@ -39,10 +39,10 @@ REQUESTS = (
 
 
 @st.composite
-def kinds(draw: st.DrawFn) -> list[Kind]:
+def kinds(draw: st.DrawFn) -> list[ProfiledRequest]:
     chosen = draw(st.lists(st.tuples(st.sampled_from(REQUESTS), st.integers(0, 5), st.integers(1, 9)), min_size=1))
     total = sum(weight for _, _, weight in chosen)
-    return [Kind(request, cpu * 1000, weight / total) for request, cpu, weight in chosen]
+    return [ProfiledRequest(request, cpu * 1000, weight / total) for request, cpu, weight in chosen]
 
 
 @st.composite
@@ -55,7 +55,7 @@ def nodes(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
     return gpus, free, draw(st.integers(0, 6)) * 1000
 
 
-def fragmentation(kinds_: list[Kind], gpus: list[int], free: list[int], cpu: int) -> float:
+def fragmentation(kinds_: list[ProfiledRequest], gpus: list[int], free: list[int], cpu: int) -> float:
     """Compute the definition for one kind after the other."""
     found = 0.0
     for kind in kinds_:
@@ -68,7 +68,7 @@ def fragmentation(kinds_: list[Kind], gpus: list[int], free: list[int], cpu: int
 @settings(max_examples=80, deadline=None)
 @given(kinds(), st.lists(nodes(), min_size=1, max_size=3), st.sampled_from([100, 300, 1000]), st.integers(0, 3))
 def test_gradient_equals_definition(
-    kinds_: list[Kind], some: list[tuple[list[int], list[int], int]], need: int, cpus: int
+    kinds_: list[ProfiledRequest], some: list[tuple[list[int], list[int], int]], need: int, cpus: int
 ) -> None:
     measure = Fragmentation(kinds_, CLASSES)
     classes, free = np.array([n[0] for n in some]), np.array([n[1] for n in some])
@@ -90,7 +90,9 @@ def test_gradient_equals_definition(
 
 @settings(max_examples=20, deadline=None)
 @given(kinds(), st.integers(0, len(CLASSES) - 1), st.lists(st.sampled_from([0, 300, 1000]), min_size=4, max_size=4))
-def test_one_class_per_node_equals_one_class_per_gpu(kinds_: list[Kind], number: int, free: list[int]) -> None:
+def test_one_class_per_node_equals_one_class_per_gpu(
+    kinds_: list[ProfiledRequest], number: int, free: list[int]
+) -> None:
     measure, cpu, there = Fragmentation(kinds_, CLASSES), np.array([3000]), np.array([free]) * (number > 0)
     short, long = np.array([[number]]), np.full((1, 4), number)
     assert measure.of(short, cpu, there) == pytest.approx(measure.of(long, cpu, there))
@@ -115,7 +117,7 @@ def test_one_class_per_node_equals_one_class_per_gpu(kinds_: list[Kind], number:
     ],
 )
 def test_share_that_a_request_needs_of_a_gpu(request_: GpuRequest, gpu: GpuClass, need: int) -> None:
-    assert need_on(Kind(request_, 0, 1.0), gpu) == need
+    assert need_on(ProfiledRequest(request_, 0, 1.0), gpu) == need
 
 
 # --- learned requests
@@ -134,7 +136,7 @@ def test_frequent_requests_are_first_and_old_ones_decay() -> None:
         for _ in range(times):
             work.submitted(request, 4000)
     known = {(kind.request, kind.cpu_milli): kind.part for kind in work.known()}
-    assert work.known()[0] == Kind(GpuRequest(1, 300), 4000, known[GpuRequest(1, 300), 4000])
+    assert work.known()[0] == ProfiledRequest(GpuRequest(1, 300), 4000, known[GpuRequest(1, 300), 4000])
     assert known[GpuRequest(2), 4000] < 0.03  # a fifth of all submissions, and long ago
 
 
@@ -193,17 +195,17 @@ def test_number_of_remembered_kinds_is_bounded() -> None:
 
 
 def test_requested_model_has_higher_price() -> None:
-    known = (Kind(GpuRequest(1), 0, 0.8), Kind(GpuRequest(1, 1000, None, ("a100",)), 0, 0.2))
+    known = (ProfiledRequest(GpuRequest(1), 0, 0.8), ProfiledRequest(GpuRequest(1, 1000, None, ("a100",)), 0, 0.2))
     found = prices(known, CLASSES[:3], (0, 80, 20))
     assert found[2] > found[1] > 0 == found[0]
 
 
 def test_models_have_equal_price_without_model_requests() -> None:
-    found = prices((Kind(GpuRequest(1), 0, 1.0),), CLASSES[:3], (0, 80, 20))
+    found = prices((ProfiledRequest(GpuRequest(1), 0, 1.0),), CLASSES[:3], (0, 80, 20))
     assert found[1] == found[2] == pytest.approx(1)
 
 
 def test_prices_do_not_depend_on_total_submissions() -> None:
-    kinds_ = [Kind(GpuRequest(1), 0, 0.5), Kind(GpuRequest(1, 1000, None, ("t4",)), 0, 0.5)]
+    kinds_ = [ProfiledRequest(GpuRequest(1), 0, 0.5), ProfiledRequest(GpuRequest(1, 1000, None, ("t4",)), 0, 0.5)]
     half = [replace(kind, part=kind.part / 2) for kind in kinds_]
     assert prices(kinds_, CLASSES[:3], (0, 8, 2)) == pytest.approx(prices(half, CLASSES[:3], (0, 8, 2)))

@@ -12,7 +12,7 @@ from scheduling_world import NOW, World, as_pending, lines, pendings, world
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.holds.starvation import Starvation, _row_ends, slot_ends
 from gpupool.scheduling.scheduler import LeaseReleased, PendingAdded, PendingRemoved
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.values import EvictionKind, HoldKind, ReplicaKey
 
 
@@ -458,7 +458,7 @@ def test_free_times_are_equal_for_one_gpu_and_for_all(runs: list[tuple[str, str,
     if usual_s:
         learn(w, usual_s)
     s = w.scheduler
-    session = Session(s.placer, s.demand, NOW, s.settings)
+    session = SchedulingSession(s.placer, s.demand, NOW, s.settings)
     starvation = Starvation(session, s.settings)
     together = slot_ends(starvation)
     for row in s.cluster.rows.values():

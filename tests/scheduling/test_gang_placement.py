@@ -17,7 +17,7 @@ from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.explain.feasibility import check_gang_possible
 from gpupool.scheduling.gang_placement import place
-from gpupool.scheduling.session import Session
+from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Claim
 
 CPUS_PER_NODE = 4
@@ -77,12 +77,12 @@ def most_together(nodes: list[tuple[list[int], str]], wanted: GpuRequest, cpus: 
     return min(gang.most, max(rooms.values(), default=0))
 
 
-def placed(w: World, wanted: str, gang: Gang, cpus: int = 0) -> tuple[list[Claim] | None, Session]:
+def placed(w: World, wanted: str, gang: Gang, cpus: int = 0) -> tuple[list[Claim] | None, SchedulingSession]:
     s = w.scheduler
     first = pending(f"g red {wanted} cpus={cpus}")
     members = [replace(first, index=index, gang=gang) for index in range(gang.most)]
     shape, account = s.demand.shape_of(first), s.demand.account_of(first)
-    session = Session(s.placer, s.demand, NOW, s.settings)
+    session = SchedulingSession(s.placer, s.demand, NOW, s.settings)
     return place(session, members, shape, account, gang.least), session
 
 

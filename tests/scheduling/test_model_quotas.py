@@ -115,7 +115,7 @@ TAKING = [
         evicted="r2",
     ),
     Case(
-        "whatever the project holds of it counts",
+        "everything that the project holds of it counts",
         "a 2xA100",
         "p1 red 1 model=a100",
         "r1@a r2@a",
@@ -434,7 +434,7 @@ def demands(draw: st.DrawFn) -> Demands:
 
 @st.composite
 def waiting(draw: st.DrawFn, number: int, projects: list[Project], alike: bool) -> list[PendingReplica]:
-    """One replica, or the members of a gang."""
+    """Draw one waiting replica, or the members of a gang."""
     wanted = draw(st.sampled_from(WHOLE if alike else PARTS))
     gang = draw(st.sampled_from([None] if alike else [None, None, None, Gang(2, 2), Gang(2, 3)]))
     first = PendingReplica(

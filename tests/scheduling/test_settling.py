@@ -16,20 +16,20 @@ from gpupool.scheduling.holds import settlement
 from gpupool.scheduling.policy import Settings
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
-from gpupool.simulate.values import Job, Record, Rules
+from gpupool.simulate.values import Record, Rules, TraceJob
 
 REQUESTS = [GpuRequest(1), GpuRequest(1, 500), GpuRequest(1, 250), GpuRequest(2), GpuRequest(4)]
 CLUSTER = "2x4xT4,1x2xA100"
 GLANCE = settlement._still_waits
 
 
-def jobs(seed: int, count: int) -> list[Job]:
+def jobs(seed: int, count: int) -> list[TraceJob]:
     rng = random.Random(seed)
     made, at = [], 0.0
     for _ in range(count):
         at += rng.choice([0, 1, 20, 90])
         made.append(
-            Job(
+            TraceJob(
                 at,
                 rng.choice([30.0, 200.0, 900.0]),
                 rng.choice(REQUESTS),

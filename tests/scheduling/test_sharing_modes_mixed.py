@@ -15,7 +15,7 @@ from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node
 from gpupool.domain.nodes.sharing import Sharing
 from gpupool.domain.work.sharing_policy import slice_mode
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 from gpupool.scheduling.explain.wait_reason import WaitCode
 from gpupool.scheduling.scheduler import LeaseTaken, NodeChanged, PendingAdded, Scheduler
 from gpupool.scheduling.values import PendingReplica, RunningReplica
@@ -84,7 +84,7 @@ def test_leases_from_before_restart_keep_their_mode() -> None:
     w = begin(shared("a 1xT4"))
     (gpu,) = shared("a 1xT4").report.gpus
     share = GpuRequest(permille=250)
-    held = Lease(Epoch(1), WorkloadId("r1"), 0, 1, "red", "ann", "a", (), 0, 0, NOW, sharing="mps")
+    held = GpuLease(Epoch(1), WorkloadId("r1"), 0, 1, "red", "ann", "a", (), 0, 0, NOW, sharing="mps")
     part = replace(held, shares=(_share(gpu, share),))
     w.scheduler.apply(LeaseTaken(RunningReplica(part, NOW)))
     ask(w, "p1")

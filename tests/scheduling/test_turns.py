@@ -11,19 +11,19 @@ from gpupool.scheduling.policy import Settings
 from gpupool.scheduling.values import EvictionKind
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
-from gpupool.simulate.values import Job, Record, Rules
+from gpupool.simulate.values import Record, Rules, TraceJob
 
 HOUR = 3600.0
 TURN = Settings(turn_s=2 * HOUR)
 SAVES = Rules(grace_s=10, checkpoint_s=0, restart_s=0)
 
 
-def job(at: float, lasts: float, gpus: int = 1, *, project: str = "p", preemptible: bool = True) -> Job:
-    return Job(at * HOUR, lasts * HOUR, GpuRequest(gpus), project, "ann", preemptible=preemptible)
+def job(at: float, lasts: float, gpus: int = 1, *, project: str = "p", preemptible: bool = True) -> TraceJob:
+    return TraceJob(at * HOUR, lasts * HOUR, GpuRequest(gpus), project, "ann", preemptible=preemptible)
 
 
 def run(
-    jobs: list[Job], cluster: str = "1x1xT4", projects: tuple[Project, ...] = (), settings: Settings = TURN
+    jobs: list[TraceJob], cluster: str = "1x1xT4", projects: tuple[Project, ...] = (), settings: Settings = TURN
 ) -> Record:
     return Simulation(jobs, parse_cluster(cluster), projects, SAVES, settings).run()
 

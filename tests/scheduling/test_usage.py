@@ -132,7 +132,7 @@ def test_burst_of_one_project_does_not_fill_a_cycle() -> None:
     assert sorted(granted(made)) == ["b0", "b1", "b2", "b3", "s0", "s1", "s2", "s3"]
 
 
-def test_a_burst_of_short_work_counts_by_its_starts() -> None:
+def test_burst_of_short_work_counts_by_its_starts() -> None:
     """Work that ended at once has no usage, and yet the other project is next."""
     made = scheduler("a 1xT4", usage_weight=5.0)
     nodes = {"a": node("a 1xT4")}

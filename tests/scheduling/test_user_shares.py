@@ -61,3 +61,30 @@ def test_users_of_single_gpus_hold_equal_shares(demand: Users, gpus: int) -> Non
     most = max(held.values())
     for user, wanted in asked.items():
         assert held[user] == wanted or held[user] >= most - 1, (held, asked)
+
+
+quotas_ = st.dictionaries(st.sampled_from(["ann", "bob", "cat", "dan"]), st.integers(1, 8), min_size=1)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(users(st.just(1)), quotas_, st.integers(1, 8))
+def test_users_hold_their_quotas_whatever_others_do(demand: Users, quotas: dict[str, int], gpus: int) -> None:
+    rule = ",".join(f"{user}:{quota}" for user, quota in quotas.items())
+    held = at_rest(world(f"n {gpus}xT4", jobs_of(demand, 0), projects=f"red quotas={rule}"))
+    asked = {user: len(sizes) for user, (_, sizes) in demand.items()}
+    assert sum(held.values()) == min(gpus, sum(asked.values()))
+    guaranteed = {user: min(quotas.get(user, 0), wanted) for user, wanted in asked.items()}
+    part = min(1.0, gpus / max(sum(guaranteed.values()), 1))
+    for user, wanted in guaranteed.items():
+        assert held[user] > part * wanted - 1, (held, asked, quotas)
+        assert part < 1 or held[user] >= wanted, (held, asked, quotas)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(users(st.integers(1, 3)), quotas_, st.integers(1, 3))
+def test_evictions_end_with_quotas(demand: Users, quotas: dict[str, int], nodes: int) -> None:
+    rule = ",".join(f"{user}:{quota}" for user, quota in quotas.items())
+    nodes_ = "; ".join(f"n{at} 4xT4" for at in range(nodes))
+    pool = world(nodes_, jobs_of(demand, 0), projects=f"red quotas={rule}")
+    at_rest(pool)
+    assert len(pool.evicted) <= 3 * sum(len(sizes) for _, sizes in demand.values())

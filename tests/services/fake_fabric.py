@@ -20,8 +20,8 @@ from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.nodes.telemetry import NodeSample
-from gpupool.domain.protocol.log_records import LogBatch
-from gpupool.domain.work.job_files import FilesSpec
+from gpupool.domain.protocol.log_records import OUT, RECORD, LogBatch
+from gpupool.domain.work.file_tree import FilesSpec
 from gpupool.domain.work.supervision import (
     ExitReason,
     ExitReport,
@@ -84,6 +84,8 @@ class FakeAgent:
     ends: dict[str, ExitReport] = field(default_factory=dict)  # every end so far
     epochs: dict[str, tuple[int, int]] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
+    listening: set[str] = field(default_factory=set)  # workloads whose programs listen on their ports
+    checks: list[tuple[tuple[str, ...], float]] = field(default_factory=list)  # commands, with their time limits
     notices: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # last attempt of each program
     signals: list[tuple[str, int]] = field(default_factory=list)
     deleted_logs: list[str] = field(default_factory=list)
@@ -92,6 +94,7 @@ class FakeAgent:
     home_tasks: Counter[str] = field(default_factory=Counter)  # requests by task
     home_error: GpupoolError | None = None  # the answer to changes of homes
     slow_homes: bool = False  # changes of homes stay in progress
+    output: dict[str, bytes] = field(default_factory=dict)  # of programs, by key
     ports: dict[str, Sequence[ListeningPort]] = field(default_factory=dict)  # of programs, by key
     listener: FakeFabric | None = None
     in_flight: int = 0
@@ -300,6 +303,19 @@ class HasAllFiles(FilesLink):
         pass
 
 
+class OpenPort(AttachStream):
+    """A connection to a port that says nothing."""
+
+    async def read(self, limit: int) -> bytes:
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
 class FakeLink(NodeLink):
     """The control plane's connection to the agent."""
 
@@ -325,6 +341,17 @@ class FakeLink(NodeLink):
 
     async def spec(self, key: str) -> ProcessSpec:
         return await self._agent.answer(lambda: self._agent.spec(key))  # type: ignore[return-value]
+
+    async def connect_port(self, key: str, port: int | str, *, activity: bool) -> AttachStream:
+        """Connect to a program that listens; which programs do is up to the test."""
+        if key.partition(".")[0] not in self._agent.listening:
+            raise GpupoolError(ErrorCode.WRONG_STATE, f"No process of the job listens on port {port}.", "")
+        return OpenPort()
+
+    async def check_command(self, key: str, argv: Sequence[str], timeout_s: float) -> str:
+        """Note the command; it succeeds where the program listens."""
+        self._agent.checks.append((tuple(argv), timeout_s))
+        return "" if key.partition(".")[0] in self._agent.listening else "the command ended with status 1: loading"
 
     async def reserve_ports(
         self, key: str, address: str, count: int, wanted: Sequence[int] = ()
@@ -352,7 +379,9 @@ class FakeLink(NodeLink):
         await self._agent.answer(lambda: self._agent.forget(key, delete_logs=delete_logs))
 
     async def read_log(self, key: str, cursor: str, limit: int) -> Sequence[LogBatch]:
-        raise NotImplementedError
+        data = self._agent.output.get(key, b"")
+        record = RECORD.pack(0, OUT, len(data)) + data
+        return [LogBatch(0, len(record), record)] if data and not cursor else []
 
     async def tail_log(self, key: str, lines: int) -> str:
         raise NotImplementedError

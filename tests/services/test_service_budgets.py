@@ -97,7 +97,7 @@ async def _an_hour(world: World) -> Workload:
     return workload
 
 
-def test_a_larger_budget_lets_work_start(world: World) -> None:
+def test_larger_budget_lets_work_start(world: World) -> None:
     async def story() -> None:
         await project(world, gpu_hours=1.0)
         await world.end(await _an_hour(world))

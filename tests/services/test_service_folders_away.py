@@ -159,7 +159,7 @@ def test_workload_fails_if_no_head_has_its_folder(world: World, tmp_path: Path) 
         first.up = True
         await move(world, tmp_path / "second", first)
         await until(lambda: first.asked >= 2)
-        await world.pass_time(1)
+        await until(lambda: waiting.id not in world.now.engine.mirror.workloads)
         [row] = await world.replicas(waiting.id)
         assert (row.state, row.attempt, str(row.reason)) == (ReplicaState.FAILED, 0, "START_FAILED")
         assert "files are not on the leader" in row.message
@@ -185,7 +185,7 @@ def test_unreachable_head_is_awaited_for_one_hour(world: World, tmp_path: Path) 
         asked = first.asked
         await world.pass_time(PAUSE_S + 1)
         await until(lambda: first.asked > asked or world.now.engine.mirror.workloads.get(waiting.id) is None)
-        await world.pass_time(1)
+        await until(lambda: waiting.id not in world.now.engine.mirror.workloads)
         assert await world.state(waiting.id) is FAILED
         [row] = await world.replicas(waiting.id)
         assert str(row.reason) == "START_FAILED"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from pool_world import ANN, World
@@ -18,13 +19,16 @@ async def why(world: World, ref: str) -> object:
     return await world.services.workloads.why(ANN, ref)
 
 
-async def noted(world: World) -> list[tuple[object, ...]]:
-    """Wait for estimates in the database: the pool also records them itself, and may be writing just now."""
+Rows = list[tuple[object, ...]]
+
+
+async def rows_once(world: World, condition: Callable[[Rows], bool]) -> Rows:
+    """Wait until the table of estimates meets a condition: the pool writes it, too, and may be doing so just now."""
     for _ in range(1000):
-        if rows := world.rows(TABLE):
+        if condition(rows := world.rows(TABLE)):
             return rows
         await asyncio.sleep(0.01)
-    return []
+    return world.rows(TABLE)
 
 
 def test_estimate_is_recorded_once_and_settled_at_start(world: World) -> None:
@@ -36,12 +40,12 @@ def test_estimate_is_recorded_once_and_settled_at_start(world: World) -> None:
         await world.pass_time(MIN_WAIT_S + 5)
         await why(world, waits.id)
         await why(world, waits.id)
-        assert await noted(world) == [(waits.id, pytest.approx(75, abs=3), None)]
+        assert await rows_once(world, bool) == [(waits.id, pytest.approx(75, abs=3), None)]
         await world.pass_time(5)
         [first] = [w for w in world.now.engine.mirror.workloads.values() if w.id != waits.id]
         await world.end(first)
         await world.services.workloads.wait_reasons.estimates.settle()
-        [(workload, _, actual_s)] = world.rows(TABLE)
+        [(workload, _, actual_s)] = await rows_once(world, lambda rows: rows[0][2] is not None)
         assert (workload, actual_s) == (waits.id, pytest.approx(5, abs=3))
 
     world.do(story())
@@ -55,12 +59,13 @@ def test_only_started_workloads_count_and_estimates_survive_restart(world: World
             await world.pass_time(MIN_WAIT_S + CHECK_INTERVAL_S)
             if len(world.rows(TABLE)) == 2:
                 break
-        assert {row[0] for row in world.rows(TABLE)} == {waits.id, gives_up.id}
+        found = await rows_once(world, lambda rows: len(rows) == 2)
+        assert {row[0] for row in found} == {waits.id, gives_up.id}
         await world.reboot()
         await world.services.workloads.stop(ANN, gives_up.id)
         await world.settle()
         await world.services.workloads.wait_reasons.estimates.settle()
-        assert [row[0] for row in world.rows(TABLE)] == [waits.id]
+        assert [row[0] for row in await rows_once(world, lambda rows: len(rows) == 1)] == [waits.id]
 
     world.do(story())
 

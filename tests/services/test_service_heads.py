@@ -84,8 +84,12 @@ def test_new_warning_kinds_are_sent_with_settings_of_earlier_release() -> None:
     assert WarningSettings.from_dict(stored).kinds == (
         WarningKind.IDLE,
         WarningKind.TIME,
+        WarningKind.ENDED,
+        WarningKind.STARTED,
         WarningKind.HEAD,
         WarningKind.BACKUP,
+        WarningKind.SERVICE,
+        WarningKind.WORKSPACE,
     )
     chosen = WarningSettings.from_dict(WarningSettings(kinds=(WarningKind.IDLE,)).to_dict())
     assert chosen.kinds == (WarningKind.IDLE,)

@@ -11,6 +11,7 @@ from gpupool.domain.errors import ErrorCode
 from gpupool.domain.events import Reason
 from gpupool.domain.units import MAX_DURATION_S
 from gpupool.domain.work.workload import Workload, WorkloadState
+from gpupool.services.workloads import submission
 
 RUNNING, STOPPING = WorkloadState.RUNNING, WorkloadState.STOPPING
 SUCCEEDED, STOPPED = WorkloadState.SUCCEEDED, WorkloadState.STOPPED
@@ -224,6 +225,22 @@ def test_lease_of_another_user_is_refused(world: World, who: str) -> None:
         await refused(lambda: world.submit(actor, kind="exec", on=lease.id), ErrorCode.FORBIDDEN)
         await refused(lambda: world.services.workloads.stop(actor, lease.id), ErrorCode.FORBIDDEN)
         assert await world.state(lease.id) is RUNNING
+
+    world.do(story())
+
+
+def test_user_has_a_limited_number_of_programs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "MAX_PROGRAMS_PER_USER", 3)
+
+    async def story() -> None:
+        lease, other = await hold(world), await world.submit(BOB, kind="lease", gpus={"fraction": 0.5})
+        programs = [await run_on(world, lease) for _ in range(3)]
+        error = await refused(lambda: run_on(world, lease), ErrorCode.OVER_LIMIT)
+        assert "ann has 3 commands, shells and SSH sessions already" in error.message
+        await world.submit(BOB, kind="exec", on=other.id)
+        await world.end(programs[0])
+        await run_on(world, lease)
+        await world.check_at_rest()
 
     world.do(story())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from pool_world import ANN, BOB, World
@@ -13,12 +14,12 @@ from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
 from gpupool.domain.usage import GroupBy
 from gpupool.services.metrics import catalogue as c
 from gpupool.services.metrics import families
-from gpupool.services.metrics.catalogue import CATALOGUE, Kind, Metric
-from gpupool.services.metrics.families import OTHERS, Bounded, Family
+from gpupool.services.metrics.catalogue import CATALOGUE, Metric, MetricKind
+from gpupool.services.metrics.families import OTHERS, Bounded, MetricFamily
 
 
-def read(world: World) -> dict[str, Family]:
-    async def collected() -> list[Family]:
+def read(world: World) -> dict[str, MetricFamily]:
+    async def collected() -> list[MetricFamily]:
         for _ in range(5_000):
             if world.services.metrics.seconds.loaded:
                 break
@@ -28,13 +29,13 @@ def read(world: World) -> dict[str, Family]:
     return {family.metric.name: family for family in world.do(collected())}
 
 
-def value(families: dict[str, Family], metric: Metric, *labels: str) -> float:
+def value(families: dict[str, MetricFamily], metric: Metric, *labels: str) -> float:
     return dict(families[metric.name].rows)[labels]
 
 
 def test_metric_names_are_unique_and_have_type_suffix() -> None:
     assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
-    assert all(metric.name.endswith("_total") == (metric.kind is Kind.COUNTER) for metric in CATALOGUE)
+    assert all(metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER) for metric in CATALOGUE)
     assert all(metric.about.endswith(".") for metric in CATALOGUE)
 
 
@@ -48,6 +49,35 @@ def test_held_gpus_are_counted_by_gpu_project_and_user(world: World) -> None:
     assert value(found, c.NODE_UP, "here") == 1
     assert value(found, c.WORKLOADS, "running", "training") == 2
     assert {labels[2:] for labels, _ in found[c.WORKLOAD_HELD.name].rows} == {("default", "ann"), ("default", "bob")}
+
+
+def test_holders_of_each_gpu_are_named_with_its_uuid(world: World) -> None:
+    world.do(world.submit(ANN, name="half", gpus={"fraction": 0.5}))
+    world.do(world.submit(BOB, name="both", gpus={"count": 1}))
+    rows = read(world)[c.GPU_HOLDER.name].rows
+    uuids = {gpu.uuid for node in world.do(world.services.nodes.nodes()) for gpu in node.report.gpus}
+    assert {labels[0] for labels, _ in rows} == uuids
+    assert {(labels[4], labels[6], part) for labels, part in rows} == {("half", "ann", 0.5), ("both", "bob", 1.0)}
+    infos = {(labels[1], *labels[4:]) for labels, _ in read(world)[c.WORKLOAD_INFO.name].rows}
+    assert infos == {("half", "training", "here"), ("both", "training", "here")}
+
+
+def test_health_counters_are_those_of_the_samples(world: World) -> None:
+    [node] = world.do(world.services.nodes.nodes())
+    sample = GpuSample(
+        node.report.gpus[0].uuid, 10.0, 100, xids=2, ecc_corrected=3, slowdown="thermal", pcie_replays=7, pcie_width=16
+    )
+    silent = GpuSample(node.report.gpus[1].uuid, 10.0, 100)
+    snapshot = world.do(world.services.metrics.snapshot())
+    snapshot = replace(snapshot, samples={"here": NodeSample("here", 1, world.clock.now(), 0.0, 0, (sample, silent))})
+    found = {family.metric.name: family for family in families.health_rows(snapshot)}
+    assert dict(found[c.GPU_XIDS.name].rows) == {("here", "0"): 2}
+    assert dict(found[c.GPU_ECC.name].rows) == {("here", "0", "corrected"): 3}
+    assert dict(found[c.GPU_PCIE_REPLAYS.name].rows) == {("here", "0"): 7}
+    assert dict(found[c.GPU_PCIE_WIDTH.name].rows) == {("here", "0"): 16}
+    assert found[c.GPU_NVLINK_ERRORS.name].rows == []
+    slow = {labels[2]: value for labels, value in found[c.GPU_SLOWDOWN.name].rows}
+    assert slow == {"power": 0.0, "hardware": 0.0, "thermal": 1.0}
 
 
 def test_sums_of_slices_are_exact(world: World) -> None:
@@ -169,13 +199,13 @@ def test_text_is_readable_by_prometheus_client(world: World) -> None:
 
 @pytest.mark.parametrize("name", ['a"b', "back\\slash", "two\nlines", "é😀", "{}=,"])
 def test_label_values_are_escaped_and_read_back(name: str) -> None:
-    text = b"".join(written(Family(c.USER_HELD, [((name,), 1.5)]))).decode()
+    text = b"".join(written(MetricFamily(c.USER_HELD, [((name,), 1.5)]))).decode()
     (family,) = text_string_to_metric_families(text)
     assert family.samples[0].labels == {"user": name}
 
 
 def test_many_rows_are_written_in_chunks_under_one_description() -> None:
-    pieces = list(written(Family(c.GPU_HELD, [((f"n{n}", "0"), 0.5) for n in range(3 * ROWS_AT_ONCE)])))
+    pieces = list(written(MetricFamily(c.GPU_HELD, [((f"n{n}", "0"), 0.5) for n in range(3 * ROWS_AT_ONCE)])))
     assert [piece.count(b"\n") for piece in pieces] == [ROWS_AT_ONCE + 2, ROWS_AT_ONCE, ROWS_AT_ONCE]
     (family,) = text_string_to_metric_families(b"".join(pieces).decode())
     assert len(family.samples) == 3 * ROWS_AT_ONCE

@@ -96,3 +96,37 @@ def test_warning_precedes_end_also_after_pool_downtime(world: World) -> None:
         assert await world.state(made.id) is WorkloadState.STOPPED
 
     world.do(story())
+
+
+@pytest.mark.parametrize(("on_preempt", "ended"), [("signal", False), ("kill", True)])
+def test_program_that_ignores_signals_is_killed_at_once_on_request(
+    world: World, on_preempt: str, *, ended: bool
+) -> None:
+    async def story() -> None:
+        await world.services.access.create_project(ADMIN, Project("red", rules=ProjectRules(min_runtime_s=1.0)))
+        world.agent.polite = False
+        victim = await world.submit(project="red", gpus={"count": 2}, grace="1m", on_preempt=on_preempt)
+        await world.pass_time(5)
+        urgent = await world.submit(project="red", gpus={"count": 2}, priority="high")
+        await world.pass_time(2)
+        assert world.is_running(urgent) is ended
+        [row] = await world.replicas(victim.id)
+        assert row.state is (ReplicaState.PENDING if ended else ReplicaState.STOPPING)
+        await world.pass_time(61)
+        assert world.is_running(urgent)
+
+    world.do(story())
+
+
+def test_kill_on_preemption_survives_a_restart_of_the_pool(world: World) -> None:
+    async def story() -> None:
+        await world.services.access.create_project(ADMIN, Project("red", rules=ProjectRules(min_runtime_s=1.0)))
+        world.agent.polite = False
+        await world.submit(project="red", gpus={"count": 2}, grace="1m", on_preempt="kill")
+        await world.reboot()
+        await world.pass_time(5)
+        urgent = await world.submit(project="red", gpus={"count": 2}, priority="high")
+        await world.pass_time(2)
+        assert world.is_running(urgent)
+
+    world.do(story())

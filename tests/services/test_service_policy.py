@@ -40,6 +40,8 @@ def test_changed_policy_applies_at_once() -> None:
         {"turn_s": 1e12},
         {"unsaved_after_s": -1},
         {"max_requests_per_second": 9},
+        {"verify_idle_s": 59},
+        {"verify_level": 4},
         {"half_life_s": 0},
         {"half_life_s": float("nan")},
         {"usage_weight": 101},

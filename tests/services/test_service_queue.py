@@ -156,6 +156,8 @@ def test_other_user_cannot_send_heartbeats_for_a_client(world: World) -> None:
         (0, "success", RUNNING, Reason.STARTED),
         (3, "success", FAILED, Reason.DEPENDENCY_FAILED),
         (3, "any", RUNNING, Reason.STARTED),
+        (3, "failure", RUNNING, Reason.STARTED),
+        (0, "failure", FAILED, Reason.DEPENDENCY_FAILED),
     ],
 )
 @pytest.mark.parametrize("when", ["before", "after", "crash"])

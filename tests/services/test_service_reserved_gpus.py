@@ -63,7 +63,7 @@ def test_stopped_workspace_keeps_its_gpu_and_its_session_gets_the_same(world: Wo
     world.do(story())
 
 
-def test_others_wait_for_a_reserved_gpu_and_are_told_who_holds_it(world: World) -> None:
+def test_wait_reason_of_others_names_holder_of_reserved_gpu(world: World) -> None:
     async def story() -> None:
         await reserved(world, gpus=TWO)
         other = await world.submit(BOB, gpus={"count": 1})
@@ -122,7 +122,7 @@ def test_reservation_above_the_quota_is_refused_and_within_it_waits(world: World
     world.do(story())
 
 
-def test_a_session_that_starts_before_its_gpu_is_free_takes_the_place_in_the_queue(world: World) -> None:
+def test_session_that_starts_before_its_gpu_is_free_takes_the_place_in_the_queue(world: World) -> None:
     async def story() -> None:
         blocker = await world.submit(BOB, gpus={"count": 2})
         await reserved(world)
@@ -139,7 +139,7 @@ def test_a_session_that_starts_before_its_gpu_is_free_takes_the_place_in_the_que
     world.do(story())
 
 
-def test_a_session_that_is_stopped_while_it_waits_leaves_the_reservation_in_the_queue(world: World) -> None:
+def test_session_that_is_stopped_while_it_waits_leaves_the_reservation_in_the_queue(world: World) -> None:
     async def story() -> None:
         blocker = await world.submit(BOB, gpus={"count": 2})
         await reserved(world)

@@ -17,7 +17,7 @@ async def row_of(world: World, workload: Workload, index: int = 0) -> Replica:
 
 
 def leases(world: World) -> list[tuple[int, str, int, bool]]:
-    """Epoch, GPU, thousandths and whether it is unreleased, of every lease so far."""
+    """Return epoch, GPU, thousandths and whether it is unreleased, of every lease so far."""
     query = "select epoch, gpu_uuid, permille, released_at is null from lease_shares order by epoch"
     return [(epoch, gpu, permille, bool(held)) for epoch, gpu, permille, held in world.rows(query)]
 
@@ -48,7 +48,7 @@ def test_restart_keeps_the_gpus_while_others_wait(world: World, polite: bool) ->
     world.do(story())
 
 
-def test_events_tell_who_restarted_the_program(world: World) -> None:
+def test_events_name_user_who_restarted_program(world: World) -> None:
     async def story() -> None:
         made = await world.submit()
         await world.services.workloads.restart(ADMIN, made.id)

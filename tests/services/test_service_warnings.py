@@ -16,8 +16,12 @@ from pool_world import ADMIN, ANN, BEGIN, BOB, World, refused
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.warning import HolderWarning, WarningKind, WarningSettings, WebhookKind
+from gpupool.domain.protocol.gateway_table import Load
+from gpupool.domain.work.workspace import UNUSED_AFTER_S
 from gpupool.services.ports.courier import Letter, UndeliveredError
-from gpupool.services.warnings.delivery import MAX_ENTRIES, Outbox, letter, posted
+from gpupool.services.warnings.delivery import MAX_ENTRIES, TOGETHER_S, Outbox, letter, posted
+from gpupool.services.workspaces.service import NewWorkspace
+from gpupool.specs.request import parse_request
 
 MAIL = {"smtp_host": "mail.example", "sender": "pool@example.org"}
 HOOK = {"webhook_url": "https://chat.example/hook/secret"}
@@ -144,6 +148,30 @@ def test_no_mail_without_address_and_kinds_can_be_disabled(world: World, courier
     assert (len(courier.letters), len(courier.posts)) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("types", "status", "subjects"),
+    [
+        ("end", 0, ["train has ended"]),
+        ("END,FAIL", 1, ["train has ended"]),
+        ("fail", 0, []),
+        ("fail", 1, ["train has ended"]),
+        ("all", 0, ["train has started", "train has ended"]),
+        ("none", 1, []),
+        (None, 0, []),
+        (None, 1, ["train has ended"]),
+        ("time_limit_80", 0, []),
+    ],
+)
+def test_requested_mail(world: World, courier: Kept, types: str | None, status: int, subjects: list[str]) -> None:
+    workload = world.do(world.submit(ANN, name="train", mail=types, restart="never"))
+    later(world, 5, 70)
+    world.do(world.end(workload, status))
+    later(world, 5, 70)
+    assert [letter.subject for letter in courier.letters] == [f"gpupool: {subject}" for subject in subjects]
+    failed = status and types != "none"
+    assert len(courier.posts) == bool(failed)
+
+
 def test_simultaneous_warnings_are_one_mail(world: World, courier: Kept) -> None:
     world.do(world.submit(ANN, name="sweep", gpus={"fraction": 0.01}, completions=60, parallelism=60, max_time=1_000))
     later(world, 850, 5)
@@ -249,3 +277,40 @@ def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(GpupoolError) as caught:
         WarningSettings.from_dict(wrong)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_owner_of_an_unused_workspace_gets_mail(world: World, courier: Kept) -> None:
+    async def story() -> None:
+        row = await world.services.workspaces.create(ANN, NewWorkspace("lab"))
+        await world.services.workspaces.settled(row, 30)
+        world.clock.at += UNUSED_AFTER_S + 60
+        await world.services.workspaces.meter.warn()
+        await world.pass_time(TOGETHER_S + 1)
+
+    world.do(story())
+    [letter] = courier.letters
+    assert (letter.to, letter.subject) == ("ann@example.org", "gpupool: the workspace lab is unused")
+    assert "has not been used for 90 days and keeps 0 B of disk." in letter.text
+    assert "gpupool workspace delete lab" in letter.text
+    [post] = courier.posts
+    assert post["warnings"][0]["kind"] == "workspace"
+
+
+def test_owner_of_a_service_that_refuses_requests_gets_mail(world: World, courier: Kept) -> None:
+    async def story() -> None:
+        body = {"name": "chat", "kind": "service", "command": ["serve"], "gpus": {"fraction": 0.25}}
+        row = await world.services.serving.create(ANN, parse_request(body))
+        for _ in range(4):
+            world.agent.listening = set(world.now.engine.mirror.workloads)
+            await world.pass_time(1.1)
+        world.services.serving.controller.take(Load(row.key, 0, 0, 2, 2, refused=2))
+        await world.pass_time(1.1)
+        await world.pass_time(TOGETHER_S + 1)
+
+    world.do(story())
+    [letter] = courier.letters
+    assert (letter.to, letter.subject) == ("ann@example.org", "gpupool: the service chat has a problem")
+    assert "requests refused: 2 were answered with 503" in letter.text
+    assert "gpupool service describe chat" in letter.text
+    [post] = courier.posts
+    assert (post["warnings"][0]["kind"], post["warnings"][0]["name"]) == ("service", "chat")

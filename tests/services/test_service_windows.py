@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from pool_world import ADMIN, World
 
 from gpupool.domain.people.access import Project, ProjectRules
@@ -115,5 +116,39 @@ def test_new_window_holds_waiting_work_and_keeps_running_work(world: World) -> N
         await world.services.access.change_project(ADMIN, "batch", {"rules": {"windows": ()}})
         await world.settle()
         assert await world.state(waiting.id) is RUNNING
+
+    world.do(story())
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_workload_does_not_start_before_its_begin(world: World, crash: bool) -> None:
+    async def story() -> None:
+        waiting = await world.submit(begin="2h")
+        assert waiting.state is QUEUED
+        told = await why(world, waiting.id)
+        assert told.code is WaitCode.WINDOW
+        assert "from 2027-01-15 10:00:00" in told.sentence
+        assert told.estimate_s == 2 * HOUR
+        await world.pass_time(HOUR)
+        if crash:
+            await world.crash()
+            await world.boot()
+        assert await world.state(waiting.id) is QUEUED
+        await world.pass_time(HOUR + 1)
+        assert await world.state(waiting.id) is RUNNING
+
+    world.do(story())
+
+
+def test_begin_and_window_must_both_be_reached(world: World) -> None:
+    async def story() -> None:
+        waiting = await world.submit(begin="13h", windows=["20:00-22:00"])
+        late = await world.submit(begin="40d", gpus={"fraction": 0.1})
+        assert "from 2027-01-15 21:00:00 and 20:00-22:00" in (await why(world, waiting.id)).sentence
+        await world.pass_time(12 * HOUR + 60)
+        assert await world.state(waiting.id) is QUEUED
+        await world.pass_time(HOUR)
+        assert await world.state(waiting.id) is RUNNING
+        assert (await why(world, late.id)).estimate_s > 38 * 24 * HOUR
 
     world.do(story())

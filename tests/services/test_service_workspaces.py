@@ -11,10 +11,19 @@ import pytest
 from pool_world import ADMIN, ANN, BOB, World, refused
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.events import Reason
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.people.access import Actor, Project, ProjectRules, Role
 from gpupool.domain.work.workload import WorkloadKind, WorkloadState
-from gpupool.domain.work.workspace import TaskKind, Workspace, WorkspaceState
+from gpupool.domain.work.workspace import (
+    IMPORT_COMMAND,
+    IMPORT_GRACE_S,
+    UNUSED_AFTER_S,
+    TaskKind,
+    Workspace,
+    WorkspaceState,
+)
+from gpupool.services.ports.store import EventFilter
 from gpupool.services.workspaces.service import NewWorkspace, WorkspaceService
 
 HALF, NONE = GpuRequest(permille=500), GpuRequest(count=0)
@@ -354,5 +363,181 @@ def test_control_plane_killed_while_a_session_starts(world: World) -> None:
         await refused(lambda: service(world).start(ANN, "lab"), ErrorCode.WRONG_STATE)
         world.check_always()
         await world.check_at_rest()
+
+    world.do(story())
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("act", ["start", "stop"])
+def test_control_plane_killed_at_each_step_of_start_and_stop(world: World, act: str, moment: str) -> None:
+    """Each step is a commit. Afterwards the session runs or has ended, the files are there, and nothing is held."""
+
+    async def killed_at(step: int) -> bool:
+        name = f"lab-{step}"
+        made = await new(world, name, gpus=HALF)
+        world.agent.homes[made.id].copies[""] = 7
+        if act == "stop":
+            await service(world).start(ANN, name)
+            await world.settle()
+        assert world.store is not None
+        world.store.die = (step, moment)
+        await world.attempt(getattr(service(world), act)(ANN, name))
+        await world.settle()
+        died = world.store.dying.is_set()
+        await world.reboot()
+        await world.settle()
+        await world.pass_time(2)
+        found = state(world, name)
+        lost = died and step == 0 and moment == "before"  # the request had no effect
+        assert found is (S.RUNNING if (act == "start") is not lost else S.STOPPED), step
+        if found is S.RUNNING:
+            await refused(lambda: service(world).start(ANN, name), ErrorCode.WRONG_STATE)
+            await service(world).stop(ANN, name)
+            await world.settle()
+        world.check_always()
+        await world.check_at_rest()
+        assert (state(world, name), world.agent.homes[made.id].copies) == (S.STOPPED, {"": 7})
+        assert not world.now.engine.mirror.leases, "its GPUs are free"
+        await service(world).start(ANN, name)
+        await world.settle()
+        assert state(world, name) is S.RUNNING
+        await service(world).stop(ANN, name)
+        await world.settle()
+        return died
+
+    async def story() -> None:
+        step = 0
+        while await killed_at(step):
+            step += 1
+        assert step >= 2
+
+    world.do(story())
+
+
+def test_session_above_the_quota_is_refused_and_changes_nothing(world: World) -> None:
+    """A start that the quota can never admit is refused; one that it admits later waits with the reason."""
+
+    async def story() -> None:
+        await world.services.access.create_project(ADMIN, Project("small", quota_permille=500, limit_permille=500))
+        await new(world, gpus=HALF, project="small")
+        await new(world, "other", gpus=HALF, project="small")
+        found = await refused(lambda: service(world).start(ANN, "lab", GpuRequest(count=2)), ErrorCode.OVER_LIMIT)
+        assert "small" in found.message
+        assert (state(world), service(world).get(ANN, "lab").gpus) == (S.STOPPED, HALF)
+        await service(world).start(ANN, "lab")
+        await world.settle()
+        waiting = await service(world).start(ANN, "other")
+        await world.settle()
+        why = await world.services.workloads.why(ANN, waiting.id)
+        assert "small" in why.sentence
+        assert (state(world), state(world, "other")) == (S.RUNNING, S.STARTING)
+        await service(world).stop(ANN, "lab")
+        await world.settle()
+        assert state(world, "other") is S.RUNNING
+
+    world.do(story())
+
+
+def test_shared_snapshots_can_be_cloned_by_members_of_the_project(world: World) -> None:
+    async def story() -> None:
+        services = service(world)
+        made = await new(world)
+        await done(world, services.snapshot(ANN, "lab", "start"))
+        await done(world, services.snapshot(ANN, "lab", "secret"))
+        await refused(lambda: services.clone(BOB, made.id, "mine", "start"), ErrorCode.UNKNOWN_WORKSPACE)
+        await refused(lambda: services.share(ADMIN, made.id, "start"), ErrorCode.FORBIDDEN)
+        await refused(lambda: services.share(BOB, made.id, "start"), ErrorCode.UNKNOWN_WORKSPACE)
+        await refused(lambda: services.share(ANN, "lab", "nothing"), ErrorCode.NOT_FOUND)
+        await services.share(ANN, "lab", "start")
+        assert [(row.name, snapshot.name) for row, snapshot in services.shared(BOB)] == [("lab", "start")]
+        assert services.shared(ANN) == [], "her own"
+        await refused(lambda: services.get(BOB, made.id), ErrorCode.UNKNOWN_WORKSPACE)
+        found = await refused(lambda: services.clone(BOB, "lab", "mine", "secret"), ErrorCode.NOT_FOUND)
+        assert "ann/lab --snapshot start" in found.hint
+        mine = await done(world, services.clone(BOB, "lab", "mine"))  # the only one that is shared
+        assert (mine.user, mine.snapshots) == ("bob", ())
+        await services.share(ANN, "lab", "secret")
+        await refused(lambda: services.clone(BOB, "lab", "two"), ErrorCode.NOT_FOUND)
+        await done(world, services.clone(BOB, "lab", "two", "secret", "ann"))
+        await refused(lambda: services.clone(BOB, "lab", "three", "secret", "eve"), ErrorCode.UNKNOWN_WORKSPACE)
+        await world.reboot()
+        assert len(service(world).shared(BOB)) == 2
+        await world.services.access.put_user(ADMIN, "ann", {"uid": 1001, "role": Role.MEMBER})
+        await world.services.access.change_project(ADMIN, "default", {"members": {"ann": Role.MEMBER}})
+        assert service(world).shared(BOB) == [], "not a member"
+        await refused(lambda: service(world).clone(BOB, made.id, "four", "start"), ErrorCode.UNKNOWN_WORKSPACE)
+
+    world.do(story())
+
+
+def test_own_workspace_is_cloned_before_a_shared_one_of_that_name(world: World) -> None:
+    async def story() -> None:
+        services = service(world)
+        await new(world)
+        await new(world, actor=BOB)
+        await done(world, services.snapshot(ANN, "lab", "start"))
+        await services.share(ANN, "lab", "start")
+        await refused(lambda: services.clone(BOB, "lab", "mine", "start"), ErrorCode.NOT_FOUND)
+        await done(world, services.clone(BOB, "lab", "own"))
+        theirs = await done(world, services.clone(BOB, "lab", "theirs", "start", "ann"))
+        assert theirs.user == "bob"
+
+    world.do(story())
+
+
+def test_owner_of_an_unused_workspace_is_warned_once_in_ninety_days(world: World) -> None:
+    async def warnings() -> list[tuple[str, str]]:
+        await service(world).meter.warn()
+        wanted = EventFilter(reasons=(Reason.WORKSPACE_UNUSED,))
+        return [(event.target, event.message) for event in await world.services.history.events(ADMIN, wanted)]
+
+    async def story() -> None:
+        unused, used = await new(world), await new(world, "used")
+        world.clock.at += UNUSED_AFTER_S - 60
+        await service(world).start(ANN, "used", NONE)
+        await world.settle()
+        assert await warnings() == []
+        world.clock.at += 120
+        sentence = "the workspace has not been used for 90 days and keeps 0 B of disk"
+        assert await warnings() == [(f"workspace {unused.id}", sentence)]
+        assert len(await warnings()) == 1
+        await world.reboot()
+        assert len(await warnings()) == 1, "a restarted control plane does not repeat it"
+        world.clock.at += UNUSED_AFTER_S + 60
+        assert [target for target, _ in await warnings()] == [f"workspace {unused.id}"] * 2, f"{used.id} runs"
+
+    world.do(story())
+
+
+def test_workspace_of_an_abandoned_import_is_deleted(world: World) -> None:
+    reading = {"kind": "run", "gpus": {"count": 0}, "command": list(IMPORT_COMMAND)}
+
+    async def delete_abandoned() -> list[str]:
+        await service(world).meter.delete_abandoned()
+        await world.settle()
+        return [row.name for row in service(world).all(ANN)]
+
+    async def story() -> None:
+        await new(world, "never", importing=True)
+        for name in ("half", "whole"):
+            await new(world, name, importing=True)
+            assert state(world, name) is S.IMPORTING
+            await refused(lambda name=name: service(world).start(ANN, name, NONE), ErrorCode.WRONG_STATE)
+            job = await world.submit(workspace=name, **reading)
+            assert state(world, name) is S.IMPORTING
+            await refused(lambda name=name: world.submit(workspace=name, **reading), ErrorCode.WRONG_STATE)
+            world.clock.at += IMPORT_GRACE_S + 1
+            assert name in await delete_abandoned(), "its program runs"
+            await world.end(job)
+            assert name in await delete_abandoned(), "the end of a session is not recorded yet"
+        assert "never" not in await delete_abandoned()
+        await service(world).complete_import(ANN, "whole")
+        await service(world).complete_import(ANN, "whole")
+        await world.reboot()
+        assert await delete_abandoned() == ["half", "whole"], "clients have time to complete it"
+        world.clock.at += IMPORT_GRACE_S + 1
+        assert await delete_abandoned() == ["whole"]
+        assert list(world.agent.homes) == [service(world).get(ANN, "whole").id]
+        await service(world).start(ANN, "whole", NONE)
 
     world.do(story())

@@ -31,7 +31,7 @@ echo "$line" >"$pipe/control"
 
 
 def make_double(folder: Path, *, refuse: str = "", stubborn: bool = False) -> Path:
-    """The program in a folder; ``refuse``: what it says instead of starting, ``stubborn``: only KILL ends it."""
+    """Write the program in a folder; ``refuse``: its message instead of a start, ``stubborn``: only KILL ends it."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "nvidia-cuda-mps-control"
     text = _SCRIPT.format(

@@ -74,7 +74,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
 
 
 async def ready(mode: MpsSharing, program: NodeProgram) -> NodeProgram:
-    """The program with what was prepared for it."""
+    """Return the program with the prepared environment."""
     return replace(program, env=(await mode.prepare(program)).env)
 
 

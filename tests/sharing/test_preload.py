@@ -20,7 +20,7 @@ PRODUCTS = (Product.SHARE_CUDA, Product.SHARE_NVML)
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that all users can pass, unlike those of pytest."""
+    """Yield a folder that all users can pass, unlike those of pytest."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-preload-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder
@@ -29,7 +29,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installation that only its owner can read, as one below /root."""
+    """Return an installation that only its owner can read, like one below /root."""
     folder = place / "home/gpupool/_native"
     for product in PRODUCTS:
         (folder / product).parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ def look(
         (look({1: 300}, slot(1, 300)), 0),
         (look({1: 350}, slot(1, 300)), 50),  # modules and workspaces
         (look({1: 280}, slot(1, 300)), -20),  # the context was smaller than thought
-        (look({1: 10}, slot(1, 300)), -100),  # managed memory elsewhere stays charged
+        (look({1: 10}, slot(1, 300)), -100),  # managed memory on the host stays charged
         (look({1: 350, 2: 100}, slot(1, 300), slot(2, 110)), 40),
         (look({1: 300, 9: 70}, slot(1, 300)), 70),  # who goes round the library uses up the slice all the same
         (look({1: 300}, slot(1, 300), slot(2, 500)), 0),  # a process that the driver does not know of yet
@@ -93,11 +93,11 @@ def test_processes_above_their_limit_are_found(what: MemorySample, offence: Offe
 
 
 def test_memory_taken_by_driver_ends_no_process() -> None:
-    taken, beside = (judge(look({1: used}, slot(1, 1000), allowance=500)) for used in (1400, 2000))
+    taken, unhooked = (judge(look({1: used}, slot(1, 1000), allowance=500)) for used in (1400, 2000))
     case = OffenceCase()
     steps = [case.next(taken, [1], only_warn=False) for _ in range(STOP_AFTER_SAMPLES + KILL_AFTER_SAMPLES)]
     assert [step for step in steps if step is not None] == [(OffenceAction.WARN, 0)]
-    later = [case.next(beside, [1], only_warn=False) for _ in range(STOP_AFTER_SAMPLES)]
+    later = [case.next(unhooked, [1], only_warn=False) for _ in range(STOP_AFTER_SAMPLES)]
     assert later == [
         None,
         None,
@@ -112,7 +112,7 @@ def test_memory_taken_by_driver_ends_no_process() -> None:
     [
         (look({1: 700}, replace(slot(1, 600, context=500), measured=True)), [500]),  # modules came later
         (look({1: 700}, slot(1, 300, context=100)), [500]),  # nothing was measured: all that was not asked for
-        (look({1: 200}, slot(1, 300, context=100)), []),  # managed memory elsewhere: nothing can be told
+        (look({1: 200}, slot(1, 300, context=100)), []),  # managed memory on the host: nothing is known
         (look({2: 700}, slot(1, 300)), []),
     ],
 )

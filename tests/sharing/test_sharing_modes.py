@@ -96,7 +96,7 @@ def test_without_gpus_cuda_finds_none() -> None:
 
 
 @pytest.mark.parametrize("gpus", [WHOLE, (TENTH,)])
-def test_emulated_gpus_are_hidden_from_cuda_and_said_to_be_emulated(gpus: tuple[GpuShare, ...]) -> None:
+def test_emulated_gpus_are_hidden_from_cuda_and_marked_as_emulated(gpus: tuple[GpuShare, ...]) -> None:
     wanted = spec(*gpus, emulated=True)
     added = prepared(wanted).env
     assert (added["CUDA_VISIBLE_DEVICES"], added["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")

@@ -13,24 +13,24 @@ from gpupool.domain.people.access import Project
 from gpupool.scheduling.policy import Settings
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
-from gpupool.simulate.values import Fate, Job, Record, Rules
+from gpupool.simulate.values import Fate, Record, Rules, TraceJob
 
 HOUR = 3600.0
 NO_USE_LATELY = Settings(usage_weight=0.0)
 
 
-def flood(project: str, lasts: float, until: float, gpus: int) -> Iterator[Job]:
-    """Jobs of one GPU, always more of them than run on so many GPUs."""
+def flood(project: str, lasts: float, until: float, gpus: int) -> Iterator[TraceJob]:
+    """Yield one-GPU jobs, always more than there are GPUs."""
     for at in range(round(until / lasts * (gpus + 4))):
-        yield Job(max(0.0, (at - gpus) * lasts / (gpus + 4)), lasts, GpuRequest(1), project, f"{project}-user")
+        yield TraceJob(max(0.0, (at - gpus) * lasts / (gpus + 4)), lasts, GpuRequest(1), project, f"{project}-user")
 
 
-def large(project: str, count: int, lasts: float, gpus: int = 8, members: int = 1) -> list[Job]:
-    """Jobs that wait from the start."""
-    return [Job(1.0, lasts, GpuRequest(gpus), project, f"{project}-user", members=members) for _ in range(count)]
+def large(project: str, count: int, lasts: float, gpus: int = 8, members: int = 1) -> list[TraceJob]:
+    """Return jobs that wait from the start."""
+    return [TraceJob(1.0, lasts, GpuRequest(gpus), project, f"{project}-user", members=members) for _ in range(count)]
 
 
-def simulate(jobs: list[Job], projects: list[Project], settings_: Settings, nodes: str = "2x8xA100") -> Record:
+def simulate(jobs: list[TraceJob], projects: list[Project], settings_: Settings, nodes: str = "2x8xA100") -> Record:
     ordered = sorted(jobs, key=lambda job: job.submitted_s)
     return Simulation(ordered, parse_cluster(nodes), projects, Rules(), settings_).run()
 
@@ -49,7 +49,7 @@ def fates_of(record: Record, project: str) -> list[Fate]:
     ids=["four jobs of a node", "of a share that is not a multiple of a job", "a gang larger than the share"],
 )
 def test_large_jobs_among_a_flood_of_small_ones_lose_nothing(
-    hours: float, short_s: float, long: list[Job], weight: float, settings_: Settings
+    hours: float, short_s: float, long: list[TraceJob], weight: float, settings_: Settings
 ) -> None:
     jobs = [*flood("a", short_s, hours * HOUR, 16), *long]
     record = simulate(jobs, [Project("a"), Project("b", weight=weight)], settings_)
@@ -62,8 +62,8 @@ def test_large_jobs_among_a_flood_of_small_ones_lose_nothing(
 
 
 @st.composite
-def demands(draw: st.DrawFn) -> tuple[list[Project], list[Job]]:
-    """One project floods the pool with small jobs for an hour; others have larger jobs from the start."""
+def demands(draw: st.DrawFn) -> tuple[list[Project], list[TraceJob]]:
+    """Draw demand: one project submits many small jobs for an hour; others have larger jobs from the start."""
     projects = [Project("flood", weight=draw(st.sampled_from([0.5, 1.0, 1.7])))]
     jobs = list(flood("flood", draw(st.sampled_from([300.0, 700.0])), HOUR, 16))
     for name in ("x", "y")[: draw(st.integers(1, 2))]:
@@ -77,7 +77,7 @@ def demands(draw: st.DrawFn) -> tuple[list[Project], list[Job]]:
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(demands(), st.sampled_from([Settings(), NO_USE_LATELY]))
 def test_under_constant_demand_preemption_ends_and_everybody_finishes(
-    demand: tuple[list[Project], list[Job]], settings_: Settings
+    demand: tuple[list[Project], list[TraceJob]], settings_: Settings
 ) -> None:
     projects, jobs = demand
     record = simulate(jobs, projects, settings_)

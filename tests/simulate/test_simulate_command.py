@@ -24,7 +24,7 @@ def trace(tmp_path: Path) -> Path:
 def simulate(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Program:
     def run(*args: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["gpupool", "simulate", *map(str, args)])
-        status = entry.main()
+        status = entry.run()
         shown = capfd.readouterr()
         return status, shown.out, shown.err
 
@@ -39,7 +39,7 @@ def test_people_get_a_table(simulate: Program, trace: Path) -> None:
     assert [line.split()[:3] for line in out.splitlines()[-2:]] == [["speech", "1", "1"], ["vision", "2", "2"]]
 
 
-def test_programs_get_json_that_is_the_same_each_time_but_for_the_pace(simulate: Program, trace: Path) -> None:
+def test_program_json_is_equal_each_time_except_pace(simulate: Program, trace: Path) -> None:
     runs = [json.loads(simulate(trace, "--cluster", "1x1xA100", "--seed", 3, "--json")[1]) for _ in range(2)]
     for run in runs:
         del run["wall_s"], run["starts_per_s"]
@@ -77,10 +77,38 @@ def test_change_is_shown_next_to_current_state(simulate: Program, trace: Path, t
     assert (shown["base"]["gpus"], shown["changed"]["gpus"]) == (1, 2)
 
 
-def test_quotas_are_shown_beside_only_where_that_is_asked_for(simulate: Program, trace: Path) -> None:
+def test_quotas_are_shown_only_on_request(simulate: Program, trace: Path) -> None:
     args = [trace, "--cluster", "1x1xA100", "--quota", "vision=0", "--json"]
     assert "base" not in json.loads(simulate(*args)[1])
     assert "base" in json.loads(simulate(*args, "--compare")[1])
+
+
+def test_loss_of_jobs_that_save_nothing_is_shown_next_to_checkpointing(simulate: Program, tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text("submitted_s,duration_s,gpus,project\n0,3600,1,vision\n1000,60,1,speech\n")
+    args = [path, "--cluster", "1x1xA100", "--quota", "vision=0", "--quota", "speech=1", "--checkpoint", "5m"]
+    shown = json.loads(simulate(*args, "--json")[1])
+    assert shown["wasted_gpu_hours"] == pytest.approx(110 / 3600, abs=0.001)
+    assert shown["from_zero"]["wasted_gpu_hours"] == pytest.approx(1010 / 3600, abs=0.001)
+    assert shown["from_zero"]["delay_s"]["max"] == shown["delay_s"]["max"] + 900
+    _, out, _ = simulate(*args)
+    assert "delayed mean 9m00s, p99" in out
+    assert "(end, compared with running alone)" in out
+    compared = simulate(*args, "--compare")[1]
+    assert "From zero: GPU hours lost  0.0 (0.0 %)  0.3 (21.6 %)" in " ".join(compared.split(" "))
+
+
+def test_reservations_of_a_trace_are_kept(simulate: Program, tmp_path: Path) -> None:
+    path = tmp_path / "class.csv"
+    path.write_text(
+        "submitted_s,duration_s,gpus,project,kind,nodes\n5,60,1,vision,,\n0,100,0,cs101,reservation,node00000\n"
+    )
+    shown = json.loads(simulate(path, "--cluster", "1x1xA100", "--json")[1])
+    assert shown["wait_s"]["max"] == 95
+    status, _, err = simulate(path, "--cluster", "1x1xA100", "--load", "1")
+    assert (status != 0, "time windows or reservations" in err) == (True, True)
+    path.write_text(path.read_text().replace("node00000", "gpu9"))
+    assert "There is no node gpu9 to reserve" in simulate(path, "--cluster", "1x1xA100")[2]
 
 
 def test_turns_are_tried_out(simulate: Program, tmp_path: Path) -> None:
@@ -116,7 +144,7 @@ def test_long_simulation_reports_progress(simulate: Program, trace: Path, monkey
         (["--from-pool"], "excludes a trace"),
     ],
 )
-def test_mistakes_are_said_in_a_sentence(simulate: Program, trace: Path, args: list[str], said: str) -> None:
+def test_mistakes_are_reported_in_a_sentence(simulate: Program, trace: Path, args: list[str], said: str) -> None:
     status, out, err = simulate(trace, *args)
     assert status != 0
     assert out == ""

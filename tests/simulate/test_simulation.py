@@ -6,15 +6,15 @@ from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.people.access import Project
 from gpupool.scheduling.scheduler import NodeChanged, Scheduler
 from gpupool.simulate.clusters import parse_cluster, parse_nodes
-from gpupool.simulate.engine import Kind, Simulation, stranded_permille, usual_kinds
+from gpupool.simulate.engine import JobKind, Simulation, stranded_permille, usual_kinds
 from gpupool.simulate.metrics import summary
-from gpupool.simulate.values import Job, Record, Rules
+from gpupool.simulate.values import Record, Rules, TraceJob
 
 ONE_GPU = parse_cluster("1x1xA100")
 
 
-def job(at: float, lasts: float, gpus: int = 1, *, project: str = "a", preemptible: bool = True) -> Job:
-    return Job(at, lasts, GpuRequest(gpus), project, "ann", preemptible=preemptible)
+def job(at: float, lasts: float, gpus: int = 1, *, project: str = "a", preemptible: bool = True) -> TraceJob:
+    return TraceJob(at, lasts, GpuRequest(gpus), project, "ann", preemptible=preemptible)
 
 
 def waits(record: Record) -> list[float | None]:
@@ -39,7 +39,7 @@ def test_allocation_is_averaged_while_work_comes() -> None:
 
 def test_halves_of_a_gpu_run_side_by_side() -> None:
     half = GpuRequest(1, 500)
-    record = Simulation([Job(0, 60, half), Job(0, 60, half), Job(0, 60, half)], ONE_GPU).run()
+    record = Simulation([TraceJob(0, 60, half), TraceJob(0, 60, half), TraceJob(0, 60, half)], ONE_GPU).run()
     assert sorted(fate.wait_s or 0 for fate in record.fates) == [0, 0, 60]
 
 
@@ -57,7 +57,7 @@ def test_indivisible_gpu_counts_start_one_by_one() -> None:
 
 
 def test_job_that_fits_no_node_is_reported_and_not_queued() -> None:
-    jobs = [Job(0, 10, GpuRequest(1, models=("H100",))), job(1, 10)]
+    jobs = [TraceJob(0, 10, GpuRequest(1, models=("H100",))), job(1, 10)]
     shown = summary(Simulation(jobs, ONE_GPU).run())
     assert (shown["impossible"], shown["left_waiting"], shown["finished"]) == (1, 0, 1)
     assert shown["reasons"] == ["No node has a GPU of model H100."]
@@ -86,14 +86,14 @@ def _evicted(rules: Rules) -> Record:
     return Simulation(jobs, ONE_GPU, [Project("borrower", 0), Project("owner", 1000)], rules).run()
 
 
-def test_work_that_saves_itself_goes_on_where_it_was() -> None:
+def test_work_with_checkpoints_continues_after_eviction() -> None:
     record = _evicted(Rules(grace_s=10, checkpoint_s=0, restart_s=5))
     victim = record.fates[0]
     assert victim.wasted_permille_s == 5 * 1000
     assert (victim.ended_s, victim.delay_s) == (160 + 5 + 890, 55)
 
 
-def test_work_that_saves_itself_now_and_then_loses_what_came_after() -> None:
+def test_work_with_checkpoint_interval_loses_work_since_last_checkpoint() -> None:
     record = _evicted(Rules(grace_s=10, checkpoint_s=60, restart_s=0))
     victim = record.fates[0]
     assert victim.wasted_permille_s == 50 * 1000
@@ -122,13 +122,13 @@ def test_same_input_gives_same_record() -> None:
 
 
 def test_nothing_is_ever_allocated_beyond_the_cluster() -> None:
-    jobs = [Job(n, 30 + n % 17, GpuRequest(1, 100 + n * 37 % 900)) for n in range(150)]
+    jobs = [TraceJob(n, 30 + n % 17, GpuRequest(1, 100 + n * 37 % 900)) for n in range(150)]
     record = Simulation(jobs, parse_cluster("2x2xA100")).run()
     assert max(sample.allocated_permille for sample in record.samples) <= record.capacity_permille
     assert sum(fate.finished for fate in record.fates) == 150
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     told: list[tuple[int, int]] = []
     Simulation([job(0, 5), job(10, 5)], ONE_GPU).run(lambda done, jobs: told.append((done, jobs)))
     assert told[0] == (1, 2)
@@ -140,11 +140,11 @@ def test_stranded_capacity_depends_on_typical_work() -> None:
     lines = ["sn,cpu_milli,memory_mib,gpu,model", "n1,4000,1000,2,T4", "n2,64000,1000,1,T4"]
     scheduler.apply_all(NodeChanged(node) for node in parse_nodes(lines))
     cluster = scheduler.cluster
-    assert stranded_permille(cluster, [Kind(GpuRequest(1), 1000, 1.0)]) == 0
-    assert stranded_permille(cluster, [Kind(GpuRequest(1), 8000, 1.0)]) == 2000
-    assert stranded_permille(cluster, [Kind(GpuRequest(2), 1000, 1.0)]) == 1000
-    assert stranded_permille(cluster, [Kind(GpuRequest(1, models=("A100",)), 0, 1.0)]) == 3000
-    mixed = [Kind(GpuRequest(2), 0, 0.5), Kind(GpuRequest(1), 0, 0.5)]
+    assert stranded_permille(cluster, [JobKind(GpuRequest(1), 1000, 1.0)]) == 0
+    assert stranded_permille(cluster, [JobKind(GpuRequest(1), 8000, 1.0)]) == 2000
+    assert stranded_permille(cluster, [JobKind(GpuRequest(2), 1000, 1.0)]) == 1000
+    assert stranded_permille(cluster, [JobKind(GpuRequest(1, models=("A100",)), 0, 1.0)]) == 3000
+    mixed = [JobKind(GpuRequest(2), 0, 0.5), JobKind(GpuRequest(1), 0, 0.5)]
     assert stranded_permille(cluster, mixed) == 500
 
 

@@ -23,6 +23,28 @@ def test_our_own_format_has_every_field() -> None:
     assert (job.project, job.user, job.preemptible) == ("vision", "ann", False)
 
 
+def test_own_format_has_departments_windows_checkpoints_and_reservations() -> None:
+    header = "submitted_s,duration_s,gpus,kind,project,user,department,priority,checkpoint_s,windows,nodes"
+    rows_ = [
+        "5,60,1,training,vision,ann,ml,3,1800,nights; sat,sun,",
+        "6,60,1,,speech,bob,ml,,,,",
+        "100,50,0,reservation,vision,,,,,,n1|n2",
+        "200,50,0,reservation,,,,,,,n1",
+    ]
+    rows_[0] = '5,60,1,training,vision,ann,ml,3,1800,"nights; sat,sun",'
+    trace = parse_trace([header, *rows_], TraceFormat.GPUPOOL)
+    first, second = trace.jobs
+    assert (first.priority, first.checkpoint_s, first.windows) == (3, 1800.0, ("nights", "sat,sun"))
+    assert (second.priority, second.checkpoint_s, second.windows) == (0, None, ())
+    assert {project.name: project.department for project in trace.projects} == {"vision": "ml", "speech": "ml"}
+    booked, upkeep = trace.reservations
+    assert (booked.nodes, booked.starts_at, booked.ends_at) == (("n1", "n2"), 100.0, 150.0)
+    assert booked.admits("vision", "ann")
+    assert upkeep.maintenance
+    assert trace.timed
+    assert trace.skipped == 0
+
+
 def test_three_columns_of_our_own_are_enough_and_order_does_not_matter() -> None:
     trace = parse_trace(["gpus,duration_s,submitted_s", "1,10,7", "2,10,3", "0,10,1"], TraceFormat.GPUPOOL)
     assert [job.submitted_s for job in trace.jobs] == [3.0, 7.0]
@@ -73,6 +95,10 @@ def test_first_line_determines_format(header: str, kind: TraceFormat) -> None:
         (["submitted_s,duration_s,gpus,gpu_permille", "1,2,1,0"], "gpu_permille is 0"),
         (["submitted_s,duration_s,gpus,gpu_permille", "1,2,1,1001"], "from 0 to 1000"),
         (["submitted_s,duration_s,gpus,kind", "1,2,1,party"], "kind is 'party'"),
+        (["submitted_s,duration_s,gpus,windows", "1,2,1,someday"], "Line 2: 'someday' is not a time window"),
+        (["submitted_s,duration_s,gpus,checkpoint_s", "1,2,1,often"], "Line 2: checkpoint_s is 'often'"),
+        (["submitted_s,duration_s,gpus,kind", "1,2,1,", "1,2,0,reservation"], "Line 3: a reservation names no nodes"),
+        (["submitted_s,duration_s,gpus,project,department", "1,2,1,a,x", "1,2,1,a,y"], "Line 3: project a is in"),
         (["submitted_s,duration_s,gpus,project", f"1,2,1,{'x' * 201}"], "longer than 200"),
         (["submitted_s,duration_s,gpus", f'1,2,"{"x" * 140_000}"'], "field larger"),
     ],

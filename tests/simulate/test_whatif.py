@@ -16,7 +16,7 @@ from gpupool.simulate.engine import Simulation
 from gpupool.simulate.html_report import CHARTS, page
 from gpupool.simulate.load import Change
 from gpupool.simulate.metrics import fair_levels, job_table, share_errors, summary
-from gpupool.simulate.values import Job
+from gpupool.simulate.values import TraceJob
 
 TWO = parse_cluster("2x2xT4")
 
@@ -47,16 +47,16 @@ def test_fair_levels_serve_quotas_first_and_then_go_by_weight() -> None:
 
 
 def test_share_error_counts_gpus_held_above_fair_share() -> None:
-    jobs = [Job(0, 100, GpuRequest(4), "red"), Job(1, 100, GpuRequest(1), "blue", preemptible=False)]
+    jobs = [TraceJob(0, 100, GpuRequest(4), "red"), TraceJob(1, 100, GpuRequest(1), "blue", preemptible=False)]
     record = Simulation(jobs, parse_cluster("1x4xT4"), [Project("red", 4000), Project("blue", 0)]).run()
     assert share_errors(record) == [0.0] * 100
-    owed = [Job(0, 100, GpuRequest(4), "red", preemptible=False), Job(50, 100, GpuRequest(2), "blue")]
+    owed = [TraceJob(0, 100, GpuRequest(4), "red", preemptible=False), TraceJob(50, 100, GpuRequest(2), "blue")]
     record = Simulation(owed, parse_cluster("1x4xT4"), [Project("red", 4000), Project("blue", 2000)]).run()
     assert max(share_errors(record)) == 0.0  # looked at only until the last submission
 
 
 def _shown(jobs: int = 30) -> dict[str, Any]:
-    work = [Job(n * 5.0, 40.0, GpuRequest(1), f"p<{n % 2}>") for n in range(jobs)]
+    work = [TraceJob(n * 5.0, 40.0, GpuRequest(1), f"p<{n % 2}>") for n in range(jobs)]
     return summary(Simulation(work, TWO).run())
 
 
@@ -75,9 +75,9 @@ def test_figures_are_drawings_of_all_runs_that_load_nothing() -> None:
 
 def test_every_job_is_a_row() -> None:
     jobs = [
-        Job(0, 100, GpuRequest(4), "red", "ann"),
-        Job(1, 2.5, GpuRequest(1, 500), "red", "ann"),
-        Job(2, 1, GpuRequest(1, 500, models=("A",))),
+        TraceJob(0, 100, GpuRequest(4), "red", "ann"),
+        TraceJob(1, 2.5, GpuRequest(1, 500), "red", "ann"),
+        TraceJob(2, 1, GpuRequest(1, 500, models=("A",))),
     ]
     first, second, third = csv.DictReader(io.StringIO(job_table(Simulation(jobs, parse_cluster("1x4xT4")).run())))
     assert (first["project"], first["user"], first["gpus"], first["wait_s"], first["delay_s"]) == (

@@ -182,7 +182,7 @@ def test_body_above_limit_is_too_large() -> None:
     ("kind", "retry", "preemptible"),
     [
         ("run", Retry(), False),
-        ("training", Retry(RestartPolicy.ON_FAILURE, 6), True),
+        ("training", Retry(RestartPolicy.ON_FAILURE, 6, 3), True),
         ("interactive", Retry(), False),
         ("exec", Retry(), False),
         ("lease", Retry(), False),
@@ -199,7 +199,8 @@ def test_defaults_follow_the_kind(kind: str, retry: Retry, preemptible: bool) ->
     ("fields", "retry"),
     [
         ({"kind": "run", "backoff_limit": 2}, Retry(RestartPolicy.ON_FAILURE, 2)),
-        ({"kind": "run", "restart": "always"}, Retry(RestartPolicy.ALWAYS, 6)),
+        ({"kind": "run", "restart": "always"}, Retry(RestartPolicy.ALWAYS, 6, 3)),
+        ({"kind": "training", "backoff_limit": 6}, Retry(RestartPolicy.ON_FAILURE, 6)),
         ({"kind": "training", "backoff_limit": 0}, Retry()),
         ({"kind": "training", "restart": "never", "backoff_limit": 3}, Retry()),
     ],
@@ -298,7 +299,7 @@ def test_single_command_is_never_changed() -> None:
     assert program_for(build(command=argv)[0], 0)[0] == tuple(argv)
 
 
-def test_of_several_replicas_only_the_index_is_filled_in() -> None:
+def test_only_index_of_several_replicas_is_filled_in() -> None:
     workload, _ = build(command=["x", "{index}-{{a}}-{print}"], completions=3, env={"A": "b"})
     argv, env = program_for(workload, 2)
     assert argv == ("x", "2-{{a}}-{print}")
@@ -332,3 +333,23 @@ def test_command_that_parameters_make_too_large_is_refused_unbuilt() -> None:
     with pytest.raises(GpupoolError) as caught:
         build(command=["{a}" * 100_000], sweep={"grid": {"a": ["x" * 60_000]}})
     assert (caught.value.code, caught.value.path) == (ErrorCode.TOO_LARGE, ("command",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "allowed"),
+    [
+        ({}, True),
+        ({"checkpoint": "30m"}, True),
+        ({"grace": "1m"}, True),
+        ({"checkpoint": 0}, False),
+        ({"notice_signal": "USR1"}, False),
+    ],
+)
+def test_program_that_saves_on_preemption_cannot_be_killed_at_once(fields: dict[str, Any], *, allowed: bool) -> None:
+    body = {"command": ["work"], "on_preempt": "kill", **fields}
+    if allowed:
+        assert build(**body)[0].limits.preemption_grace_s == 0
+        return
+    with pytest.raises(GpupoolError, match="cannot be kill") as caught:
+        build(**body)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST

@@ -123,7 +123,7 @@ def test_list_files_in_every_form(name: str, data: Any) -> None:
         ("p.yml", b"- {a: 1, a: 2}\n", ErrorCode.INVALID_FILE, "p.yml:1:10: 'a' is given twice"),
     ],
 )  # fmt: skip
-def test_bad_list_files_say_where(name: str, data: Any, code: ErrorCode, words: str) -> None:
+def test_error_of_bad_list_file_names_the_place(name: str, data: Any, code: ErrorCode, words: str) -> None:
     with pytest.raises(GpupoolError) as caught:
         load_parameter_list(data, name)
     assert caught.value.code is code

@@ -16,7 +16,7 @@ from requires import require
 
 @pytest.fixture(scope="session")
 def ssh_pool() -> Iterator[SshPool]:
-    """A pool with a running workload called dev, and the settings of ssh for it."""
+    """Yield a pool with a running workload called dev, and the settings of ssh for it."""
     require("ssh", "asyncssh")
     with fresh_pool("1xT4") as pool:
         made = SshPool(pool)

@@ -87,7 +87,7 @@ class SshPool:
 
     @contextlib.contextmanager
     def connected(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-        """An ssh in the background, ended afterwards."""
+        """Run an ssh in the background, and end it afterwards."""
         process = self.begin(*words)
         try:
             yield process
@@ -96,13 +96,13 @@ class SshPool:
             process.communicate()
 
     def sessions(self) -> list[str]:
-        """The ids of programs that ssh sessions have started and that have not ended."""
+        """Return the ids of programs that ssh sessions have started and that have not ended."""
         with self.pool.client as client:
             return [job.id for job in client.list(labels={"session": "ssh"})]
 
 
 def connects(port: int) -> socket.socket:
-    """A connection to a local port, as soon as something listens there."""
+    """Connect to a local port, as soon as a program listens there."""
     found: list[socket.socket] = []
 
     def dial() -> bool:
@@ -115,7 +115,7 @@ def connects(port: int) -> socket.socket:
 
 
 def written(path: Path) -> str:
-    """The content of a file as soon as it exists and has a whole line, or its text where it has none."""
+    """Return the content of a file when it exists and has a whole line, or its text if it has none."""
     assert eventually(lambda: path.exists() and path.read_text().strip())
     return path.read_text().strip()
 

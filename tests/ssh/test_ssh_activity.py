@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from e2e_pool import eventually
+from e2e_pool import COMMAND, eventually
 from ssh_pool import ECHO, SshPool, connects, written
 
 from free_ports import free_port
@@ -52,6 +52,15 @@ def test_silent_connections_end_at_the_idle_limit_and_carried_bytes_prevent_it(s
         assert pool.state_of("forwarded") == "running"
         for name in ("typed", "forwarded"):
             pool("stop", name, "--force")
+
+
+def test_idle_session_ends_and_its_workload_runs_on(ssh_pool: SshPool) -> None:
+    words = ssh_pool.words("ssh", "-o", f"ProxyCommand={COMMAND} ssh-proxy --idle-timeout 3s %n")
+    idle = ssh_pool.run_plain(*words, "gpupool.dev", "sleep 100000", stdin=b"")
+    assert idle.returncode != 0
+    assert b"idle for" in idle.stderr, idle.stderr
+    assert eventually(lambda: not ssh_pool.sessions())
+    assert ssh_pool.pool.state_of("dev") == "running"
 
 
 def _using(use: Callable[[], None], condition: Callable[[], bool]) -> Callable[[], bool]:

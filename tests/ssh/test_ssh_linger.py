@@ -148,11 +148,12 @@ def test_programs_of_the_session_are_hung_up(
     assert eventually(lambda: not ssh_pool.sessions())
 
 
-def test_linger_time_is_configured_and_checked(ssh_pool: SshPool, tmp_path: Path) -> None:
+def test_times_are_configured_and_checked(ssh_pool: SshPool, tmp_path: Path) -> None:
     env = {**ssh_pool.pool.env, "HOME": str(tmp_path)}
-    ssh_pool.pool("ssh", "--configure", "--linger", "2h", env=env)
+    ssh_pool.pool("ssh", "--configure", "--linger", "2h", "--idle-timeout", "30m", env=env)
     text = (tmp_path / ".ssh" / "gpupool.config").read_text()
-    assert re.search(r"ProxyCommand \S+ ssh-proxy --linger 2h %n", text)
-    refused = ssh_pool.pool("ssh", "--linger", "soon", "dev", ok=False)
-    assert refused.returncode == 125
-    assert b"soon" in refused.stderr
+    assert re.search(r"ProxyCommand \S+ ssh-proxy --linger 2h --idle-timeout 30m %n", text)
+    for option in ("--linger", "--idle-timeout"):
+        refused = ssh_pool.pool("ssh", option, "soon", "dev", ok=False)
+        assert refused.returncode == 125
+        assert b"soon" in refused.stderr

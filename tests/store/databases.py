@@ -151,7 +151,7 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server(space: str = "", address: str = "127.0.0.1") -> Iterator[PostgresServer]:
-    """A server that is gone at the end; without PostgreSQL the test is skipped, or fails where it must not be.
+    """Yield a server and stop it at the end; without PostgreSQL the test is skipped, or fails where it must run.
 
     With ``space`` it listens in that network namespace, which needs root.
     """

@@ -19,7 +19,7 @@ from gpupool.domain.work.supervision import Stdio
 from gpupool.domain.work.workload import (
     Dependency,
     Framework,
-    Lease,
+    GpuLease,
     Limits,
     OnMemberEnd,
     Program,
@@ -58,7 +58,7 @@ def workload(key: WorkloadId, **changes: Any) -> Workload:
     return Workload(**{**plain, **changes})
 
 
-def lease(epoch: int, key: WorkloadId, *shares: GpuShare, **changes: Any) -> Lease:
+def lease(epoch: int, key: WorkloadId, *shares: GpuShare, **changes: Any) -> GpuLease:
     plain: dict[str, Any] = {
         "epoch": Epoch(epoch),
         "workload": key,
@@ -72,7 +72,7 @@ def lease(epoch: int, key: WorkloadId, *shares: GpuShare, **changes: Any) -> Lea
         "memory_mib": 4096,
         "granted_at": 1000.0 + epoch,
     }
-    return Lease(**{**plain, **changes})
+    return GpuLease(**{**plain, **changes})
 
 
 def share(gpu: str, permille: int) -> GpuShare:
@@ -135,7 +135,7 @@ REQUESTS = st.builds(
     sharing=st.none() | st.sampled_from(Sharing),
 )
 ROLES = st.builds(
-    workload_domain.Role,
+    workload_domain.GangRole,
     name=NAMES,
     replicas=COUNTS,
     argv=st.none() | tuples_of(BYTES_OF_A_SHELL),
@@ -216,7 +216,7 @@ REPLICAS = st.builds(
 )
 SHARES = st.builds(GpuShare, SENTENCES, COUNTS, st.integers(1, 1000), st.integers(0, 2**40))
 LEASES = st.builds(
-    Lease,
+    GpuLease,
     epoch=st.integers(1, 2**62).map(Epoch),
     workload=IDS,
     index=COUNTS,

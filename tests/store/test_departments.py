@@ -14,7 +14,7 @@ from test_round_trip import with_database
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import Epoch
 from gpupool.domain.people.access import Department, Project
-from gpupool.domain.work.workload import Lease
+from gpupool.domain.work.workload import GpuLease
 from gpupool.services.ports.store import PastLease
 from gpupool.store import open_store
 from gpupool.store.pool import rows
@@ -50,7 +50,7 @@ def test_departments_and_project_weights_are_read_back_unchanged(
 
 @few
 @given(st.lists(LEASES, max_size=4, unique_by=lambda lease: lease.epoch), st.floats(0, 100))
-def test_past_leases_are_those_released_since(engine: Engine, leases: list[Lease], since: float) -> None:
+def test_past_leases_are_those_released_since(engine: Engine, leases: list[GpuLease], since: float) -> None:
     numbered = [replace(lease, epoch=Epoch(i + 1), attempt=i) for i, lease in enumerate(leases)]
     ended = [replace(lease, released_at=30.0 * i) for i, lease in enumerate(numbered)]
 

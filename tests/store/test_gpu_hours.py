@@ -16,13 +16,13 @@ from store_values import lease, share, wid, workload
 
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.usage import UsageFilter
-from gpupool.domain.work.workload import Lease, Workload, WorkloadKind, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Workload, WorkloadKind, WorkloadState
 from gpupool.services.ports.store import ChangeSet
 from gpupool.services.ports.usage import Dim, TimeQuery, TimeRow
 from gpupool.store.schema import tables as t
 from gpupool.store.schema import usage_tables as ut
 from gpupool.store.usage import gpu_hours, rollup
-from gpupool.store.usage.gpu_hours import DAY_S, HOUR_S, Family, Marks, Source, Span, cover
+from gpupool.store.usage.gpu_hours import DAY_S, HOUR_S, Marks, SourceSpan, SumFamily, TimeSource, cover
 from gpupool.store.work.writes import apply
 
 BEGIN = 20_007 * DAY_S  # the last of eight days that are summed together
@@ -51,7 +51,7 @@ LENGTHS = st.one_of(
 class Past:
     """A history of ended leases and workloads, including ends that are not known yet."""
 
-    leases: tuple[Lease, ...]
+    leases: tuple[GpuLease, ...]
     workloads: tuple[Workload, ...]
     measured: tuple[dict[str, Any], ...] = ()
 
@@ -95,7 +95,7 @@ def pasts(draw: st.DrawFn) -> Past:
     return Past(tuple(leases), tuple(asked), tuple(row for held in leases for row in looks_at(draw, held)))
 
 
-def looks_at(draw: st.DrawFn, held: Lease) -> Iterator[dict[str, Any]]:
+def looks_at(draw: st.DrawFn, held: GpuLease) -> Iterator[dict[str, Any]]:
     """Return hourly measurements of a lease, some of which are missing or empty."""
     assert held.released_at is not None
     amounts = st.sampled_from([None, (0.0, 0.0), (1000.0, 17.5), (12.25, 0.0), (0.0, 3600.0)])
@@ -147,7 +147,7 @@ def overlap(begin: float, end: float | None, span: tuple[float, float], now: flo
     return max(0.0, min(now if end is None else end, span[1]) - max(begin, span[0]))
 
 
-def part_of_hour(held: Lease, hour: int, span: tuple[float, float], now: float) -> float:
+def part_of_hour(held: GpuLease, hour: int, span: tuple[float, float], now: float) -> float:
     """Return the part of an hour's lease time that lies in a period."""
     inside = max(hour, held.granted_at), min(hour + HOUR_S, now if held.released_at is None else held.released_at, now)
     length = inside[1] - inside[0]
@@ -263,20 +263,20 @@ HOURS = st.integers(0, 60 * 24).map(lambda hour: hour * HOUR_S)
 
 @given(since=TIMES, until=TIMES, summed=HOURS, hours_from=HOURS)
 def test_each_moment_is_counted_once(since: float, until: float, summed: int, hours_from: int) -> None:
-    spans = cover(Span(Source.LEASES, 7, since, until), Marks(0, summed), hours_from)
+    spans = cover(SourceSpan(TimeSource.LEASES, 7, since, until), Marks(0, summed), hours_from)
     at = since
     for span in spans:
         assert (span.step, span.since) == (7, at)
         assert span.since < span.until
         at = span.until
-        if span.source is not Source.LEASES:
+        if span.source is not TimeSource.LEASES:
             assert span.since % span.source == span.until % span.source == 0
             assert span.until <= summed
-        if span.source is Source.HOURS:
+        if span.source is TimeSource.HOURS:
             assert span.since >= hours_from
     assert at == max(since, until if spans else since)
-    assert sum(span.source is Source.EIGHT_DAYS for span in spans) <= 1
-    assert sum(span.source is Source.DAYS for span in spans) <= 2
+    assert sum(span.source is TimeSource.EIGHT_DAYS for span in spans) <= 1
+    assert sum(span.source is TimeSource.DAYS for span in spans) <= 2
 
 
 @pytest.fixture
@@ -303,8 +303,8 @@ def test_each_hour_and_day_is_summed_once_per_table(held: Connection) -> None:
         ("project", DAY_S, BEGIN, "default", "", "", "", 0.0, DAY_S - 1800.0, 0),
         ("project", DAY_S, BEGIN, "default", "", "", t4, DAY_S - 5400.0, 0.0, 1),
     ]
-    for family in Family:
-        assert len([row for row in rows if row[:2] == (family, DAY_S)]) == 3 * (1 if family is Family.NODE else 2)
+    for family in SumFamily:
+        assert len([row for row in rows if row[:2] == (family, DAY_S)]) == 3 * (1 if family is SumFamily.NODE else 2)
         assert sum(row[7] for row in rows if row[:2] == (family, HOUR_S)) == 3 * DAY_S - 5400.0
 
 
@@ -332,7 +332,7 @@ def test_old_hours_are_deleted_and_their_days_stay(held: Connection) -> None:
     sum_all(held, BEGIN + 2 * DAY_S)
     hours = {(r.family, r.at) for r in rows_of(held) if r.step_s == HOUR_S}
     assert min(at for family, at in hours if family == "member") == BEGIN
-    sum_all(held, BEGIN + Family.MEMBER.hours_kept_s + 1.5 * DAY_S)
+    sum_all(held, BEGIN + SumFamily.MEMBER.hours_kept_s + 1.5 * DAY_S)
     hours = {(r.family, r.at) for r in rows_of(held) if r.step_s == HOUR_S}
     assert min(at for family, at in hours if family == "member") == BEGIN + DAY_S
     assert min(at for family, at in hours if family == "project") == BEGIN
@@ -344,7 +344,7 @@ def test_old_hours_are_deleted_and_their_days_stay(held: Connection) -> None:
 
 @pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
 def test_days_without_stored_hours_are_summed(held: Connection) -> None:
-    until = BEGIN + (Family.MEMBER.hours_kept_s + 4 * DAY_S)
+    until = BEGIN + (SumFamily.MEMBER.hours_kept_s + 4 * DAY_S)
     assert sum_all(held, until) == until // DAY_S - BEGIN // DAY_S
     steps = {(r.family, r.step_s) for r in rows_of(held)}
     assert ("member", HOUR_S) not in steps

@@ -10,7 +10,7 @@ from test_migrations import make_at
 
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.nodes.heads import Head
-from gpupool.domain.nodes.joining import JoinToken, Member, RemovedMember
+from gpupool.domain.nodes.joining import JoinedMachine, JoinToken, RemovedMember
 from gpupool.store import open_store
 from gpupool.store.backends import sqlite
 from gpupool.store.migrations import migrate
@@ -21,8 +21,8 @@ SECOND = Head("h2", "https://[fd00::2]:443", "pem", "fd00::2", 9000, 2.5)
 TOKEN = JoinToken("t1", "0" * 64, "root", 1.0, 1e12, 2, for_head=True)
 
 
-def member(name: str) -> Member:
-    return Member(name, "0" * 64, "1" * 64, "10.0.0.2", 3.0, "t1")
+def member(name: str) -> JoinedMachine:
+    return JoinedMachine(name, "0" * 64, "1" * 64, "10.0.0.2", 3.0, "t1")
 
 
 def test_heads_are_stored_at_admission_and_deleted_with_their_node(target: str) -> None:

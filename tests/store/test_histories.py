@@ -17,7 +17,7 @@ from store_values import EVENTS, IDS, LIMITS, PROGRAMS, event, share, workload
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import Epoch, WorkloadId
-from gpupool.domain.work.workload import Lease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.services.ports.store import ChangeSet, EventFilter
 from gpupool.store import open_store
 
@@ -40,7 +40,7 @@ class Histories(RuleBasedStateMachine):
         self.store = self.loop.run(open_store(self.folder / "pool0.db"))
         self.workloads: dict[WorkloadId, Workload] = {}
         self.replicas: dict[tuple[WorkloadId, int], Replica] = {}
-        self.leases: dict[Epoch, Lease] = {}
+        self.leases: dict[Epoch, GpuLease] = {}
         self.events = 0
         self.epoch = 0
 
@@ -77,7 +77,7 @@ class Histories(RuleBasedStateMachine):
         self.epoch += 1
         epoch = Epoch(self.epoch)
         old = self.replicas.get((key, index), Replica(key, index, version=-1))
-        held = Lease(epoch, key, index, 1, "p", "u", "here", (share(gpu, permille),), 1.0, 64, float(epoch))
+        held = GpuLease(epoch, key, index, 1, "p", "u", "here", (share(gpu, permille),), 1.0, 64, float(epoch))
         taken = sum(s.permille for lease in self.unreleased() for s in lease.shares if s.gpu_uuid == gpu)
         busy = any((lease.workload, lease.index) == (key, index) for lease in self.unreleased())
         member = replace(old, state=ReplicaState.STARTING, lease=epoch, version=old.version + 1)
@@ -115,7 +115,7 @@ class Histories(RuleBasedStateMachine):
         self.loop.run(self.store.close())
         self.store = self.loop.run(open_store(self.folder / f"pool{self.generation}.db"))
 
-    def unreleased(self) -> list[Lease]:
+    def unreleased(self) -> list[GpuLease]:
         return [lease for lease in self.leases.values() if lease.released_at is None]
 
     @invariant()

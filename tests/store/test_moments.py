@@ -6,7 +6,7 @@ import random
 
 from store_values import lease, run_async, share, wid, workload
 
-from gpupool.domain.work.workload import Lease, Workload, WorkloadKind, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Workload, WorkloadKind, WorkloadState
 from gpupool.services.ports.store import ChangeSet
 from gpupool.services.ports.usage import Moments
 from gpupool.store import open_store
@@ -72,7 +72,7 @@ def test_free_rest_of_a_partly_used_gpu_is_fragmented(target: str) -> None:
 
 def test_result_equals_state_at_each_moment(target: str) -> None:
     draw = random.Random(3)
-    leases: list[Lease] = []
+    leases: list[GpuLease] = []
     for number in range(1, 120):
         granted = draw.uniform(0, 200)
         released = draw.choice([None, granted + draw.expovariate(1 / 40)])

@@ -26,7 +26,7 @@ from gpupool.domain.events import Event
 from gpupool.domain.ids import Epoch
 from gpupool.domain.nodes.gpu import Node
 from gpupool.domain.people.access import Project, Token, User
-from gpupool.domain.work.workload import Lease, Replica, Workload
+from gpupool.domain.work.workload import GpuLease, Replica, Workload
 from gpupool.services.ports.store import ChangeSet, EventFilter
 from gpupool.store import events, open_store
 from gpupool.store.pool import rows
@@ -85,7 +85,7 @@ def test_replica_is_read_back_unchanged(engine: Engine, value: Replica, later: R
 
 @thorough
 @given(LEASES)
-def test_lease_is_read_back_unchanged(engine: Engine, value: Lease) -> None:
+def test_lease_is_read_back_unchanged(engine: Engine, value: GpuLease) -> None:
     held = replace(value, released_at=None, shares=value.shares[:1])
 
     def check(conn: Connection) -> None:

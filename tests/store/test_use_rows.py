@@ -10,6 +10,7 @@ from store_values import run_async, wid
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.nodes.telemetry import GpuRollup, NodeRollup, ReplicaRollup, Rollups, RollupStep
+from gpupool.domain.work.efficiency import MeasuredUse
 from gpupool.store import SqlStore, open_store
 
 MINUTE, HOUR = RollupStep.MINUTE, RollupStep.HOUR
@@ -55,6 +56,18 @@ def test_rows_of_the_same_minute_add_up(target: str) -> None:
             NodeRollup(HOUR, AT, "n1", 60, 21.0, 400.0, 900)
         ]
         assert await store.use_rows.written() == {"n1": 60, "n2": 7}
+
+    with_store(target, scenario)
+
+
+def test_total_of_workloads_is_that_of_all_replicas_and_attempts(target: str) -> None:
+    async def scenario(store: SqlStore) -> None:
+        second = replace(REPLICA, index=1, at=AT + 7200, gpu_memory_max_mib=900, memory_max_mib=100)
+        retried = replace(REPLICA, attempt=2, at=AT + 60)
+        other = replace(REPLICA, workload=wid(2))
+        await store.use_rows.save(Rollups((), (REPLICA, second, retried, other)), {})
+        found = await store.use_rows.total_of([wid(1), wid(3)])
+        assert found == {wid(1): MeasuredUse(120, 30.0, 75.0, 15.0, 900, 300)}
 
     with_store(target, scenario)
 

@@ -12,12 +12,12 @@ import pytest
 
 from gpupool.verify.kernels import NAMES, PTX
 from gpupool.verify.node_checks import check_node
-from gpupool.verify.results import Check, Outcome, Report, Subject, compare_with_peers, worst
-from gpupool.verify.schema import schema_text, verify_schema
+from gpupool.verify.results import Check, CheckOutcome, Subject, VerifyReport, compare_with_peers, worst
+from gpupool.verify.schema import network_schema, schema_text, verify_schema
 from requires import ptxas
 
 ROOT = Path(__file__).parents[2]
-OK, SKIPPED, SUSPECT, FAIL = Outcome.OK, Outcome.SKIPPED, Outcome.SUSPECT, Outcome.FAIL
+OK, SKIPPED, SUSPECT, FAIL = CheckOutcome.OK, CheckOutcome.SKIPPED, CheckOutcome.SUSPECT, CheckOutcome.FAIL
 
 
 def gpu(index: int, rate: float, model: str = "T4") -> Subject:
@@ -34,14 +34,16 @@ def gpu(index: int, rate: float, model: str = "T4") -> Subject:
         ([SUSPECT, FAIL, OK], FAIL),
     ],
 )
-def test_worst_outcome(outcomes: list[Outcome], expected: Outcome) -> None:
+def test_worst_outcome(outcomes: list[CheckOutcome], expected: CheckOutcome) -> None:
     assert worst(outcomes) is expected
 
 
 @pytest.mark.parametrize(("outcome", "status"), [(OK, 0), (SKIPPED, 0), (SUSPECT, 1), (FAIL, 2)])
-def test_exit_status_follows_the_worst_outcome(outcome: Outcome, status: int) -> None:
+def test_exit_status_follows_the_worst_outcome(outcome: CheckOutcome, status: int) -> None:
     subject = Subject(0, "GPU-0", "T4", (Check("memory", outcome, "why"),))
-    assert Report("n1", 1, emulated=False, driver_version="580.0", checks=(), gpus=(subject,)).exit_status == status
+    assert (
+        VerifyReport("n1", 1, emulated=False, driver_version="580.0", checks=(), gpus=(subject,)).exit_status == status
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_exit_status_follows_the_worst_outcome(outcome: Outcome, status: int) ->
         ([10, 12, 14, 1], [OK, OK, OK, SUSPECT]),
     ],
 )
-def test_rate_below_nine_tenths_of_the_median_is_suspect(rates: list[float], expected: list[Outcome]) -> None:
+def test_rate_below_nine_tenths_of_the_median_is_suspect(rates: list[float], expected: list[CheckOutcome]) -> None:
     found = compare_with_peers(tuple(gpu(index, rate) for index, rate in enumerate(rates)))
     assert [subject.outcome for subject in found] == expected
 
@@ -76,12 +78,14 @@ def test_check_survives_its_json_form() -> None:
 
 def test_schema_is_valid_and_published() -> None:
     jsonschema.Draft202012Validator.check_schema(verify_schema())
-    assert (ROOT / "docs" / "verify.schema.json").read_text() == schema_text()
+    jsonschema.Draft202012Validator.check_schema(network_schema())
+    assert (ROOT / "docs" / "verify.schema.json").read_text() == schema_text(verify_schema())
+    assert (ROOT / "docs" / "verify-network.schema.json").read_text() == schema_text(network_schema())
 
 
 @pytest.mark.parametrize("outcome", [SKIPPED, SUSPECT, FAIL])
-def test_schema_requires_a_reason(outcome: Outcome) -> None:
-    report = Report(
+def test_schema_requires_a_reason(outcome: CheckOutcome) -> None:
+    report = VerifyReport(
         "n1", 1, emulated=False, driver_version="580.0", checks=(Check("uvm", outcome, "why"),), gpus=()
     ).to_dict()
     validator = jsonschema.Draft202012Validator(verify_schema())

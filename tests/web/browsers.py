@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Error, Playwright
+from playwright.sync_api import Browser, BrowserContext, Error, Playwright, sync_playwright
 from web_harness import CHROMIUM, CHROMIUM_ARGS
 
 from requires import require
@@ -72,3 +72,12 @@ class Chromium:
                 if self._mark.encode() in path.read_bytes():
                     found.append(int(path.parent.name))
         return found
+
+
+@contextlib.contextmanager
+def started_chromium() -> Iterator[Chromium]:
+    """Yield a browser: while Playwright runs, its event loop counts as running and no other may run."""
+    with sync_playwright() as playwright:
+        browser = Chromium(playwright)
+        yield browser
+        browser.end()

@@ -13,9 +13,9 @@ import structlog
 sys.path.insert(0, str(Path(__file__).parent.parent / "services"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
 
-from browsers import Chromium
+from browsers import Chromium, started_chromium
 from e2e_pool import folder_for_pool
-from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, expect
 from pool_world import world_in
 from web_harness import Site, Visit, WebPool
 
@@ -24,7 +24,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in a browser come last: Playwright's event loop stays in this thread, and no other can run there then."""
+    """Run tests in a browser last: Playwright's event loop stays in this thread, and no other can run there then."""
     items.sort(key=lambda item: "chromium" in getattr(item, "fixturenames", ()))
 
 
@@ -48,23 +48,21 @@ def shared_web_pool() -> Iterator[WebPool]:
 
 @pytest.fixture
 def web_pool(shared_web_pool: WebPool) -> Iterator[WebPool]:
-    """Two free emulated GPUs of the one pool of this room; what a test leaves running is stopped."""
+    """Yield two free emulated GPUs of the shared pool; stop afterwards what a test leaves running."""
     yield shared_web_pool
     shared_web_pool.clear()
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Chromium]:
-    """A browser for each module: while Playwright is there, its event loop counts as running and no other may run."""
-    with sync_playwright() as playwright:
-        browser = Chromium(playwright)
+    """Yield a browser for each module: while Playwright runs, its event loop counts as running and no other may run."""
+    with started_chromium() as browser:
         yield browser
-        browser.end()
 
 
 @pytest.fixture
 def visit(chromium: Chromium, web_pool: WebPool) -> Iterator[Visit]:
-    """``visit(user="", role="", width=1280, height=800, ...)``: a page of a browser that is signed in as a user.
+    """Return ``visit(user="", role="", width=1280, height=800, ...)``: a page that is signed in as a user.
 
     A test fails at its end when any of its pages logged an error: a script that broke, or what the CSP forbids.
     """
@@ -94,5 +92,5 @@ def visit(chromium: Chromium, web_pool: WebPool) -> Iterator[Visit]:
 
 @pytest.fixture
 def browser_page(visit: Visit) -> Page:
-    """A page of a desktop browser signed in as the pool's owner; ``page.goto("/queue")``."""
+    """Return a page of a desktop browser signed in as the pool's owner; ``page.goto("/queue")``."""
     return visit()

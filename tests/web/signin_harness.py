@@ -70,9 +70,9 @@ class Browser:
         return f"/login/link?code={code}"
 
     def follow(self, actor: Actor = OWNER) -> Browser:
-        """Signed in by a link."""
+        """Sign in by a link."""
         answer = self.get(self.link(actor), sec_fetch_site="none")
-        assert (answer.status_code, answer.headers["location"]) == (303, "/"), answer.text
+        assert (answer.status_code, answer.headers["location"]) == (303, "/home"), answer.text
         return self
 
     def show_token(self, secret: str, **fields: Any) -> httpx2.Response:
@@ -83,12 +83,12 @@ class Browser:
         return self.get("/sessions", x_live="1").status_code == 200
 
     def form_token(self) -> str:
-        """The token that this browser's pages carry."""
+        """Return the token in this browser's pages."""
         return self.get("/sessions").text.split('name="form_token" value="')[1].split('"')[0]
 
 
 def token(world: World, user: str = "root", role: Role | None = None, **wanted: Any) -> tuple[str, str]:
-    """The id and the secret of a new token."""
+    """Create a token; return its id and its secret."""
     options = {"expires_in_s": 3600.0, **wanted}
     made, secret = world.do(world.services.access.create_token(OWNER, user=user, role=role, **options))
     return made.id, secret

@@ -10,14 +10,14 @@ import httpx2
 import pytest
 from e2e_pool import eventually
 from playwright.sync_api import Page, expect
-from web_harness import Visit, WebPool, check_accessible, check_fits, picture
+from web_harness import Visit, WebPool, check_accessible, check_fits, picture, say_yes
 
 LONG = ("sh", "-c", "sleep 300")
 
 
 @pytest.fixture
 def api(web_pool: WebPool) -> Iterator[httpx2.Client]:
-    """The pool's owner on the unix socket."""
+    """Return the client of the pool's owner on the unix socket."""
     with httpx2.Client(
         transport=httpx2.HTTPTransport(uds=str(web_pool.run / "api.sock")), base_url="http://p/v1"
     ) as http:
@@ -53,16 +53,12 @@ def send(page: Page, label: str, *, within: str = "main") -> None:
     page.locator(within).get_by_role("button", name=label, exact=True).click()
 
 
-def say_yes(page: Page) -> None:
-    page.locator("[data-confirm-yes]").click()
-
-
 def said(page: Page, text: str) -> None:
     expect(page.locator(".notice")).to_contain_text(text)
 
 
 def looked_over(page: Page, name: str = "", *, like_others: bool = False) -> None:
-    """``name`` is that of its picture. ``like_others``: it is made of the pieces of a page that axe has looked at."""
+    """Check a page, whose picture gets the ``name``; ``like_others``: axe has checked the same parts already."""
     if name:
         picture(page, name)
     if not like_others:
@@ -300,6 +296,8 @@ POLICY = {
     "usage_weight": "0",
     "max_queued_per_user": "9",
     "max_requests_per_second": "90",
+    "verify_idle_s": "9h",
+    "verify_level": "2",
     "turn_s": "never",
 }
 MEASURED = {"utilisation_percent", "memory_used_mib", "last_used_at"}
@@ -357,7 +355,7 @@ def test_member_sees_no_buttons_and_forged_forms_are_refused(visit: Visit, api: 
 
 
 def _lasting(shown: object) -> object:
-    """Without what is measured anew each time."""
+    """Return the shown values without those that are measured each time."""
     if isinstance(shown, dict):
         return {key: _lasting(value) for key, value in shown.items() if key not in MEASURED}
     return [_lasting(value) for value in shown] if isinstance(shown, list) else shown

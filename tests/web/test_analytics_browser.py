@@ -11,7 +11,7 @@ from web_harness import Visit, WebPool, check_accessible, check_fits, picture
 
 
 def fetched(page: Page, link: Locator) -> str:
-    """The file behind a link; as a download it would go without the token by which this browser is known."""
+    """Return the file behind a link; a download would lack the token that identifies this browser."""
     text: str = page.evaluate("url => fetch(url).then(answer => answer.text())", link.get_attribute("href"))
     return text
 

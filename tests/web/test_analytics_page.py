@@ -24,7 +24,7 @@ SPAN = f"since={BEGIN:.0f}&until={BEGIN + 3600:.0f}"
 
 @pytest.fixture(scope="module", autouse=True)
 def patience() -> Iterator[None]:
-    """However slow the machine, a page is whole."""
+    """Give pages much time, so that they are complete on a slow machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(analytics, "PATIENCE_S", 60.0)
         yield
@@ -32,7 +32,7 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """An hour: ann holds half a GPU for 1,200 s and a whole one for 600 s, bob waits 900 s and holds two for 900 s."""
+    """Yield an hour: ann holds 0.5 GPU for 1,200 s and 1 for 600 s; bob waits 900 s, then holds 2 for 900 s."""
 
     async def story(world: World) -> None:
         for _ in range(5_000):  # until the GPUs are recorded: then the clock may be moved

@@ -23,7 +23,7 @@ MEMBER_UID = 4711
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """1,200 changes of a project, all at one moment, and a workload of ann's before."""
+    """Yield a site with 1,200 changes of a project, all at one moment, and an earlier workload of ann's."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with world_in(tmp_path_factory.mktemp("audit")) as world:
 

@@ -1,4 +1,4 @@
-"""The page of benchmark results in a real browser: complete, labelled, and without anything from elsewhere."""
+"""The page of benchmark results in a real browser: complete, labelled, and without content of other origins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from gpupool.bench.figures import Figure, measured, skipped
 from gpupool.bench.machine import describe_machine
-from gpupool.bench.published import NVIDIA
+from gpupool.bench.report import NVIDIA
 from gpupool.bench.results import ResultsFile, read_results
 from gpupool.cli.app import run_app
 

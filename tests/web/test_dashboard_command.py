@@ -33,7 +33,7 @@ def test_dashboard_command_opens_signed_in_browser(web_pool: WebPool, page: Page
     assert not said.stdout  # the link is nobody else's business
     assert eventually(lambda: opened.exists() and opened.read_text().endswith("\n"))
     page.goto(opened.read_text().strip())
-    assert page.url == f"{web_pool.json('status')['pool']['dashboard']}/"
+    assert page.url == f"{web_pool.json('status')['pool']['dashboard']}/home"
     assert "code" not in page.evaluate("document.referrer")
     assert page.get_by_role("heading", level=1).inner_text()
     page.go_back()
@@ -54,7 +54,7 @@ def test_sessions_are_listed_and_ended(web_pool: WebPool, page: Page) -> None:
 
 def test_button_signs_out(web_pool: WebPool, page: Page) -> None:
     page.goto(web_pool.text("dashboard", "--no-open").strip())
-    page.goto(page.url + "sessions")
+    page.goto(page.url.removesuffix("home") + "sessions")
     check_accessible(page)
     page.get_by_role("button", name="Sign out").click()
     page.wait_for_url("**/login**")
@@ -72,7 +72,7 @@ def test_dashboard_command_over_network_prints_link_with_confirmation(web_pool: 
     page.evaluate("url => { document.getElementById('a').href = url }", link)
     page.click("#a")
     page.get_by_role("button", name="Sign in as grace").click()
-    page.wait_for_url(f"{web_pool.url}/")
+    page.wait_for_url(f"{web_pool.url}/home")
     assert "grace viewer" in " ".join(page.inner_text("header").split())
 
 

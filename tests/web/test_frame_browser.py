@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+from browsers import Chromium
 from e2e_pool import PATIENCE_S, eventually
 from playwright.sync_api import Page, Route, expect
 from web_harness import Visit, WebPool, check_accessible, check_fits, picture
@@ -83,6 +84,31 @@ def test_change_during_page_load_is_not_missed(browser_page: Page, web_pool: Web
     page.route("**/live**", in_between, times=1)
     page.goto("/workloads")
     expect(page.get_by_role("link", name="in-between")).to_be_visible()
+
+
+def test_page_that_cannot_be_read_again_is_not_live(chromium: Chromium, web_pool: WebPool) -> None:
+    headers = {"authorization": f"Bearer {web_pool.token()}"}
+    context = chromium.new_context(base_url=web_pool.url, ignore_https_errors=True, extra_http_headers=headers)
+    page, broken = context.new_page(), [True]
+
+    def answer(route: Route) -> None:
+        if broken[0] and route.request.headers.get("x-live"):
+            route.fulfill(status=500, body="wrong")
+        else:
+            route.continue_()
+
+    page.route("**/workloads", answer)
+    page.goto("/workloads")
+    expect(page.locator("[data-live-state]")).to_have_text("● Live")
+    with web_pool.client as client:
+        client.submit(LONG, name="unseen")
+    expect(page.locator("[data-live-state]")).to_have_text("○ Not connected")
+    broken[0] = False
+    with web_pool.client as client:
+        client.submit(LONG, name="seen-again")
+    expect(page.get_by_role("link", name="seen-again")).to_be_visible()
+    expect(page.locator("[data-live-state]")).to_have_text("● Live")
+    context.close()
 
 
 def test_windows_of_one_browser_share_a_stream(browser_page: Page, web_pool: WebPool) -> None:

@@ -23,7 +23,7 @@ NEAR = 0.01  # seconds
 
 @pytest.fixture(scope="module", params=[None, "12:00:00"], ids=["from leases", "hours summed"])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The dashboard over that past, with and without hours that were summed beforehand."""
+    """Yield the dashboard over that history, with and without hours that were summed beforehand."""
     folder = tmp_path_factory.mktemp("case")
     asyncio.run(hand_case.write(folder / "pool.db", request.param))
     world = World(folder)

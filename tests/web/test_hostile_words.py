@@ -20,6 +20,7 @@ MARKUP = "<script>alert(1)</script>"
 IN_ATTRIBUTES = '" autofocus onfocus=alert(2) x="'
 TEMPLATE = "{{ 6 * 111 }}"
 FORMULA = "=HYPERLINK(evil)"
+OUTPUT = "/ui/workloads/{ref}/output"  # a stream, which lasts as long as the program runs
 WORDS = f"{FORMULA} {MARKUP} {IN_ATTRIBUTES} {TEMPLATE} javascript:alert(3) \u202e"
 
 
@@ -44,7 +45,7 @@ def _leads_away(url: str) -> bool:
 
 @pytest.fixture
 def site_of_words(site: Site) -> tuple[Site, dict[str, str]]:
-    """Such words wherever words can be chosen."""
+    """Create objects with such texts in all fields that users can set."""
     world = site.world
     user(world, "ann", uid=1001)
     services = world.services
@@ -70,7 +71,7 @@ def test_no_page_interprets_text_as_markup(site_of_words: tuple[Site, dict[str, 
     shown = 0
     for router in ROUTERS:
         for route in router.routes:
-            if not isinstance(route, APIRoute) or "GET" not in route.methods or route.path == "/live":
+            if not isinstance(route, APIRoute) or "GET" not in route.methods or route.path in {"/live", OUTPUT}:
                 continue
             there["name"] = {"/nodes": there["node"], "/users": "ann", "/depar": "physics"}.get(
                 route.path[:6], "default"
@@ -87,6 +88,20 @@ def test_no_page_interprets_text_as_markup(site_of_words: tuple[Site, dict[str, 
             assert "666" not in re.sub(r"[0-9a-f]{6,}", "", answer.text), path
             shown += "&lt;script&gt;alert" in answer.text
     assert shown >= 5
+
+
+def test_output_is_sent_as_no_page(site_of_words: tuple[Site, dict[str, str]]) -> None:
+    site, there = site_of_words
+    world = site.world
+    workload = world.do(world.get(there["ref"]))
+    world.agent.output[world.program(workload)] = WORDS.encode()
+    world.do(world.end(workload))
+    answer = site.get(OUTPUT.format(ref=there["ref"]))
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "event: chunk" in answer.text
+    assert "event: end" in answer.text
+    assert MARKUP not in answer.text
 
 
 def test_no_csv_cell_is_a_formula(site_of_words: tuple[Site, dict[str, str]]) -> None:

@@ -24,7 +24,7 @@ SETTINGS = ProviderSettings("https://login.example", "gpupool", "https://gpu1.ex
 
 
 def provider() -> oidc.Provider:
-    """A provider whose keys are known."""
+    """Return a provider whose keys are known."""
     made = oidc.Provider(SETTINGS)
     public = [OURS.as_dict(private=False), CURVE.as_dict(private=False)]
     keys = KeySet.import_key_set({"keys": public})  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ JOBS = [Job("beta", permille=1000), Job("Alpha", WorkloadState.QUEUED, None), Jo
         ("page=-1&find=", ["Alpha", "beta", "gamma"]),
     ],
 )
-def test_url_parameters_decide_what_is_shown(query: str, expected: list[str]) -> None:
+def test_url_parameters_filter_the_page(query: str, expected: list[str]) -> None:
     assert names(ask(query, JOBS)) == expected
 
 

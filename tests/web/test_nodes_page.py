@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from pool_world import ANN, world_in
+from pool_world import ANN, BEGIN, world_in
 from web_harness import Site, words
 
 from gpupool.domain.nodes.gpu import ForeignProcess, Gpu, GpuHealth, Node, NodeReport, NodeState
+from gpupool.domain.nodes.gpu_check import GpuCheck
 from gpupool.domain.nodes.telemetry import GpuSample, NodeSample
 from gpupool.web.pages.nodes.view import find_gpu, link_meanings, node_line, siblings, topology
 
@@ -19,7 +20,7 @@ HERE = "/nodes/here"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One node of two GPUs with a training and a session on them."""
+    """Yield a site with one node of two GPUs, on which a training and a session run."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with world_in(tmp_path_factory.mktemp("nodes")) as world:
 
@@ -167,3 +168,16 @@ def test_link_matrix_and_mig_instances_are_shown() -> None:
     line = node_line(NODE, (), None, {})
     assert [other.index for other in siblings(line, CARDS[3])] == [100, 101]
     assert siblings(line, CARDS[0]) == []
+
+
+def test_page_of_a_gpu_shows_the_latest_result_of_its_checks(site: Site) -> None:
+    latest = site.world.services.gpu_checks.latest
+    latest["GPU-1"] = GpuCheck(BEGIN, "fail", 2, "Tesla T4", "memory: 1 word of memory changed", "w-checked")
+    try:
+        page = site.get(f"{HERE}/gpus/1").text
+        assert "fail (memory: 1 word of memory changed)" in words(page)
+        assert "at level 2" in words(page)
+        assert 'href="/workloads/w-checked"' in page
+        assert "at level" not in words(site.get(f"{HERE}/gpus/0").text)
+    finally:
+        latest.clear()

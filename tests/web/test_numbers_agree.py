@@ -24,7 +24,7 @@ LOOK_BACK_S = 6 * 3600.0
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A pool that begins six hours after that past is over; what was before noon is summed."""
+    """Yield a pool that begins six hours after the end of that history; the part before noon is summed."""
     folder = tmp_path_factory.mktemp("case")
     asyncio.run(case.write(folder / "pool.db", summed_until="12:00:00"))
     with pytest.MonkeyPatch.context() as patch:

@@ -25,7 +25,7 @@ def slices(html: str) -> list[tuple[str, float, float]]:
 
 
 def tiles(site: Site) -> dict[str, tuple[str, str]]:
-    """The numbers at the top by title, with their notes."""
+    """Return the numbers at the top by title, with their notes."""
     html = site.get("/").text
     found = re.findall(r'tile-title">(.*?)</span>.*?tile-value">(.*?)</span>(.*?)</(?:a|div)>', html, re.DOTALL)
     return {title: (value, words(note)) for title, value, note in found}
@@ -79,7 +79,7 @@ def test_slices_are_drawn_to_scale_side_by_side(site: Site) -> None:
 
 
 def seen(site: Site, workload: Workload, key: str, gpu_percent: float) -> ReplicaSample:
-    """A look at a program that runs on the GPUs of a workload's lease."""
+    """Return a sample of a program that runs on the GPUs of a workload's lease."""
     lease = next(one for one in site.world.now.engine.mirror.leases.values() if one.workload == workload.id)
     return ReplicaSample(key, gpu_percent, 500, 100.0, 300, 0, 0, 1, lease=lease.epoch, gpus=1)
 

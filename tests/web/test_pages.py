@@ -24,7 +24,7 @@ from gpupool.web.rendering import back_to, environment, page
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One for all: these tests look at answers, not at what happens in the pool."""
+    """Return one site for all tests here: they check answers, not effects in the pool."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with world_in(tmp_path_factory.mktemp("pages")) as world:
         yield Site(world)
@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def trial(site: Site) -> Site:
-    """A site with addresses of the test's own."""
+    """Return a site with addresses of the test's own."""
     router = APIRouter()
 
     @router.post("/trial")

@@ -18,7 +18,7 @@ ANN_UID = 1001
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Ann holds half a GPU; eve is another member; vic only reads."""
+    """Return a pool: ann holds half a GPU; eve is another member; vic only reads."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with world_in(tmp_path_factory.mktemp("people")) as world:
 

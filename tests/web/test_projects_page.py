@@ -18,7 +18,7 @@ RED = Project("red", quota_permille=1000, department="lab", note="vision")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Two GPUs: red (quota 1) holds both of them, blue waits for one. One pool for all tests here."""
+    """Return one pool for all tests here: red (quota 1) holds both GPUs, blue waits for one."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with world_in(tmp_path_factory.mktemp("projects")) as world:
 
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def green(site: Site) -> Iterator[str]:
-    """A project to change."""
+    """Return a project to change."""
     site.world.do(site.world.services.access.create_project(ADMIN, Project("green", note="new")))
     yield "/projects/green"
     site.world.do(site.world.services.access.delete_project(ADMIN, "green"))
@@ -120,6 +120,7 @@ FORM: dict[str, Any] = {
     "min_runtime": "0",
     "windows": "nights\nsat,sun",
     "node_pools": "a100, t4",
+    "spread": "refuse",
     "compute_default": "cap",
     "compute_allowed": ["guarantee", "cap"],
     "sharing_default": "",
@@ -136,6 +137,7 @@ def test_administrator_changes_all_fields_in_one_form(site: Site, green: str) ->
     assert (now.rules.min_runtime_s, now.rules.max_time_limit_s) == (0.0, 86400.0)
     assert (now.rules.max_queued, now.rules.max_priority) == (50, -7)
     assert (now.rules.windows, now.rules.node_pools) == (("nights", "sat,sun"), ("a100", "t4"))
+    assert now.rules.spread == "refuse"
     assert (now.compute_default, now.compute_allowed, now.sharing_default) == ("cap", ("guarantee", "cap"), None)
     again = site.get(green).text
     for shown in ('value="1.5"', 'value="12h"', "A100=1\nt4=0.5", "nights\nsat,sun", 'value="cap" selected'):

@@ -21,7 +21,7 @@ DAY = "period=days&from=2027-01-15&to=2027-01-15"  # the day of BEGIN, 08:00 UTC
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Half a GPU of ann's for 1,200 s; two of bob's, who waits 1,200 s, for 900 s; an hour and a minute are over."""
+    """Yield an hour and a minute: ann holds half a GPU for 1,200 s; bob waits 1,200 s and holds two for 900 s."""
 
     async def story(world: World) -> None:
         half = await world.submit(ANN, name="half", gpus={"fraction": 0.5})

@@ -10,7 +10,7 @@ import structlog
 from pool_world import ADMIN, world_in
 from web_harness import Site, words
 
-from gpupool.domain.nodes.gpu import Placement
+from gpupool.domain.nodes.gpu import Placement, SpreadRule
 from gpupool.domain.people.warning import WarningKind, WarningSettings
 from gpupool.domain.usage import CostRates
 from gpupool.scheduling.policy import Policy
@@ -29,9 +29,13 @@ POLICY = {
     "usage_weight": "2.5",
     "max_queued_per_user": "500",
     "max_requests_per_second": "70",
+    "verify_idle_s": "24h",
+    "verify_level": "2",
     "order": "shortest",
     "turn_s": "2h",
     "placement": "spread",
+    "topology": "block, rack",
+    "spread": "refuse",
 }
 WARNINGS: dict[str, Any] = {
     "smtp_host": "mail.example.org",
@@ -72,7 +76,23 @@ def test_policy_is_changed_and_shown_as_entered(site: Site) -> None:
     before = policy(site)
     assert site.post("/settings/policy", **POLICY).status_code == 303
     assert policy(site) == Policy(
-        600.0, 0.0, None, 90.0, 43200.0, 2.5, Order.SHORTEST, 7200.0, Placement.SPREAD, 600.0, 500, 7200.0, 70
+        600.0,
+        0.0,
+        None,
+        90.0,
+        43200.0,
+        2.5,
+        Order.SHORTEST,
+        7200.0,
+        Placement.SPREAD,
+        600.0,
+        500,
+        7200.0,
+        70,
+        86400.0,
+        2,
+        ("block", "rack"),
+        SpreadRule.REFUSE,
     )
     page = site.get("/settings").text
     fields = (
@@ -82,6 +102,7 @@ def test_policy_is_changed_and_shown_as_entered(site: Site) -> None:
         'value="2.5"',
         'value="500"',
         'value="shortest" selected',
+        'value="block, rack"',
     )
     for shown in fields:
         assert shown in page

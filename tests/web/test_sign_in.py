@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import structlog
 from fastapi.routing import APIRoute
-from pool_world import world_in
+from pool_world import ADMIN, world_in
 from signin_harness import LOCAL, OWNER, Browser, token, user
 from web_harness import Site, words
 
 from gpupool.api.login_limit import FailedAttempts
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
-from gpupool.domain.people.access import Actor, Role
+from gpupool.domain.people.access import Actor, Project, Role
 from gpupool.domain.people.identity import Identity, ProviderSettings
 from gpupool.domain.people.sessions import LINK_LIFE_S, SESSION_IDLE_S, SESSION_LIFE_S, BrowserClient
 from gpupool.services.ports.store import EventFilter
@@ -58,7 +58,7 @@ def events(site: Site, *reasons: Reason) -> list[str]:
 def test_sign_in_link_works_once(people: Site) -> None:
     first, second = Browser(people, 1001), Browser(people, 1001)
     link = first.link(ADA)
-    assert first.get(link).headers["location"] == "/"
+    assert first.get(link).headers["location"] == "/home"
     assert first.is_in
     late = second.get(link)
     assert late.status_code == 401
@@ -174,7 +174,7 @@ def test_api_ignores_cookies_over_tls(people: Site) -> None:
 # Pages of others
 
 
-ELSEWHERE = [
+OTHER_ORIGINS = [
     {"origin": "http://evil.example"},
     {"origin": "http://127.0.0.1:9000"},
     {"origin": "null"},
@@ -185,7 +185,7 @@ ELSEWHERE = [
 def test_form_of_other_origin_is_refused_with_valid_token(people: Site) -> None:
     browser = Browser(people, 1001).follow(ADA)
     form = browser.form_token()
-    for headers in ELSEWHERE:
+    for headers in OTHER_ORIGINS:
         for path in ("/logout", "/login", "/login/link", "/sessions/abc/end"):
             assert browser.post(path, headers, form_token=form).status_code == 403, (headers, path)
     assert browser.is_in
@@ -455,3 +455,28 @@ def test_provider_identity_maps_to_one_user(people: Site) -> None:
     user(world, "margaret", disabled=True)
     with pytest.raises(GpupoolError, match="disabled"):
         admit("one-3", "margaret")
+
+
+def test_groups_of_the_provider_are_members_of_projects(people: Site) -> None:
+    world, place = people.world, BrowserClient(None)
+    settings = ProviderSettings("https://login.example", "gpupool", "https://gpu1.example:8443", make_users=True)
+    user(world, "keeper")
+    for name, members in (("vision", ("keeper",)), ("nlp", ("keeper",)), ("open", ())):
+        world.do(world.services.access.create_project(ADMIN, Project(name, members=members)))
+
+    def members_after(member_of: set[str], not_member_of: set[str]) -> dict[str, tuple[str, ...]]:
+        inside, outside = frozenset(member_of), frozenset(not_member_of)
+        identity = Identity(
+            "groups-1", "dorothy", role=None, named=False, email="", member_of=inside, not_member_of=outside
+        )
+        world.do(world.services.identities.admit(identity, settings, place))
+        names = ("vision", "nlp", "open")
+        return {name: world.services.access.project(name).members for name in names}
+
+    joined = members_after({"vision", "unknown"}, {"nlp"})
+    assert joined == {"vision": ("keeper", "dorothy"), "nlp": ("keeper",), "open": ()}
+    moved = members_after({"nlp"}, {"vision"})
+    assert moved == {"vision": ("keeper",), "nlp": ("keeper", "dorothy"), "open": ()}
+    world.do(world.services.access.change_project(ADMIN, "nlp", {"members": ("dorothy",)}))
+    left = members_after(set(), {"vision", "nlp"})
+    assert left["nlp"] == ("dorothy",), "a project without members is open to all, so the last one stays"

@@ -117,7 +117,7 @@ def test_owner_sees_all_details(scene: Scene) -> None:
 
 
 def test_no_page_shows_secrets_of_other_users(scene: Scene) -> None:
-    """Every address that answers GET, as the table of routes has it, filled in with what there is."""
+    """Check every address that answers GET, from the table of routes, with existing objects filled in."""
     there = {"ref": scene.ref, "name": "ada.in", "index": "0", "form": "csv", "uuid": "x", "version": "x"}
     seen = 0
     for router in ROUTERS:
@@ -133,7 +133,7 @@ def test_no_page_shows_secrets_of_other_users(scene: Scene) -> None:
 
 
 def _begun(http: httpx2.Client, path: str) -> str:
-    """An answer, or the beginning of one that does not end."""
+    """Return an answer, or the beginning of an endless one."""
     with http.stream("GET", path) as answer:
         if "event-stream" in answer.headers.get("content-type", ""):
             return ""

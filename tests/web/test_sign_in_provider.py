@@ -182,7 +182,7 @@ def test_provider_answer_works_once_in_the_same_browser(place: Place) -> None:
             assert "started" in answer.text
             assert not any(name.endswith("session") for name in stranger.cookies)
         way = dict(asked.cookies)
-        assert asked.get(back).headers["location"] == "/"
+        assert asked.get(back).headers["location"] == "/home"
         assert asked.get("/sessions").status_code == 200
         for name, value in way.items():
             asked.cookies.set(name, value)
@@ -198,7 +198,7 @@ def test_token_sign_in_works_without_the_provider(place: Place, page: Page) -> N
         assert "Example University cannot be reached" in page.inner_text("main")
         page.get_by_role("textbox", name="Token").fill(str(place.pool.json("token", "create")["secret"]))
         page.get_by_role("button", name="Sign in").click()
-        page.wait_for_url(f"{place.url}/")
+        page.wait_for_url(f"{place.url}/home")
     finally:
         place.provider.start()
 

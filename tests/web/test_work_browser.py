@@ -36,7 +36,7 @@ def fill_form(page: Page, **values: str) -> None:
 
 
 def press(page: Page, label: str) -> None:
-    """One of the page's actions, and yes to its question."""
+    """Choose one of the page's actions, and confirm it."""
     page.locator(".page-actions").get_by_role("button", name=label, exact=True).click()
     page.locator("[data-confirm-yes]").click()
 
@@ -251,3 +251,133 @@ def test_work_pages_are_accessible_and_fit_a_phone(visit: Visit, web_pool: WebPo
         check_accessible(page)
         check_fits(page)
         page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_terminal_keeps_up_with_bulk_output(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "bulk", "exec sh", kind="interactive")
+    page = visit()
+    page.goto("/workloads/bulk")
+    expect(page.locator("gpupool-terminal")).to_contain_text("Connected")
+    page.locator("gpupool-terminal .xterm-helper-textarea").focus()
+    page.keyboard.type("yes 0123456789abcdefghijklmnopqrstuvwxyz | head -c 8000000; echo end-$((1+1))\n")
+    shows(page, "end-2")
+    page.keyboard.type("yes flood\n")
+    shows(page, "flood")
+    page.keyboard.press("Control+c")
+    page.keyboard.type("echo again-$((1+1))\n")
+    shows(page, "again-2")
+
+
+LOG = r"""printf '\033[1;31mred\033[0m plain \033[38;5;208morange\033[0m\n'; echo '<b>no markup</b>'
+seq 1 30; echo 'Traceback (most recent call last):'; seq 31 60; echo 'ValueError: wrong'; seq 61 90; echo done 88"""
+
+
+def test_output_has_colours_search_times_and_errors(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "coloured", LOG, kind="training")
+    page = visit()
+    page.goto("/workloads/coloured")
+    output = page.locator("gpupool-output")
+    expect(output).to_contain_text("Complete")
+    expect(output.locator(".sgr-bold.fg-1")).to_have_text("red")
+    assert output.get_by_text("orange").evaluate("e => getComputedStyle(e).color") == "rgb(255, 135, 0)"
+    expect(output.locator("b")).to_have_count(0)
+    output.get_by_label("Search the output").fill("88")
+    expect(output).to_contain_text("2 matches")
+    output.get_by_role("button", name="Next", exact=True).click()
+    expect(output.locator(".hit-now")).to_have_text("88")
+    output.get_by_role("button", name="Next", exact=True).click()
+    expect(output.locator(".hit-now")).to_have_text("done 88")
+    expect(output).to_contain_text("2 of 2 matches")
+    output.get_by_role("button", name="Next error").click()
+    expect(output.locator(".hit-now")).to_contain_text("Traceback")
+    output.get_by_role("button", name="Next error").click()
+    expect(output.locator(".hit-now")).to_have_text("ValueError: wrong")
+    output.get_by_label("Times").check()
+    shown = output.locator(".line").first.evaluate("line => getComputedStyle(line, '::before').content")
+    assert re.fullmatch(r'"\d{1,2}:\d\d:\d\d"', shown)
+    check_accessible(page)
+    check_fits(page)
+
+
+def test_whole_output_is_shown_on_request(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "long-log", "echo first-line; seq 1 9000; echo last-line", kind="training")
+    page = visit()
+    page.goto("/workloads/long-log")
+    output = page.locator("gpupool-output")
+    expect(output).to_contain_text("last-line")
+    assert "first-line" not in output.locator("pre").inner_text()
+    output.get_by_role("button", name="Whole output").click()
+    expect(output).to_contain_text("Complete")
+    expect(output.locator(".line")).to_have_count(9002)
+    expect(output.locator(".line").first).to_have_text("first-line")
+
+
+def test_workloads_page_shows_25_rows_on_a_laptop_and_changes_selected_ones(visit: Visit, web_pool: WebPool) -> None:
+    for number in range(30):
+        start(web_pool, f"many-{number}", "exit 3", kind="training", restart="never", gpus={"fraction": 0.02})
+    page = visit()
+    page.set_viewport_size({"width": 1366, "height": 768})
+    page.goto("/workloads?name=many")
+    expect(page.locator("#table-workloads tbody tr")).to_have_count(30)
+    expect(page.locator("#table-workloads")).to_contain_text("exited with status 3")
+    count = page.evaluate(
+        """() => [...document.querySelectorAll('#table-workloads tbody tr')]
+            .filter(row => row.getBoundingClientRect().bottom <= innerHeight).length"""
+    )
+    assert count >= 25
+    assert page.get_by_label("Select many-3", exact=True).bounding_box()["x"] < 1366, "in view without scrolling"
+    check_accessible(page)
+    check_fits(page)
+    page.get_by_label("Select many-3", exact=True).check()
+    page.get_by_label("Select many-4", exact=True).check()
+    page.locator("#bulk").get_by_role("button", name="Delete").click()
+    page.locator("[data-confirm-yes]").click()
+    expect(page.locator("#table-workloads tbody tr")).to_have_count(28)
+    expect(page.locator("body")).to_contain_text("Delete: 2 of 2 workloads.")
+    page.get_by_label("Select all on this page").check()
+    page.locator("#bulk").get_by_role("button", name="Delete").click()
+    page.locator("[data-confirm-yes]").click()
+    expect(page.locator("body")).to_contain_text("Delete: 28 of 28 workloads.")
+
+
+def test_home_page_fits_and_is_accessible(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "at-home")
+    start(web_pool, "wrong-at-home", "exit 3", kind="training", restart="never", gpus={"fraction": 0.1})
+    page = visit()
+    for width in (1366, 390):
+        page.set_viewport_size({"width": width, "height": 768})
+        page.goto("/home")
+        expect(page.locator("#main")).to_contain_text("at-home")
+        expect(page.locator("#main")).to_contain_text("exited with status 3")
+        check_accessible(page)
+        check_fits(page)
+        picture(page, f"home-{width}")
+
+
+def test_view_is_saved_opened_and_deleted_on_a_phone(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "kept")
+    page = visit(width=390, height=844)
+    page.goto("/workloads?state=live&name=kept")
+    expect(page.locator("#table-workloads tbody tr")).to_have_count(1)
+    page.get_by_label("Save this view as").fill("My kept work")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("body")).to_contain_text("View My kept work saved.")
+    page.goto("/workloads")
+    page.get_by_role("link", name="My kept work").click()
+    expect(page).to_have_url(re.compile(r"state=live&name=kept"))
+    check_fits(page, 390)
+    check_accessible(page)
+    page.get_by_role("button", name="Delete view").click()
+    expect(page.get_by_role("link", name="My kept work")).to_have_count(0)
+
+
+def test_new_pages_fit_a_phone_and_are_accessible(visit: Visit, web_pool: WebPool) -> None:
+    with web_pool.client as client:
+        client.submit(["sleep", "600"], name="tuned", gpus={"fraction": 0.1}, sweep={"grid": {"lr": [0.1, 0.2]}})
+    page = visit()
+    for path in ("/workloads/tuned/results", "/reference"):
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.goto(path)
+        expect(page.locator("h1")).to_have_count(1)
+        check_fits(page, 390)
+        check_accessible(page)

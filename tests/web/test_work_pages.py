@@ -13,8 +13,10 @@ import structlog
 from pool_world import ADMIN, ANN, BOB, World, world_in
 from web_harness import Site, words
 
+from gpupool.domain.errors import GpupoolError
 from gpupool.domain.people.access import Role
 from gpupool.domain.work.workload import Workload, WorkloadState
+from gpupool.services.access.saved_views import MAX_VIEWS, SavedViews
 from gpupool.services.ports.store import WorkloadFilter
 
 ANN_UID, BOB_UID, EVE_UID = 1001, 1002, 1003
@@ -23,7 +25,7 @@ SECRET = "open-sesame"
 
 @pytest.fixture(scope="module")
 def shared_people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Ann and Bob are members, Eve is a viewer. An application takes a while to make: one for all tests here."""
+    """Return one application for all tests here: Ann and Bob are members, Eve is a viewer."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with world_in(tmp_path_factory.mktemp("people")) as world:
         members = (("ann", ANN_UID, Role.MEMBER), ("bob", BOB_UID, Role.MEMBER), ("eve", EVE_UID, Role.VIEWER))
@@ -52,7 +54,7 @@ def submit(site: Site, **body: Any) -> Workload:
 
 
 def private(site: Site) -> Workload:
-    """A running workload of Ann's with a secret in its command, environment and folder."""
+    """Return a running workload of Ann's with a secret in its command, environment and folder."""
     return submit(site, actor=ANN, name="hers", command=["serve", SECRET], env={"KEY": SECRET}, workdir=f"/{SECRET}")
 
 
@@ -238,6 +240,27 @@ def test_owner_stops_suspends_and_resumes(people: Site) -> None:
     assert people.get(f"/workloads/{hers.id}").status_code == 404
 
 
+def test_pages_show_the_reason_of_an_end(people: Site) -> None:
+    hers = private(people)
+    assert 'id="ending"' not in people.get(f"/workloads/{hers.id}", ANN_UID).text
+    people.world.do(people.world.services.workloads.stop(ADMIN, hers.id))
+    people.world.do(people.world.settle())
+    reason = f"stopped by {ADMIN.user}"
+    said = words(people.get(f"/workloads/{hers.id}", ANN_UID).text)
+    assert f"Reason of the end {reason} STOPPED_BY_USER by {ADMIN.user}" in said
+    assert f"{reason} [STOPPED_BY_USER]" in words(people.get("/workloads?state=ended", ANN_UID).text)
+
+
+def test_pages_show_the_next_attempt(people: Site) -> None:
+    world = people.world
+    train = submit(people, actor=ANN, name="tries")
+    world.do(world.end(train, 4))
+    said = words(people.get(f"/workloads/{train.id}", ANN_UID).text)
+    assert "Attempt 2 of 7, next at" in said
+    assert "exited with status 4" in said
+    assert "attempt 2 of 7 follows: exited with status 4" in words(people.get("/workloads?name=tries").text)
+
+
 def test_page_shows_number_of_evictions(people: Site) -> None:
     world = people.world
     train = submit(people, actor=ANN, gpus={"count": 2})
@@ -344,3 +367,69 @@ def test_viewer_cannot_submit(people: Site) -> None:
     assert people.get("/submit", EVE_UID).status_code == 403
     assert people.post("/submit", EVE_UID, command="x").status_code == 403
     assert 'href="/submit"' not in people.get("/queue", EVE_UID).text
+
+
+# Several workloads at once
+
+
+def test_selected_workloads_are_changed_together(people: Site) -> None:
+    mine = [submit(people, actor=ANN, name=f"mine-{i}", gpus={"fraction": 0.1}) for i in range(3)]
+    other = submit(people, actor=BOB, name="bobs", gpus={"fraction": 0.1})
+    html = people.get("/workloads", ANN_UID).text
+    assert html.count("data-pick ") == 3, "Bob's cannot be selected"
+    both = {"action": "suspend", "id": [mine[0].id, mine[1].id, other.id], "back": "/workloads?state=live"}
+    answer = people.post("/workloads/bulk", ANN_UID, **both)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/workloads?state=live")
+    states = [people.world.do(people.world.state(work.id)).value for work in (*mine, other)]
+    assert states == ["suspended", "suspended", "running", "running"]
+    people.post("/workloads/bulk", ANN_UID, action="priority", priority="-5", id=[mine[0].id])
+    assert people.world.do(people.world.services.workloads.get(ANN, mine[0].id)).priority == -5
+    people.post("/workloads/bulk", ANN_UID, action="stop", id=[work.id for work in mine])
+    people.world.do(people.world.settle())
+    people.post("/workloads/bulk", ANN_UID, action="delete", id=[work.id for work in mine])
+    assert people.get(f"/workloads/{mine[2].id}", ANN_UID).status_code == 404
+
+
+def test_bulk_form_is_checked(people: Site) -> None:
+    work = submit(people, actor=ANN, name="kept")
+    for form in ({"action": "stop"}, {"action": "explode", "id": work.id}, {"action": "priority", "priority": "x"}):
+        assert people.post("/workloads/bulk", ANN_UID, page="", **form).status_code in {303, 400}
+        assert people.world.do(people.world.state(work.id)).value == "running"
+    away = people.post("/workloads/bulk", ANN_UID, action="stop", id=work.id, back="https://elsewhere.example")
+    assert away.headers["location"] == "/workloads"
+    assert people.world.do(people.world.state(work.id)).value == "stopped"
+
+
+# Saved views
+
+
+def test_views_are_saved_for_their_user(people: Site) -> None:
+    submit(people, name="seen-job", actor=ANN)
+    query = "state=live&user=ann&page=2&find="
+    saved = people.post("/workloads/views", ANN_UID, name="  my   live ", query=query)
+    assert saved.status_code == 303
+    assert saved.headers["location"] == "/workloads?state=live&user=ann"
+    page = people.get("/workloads?state=live&user=ann", ANN_UID).text
+    assert 'href="/workloads?state=live&amp;user=ann" aria-current="true">my live</a>' in page
+    assert "Delete view" in page
+    assert "my live" not in people.get("/workloads", BOB_UID).text
+    people.post("/workloads/views", ANN_UID, name="my live", query="state=ended")  # replaces it
+    assert [view.query for view in people.world.do(people.world.services.saved_views.of(ANN))] == ["state=ended"]
+    people.post("/workloads/views/delete", ANN_UID, name="my live", back="https://evil.example/")
+    assert "my live" not in people.get("/workloads", ANN_UID).text
+
+
+def test_views_survive_a_restart_and_have_limits(people: Site) -> None:
+    world = people.world
+    views = world.services.saved_views
+    for number in range(MAX_VIEWS):
+        world.do(views.save(ANN, f"view {number:02d}", f"name=n{number}"))
+    for name, query in (("one more", "state=live"), ("", ""), ("x" * 41, ""), ("a\u202eb", ""), ("view 01", "x" * 501)):
+        with pytest.raises(GpupoolError):
+            world.do(views.save(ANN, name, query))
+    with pytest.raises(GpupoolError):
+        world.do(views.delete(BOB, "view 00"))
+    again = SavedViews(world.now.engine)
+    assert [view.name for view in world.do(again.of(ANN))] == [f"view {number:02d}" for number in range(MAX_VIEWS)]
+    assert "<script>" not in people.post("/workloads/views", BOB_UID, name="<script>", query="a=<script>").text
+    assert "<script>alert" not in people.get("/workloads", BOB_UID).text

@@ -174,6 +174,8 @@ SUBMITTED: list[dict[str, Any]] = [
     {"command": ["work", "{lr}"], "sweep": {"grid": {"lr": [0.1, 1], "opt": ["a", "b"]}}, "parallelism": 2},
     {"command": ["work", "{lr}"], "sweep": {"list": [{"lr": 1}, {"lr": 3}, {"lr": 1}]}},
     {"command": ["work"], "gang": {"workers": 4, "min": 2, "within": "rack", "strict": True}},
+    {"command": ["work"], "gang": {"workers": 4, "mixed_models": True}},
+    {"command": ["work"], "roles": [{"name": "a"}, {"name": "b"}], "gang": {"workers": 2, "mixed_models": True}},
     {"command": ["bash"], "kind": "interactive", "tty": True, "gpus": {"memory_mib": 2048}},
     {"kind": "lease", "gpus": {"count": 1}, "lifetime": "2h"},
     {"command": ["work"], "completions": 3, "restart": "never", "preemptible": False, "windows": ["nights"]},
@@ -202,8 +204,8 @@ def workload_of(body: dict[str, Any]) -> Workload:
 def test_form_from_workload_repeats_request_or_offers_file(asked: dict[str, Any]) -> None:
     body = request_of(workload_of(asked))
     values = form_values(body, USUAL, HOME)
-    beyond = {"checkpoint", "success_policy", "grace"} & set(asked)
-    beyond |= {"list"} & set(asked.get("sweep", {})) | {"within"} & set(asked.get("gang", {}))
+    beyond = {"checkpoint", "success_policy", "grace", "roles"} & set(asked)
+    beyond |= {"list"} & set(asked.get("sweep", {})) | {"within", "mixed_models"} & set(asked.get("gang", {}))
     assert (values is None) == bool(beyond)
     if values is not None:
         draft = read_form(values, USUAL, HOME)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from e2e_pool import eventually
-from playwright.sync_api import Page, expect
-from web_harness import Visit, WebPool, check_accessible, check_fits, picture
+from playwright.sync_api import expect
+from web_harness import Visit, WebPool, look, say_yes
 
 SERVE = "import http.server as h; h.HTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler).serve_forever()"
 
@@ -22,20 +22,6 @@ def pool(web_pool: WebPool) -> Iterator[WebPool]:
         for row in client.workspaces():
             assert eventually(lambda row=row: client.workspace(row.id).state == "stopped")
             client.delete_workspace(row.id)
-
-
-def look(page: Page, name: str = "") -> None:
-    """Check the accessibility and a narrow screen; ``name`` is that of the picture, without the notice."""
-    if name:
-        page.locator("[data-dismiss]").evaluate_all("all => all.forEach(one => one.click())")
-        picture(page, name)
-    check_accessible(page)
-    check_fits(page)
-    page.set_viewport_size({"width": 1280, "height": 800})
-
-
-def say_yes(page: Page) -> None:
-    page.locator("[data-confirm-yes]").click()
 
 
 def in_home(pool: WebPool, command: str) -> str:

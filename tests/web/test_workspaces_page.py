@@ -15,14 +15,14 @@ from gpupool.domain.people.access import Role
 from gpupool.domain.work.supervision import ListeningPort
 from gpupool.domain.work.workspace import Workspace, WorkspaceState
 from gpupool.services.workspaces.service import NewWorkspace
-from gpupool.web.pages.workload.ports import ports_shown
+from gpupool.web.pages.workload.view import ports_shown
 
 ANN_UID, BOB_UID, EVE_UID = 1001, 1002, 1003
 
 
 @pytest.fixture
 def people(tmp_path: Any) -> Iterator[Site]:
-    """Ann and Bob are members, Eve is a viewer; their workspaces have limits of disk."""
+    """Return an application: Ann and Bob are members, Eve is a viewer; their workspaces have limits of disk."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with world_in(tmp_path) as world:
         members = (("ann", ANN_UID, Role.MEMBER), ("bob", BOB_UID, Role.MEMBER), ("eve", EVE_UID, Role.VIEWER))
@@ -124,7 +124,7 @@ def test_snapshot_is_restored_and_deleted(people: Site) -> None:
     assert list(home.copies) == [""]
 
 
-def test_delete_names_what_is_lost_and_needs_the_name(people: Site) -> None:
+def test_delete_lists_losses_and_needs_the_name(people: Site) -> None:
     row = new(people)
     page = f"/workspaces/{row.id}"
     people.world.agent.homes[row.id].copies[""] = 3 << 20
@@ -171,8 +171,18 @@ def test_others_neither_see_nor_change_a_workspace(people: Site) -> None:
         assert row.id not in people.get("/workspaces?format=csv&table=workspaces", uid).text
         for ref in (row.id, "lab"):
             assert people.get(f"/workspaces/{ref}", uid).status_code == 404
-    for verb in ("start", "stop", "snapshots", "snapshots/h1/restore", "snapshots/h1/delete", "delete"):
-        refused = people.post(f"/workspaces/{row.id}/{verb}", BOB_UID, name="lab")
+    for verb in (
+        "start",
+        "stop",
+        "snapshots",
+        "snapshots/h1/restore",
+        "snapshots/h1/delete",
+        "delete",
+        "clone",
+        "gpus",
+        "snapshots/h1/share",
+    ):
+        refused = people.post(f"/workspaces/{row.id}/{verb}", BOB_UID, name="lab", gpus="1")
         assert f"There is no workspace '{row.id}'." in notice(people, refused, BOB_UID), verb
         assert people.post(f"/workspaces/{row.id}/{verb}", EVE_UID, name="lab").status_code == 403, verb
         assert people.post(f"/workspaces/{row.id}/{verb}", ANN_UID, token="", name="lab").status_code == 403, verb
@@ -181,7 +191,7 @@ def test_others_neither_see_nor_change_a_workspace(people: Site) -> None:
     assert "lab" in people.get("/workspaces").text, "an administrator manages all"
 
 
-def test_ports_of_a_program_are_shown_to_those_who_may_attach(people: Site) -> None:
+def test_ports_of_program_are_shown_to_users_who_may_attach(people: Site) -> None:
     job = people.world.do(people.world.submit(ANN, name="serve", gpus={"count": 0}))
     [program] = people.world.agent.running()
     people.world.agent.ports[program.spec.key] = [ListeningPort(6006, "127.0.0.1", 7, "tensorboard")]
@@ -217,3 +227,34 @@ def test_each_port_is_shown_once_with_its_first_program() -> None:
     shown = ports_shown(found, "sweep/3", "127.0.0.1", local=False)
     assert [(row.port, row.program) for row in shown] == [(6006, "tensorboard"), (8888, "first")]
     assert shown[0].command == "gpupool open sweep/3 6006"
+
+
+def test_snapshot_is_shared_and_cloned_by_another_user(people: Site) -> None:
+    row = new(people)
+    page = f"/workspaces/{row.id}"
+    people.post(f"{page}/snapshots", ANN_UID, name="start")
+    [snapshot] = people.world.services.workspaces.get(ANN, "lab").snapshots
+    assert "Shared with you" not in words(people.get("/workspaces", BOB_UID).text)
+    shared = people.post(f"{page}/snapshots/{snapshot.id}/share", ANN_UID, shared="1")
+    assert "Snapshot start shared with default." in notice(people, shared)
+    assert "Stop sharing" in words(people.get(page, ANN_UID).text)
+    assert "Shared with you" in words(people.get("/workspaces", BOB_UID).text)
+    assert people.get(page, BOB_UID).status_code == 404
+    cloned = people.post(f"{page}/clone", BOB_UID, name="mine", snapshot="start")
+    assert "Workspace mine created on here." in notice(people, cloned, BOB_UID)
+    people.post(f"{page}/snapshots/{snapshot.id}/share", ANN_UID)
+    assert "Shared with you" not in words(people.get("/workspaces", BOB_UID).text)
+    refused = people.post(f"{page}/clone", BOB_UID, page="/workspaces", name="again", snapshot="start")
+    assert "There is no workspace" in notice(people, refused, BOB_UID)
+
+
+def test_workspace_is_cloned_and_gets_gpus(people: Site) -> None:
+    row = new(people)
+    page = f"/workspaces/{row.id}"
+    assert "Workspace copy created" in notice(people, people.post(f"{page}/clone", ANN_UID, name="copy", snapshot=""))
+    assigned = people.post(f"{page}/gpus", ANN_UID, gpus="1", reserved="1")
+    assert "GPUs of the next start of lab: 1." in notice(people, assigned)
+    assert people.world.services.workspaces.get(ANN, "lab").reserved
+    assert "GPUs of the next start of lab: none." in notice(people, people.post(f"{page}/gpus", ANN_UID, gpus="0"))
+    refused = people.post(f"{page}/gpus", ANN_UID, page=page, gpus="0.5", reserved="1")
+    assert "can be reserved" in notice(people, refused)

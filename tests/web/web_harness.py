@@ -54,7 +54,7 @@ class Site:
         self.app.router.routes = list(Site._routes)
 
     def get(self, path: str, uid: int = 0, **headers: str) -> httpx2.Response:
-        """One GET; header names are given with underscores."""
+        """Send a GET; header names are given with underscores."""
         return self._ask("GET", path, uid, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
     def post(self, path: str, uid: int = 0, *, token: str | None = None, page: str = "/", **fields: Any) -> Any:
@@ -66,7 +66,7 @@ class Site:
         return form_token(self.world.do(self.world.services.access.actor_for_uid(uid)))
 
     def forget(self) -> None:
-        """What was kept for other viewers is too old: a test may not wait for the second to pass."""
+        """Expire answers that were cached for other viewers, so that a test does not wait."""
         self.app.state.response_cache = ResponseCache[Any]()
 
     def _ask(self, method: str, path: str, uid: int, **options: Any) -> httpx2.Response:
@@ -106,7 +106,7 @@ class WebPool(RealPool):
         self.up("--listen", f"127.0.0.1:{self.port}", "--tls-self-signed")
 
     def token(self, user: str = "", role: str = "") -> str:
-        """A token of the pool's owner, or of another user (who is made, with this role); one for all tests."""
+        """Return a token of the pool's owner, or of another user (created with this role); one for all tests."""
         if (user, role) not in self._tokens:
             whom = () if not user else ("--user", user, "--role", role or "member")
             if user:
@@ -119,7 +119,7 @@ class WebPool(RealPool):
 
 
 def check_accessible(page: Page) -> None:
-    """No violation of WCAG 2.2 A and AA that axe can find; in dark only the colours are looked at again."""
+    """Check that axe finds no violation of WCAG 2.2 A and AA; in dark mode only the colours are checked."""
     page.emulate_media(reduced_motion="reduce")  # else colours are measured on their way from one theme to the other
     for theme, rules in (("light", WCAG), ("dark", {"type": "rule", "values": ["color-contrast"]})):
         page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
@@ -134,7 +134,7 @@ def check_accessible(page: Page) -> None:
 
 
 def check_fits(page: Page, width: int = 360) -> None:
-    """Nothing is wider than a phone."""
+    """Check that no element is wider than a phone."""
     page.set_viewport_size({"width": width, "height": 740})
     wide = page.evaluate(
         """() => document.documentElement.scrollWidth > innerWidth
@@ -144,8 +144,23 @@ def check_fits(page: Page, width: int = 360) -> None:
     assert wide is None, wide
 
 
+def look(page: Page, name: str = "") -> None:
+    """Check the accessibility and a narrow screen; ``name`` is that of the picture, without the notice."""
+    if name:
+        page.locator("[data-dismiss]").evaluate_all("all => all.forEach(one => one.click())")
+        picture(page, name)
+    check_accessible(page)
+    check_fits(page)
+    page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def say_yes(page: Page) -> None:
+    """Confirm in the dialog of an action."""
+    page.locator("[data-confirm-yes]").click()
+
+
 def picture(page: Page, name: str, *, full: bool = False) -> None:
-    """A screenshot for the documentation, made only when GPUPOOL_SCREENSHOTS=1 is set."""
+    """Take a screenshot for the documentation, only when GPUPOOL_SCREENSHOTS=1 is set."""
     if os.environ.get("GPUPOOL_SCREENSHOTS") != "1":
         return
     IMAGES.mkdir(parents=True, exist_ok=True)

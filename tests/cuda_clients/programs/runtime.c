@@ -107,7 +107,7 @@ static void fill(const char *name, int from_pool) {
     }
 }
 
-/* CUDA cannot be used after fork: the child gets an error and the parent goes on. */
+/* CUDA cannot be used after fork: the child gets an error and the parent continues. */
 static void forked(void) {
     fflush(stdout);
     pid_t child = fork();

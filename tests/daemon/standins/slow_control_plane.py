@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from gpupool.daemon.process.phases import Phase, enter_phase
+from gpupool.daemon.process.phases import StartPhase, enter_phase
 
 seconds, work = float(sys.argv[1]), sys.argv[2]
 run_dir = str(Path(sys.argv[4]).parent)
+enter_phase(run_dir, StartPhase.READING)
 sys.stdout.write("slow start begins\n")
 sys.stdout.flush()
-enter_phase(run_dir, Phase.READING)
 until = time.monotonic() + seconds
 while (left := until - time.monotonic()) > 0:
     if work == "cpu":
@@ -23,7 +23,7 @@ while (left := until - time.monotonic()) > 0:
         time.sleep(0.02)
     elif work == "phases":
         time.sleep(0.1)
-        enter_phase(run_dir, Phase.LISTENING if int(left * 10) % 2 else Phase.READING)
+        enter_phase(run_dir, StartPhase.LISTENING if int(left * 10) % 2 else StartPhase.READING)
     else:
         time.sleep(min(left, 0.5))
 sys.argv = ["control_plane.py", *sys.argv[3:]]

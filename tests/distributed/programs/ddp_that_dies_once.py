@@ -23,7 +23,7 @@ def dies_once(step: int, rank: int, *rest: object) -> None:
 
 
 def alone() -> float:
-    """The loss of one process on the whole batch, without DDP or checkpoints."""
+    """Return the loss of one process on the whole batch, without DDP or checkpoints."""
     model, (inputs, targets) = ddp.network(), ddp.data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for _ in range(ddp.STEPS):

@@ -40,7 +40,7 @@ struct result { /* of one tenant */
 };
 
 struct outcome { /* of all */
-    int64_t idle_wanted_ns; /* the GPU had nothing to do while somebody had something for it */
+    int64_t idle_wanted_ns; /* the GPU was idle while a tenant had work for it */
     int64_t longest_idle_wanted_ns;
     int64_t early_overlaps; /* grants while another drained, before drain_ns had passed */
     int64_t two_grants;
@@ -79,7 +79,7 @@ static void launch(struct tenant *t, int64_t now) {
     }
 }
 
-/* True: something changed that the arbiter is told. */
+/* Returns true if something changed that is reported to the arbiter. */
 static bool live(struct tenant *t, int64_t now) {
     uint32_t busy = t->drr.busy, waiting = t->drr.waiting;
     bool ready = has_work(t) && now >= t->next_launch;

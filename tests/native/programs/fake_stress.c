@@ -1,5 +1,5 @@
 /* Uses the fake driver from several threads at once: fake_stress <threads> <rounds>. Prints what is left allocated
- * beyond the context at its end, which must be nothing. With rounds 0: goes on until it is killed. */
+ * beyond the context at its end, which must be nothing. With rounds 0: continues until it is killed. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -97,7 +97,7 @@ static bool usable(CUstream stream) {
     return false;
 }
 
-/* A call that is not allowed to threads in strict mode while a capture in global mode is under way. */
+/* A call that is not allowed to threads in strict mode during a capture in global mode. */
 static void unsafe_call(void) {
     if (capturing_globally != NULL && thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) {
         capturing_globally->mode = CU_STREAM_CAPTURE_MODE_RELAXED;

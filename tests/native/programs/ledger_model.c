@@ -230,7 +230,7 @@ static void check_end(void) {
         if (page.slots[i].intent != page.slots[i].ledger)
             violated("an operation is half done although nobody is at it");
         if (actor->life == OVER && has != (uint64_t)actor->sum)
-            violated("a living process's ledger is not what it was told");
+            violated("a living process's ledger differs from its answer");
         if (actor->life == ABSENT && (has != 0 || page.slots[i].owner != 0))
             violated("a repaired slot is not empty");
         sum += has;

@@ -1,4 +1,4 @@
-/* A process of a tenant, or its repairer, on a real status file; may be told at which step to die.
+/* A process of a tenant, or its repairer, on a real status file; an argument may name the step at which it dies.
  *
  * usage: ledger_worker work FILE SLOT LIMIT SEED OPERATIONS DIE_AT
  *        ledger_worker repair FILE SLOT DIE_AT
@@ -6,7 +6,7 @@
  *        ledger_worker threads FILE THREADS OPERATIONS LIMIT    (a slot each; all give everything back)
  *
  * DIE_AT counts the steps of the ledger's code that this process has come through; 0: never. `work` with 0 operations
- * goes on until it is killed. It prints what it holds at the end, in units.
+ * continues until it is killed. It prints what it holds at the end, in units.
  */
 #include <fcntl.h>
 #include <pthread.h>

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpupool.specs.kubernetes.manifests import Manifests, read_manifests
-from gpupool.specs.kubernetes.settings import Settings
+from gpupool.specs.kubernetes.settings import PodSettings
 
 POD = """\
 apiVersion: v1
@@ -36,18 +36,18 @@ spec:
 
 
 def read(text: str, **settings: Any) -> Manifests:
-    return read_manifests(text, "a.yaml", Settings(**settings))
+    return read_manifests(text, "a.yaml", PodSettings(**settings))
 
 
 def body(text: str, **settings: Any) -> dict[str, Any]:
-    """The one request of a text, without what the pool marks it with."""
+    """Return the only request of a text, without the pool's own marks."""
     found = read(text, **settings).objects[0].request.to_body()
     found["labels"] = {k: v for k, v in found.get("labels", {}).items() if not k.startswith("gpupool/")}
     return {key: value for key, value in found.items() if value != {}}
 
 
 def pod(*lines: str, notes: str = "", container: str = "") -> str:
-    """A Pod with lines more in its spec, annotations, and lines more in its container."""
+    """Return a Pod with additional lines in its spec, annotations, and its container."""
     text = POD + "".join(f"    {line}\n" for line in container.splitlines()) + "".join(f"  {line}\n" for line in lines)
     return text.replace("  name: a\n", f"  name: a\n  annotations: {{{notes}}}\n") if notes else text
 

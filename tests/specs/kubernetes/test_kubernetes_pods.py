@@ -15,7 +15,7 @@ CPU = {"count": 0}
 
 @pytest.mark.parametrize("containers", [True, False])
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
-def test_our_own_examples_are_read_either_way(path: Path, containers: bool) -> None:
+def test_own_examples_are_read_in_both_ways(path: Path, containers: bool) -> None:
     found = read(path.read_text(), containers=containers)
     assert len(found.objects) == 1
     assert {str(r.code) for r in found.remarks} <= {"IMAGE_IGNORED"}
@@ -90,7 +90,7 @@ spec:
     }
 
 
-def test_kind_and_digest_are_marked_and_the_digest_follows_what_is_asked() -> None:
+def test_kind_and_digest_are_marked_and_digest_depends_on_request() -> None:
     first, again, other = (read(text).objects[0] for text in (POD, "# a\n" + POD, POD.replace("[run]", "[walk]")))
     assert first.request.labels == {KIND_LABEL: "Pod", DIGEST_LABEL: first.digest}
     assert (first.digest == again.digest, first.digest == other.digest) == (True, False)
@@ -124,7 +124,7 @@ def test_gpus_in_the_words_of_kai_runai_and_hami(limits: str, notes: str, expect
     assert gpus(limits, notes) == expected
 
 
-def test_cores_beside_another_part_of_memory_are_warned_of() -> None:
+def test_cores_with_different_memory_part_cause_warning() -> None:
     text = pod(container="resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 9, nvidia.com/gpucores: 30}}")
     assert codes(text) == [("COMPUTE_FOLLOWS_MEMORY", 11, 67)]
 
@@ -221,7 +221,7 @@ def test_projects_come_from_the_option_a_queue_or_the_namespace_where_the_pool_h
     assert "uses project 'default'" in found.remarks[0].message
 
 
-def test_of_several_containers_the_one_that_is_named_runs() -> None:
+def test_named_container_of_several_runs() -> None:
     text = POD + "  - {name: side, image: s, command: [watch]}\n"
     with pytest.raises(GpupoolError, match=r"a\.yaml:11:5: A pod can run only one program; the container 'side'"):
         read(text)
@@ -272,9 +272,16 @@ def test_annotations_that_ask_for_something_unknown_are_reported(note: str, warn
     assert [code for code, *_ in codes(pod(notes=note))] == (["ANNOTATION_IGNORED"] if warned else [])
 
 
-def test_required_topology_is_refused() -> None:
-    with pytest.raises(GpupoolError, match=r"a\.yaml:.*the pool does not have Kueue topologies"):
-        read(pod(notes="kueue.x-k8s.io/podset-required-topology: rack"))
+@pytest.mark.parametrize(
+    ("note", "sentence"),
+    [
+        ("podset-required-topology", "is for jobs whose pods start together"),
+        ("podset-slice-required-topology", "a gang cannot be split into slices"),
+    ],
+)
+def test_required_topology_of_a_single_pod_is_refused(note: str, sentence: str) -> None:
+    with pytest.raises(GpupoolError, match=rf"a\.yaml:.*{sentence}"):
+        read(pod(notes=f"kueue.x-k8s.io/{note}: rack"))
 
 
 def test_lists_json_and_anchors_are_read() -> None:
@@ -290,7 +297,7 @@ BAD = [
     (POD.replace("command", "comand"), "10:5", "There is no field 'spec.containers[0].comand'", "'command'?"),
     (POD.replace("restartPolicy", "restartpolicy"), "6:3", "There is no field 'spec.restartpolicy'", "restartPolicy"),
     (POD.replace("Never", "Sometimes"), "6:3", "must be one of Always, OnFailure, Never", ""),
-    (POD.replace("kind: Pod", "kind: Deployment"), "2:1", "'Deployment' is not a supported kind", "Supported: Pod"),
+    (POD.replace("kind: Pod", "kind: StatefulSet"), "2:1", "'StatefulSet' is not a supported kind", "Supported: Pod"),
     (POD.replace("apiVersion: v1", "apiVersion: v2"), "1:1", "Pod of 'v2' is not supported", "Known: v1"),
     (POD.replace("name: a", "name: a/b"), "4:3", "name", ""),
     (pod("initContainers: [{name: i, image: x}]"), "11:3", "a pod runs one program", "start of the command"),
@@ -321,7 +328,7 @@ def test_unsupported_field_is_refused_with_its_position(text: str, place: str, w
     assert hint in caught.value.hint
 
 
-def test_all_faults_of_a_file_are_said_at_once() -> None:
+def test_all_faults_of_a_file_are_reported_at_once() -> None:
     text = POD.replace("command", "comand") + "---\n" + JOB.replace("Never", "Always")
     with pytest.raises(GpupoolError) as caught:
         read(text)

@@ -15,7 +15,7 @@ from gpupool.domain.errors import GpupoolError
 from gpupool.specs.kubernetes.jsonpath import evaluate
 from gpupool.specs.kubernetes.manifests import named_objects
 from gpupool.specs.kubernetes.objects import allocatable, capacity, node_object, pod_status
-from gpupool.specs.kubernetes.report import Notice
+from gpupool.specs.kubernetes.report import ManifestNotice
 
 JUNK = st.recursive(
     st.none()
@@ -124,4 +124,4 @@ def test_documentation_tables_are_current() -> None:
 
 def test_every_warning_is_explained() -> None:
     page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
-    assert [code for code in Notice if f"`{code}`" not in page] == []
+    assert [code for code in ManifestNotice if f"`{code}`" not in page] == []

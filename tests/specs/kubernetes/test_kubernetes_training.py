@@ -82,7 +82,7 @@ def test_tfjob_success_policy_is_converted(specs: str, line: str, expected: str 
     assert body(kubeflow("TFJob", "tfReplicaSpecs", specs, line)).get("success_policy") == expected
 
 
-def test_in_containers_roles_have_image_and_whole_command() -> None:
+def test_roles_in_containers_have_image_and_whole_command() -> None:
     text = kubeflow("TFJob", "tfReplicaSpecs", f"Worker: {{{role()}}}")
     assert roles_of(text)[0] | {"gpus": 0, "restart": 0} == {
         "name": "worker",
@@ -111,7 +111,7 @@ def test_elastic_pytorchjobs_start_with_the_least() -> None:
 
 
 @pytest.mark.parametrize("version", ["kubeflow.org/v1", "kubeflow.org/v2beta1"])
-def test_mpijob_workers_run_what_the_launcher_starts(version: str) -> None:
+def test_mpijob_workers_run_processes_of_launcher(version: str) -> None:
     specs = f"Launcher: {{{role()}}}\nWorker: {{replicas: 2, {role('resources: {limits: {nvidia.com/gpu: 4}}')}}}"
     found = body(kubeflow("MPIJob", "mpiReplicaSpecs", specs, "slotsPerWorker: 4", version), containers=False)
     assert (found["framework"], found["processes"]) == ("mpi", 4)
@@ -229,3 +229,38 @@ def test_unsupported_field_is_refused_with_its_position(text: str, place: str, w
         read(text)
     assert f"a.yaml:{place}" in caught.value.message
     assert words in caught.value.message
+
+
+def noted(template: str, note: str) -> str:
+    """Return a template with an annotation of Kueue."""
+    return template.replace("{spec:", f"{{metadata: {{annotations: {{kueue.x-k8s.io/{note}}}}}, spec:")
+
+
+@pytest.mark.parametrize(
+    ("note", "gang"),
+    [
+        ("podset-required-topology: rack", {"workers": 3, "within": "rack", "strict": True}),
+        ("podset-preferred-topology: example.com/block", {"workers": 3, "within": "example.com/block"}),
+        ("podset-required-topology: kubernetes.io/hostname", {"workers": 3, "within": "node", "strict": True}),
+    ],
+)
+def test_topology_of_kueue_applies_to_the_gang(note: str, gang: dict[str, Any]) -> None:
+    specs = f"Master: {{{noted(role(), note)}}}\nWorker: {{replicas: 2, {noted(role(), note)}}}"
+    text = kubeflow("PyTorchJob", "pytorchReplicaSpecs", specs)
+    assert body(text)["gang"] == gang
+    assert codes(text) == []
+
+
+def test_topology_of_an_elastic_job_keeps_its_sizes() -> None:
+    specs = f"Worker: {{replicas: 4, {noted(role(), 'podset-preferred-topology: rack')}}}"
+    text = kubeflow("PyTorchJob", "pytorchReplicaSpecs", specs, "elasticPolicy: {minReplicas: 2, maxReplicas: 6}")
+    assert body(text)["gang"] == {"workers": 6, "min": 2, "within": "rack"}
+
+
+def test_topology_of_one_role_is_that_of_the_gang_and_two_must_be_equal() -> None:
+    worker = f"Worker: {{replicas: 2, {noted(role(), 'podset-required-topology: rack')}}}"
+    text = kubeflow("PyTorchJob", "pytorchReplicaSpecs", f"Master: {{{role()}}}\n{worker}")
+    assert body(text)["gang"] == {"workers": 3, "within": "rack", "strict": True}
+    master = f"Master: {{{noted(role(), 'podset-required-topology: block')}}}"
+    with pytest.raises(GpupoolError, match="differs from another role"):
+        read(kubeflow("PyTorchJob", "pytorchReplicaSpecs", f"{master}\n{worker}"))

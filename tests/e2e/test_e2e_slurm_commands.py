@@ -1,0 +1,124 @@
+"""The installed commands of Slurm on a real pool, with scripts as courses use them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from e2e_pool import RealPool
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SERIAL = """#!/bin/bash
+#SBATCH --job-name=hello
+#SBATCH --output=hello_%j.out
+#SBATCH --error=hello_%j.err
+#SBATCH --time=00:05:00
+#SBATCH --ntasks=1
+#SBATCH --mem-per-cpu=100M
+#SBATCH --partition=short
+#SBATCH --mail-type=ALL
+#SBATCH --mail-user=someone@example.org
+
+echo "Running on $SLURM_JOB_NODELIST as job $SLURM_JOB_ID"
+srun echo "task $SLURM_PROCID of $SLURM_NTASKS"
+srun --ntasks=2 sh -c 'echo "rank $SLURM_PROCID of $SLURM_NTASKS"' | sort
+echo trouble >&2
+"""
+ARRAY = """#!/bin/bash
+#SBATCH -J array
+#SBATCH -a 1-3%1
+#SBATCH -c 1
+#SBATCH -t 10
+files=(none a b c)
+echo "${files[$SLURM_ARRAY_TASK_ID]} $SLURM_ARRAY_JOB_ID"
+"""
+
+
+@pytest.fixture
+def slurm(pool: RealPool, tmp_path: Path) -> Run:
+    """Run an installed command in the folder of the test."""
+    folder = tmp_path / "bin"
+    pool("compat", "install", "slurm", "--dir", str(folder))
+    env = pool.env | {"PATH": f"{folder}:/usr/bin:/bin"}
+
+    def run(*words: str, status: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            words, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False, **more
+        )
+        assert done.returncode == status, done.stderr
+        return done
+
+    return run
+
+
+def test_course_scripts(pool: RealPool, slurm: Run, tmp_path: Path) -> None:
+    (tmp_path / "hello.sh").write_text(SERIAL)
+    (tmp_path / "array.sh").write_text(ARRAY)
+    said = slurm("sbatch", "hello.sh")
+    job = said.stdout.removeprefix("Submitted batch job ").strip()
+    assert "--mail-user has no effect" in said.stderr
+    array = slurm("sbatch", "--parsable", f"--dependency=afterok:{job}", "array.sh").stdout.strip()
+    failing = slurm("sbatch", "--parsable", "--wait", "--wrap", "echo wrapped; exit 3", status=3).stdout.strip()
+    assert pool.becomes(array, "succeeded")
+    assert (tmp_path / f"hello_{job}.out").read_text().splitlines()[1:] == [
+        "task 0 of 1",
+        "rank 0 of 2",
+        "rank 1 of 2",
+    ]
+    assert (tmp_path / f"hello_{job}.err").read_text() == "trouble\n"
+    assert [(tmp_path / f"slurm-{array}_{task}.out").read_text() for task in (1, 2, 3)] == [
+        f"{name} {array}\n" for name in "abc"
+    ]
+    assert (tmp_path / f"slurm-{failing}.out").read_text() == "wrapped\n"
+    listed = slurm("sacct", "-n", "-P", "--format=JobID,JobName,State,ExitCode").stdout.splitlines()
+    assert {f"{job}|hello|COMPLETED|0:0", f"{failing}|wrap|FAILED|3:0"} <= set(listed)
+    assert f"{array}|array|COMPLETED|0:0" in listed
+
+
+def test_queue_and_cancel(pool: RealPool, slurm: Run) -> None:
+    text = "#!/bin/sh\n#SBATCH -J night\n#SBATCH --gres=gpu:2\nsleep 1000\n"
+    first = slurm("sbatch", "--parsable", input=text).stdout.strip()
+    assert pool.becomes(first, "running")
+    second = slurm("sbatch", "--parsable", input=text).stdout.strip()
+    lines = slurm("squeue", "--me", "-h", "-o", "%i %j %t %T %D").stdout.splitlines()
+    assert lines == [f"{first} night R RUNNING 1", f"{second} night PD PENDING 1"]
+    assert slurm("squeue", "-t", "PD", "-n", "night").stdout.split()[8:10] == [second, "gpupool"]
+    assert slurm("sinfo", "-h", "-o", "%P %D %t").stdout.splitlines() == ["gpupool* 1 alloc"]
+    slurm("scancel", "-n", "night", "-t", "PENDING")
+    assert pool.becomes(second, "stopped")
+    slurm("scancel", first)
+    assert pool.becomes(first, "stopped")
+    assert "There is no workload" in slurm("scancel", "nothing", status=1).stderr
+    assert slurm("squeue", "-h").stdout == ""
+
+
+def test_run_and_refusals(slurm: Run) -> None:
+    done = slurm("srun", "--gres=gpu:1", "-t", "5", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 4", status=4)
+    assert done.stdout.strip()
+    for words in (
+        ("srun",),
+        ("srun", "--array=1-2", "true"),
+        ("sbatch", "--wrap", "true", "script"),
+        ("sbatch", "--nodes=2", "--wrap", "true"),
+        ("sbatch", "missing.sh"),
+        ("squeue", "--bogus"),
+        ("squeue", "-o", "%k"),
+        ("squeue", "-t", "ASLEEP"),
+        ("sacct", "-o", "Bogus"),
+        ("scancel",),
+    ):
+        assert slurm(*words, status=125).stderr.startswith("gpupool: "), words
+
+
+def test_folder_with_other_programs_is_not_changed(pool: RealPool, tmp_path: Path) -> None:
+    (tmp_path / "squeue").write_text("mine")
+    refused = pool("compat", "install", "slurm", "--dir", str(tmp_path), ok=False)
+    assert b"exists and is not gpupool's" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name in {"sbatch", "squeue"}] == ["squeue"]
+    pool("compat", "install", "slurm", "--dir", str(tmp_path / "new"))
+    assert len(list((tmp_path / "new").iterdir())) == 6
+    pool("compat", "remove", "slurm", "--dir", str(tmp_path / "new"))
+    assert not list((tmp_path / "new").iterdir())

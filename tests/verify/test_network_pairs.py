@@ -1,0 +1,81 @@
+"""The judgement of pairs of nodes, and members that do not know the key."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from gpupool.verify.network import accept, connect, judge, judge_ring, listen, measure, report, serve
+from gpupool.verify.results import CheckOutcome
+
+GOOD = {
+    "round_trip_ms": 0.1,
+    "send_mib_s": 1000.0,
+    "receive_mib_s": 1000.0,
+    "mtu_bytes": 1500.0,
+    "clock_offset_ms": 0.2,
+}
+
+
+def pair(**changes: float) -> dict[str, Any]:
+    return {"from": "a", "to": "b", "values": GOOD | changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "note"),
+    [
+        ({}, CheckOutcome.OK, ""),
+        ({"send_mib_s": 499.0}, CheckOutcome.SUSPECT, "send_mib_s is 499: 50 % of the median"),
+        ({"receive_mib_s": 10.0}, CheckOutcome.SUSPECT, "receive_mib_s is 10: 1 % of the median"),
+        ({"mtu_bytes": 1400.0}, CheckOutcome.SUSPECT, "the MTU is 1400, that of other pairs 1500"),
+        ({"clock_offset_ms": -2500.0}, CheckOutcome.SUSPECT, "the clocks differ by -2.5 s"),
+    ],
+)
+def test_pair_is_compared_with_the_others(changes: dict[str, float], outcome: CheckOutcome, note: str) -> None:
+    one = pair(**changes)
+    check = judge(one, [one, pair(), pair()])
+    assert check.outcome is outcome
+    assert note in check.note
+
+
+def test_two_pairs_are_not_compared_by_rate() -> None:
+    slow = pair(send_mib_s=1.0)
+    assert judge(slow, [slow, pair()]).outcome is CheckOutcome.OK
+
+
+def test_pair_without_connection_fails() -> None:
+    reduced = judge_ring(["a", "b"], [{"seconds": [1.0], "correct": True}] * 2)
+    made = report(["a", "b"], [{"from": "a", "to": "b", "error": "timed out"}], reduced)
+    assert made["outcome"] == "fail"
+    assert made["pairs"][0]["note"] == "no connection: timed out"
+
+
+def test_member_is_measured() -> None:
+    server = listen(0)
+    threading.Thread(target=serve, args=(server, "key", Queue()), daemon=True).start()
+    found = measure("127.0.0.1", server.getsockname()[1], "key")
+    assert set(found) == set(GOOD)
+    assert found["send_mib_s"] > 1
+    assert found["receive_mib_s"] > 1
+    assert abs(found["clock_offset_ms"]) < 100
+
+
+def test_connection_with_another_key_is_closed() -> None:
+    with listen(0) as server:
+        port = server.getsockname()[1]
+        accepted: list[Any] = []
+        thread = threading.Thread(target=lambda: accepted.append(accept(server, "key")))
+        thread.start()
+        with connect("127.0.0.1", port, "other", time.monotonic() + 10) as stranger:
+            assert stranger.recv(1) == b""
+        with connect("127.0.0.1", port, "key", time.monotonic() + 10):
+            thread.join()
+        connection, address = accepted[0]
+        assert address == "127.0.0.1"
+        assert isinstance(connection, socket.socket)
+        connection.close()
