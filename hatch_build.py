@@ -1,9 +1,9 @@
 """Build native/ into src/gpupool/_native/ when a wheel is made or the package is installed.
 
-With a C compiler the wheel carries the libraries and its tag names the platform. Where there is none, the build first
-gets the Zig compiler from PyPI (the package ziglang, about 100 MB to download, removed after the build).
-GPUPOOL_BUILD_NATIVE=0 builds nothing: the wheel is pure Python then, and `gpupool.node.host.native.missing()` says what
-to do about it. GPUPOOL_BUILD_TARGET=x86_64 or aarch64 builds a wheel of a release, for that machine and glibc 2.17.
+With a C compiler the wheel contains the libraries and its tag names the platform. Without one, the build first gets the
+Zig compiler from PyPI (the package ziglang, about 100 MB to download, removed after the build). GPUPOOL_BUILD_NATIVE=0
+builds nothing: the wheel is then pure Python, and `gpupool.node.host.native.missing()` returns what to do about it.
+GPUPOOL_BUILD_TARGET=x86_64 or aarch64 builds a wheel of a release, for that machine and glibc 2.17.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SWITCH = "GPUPOOL_BUILD_NATIVE"
 INSTALL_COMPILER = "Install a C compiler (Debian and Ubuntu: apt install gcc libc6-dev)"
 READ_LOG = "Read what the compiler says: run native/build.py /tmp/native in a checkout"
-FLAGS = ("-g0", "-Wl,-S")  # nobody debugs an installation
+FLAGS = ("-g0", "-Wl,-S")  # installations are not debugged
 LOG_LINES = 20
 TARGET = Path("src/gpupool/_native")
 NOTE = "BUILD.json"
@@ -33,13 +33,13 @@ def load_builder(root: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise FileNotFoundError(root / "native/build.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
+    sys.modules[spec.name] = module  # dataclasses look for the module there
     spec.loader.exec_module(module)
     return module
 
 
 class NativeBuildHook(BuildHookInterface[Any]):
-    """Builds the native parts and stores them, with a note about them, in the package."""
+    """Builds the native libraries and stores them, with a note about them, in the package."""
 
     PLUGIN_NAME = "custom"
 
@@ -52,7 +52,7 @@ class NativeBuildHook(BuildHookInterface[Any]):
             return [] if builder.find_compiler(Path(cache)) else [builder.ZIG_REQUIREMENT]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the native parts; `version` is "standard" or "editable". Hatchling calls this first."""
+        """Build the native libraries; `version` is "standard" or "editable". Hatchling calls this first."""
         del version
         root = Path(self.root)
         builder = load_builder(root)
@@ -127,7 +127,7 @@ def build(builder: ModuleType, out: Path) -> dict[str, Any]:
 
 
 def install(made: Path, target: Path, note: dict[str, Any], products: tuple[str, ...]) -> None:
-    """Replace each file as a whole: programs that run have the former ones mapped."""
+    """Replace each file as a whole, because running programs have the old ones mapped."""
     for product in products:
         (target / product).parent.mkdir(parents=True, exist_ok=True)
         if product in note["products"]:
