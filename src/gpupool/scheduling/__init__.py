@@ -1,7 +1,7 @@
 """The scheduler: events in, decisions out, and a reason for every wait.
 
 Nothing here uses a clock, the network, a disk, a database or a thread. ``scheduler`` applies events and keeps the state
-between them. ``cycle`` runs one round: every step changes the arrays of a ``session``, and ``state.undo`` reverts them.
+between them. In a cycle every step changes the arrays of a ``session``, and ``state.undo`` reverts them.
 
 - ``state``: nodes, GPUs, topology and shapes of requests (``cluster``), the ``queue`` by project and its
   ``user_order``, ``running`` replicas, gangs, the ``ledger`` of current use, ``decayed_usage``, node ``reservations``,
@@ -10,8 +10,9 @@ between them. ``cycle`` runs one round: every step changes the arrays of a ``ses
 - ``placement``: the suitable nodes (``node_filter``) and the best of them (``replica`` by ``scoring``).
   ``fragmentation`` and ``packing_value`` score a place against the ``demand_profile``.
 - ``holds``: GPUs kept for starving work and backfill (``starvation``, ``settlement``), and the ``runtime_model``.
-- ``eviction``: ``reclaim`` between projects and inside a project, with ``planner`` and the victim searches;
-  ``time_slicing``, ``reserved_nodes`` and ``consolidation`` evict for other reasons; ``notices`` explain it.
+- ``eviction``: ``actions`` evict for waiting work: ``reclaim`` between projects and ``preemption`` inside one, with
+  ``planner`` and the victim searches; ``time_slicing``, ``reserved_nodes`` and ``consolidation`` evict for other
+  reasons; ``notices`` explain it.
 - ``explain``: why a replica waits (``wait_reason`` by ``wait_rules``), ``suggestions``, the ``estimate`` of its start,
   dry runs (``plan``), ``feasibility`` and the ``share_report``.
 - ``allocate`` grants free GPUs in ``scheduling_order``; ``gang_placement`` finds places for several replicas at once.

@@ -13,8 +13,11 @@ from gpupool.domain.people.access import Department, Project, User
 from gpupool.domain.people.shares import ShareReport
 from gpupool.domain.work.workload import GpuLease
 from gpupool.scheduling.allocate import SimulatedQueue, allocate
+from gpupool.scheduling.eviction.actions import serve_by_eviction
 from gpupool.scheduling.eviction.consolidation import consolidate
-from gpupool.scheduling.eviction.reclaim import make_room
+from gpupool.scheduling.eviction.planner import EvictionPlanner
+from gpupool.scheduling.eviction.preemption import Preemption
+from gpupool.scheduling.eviction.reclaim import Reclaim
 from gpupool.scheduling.eviction.reserved_nodes import evict_for_reservations
 from gpupool.scheduling.eviction.time_slicing import evict_for_time_slicing
 from gpupool.scheduling.explain.background import Background
@@ -38,7 +41,6 @@ from gpupool.scheduling.values import Decisions, Grant, Hold, PendingReplica, Re
 
 GRANTED = Epoch(0)  # the epoch of a lease that is granted but not stored yet
 _DEFAULTS = Settings()
-_ACTIONS = Actions(make_room, SimulatedQueue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,7 @@ def decide(
         exhausted = False
         make_room_now = not cut_short and (whole or demand.room_wanted or not granted)
         if make_room_now:
-            exhausted = make_room(session)
+            exhausted = _make_room(session)
             evict_for_time_slicing(session)
             consolidate(session)
         if not whole:
@@ -221,6 +223,14 @@ def decide(
         return _decisions(session, more=cut_short or granted, exhausted=exhausted)
     finally:
         session.close()
+
+
+def _make_room(session: SchedulingSession) -> bool:
+    planner = EvictionPlanner(session)
+    return serve_by_eviction(planner, (Reclaim(planner), Preemption(planner)))
+
+
+_ACTIONS = Actions(_make_room, SimulatedQueue)
 
 
 def _decisions(session: SchedulingSession, *, more: bool, exhausted: bool) -> Decisions:

@@ -18,8 +18,9 @@ from gpupool.scheduling.fairness.user_shares import UserRows, UserShares
 from gpupool.scheduling.fairness.water_filling import EPSILON, Floats
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
+from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
-from gpupool.scheduling.state.queue import Group
+from gpupool.scheduling.state.queue import Group, ProjectQueue
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 
@@ -50,7 +51,10 @@ class _Holdings:
 class Preemption:
     """The evictions inside projects of one cycle, with the searches that are known to fail."""
 
+    kind = EvictionKind.PREEMPT
+
     def __init__(self, room: EvictionPlanner) -> None:
+        self.dead: set[Shape] = set()
         self._room = room
         self._hopeless: set[tuple[object, ...]] = set()
         self._holdings: dict[int, _Holdings] = {}  # by project
@@ -69,9 +73,19 @@ class Preemption:
         """Return the lowest priority of evictable work in a project."""
         return min(self._room.session.demand.evictable.get(project, ()), default=inf)
 
-    def ends(self, project: int, priority: int) -> bool:
-        """Return True if no work of this or a lower priority may evict other work of its project."""
-        return priority <= self.lowest(project) and project not in self._users.projects
+    def hopeful(self, projects: list[int]) -> list[int]:
+        """Return all of ``projects``."""
+        return projects
+
+    def wants(self, project: int, shape: Shape) -> bool:  # noqa: ARG002 - the interface
+        """Return True: priorities decide, for each shape."""
+        return True
+
+    def bar(self, group: Group, replica: PendingReplica, queue: ProjectQueue) -> None:
+        """Close the queue if the rest of it, with no higher priority, may not evict in its project."""
+        project = group.account.project
+        if replica.priority <= self.lowest(project) and project not in self._users.projects:
+            queue.close()
 
     @cached_property
     def _users(self) -> UserShares:
@@ -81,7 +95,7 @@ class Preemption:
             promised[active.account.pair] += active.claim.permille
         return UserShares(session.ledger, promised)
 
-    def preempt(self, group: Group, replica: PendingReplica) -> bool:
+    def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a replica, by eviction in its project if needed: of lower priorities, then of other users."""
         account, need = group.account, self._room.permille(group)
         by_priority = replica.priority > self.lowest(account.project)

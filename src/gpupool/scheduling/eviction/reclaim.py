@@ -5,7 +5,6 @@ It serves single replicas and whole gangs. ``Preemption`` handles evictions insi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from math import inf
 
@@ -13,71 +12,34 @@ from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.eviction.gpu_victim_search import GpuClearing
 from gpupool.scheduling.eviction.notices import reason_of, reason_of_model, reason_of_parts
 from gpupool.scheduling.eviction.planner import ALL_PRIORITIES, OTHERS, EvictionPlanner, Why, without_reservations
-from gpupool.scheduling.eviction.preemption import Preemption
-from gpupool.scheduling.eviction.victim_search import OutOfWorkError, Refused, Search
+from gpupool.scheduling.eviction.victim_search import Refused, Search
 from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.eviction.whole_claims import WholeClaims
 from gpupool.scheduling.gang_placement import model_choices
 from gpupool.scheduling.placement.capacity import Need
-from gpupool.scheduling.scheduling_order import SchedulingOrder
-from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED
-from gpupool.scheduling.state.queue import Group
+from gpupool.scheduling.state.queue import Group, ProjectQueue
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
-RETRY_S = 1.0  # delay before an interrupted search continues
-Serve = Callable[[Group, PendingReplica], bool]
 
+class Reclaim:
+    """The reclaims of one cycle, with the searches that are known to fail."""
 
-def make_room(session: SchedulingSession) -> bool:
-    """Decide on evictions for work that does not fit; the session then looks as if the victims had ended.
+    kind = EvictionKind.RECLAIM
 
-    The search of a cycle is bounded (``Settings.max_looks``): return True if the bound was reached. The next cycle
-    starts with the work that was left out.
-    """
-    search = _Searches(session)
-    owed, important = search.owed_projects(), search.preemption.projects()
-    if not (owed or important or search.someone_reserved()):
-        session.demand.searched.clear()
-        return False
-    for key in session.outcome.leaving:
-        session.discharge_running(key)
-    try:
-        search.retry_reserved()
-        for again in (False, True) if session.demand.searched else (False,):
-            search.serve_all(search.hopeful(owed), search.reclaim, again=again)
-            search.serve_all(important, search.preemption.preempt, again=again)
-            session.demand.searched.clear()
-    except OutOfWorkError:
-        session.demand.searched |= search.in_vain
-        session.outcome.wake_at(session.now + RETRY_S)
-        return True
-    return False
-
-
-class _Searches:
-    """The searches of one cycle, with those that are known to fail.
-
-    ``in_vain`` are the groups without a result.
-    """
-
-    def __init__(self, session: SchedulingSession) -> None:
-        self.session = session
-        self.room = EvictionPlanner(session)
-        self.rights = self.room.rights
-        self.whole = WholeClaims(session)
-        self.preemption = Preemption(self.room)
-        self.in_vain: set[tuple[EvictionKind, int, Shape]] = set()
+    def __init__(self, room: EvictionPlanner) -> None:
+        self.session, self.room, self.rights = room.session, room, room.rights
+        self.whole = WholeClaims(room.session)
+        self.dead: set[Shape] = set()
         self._hopeless: set[tuple[object, ...]] = set()
-        self._hopeful: set[Shape] = set()  # shapes that may get GPUs by reclaim
-        self._dead: set[Shape] = set()  # the other shapes, as far as they are known
+        self._hopeful: set[Shape] = set()  # shapes that may get GPUs; the others are dead, as far as they are known
         self._least: dict[Shape, int] = {}
         self._budgets: dict[int, int] = {}  # of projects
         self._promised = False  # whether an entitled project may have a configured quota
 
-    def owed_projects(self) -> list[int]:
+    def projects(self) -> list[int]:
         """Return the projects entitled to more, if any project is above its fair share or any GPUs are held."""
         demand, sources = self.session.demand, self.rights.sources()
         anybody = any(kinds and sources[project] for project, kinds in demand.evictable.items())
@@ -88,16 +50,16 @@ class _Searches:
         takers = self.rights.takers()
         return [project for project in demand.project_queues if project in takers]
 
-    def hopeful(self, owed: list[int]) -> list[int]:
-        """Return the projects with work that might fit if all victims above their fair share were gone."""
+    def hopeful(self, projects: list[int]) -> list[int]:
+        """Return those of ``projects`` with work that might fit if all victims above their fair share were gone."""
         session, placer = self.session, self.session.placer
-        if not owed:
+        if not projects:
             return []
         shapes = list(session.demand.shape_users)
         least = self._least = {shape: placer.least_permille(shape) for shape in shapes}
         wants = [(shape.request.count, least[shape] // max(shape.request.count, 1)) for shape in shapes]
         needs = [(*want, shape.cpu_milli, shape.mem_mib) for want, shape in zip(wants, shapes, strict=True)]
-        promised = self._promised = self.rights.any_promised(owed)
+        promised = self._promised = self.rights.any_promised(projects)
         with without_reservations(session, lambda other: promised and self.room.gives_way(other)):
             may_fit = self.room.pool(OTHERS).may_fit(needs, promised=promised).tolist()
             hopeful = {shape for shape, fits in zip(shapes, may_fit, strict=True) if fits and not shape.gpuless}
@@ -105,68 +67,28 @@ class _Searches:
         if self.whole.exist:
             hopeful |= {shape for shape in shapes if shape.whole and not shape.gpuless}
         queues, budgets = session.demand.project_queues, self.rights.budgets()
-        self._hopeful, self._budgets, self._dead = hopeful, budgets, session.demand.shape_users.keys() - hopeful
+        self._hopeful, self._budgets, self.dead = hopeful, budgets, session.demand.shape_users.keys() - hopeful
         smallest = min((least[shape] for shape in hopeful), default=inf)
-        able = [p for p in owed if budgets[p] >= smallest]
+        able = [p for p in projects if budgets[p] >= smallest]
         return [p for p in able if any(least[shape] <= budgets[p] for shape in hopeful & queues[p].keys())]
 
-    def someone_reserved(self) -> bool:
-        """Return True if there is a reservation: it counts as held and hides the entitlement."""
-        return any(self.session.demand.evictable.values()) and bool(self.session.holds.reservations())
+    def wants(self, project: int, shape: Shape) -> bool:
+        """Return True if the project may take enough for a shape that may get GPUs."""
+        return shape in self._hopeful and self._least[shape] <= self._budgets[project]
 
-    def retry_reserved(self) -> None:
-        """Let replicas with a reservation evict too: there may be new victims."""
-        session = self.session
-        for leader, reserved in session.holds.reservations().items():
-            keys, group = [active.hold.key for active in reserved], session.demand.group_of(leader)
-            if group is None or not session.holds.active.keys() >= set(keys):  # it was released for an earlier one
-                continue
-            names = {(k, group.account.project, group.shape) for k in (EvictionKind.RECLAIM, EvictionKind.PREEMPT)}
-            if names & session.demand.searched:
-                continue
-            active_holds = [session.holds.remove(key) for key in keys]
-            replica, served = session.demand.pending[leader], False
-            try:
-                served = self.reclaim(group, replica) or self.preemption.preempt(group, replica)
-                self.in_vain |= set() if served else names
-            finally:
-                for active in () if served else active_holds:
-                    session.holds.add(active)
+    def bar(self, group: Group, replica: PendingReplica, queue: ProjectQueue) -> None:  # noqa: ARG002 - the interface
+        """Bar the shape if the project may not reclaim for it."""
+        if not self.room.is_owed(group):
+            queue.bar(group.shape)
 
-    def serve_all(self, projects: list[int], serve: Serve, *, again: bool) -> None:
-        """Serve one after another: those that the previous cycle left out, or with ``again`` the others."""
-        kind = EvictionKind.RECLAIM if serve == self.reclaim else EvictionKind.PREEMPT
-        session, searched = self.session, self.session.demand.searched.copy()
-
-        def wanted(project: int, shape: Shape) -> bool:
-            if ((kind, project, shape) in searched) is not again:
-                return False
-            if kind is EvictionKind.PREEMPT:
-                return True
-            return shape in self._hopeful and self._least[shape] <= self._budgets[project]
-
-        dead = self._dead if kind is EvictionKind.RECLAIM else set[Shape]()
-        if not projects:
-            return
-        turns = SchedulingOrder(session, projects, dead, wanted)
-        while (first := turns.next()) is not None:
-            group, replica, queue = first
-            project = group.account.project
-            if serve(group, replica):
-                self._budgets[project] = self.rights.budget(project)
-            else:
-                self.in_vain.add((kind, project, group.shape))
-                queue.drop()
-                if kind is EvictionKind.RECLAIM and not self.room.is_owed(group):
-                    queue.bar(group.shape)
-                if kind is EvictionKind.PREEMPT and self.preemption.ends(project, replica.priority):
-                    queue.close()  # the rest of the queue has no higher priority
-            turns.again(project)
-
-    # --- reclaim
-
-    def reclaim(self, group: Group, replica: PendingReplica) -> bool:
+    def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for an entitled group, by eviction of projects above their fair share if needed."""
+        served = self._reclaim(group, replica)
+        if served:
+            self._budgets[group.account.project] = self.rights.budget(group.account.project)
+        return served
+
+    def _reclaim(self, group: Group, replica: PendingReplica) -> bool:
         account, need = group.account, self.room.permille(group)
         if not self.room.is_owed(group) or group.shape.gpuless:
             return False
@@ -193,7 +115,7 @@ class _Searches:
         self._hopeless.add(known)
         if self._speaks_for_all(group, need):
             self._hopeful.discard(group.shape)
-            self._dead.add(group.shape)
+            self.dead.add(group.shape)
         return False
 
     def _take(self, group: Group, replica: PendingReplica, need: int) -> bool:

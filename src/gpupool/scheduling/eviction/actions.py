@@ -1,0 +1,107 @@
+"""Serve waiting work by evictions: each action in the scheduling order, within the search bounds of one cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpupool.scheduling.eviction.planner import EvictionPlanner
+from gpupool.scheduling.eviction.victim_search import OutOfWorkError
+from gpupool.scheduling.scheduling_order import SchedulingOrder
+from gpupool.scheduling.session import SchedulingSession
+from gpupool.scheduling.state.cluster import Shape
+from gpupool.scheduling.state.queue import Group, ProjectQueue
+from gpupool.scheduling.values import EvictionKind, PendingReplica
+
+RETRY_S = 1.0  # delay before an interrupted search continues
+_Failed = set[tuple[EvictionKind, int, Shape]]
+
+
+class EvictionAction(Protocol):
+    """A kind of eviction for waiting work: between projects (``Reclaim``) or inside one (``Preemption``)."""
+
+    kind: EvictionKind
+    dead: set[Shape]  # the shapes that cannot be served; may grow
+
+    def projects(self) -> list[int]:
+        """Return the projects with waiting work that may evict."""
+
+    def hopeful(self, projects: list[int]) -> list[int]:
+        """Return those of ``projects`` that evictions may help."""
+
+    def wants(self, project: int, shape: Shape) -> bool:
+        """Return True if evictions may help work of this shape in a project."""
+
+    def serve(self, group: Group, replica: PendingReplica) -> bool:
+        """Hold GPUs for a group, by evictions if needed."""
+
+    def bar(self, group: Group, replica: PendingReplica, queue: ProjectQueue) -> None:
+        """Remove from a queue what cannot be served either after ``group`` was not."""
+
+
+def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction]) -> bool:
+    """Decide on evictions for work that does not fit; the session then looks as if the victims had ended.
+
+    The search of a cycle is bounded (``Settings.max_looks``): return True if the bound was reached. The next cycle
+    starts with the work that was left out.
+    """
+    session, in_vain = planner.session, _Failed()
+    entitled = [(action, action.projects()) for action in actions]
+    reserved = any(session.demand.evictable.values()) and session.holds.reservations()  # they hide an entitlement
+    if not (reserved or any(projects for _, projects in entitled)):
+        session.demand.searched.clear()
+        return False
+    for key in session.outcome.leaving:
+        session.discharge_running(key)
+    try:
+        _retry_reserved(session, actions, in_vain)
+        for again in (False, True) if session.demand.searched else (False,):
+            for action, projects in entitled:
+                _serve_all(session, action, action.hopeful(projects), in_vain, again=again)
+            session.demand.searched.clear()
+    except OutOfWorkError:
+        session.demand.searched |= in_vain
+        session.outcome.wake_at(session.now + RETRY_S)
+        return True
+    return False
+
+
+def _retry_reserved(session: SchedulingSession, actions: Sequence[EvictionAction], in_vain: _Failed) -> None:
+    """Let replicas with a reservation evict too: there may be new victims."""
+    for leader, reserved in session.holds.reservations().items():
+        keys, group = [active.hold.key for active in reserved], session.demand.group_of(leader)
+        if group is None or not session.holds.active.keys() >= set(keys):  # it was released for an earlier one
+            continue
+        names = {(action.kind, group.account.project, group.shape) for action in actions}
+        if names & session.demand.searched:
+            continue
+        active_holds = [session.holds.remove(key) for key in keys]
+        replica, served = session.demand.pending[leader], False
+        try:
+            served = any(action.serve(group, replica) for action in actions)
+            in_vain |= set() if served else names
+        finally:
+            for active in () if served else active_holds:
+                session.holds.add(active)
+
+
+def _serve_all(
+    session: SchedulingSession, action: EvictionAction, projects: list[int], in_vain: _Failed, *, again: bool
+) -> None:
+    """Serve one after another: those that the previous cycle left out, or with ``again`` the others."""
+    kind, searched = action.kind, session.demand.searched.copy()
+
+    def wanted(project: int, shape: Shape) -> bool:
+        return ((kind, project, shape) in searched) is again and action.wants(project, shape)
+
+    if not projects:
+        return
+    turns = SchedulingOrder(session, projects, action.dead, wanted)
+    while (first := turns.next()) is not None:
+        group, replica, queue = first
+        project = group.account.project
+        if not action.serve(group, replica):
+            in_vain.add((kind, project, group.shape))
+            queue.drop()
+            action.bar(group, replica, queue)
+        turns.again(project)
