@@ -77,18 +77,25 @@ class Caller:
         self._ids = itertools.count(1)
 
     def ask(self, method: str, **params: Any) -> Any:
-        number = next(self._ids)
+        return self.ask_together((method, params))[0]
+
+    def ask_together(self, *requests: tuple[str, dict[str, Any]]) -> list[Any]:
+        """Send all requests at once; return their answers in this order."""
         as_leader = {} if self.term is None else {"term": self.term}
-        request = {"id": number, "method": method, "params": params, **as_leader}
-        self.file.write(json.dumps(request).encode() + b"\n")
+        numbers = [next(self._ids) for _ in requests]
+        for number, (method, params) in zip(numbers, requests, strict=True):
+            request = {"id": number, "method": method, "params": params, **as_leader}
+            self.file.write(json.dumps(request).encode() + b"\n")
         self.file.flush()
-        while True:
+        answers: dict[int, Any] = {}
+        while not answers.keys() >= set(numbers):
             message = self.next_message()
-            if message.get("id") == number:
-                if "error" in message:
-                    raise RefusedError(message["error"])
+            if "error" in message:
+                raise RefusedError(message["error"])
+            if (number := message.get("id")) is not None:
                 raw = message.get("raw")
-                return message["result"] if raw is None else (message["result"], self.file.read(raw))
+                answers[number] = message["result"] if raw is None else (message["result"], self.file.read(raw))
+        return [answers[number] for number in numbers]
 
     def next_message(self) -> dict[str, Any]:
         line = self.file.readline()

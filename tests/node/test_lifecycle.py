@@ -259,6 +259,21 @@ def test_stale_epochs_are_refused_across_restarts_and_forgetting(own_node: Node)
     assert node.run_to_end(spec("true", key=ids.attempt_key(workload, index, 3), epoch=30)).exit_code == 0
 
 
+def test_output_is_complete_while_a_program_is_forgotten(node: Node) -> None:
+    """The control plane forgets a program as soon as its end is stored, which is when clients read its output."""
+    assert node.caller is not None
+    keys = [node.start(spec("echo out")).key for _ in range(30)]
+    for key in keys:
+        node.ended(key)
+        read = ("read_records", {"key": key, "cursor": "", "limit": 1 << 20})
+        tail = ("tail_log", {"key": key, "lines": 1})
+        answers = node.caller.ask_together(read, tail, ("forget", {"key": key}), read, read, tail, read)
+        records = [answer for answer in answers if isinstance(answer, tuple)]
+        assert len(records) == 4
+        assert all(data.endswith(b"out\n") for _, data in records)
+        assert {answer for answer in answers if isinstance(answer, str)} == {node.ask("tail_log", key=key, lines=1)}
+
+
 def test_forget_keeps_the_log_unless_requested(node: Node) -> None:
     wanted = spec("echo kept")
     node.run_to_end(wanted)

@@ -373,15 +373,15 @@ class Agent:
         if delete_logs:
             await asyncio.to_thread(self._drop_files, split_attempt_key(key)[0])
         entry = self.entries.get(key)
-        if entry is None:
-            if delete_logs:
-                folder = self.state.forgotten(checked_key(key)).path
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            return
-        if not entry.exited:
-            raise GpupoolError(ErrorCode.WRONG_STATE, f"{key} has not ended.", "Stop it first.")
-        del self.entries[key]
-        await asyncio.to_thread(self._retire, entry, delete_logs=delete_logs)
+        if entry is not None:
+            if not entry.exited:
+                raise GpupoolError(ErrorCode.WRONG_STATE, f"{key} has not ended.", "Stop it first.")
+            await asyncio.to_thread(self.epochs.keep, key, entry.status.epoch)
+            if self.entries.get(key) is entry:  # no other request has forgotten it meanwhile
+                self._retire(entry)
+        if delete_logs:
+            folder = self.state.forgotten(checked_key(key)).path
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _drop_files(self, workload: str) -> None:
         """Delete the job folder of a deleted workload, unless a program still runs there."""
@@ -407,13 +407,12 @@ class Agent:
         """Return the workspaces in whose homes programs run."""
         return frozenset(e.request.spec.workspace for e in self.entries.values() if not e.exited)
 
-    def _retire(self, entry: AttemptEntry, *, delete_logs: bool) -> None:
-        self.epochs.keep(entry.key, entry.status.epoch)
+    def _retire(self, entry: AttemptEntry) -> None:
+        """Move the folder of an ended program and drop its entry, in one step of the event loop (see ``_in_log``)."""
         kept = self.state.forgotten(entry.key).path
         shutil.rmtree(kept, ignore_errors=True)
         os.rename(entry.folder.path, kept)  # noqa: PTH104 - one call, atomic
-        if delete_logs:
-            shutil.rmtree(kept, ignore_errors=True)
+        del self.entries[entry.key]
 
     def _known(self, key: str) -> AttemptEntry:
         entry = self.entries.get(checked_key(key))
@@ -425,12 +424,20 @@ class Agent:
 
     async def read_log(self, key: str, cursor: str, limit: int) -> list[LogBatch]:
         """Return output from a cursor; empty when there is no more now."""
-        folder = self._log_folder(key)
-        return await asyncio.to_thread(output_log.read, folder, cursor, min(max(1, limit), READ_LIMIT))
+        size = min(max(1, limit), READ_LIMIT)
+        return await self._in_log(key, lambda folder: output_log.read(folder, cursor, size))
 
     async def tail_log(self, key: str, lines: int) -> str:
         """Return the cursor before the last ``lines`` lines."""
-        return await asyncio.to_thread(output_log.tail, self._log_folder(key), lines)
+        return await self._in_log(key, lambda folder: output_log.tail(folder, lines))
+
+    async def _in_log(self, key: str, look: Callable[[Path], T]) -> T:
+        """Look in the folder of a program's output; again if the program was forgotten, and so moved, meanwhile."""
+        while True:
+            folder = self._log_folder(key)
+            found = await asyncio.to_thread(look, folder)
+            if self._log_folder(key) == folder:
+                return found
 
     def _log_folder(self, key: str) -> Path:
         if checked_key(key) in self.entries:
