@@ -156,6 +156,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the newest log lines of each pool that a failed test used."""
+    report = yield
+    if report.failed:
+        for name, fixture in getattr(item, "funcargs", {}).items():
+            if callable(newest := getattr(fixture, "newest_log_lines", None)):
+                report.sections.append((f"log of {name}", newest()))
+    return report
+
+
 @contextlib.contextmanager
 def _turn(folder: Path, *, alone: bool) -> Iterator[None]:
     """Lock the machine, shared or exclusively; a waiting exclusive test delays the start of new tests."""

@@ -117,6 +117,11 @@ class RealPool:
         with self.client as client:
             return eventually(lambda: not any(gpu.allocated_permille for gpu in client.gpus()))
 
+    def newest_log_lines(self) -> str:
+        """Return the last lines of the log of each process, for the report of a failed test."""
+        files = sorted((self.state / "log").glob("*.log"))
+        return "\n".join(line for file in files for line in [f"-- {file.name}", *_last_lines(file)])
+
     def pids(self) -> dict[str, int]:
         state = json.loads((self.run / "state.json").read_text())
         return {child["name"]: child["pid"] for child in state["children"]}
@@ -147,6 +152,10 @@ class RealPool:
             for project in client.projects():
                 if project.name != "default":
                     client.delete_project(project.name)
+
+
+def _last_lines(file: Path, lines: int = 25) -> list[str]:
+    return file.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
 
 
 @contextmanager

@@ -86,5 +86,6 @@ def test_failed_clone_names_the_repository(pool: RealPool, tmp_path: Path) -> No
 
 def test_ended_workload_is_deleted(pool: RealPool) -> None:
     pool("submit", "short-lived", "-n", "0", "--ttl-after-finish", "1s", "--", "true")
-    assert eventually(lambda: pool("describe", "short-lived", ok=False).returncode != 0)
+    gone = eventually(lambda: pool("describe", "short-lived", ok=False).returncode != 0, pause_s=0.5)
+    assert gone, pool.text("describe", "short-lived")
     assert pool.json("ps", "-a", "--name", "short-lived")["workloads"] == []
