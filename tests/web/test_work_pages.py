@@ -88,6 +88,13 @@ def test_waiting_workload_shows_position_and_reason(people: Site) -> None:
     assert "urgent of ann: priority 100 over 0" in said
 
 
+def test_list_shows_why_workloads_wait(people: Site) -> None:
+    submit(people, actor=ANN, name="holds", command=["sleep"], gpus={"count": 2})
+    submit(people, actor=ANN, name="waits", command=["sleep"], gpus={"count": 2})
+    assert "Needs 2 GPUs" in words(people.get("/workloads?name=waits").text)
+    assert "Needs" not in words(people.get("/workloads?name=holds").text)
+
+
 def test_priority_of_waiting_workload_is_set_on_its_page(people: Site) -> None:
     submit(people, name="hog", gpus={"count": 2})
     submit(people, name="one")

@@ -29,6 +29,7 @@ from gpupool.web.kit.listing import (
     listing_of_page,
     read_table_query,
 )
+from gpupool.web.pages.queue import WaitReasonCache, reason_cache_of
 from gpupool.web.pages.workload.routes import priority_of
 from gpupool.web.rendering import back_to, page
 
@@ -201,6 +202,15 @@ async def _replicas(services: PoolServices, workload: Workload) -> str:
     return f"{done} of {workload.completions} done" + (f", {running} running" if running else "")
 
 
+async def with_wait_reasons(
+    reasons: WaitReasonCache, actor: Actor, rows: Sequence[WorkloadRow]
+) -> Sequence[WorkloadRow]:
+    """Return the rows; those that wait say why, as far as the reasons are known or quickly computed."""
+    waiting = [row.id for row in rows if row.state is WorkloadState.QUEUED and not row.about]
+    found = await reasons.of(actor, waiting)
+    return [replace(row, about=found[row.id].sentence) if row.id in found else row for row in rows]
+
+
 def names(rows: Sequence[WorkloadRow]) -> tuple[list[str], list[str]]:
     """Return the projects and users of rows, for input suggestions."""
     return sorted({row.project for row in rows}), sorted({row.user for row in rows})
@@ -214,7 +224,7 @@ COLUMNS: tuple[Column[WorkloadRow], ...] = (
         "name", "Workload", lambda row: row.name, link=lambda row: f"/workloads/{row.id}", note=lambda row: row.kind
     ),
     Column("state", "State", lambda row: row.state, ColumnKind.STATE, note=lambda row: row.replicas or None),
-    Column("about", "Reason", lambda row: row.about or None, about="Of the end, or of another attempt", sortable=False),
+    Column("about", "Reason", lambda row: row.about or None, about="Of the end, wait or attempt", sortable=False),
     Column("project", "Project", lambda row: row.project, link=lambda row: f"/projects/{row.project}"),
     Column("user", "User", lambda row: row.user, link=lambda row: f"/workloads?user={row.user}"),
     Column("gpus", "GPUs", lambda row: row.gpus, about="Per replica"),
@@ -239,6 +249,7 @@ async def workloads(request: Request, services: Services, visitor: Visitor) -> R
     if asked.csv:
         return csv_stream(NAME, COLUMNS, find_all(services, visitor, filters, asked))
     found = await find(services, visitor, filters, asked)
+    found = replace(found, rows=await with_wait_reasons(reason_cache_of(request), visitor, found.rows))
     projects, users = names(found.rows)
     return page(
         request,
