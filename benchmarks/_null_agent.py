@@ -16,7 +16,7 @@ from typing import Any
 from gpupool.domain.decode import decode
 from gpupool.domain.nodes.gpu import NodeReport
 from gpupool.domain.protocol.node_json import gpu_to_dict, report_to_dict
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
 from gpupool.node.inventory.emulated import EmulatedInventory
 
 LINE_LIMIT = 8 << 20

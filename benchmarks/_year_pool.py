@@ -39,7 +39,7 @@ from gpupool.api.server.server import serve
 from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
 from gpupool.domain.protocol.log_records import LogBatch
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus
 from gpupool.services.clock import SteadyClock
 from gpupool.services.pool import Pool, PoolInfo
 from gpupool.services.ports.adapters import Ports

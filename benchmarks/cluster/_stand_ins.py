@@ -20,7 +20,7 @@ from _null_agent import LINE_LIMIT, NullAgent
 from gpupool.domain.nodes.gpu import NodeReport
 from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
 from gpupool.domain.protocol.node_json import sample_to_list
-from gpupool.domain.work.supervision import ProcessPhase, ProcessStatus
+from gpupool.domain.work.program.supervision import ProcessPhase, ProcessStatus
 from gpupool.node.inventory.emulated import EmulatedInventory
 
 MOST_LOOKS = 60

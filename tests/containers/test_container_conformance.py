@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpupool.domain.work.container import ContainerSpec
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.container import ContainerSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host.paths import RunFolder, StateFolder
 from gpupool.node.ports import Runner
 from gpupool.node.runners.container.runner import ContainerRunner

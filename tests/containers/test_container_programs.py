@@ -15,8 +15,8 @@ from node_harness import PIPES, TTY, Node, RefusedError, eventually, fresh_node,
 from gpupool.domain.decode import decode
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.protocol import frames
-from gpupool.domain.work.container import ContainerNetwork, ContainerSpec, PullPolicy, Volume, VolumeKind
-from gpupool.domain.work.supervision import ExitReason, ProcessSpec
+from gpupool.domain.work.program.container import ContainerNetwork, ContainerSpec, PullPolicy, Volume, VolumeKind
+from gpupool.domain.work.program.supervision import ExitReason, ProcessSpec
 from gpupool.node.host import process_tree
 from gpupool.node.inventory.emulated import emulated_uuid
 from gpupool.node.runners.container import cleanup, execution

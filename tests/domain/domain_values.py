@@ -7,7 +7,7 @@ from typing import Any
 from gpupool.domain.events import Reason
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.nodes.gpu import GpuRequest
-from gpupool.domain.work.supervision import ExitReason, ExitReport
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport
 from gpupool.domain.work.workload import (
     Program,
     Replica,

@@ -21,7 +21,7 @@ from typing import Any
 from gpupool.domain import ids
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.protocol import fencing
-from gpupool.domain.work.supervision import FENCE_GRACE_S
+from gpupool.domain.work.program.supervision import FENCE_GRACE_S
 from gpupool.node.agent.attempt import Epochs
 from gpupool.node.host.heartbeat import Contact, Fence, Pings
 

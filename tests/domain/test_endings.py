@@ -11,7 +11,7 @@ from gpupool.domain.events import Reason
 from gpupool.domain.ids import Epoch
 from gpupool.domain.work import lifecycle
 from gpupool.domain.work.ending import DecidedBy, ending_of, replica_ending, retrying
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 from gpupool.domain.work.workload import (
     Limits,
     Replica,

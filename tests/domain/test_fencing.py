@@ -10,7 +10,7 @@ from gpupool.domain.protocol.fencing import (
     certain_after_s,
     is_deposed,
 )
-from gpupool.domain.work.supervision import FENCE_GRACE_S
+from gpupool.domain.work.program.supervision import FENCE_GRACE_S
 
 
 def test_proof_of_leadership_counts_from_the_request() -> None:

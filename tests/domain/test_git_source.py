@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.git_source import GitSource, parse_git_source
+from gpupool.domain.work.program.git_source import GitSource, parse_git_source
 from gpupool.node.files.git_clone import git_environment
 
 

@@ -14,7 +14,7 @@ from gpupool.domain.events import Reason
 from gpupool.domain.ids import Epoch
 from gpupool.domain.work import lifecycle
 from gpupool.domain.work.lifecycle import ForgetProgram, StartProgram, StopProgram, Transition
-from gpupool.domain.work.supervision import ExitReason, ProcessPhase, ProcessStatus
+from gpupool.domain.work.program.supervision import ExitReason, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import (
     OnPreempt,
     Replica,

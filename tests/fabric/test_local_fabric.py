@@ -16,7 +16,7 @@ from node_harness import PATIENCE_S, PIPES, Node, new_key, spec
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import SoleLeadership
-from gpupool.domain.work.supervision import ExitReport, ProcessPhase
+from gpupool.domain.work.program.supervision import ExitReport, ProcessPhase
 from gpupool.fabric.local import link
 from gpupool.fabric.machines import CombinedDirectory, MachinesFabric, StaticDirectory
 from gpupool.node.host.heartbeat import Contact

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "node"))
 from node_harness import Node, eventually, spec
 
 from gpupool.domain.nodes.gpu import GpuShare
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host import process_tree
 from gpupool.node.inventory.emulated import emulated_uuid
 

@@ -25,7 +25,7 @@ from agent_share import (
     until_said,
 )
 
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 from gpupool.node.sharing.slices import pages
 from gpupool.node.sharing.slices.lease_folder import LeaseFolder
 

@@ -15,7 +15,7 @@ from native_harness import compile_program
 from node_harness import AS_ROOT, spec
 
 from gpupool.domain.nodes.gpu import GpuShare
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 
 PROGRAM = Path(__file__).parent / "programs/driver_by_path.c"
 INSTALLED = "/usr/local/nvidia/lib64"

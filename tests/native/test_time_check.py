@@ -12,7 +12,7 @@ from native_harness import compile_program
 from node_harness import spec
 
 from gpupool.domain.nodes.gpu import GpuShare
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.sharing.slices.watch import TIME_CHECK
 
 PROGRAM = Path(__file__).parent / "programs/second_driver.c"

@@ -22,7 +22,7 @@ from gpupool.domain import ids
 from gpupool.domain.decode import decode
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.log_records import LogBatch
-from gpupool.domain.work.supervision import ExitReport, ProcessPhase, ProcessSpec, ProcessStatus, Stdio
+from gpupool.domain.work.program.supervision import ExitReport, ProcessPhase, ProcessSpec, ProcessStatus, Stdio
 from gpupool.node.host import process_tree
 from gpupool.node.host.paths import StateFolder
 

@@ -12,7 +12,7 @@ import pytest
 from node_harness import AS_ROOT, PIPES, TTY, Node, RefusedError, eventually, spec
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 from gpupool.node.agent.attempt import check_spec
 from gpupool.node.host import cgroups, process_tree
 

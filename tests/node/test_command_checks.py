@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from node_harness import PATH, Node, RefusedError, eventually, spec
 
-from gpupool.domain.work.supervision import MAX_CHECK_CHARS
+from gpupool.domain.work.program.supervision import MAX_CHECK_CHARS
 from gpupool.node.host import process_tree
 from gpupool.node.shepherd.command_check import CHECK_VARIABLE
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from node_harness import Node, RefusedError, eventually, spec
 
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 from gpupool.node.host.heartbeat import Contact, Fence, Pings, boottime
 
 LIVES = "while :; do sleep 0.1; done"

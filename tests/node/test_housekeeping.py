@@ -9,7 +9,7 @@ from pathlib import Path
 
 from node_harness import spec
 
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.node.agent.attempt import AttemptEntry, Epochs, first_status
 from gpupool.node.agent_main import prune
 from gpupool.node.host.paths import ReplicaFolder

@@ -16,7 +16,7 @@ import pytest
 from node_harness import PIPES, TTY, Attached, Caller, Node, RefusedError, eventually, fresh_node, new_key, spec
 
 from gpupool.domain import ids
-from gpupool.domain.work.supervision import ExitReason, ProcessPhase
+from gpupool.domain.work.program.supervision import ExitReason, ProcessPhase
 from gpupool.node.host import locks, process_tree
 from gpupool.node.host.paths import boot_id
 from gpupool.node.host.records import ShepherdRecord, StartRequest, reserve_exit

@@ -18,7 +18,7 @@ from node_harness import Node, eventually, spec
 from gpupool.domain.nodes.gpu import Gpu, GpuShare
 from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
 from gpupool.domain.protocol.node_json import sample_from_list, sample_to_list
-from gpupool.domain.work.supervision import ProcessStatus
+from gpupool.domain.work.program.supervision import ProcessStatus
 from gpupool.node.agent.attempt import AttemptEntry, first_status
 from gpupool.node.agent_main import ActivitySampler
 from gpupool.node.host.paths import ReplicaFolder, RunFolder

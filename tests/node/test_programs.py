@@ -15,7 +15,7 @@ import pytest
 from node_harness import PATIENCE_S, PIPES, TTY, Node, RefusedError, eventually, new_key, spec
 
 from gpupool.domain.protocol import frames
-from gpupool.domain.work.supervision import ExitReason, ProcessPhase
+from gpupool.domain.work.program.supervision import ExitReason, ProcessPhase
 from gpupool.node.host import process_tree
 
 TERM_DEAF = "trap '' TERM; echo ready; while :; do sleep 0.2; done"

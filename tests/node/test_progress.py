@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from node_harness import Node, eventually, spec
 
-from gpupool.domain.work.supervision import ExitReason, Progress
+from gpupool.domain.work.program.supervision import ExitReason, Progress
 from gpupool.node.host.paths import RunFolder
 from gpupool.node.host.progress_file import MAX_BYTES, MAX_METRICS, create_progress, read_progress
 

@@ -9,7 +9,7 @@ from node_harness import Node, eventually, spec
 
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.log_records import ERR, OUT
-from gpupool.domain.work.supervision import ExitReason, ProcessSpec, Stdio
+from gpupool.domain.work.program.supervision import ExitReason, ProcessSpec, Stdio
 from gpupool.node.shepherd import attach_resume, output_log
 from gpupool.node.shepherd.attach_resume import missed_output
 

@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.work.container import ContainerSpec
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.container import ContainerSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node import agent_main
 from gpupool.node.agent.agent import Agent, Backends
 from gpupool.node.agent.attempt import check_spec

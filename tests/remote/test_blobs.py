@@ -26,7 +26,14 @@ from gpupool.blobs.materialize import make
 from gpupool.blobs.run_as_user import call_as
 from gpupool.blobs.scan import leads_out, scan
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import MAX_ENTRIES, MAX_TREE_BYTES, FileTree, check_path, tree_from_bytes, user_space
+from gpupool.domain.work.program.file_tree import (
+    MAX_ENTRIES,
+    MAX_TREE_BYTES,
+    FileTree,
+    check_path,
+    tree_from_bytes,
+    user_space,
+)
 from gpupool.store.blobs import StoredBlobs
 
 ADA, GRACE = user_space("ada"), user_space("grace")

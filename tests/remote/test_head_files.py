@@ -28,7 +28,7 @@ from gpupool.daemon.cluster import peer_heads
 from gpupool.daemon.cluster.peer_heads import HeadsOfFolder
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.heads import Head, MemberKey
-from gpupool.domain.work.file_tree import FileEntry, FileTree, user_space
+from gpupool.domain.work.program.file_tree import FileEntry, FileTree, user_space
 from gpupool.fabric.ray.head_selection import MEMBER_FILE, keep_heads
 from gpupool.services.cluster.membership import ClusterMembers
 from gpupool.services.files.pull import BlobPuller, Round

@@ -21,8 +21,8 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.nodes.telemetry import NodeSample
 from gpupool.domain.protocol.log_records import OUT, RECORD, LogBatch
-from gpupool.domain.work.file_tree import FilesSpec
-from gpupool.domain.work.supervision import (
+from gpupool.domain.work.program.file_tree import FilesSpec
+from gpupool.domain.work.program.supervision import (
     ExitReason,
     ExitReport,
     ListeningPort,

@@ -15,7 +15,7 @@ from pool_world import ADMIN, ANN, BOB, World, refused
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.people.access import Actor, Role, secret_hash
 from gpupool.domain.protocol.gateway_table import Report, Route, RouteAccess
-from gpupool.domain.work.supervision import ListeningPort
+from gpupool.domain.work.program.supervision import ListeningPort
 from gpupool.domain.work.workload import Workload
 from gpupool.services.ports.adapters import Gateway
 from gpupool.services.serving.open_ports import MAX_TICKETS_OF_A_USER, TICKET_LIFETIME_S, OpenedPort

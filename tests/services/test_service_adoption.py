@@ -13,7 +13,7 @@ from pool_world import ANN, World
 
 from gpupool.domain.ids import split_attempt_key
 from gpupool.domain.nodes.gpu import NodeState
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.domain.work.workload import ReplicaState, WorkloadState
 from gpupool.store.database_copy import write_copy
 

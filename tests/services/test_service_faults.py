@@ -11,7 +11,7 @@ from pool_world import ADMIN, ANN, BOB, World, refused
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 from gpupool.domain.work.workload import ReplicaState, WorkloadState
 from gpupool.services.ports.store import ChangeSet
 from gpupool.specs.request import WorkloadRequest, parse_request

@@ -12,7 +12,7 @@ import pytest
 from pool_world import ADMIN, ANN, World
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import FileEntry, FileTree, user_space
+from gpupool.domain.work.program.file_tree import FileEntry, FileTree, user_space
 from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadState
 from gpupool.scheduling.explain.wait_reason import WaitCode
 from gpupool.services.files.missing import FETCH_TIMEOUT_S, PAUSE_S

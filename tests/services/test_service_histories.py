@@ -16,7 +16,7 @@ from pool_world import ADMIN, ANN, BOB, World, world_in
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.people.access import Actor, Project
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 from gpupool.domain.work.workload import RestartPolicy, WorkloadKind
 from gpupool.specs.request import parse_request
 

@@ -7,7 +7,7 @@ from pool_world import ADMIN, ANN, World
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.protocol.fencing import certain_after_s
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadState
 
 FENCE_S = 300.0

@@ -10,7 +10,7 @@ from pool_world import ADMIN, ANN, BOB, World, refused
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.events import Reason
 from gpupool.domain.people.access import Project
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 from gpupool.domain.work.workload import ReplicaState, WorkloadState
 from gpupool.scheduling.explain.wait_reason import WaitCode
 

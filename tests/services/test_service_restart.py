@@ -7,7 +7,7 @@ from pool_world import ADMIN, ANN, BOB, World
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.people.access import Project, ProjectRules
-from gpupool.domain.work.supervision import ExitReason
+from gpupool.domain.work.program.supervision import ExitReason
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadState
 
 

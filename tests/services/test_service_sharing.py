@@ -10,7 +10,7 @@ from pool_world import ADMIN, ANN, World, refused
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Actor, Project, Role
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.services.ports.store import EventFilter
 
 MANAGER = Actor("mia", Role.MANAGER, "token 2")

@@ -10,7 +10,7 @@ import pytest
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuShare
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost
 from gpupool.node.sharing.mig import SEVERAL_NOTE, MigSharing
 from gpupool.node.sharing.variables import holds_instances

@@ -19,7 +19,7 @@ from mps_double import make_double
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.nodes.sharing import ComputePolicy
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host import process_tree
 from gpupool.node.inventory.emulated import EmulatedInventory
 from gpupool.node.ports import NodeProgram, SharingHost

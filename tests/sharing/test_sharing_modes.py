@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuShare
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.inventory.emulated import EmulatedInventory
 from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost, SharingMode
 from gpupool.node.sharing import choose

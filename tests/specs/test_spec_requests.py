@@ -6,7 +6,7 @@ import pytest
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.program.supervision import Stdio
 from gpupool.domain.work.workload import (
     Dependency,
     Limits,

@@ -15,7 +15,7 @@ from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Project, Role, Token, User
 from gpupool.domain.work import workload as workload_domain
 from gpupool.domain.work.gang import Gang
-from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.program.supervision import Stdio
 from gpupool.domain.work.workload import (
     Dependency,
     Framework,

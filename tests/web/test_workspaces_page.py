@@ -12,7 +12,7 @@ from web_harness import Site, words
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Role
-from gpupool.domain.work.supervision import ListeningPort
+from gpupool.domain.work.program.supervision import ListeningPort
 from gpupool.domain.work.workspace import Workspace, WorkspaceState
 from gpupool.services.workspaces.service import NewWorkspace
 from gpupool.web.pages.workload.view import ports_shown

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import check_digest, check_space
+from gpupool.domain.work.program.file_tree import check_digest, check_space
 
 RESERVE_DIVISOR = 16  # a sixteenth of the disk, up to the maximum, stays free for databases and logs
 MAX_RESERVE_BYTES = 256 << 20

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpupool.blobs.blob_store import convert_disk_full
 from gpupool.blobs.run_as_user import UserRights
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import FileEntry, FileTree
+from gpupool.domain.work.program.file_tree import FileEntry, FileTree
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}

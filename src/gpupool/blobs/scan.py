@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gpupool.blobs.ignore import GIT_IGNORE_FILE, IGNORE_FILE, MAX_PATTERNS_BYTES, Ignored, default_patterns
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import (
+from gpupool.domain.work.program.file_tree import (
     MODES,
     FileEntry,
     FileTree,

@@ -19,7 +19,7 @@ from gpupool.client.transport.attach import Attachment
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.protocol import frames
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.work.supervision import NODE_PROGRAM
+from gpupool.domain.work.program.supervision import NODE_PROGRAM
 from gpupool.domain.work.workspace import ARCHIVE_PROGRAM
 from gpupool.specs.request import WorkloadRequest, parse_request
 

@@ -13,7 +13,7 @@ import json
 from pathlib import PurePosixPath
 
 from gpupool.domain.work.gang import MemberAddress, Rendezvous
-from gpupool.domain.work.supervision import NODE_PROGRAM
+from gpupool.domain.work.program.supervision import NODE_PROGRAM
 from gpupool.domain.work.workload import Workload
 
 LAUNCHER = "launcher"

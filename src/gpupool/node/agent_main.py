@@ -21,7 +21,7 @@ from pathlib import Path
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import LOOPBACK
 from gpupool.domain.units import format_mib
-from gpupool.domain.work.supervision import Progress
+from gpupool.domain.work.program.supervision import Progress
 from gpupool.node.agent.agent import Agent, Backends
 from gpupool.node.agent.attempt import AttemptEntry
 from gpupool.node.agent.server import AgentServer

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.nodes.telemetry import GpuSample
-from gpupool.domain.work.supervision import ExitReason, ProcessSpec
+from gpupool.domain.work.program.supervision import ExitReason, ProcessSpec
 from gpupool.node.host.child import ProgramChild
 from gpupool.node.host.mounts import Bind
 from gpupool.node.host.paths import ReplicaFolder

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from gpupool.domain.work.supervision import ExitReason, ExitReport
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport
 from gpupool.node.host.child import become_subreaper
 from gpupool.node.host.paths import ReplicaFolder, boot_id
 from gpupool.node.host.priority import protect_session

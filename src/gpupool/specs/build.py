@@ -14,9 +14,9 @@ from gpupool.domain.errors import ErrorCode
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.units import WHOLE_GPU, fraction_to_permille
-from gpupool.domain.work.container import ContainerNetwork, ContainerSpec, PullPolicy, Volume
 from gpupool.domain.work.gang import Gang
-from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.program.container import ContainerNetwork, ContainerSpec, PullPolicy, Volume
+from gpupool.domain.work.program.supervision import Stdio
 from gpupool.domain.work.workload import (
     TTL_LABEL,
     Dependency,

@@ -9,7 +9,7 @@ from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.gang import Gang
-from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.program.supervision import Stdio
 from gpupool.domain.work.workload import (
     TTL_LABEL,
     GangRole,

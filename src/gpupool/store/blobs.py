@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gpupool.blobs.blob_store import BlobFolder
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import MAX_MANIFEST_BYTES, FileTree, tree_from_bytes
+from gpupool.domain.work.program.file_tree import MAX_MANIFEST_BYTES, FileTree, tree_from_bytes
 from gpupool.services.ports.files import gone
 
 MAX_STORED_BYTES = 64 << 30  # of all users; the disk may be smaller

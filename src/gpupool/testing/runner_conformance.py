@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from gpupool.domain import ids
 from gpupool.domain.protocol.log_records import parse_records
-from gpupool.domain.work.supervision import ExitReport, ProcessSpec
+from gpupool.domain.work.program.supervision import ExitReport, ProcessSpec
 from gpupool.node.host import locks, process_tree
 from gpupool.node.host.paths import ReplicaFolder, RunFolder, StateFolder, boot_id
 from gpupool.node.host.records import ShepherdRecord, StartRequest, read_exit, write_stop

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpupool.domain.work.supervision import NODE_PROGRAM
+from gpupool.domain.work.program.supervision import NODE_PROGRAM
 from gpupool.verify.results import CheckOutcome, Subject, VerifyReport
 
 PROJECT = "gpupool-maintenance"

@@ -20,7 +20,7 @@ from gpupool.client.files.upload import ANSWER_TIMEOUT_S, RETRY_TIMEOUT_S, HttpT
 from gpupool.client.transport.http import error_of_answer, with_query
 from gpupool.client.transport.requests import open_response, read_answer
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import check_path, printable_path
+from gpupool.domain.work.program.file_tree import check_path, printable_path
 
 PAUSE_S = 0.5
 _TEMPORARY = {ErrorCode.POOL_UNREACHABLE, ErrorCode.NODE_UNREACHABLE}

@@ -18,7 +18,7 @@ from gpupool.blobs.scan import Known, Scan, scan
 from gpupool.client.transport.http import SERVICE_UNAVAILABLE, Answer, error_of_answer
 from gpupool.client.transport.requests import ask
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import FileTree, printable_path
+from gpupool.domain.work.program.file_tree import FileTree, printable_path
 
 PIECE_BYTES = 4 << 20
 SMALL_BYTES = 256 << 10  # smaller files are sent together in one request

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gpupool.client.transport import tls_pinning
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.heads import Head, other_heads
-from gpupool.domain.work.file_tree import MAX_TREE_BYTES, check_digest, check_space
+from gpupool.domain.work.program.file_tree import MAX_TREE_BYTES, check_digest, check_space
 from gpupool.fabric.ray.head_selection import MEMBER_FILE, read_heads
 from gpupool.services.files.serve import NOT_HERE, READ_BYTES, SIZE_BYTES
 from gpupool.services.ports.files import Folder, Piece

@@ -89,10 +89,10 @@ class ProjectRules:
     may be requested. ``windows`` are the times at which training may start (``domain.work.time_windows``).
     ``node_pools`` are the values of the node label ``pool`` where its work may run. ``max_gpus_permille`` limits one
     replica, ``max_queued`` the number of queued replicas. ``images`` are patterns of allowed container images
-    (``domain.work.container``), ``volumes`` the folders that must contain their volumes. ``workspace_mib`` limits the
-    disk that all its workspaces use, ``user_workspace_mib`` that of one user's. ``max_priority`` is the highest
-    priority that members may choose (None: ``DEFAULT_MAX_PRIORITY``); managers and administrators may choose any.
-    ``gpu_hours`` limits what the project uses in a calendar month, ``user_gpu_hours`` what each of its users does.
+    (``domain.work.program.container``), ``volumes`` the folders that must contain their volumes. ``workspace_mib``
+    limits the disk that all its workspaces use, ``user_workspace_mib`` that of one user's. ``max_priority`` is the
+    highest priority that members may choose (None: ``DEFAULT_MAX_PRIORITY``); managers and administrators may choose
+    any. ``gpu_hours`` limits what the project uses in a calendar month, ``user_gpu_hours`` what each of its users does.
     ``user_weights`` are ratios of the shares of its users (others: 1), ``user_quotas`` the thousandths of a GPU that
     users are guaranteed of what the project has. ``spread`` says whether its work may request
     that placement.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpupool.domain.work.supervision import FENCE_GRACE_S
+from gpupool.domain.work.program.supervision import FENCE_GRACE_S
 
 PROOF_LIFETIME_S = 6.0  # how long a leader may rely on an answer of the database, counted from its question
 FENCE_MARGIN_S = 9.0  # for a node to notice the end of the time, and to kill

@@ -1,1 +1,1 @@
-"""Workloads: requests, states, gangs, containers, files, rules and time windows."""
+"""Workloads: requests, states, gangs, programs, rules and time windows."""

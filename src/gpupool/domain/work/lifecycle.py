@@ -15,7 +15,7 @@ from typing import Any
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch
 from gpupool.domain.units import format_duration
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessStatus
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessStatus
 from gpupool.domain.work.workload import (
     Replica,
     ReplicaState,

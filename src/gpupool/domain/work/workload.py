@@ -10,12 +10,12 @@ from gpupool.domain.events import Reason
 from gpupool.domain.ids import AttemptKey, Epoch, WorkloadId, attempt_key
 from gpupool.domain.nodes.gpu import GpuRequest, GpuShare
 from gpupool.domain.nodes.sharing import ComputePolicy
-from gpupool.domain.work.container import ContainerSpec
 from gpupool.domain.work.gang import Gang, Rendezvous
+from gpupool.domain.work.program.container import ContainerSpec
+from gpupool.domain.work.program.supervision import Stdio
 from gpupool.domain.work.states import ReplicaState as ReplicaState  # noqa: PLC0414 - re-exported
 from gpupool.domain.work.states import WorkloadKind as WorkloadKind  # noqa: PLC0414 - re-exported
 from gpupool.domain.work.states import WorkloadState as WorkloadState  # noqa: PLC0414 - re-exported
-from gpupool.domain.work.supervision import Stdio
 
 
 class RestartPolicy(StrEnum):
@@ -103,12 +103,12 @@ class Serving:
 class Program:
     """The program to execute, its folder and its environment. ``{name}`` in ``argv`` is a parameter of a sweep.
 
-    ``tree`` and ``lock`` are the files sent with it (``domain.work.file_tree``); ``cwd`` is then a folder in them.
-    ``env_from``: variables with values known only at the start, by the names of ``EnvSource``. ``literal``: ``{index}``
-    in ``argv`` is not replaced. ``container``: it runs in one, ``argv`` may then be empty; None: a plain process.
-    ``linger_s``: see ``supervision.ProcessSpec``. ``workspace`` is the id of the workspace in whose home it runs
-    (empty: none); ``cwd`` may be relative to the home. ``serving``: it is a replica of a service. ``git`` is the
-    repository that is cloned before the start (``domain.work.git_source``; empty: none).
+    ``tree`` and ``lock`` are the files sent with it (``domain.work.program.file_tree``); ``cwd`` is then a folder in
+    them. ``env_from``: variables with values known only at the start, by the names of ``EnvSource``. ``literal``:
+    ``{index}`` in ``argv`` is not replaced. ``container``: it runs in one, ``argv`` may then be empty; None: a plain
+    process. ``linger_s``: see ``supervision.ProcessSpec``. ``workspace`` is the id of the workspace in whose home it
+    runs (empty: none); ``cwd`` may be relative to the home. ``serving``: it is a replica of a service. ``git`` is the
+    repository that is cloned before the start (``domain.work.program.git_source``; empty: none).
     """
 
     argv: tuple[str, ...]

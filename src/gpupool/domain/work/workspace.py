@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuRequest
-from gpupool.domain.work.supervision import NODE_PROGRAM
+from gpupool.domain.work.program.supervision import NODE_PROGRAM
 from gpupool.domain.work.workload import WorkloadState
 
 MAX_SNAPSHOTS = 64

@@ -26,8 +26,8 @@ from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import COMMANDS, END, PING, HeartbeatCounter, Leadership
 from gpupool.domain.protocol.log_records import LogBatch
 from gpupool.domain.protocol.node_json import sample_from_list
-from gpupool.domain.work.file_tree import FilesSpec
-from gpupool.domain.work.supervision import ListeningPort, ProcessSpec, ProcessStatus
+from gpupool.domain.work.program.file_tree import FilesSpec
+from gpupool.domain.work.program.supervision import ListeningPort, ProcessSpec, ProcessStatus
 from gpupool.domain.work.workspace import WorkspaceTask
 from gpupool.services.ports.files import Found, Making
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpupool.domain.work.supervision import ProcessPhase
+from gpupool.domain.work.program.supervision import ProcessPhase
 from gpupool.fabric.local.link import connection
 
 GRACE_S = 10.0

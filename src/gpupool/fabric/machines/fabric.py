@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from gpupool.domain.protocol.fencing import Leadership
-from gpupool.domain.work.supervision import ProcessStatus
+from gpupool.domain.work.program.supervision import ProcessStatus
 from gpupool.fabric.local.link import LocalLink, unreachable
 from gpupool.fabric.machines.directory import Directory
 from gpupool.services.ports.fabric import FabricEvent, NodeLink

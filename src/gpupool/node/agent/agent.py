@@ -21,7 +21,7 @@ from gpupool.domain.ids import split_attempt_key
 from gpupool.domain.nodes.gpu import LOOPBACK, Gpu, NodeReport
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.log_records import LogBatch
-from gpupool.domain.work.supervision import (
+from gpupool.domain.work.program.supervision import (
     MAX_CHECK_CHARS,
     MAX_CHECK_S,
     ListeningPort,

@@ -14,7 +14,14 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import split_attempt_key
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import COMMANDS, PING, is_deposed
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessSpec, ProcessStatus, Progress
+from gpupool.domain.work.program.supervision import (
+    ExitReason,
+    ExitReport,
+    ProcessPhase,
+    ProcessSpec,
+    ProcessStatus,
+    Progress,
+)
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import ReplicaFolder, read_json, socket_name, write_json
 from gpupool.node.host.records import ShepherdRecord, StartRequest, read_exit, read_notes

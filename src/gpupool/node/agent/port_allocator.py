@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpupool.blobs.run_as_user import UserRights, call_as
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.supervision import ListeningPort
+from gpupool.domain.work.program.supervision import ListeningPort
 
 FIRST_PORT, LAST_PORT = 20_000, 29_999  # below the range of outgoing connections in Linux (32,768 and up)
 RESERVATION_S = 600.0  # for a program that has not started yet

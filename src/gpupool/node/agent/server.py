@@ -24,7 +24,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import is_deposed
 from gpupool.domain.protocol.node_json import gpu_to_dict, report_to_dict
-from gpupool.domain.work.supervision import ProcessSpec, ProcessStatus
+from gpupool.domain.work.program.supervision import ProcessSpec, ProcessStatus
 from gpupool.node.agent.agent import Agent
 from gpupool.node.files.homes import NAMES as HOME_METHODS
 from gpupool.node.files.homes import HomeMethods

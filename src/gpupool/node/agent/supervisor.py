@@ -16,7 +16,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessStatus
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessStatus
 from gpupool.node.agent.attempt import AttemptEntry
 from gpupool.node.host import locks
 from gpupool.node.host.log import log_event

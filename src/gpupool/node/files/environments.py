@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 
 from gpupool.blobs.run_as_user import UserRights, account, call_as
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import FileTree, printable_path
+from gpupool.domain.work.program.file_tree import FileTree, printable_path
 from gpupool.node.host.paths import write_json
 from gpupool.node.host.priority import make_ordinary
 

@@ -23,7 +23,7 @@ USERNAME, PASSWORD = "GITSYNC_USERNAME", "GITSYNC_PASSWORD"
 PROTOCOLS = "https:http:ssh:git:file"
 TIMEOUT_S = 3600.0
 FAILED, MISSING, NOT_EXECUTABLE = 128, 127, 126
-NODE_PROGRAM = "@gpupool"  # as in domain/work/supervision.py
+NODE_PROGRAM = "@gpupool"  # as in domain/work/program/supervision.py
 _TRACES = ("GIT_TRACE", "GIT_CURL_VERBOSE")  # they would print the credentials
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from gpupool.blobs.run_as_user import UserRights, account, call_as
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import is_workspace_id
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.domain.work.workspace import ENVIRONMENT_FILES, TaskKind, format_bytes
 from gpupool.node.files.environments import variables
 from gpupool.node.files.job_folders import login_variables

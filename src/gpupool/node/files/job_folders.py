@@ -23,7 +23,7 @@ from gpupool.blobs.run_as_user import UserRights, account, call_as
 from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import is_workload_id
-from gpupool.domain.work.file_tree import (
+from gpupool.domain.work.program.file_tree import (
     MAX_MANIFEST_BYTES,
     FilesSpec,
     FileTree,
@@ -32,7 +32,7 @@ from gpupool.domain.work.file_tree import (
     check_space,
     tree_from_bytes,
 )
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.files.environments import EnvironmentRequest, Environments, variables
 from gpupool.node.host.paths import read_json, write_json
 

@@ -14,7 +14,7 @@ from gpupool.blobs.blob_store import BlobFolder
 from gpupool.blobs.run_as_user import UserRights, call_as
 from gpupool.blobs.safe_open import folder_at, open_below
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import check_path, printable_path
+from gpupool.domain.work.program.file_tree import check_path, printable_path
 from gpupool.node.files.job_folders import JobFolderRequest, JobFolders
 
 MAX_ROWS = 1_000

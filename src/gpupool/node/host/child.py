@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
-from gpupool.domain.work.supervision import NODE_PROGRAM, ProcessSpec
+from gpupool.domain.work.program.supervision import NODE_PROGRAM, ProcessSpec
 from gpupool.node.host.mounts import Bind, bind_all
 from gpupool.node.host.priority import make_ordinary
 

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 
-from gpupool.domain.work.supervision import Progress
+from gpupool.domain.work.program.supervision import Progress
 from gpupool.node.host.paths import RunFolder
 
 PROGRESS_FILE_VARIABLE = "GPUPOOL_PROGRESS_FILE"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpupool.domain.decode import decode
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessSpec
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessSpec
 from gpupool.node.host.mounts import Bind
 from gpupool.node.host.paths import ReplicaFolder, StateFolder, boot_id, read_json, write_json
 from gpupool.node.host.process_tree import start_time

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.sharing.stateless import StatelessSharing
 from gpupool.node.sharing.variables import ADVISORY_NOTE, least_permille
 

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoints, entry_points
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.sharing import UNENFORCED, Sharing, mode_of_whole, traits_of
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host.log import log_event
 from gpupool.node.ports import Counting, NodeProgram, PreparedShare, SharingHost, SharingMode, SliceCount
 from gpupool.node.sharing.variables import ADVISORY_NOTE, holds_instances

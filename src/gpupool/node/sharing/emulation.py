@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host import native
 from gpupool.node.host.native import Product
 from gpupool.node.inventory.emulated import EmulatedInventory

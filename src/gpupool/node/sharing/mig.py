@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.ports import NodeProgram, PreparedShare
 from gpupool.node.sharing.stateless import StatelessSharing
 from gpupool.node.sharing.variables import holds_instances

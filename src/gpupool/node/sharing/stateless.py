@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpupool.domain.nodes.sharing import describe_guarantee
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost
 from gpupool.node.sharing.emulation import fake_driver, path_with_tools, tools_folder
 from gpupool.node.sharing.preload import VARIABLE, Libraries

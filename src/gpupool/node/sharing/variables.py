@@ -14,7 +14,7 @@ GPUPOOL_EMULATED       ``1`` when the GPUs are emulated, else absent
 from __future__ import annotations
 
 from gpupool.domain.units import format_permille
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 
 EMULATED_NOTE = "emulated GPU: the program runs on the CPU"
 ADVISORY_NOTE = "memory and compute of this slice are not enforced on this node: mode advisory"

@@ -9,7 +9,7 @@ import time
 from typing import Protocol
 
 from gpupool.domain.protocol import frames
-from gpupool.domain.work.supervision import ExitReason, ProcessSpec, Stdio
+from gpupool.domain.work.program.supervision import ExitReason, ProcessSpec, Stdio
 from gpupool.node.host.records import ShepherdRecord
 from gpupool.node.shepherd.attach import AttachConnection, AttachConnections, Hello
 from gpupool.node.shepherd.attach_resume import ResumeState

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.program.supervision import Stdio
 from gpupool.node.host import cgroups, process_tree
 from gpupool.node.host.child import ProgramChild
 from gpupool.node.host.paths import ReplicaFolder

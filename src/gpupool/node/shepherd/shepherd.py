@@ -19,7 +19,7 @@ from math import inf
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
 from gpupool.domain.protocol import frames
-from gpupool.domain.work.supervision import FENCE_GRACE_S, ExitReason, ExitReport, Stdio
+from gpupool.domain.work.program.supervision import FENCE_GRACE_S, ExitReason, ExitReport, Stdio
 from gpupool.node.host import cgroups, process_tree
 from gpupool.node.host.child import ProgramChild, StartError, fork_into
 from gpupool.node.host.heartbeat import Contact, Fence

@@ -9,7 +9,7 @@ import struct
 import termios
 from dataclasses import dataclass
 
-from gpupool.domain.work.supervision import Stdio
+from gpupool.domain.work.program.supervision import Stdio
 
 _WINDOW = struct.Struct("HHHH")
 END_OF_TRANSMISSION = b"\x04"  # the end-of-input key of a terminal

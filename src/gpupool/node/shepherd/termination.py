@@ -11,7 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from gpupool.domain.work.supervision import ExitReason, ExitReport
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport
 
 SWEEP_GRACE_S = 2.0  # for processes that are left when the program itself has ended
 ASK_BEFORE_S = 5.0  # at most this long before the kill; until then the program can use its notice

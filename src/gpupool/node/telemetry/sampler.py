@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gpupool.domain.nodes.telemetry import NodeSample, ReplicaSample
 from gpupool.domain.protocol.node_json import sample_to_list
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host.log import log_event
 from gpupool.node.inventory.host import HostMeter
 from gpupool.node.ports import GpuUsageSample, Inventory, Meter, NodeProgram, ProcessTree, Runner

@@ -21,7 +21,7 @@ from gpupool.domain.nodes.gpu import NodeReport
 from gpupool.domain.people.access import DEFAULT_PROJECT, Role, User
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.lifecycle import POOL
-from gpupool.domain.work.supervision import ProcessPhase, ProcessSpec, ProcessStatus
+from gpupool.domain.work.program.supervision import ProcessPhase, ProcessSpec, ProcessStatus
 from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
 from gpupool.services.control.engine import Engine
 from gpupool.services.lifecycle.adoption_records import AdoptionRecord, pool_of, read_record, runs_on_another

@@ -26,7 +26,7 @@ from gpupool.domain.work.lifecycle import (
     grace_of,
     preemption_notice,
 )
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.control.precondition import check_precondition
 from gpupool.services.control.scheduler_feed import SchedulerFeed

@@ -13,7 +13,7 @@ import structlog
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import split_attempt_key
 from gpupool.domain.work.lifecycle import add_notes, mark_started
-from gpupool.domain.work.supervision import ProcessPhase, ProcessStatus
+from gpupool.domain.work.program.supervision import ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState
 from gpupool.services.control.adoption import Adoption
 from gpupool.services.control.engine import Engine

@@ -14,7 +14,7 @@ from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import attempt_key, split_attempt_key
 from gpupool.domain.nodes.gpu import Node, NodeReport, NodeState
 from gpupool.domain.work.lifecycle import POOL, StartProgram, StopProgram, grace_of
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.control.adoption import Adoption
 from gpupool.services.control.engine import Engine

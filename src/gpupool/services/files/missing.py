@@ -11,7 +11,7 @@ import structlog
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.events import Reason
 from gpupool.domain.ids import WorkloadId
-from gpupool.domain.work.file_tree import user_space
+from gpupool.domain.work.program.file_tree import user_space
 from gpupool.domain.work.workload import ReplicaState, Workload
 from gpupool.scheduling.explain.wait_reason import Explanation, WaitCode
 from gpupool.services.control.engine import Engine

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import MAX_MANIFEST_BYTES, FileTree
+from gpupool.domain.work.program.file_tree import MAX_MANIFEST_BYTES, FileTree
 from gpupool.services.ports.files import BlobStore, Folder, OtherHeads
 
 OWNERS_AT_ONCE = 3

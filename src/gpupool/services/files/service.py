@@ -11,8 +11,8 @@ import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Actor, Role
-from gpupool.domain.work.file_tree import check_path, printable_path, user_space
-from gpupool.domain.work.supervision import ListeningPort
+from gpupool.domain.work.program.file_tree import check_path, printable_path, user_space
+from gpupool.domain.work.program.supervision import ListeningPort
 from gpupool.domain.work.workload import Program, Workload
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.control.engine import Engine

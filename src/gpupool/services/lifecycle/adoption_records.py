@@ -11,7 +11,7 @@ from typing import Any
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import Epoch, WorkloadId, split_attempt_key
 from gpupool.domain.nodes.sharing import ComputePolicy
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.domain.work.workload import GpuLease, Replica, Workload, WorkloadKind
 from gpupool.services.ports.store import WorkloadRecords
 

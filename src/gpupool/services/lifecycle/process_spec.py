@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from gpupool.distributed.environment import member_program
-from gpupool.domain.work.container import ContainerSpec, container_environment
-from gpupool.domain.work.git_source import parse_git_source
-from gpupool.domain.work.supervision import NODE_PROGRAM, ProcessSpec
+from gpupool.domain.work.program.container import ContainerSpec, container_environment
+from gpupool.domain.work.program.git_source import parse_git_source
+from gpupool.domain.work.program.supervision import NODE_PROGRAM, ProcessSpec
 from gpupool.domain.work.workload import EnvSource, GpuLease, Limits, Replica, Workload
 from gpupool.services.lifecycle.adoption_records import write_record
 from gpupool.services.lifecycle.stage_in import files_of

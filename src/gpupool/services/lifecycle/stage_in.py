@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import MAX_MANIFEST_BYTES, FilesSpec, tree_from_bytes, user_space
+from gpupool.domain.work.program.file_tree import MAX_MANIFEST_BYTES, FilesSpec, tree_from_bytes, user_space
 from gpupool.domain.work.workload import Workload
 from gpupool.services.ports.adapters import Ports
 from gpupool.services.ports.fabric import NodeLink

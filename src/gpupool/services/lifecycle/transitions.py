@@ -8,7 +8,7 @@ from typing import Any
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch
 from gpupool.domain.work import lifecycle
-from gpupool.domain.work.supervision import ExitReason, ExitReport, ProcessStatus
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.lifecycle import gangs, reserved_gpus
 from gpupool.services.state.mirror import Draft

@@ -13,7 +13,7 @@ from typing import Any
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import NodeState
 from gpupool.domain.people.access import Actor, Role
-from gpupool.domain.work.container import check_image, full_image_name, is_image_allowed
+from gpupool.domain.work.program.container import check_image, full_image_name, is_image_allowed
 from gpupool.domain.work.workload import Workload
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.control.engine import Engine

@@ -25,7 +25,7 @@ from gpupool.domain.nodes.capacity import (
 from gpupool.domain.nodes.gpu import NodeState
 from gpupool.domain.protocol.fencing import certain_after_s
 from gpupool.domain.units import format_duration
-from gpupool.domain.work.supervision import ExitReason, ExitReport
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport
 from gpupool.domain.work.workload import WorkloadKind
 from gpupool.services.control.engine import Engine
 from gpupool.services.lifecycle import transitions

@@ -11,7 +11,7 @@ from gpupool.domain.errors import ErrorCode
 from gpupool.domain.nodes.gpu import Gpu, NodeReport
 from gpupool.domain.nodes.telemetry import NodeSample
 from gpupool.domain.protocol.log_records import LogBatch
-from gpupool.domain.work.supervision import ListeningPort, ProcessSpec, ProcessStatus
+from gpupool.domain.work.program.supervision import ListeningPort, ProcessSpec, ProcessStatus
 from gpupool.services.ports.files import FilesLink
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import FilesSpec, FileTree
+from gpupool.domain.work.program.file_tree import FilesSpec, FileTree
 from gpupool.domain.work.workspace import WorkspaceTask
 
 

@@ -12,7 +12,7 @@ from gpupool.domain.nodes.gpu import GpuRequest, NodeState
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.people.access import DEFAULT_PROJECT, Actor, Role
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.work.supervision import NODE_PROGRAM
+from gpupool.domain.work.program.supervision import NODE_PROGRAM
 from gpupool.domain.work.workload import Workload
 from gpupool.domain.work.workspace import (
     MAX_SNAPSHOTS,

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpupool.domain.errors import ErrorCode
-from gpupool.domain.work.container import ContainerNetwork, ContainerSpec, PullPolicy, Volume, VolumeKind, check_image
+from gpupool.domain.work.program.container import (
+    ContainerNetwork,
+    ContainerSpec,
+    PullPolicy,
+    Volume,
+    VolumeKind,
+    check_image,
+)
 from gpupool.specs import limits
 from gpupool.specs.fields import quantities
 from gpupool.specs.text.error_messages import refusal

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.container import ContainerNetwork, PullPolicy
-from gpupool.domain.work.git_source import parse_git_source
 from gpupool.domain.work.mail_types import parse_mail_types
+from gpupool.domain.work.program.container import ContainerNetwork, PullPolicy
+from gpupool.domain.work.program.git_source import parse_git_source
 from gpupool.domain.work.workload import (
     EnvSource,
     Framework,

@@ -14,6 +14,7 @@ from gpupool.domain.protocol.gateway_table import (
     MAX_BODY_BYTES,
     MAX_HELD,
 )
+from gpupool.domain.work.program.supervision import MAX_CHECK_CHARS, MAX_CHECK_S
 from gpupool.domain.work.service import (
     MAX_REPLICAS,
     Access,
@@ -24,7 +25,6 @@ from gpupool.domain.work.service import (
     UpdatePolicy,
     check_scale,
 )
-from gpupool.domain.work.supervision import MAX_CHECK_CHARS, MAX_CHECK_S
 from gpupool.specs.fields import quantities
 from gpupool.specs.fields.parts import Strict
 from gpupool.specs.text.error_messages import reworded

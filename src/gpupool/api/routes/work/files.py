@@ -32,7 +32,7 @@ from gpupool.api.schemas.work.files import (
 )
 from gpupool.api.server.peer import peer_uid
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.file_tree import MAX_TREE_BYTES
+from gpupool.domain.work.program.file_tree import MAX_TREE_BYTES
 from gpupool.services.ports.fabric import AttachStream
 
 router = APIRouter(prefix="/v1/files", tags=["files"])

@@ -9,7 +9,7 @@ from pydantic import Field
 from gpupool.api.schemas.base import Body, PageView, View
 from gpupool.domain.nodes.gpu import NodeState
 from gpupool.domain.nodes.joining import MAX_TOKEN_LIFETIME_S, MAX_TOKEN_USES
-from gpupool.domain.work.file_tree import MAX_TREE_BYTES
+from gpupool.domain.work.program.file_tree import MAX_TREE_BYTES
 
 DEFAULT_JOIN_LIFE_S = 3600.0
 _Text = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]

@@ -11,7 +11,7 @@ from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.text import table
 from gpupool.cli.transport.pool import PoolClient, workload_path
 from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
-from gpupool.domain.work.supervision import NODE_PROGRAM
+from gpupool.domain.work.program.supervision import NODE_PROGRAM
 from gpupool.verify.network import KEY_VARIABLE, NODE_VARIABLE
 from gpupool.verify.results import CheckOutcome, exit_status
 

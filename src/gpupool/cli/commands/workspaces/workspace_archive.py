@@ -22,7 +22,7 @@ from gpupool.client.workspace_archive import (
     readable,
     writable,
 )
-from gpupool.domain.work.supervision import NODE_PROGRAM
+from gpupool.domain.work.program.supervision import NODE_PROGRAM
 from gpupool.domain.work.workspace import ARCHIVE_PROGRAM, format_bytes
 
 PIECE_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
-from gpupool.domain.work.container import ContainerSpec, VolumeKind
+from gpupool.domain.work.program.container import ContainerSpec, VolumeKind
 from gpupool.node.host.child import ProgramChild, StartError
 from gpupool.node.runners.container import command, volumes
 from gpupool.node.runners.container.command import ContainerUser

@@ -11,8 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.domain.work.container import LOCAL_REGISTRY, ContainerNetwork, ContainerSpec, PullPolicy, VolumeKind
-from gpupool.domain.work.supervision import ProcessSpec, Stdio
+from gpupool.domain.work.program.container import (
+    LOCAL_REGISTRY,
+    ContainerNetwork,
+    ContainerSpec,
+    PullPolicy,
+    VolumeKind,
+)
+from gpupool.domain.work.program.supervision import ProcessSpec, Stdio
 from gpupool.node.runners.container.engine import LABEL, WORKSPACE_LABEL, CgroupUse
 from gpupool.node.runners.container.probe import cgroup_options
 from gpupool.node.runners.container.spec import ContainerSetup, Mount, cid_file, container_name

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE, GpupoolError
-from gpupool.domain.work.supervision import ExitReason, ProcessSpec
+from gpupool.domain.work.program.supervision import ExitReason, ProcessSpec
 from gpupool.node.host import cgroups, process_tree
 from gpupool.node.host.child import ProgramChild, StartError
 from gpupool.node.host.paths import ReplicaFolder

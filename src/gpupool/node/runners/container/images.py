@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.container import LOCAL_REGISTRY, check_image, full_image_name
+from gpupool.domain.work.program.container import LOCAL_REGISTRY, check_image, full_image_name
 from gpupool.node.runners.container.engine import ContainerEngine, last_line
 
 NAMESPACE = "localhost/gpupool-workspace"  # images of workspaces, which only their sessions use

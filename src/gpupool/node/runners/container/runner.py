@@ -16,8 +16,8 @@ from typing import Any, ClassVar, TypeVar
 
 from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.container import ContainerSpec
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.container import ContainerSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import ReplicaFolder, RunFolder, boot_id, read_json, write_json
 from gpupool.node.host.preemption_notice import NOTICE_FILE_VARIABLE

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
-from gpupool.domain.work.container import Volume
+from gpupool.domain.work.program.container import Volume
 from gpupool.node.host import mounts
 from gpupool.node.host.child import StartError
 

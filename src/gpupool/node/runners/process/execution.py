@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
-from gpupool.domain.work.supervision import ExitReason, ProcessSpec
+from gpupool.domain.work.program.supervision import ExitReason, ProcessSpec
 from gpupool.node.host import cgroups
 from gpupool.node.host.child import ProgramChild, StartError
 from gpupool.node.host.paths import ReplicaFolder

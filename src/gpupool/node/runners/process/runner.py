@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host import cgroups, process_tree
 from gpupool.node.host.paths import ReplicaFolder, RunFolder, bind_socket
 from gpupool.node.host.process_tree import Proc

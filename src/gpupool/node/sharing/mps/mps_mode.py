@@ -25,7 +25,7 @@ from typing import ClassVar
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.nodes.sharing import ComputePolicy, describe_guarantee
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host.log import log_event
 from gpupool.node.inventory.emulated import EmulatedInventory
 from gpupool.node.ports import NodeProgram, PreparedShare, SharingHost

@@ -19,7 +19,7 @@ from typing import ClassVar
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.nodes.sharing import ComputePolicy, describe_guarantee
-from gpupool.domain.work.supervision import ProcessSpec
+from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host import native
 from gpupool.node.host.log import log_event
 from gpupool.node.host.native import Product

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode
+from gpupool.domain.work.program.supervision import MAX_CHECK_S
 from gpupool.domain.work.service import MAX_REPLICAS
-from gpupool.domain.work.supervision import MAX_CHECK_S
 from gpupool.specs.kubernetes.field_tables import (
     CONTAINER_PORT,
     DEPLOYMENT,

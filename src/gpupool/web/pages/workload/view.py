@@ -14,7 +14,7 @@ from gpupool.domain.nodes.telemetry import ReplicaSample
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.units import format_permille
 from gpupool.domain.work.ending import Ending, Retrying, ending_of, retrying
-from gpupool.domain.work.supervision import ListeningPort, Stdio
+from gpupool.domain.work.program.supervision import ListeningPort, Stdio
 from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, RestartPolicy, Workload, WorkloadKind
 from gpupool.services.pool import PoolServices
 from gpupool.services.ports.store import EventFilter

@@ -13,8 +13,8 @@ from typing import Any
 
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.nodes.sharing import ComputePolicy
-from gpupool.domain.work.container import ContainerSpec
-from gpupool.domain.work.file_tree import FilesSpec
+from gpupool.domain.work.program.container import ContainerSpec
+from gpupool.domain.work.program.file_tree import FilesSpec
 
 __all__ = [
     "ContainerSpec",
