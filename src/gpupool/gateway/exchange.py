@@ -16,13 +16,12 @@ from typing import Protocol
 
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.protocol.gateway_table import TokenUse
-from gpupool.gateway.agent_stream import connect_through_agent
 from gpupool.gateway.forwarding import Destination, ForwardedPeer, request_to_replica, response_to_client
 from gpupool.gateway.framing import LAST_CHUNK, BodyUntilClose, ChunkedBody, Framing, chunk
 from gpupool.gateway.heads import RequestHead, ResponseHead
 from gpupool.gateway.hub import Hub
 from gpupool.gateway.problems import Problem
-from gpupool.gateway.replica_connection import ReplicaConnection, ReplicaReader
+from gpupool.gateway.replica_connection import ReplicaConnection, ReplicaReader, connect_through_agent
 from gpupool.gateway.routing import ReplicaLoad, RouteState
 
 CONNECT_TIMEOUT_S = 5.0

@@ -1,8 +1,14 @@
-"""A connection to a replica. It carries one request at a time, and belongs to one client connection only."""
+"""A connection to a replica. It carries one request at a time, and belongs to one client connection only.
+
+A server that listens only on its own node's loopback address is reached through its node's agent, which connects to
+ports of the replica's own processes only. After its answer, the unix socket carries the bytes of the port.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Protocol, cast
 
 from gpupool.gateway.framing import BodyUntilClose, Framing, FramingError, LengthBody
@@ -15,9 +21,10 @@ from gpupool.gateway.heads import (
     parse_response,
 )
 from gpupool.gateway.routing import ReplicaLoad
-from gpupool.gateway.sockets import set_options
+from gpupool.gateway.sockets import set_options, socket_name
 
 MAX_INTERIM_RESPONSES = 16
+MAX_ANSWER_BYTES = 64 << 10  # of the agent
 
 
 class ReplicaReader(Protocol):
@@ -264,3 +271,62 @@ class ReplicaConnection(asyncio.Protocol):
             self._paused = False
             if not self.closed:
                 self.transport.resume_reading()
+
+
+async def connect_through_agent(loop: asyncio.AbstractEventLoop, replica: ReplicaLoad) -> ReplicaConnection:
+    """Return a connection to the port of a replica. Raises ``OSError``."""
+    connected: asyncio.Future[ReplicaConnection] = loop.create_future()
+    with socket_name(Path(replica.agent)) as name:
+        transport, _ = await loop.create_unix_connection(lambda: _Handshake(replica, connected), name)
+    try:
+        return await connected
+    except BaseException:
+        transport.abort()
+        raise
+
+
+class _Handshake(asyncio.Protocol):
+    """Asks the agent for the port, and hands the connection over when the agent has agreed."""
+
+    def __init__(self, replica: ReplicaLoad, connected: asyncio.Future[ReplicaConnection]) -> None:
+        self._replica = replica
+        self._connected = connected
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._answer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the request (called by the event loop)."""
+        self._transport = cast("asyncio.Transport", transport)
+        params = {"key": self._replica.key, "port": self._replica.port, "activity": False}
+        self._transport.write(json.dumps({"id": 0, "method": "connect_port", "params": params}).encode() + b"\n")
+
+    def data_received(self, data: bytes) -> None:
+        """Read the agent's answer; bytes after it are the replica's (called by the event loop)."""
+        self._answer += data
+        line, end, rest = self._answer.partition(b"\n")
+        if not end and len(line) <= MAX_ANSWER_BYTES:
+            return
+        try:
+            answer = json.loads(line)
+            refused = answer.get("error")
+        except (ValueError, AttributeError):
+            refused = {"message": "its answer is not JSON"}
+        if refused is not None or not end:
+            self._fail(f"the agent refused: {refused}"[:300])
+            return
+        if self._connected.done():
+            return
+        upstream = ReplicaConnection(self._replica)
+        self._transport.set_protocol(upstream)
+        upstream.connection_made(self._transport)
+        self._connected.set_result(upstream)
+        if rest:
+            upstream.data_received(rest)
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - as the base has it
+        """Handle the end of the connection (called by the event loop)."""
+        self._fail("the agent closed the connection")
+
+    def _fail(self, reason: str) -> None:
+        if not self._connected.done():
+            self._connected.set_exception(ConnectionError(reason))
