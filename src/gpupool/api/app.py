@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, Response
 
 from gpupool import __version__
 from gpupool.api import asyncapi, errors, openapi
+from gpupool.api.deps import check_query
 from gpupool.api.login_limit import FailedAttempts
 from gpupool.api.middleware import BodyLimit, HeadRequests, InternalErrors, RequestLimit
 from gpupool.api.prometheus import Exposition
-from gpupool.api.query import check_query
 from gpupool.api.routes import pool, telemetry
 from gpupool.api.routes.nodes import joining, nodes, reservations
 from gpupool.api.routes.people import access, events, logins, usage

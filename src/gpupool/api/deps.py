@@ -7,9 +7,11 @@ import base64
 import binascii
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from difflib import get_close_matches
 from typing import Annotated, cast
 
 from fastapi import Depends, Query
+from fastapi.dependencies.models import Dependant
 from fastapi.params import Path
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection
@@ -29,6 +31,8 @@ from gpupool.services.pool import PoolServices
 from gpupool.services.refusals import RefusalReason
 
 _TOKEN_LIMIT = 512
+_MAX_SHOWN = 40  # characters of an unknown parameter
+_METRICS_PATH = "/metrics"
 RECHECK_INTERVAL_S = 10.0  # of the callers of long-lived streams
 
 
@@ -136,6 +140,37 @@ async def check_caller(connection: HTTPConnection) -> None:
         waiting.extend(dependant.dependencies)
         if dependant.call in CALLER_CHECKS:
             await dependant.call(connection)
+
+
+async def check_query(connection: HTTPConnection) -> None:
+    """Raise ``GpupoolError(INVALID_REQUEST)`` for a query parameter that the route does not have; most are misspelt.
+
+    The caller is checked first, as for other invalid requests. WebSockets of newer clients may have more parameters.
+    ``/metrics`` accepts all, because Prometheus can be configured to send some to all its targets.
+    """
+    scope = connection.scope
+    if scope["type"] != "http" or not scope.get("query_string") or scope["path"] == _METRICS_PATH:
+        return
+    known = _parameters_of(connection.scope["route"].dependant)
+    unknown = next((name for name in connection.query_params if name not in known), None)
+    if unknown is None:
+        return
+    await check_caller(connection)
+    similar = get_close_matches(unknown, known, 1)
+    meant = f" Did you mean '{similar[0]}'?" if similar else ""
+    hint = f"It has {', '.join(sorted(known))}." if known else "It has none."
+    shown = unknown[:_MAX_SHOWN]
+    raise GpupoolError(ErrorCode.INVALID_REQUEST, f"This path has no query parameter '{shown}'.{meant}", hint)
+
+
+def _parameters_of(dependant: Dependant) -> frozenset[str]:
+    """Return the names of all query parameters of a route."""
+    waiting, found = [dependant], set[str]()
+    while waiting:
+        one = waiting.pop()
+        found.update(field.alias for field in one.query_params)
+        waiting.extend(one.dependencies)
+    return frozenset(found)
 
 
 def _shown(connection: HTTPConnection) -> str:
