@@ -512,8 +512,10 @@ class GpupoolProvisioner(LocalProvisioner):
             self.connection_info = manager.get_connection_info()
             self._take_restarts(manager)
             self._attempt = state.attempt
-            self._kernel = watcher.watch(state, self._state_changed)
+            kernel = self._kernel = watcher.watch(state, self._state_changed)
             self._open_tunnel()
+            with contextlib.suppress(GpupoolError):  # the event stream reads the state again when it is connected
+                await watcher.call(lambda: watcher.refresh(kernel))  # what changed before it was watched
         return state
 
     # Helpers

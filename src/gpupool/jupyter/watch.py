@@ -92,8 +92,14 @@ class WatchedKernel:
     def __init__(self, state: KernelState, on_change: Callable[[], None]) -> None:
         self.state = state
         self._on_change = on_change
+        self._reading = threading.Lock()
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._lock = threading.Lock()
+
+    def refresh(self, client: Client) -> bool:
+        """Read and store the present state; return whether it is a new one. Raises ``GpupoolError``."""
+        with self._reading:  # the answer to an earlier question must not replace a later one
+            return self.update(read_state(client, self.state.workload))
 
     def update(self, state: KernelState) -> bool:
         """Store a state, wake those who wait for a change, and return whether it is a new one."""
@@ -177,7 +183,7 @@ class PoolWatcher:
 
     def refresh(self, kernel: WatchedKernel) -> KernelState:
         """Read the state of a kernel now. Raises ``GpupoolError``."""
-        kernel.update(read_state(self.client, kernel.state.workload))
+        kernel.refresh(self.client)
         return kernel.state
 
     def renew(self) -> None:
@@ -215,10 +221,10 @@ class PoolWatcher:
                 return
 
     def _refresh_after_event(self, kernel: WatchedKernel) -> None:
-        if not kernel.update(read_state(self.client, kernel.state.workload)):
+        if not kernel.refresh(self.client):
             # The event may have been readable before the state that it announces.
             time.sleep(SECOND_LOOK_DELAY_S)
-            self.refresh(kernel)
+            kernel.refresh(self.client)
 
     def _followed(self) -> list[WatchedKernel]:
         with self._lock:
