@@ -119,6 +119,7 @@ def test_client_moves_a_workspace(pool: RealPool, tmp_path: Path) -> None:
         assert session is not None
         with pytest.raises(GpupoolError, match="must be stopped for 'export'"):
             client.export_workspace("bob", file)
+        assert pool.becomes(session, "running")
         pool("exec", "bob", "--", "sh", "-c", WRITE)
         client.stop_workspace("bob")
         client.wait(session)
