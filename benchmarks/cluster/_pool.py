@@ -35,7 +35,7 @@ def main() -> int:
 
     def ports(config: PoolConfig, store: SqlStore, lead: Leadership) -> Ports:
         made = ports_of_one_machine(config, store, lead)
-        made.fabric = MachinesFabric(FolderDirectory(Path(folder)), lead)
+        made.fabric = MachinesFabric(FolderDirectory(Path(folder)), lead, made.clock)
         return made
 
     control_plane._ports = ports  # noqa: SLF001 - the one place where a fabric is chosen

@@ -80,8 +80,9 @@ class LivePool:
     async def _run(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         store = await open_store(self.root / "pool.db")
-        fabric = MachinesFabric(StaticDirectory({"n1": self.node.run / "agent.sock"}), SoleLeadership())
-        ports = Ports(store, fabric, SteadyClock(), secrets.randbits, asyncio.sleep)
+        clock = SteadyClock()
+        fabric = MachinesFabric(StaticDirectory({"n1": self.node.run / "agent.sock"}), SoleLeadership(), clock)
+        ports = Ports(store, fabric, clock, secrets.randbits, asyncio.sleep)
         info = PoolInfo("0", store.pool_id, "user", SteadyClock().now(), str(self.root), None, os.geteuid())
         pool = Pool(ports, info)
         await pool.start()

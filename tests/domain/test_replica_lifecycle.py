@@ -148,6 +148,17 @@ def test_exit_status_decides_the_final_state(row: tuple[Any, ...]) -> None:
     assert [event.reason for event in step.events] == [reason]
 
 
+@pytest.mark.parametrize(("reported", "recorded"), [(60.0, 60.0), (NOW + 3600, NOW), (1.0, 2.0)])
+def test_end_is_between_the_start_and_now(reported: float, recorded: float) -> None:
+    end = replace(report(), finished_at=reported)
+    assert lifecycle.end_attempt(workload(), replica(R), end, NOW).replica.finished_at == recorded
+
+
+def test_start_is_not_in_the_future() -> None:
+    status = replace(running(), started_at=NOW + 3600)
+    assert lifecycle.mark_started(replica(ReplicaState.STARTING), status, NOW).replica.started_at == NOW
+
+
 @pytest.mark.parametrize("state", [P, *FINAL])
 def test_end_of_unplaced_replica_is_stale(state: ReplicaState) -> None:
     row = replica(state)

@@ -12,6 +12,7 @@ import pytest
 from gpupool.domain.protocol.fencing import SoleLeadership
 from gpupool.fabric.local import link, termination
 from gpupool.fabric.local.link import LocalFiles, LocalLink
+from gpupool.services.clock import SteadyClock
 
 
 class HastyReader:
@@ -52,7 +53,7 @@ class Conversation:
 
 
 async def stream(_conversation: Conversation) -> None:
-    await LocalLink("n1", Path("/none"), SoleLeadership())._stream("attach")
+    await LocalLink("n1", Path("/none"), SoleLeadership(), SteadyClock())._stream("attach")
 
 
 async def files(conversation: Conversation) -> None:

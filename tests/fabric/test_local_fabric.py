@@ -18,8 +18,10 @@ from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import SoleLeadership
 from gpupool.domain.work.program.supervision import ExitReport, ProcessPhase
 from gpupool.fabric.local import link
+from gpupool.fabric.local.node_clock import NodeClock
 from gpupool.fabric.machines import CombinedDirectory, MachinesFabric, StaticDirectory
 from gpupool.node.host.heartbeat import Contact
+from gpupool.services.clock import Clock, SteadyClock
 from gpupool.services.ports.fabric import Fabric, FabricEvent, NodeLink
 
 
@@ -49,8 +51,9 @@ class Hearing:
 
 
 @contextlib.asynccontextmanager
-async def hearing(node: Node) -> AsyncIterator[Hearing]:
-    fabric = MachinesFabric(StaticDirectory({"n1": node.run / "agent.sock"}), SoleLeadership())
+async def hearing(node: Node, clock: Clock | None = None) -> AsyncIterator[Hearing]:
+    directory = StaticDirectory({"n1": node.run / "agent.sock"})
+    fabric = MachinesFabric(directory, SoleLeadership(), clock or SteadyClock())
     await fabric.start()
     try:
         yield Hearing(fabric)
@@ -211,7 +214,7 @@ def test_attach_is_a_raw_stream(own_node: Node) -> None:
 
 def test_missing_agent_is_not_awaited(tmp_path: Path) -> None:
     async def run() -> None:
-        fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "agent.sock"}), SoleLeadership())
+        fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "agent.sock"}), SoleLeadership(), SteadyClock())
         await fabric.start()
 
         def is_known() -> bool:
@@ -239,7 +242,7 @@ def test_agent_with_invalid_answer_is_disconnected_and_retried(tmp_path: Path, n
                 await writer.drain()
 
         server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
-        fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "s"}), SoleLeadership())
+        fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "s"}), SoleLeadership(), SteadyClock())
         await fabric.start()
         events = fabric.events()
         async with asyncio.timeout(PATIENCE_S):
@@ -260,7 +263,7 @@ def test_silent_agent_is_disconnected(tmp_path: Path, monkeypatch: pytest.Monkey
                 pass
 
         server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
-        fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "s"}), SoleLeadership())
+        fabric = MachinesFabric(StaticDirectory({"n1": tmp_path / "s"}), SoleLeadership(), SteadyClock())
         await fabric.start()
         events = fabric.events()
         async with asyncio.timeout(PATIENCE_S):
@@ -290,7 +293,7 @@ def test_unproven_leader_commands_nothing_and_is_no_contact(own_node: Node, monk
 
     async def run() -> None:
         lead = LeadUntil()
-        fabric = MachinesFabric(StaticDirectory({"n1": own_node.run / "agent.sock"}), lead)
+        fabric = MachinesFabric(StaticDirectory({"n1": own_node.run / "agent.sock"}), lead, SteadyClock())
         await fabric.start()
         try:
             node = await Hearing(fabric).up()
@@ -325,11 +328,65 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+class MovedClock(SteadyClock):
+    """A clock that differs from that of the nodes."""
+
+    def __init__(self, ahead_s: float) -> None:
+        super().__init__()
+        self._ahead_s = ahead_s
+
+    def now(self) -> float:
+        """Return the moved time."""
+        return super().now() + self._ahead_s
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_times_of_a_node_are_those_of_the_clock_of_the_pool(own_node: Node, ahead_s: float) -> None:
+    async def run() -> None:
+        clock = MovedClock(ahead_s)
+        begin = clock.now()
+        async with hearing(own_node, clock) as heard:
+            n1 = await heard.up()
+            wanted = spec("sleep 0.2")
+            started = await n1.start(wanted)
+            end = await heard.end_of(wanted.key)
+            (listed,) = [status for status in await n1.list() if status.key == wanted.key]
+            samples = await n1.samples(0)
+            now = clock.now()
+        assert started.started_at is None or begin - 2 <= started.started_at <= now
+        assert listed.started_at is not None
+        assert begin - 2 <= listed.started_at < end.finished_at <= now + 2
+        assert samples == [] or all(begin - 60 <= sample.at <= now + 2 for sample in samples)
+
+    asyncio.run(run())
+
+
+def test_slow_answer_does_not_change_the_estimate_of_a_clock() -> None:
+    class ByHand(SteadyClock):
+        time = 1000.0
+
+        def now(self) -> float:
+            """Return the time that was set."""
+            return self.time
+
+    clock = ByHand()
+    node = NodeClock(clock)
+    node.compare(1000.0, 1900.0)
+    assert node.ahead_s == 900.0
+    clock.time = 1100.0
+    node.compare(1000.0, 1040.0)  # the answer was made at some time in these 100 seconds
+    assert node.ahead_s == 900.0
+    node.compare(1099.0, 1099.5)
+    assert node.ahead_s == 0.0
+
+
 def test_nodes_follow_their_directory(own_node: Node) -> None:
     async def run() -> None:
         directory = StaticDirectory({})
         fabric = MachinesFabric(
-            CombinedDirectory(directory, StaticDirectory({"n2": own_node.root / "nowhere"})), SoleLeadership()
+            CombinedDirectory(directory, StaticDirectory({"n2": own_node.root / "nowhere"})),
+            SoleLeadership(),
+            SteadyClock(),
         )
         await fabric.start()
         directory.put("n1", own_node.run / "agent.sock")

@@ -59,7 +59,7 @@ def main() -> int:
 
     def ports(config: PoolConfig, store: SqlStore, lead: Leadership) -> Ports:
         made = ports_of_one_machine(config, store, lead)
-        made.fabric = MachinesFabric(FileDirectory(Path(nodes)), lead)
+        made.fabric = MachinesFabric(FileDirectory(Path(nodes)), lead, made.clock)
         return made
 
     control_plane._ports = ports

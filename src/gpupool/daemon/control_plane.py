@@ -245,10 +245,11 @@ def _provider(config: PoolConfig) -> Provider | None:
 
 
 def _ports(config: PoolConfig, store: SqlStore, lead: Leadership) -> Ports:
+    clock = SteadyClock()
     return Ports(
         store=store,
-        fabric=MachinesFabric(_directory(config), lead),
-        clock=SteadyClock(),
+        fabric=MachinesFabric(_directory(config), lead, clock),
+        clock=clock,
         random_bits=secrets.randbits,
         sleep=asyncio.sleep,
         courier=NetworkCourier(),

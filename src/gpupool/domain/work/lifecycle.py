@@ -148,7 +148,7 @@ def mark_started(replica: Replica, status: ProcessStatus, now: float) -> Transit
     """Apply the node's report that the program runs."""
     if replica.state not in {ReplicaState.STARTING, ReplicaState.STOPPING}:
         return Transition(replica)
-    started_at = status.started_at or now
+    started_at = min(status.started_at or now, now)
     seen = replace(
         replica,
         pid=status.pid,
@@ -212,7 +212,8 @@ def end_attempt(workload: Workload, replica: Replica, report: ExitReport, now: f
     lost = asked is Reason.RESTARTED_BY_USER and reason in _PLACE_LOST
     if asked is not None and reason is not Reason.TIME_LIMIT and not done and not lost:
         reason = asked
-    seen = replace(replica, exit_status=report.status, finished_at=report.finished_at or now, pid=None)
+    finished_at = max(min(report.finished_at or now, now), replica.started_at or 0.0)
+    seen = replace(replica, exit_status=report.status, finished_at=finished_at, pid=None)
     forget = ForgetProgram(replica)
     sentence = (replica.message if reason is asked else "") or _sentence(workload, reason, report)
     if reason is not asked:

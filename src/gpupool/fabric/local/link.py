@@ -13,7 +13,7 @@ import json
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from gpupool.domain.protocol.node_json import sample_from_list
 from gpupool.domain.work.program.file_tree import FilesSpec
 from gpupool.domain.work.program.supervision import ListeningPort, ProcessSpec, ProcessStatus
 from gpupool.domain.work.workspace import WorkspaceTask
+from gpupool.fabric.local.node_clock import NodeClock
+from gpupool.services.clock import Clock
 from gpupool.services.ports.files import Found, Making
 
 LINE_LIMIT = 16 << 20  # bytes; a list of ten thousand statuses is about four MiB
@@ -126,12 +128,16 @@ class PortStream:
 
 
 class LocalLink:
-    """``services.ports.fabric.NodeLink`` over one connection, which its fabric opens again when it is lost."""
+    """``services.ports.fabric.NodeLink`` over one connection, which its fabric opens again when it is lost.
 
-    def __init__(self, name: str, socket: Path, lead: Leadership) -> None:
+    Times that the agent reports are converted to those of the pool's ``clock``.
+    """
+
+    def __init__(self, name: str, socket: Path, lead: Leadership, clock: Clock) -> None:
         self.name = name
         self.socket = socket
         self._lead = lead
+        self._node_clock = NodeClock(clock)
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count(1)
@@ -143,6 +149,7 @@ class LocalLink:
     async def converse(self, on_up: Callable[[], None], on_status: OnStatus) -> None:
         """Connect, watch, and handle messages until the agent disconnects or is silent. Raises OSError."""
         async with connection(self.socket) as (reader, writer):
+            watched_at = self._node_clock.now()
             writer.write(request(0, "watch", self._lead, {}))
             self._writer = writer
             pulse = asyncio.create_task(self._keep_pulse(writer), name=f"pulse {self.name}")
@@ -152,7 +159,11 @@ class LocalLink:
                     message = json.loads(line)
                     if "raw" in message:
                         message["bytes"] = await self._raw(reader, int(message["raw"]))
-                    self._on_message(message, on_up, on_status)
+                    if message.get("id") == 0:
+                        self._compare_clocks(watched_at, message.get("result"))
+                        on_up()
+                    else:
+                        self._on_message(message, on_status)
             finally:
                 pulse.cancel()
                 self._writer = None
@@ -189,25 +200,31 @@ class LocalLink:
 
     def _ping(self, writer: asyncio.StreamWriter) -> None:
         number, answered = self._pulse.ping(leads=self._lead.held())
-        self._expect(-number).add_done_callback(partial(self._on_pong, writer, number))
+        self._expect(-number).add_done_callback(partial(self._on_pong, writer, number, self._node_clock.now()))
         writer.write(request(-number, PING, self._lead, {"number": number, "answered": answered}))
 
-    def _on_pong(self, writer: asyncio.StreamWriter, number: int, answer: asyncio.Future[Any]) -> None:
+    def _on_pong(self, writer: asyncio.StreamWriter, number: int, asked_at: float, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled() or answer.exception() is not None:
             return
+        self._compare_clocks(asked_at, answer.result())
         if self._pulse.pong(number):  # at once, so that the agent knows of the contact before a program is started
             self._ping(writer)
+
+    def _compare_clocks(self, asked_at: float, answer: Any) -> None:
+        if isinstance(answer, dict) and "time" in answer:  # agents before 0.1 send none
+            self._node_clock.compare(asked_at, float(answer["time"]))
+
+    def _status(self, value: Any) -> ProcessStatus:
+        return decode(ProcessStatus, value).moved_by(-self._node_clock.ahead_s)
 
     def _expect(self, number: int) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         return future
 
-    def _on_message(self, message: dict[str, Any], on_up: Callable[[], None], on_status: OnStatus) -> None:
+    def _on_message(self, message: dict[str, Any], on_status: OnStatus) -> None:
         if message.get("event") == "status":
-            on_status(decode(ProcessStatus, message["status"]))
-        elif message.get("id") == 0:
-            on_up()
+            on_status(self._status(message["status"]))
         elif (future := self._waiting.pop(message.get("id", 0), None)) is not None and not future.done():
             _settle(future, message)
 
@@ -247,11 +264,13 @@ class LocalLink:
 
     async def samples(self, after: int) -> Sequence[NodeSample]:
         """Return the samples of the node after one by its number, oldest first."""
-        return [sample_from_list(self.name, json.loads(text)) for text in await self._ask("samples", after=after)]
+        texts = await self._ask("samples", after=after)
+        samples = [sample_from_list(self.name, json.loads(text)) for text in texts]
+        return [replace(sample, at=sample.at - self._node_clock.ahead_s) for sample in samples]
 
     async def list(self) -> Sequence[ProcessStatus]:
         """Return all programs of the agent."""
-        return [decode(ProcessStatus, status) for status in await self._ask("list")]
+        return [self._status(status) for status in await self._ask("list")]
 
     async def spec(self, key: str) -> ProcessSpec:
         """Return the spec with which a program was started."""
@@ -259,7 +278,7 @@ class LocalLink:
 
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
         """Start a program, or return its status if this key was started before."""
-        return decode(ProcessStatus, await self._ask("start", spec=spec.to_dict()))
+        return self._status(await self._ask("start", spec=spec.to_dict()))
 
     async def reserve_ports(
         self, key: str, address: str, count: int, wanted: Sequence[int] = ()

@@ -12,6 +12,7 @@ from gpupool.domain.protocol.fencing import Leadership
 from gpupool.domain.work.program.supervision import ProcessStatus
 from gpupool.fabric.local.link import LocalLink, unreachable
 from gpupool.fabric.machines.directory import Directory
+from gpupool.services.clock import Clock
 from gpupool.services.ports.fabric import FabricEvent, NodeLink
 
 MIN_PAUSE_S = 0.02
@@ -28,9 +29,10 @@ class MachinesFabric:
     agent has not answered for ten seconds (``fabric.local.link``), even if the transport is still open.
     """
 
-    def __init__(self, directory: Directory, lead: Leadership) -> None:
+    def __init__(self, directory: Directory, lead: Leadership, clock: Clock) -> None:
         self._directory = directory
         self._lead = lead
+        self._clock = clock
         self._events: asyncio.Queue[FabricEvent] = asyncio.Queue()
         self._machines: dict[str, _Machine] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -78,7 +80,8 @@ class MachinesFabric:
             del self._machines[name]
             await known.close()
         if socket is not None:
-            self._machines[name] = _Machine(LocalLink(name, socket, self._lead), socket, self._events.put_nowait)
+            link = LocalLink(name, socket, self._lead, self._clock)
+            self._machines[name] = _Machine(link, socket, self._events.put_nowait)
 
 
 class _Machine:

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,11 +77,13 @@ class Methods:
         return method
 
     async def do_ping(self, params: Params) -> Any:
-        """Record a ping. ``number`` counts on this connection; ``answered`` is the last one answered (0: none).
+        """Record a ping; return the time of the node.
 
+        ``number`` counts on this connection; ``answered`` is the last one answered (0: none).
         A control plane that cannot prove at present that it leads sends no ``answered``.
         """
         self._pings.take(int(params["number"]), int(params["answered"]))
+        return {"time": time.time()}
 
     async def do_report(self, _params: Params) -> Any:
         """Return the machine."""
@@ -236,7 +239,7 @@ class AgentConnection:
             if method == "watch":
                 self._watching.take(self, term)
                 self._watch()
-                answer["result"] = None
+                answer["result"] = {"time": time.time()}
             else:
                 answer["result"] = await self._methods.find(method)(request.get("params") or {})
         except GpupoolError as error:

@@ -7,7 +7,7 @@ Both sides may die at any moment; every message is therefore idempotent by ``(ke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -201,6 +201,23 @@ class ProcessStatus:
     saved_at: float | None = None
     step: int | None = None
     metrics: tuple[tuple[str, float], ...] = ()
+
+    def moved_by(self, seconds: float) -> ProcessStatus:
+        """Return the status with all its times moved, from the clock of the node to that of the pool."""
+        if not seconds:
+            return self
+
+        def moved(time: float | None) -> float | None:
+            return None if time is None else time + seconds
+
+        end = None if self.exit is None else replace(self.exit, finished_at=self.exit.finished_at + seconds)
+        return replace(
+            self,
+            exit=end,
+            started_at=moved(self.started_at),
+            last_active_at=moved(self.last_active_at),
+            saved_at=moved(self.saved_at),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
