@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -85,7 +86,8 @@ def test_failed_clone_names_the_repository(pool: RealPool, tmp_path: Path) -> No
 
 
 def test_ended_workload_is_deleted(pool: RealPool) -> None:
-    pool("submit", "short-lived", "-n", "0", "--ttl-after-finish", "1s", "--", "true")
-    gone = eventually(lambda: pool("describe", "short-lived", ok=False).returncode != 0, pause_s=0.5)
-    assert gone, pool.text("describe", "short-lived")
-    assert pool.json("ps", "-a", "--name", "short-lived")["workloads"] == []
+    submitted = pool.text("submit", "soon-deleted", "-n", "0", "--ttl-after-finish", "1s", "--json", "--", "true")
+    job = json.loads(submitted)["id"]  # an earlier test of this pool may have used the name
+    gone = eventually(lambda: pool("describe", job, ok=False).returncode != 0, pause_s=0.5)
+    assert gone, pool.text("describe", job)
+    assert pool.json("ps", "-a", "--name", "soon-deleted")["workloads"] == []

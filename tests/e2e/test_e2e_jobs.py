@@ -216,14 +216,14 @@ def test_program_that_ignores_sigterm_is_killed_after_grace_period(pool: RealPoo
 
 
 def test_delete_removes_workload_and_output(pool: RealPool) -> None:
-    pool("submit", "brief", "-g", "0.1", "--", "echo", "x")
-    pool("wait", "brief")
+    pool("submit", "to-delete", "-g", "0.1", "--", "echo", "x")
+    pool("wait", "to-delete")
     with pool.client as client:
-        key = client.get("brief").id
+        key = client.get("to-delete").id
     assert any(path.name.startswith(key) for path in walk(pool.state))
-    pool("delete", "-y", "brief")
-    assert pool("describe", "brief", ok=False).returncode != 0
-    assert "brief" not in pool.text("ps", "-a")
+    pool("delete", "-y", "to-delete")
+    assert pool("describe", "to-delete", ok=False).returncode != 0
+    assert "to-delete" not in pool.text("ps", "-a")
     assert eventually(lambda: not [p for p in walk(pool.state) if p.name.startswith(f"{key}.0.1") and p.is_dir()])
 
 

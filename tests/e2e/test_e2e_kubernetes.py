@@ -113,9 +113,9 @@ def test_suspended_job_waits_for_a_changed_file(pool: RealPool) -> None:
 
 def test_ended_jobs_are_deleted_after_their_ttl(pool: RealPool) -> None:
     job = yaml.safe_load((EXAMPLES / "job.yaml").read_text())
-    job["metadata"]["name"], job["spec"]["ttlSecondsAfterFinished"] = "brief", 0
+    job["metadata"]["name"], job["spec"]["ttlSecondsAfterFinished"] = "deleted-at-once", 0
     applied(pool, json.dumps(job).encode())
-    assert eventually(lambda: pool("get", "job", "brief", ok=False).returncode == 125)
+    assert eventually(lambda: pool("get", "job", "deleted-at-once", ok=False).returncode == 125)
 
 
 def test_pods_are_followed_watched_and_deleted(pool: RealPool) -> None:
