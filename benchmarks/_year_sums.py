@@ -111,8 +111,9 @@ def summed(book: Ledger, family: SumFamily, step_s: int) -> Iterator[tuple[Any, 
     project = book.project if family is not SumFamily.NODE else nothing
     user = book.user if family is SumFamily.MEMBER else nothing
     node = book.node if family is SumFamily.NODE else nothing
+    model = book.model if family is not SumFamily.TOTAL else nothing
     at = book.hour // step_s
-    packed = (((at * 64 + project + 1) * 256 + user + 1) * 128 + node + 1) * 8 + book.model + 1
+    packed = (((at * 64 + project + 1) * 256 + user + 1) * 128 + node + 1) * 8 + model + 1
     keys, where = np.unique(packed, return_inverse=True)
     sums = [np.bincount(where, weights=amount, minlength=len(keys)).tolist() for amount in book.amounts]
     for key, *amounts, leases in zip(keys.tolist(), *sums, strict=True):

@@ -1,7 +1,7 @@
 """Times of reports over a day and over a year, and the longest pause of the event loop meanwhile.
 
 `python benchmarks/reports.py [--store PATH] [--leases 120000]` uses the store of `_year.py`, and writes it if PATH does
-not exist.
+not exist. Prints a table, with the ratio of a year to a day, and writes results/reports.json.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import sqlite3
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import _year
+from _common import machine, table, write_result
 from gpupool.domain.usage import GroupBy
 from gpupool.services.usage.accounting import AccountingService
 from gpupool.services.usage.reports import ReportRequest, make_report
@@ -35,6 +35,8 @@ async def measure(path: Path) -> list[dict[str, Any]]:
     with contextlib.closing(sqlite3.connect(path)) as conn:
         now = float(conn.execute("SELECT max(granted_at) FROM leases").fetchone()[0]) + 3600
     store = await open_store(path)
+    while await store.usage_books.sum_next(now - 3600):
+        pass  # a pool does this in the background
     engine: Any = SimpleNamespace(ports=SimpleNamespace(store=store, clock=SimpleNamespace(now=lambda: now)))
     identities: Any = SimpleNamespace(projects={}, users={})
     permissions: Any = SimpleNamespace()
@@ -75,7 +77,7 @@ class Pauses:
 
 
 def main() -> int:
-    """Measure and print JSON lines."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path, help="a store of _year.py; written if it does not exist")
     parser.add_argument("--leases", type=int, default=120_000)
@@ -84,8 +86,20 @@ def main() -> int:
         path = options.store or Path(folder) / "year.db"
         if not path.exists():
             _year.make(path, leases=options.leases, live=1000, queued=1000, minute_hours=2)
-        for row in asyncio.run(measure(path)):
-            print(json.dumps(row))
+        rows = asyncio.run(measure(path))
+    ratios = {
+        by: {
+            figure: round(next(r[figure] for r in of_key if r["days"] == 365) / max(of_key[0][figure], 0.001), 1)
+            for figure in ("wall_s", "cpu_s")
+        }
+        for by in dict.fromkeys(row["by"] for row in rows)
+        if (of_key := [row for row in rows if row["by"] == by])
+    }
+    names = ("by", "days", "wall_s", "cpu_s", "pause_s")
+    print(table([name.upper() for name in names], [[row[name] for name in names] for row in rows]))
+    print("a year / a day:", ratios)
+    result = {"what": "reports", **machine(), "leases": options.leases, "reports": rows, "year_to_day": ratios}
+    write_result("reports", result)
     return 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.usage import CostRates, GroupBy, Period
 from gpupool.domain.work.time_windows import read_zone
-from gpupool.services.ports.usage import Wait
+from gpupool.services.ports.usage import NO_WAITS, Wait
 from gpupool.services.usage.accounting import wait_lines
 from gpupool.services.usage.calendar import edges_of
 
@@ -68,15 +68,16 @@ def test_steps_have_no_gaps(since: float, length: float, period: Period, zone: s
 def test_waiting_times_count_started_workloads_only() -> None:
     started = [Wait("red", "ada", 100.0 + n, 100.0 + n + n, None) for n in range(1, 101)]
     others = [Wait("red", "bob", 150.0, None, None), Wait("red", "bob", 160.0, None, 170.0)]
-    (line,) = wait_lines([*started, *others], (0.0, 1000.0), GroupBy.PROJECT, lambda _: "")
+    known = NO_WAITS.with_more(started)
+    (line,) = wait_lines(known.with_more(others), (0.0, 1000.0), GroupBy.PROJECT, lambda _: "")
     assert (line.key, line.started, line.waiting, line.never) == ("red", 100, 1, 1)
     assert (line.mean_s, line.p50_s, line.p90_s, line.p99_s, line.longest_s) == (50.5, 50, 90, 99, 100)
-    (nobody,) = wait_lines(others, (0.0, 1000.0), GroupBy.DEPARTMENT, lambda _: "dept")
+    (nobody,) = wait_lines(NO_WAITS.with_more(others), (0.0, 1000.0), GroupBy.DEPARTMENT, lambda _: "dept")
     assert (nobody.key, nobody.started, nobody.p50_s) == ("dept", 0, None)
-    two = wait_lines(started, (0.0, 150.0, 1000.0), GroupBy.POOL, lambda _: "")
+    two = wait_lines(known, (0.0, 150.0, 1000.0), GroupBy.POOL, lambda _: "")
     assert [(step.at, step.started) for step in two] == [(0.0, 49), (150.0, 51)]
     with pytest.raises(GpupoolError):
-        wait_lines(started, (0.0, 1000.0), GroupBy.NODE, lambda _: "")
+        wait_lines(known, (0.0, 1000.0), GroupBy.NODE, lambda _: "")
 
 
 def test_rate_is_found_by_model_name() -> None:

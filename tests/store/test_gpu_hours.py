@@ -204,6 +204,20 @@ def agree(rows: Sequence[TimeRow], wanted: dict[tuple[int, tuple[str, ...]], lis
         assert found.get(key, NOTHING) == pytest.approx(tuple(wanted.get(key, NOTHING)), rel=1e-12, abs=NEAR), key
 
 
+def folded(
+    wanted: dict[tuple[int, tuple[str, ...]], list[float]], query: TimeQuery
+) -> dict[tuple[int, tuple[str, ...]], list[float]]:
+    """Return amounts with the names that the query does not keep as one."""
+    found: dict[tuple[int, tuple[str, ...]], list[float]] = defaultdict(lambda: list(NOTHING))
+    for (step, keys), amounts in wanted.items():
+        assert query.keep is not None
+        column, names = query.keep
+        pairs = zip(query.dims, keys, strict=True)
+        key = tuple("others:" if dim is column and name not in names else name for dim, name in pairs)
+        found[step, key] = [one + other for one, other in zip(found[step, key], amounts, strict=True)]
+    return found
+
+
 DIMS = st.sampled_from(
     [
         (),
@@ -253,7 +267,10 @@ def test_sums_and_remaining_leases_equal_all_leases(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gpu_hours, "FEW_SPANS", few)
             found = gpu_hours.gpu_time(conn, query)
-        agree(found, by_hand(known, past.measured, query))
+            agree(found, by_hand(known, past.measured, query))
+            for dim, name in ((Dim.PROJECT, "x"), (Dim.USER, "bob"), (Dim.NODE, "n1")):
+                few_names = replace(query, keep=(dim, frozenset({name})))
+                agree(gpu_hours.gpu_time(conn, few_names), folded(by_hand(known, past.measured, query), few_names))
         transaction.rollback()
 
 
@@ -302,9 +319,11 @@ def test_each_hour_and_day_is_summed_once_per_table(held: Connection) -> None:
         ("node", DAY_S, BEGIN, "", "", "here", t4, DAY_S - 5400.0, 0.0, 1),
         ("project", DAY_S, BEGIN, "default", "", "", "", 0.0, DAY_S - 1800.0, 0),
         ("project", DAY_S, BEGIN, "default", "", "", t4, DAY_S - 5400.0, 0.0, 1),
+        ("total", DAY_S, BEGIN, "default", "", "", "", DAY_S - 5400.0, DAY_S - 1800.0, 1),
     ]
     for family in SumFamily:
-        assert len([row for row in rows if row[:2] == (family, DAY_S)]) == 3 * (1 if family is SumFamily.NODE else 2)
+        keys = 2 if family in {SumFamily.PROJECT, SumFamily.MEMBER} else 1  # held by model, and requested
+        assert len([row for row in rows if row[:2] == (family, DAY_S)]) == 3 * keys
         assert sum(row[7] for row in rows if row[:2] == (family, HOUR_S)) == 3 * DAY_S - 5400.0
 
 

@@ -101,6 +101,31 @@ def test_old_database_is_copied_and_upgraded(tmp_path: Path, revision: str) -> N
     assert schema_of(path) == schema_of(tmp_path / "fresh.db")
 
 
+def test_upgrade_adds_up_the_models_of_each_project(tmp_path: Path) -> None:
+    path = tmp_path / "pool.db"
+    make_at(path, "0017")
+    with sqlite3.connect(path) as conn:
+        conn.executemany(
+            "INSERT INTO gpu_hours VALUES (?, 3600, ?, ?, ?, '', ?, ?, 1, 2, 4, ?, 3)",
+            [
+                ("project", 0, "x", "", "T4", 10.0, 0.0),
+                ("project", 0, "x", "", "V100", 20.0, 0.0),
+                ("project", 0, "x", "", "", 0.0, 50.0),
+                ("project", 3600, "y", "", "T4", 7.0, 0.0),
+                ("member", 0, "x", "ada", "T4", 10.0, 0.0),
+            ],
+        )
+    conn.close()
+    migrate.prepare(path)
+    with sqlite3.connect(path) as conn:
+        found = conn.execute("SELECT * FROM gpu_hours WHERE family = 'total' ORDER BY at").fetchall()
+    conn.close()
+    assert found == [
+        ("total", 3600, 0, "x", "", "", "", 30.0, 3.0, 6.0, 12.0, 50.0, 9),
+        ("total", 3600, 3600, "y", "", "", "", 7.0, 1.0, 2.0, 4.0, 0.0, 3),
+    ]
+
+
 def test_reopened_upgraded_database_is_not_copied(tmp_path: Path) -> None:
     path = tmp_path / "pool.db"
     make_at(path, "0001")

@@ -9,7 +9,8 @@ from html import escape
 
 from gpupool.api.reports.words import hours, label, moment
 from gpupool.domain.usage import UsageLine
-from gpupool.services.usage.reports import OTHERS, UsageReport
+from gpupool.services.ports.usage import OTHERS
+from gpupool.services.usage.reports import UsageReport
 
 WIDTH, HEIGHT = 960, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 12, 28

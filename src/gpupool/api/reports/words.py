@@ -7,7 +7,7 @@ from datetime import datetime
 from gpupool.domain.units import format_duration
 from gpupool.domain.usage import GroupBy, Period, UsageLine
 from gpupool.domain.work.time_windows import read_zone
-from gpupool.services.usage.reports import OTHERS
+from gpupool.services.ports.usage import OTHERS
 
 NOT_MEASURED = "not measured"
 NONE = "(none)"

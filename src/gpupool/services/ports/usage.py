@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.capacity import CapacityChange, CapacitySeconds, GpuCapacity
 from gpupool.domain.nodes.telemetry import GpuRollup, NodeRollup, ReplicaRollup, Rollups, RollupStep
 from gpupool.domain.usage import ALL_USAGE, UsageFilter
 from gpupool.domain.work.efficiency import MeasuredUse
+
+OTHERS = "others:"  # no name has a colon
 
 
 class Dim(StrEnum):
@@ -29,7 +34,8 @@ class Dim(StrEnum):
 class TimeQuery:
     """A query for GPU time between ``edges`` (seconds since the epoch, ascending, at least two), grouped by ``dims``.
 
-    Current leases count until ``now``. Without ``requests`` it leaves out requested time, which is faster.
+    Current leases count until ``now``. Without ``requests`` it leaves out requested time, which is faster. With
+    ``keep``, a column and names, all other names of this column are one: ``OTHERS``.
     """
 
     edges: tuple[float, ...]
@@ -37,6 +43,16 @@ class TimeQuery:
     scope: UsageFilter = ALL_USAGE
     now: float = math.inf
     requests: bool = True
+    keep: tuple[Dim, frozenset[str]] | None = None
+
+    def folded(self, key: tuple[str, ...]) -> tuple[str, ...]:
+        """Return keys with ``OTHERS`` in place of a name that is not kept."""
+        if self.keep is None:
+            return key
+        column, names = self.keep
+        return tuple(
+            OTHERS if dim is column and name not in names else name for dim, name in zip(self.dims, key, strict=True)
+        )
 
     @property
     def asks_for_requests(self) -> bool:
@@ -70,6 +86,57 @@ class Wait(NamedTuple):
     started_at: float | None
     finished_at: float | None
 
+    @property
+    def known(self) -> bool:
+        """Return True if it waits no more."""
+        return self.started_at is not None or self.finished_at is not None
+
+    @property
+    def wait_s(self) -> float:
+        """Return the seconds until its first start: infinite while it waits, NaN if it ended without one."""
+        if self.started_at is not None:
+            return max(0.0, self.started_at - self.created_at)
+        return math.inf if self.finished_at is None else math.nan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waits:
+    """Waits of many workloads in columns, by their submission: objects would be slow for a year.
+
+    ``wait_s`` as in ``Wait``; ``member`` is the place of project and user in ``members``.
+    """
+
+    created_at: npt.NDArray[np.float64]
+    wait_s: npt.NDArray[np.float64]
+    member: npt.NDArray[np.int32]
+    members: tuple[tuple[str, str], ...]
+
+    def __len__(self) -> int:
+        return len(self.created_at)
+
+    def with_more(self, waits: Sequence[Wait]) -> Waits:
+        """Return these and other waits."""
+        if not waits:
+            return self
+        members = {key: place for place, key in enumerate(self.members)}
+        places = [members.setdefault((wait.project, wait.user), len(members)) for wait in waits]
+        created_at = np.concatenate((self.created_at, [wait.created_at for wait in waits]))
+        wait_s = np.concatenate((self.wait_s, [wait.wait_s for wait in waits]))
+        member = np.concatenate((self.member, np.array(places, np.int32)))
+        order = np.argsort(created_at, kind="stable")
+        return Waits(created_at[order], wait_s[order], member[order], tuple(members))
+
+    def of(self, project: str | None, user: str | None) -> Waits:
+        """Return those of a project and a user; None: of all."""
+        if project is None and user is None:
+            return self
+        wanted = [project in {None, its} and user in {None, whose} for its, whose in self.members]
+        mask = np.array(wanted, bool)[self.member]
+        return Waits(self.created_at[mask], self.wait_s[mask], self.member[mask], self.members)
+
+
+NO_WAITS = Waits(np.empty(0), np.empty(0), np.empty(0, np.int32), ())
+
 
 class Loss(NamedTuple):
     """The end of an attempt that lost work after its last checkpoint."""
@@ -91,14 +158,17 @@ class UsageStore(Protocol):
     async def names_of(self, workloads: Sequence[str]) -> dict[str, tuple[str, str, str]]:
         """Return name, project and user of workloads by id; the name is empty if its history was deleted."""
 
-    async def waits(self, since: float, until: float, scope: UsageFilter) -> Sequence[Wait]:
-        """Return workloads submitted between two times that request their own GPUs, oldest first."""
+    async def waits(self, since: float, until: float, scope: UsageFilter) -> Waits:
+        """Return the waits of workloads submitted between two times that request their own GPUs."""
 
     async def losses(self, since: float, until: float, scope: UsageFilter) -> Sequence[Loss]:
         """Return the ends between two times that lost work; ``scope`` filters by project, user and node."""
 
     async def sum_next(self, until: float) -> bool:
-        """Sum the next hours that are over, at most a day; return False if none are left before ``until``."""
+        """Sum the next hours that are over, at most a day; return False if none are left before ``until``.
+
+        Waits are stored by days.
+        """
 
     async def summed_until(self) -> float:
         """Return the time up to which hours are summed; 0 if none are."""

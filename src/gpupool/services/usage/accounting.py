@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from operator import attrgetter
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -31,7 +31,7 @@ from gpupool.domain.usage import (
 from gpupool.domain.work.time_windows import read_zone
 from gpupool.services.access.permissions import Permissions
 from gpupool.services.control.engine import Engine
-from gpupool.services.ports.usage import Dim, Loss, TimeQuery, TimeRow, Wait
+from gpupool.services.ports.usage import Dim, TimeQuery, TimeRow, Waits
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.usage.calendar import edges_of
 
@@ -53,43 +53,58 @@ DIMS: dict[GroupBy, tuple[Dim, ...]] = {
     GroupBy.POOL: (),
 }
 
+FOLDED = {GroupBy.PROJECT: Dim.PROJECT, GroupBy.USER: Dim.USER, GroupBy.NODE: Dim.NODE}  # keys that ``keep`` combines
 MAX_INLINE_ROWS = 2_000  # more rows are summed in a thread
+MAX_SHORT = 1 << 15  # fewer keys are numbered with short integers, which are sorted much faster
 
 log = structlog.get_logger("gpupool.accounting")
-_CREATED_AT = attrgetter("created_at")
+
+
+def _by_time(lines: Iterable[UsageLine]) -> list[UsageLine]:
+    return sorted(lines, key=lambda line: (line.at, -line.time.allocated_s, line.key))
 
 
 def wait_lines(
-    waits: Iterable[Wait], edges: Sequence[float], by: GroupBy, department_of: Callable[[str], str]
+    waits: Waits, edges: Sequence[float], by: GroupBy, department_of: Callable[[str], str]
 ) -> list[WaitLine]:
     """Return statistics for each step (by submission) and key, in this order, without empty steps.
 
     Raises INVALID_REQUEST for groups that a waiting workload does not have: node and model.
     """
     key_of = _key_of(by, department_of)
-    ordered = sorted(waits, key=_CREATED_AT)
-    bounds = [bisect_left(ordered, edge, key=_CREATED_AT) for edge in edges[:-1]]
+    names = [key_of(project, user) for project, user in waits.members]
+    keys = sorted(set(names))
+    place = {key: at for at, key in enumerate(keys)}
+    number: type[np.integer[Any]] = np.int16 if len(keys) < MAX_SHORT else np.int64
+    key = np.array([place[name] for name in names], number)[waits.member]
+    bounds = [*np.searchsorted(waits.created_at, edges[:-1]), len(waits)]
     lines: list[WaitLine] = []
-    for step, (first, end) in enumerate(pairwise((*bounds, len(ordered)))):
-        found = {"": ordered[first:end]} if by is GroupBy.POOL and first < end else _group(ordered[first:end], key_of)
-        lines += [_line(key, edges[step], edges[step + 1], found[key]) for key in sorted(found)]
+    for step, (first, end) in enumerate(pairwise(bounds)):
+        groups = _by_key(key[first:end], waits.wait_s[first:end])
+        lines += [_line(keys[each], edges[step], edges[step + 1], seconds) for each, seconds in groups]
     return lines
 
 
-def _group(waits: Sequence[Wait], key_of: Callable[[Wait], str]) -> dict[str, list[Wait]]:
-    found: dict[str, list[Wait]] = defaultdict(list)
-    for wait in waits:
-        found[key_of(wait)].append(wait)
-    return found
+def _by_key(
+    key: npt.NDArray[np.integer[Any]], seconds: npt.NDArray[np.float64]
+) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
+    """Yield the keys in order, each with its sorted seconds: those that wait are infinite, before NaN."""
+    ascending = np.argsort(seconds)
+    order = ascending[np.argsort(key[ascending], kind="stable")]
+    key, seconds = key[order], seconds[order]
+    bounds = [0, *(np.flatnonzero(np.diff(key)) + 1), len(key)]
+    for first, end in pairwise(bounds):
+        if first < end:
+            yield int(key[first]), seconds[first:end]
 
 
-def _key_of(by: GroupBy, department_of: Callable[[str], str]) -> Callable[[Wait | Loss], str]:
-    known: dict[GroupBy, Callable[[Wait | Loss], str]] = {
-        GroupBy.PROJECT: lambda one: one.project,
-        GroupBy.USER: lambda one: one.user,
-        GroupBy.MEMBER: lambda one: f"{one.project}/{one.user}",
-        GroupBy.DEPARTMENT: lambda one: department_of(one.project),
-        GroupBy.POOL: lambda _one: "",
+def _key_of(by: GroupBy, department_of: Callable[[str], str]) -> Callable[[str, str], str]:
+    known: dict[GroupBy, Callable[[str, str], str]] = {
+        GroupBy.PROJECT: lambda project, _user: project,
+        GroupBy.USER: lambda _project, user: user,
+        GroupBy.MEMBER: lambda project, user: f"{project}/{user}",
+        GroupBy.DEPARTMENT: lambda project, _user: department_of(project),
+        GroupBy.POOL: lambda _project, _user: "",
     }
     if by not in known:
         words = ", ".join(by.value for by in known)
@@ -99,20 +114,21 @@ def _key_of(by: GroupBy, department_of: Callable[[str], str]) -> Callable[[Wait 
     return known[by]
 
 
-def _line(key: str, at: float, until: float, waits: Sequence[Wait]) -> WaitLine:
-    seconds = sorted([max(0.0, start - made) for _, _, made, start, _ in waits if start is not None])
-    waiting = sum(start is None and end is None for _, _, _, start, end in waits)
-    never = len(waits) - len(seconds) - waiting
-    if not seconds:
+def _line(key: str, at: float, until: float, seconds: npt.NDArray[np.float64]) -> WaitLine:
+    """Return the statistics of sorted waits."""
+    started = int(np.searchsorted(seconds, math.inf))
+    never = int(np.count_nonzero(np.isnan(seconds)))
+    waiting = len(seconds) - started - never
+    if not started:
         return WaitLine(key, at, until, 0, waiting, never)
-    p50, p90, p99 = (_rank(seconds, part) for part in (0.5, 0.9, 0.99))
-    mean = math.fsum(seconds) / len(seconds)
-    return WaitLine(key, at, until, len(seconds), waiting, never, mean, p50, p90, p99, seconds[-1])
+    p50, p90, p99, longest = (_rank(seconds[:started], part) for part in (0.5, 0.9, 0.99, 1.0))
+    mean = float(np.mean(seconds[:started]))
+    return WaitLine(key, at, until, started, waiting, never, mean, p50, p90, p99, longest)
 
 
-def _rank(ordered: Sequence[float], part: float) -> float:
+def _rank(ordered: npt.NDArray[np.float64], part: float) -> float:
     """Return the nearest-rank percentile: the smallest value that at least this part does not exceed."""
-    return ordered[math.ceil(part * len(ordered)) - 1]
+    return float(ordered[math.ceil(part * len(ordered)) - 1])
 
 
 class AccountingService:
@@ -147,13 +163,17 @@ class AccountingService:
         by: GroupBy = GroupBy.PROJECT,
         step: Steps | None = None,
         scope: UsageFilter = ALL_USAGE,
+        keep: Collection[str] | None = None,
     ) -> Sequence[UsageLine]:
         """Return GPU time between two times, largest first.
 
         With ``step`` it is a timeline by hour, day, week or month: oldest first, without empty steps. The first and the
-        last step may be partial.
+        last step may be partial. With ``keep``, other projects, users or nodes may be one line, ``OTHERS``.
         """
-        return await self.between(self._edges(since, until, step), by, scope)
+        edges = self._edges(since, until, step)
+        kept = None if keep is None or by not in FOLDED else (FOLDED[by], frozenset(keep))
+        lines = await self._lines(TimeQuery(edges, DIMS[by], scope, self.now(), keep=kept), by)
+        return _by_time(lines)
 
     async def between(
         self, edges: Sequence[float], by: GroupBy = GroupBy.POOL, scope: UsageFilter = ALL_USAGE, *, costed: bool = True
@@ -162,8 +182,7 @@ class AccountingService:
 
         Without ``costed`` it leaves out cost and requested time, which is faster.
         """
-        lines = await self._lines(tuple(edges), by, scope, costed=costed)
-        return sorted(lines, key=lambda line: (line.at, -line.time.allocated_s, line.key))
+        return _by_time(await self._lines(TimeQuery(tuple(edges), DIMS[by], scope, self.now(), requests=costed), by))
 
     async def waits_between(
         self, edges: Sequence[float], by: GroupBy = GroupBy.POOL, scope: UsageFilter = ALL_USAGE
@@ -217,7 +236,7 @@ class AccountingService:
         key_of = _key_of(by, self._department_of)
         found: dict[str, list[float]] = defaultdict(list)
         for loss in await self._books.losses(since, until, scope):
-            found[key_of(loss)].append(loss.gpu_s)
+            found[key_of(loss.project, loss.user)].append(loss.gpu_s)
         lines = [LossLine(key, len(lost), sum(lost)) for key, lost in found.items()]
         return sorted(lines, key=lambda line: (-line.lost_gpu_s, line.key))
 
@@ -230,11 +249,9 @@ class AccountingService:
             return since, until
         return edges_of(since, until, step.period, read_zone(step.zone or self._time_zone))
 
-    async def _lines(
-        self, edges: tuple[float, ...], by: GroupBy, scope: UsageFilter, *, costed: bool = True
-    ) -> list[UsageLine]:
-        by_model = by is GroupBy.MODEL or (costed and bool(self._rates))
-        query = TimeQuery(edges, (*DIMS[by], Dim.MODEL) if by_model else DIMS[by], scope, self.now(), requests=costed)
+    async def _lines(self, query: TimeQuery, by: GroupBy) -> list[UsageLine]:
+        if by is GroupBy.MODEL or (query.requests and self._rates):
+            query = replace(query, dims=(*query.dims, Dim.MODEL))
         rows = await self._books.gpu_time(query)
         if len(rows) > MAX_INLINE_ROWS:  # in a thread, so that the event loop is not blocked
             lines = await asyncio.to_thread(self._summed, query, by, rows)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.usage import ALL_USAGE, GpuTime, GroupBy, LossLine, Period, Steps, UsageFilter, UsageLine, WaitLine
+from gpupool.services.ports.usage import OTHERS
 from gpupool.services.usage.accounting import AccountingService
 
 DAY_S = 86400
 MAX_DRAWN = 7  # keys of a timeline; the others are summed
-OTHERS = "others:"  # no name has a colon
 WAITS_BY = frozenset({GroupBy.PROJECT, GroupBy.USER, GroupBy.DEPARTMENT, GroupBy.MEMBER, GroupBy.POOL})
 
 
@@ -66,7 +66,8 @@ async def make_report(accounting: AccountingService, wish: ReportRequest) -> Usa
     steps = Steps(wish.step or step_for(until - since), wish.zone)
     lines = await accounting.usage(since, until, wish.by, None, wish.scope)
     along = wish.by if wish.by is not GroupBy.WORKLOAD else GroupBy.POOL
-    timeline = await accounting.usage(since, until, along, steps, wish.scope)
+    drawn = {line.key for line in lines[:MAX_DRAWN]} | {""}
+    timeline = await accounting.usage(since, until, along, steps, wish.scope, keep=drawn)
     waits, waits_total = await _waits(accounting, replace(wish, until=until))
     return UsageReport(
         since=since,
@@ -79,7 +80,7 @@ async def make_report(accounting: AccountingService, wish: ReportRequest) -> Usa
         currency=accounting.rates.currency,
         lines=tuple(lines),
         total=total_of(lines, since, until),
-        timeline=tuple(largest(timeline, lines)),
+        timeline=tuple(largest(timeline, drawn)),
         waits=waits,
         waits_total=waits_total,
         losses=tuple(await _losses(accounting, replace(wish, until=until))),
@@ -126,9 +127,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def largest(timeline: Sequence[UsageLine], lines: Sequence[UsageLine]) -> list[UsageLine]:
-    """Return a timeline of the largest keys; the others are one line in each step (``OTHERS``)."""
-    keep = {line.key for line in lines[:MAX_DRAWN]} | {""}
+def largest(timeline: Sequence[UsageLine], keep: Collection[str]) -> list[UsageLine]:
+    """Return a timeline of some keys; the others are one line in each step (``OTHERS``)."""
     rest: dict[tuple[float, float], list[UsageLine]] = {}
     for line in timeline:
         if line.key not in keep:

@@ -35,6 +35,9 @@ REVISIONS = (
     "0014",
     "0015",
     "0016",
+    "0017",
+    "0018",
+    "0019",
 )
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent

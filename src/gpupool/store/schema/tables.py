@@ -134,6 +134,8 @@ replicas = Table(
     Column("same_failures", Integer, nullable=False, server_default="0"),
     Column("failed_status", Integer),
     Column("metrics", JSON(none_as_null=True)),
+    Column("gpu_wanted_at", Double),
+    Column("gpu_lease", BigInteger),
 )
 
 leases = Table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, String, Table, Text, text
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, String, Table, Text, text
 
 from gpupool.store.schema.tables import BigKey, leases, metadata, workloads
 
@@ -20,6 +20,8 @@ __all__ = [
     "metadata",
     "node_use",
     "replica_use",
+    "wait_days",
+    "wait_members",
 ]
 
 gpu_use = Table(  # domain.nodes.telemetry.GpuRollup
@@ -137,4 +139,20 @@ gpu_hours = Table(  # leases summed over past hours (3600), days or eight days, 
     Column("requested_s", Double, nullable=False),  # requested, from submission to end: with an empty model
     Column("leases", Integer, nullable=False),  # granted in this step
     sqlite_with_rowid=False,
+)
+
+wait_members = Table(  # project and user of stored waits
+    "wait_members",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # counts from 0 without gaps
+    Column("project", String(63), nullable=False),
+    Column("user_name", String(63), nullable=False),
+)
+
+wait_days = Table(  # the waits of all workloads that were submitted on a past day, see store.usage.wait_days
+    "wait_days",
+    metadata,
+    Column("at", BigInteger, primary_key=True, autoincrement=False),  # the day's begin, UTC
+    Column("waits", LargeBinary, nullable=False),  # store.usage.wait_days.RECORD, by submission
+    Column("open", Text, nullable=False),  # ids of workloads that waited when the day was stored
 )

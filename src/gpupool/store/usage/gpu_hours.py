@@ -1,8 +1,8 @@
 """Sums of past hours, days and eight-day spans, so that a year costs little more to query than a day.
 
-Sums exist by project and model, by project, user and model, and by node and model (``SumFamily``); other queries read
-the leases. Requests have neither node nor model. An hour is summed when it is over and can no longer change. A lease
-that is still held then contributes its part of that hour; the rest is in the following hours.
+Sums exist by project, by project and model, by project, user and model, and by node and model (``SumFamily``); other
+queries read the leases. Requests have neither node nor model. An hour is summed when it is over and can no longer
+change. A lease that is still held then contributes its part of that hour; the rest is in the following hours.
 """
 
 from __future__ import annotations
@@ -14,10 +14,22 @@ from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, and_, bindparam, column, func, select, values
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    and_,
+    bindparam,
+    case,
+    column,
+    func,
+    select,
+    values,
+)
 
 from gpupool.domain.usage import UsageFilter
-from gpupool.services.ports.usage import Dim, TimeQuery, TimeRow
+from gpupool.services.ports.usage import OTHERS, Dim, TimeQuery, TimeRow
 from gpupool.store.pool.meta import load_meta, save_meta
 from gpupool.store.schema.usage_tables import gpu_hours
 from gpupool.store.usage.gpu_time import AMOUNTS, HOUR_S, Sums, add_leases, add_requests
@@ -35,6 +47,7 @@ COLUMNS = {Dim.PROJECT: _g.project, Dim.USER: _g.user_name, Dim.NODE: _g.node, D
 class SumFamily(StrEnum):
     """A set of sums: its key columns, and how long its hours are stored. Days are never deleted."""
 
+    TOTAL = "total"
     PROJECT = "project"
     MEMBER = "member"
     NODE = "node"
@@ -51,6 +64,7 @@ class SumFamily(StrEnum):
 
 
 _DIMS = {
+    SumFamily.TOTAL: (Dim.PROJECT,),
     SumFamily.PROJECT: (Dim.PROJECT, Dim.MODEL),
     SumFamily.MEMBER: (Dim.PROJECT, Dim.USER, Dim.MODEL),
     SumFamily.NODE: (Dim.NODE, Dim.MODEL),
@@ -128,7 +142,7 @@ def gpu_time(conn: Connection, query: TimeQuery) -> list[TimeRow]:
         for n, ends in enumerate(zip(query.edges, query.edges[1:], strict=False))
     )
     spans = [part for step in steps for part in cover(step, marks, hours_from)]
-    found = Sums()
+    found = Sums(fold=None if query.keep is None else query.folded)
     for span in spans:
         if span.source is TimeSource.LEASES:
             add_leases(conn, found, query, span.step, (span.since, span.until))
@@ -175,12 +189,19 @@ def _add_many_sums(conn: Connection, found: Sums, query: TimeQuery, spans: Seque
         times = values(column("step", Integer), column("since", BigInteger), column("until", BigInteger), name="times")
         wanted = times.data(chunk).cte()
         inside = and_(_g.step_s == spans[0].source.value, _g.at >= wanted.c.since, _g.at < wanted.c.until)
-        keys = [COLUMNS[dim] for dim in query.dims]
+        keys = [_key_column(query, dim) for dim in query.dims]
         amounts = [func.sum(_g[name]) for name in AMOUNTS]
         statement = select(wanted.c.step, *keys, *amounts).select_from(wanted.join(gpu_hours, inside))
         statement = statement.where(*_conditions(query)).group_by(wanted.c.step, *keys)
         for step, *rest in conn.execute(statement):
             found.add(step, tuple(rest[: len(keys)]), AMOUNTS, rest[len(keys) :])
+
+
+def _key_column(query: TimeQuery, dim: Dim) -> ColumnElement[str]:
+    """Return a column, or ``OTHERS`` for names that are not kept: fewer rows than names are read."""
+    if query.keep is None or query.keep[0] is not dim:
+        return COLUMNS[dim]
+    return case((COLUMNS[dim].in_(sorted(query.keep[1])), COLUMNS[dim]), else_=OTHERS).label(f"key_{dim}")
 
 
 def _conditions(query: TimeQuery) -> Iterator[ColumnElement[bool]]:

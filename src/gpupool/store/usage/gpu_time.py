@@ -6,7 +6,7 @@ database adds everything up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -76,12 +76,14 @@ _OF_REQUEST: dict[Dim, ColumnElement[Any]] = {
 
 @dataclass(slots=True)
 class Sums:
-    """Amounts by step and key, added up from several sources."""
+    """Amounts by step and key, added up from several sources. ``fold`` combines keys."""
 
     found: dict[tuple[int, Key], list[float]] = field(default_factory=dict)
+    fold: Callable[[Key], Key] | None = None
 
     def add(self, step: int, key: Key, names: Iterable[str], amounts: Sequence[float]) -> None:
         """Add some of ``AMOUNTS``."""
+        key = key if self.fold is None else self.fold(key)
         cell = self.found.setdefault((step, key), [0.0] * len(AMOUNTS))
         for name, amount in zip(names, amounts, strict=True):
             cell[_PLACE[name]] += amount

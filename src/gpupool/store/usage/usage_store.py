@@ -8,11 +8,10 @@ from sqlalchemy import Connection, func, select
 
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.usage import UsageFilter
-from gpupool.domain.work.workload import WorkloadKind
-from gpupool.services.ports.usage import Loss, TimeQuery, TimeRow, Wait
+from gpupool.services.ports.usage import Loss, TimeQuery, TimeRow, Waits
 from gpupool.store.backends.database import Database
 from gpupool.store.schema import tables as t
-from gpupool.store.usage import gpu_hours, gpu_time, rollup
+from gpupool.store.usage import gpu_hours, gpu_time, rollup, wait_days
 
 NAMES_PER_QUERY = 500
 
@@ -37,9 +36,9 @@ class SqlUsageBooks:
         """Return name, project and user of workloads by id; the name is empty if the history is deleted."""
         return await self._database.read(lambda conn: _names(conn, workloads))
 
-    async def waits(self, since: float, until: float, scope: UsageFilter) -> Sequence[Wait]:
-        """Return workloads with their own GPUs, submitted between two times, oldest first."""
-        return await self._database.read(lambda conn: _waits(conn, since, until, scope))
+    async def waits(self, since: float, until: float, scope: UsageFilter) -> Waits:
+        """Return the waits of workloads with their own GPUs, submitted between two times."""
+        return await self._database.read(lambda conn: wait_days.read(conn, since, until, scope))
 
     async def losses(self, since: float, until: float, scope: UsageFilter) -> Sequence[Loss]:
         """Return the ends between two times that lost work; ``scope`` filters by project, user and node."""
@@ -48,10 +47,13 @@ class SqlUsageBooks:
     async def sum_next(self, until: float) -> bool:
         """Sum the next hours that are over, at most a day; return False if none are left before ``until``.
 
-        The sums are computed concurrently with the writer, which only stores them.
+        The sums are computed concurrently with the writer, which only stores them. Waits are stored by days.
         """
+        stored = await self._database.write(lambda conn: wait_days.store_next(conn, until))
         chunk = await self._database.read(lambda conn: rollup.sum_up(conn, until))
-        return chunk is not None and await self._database.write(lambda conn: rollup.write(conn, chunk))
+        if chunk is None:
+            return stored
+        return await self._database.write(lambda conn: rollup.write(conn, chunk))
 
     async def summed_until(self) -> float:
         """Return the end of the summed hours; 0 if there are none."""
@@ -59,7 +61,7 @@ class SqlUsageBooks:
 
     async def reopen(self, now: float) -> bool:
         """Delete sums of hours that are not over because the clock was set back; return whether there were any."""
-        return await self._database.write(lambda conn: rollup.reopen(conn, now))
+        return await self._database.write(lambda conn: rollup.reopen(conn, now) | wait_days.reopen(conn, now))
 
 
 def _names(conn: Connection, workloads: Sequence[str]) -> dict[str, tuple[str, str, str]]:
@@ -82,16 +84,3 @@ def _losses(conn: Connection, since: float, until: float, scope: UsageFilter) ->
         if name is not None:
             statement = statement.where(column == name)
     return [Loss._make(row) for row in conn.execute(statement)]
-
-
-def _waits(conn: Connection, since: float, until: float, scope: UsageFilter) -> list[Wait]:
-    statement = (
-        select(_w.project, _w.user_name, _w.created_at, _w.started_at, _w.finished_at)
-        .where(_w.created_at >= since, _w.created_at < until, _w.kind != WorkloadKind.EXEC.value)
-        .order_by(_w.created_at)
-    )
-    if scope.project is not None:
-        statement = statement.where(_w.project == scope.project)
-    if scope.user is not None:
-        statement = statement.where(_w.user_name == scope.user)
-    return [Wait._make(row) for row in conn.execute(statement)]
