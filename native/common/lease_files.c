@@ -13,8 +13,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#define SILENT_MS 1000 /* a shorter wait for a GPU is not worth a message */
+#define MAX_PAUSE_MS 200
 #define MISFIT "has a file that is not of this version of gpupool"
 
 const char *gp_lease_folder(void) {
@@ -31,6 +34,47 @@ static int open_entry(const char *folder, const char *entry, int flags) {
     if (length < 0 || (size_t)length >= sizeof path)
         return -1;
     return open(path, flags | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+}
+
+static bool has_entry(const char *folder, const char *entry) {
+    char path[PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s/%s", folder, entry);
+    return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
+}
+
+bool gp_lease_is_lazy(const char *folder) { return has_entry(folder, GPUPOOL_WAITING); }
+
+bool gp_lease_is_waiting(const char *folder) { return gp_lease_is_lazy(folder) && !has_entry(folder, "control"); }
+
+/* Writes one byte unless there is one: the agent reads the size, and the time of the first write. */
+static void ask_for_gpus(const char *folder) {
+    int fd = open_entry(folder, GPUPOOL_WAITING, O_WRONLY);
+    struct stat about;
+    if (fd < 0)
+        return;
+    if (fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_size == 0) {
+        ssize_t written = write(fd, "1", 1); /* repeated until it succeeds */
+        (void)written;
+    }
+    close(fd);
+}
+
+void gp_lease_wait(const char *folder) {
+    long waited_ms = 0, pause_ms = 10;
+    bool said = false;
+    while (gp_lease_is_waiting(folder)) {
+        ask_for_gpus(folder);
+        if (!said && waited_ms >= SILENT_MS) {
+            fprintf(stderr, "gpupool: waiting for a GPU; `gpupool why` says for what\n");
+            said = true;
+        }
+        const struct timespec pause = {.tv_nsec = pause_ms * 1000000L};
+        nanosleep(&pause, NULL);
+        waited_ms += pause_ms;
+        pause_ms = pause_ms * 2 > MAX_PAUSE_MS ? MAX_PAUSE_MS : pause_ms * 2;
+    }
+    if (said)
+        fprintf(stderr, "gpupool: got a GPU after %ld s\n", waited_ms / 1000);
 }
 
 /* Maps a whole regular file of a plausible size; MAP_FAILED if it is not one. */

@@ -14,6 +14,13 @@ struct gp_lease_files {
 /* Returns the lease in GPUPOOL_SLICE_FOLDER, or else the folder named by GPUPOOL_LEASE_DIR; NULL if there is none. */
 const char *gp_lease_folder(void);
 
+/* Returns true if the folder is that of a lazy lease: it gets its pages when a program first needs them. */
+bool gp_lease_is_lazy(const char *folder);
+/* Returns true if a lazy lease has no GPUs yet, and therefore no pages. */
+bool gp_lease_is_waiting(const char *folder);
+/* Asks for the GPUs of a lazy lease and waits until it has them, or until the lease is gone. */
+void gp_lease_wait(const char *folder);
+
 /* Checks and maps the files of a folder. No descriptor stays open. Returns NULL, or a part of a sentence that describes
  * the error. */
 const char *gp_lease_files_map(const char *folder, bool with_status, struct gp_lease_files *files);

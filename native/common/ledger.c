@@ -19,9 +19,10 @@
  * the tenant's word while one slot does exactly a multiple of 2^23 operations, ends on the same total, and is killed
  * between its own swap and the line after it. It would cost the tenant that one operation until the lease ends.
  *
- * Order. Every access is sequentially consistent: `intent` is visible before the swap, the swap before `ledger`, and
- * `applied` before the swap that replaces a word. An allocation costs the driver microseconds; these cost tens of
- * nanoseconds.
+ * Order. `intent` is visible before the swap, the swap before `ledger`, and `applied` before the swap that replaces a
+ * word. Every swap is sequentially consistent. For `intent` and `ledger` the release order of a store is enough: other
+ * processes act on them only after the owner's death, and its own threads hold `own_slots`. An allocation costs the
+ * driver microseconds; these cost tens of nanoseconds.
  *
  * Tampering. The pages belong to the tenant. Nothing read from them is used as an address: slot numbers have 7 bits
  * and there are 128 slots. Totals are clamped to what a word can say. A repairer gives up after a bounded number of
@@ -97,14 +98,14 @@ static enum outcome operate(struct gpupool_status_gpu *status, uint32_t number, 
     struct gpupool_slot *slot = &status->slots[number];
     uint64_t ledger = atomic_load(&slot->ledger);
     uint64_t intent = gpupool_word(changed_total(gpupool_word_units(ledger), delta), number, (uint32_t)ledger + 1);
-    atomic_store(&slot->intent, intent);
+    atomic_store_explicit(&slot->intent, intent, memory_order_release);
     GP_STEP(6);
     enum outcome outcome = swap_tenant(status, intent, delta, limit, attempts);
     GP_STEP(7);
     if (outcome == DONE)
-        atomic_store(&slot->ledger, intent);
+        atomic_store_explicit(&slot->ledger, intent, memory_order_release);
     else
-        atomic_store(&slot->intent, ledger);
+        atomic_store_explicit(&slot->intent, ledger, memory_order_release);
     GP_STEP(8);
     return outcome;
 }

@@ -1,6 +1,12 @@
 /* Hooks that show only the lease's GPUs, numbered in the order of the lease, as CUDA numbers them. */
 #include "view.h"
 
+GP_HOOK nvmlReturn_t nvmlInit_v2(void) { return gp_waits() ? NVML_ERROR_DRIVER_NOT_LOADED : REAL(nvmlInit_v2)(); }
+GP_HOOK nvmlReturn_t nvmlInit(void) { return gp_waits() ? NVML_ERROR_DRIVER_NOT_LOADED : REAL(nvmlInit)(); }
+GP_HOOK nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
+    return gp_waits() ? NVML_ERROR_DRIVER_NOT_LOADED : REAL(nvmlInitWithFlags)(flags);
+}
+
 GP_HOOK nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
     nvmlReturn_t result = REAL(nvmlDeviceGetCount_v2)(count);
     if (result == NVML_SUCCESS && gp_leased()) *count = gp_gpu_count();

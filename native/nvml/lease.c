@@ -3,6 +3,7 @@
  * Devices are distinguished by their UUIDs: handles may change when NVML is shut down and started again.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <strings.h>
 
@@ -13,18 +14,26 @@
 
 static struct gp_lease_files files;
 static bool leased;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static _Atomic bool mapped; /* false: never tried, or the lease is lazy and has no GPUs yet */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void map_pages(void) {
     const char *folder = gp_lease_folder();
     leased = folder != NULL;
+    if (leased && gp_lease_is_waiting(folder)) return;
     if (leased && gp_lease_files_map(folder, true, &files) != NULL) files.control = NULL;
+    atomic_store(&mapped, true);
 }
 
 bool gp_leased(void) {
-    pthread_once(&once, map_pages);
+    if (atomic_load(&mapped)) return leased;
+    pthread_mutex_lock(&lock);
+    if (!atomic_load(&mapped)) map_pages();
+    pthread_mutex_unlock(&lock);
     return leased;
 }
+
+bool gp_waits(void) { return gp_leased() && !atomic_load(&mapped); }
 
 uint32_t gp_gpu_count(void) { return gp_leased() && files.control != NULL ? files.control->gpu_count : 0; }
 const struct gpupool_control_gpu *gp_control(uint32_t index) { return gp_control_gpu(files.control, index); }

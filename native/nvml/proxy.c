@@ -54,6 +54,7 @@ void *gp_real(enum gp_nvml_api which) {
 
 const char *nvmlErrorString(nvmlReturn_t result);
 GP_HOOK const char *nvmlErrorString(nvmlReturn_t result) {
+    if (gp_waits()) return "the session holds no GPU yet"; /* the real NVML is found later, by the lease's pages */
     const char *(*real)(nvmlReturn_t) = (const char *(*)(nvmlReturn_t))(uintptr_t)symbol("nvmlErrorString");
     return real != NULL ? real(result) : "NVML Shared Library Not Found";
 }

@@ -39,6 +39,9 @@ void *gp_real(enum gp_nvml_api which);
 /* Returns true if this process has a lease. Without a lease every call passes through. If the pages of the lease cannot
  * be used, no GPUs are shown. */
 bool gp_leased(void);
+/* Returns true if the lease is lazy and has no GPUs yet. NVML cannot be initialised then, so that frameworks ask CUDA for
+ * the number of devices, which waits for the GPUs. */
+bool gp_waits(void);
 uint32_t gp_gpu_count(void);
 const struct gpupool_control_gpu *gp_control(uint32_t index);
 const struct gpupool_status_gpu *gp_status(uint32_t index);

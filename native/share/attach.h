@@ -5,10 +5,12 @@
 #include "lease_files.h"
 #include "share.h"
 
-/* attach_pages.c: the pages of the lease, mapped at the first call in the process and inherited by its children. */
+/* attach_pages.c: the pages of the lease, mapped at the first call in the process and inherited by its children. The
+ * first call of a process on a lazy lease waits until the lease has GPUs. */
 struct gp_pages {
     const char *folder; /* NULL: no lease was given */
     const char *wrong;  /* NULL: they are mapped */
+    bool lazy;          /* the lease got its GPUs after the start of its program */
     struct gp_lease_files files;
 };
 const struct gp_pages *gp_pages(void);

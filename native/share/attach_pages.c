@@ -19,6 +19,8 @@ static void map_pages(void) {
     pages.folder = strdup(folder);
     if (pages.folder == NULL)
         pages.folder = "";
+    pages.lazy = gp_lease_is_lazy(pages.folder);
+    gp_lease_wait(pages.folder);
     pages.wrong = gp_lease_files_map(pages.folder, true, &pages.files);
 }
 

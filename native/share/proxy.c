@@ -27,10 +27,12 @@ static void *driver;
 /* Used for every function that the real driver does not have. */
 static CUresult missing(void) { return CUDA_ERROR_NOT_FOUND; }
 
-/* Shows the driver only the lease's GPUs in a program whose environment was cleared: one that found its lease without
- * GPUPOOL_LEASE_DIR. */
-static void show_own_gpus(const struct gpupool_control_header *control) {
-    if (control == NULL || getenv("CUDA_VISIBLE_DEVICES") != NULL || access(GPUPOOL_SLICE_FOLDER "/lease", F_OK) != 0)
+/* Shows the driver only the lease's GPUs in a program whose environment does not name them: it was cleared (the program
+ * found its lease without GPUPOOL_LEASE_DIR), or the lease is lazy and got its GPUs later. */
+static void show_own_gpus(const struct gp_pages *pages) {
+    const struct gpupool_control_header *control = pages->files.control;
+    if (control == NULL || getenv("CUDA_VISIBLE_DEVICES") != NULL ||
+        (!pages->lazy && access(GPUPOOL_SLICE_FOLDER "/lease", F_OK) != 0))
         return;
     char uuids[GPUPOOL_MAX_GPUS * (sizeof gp_control_gpu(control, 0)->uuid_text + 1)] = "";
     for (uint32_t i = 0; i < control->gpu_count; i++) {
@@ -42,7 +44,7 @@ static void show_own_gpus(const struct gpupool_control_header *control) {
 
 static void open_driver(void) {
     const struct gp_pages *pages = gp_pages();
-    show_own_gpus(pages->files.control);
+    show_own_gpus(pages);
     const char *path = pages->files.control != NULL ? pages->files.control->cuda_driver : NULL;
     driver = gp_open_real_library(path, DRIVER_VARIABLE, "libcuda.so.1", "cuInit", (const void *)(uintptr_t)&cuInit);
     if (driver != NULL)

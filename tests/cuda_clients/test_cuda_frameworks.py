@@ -1,15 +1,18 @@
-"""CUDA builds of PyTorch and JAX, of about 3 GB each, and cuBLAS; scripts/test-frameworks installs them."""
+"""CUDA builds of PyTorch and JAX, of about 3 GB each, cuBLAS and NCCL; scripts/test-frameworks installs them."""
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda_toolkit import PROGRAMS
-from e2e_pool import RealPool
+from e2e_pool import RealPool, fresh_pool
 
 from cuda_clients import EACH_SIZE, Size, Table, check_filled, check_memory, run
+from gpupool import verify
 
 TORCH, JAX = (os.environ.get(name, "") for name in ("GPUPOOL_TORCH_PYTHON", "GPUPOOL_JAX_PYTHON"))
 needs_torch = pytest.mark.skipif(not TORCH, reason="scripts/test-frameworks installs PyTorch")
@@ -54,3 +57,29 @@ def test_cublas_runs(pool: RealPool, table: Table, size: Size) -> None:
     assert set(found["statuses"]) == {0}
     check_memory(found, size, "plain", "cudaErrorMemoryAllocation")
     table.add("cuBLAS", found["version"], "SAXPY, SGEMM, memory until refused")
+
+
+def nccl_check(pool: RealPool, *words: str) -> dict[str, Any]:
+    """Return what `verify` says of the NCCL that PyTorch depends on, on GPUs requested by these words."""
+    program = str(Path(verify.__file__).with_name("__main__.py"))
+    done = pool("run", *words, "--", TORCH, program, "--level", "2", "--json", timeout=110)
+    (check,) = [check for check in json.loads(done.stdout.splitlines()[-1])["checks"] if check["name"] == "nccl"]
+    return dict(check)
+
+
+@needs_torch
+@EACH_SIZE
+def test_nccl_runs_with_one_rank(pool: RealPool, table: Table, size: Size) -> None:
+    check = nccl_check(pool, *size.words)
+    version, _, rest = check["note"].removeprefix("version ").partition(";")
+    assert (check["outcome"], rest) == ("ok", " one GPU sends nothing")
+    table.add("NCCL", version, "an all-reduce of one rank; two ranks connect")
+
+
+@needs_torch
+def test_nccl_connects_two_ranks_whose_kernels_are_not_computed() -> None:
+    with fresh_pool("2xT4") as pool:
+        check = nccl_check(pool, "-g", "2")
+    assert check["outcome"] == "skipped", check
+    assert check["note"].startswith("an emulated GPU does not compute the kernels of NCCL; version 2.")
+    assert check["values"] == {"ranks": 2.0}

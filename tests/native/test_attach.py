@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -220,3 +221,32 @@ def test_invalid_pages_refuse_cuda_with_a_message(damage: str, lease: LeaseFolde
     assert ran.stdout.split() == [str(SYSTEM_NOT_READY)] * 2
     assert ran.stderr.count("CUDA is refused") == 1
     assert str(lease.path) in ran.stderr
+
+
+def test_first_call_on_a_lazy_lease_waits_for_its_pages(lease: LeaseFolder, start: Callable[[str], Program]) -> None:
+    control, waiting = lease.path / "control", lease.path / "waiting"
+    control.rename(lease.path / "hidden")
+    waiting.touch()
+    program = start("import sys; print('ready', flush=True); " + INIT + WAIT)
+    assert program.line() == "ready"
+    for _ in range(200):
+        if waiting.stat().st_size:
+            break
+        time.sleep(0.05)
+    assert waiting.read_bytes() == b"1", "it asks once"
+    time.sleep(0.3)
+    assert not lease.owners(0), "it waits"
+    (lease.path / "hidden").rename(control)
+    assert program.line() == "0"
+    assert list(lease.owners(0)) == [owner_of(program.pid)]
+
+
+def test_program_of_a_lazy_lease_that_is_gone_does_not_wait_for_ever(
+    lease: LeaseFolder, start: Callable[[str], Program]
+) -> None:
+    (lease.path / "control").rename(lease.path / "hidden")
+    (lease.path / "waiting").touch()
+    program = start(INIT + WAIT)
+    time.sleep(0.3)
+    (lease.path / "waiting").unlink()
+    assert program.line() == str(SYSTEM_NOT_READY)

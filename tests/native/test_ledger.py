@@ -143,7 +143,11 @@ def test_no_interleaving_or_kill_breaks_the_totals(model: Path, case: str) -> No
 MISTAKES = [
     pytest.param("if (!note_applied(status, word))", "if (false && !note_applied(status, word))", id="no-helping"),
     pytest.param("total > limit ||", "", id="no-limit"),
-    pytest.param("atomic_store(&slot->intent, ledger);\n    GP_STEP(8);", "GP_STEP(8);", id="refusal-left-standing"),
+    pytest.param(
+        "atomic_store_explicit(&slot->intent, ledger, memory_order_release);\n    GP_STEP(8);",
+        "GP_STEP(8);",
+        id="refusal-left-standing",
+    ),
     pytest.param("bool happened = there ||", "bool happened =", id="tenant-not-looked-at"),
     pytest.param("return has == 0 || operate", "return has == 0 || true || operate", id="nothing-given-back"),
     pytest.param("if (intent == ledger)\n        return;", "return;", id="nothing-settled"),

@@ -172,3 +172,18 @@ def test_every_export_of_the_list_is_there(native_out: Path) -> None:
     ).stdout
     there = {line.split()[-1] for line in symbols.splitlines()}
     assert {line[10:-1] for line in listed.splitlines()} <= there
+
+
+def test_cards_have_peer_access_except_over_nvlink_and_for_a_card_with_that_fault(fake: Fake) -> None:
+    (fake.gpus / "faults.conf").write_text("1 no-peer\n")
+    told = fake.ask("""
+        nvmlInit()
+        handles = [nvmlDeviceGetHandleByIndex(i) for i in range(3)]
+        kinds = (0, NVML_P2P_CAPS_INDEX_WRITE, NVML_P2P_CAPS_INDEX_NVLINK)
+        status = lambda one, other: [nvmlDeviceGetP2PStatus(handles[one], handles[other], kind) for kind in kinds]
+        tell({"itself": status(0, 0), "other": status(0, 2), "broken": status(0, 1),
+              "not_supported": NVML_P2P_STATUS_NOT_SUPPORTED})
+    """)
+    none = told["not_supported"]
+    assert told["itself"] == told["other"] == [0, 0, none]
+    assert told["broken"] == [none, none, none]

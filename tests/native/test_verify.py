@@ -124,7 +124,53 @@ def test_product_of_cublas_is_compared(machine: Machine, tmp_path: Path, mode: s
 def test_check_of_cublas_is_skipped_without_it(machine: Machine) -> None:
     _, report = machine.report("--level", "2", "--gpu", "0")
     check = checks_of(report, 0)["cublas"]
-    assert (check["outcome"], check["note"]) == ("skipped", "the loader finds no libcublas")
+    assert (check["outcome"], check["note"]) == ("skipped", "neither the loader nor a package of Python has libcublas")
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "note"),
+    [
+        ("", "ok", "version 2.32.3"),
+        ("wrong", "fail", f"wrong sums on {GPUS[1].uuid_bytes.hex()}"),
+        ("broken", "fail", "ncclAllReduce failed: internal error: the link is down"),
+        ("no-start", "suspect", "NCCL 2.32.3 does not start: ncclCommInitAll failed: internal error: the link is down"),
+        ("idle", "skipped", "an emulated GPU does not compute the kernels of NCCL; version 2.32.3 started"),
+    ],
+)
+def test_sums_of_nccl_are_compared(machine: Machine, nccl: Path, mode: str, outcome: str, note: str) -> None:
+    """Use a stand-in for NCCL that adds up on the CPU, because emulated GPUs do not compute NCCL's kernels."""
+    path = f"{machine.driver}:{nccl}"
+    status, report = machine.report("--level", "2", LD_LIBRARY_PATH=path, NCCL_STANDIN=mode)
+    check = {check["name"]: check for check in report["checks"]}["nccl"]
+    assert (check["outcome"], check["note"]) == (outcome, note)
+    assert status == {"ok": 0, "skipped": 0, "suspect": 1, "fail": 2}[outcome]
+    assert {gpu["outcome"] for gpu in report["gpus"]} == {"ok"}
+    assert ("bus_gib_s" in check["values"]) == (mode == "")
+    if mode == "":
+        assert check["values"]["ranks"] == 3
+
+
+def test_check_of_nccl_with_one_gpu_has_no_bus_bandwidth(machine: Machine, nccl: Path) -> None:
+    _, report = machine.report("--level", "2", "--gpu", "1", LD_LIBRARY_PATH=f"{machine.driver}:{nccl}")
+    check = {check["name"]: check for check in report["checks"]}["nccl"]
+    assert (check["outcome"], check["note"]) == ("ok", "version 2.32.3; one GPU sends nothing")
+    assert set(check["values"]) == {"ranks", "size_mib", "round_ms"}
+
+
+def test_check_of_nccl_is_skipped_without_it(machine: Machine) -> None:
+    _, report = machine.report("--level", "2", "--gpu", "0")
+    check = {check["name"]: check for check in report["checks"]}["nccl"]
+    assert (check["outcome"], check["note"]) == ("skipped", "neither the loader nor a package of Python has libnccl")
+
+
+@pytest.fixture
+def nccl(machine: Machine, tmp_path: Path) -> Path:
+    """Return a folder with the stand-in for NCCL."""
+    folder = tmp_path / "nccl"
+    folder.mkdir()
+    source = Path(__file__).parent / "programs/nccl_standin.c"
+    cc("-std=gnu11", "-O2", "-shared", "-fPIC", "-o", folder / "libnccl.so.2", source, machine.driver / "libcuda.so.1")
+    return folder
 
 
 def checks_of(report: dict[str, Any], index: int) -> dict[str, dict[str, Any]]:

@@ -10,8 +10,9 @@ from functools import reduce
 import pytest
 
 from gpupool.verify import all_reduce
-from gpupool.verify.all_reduce import ReduceRing, bus_bandwidth, expected, measure_ring, part_bounds, pattern
+from gpupool.verify.all_reduce import ReduceRing, expected, measure_ring, part_bounds, pattern
 from gpupool.verify.network import judge_ring
+from gpupool.verify.results import bus_bandwidth
 
 
 def rings(count: int, stack: ExitStack) -> list[ReduceRing]:

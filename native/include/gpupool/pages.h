@@ -6,6 +6,9 @@
  *   status    written by the tenant's processes: what they use and want; repaired by the arbiter
  *   bell      a datagram socket of the arbiter's: "look at my status page"; the kernel adds the sender's true pid
  *
+ * A lazy lease has no GPUs at first. Its folder then has the file `waiting` only. A process that needs the pages writes
+ * a byte to it and waits; the agent gets the GPUs and creates `status`, then `control`.
+ *
  * There is no lock in these pages. A word has one writer, except `slot.owner` (claimed by compare-and-swap) and
  * `tenant` (changed by compare-and-swap as described below). A process that dies leaves words that show its progress.
  *
@@ -34,6 +37,8 @@
 /* Where the agent has replaced the driver's files by the share libraries, this folder has what they need without any
  * variable: the lease's folder, and the driver's own files by their names. */
 #define GPUPOOL_SLICE_FOLDER "/run/gpupool-slice"
+
+#define GPUPOOL_WAITING "waiting"
 
 enum gpupool_policy {
     GPUPOOL_POLICY_NONE = 0,      /* compute is not gated: memory only */

@@ -16,7 +16,7 @@ from pathlib import Path
 if __name__ == "__main__":  # the pool runs this file with a Python that need not know the package
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpupool.verify.cards import Card, check_card, check_peers, xid_check
+from gpupool.verify.cards import Card, check_card, check_nccl, check_peers, xid_check
 from gpupool.verify.node_checks import check_node
 from gpupool.verify.nvml import Device, Nvml, NvmlError, XidRecorder
 from gpupool.verify.results import CheckOptions, Subject, VerifyReport, compare_with_peers
@@ -65,12 +65,13 @@ def run(nvml: Nvml, cards: list[Card], node: str, options: CheckOptions) -> Veri
     found = {card.uuid: check_card(card, [uuid for uuid in present if uuid != card.uuid], options) for card in cards}
     for uuid, check in check_peers(cards).items():
         found[uuid].append(check)
+    together = check_nccl(cards, options)
     xids = watch.read()
     for card in cards:
         if card.device is not None:
             found[card.uuid].append(xid_check(xids.get(card.uuid, ())))
     gpus = tuple(Subject(card.index, card.uuid, card.model, tuple(found[card.uuid])) for card in cards)
-    checks = tuple(check_node(driver, emulated=emulated))
+    checks = (*check_node(driver, emulated=emulated), *together)
     return VerifyReport(node, options.level, emulated, driver, checks, compare_with_peers(gpus))
 
 

@@ -109,8 +109,3 @@ def measure_ring(ring: ReduceRing, size_mib: int, rounds: int) -> dict[str, Any]
         seconds.append(time.monotonic() - begun)
         correct = correct and data == wanted
     return {"seconds": seconds[1:], "correct": correct}
-
-
-def bus_bandwidth(size: float, seconds: float, count: int) -> float:
-    """Return the bus bandwidth in the unit of ``size`` per second."""
-    return size / seconds * 2 * (count - 1) / count

@@ -150,6 +150,14 @@ def check_peers(cards: list[Card]) -> dict[str, Check]:
     return {card.uuid: _peer_check(_digits(card.uuid), access) for card in present}
 
 
+def check_nccl(cards: list[Card], options: CheckOptions) -> list[Check]:
+    """Return from level 2 the check of NCCL, which uses all GPUs that are present together."""
+    present = [card for card in cards if card.device is not None]
+    if options.level < THOROUGH_LEVEL or not present:
+        return []
+    return run_check("nccl", [card.uuid for card in present], replace(options, emulated=present[0].emulated))
+
+
 def _digits(uuid: str) -> str:
     return uuid.removeprefix("MIG-").removeprefix("GPU-").removeprefix("EMULATED-").replace("-", "").lower()
 

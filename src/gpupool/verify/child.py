@@ -13,9 +13,9 @@ import resource
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from itertools import permutations
 from pathlib import Path
 
@@ -24,7 +24,7 @@ if __name__ == "__main__":  # the pool runs this file with a Python that need no
 
 from gpupool.verify.driver import OUT_OF_MEMORY, Cuda, CudaContext, CudaError, Value
 from gpupool.verify.nvml import Nvml, NvmlError
-from gpupool.verify.results import Check, CheckOptions, CheckOutcome
+from gpupool.verify.results import Check, CheckOptions, CheckOutcome, bus_bandwidth
 
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
@@ -45,6 +45,11 @@ _FILLS_BEFORE, _FILLS = 4, 2
 _MIN_ROUNDS = 2
 _SLICE_SIZES_MIB = (256, 32, 2)  # of allocations
 _CUBLAS_LIBRARIES = ("libcublas.so.13", "libcublas.so.12", "libcublas.so.11")
+_NCCL_LIBRARY = "libnccl.so.2"
+_REDUCED_BYTES, _EMULATED_REDUCED_BYTES = 256 * _MIB, _MIB
+_REDUCE_ROUNDS = 20
+_UINT32, _SUM = c_int(3), c_int(0)  # ncclDataType_t, ncclRedOp_t
+_NON_BLOCKING = c_uint(1)  # CUstream_flags
 _PRODUCT_ROWS, _EMULATED_PRODUCT_ROWS = 4096, 64
 _ONE_BITS = struct.unpack("<I", struct.pack("<f", 1.0))[0]
 
@@ -150,8 +155,6 @@ def _test_block(context: CudaContext, at: c_uint64, size: int, result: c_uint64)
     words = c_uint32(size // _WORD_BYTES)
     fill_s = math.inf
     for seed, step in _PATTERNS:
-        found = (c_uint * 3)(0, _ALL_BITS, 0)
-        context.upload(result, found)
         pattern = (at, c_uint32(seed), c_uint32(step), words)
         for _ in range(_FILLS_BEFORE):  # they hide the time between the calls of the timed ones
             context.launch("fill_pattern_u32", words.value, pattern)
@@ -159,11 +162,24 @@ def _test_block(context: CudaContext, at: c_uint64, size: int, result: c_uint64)
             for _ in range(_FILLS):
                 context.launch("fill_pattern_u32", words.value, pattern)
         fill_s = min(fill_s, seconds[0] / _FILLS)
-        context.launch("compare_pattern_u32", words.value, (*pattern, result))
-        context.download(found, result)
+        found = _compare(context, pattern, result)
         if found[0]:
-            return _memory_note(list(found), seed, step), fill_s
+            return _memory_note(found, seed, step), fill_s
     return "", fill_s
+
+
+def _compare(
+    context: CudaContext, pattern: tuple[c_uint64, c_uint32, c_uint32, c_uint32], result: c_uint64
+) -> list[int]:
+    """Compare memory with a pattern (address, seed, step, words).
+
+    Return the number of wrong words, the index of the first, and the bits that differ in any.
+    """
+    found = (c_uint * 3)(0, _ALL_BITS, 0)
+    context.upload(result, found)
+    context.launch("compare_pattern_u32", pattern[-1].value, (*pattern, result))
+    context.download(found, result)
+    return list(found)
 
 
 def _memory_note(found: list[int], seed: int, step: int) -> str:
@@ -217,16 +233,13 @@ def peer_copies(options: CheckOptions) -> list[Check]:
 
 def _copy_to_peer(source: CudaContext, target: CudaContext, size: int) -> tuple[int, float]:
     """Return the number of words that changed in a copy, and the seconds of the fastest copy."""
-    seed, step = _PATTERNS[-1]
-    words = c_uint32(size // _WORD_BYTES)
-    found = (c_uint * 3)(0, _ALL_BITS, 0)
+    seed, step, words = c_uint32(_PATTERNS[-1][0]), c_uint32(_PATTERNS[-1][1]), c_uint32(size // _WORD_BYTES)
     source.use()
     with source.memory(size) as ours:
-        source.launch("fill_pattern_u32", words.value, (ours, c_uint32(seed), c_uint32(step), words))
+        source.launch("fill_pattern_u32", words.value, (ours, seed, step, words))
         source.synchronize()
         target.use()
         with target.memory(size) as theirs, target.memory(3 * _WORD_BYTES) as result:
-            target.upload(result, found)
             source.use()
             fastest_s = math.inf
             for _ in range(_COPIES):
@@ -234,11 +247,9 @@ def _copy_to_peer(source: CudaContext, target: CudaContext, size: int) -> tuple[
                     source.copy_to(target, theirs, ours, size)
                 fastest_s = min(fastest_s, seconds[0])
             target.use()
-            pattern = (theirs, c_uint32(seed), c_uint32(step), words, result)
-            target.launch("compare_pattern_u32", words.value, pattern)
-            target.download(found, result)
+            wrong = _compare(target, (theirs, seed, step, words), result)[0]
     source.use()
-    return found[0], fastest_s
+    return wrong, fastest_s
 
 
 class CublasError(OSError):
@@ -249,7 +260,7 @@ class Cublas:
     """A handle of cuBLAS for the current context. Raises ``OSError`` if the library is missing."""
 
     def __init__(self) -> None:
-        self._library = _load_cublas()
+        self._library = _load(*_CUBLAS_LIBRARIES)
         self._handle = c_void_p()
         self._call("cublasCreate_v2", byref(self._handle))
 
@@ -273,13 +284,15 @@ class Cublas:
         self._call("cublasSgemm_v2", self._handle, plain, plain, size, size, size, *factors)
 
 
-def _load_cublas() -> ctypes.CDLL:
-    for name in _CUBLAS_LIBRARIES:
+def _load(*names: str) -> ctypes.CDLL:
+    """Load the first of these libraries that the loader or a package of this Python has."""
+    in_packages = (path for name in names for folder in sys.path for path in Path(folder).glob(f"nvidia/*/lib/{name}"))
+    for name in (*names, *map(str, in_packages)):
         try:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise FileNotFoundError("the loader finds no libcublas")
+    raise FileNotFoundError(f"neither the loader nor a package of Python has {names[0].partition('.')[0]}")
 
 
 def cublas(options: CheckOptions) -> list[Check]:
@@ -303,10 +316,128 @@ def cublas(options: CheckOptions) -> list[Check]:
     values = {"gemm_tflop_s": 2 * rows**3 / seconds[0] / 1e12, "rows": float(rows)}
     found = bytes(product)
     if options.emulated and not any(found):
-        return [Check("cublas", note="an emulated GPU does not compute the kernels of cuBLAS", values=values)]
+        return [Check("cublas", CheckOutcome.SKIPPED, "an emulated GPU does not compute the kernels of cuBLAS")]
     if found != struct.pack("<f", rows) * count:
         return [Check("cublas", CheckOutcome.FAIL, f"wrong product of matrices of {rows} rows", values)]
     return [Check("cublas", note=f"version {library.version}", values=values)]
+
+
+class NcclError(OSError):
+    """Raised when a function of NCCL fails."""
+
+
+class Nccl:
+    """NCCL with one rank for each of the contexts. Raises ``OSError`` if the library is missing."""
+
+    def __init__(self) -> None:
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"  # all ranks are in this process
+        self._library = _load(_NCCL_LIBRARY)
+        for name, types in (("ncclGetErrorString", [c_int]), ("ncclGetLastError", [c_void_p])):
+            getattr(self._library, name).argtypes = types
+            getattr(self._library, name).restype = c_char_p
+        self._ranks: list[tuple[c_void_p, c_void_p]] = []
+
+    def _call(self, function: str, *arguments: object) -> None:
+        status = int(getattr(self._library, function)(*arguments))
+        if status:
+            texts = (self._library.ncclGetErrorString(status), self._library.ncclGetLastError(None))
+            reason = ": ".join(text.decode(errors="replace").strip() for text in texts if text)
+            raise NcclError(f"{function} failed: {reason}")
+
+    @property
+    def version(self) -> str:
+        """Return the version, like ``2.32.3``."""
+        number = c_int()
+        self._call("ncclGetVersion", byref(number))
+        return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+
+    def start(self, contexts: Sequence[CudaContext]) -> None:
+        """Connect the GPUs of these contexts, which must be the first GPUs in their order."""
+        count = len(contexts)
+        ranks = (c_void_p * count)()
+        self._call("ncclCommInitAll", ranks, c_int(count), (c_int * count)(*range(count)))
+        for context, rank in zip(contexts, ranks, strict=True):
+            context.use()
+            stream = c_void_p()
+            context.cuda.call("cuStreamCreate", byref(stream), _NON_BLOCKING)
+            self._ranks.append((c_void_p(rank), stream))
+
+    def add_up(self, blocks: Sequence[tuple[c_uint64, c_uint64]], words: int) -> None:
+        """Start an all-reduce: the second block of each rank gets the sum of the first blocks of all ranks."""
+        self._call("ncclGroupStart")
+        for (rank, stream), (own, total) in zip(self._ranks, blocks, strict=True):
+            self._call("ncclAllReduce", own, total, c_size_t(words), _UINT32, _SUM, rank, stream)
+        self._call("ncclGroupEnd")
+
+    def close(self) -> None:
+        """Release the ranks."""
+        for rank, _ in self._ranks:
+            self._call("ncclCommDestroy", rank)
+
+
+class _RankMemory:
+    """The memory of one rank: its pattern, and the sums. ``stack`` releases it."""
+
+    def __init__(self, context: CudaContext, pattern: tuple[int, int], words: int, stack: ExitStack) -> None:
+        context.use()
+        self.context, self._words = context, c_uint32(words)
+        sizes = (words * _WORD_BYTES, words * _WORD_BYTES, 3 * _WORD_BYTES)
+        self.own, self.sums, self._result = (stack.enter_context(context.memory(size)) for size in sizes)
+        context.launch("fill_pattern_u32", words, (self.own, *map(c_uint32, pattern), self._words))
+        context.cuda.call("cuMemsetD32_v2", self.sums, c_uint(0), c_size_t(words))
+        context.synchronize()
+
+    def sums_are(self, seed: int, step: int) -> bool:
+        """Return whether the sums are this pattern; both numbers are taken modulo 2^32."""
+        self.context.use()
+        return not _compare(self.context, (self.sums, c_uint32(seed), c_uint32(step), self._words), self._result)[0]
+
+
+def nccl(options: CheckOptions) -> list[Check]:
+    """Add up a pattern of each visible GPU by an all-reduce, compare the sums, and measure."""
+    cuda = Cuda()
+    try:
+        library = Nccl()
+    except FileNotFoundError as error:
+        return [Check("nccl", CheckOutcome.SKIPPED, str(error))]
+    count = cuda.count
+    contexts = [CudaContext(cuda, ordinal) for ordinal in range(count)]
+    try:
+        library.start(contexts)
+    except NcclError as error:
+        return [Check("nccl", CheckOutcome.SUSPECT, f"NCCL {library.version} does not start: {error}")]
+    words = (_EMULATED_REDUCED_BYTES if options.emulated else _REDUCED_BYTES) // _WORD_BYTES
+    patterns = [(_PATTERNS[-1][0] + rank, _PATTERNS[-1][1] + rank) for rank in range(count)]  # all are different
+    with ExitStack() as stack:
+        ranks = [_RankMemory(*pair, words, stack) for pair in zip(contexts, patterns, strict=True)]
+        round_s = _measure_reduce(library, ranks, words)
+        seed, step = map(sum, zip(*patterns, strict=True))
+        wrong = [cuda.uuid_hex(ordinal) for ordinal, rank in enumerate(ranks) if not rank.sums_are(seed, step)]
+        if wrong and options.emulated and all(rank.sums_are(0, 0) for rank in ranks):
+            note = f"an emulated GPU does not compute the kernels of NCCL; version {library.version} started"
+            return [Check("nccl", CheckOutcome.SKIPPED, note, {"ranks": float(count)})]
+    library.close()
+    size = words * _WORD_BYTES
+    values = {"ranks": float(count), "size_mib": size / _MIB, "round_ms": 1000 * round_s}
+    if wrong:
+        return [Check("nccl", CheckOutcome.FAIL, f"wrong sums on {', '.join(wrong)}", values)]
+    if count == 1:
+        return [Check("nccl", note=f"version {library.version}; one GPU sends nothing", values=values)]
+    values["bus_gib_s"] = bus_bandwidth(size / _GIB, round_s, count)
+    return [Check("nccl", note=f"version {library.version}", values=values)]
+
+
+def _measure_reduce(library: Nccl, ranks: Sequence[_RankMemory], words: int) -> float:
+    """Return the seconds of one all-reduce; the first, which is slower, is not counted."""
+    started = 0.0
+    for rounds in (1, _REDUCE_ROUNDS):
+        started = time.monotonic()
+        for _ in range(rounds):
+            library.add_up([(rank.own, rank.sums) for rank in ranks], words)
+        for rank in ranks:
+            rank.context.use()
+            rank.context.synchronize()
+    return (time.monotonic() - started) / _REDUCE_ROUNDS
 
 
 def burn(options: CheckOptions) -> list[Check]:
@@ -373,6 +504,7 @@ CHECKS: dict[str, Callable[[CheckOptions], list[Check]]] = {
     "copies": copies,
     "peer-copies": peer_copies,
     "cublas": cublas,
+    "nccl": nccl,
     "burn": burn,
     "slice-memory": slice_memory,
 }
@@ -381,15 +513,16 @@ CHECKS: dict[str, Callable[[CheckOptions], list[Check]]] = {
 def main(arguments: list[str]) -> int:
     """Run one check and print its result."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    output = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # NCCL prints messages if it is configured so
     name, options = arguments[0], CheckOptions(**json.loads(arguments[1]))
-    if name == "peers":
-        sys.stdout.write(json.dumps(peers()))
-        return 0
     try:
-        found = CHECKS[name](options)
+        found: Sequence[object] = peers() if name == "peers" else [check.to_dict() for check in CHECKS[name](options)]
     except (CudaError, NvmlError, OSError) as error:
-        found = [Check(name, CheckOutcome.FAIL, str(error))]
-    sys.stdout.write(json.dumps([check.to_dict() for check in found]))
+        if name == "peers":
+            raise
+        found = [Check(name, CheckOutcome.FAIL, str(error)).to_dict()]
+    os.write(output, json.dumps(found).encode())
     return 0
 
 

@@ -25,8 +25,8 @@ from typing import Any
 if __name__ == "__main__":  # the pool runs this file with a Python that need not know the package
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpupool.verify.all_reduce import METHOD, ReduceRing, bus_bandwidth, measure_ring
-from gpupool.verify.results import Check, CheckOutcome, worst
+from gpupool.verify.all_reduce import METHOD, ReduceRing, measure_ring
+from gpupool.verify.results import Check, CheckOutcome, bus_bandwidth, worst
 
 KEY_VARIABLE, NODE_VARIABLE = "GPUPOOL_VERIFY_KEY", "GPUPOOL_VERIFY_NODE"
 MEET_S = 180.0

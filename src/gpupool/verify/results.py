@@ -172,3 +172,8 @@ def _compared(check: Check, model: str, gpus: tuple[Subject, ...]) -> Check:
             note = f"{name} is {check.values[name]:.4g}: {part:.0f} % of the median of this model ({usual:.4g})"
             return Check(check.name, CheckOutcome.SUSPECT, note, check.values)
     return check
+
+
+def bus_bandwidth(size: float, seconds: float, count: int) -> float:
+    """Return the bus bandwidth in the unit of ``size`` per second."""
+    return size / seconds * 2 * (count - 1) / count

@@ -7,6 +7,7 @@ import json
 import secrets
 from typing import Any
 
+from gpupool.cli.endings import decisive_replica
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.text import table
 from gpupool.cli.transport.pool import PoolClient, workload_path
@@ -44,7 +45,7 @@ def verify_network(pool: PoolClient, project: str, wait: str | None, *, as_json:
         raise
     found = _read(pool, workload["id"])
     if found is None:
-        see = f"see 'gpupool describe {workload['id']}' and 'gpupool logs {workload['id']}'"
+        see = f"see 'gpupool describe {workload['id']}' and 'gpupool logs {decisive_replica(ended)}'"
         notify(f"{workload['name']} is {ended['state']} and has no report; {see}")
         return EXIT_POOL_ERROR
     if as_json:
