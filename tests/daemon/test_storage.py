@@ -27,7 +27,25 @@ def test_every_kind_has_its_size_and_time(tmp_path: Path) -> None:
     assert by_name["output of ended programs"].kept == "14 days, 5 GiB in total"
     assert 100_000 <= (by_name["output of ended programs"].bytes or 0) < 200_000
     assert by_name["homes of workspaces"].bytes == 0
+    assert dict(by_name["output of ended programs"].by_id).keys() == {"w1"}
     assert 0 < found.free_bytes <= found.total_bytes
+
+
+def test_bytes_are_counted_by_workload_and_workspace(tmp_path: Path) -> None:
+    for place, size in (
+        ("node/ended/w1.0.7/log", 100_000),
+        ("node/ended/w1.1.8/log", 100_000),
+        ("node/ended/w2.0.9/log", 300_000),
+        ("workspaces/ws1/home/data", 200_000),
+        ("workspaces/ws1/snapshots/s1/data", 500_000),
+    ):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(b"x" * size)
+    found = {one.what: dict(one.by_id) for one in storage.read_storage(config_in(tmp_path)).files}
+    ended = found["output of ended programs"]
+    assert 200_000 <= ended["w1"] < 300_000 <= ended["w2"]
+    assert 200_000 <= found["homes of workspaces"]["ws1"] < 300_000
+    assert 500_000 <= found["snapshots of workspaces"]["ws1"] < 600_000
 
 
 def test_links_are_not_followed_and_names_of_one_file_count_once(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gpupool.domain.people.warning import WarningKind, WarningSettings
 from gpupool.domain.usage import CostRates
 from gpupool.scheduling.policy import Policy
 from gpupool.scheduling.state.user_order import Order
+from gpupool.services.ports.storage import StoredFiles
 from gpupool.web.pages.settings.view import RULES
 
 MEMBER_UID = 4711
@@ -185,3 +186,31 @@ def test_member_reads_policy_without_warnings_and_changes_nothing(site: Site) ->
     for path, fields in sent.items():
         assert site.post(f"/settings/{path}", MEMBER_UID, **fields).status_code == 403, path
     assert (policy(site), warnings(site), site.world.services.accounting.rates) == before
+
+
+# Disk use
+
+
+def test_administrators_see_disk_use_by_kind_and_user(site: Site) -> None:
+    work = site.world.do(site.world.submit())
+    site.world.storage.files = [
+        StoredFiles("database", "/state/pool.db", "events 90 days", 5 << 20),
+        StoredFiles("folders of jobs", "/state/work", "7 days", 3 << 30, by_id=((work.id, 2 << 30), ("gone", 1 << 30))),
+        StoredFiles("logs of the pool", "/state/log", "16 MiB each", None),
+    ]
+    assert site.get("/settings/storage", MEMBER_UID).status_code == 403
+    page = words(site.get("/settings/storage").text)
+    assert "Free on the disk 30.0 GiB of 100 GiB" in page
+    assert "database 5.0 MiB events 90 days /state/pool.db" in page
+    assert f"{work.user} 2.0 GiB folders of jobs 2.0 GiB" in page
+    assert "(deleted work) 1.0 GiB folders of jobs 1.0 GiB" in page
+    assert "Disk use" in words(site.get("/settings").text)
+    assert "Disk use" not in words(site.get("/settings", MEMBER_UID).text)
+    site.world.storage.files = []
+    assert "5.0 MiB" in words(site.get("/settings/storage").text)  # it is not read again at once
+    answer = site.get("/v1/storage").json()
+    assert [one["bytes"] for one in answer["files"]] == [5 << 20, 3 << 30, None]
+    assert [(row["user"], row["files"]) for row in answer["users"]] == [
+        (work.user, {"folders of jobs": 2 << 30}),
+        ("", {"folders of jobs": 1 << 30}),
+    ]

@@ -12,7 +12,7 @@ from gpupool.api.schemas.fairness import DepartmentList, DepartmentView, FairSha
 from gpupool.api.schemas.nodes.nodes import NodeLost, NodeView
 from gpupool.api.schemas.nodes.reservations import NewReservationView, ReservationList, ReservationView
 from gpupool.api.schemas.people import NewTokenView, ProjectList, ProjectView, TokenList, TokenView, UserList, UserView
-from gpupool.api.schemas.settings import BackupsView, PolicyView, WarningSettingsView
+from gpupool.api.schemas.settings import BackupsView, PolicyView, StorageView, WarningSettingsView
 from gpupool.client.transport.connection import ApiCall, PoolConnection
 
 M = TypeVar("M", bound=BaseModel)
@@ -91,6 +91,10 @@ class Administration:
     def change_backups(self, **changes: Any) -> BackupsView:
         """Change the schedule: ``every_s`` (None: off), ``keep``, ``folder``. For administrators."""
         return self._connection.ask(ApiCall("PATCH", "/v1/backups", json=changes, repeatable=True), BackupsView)
+
+    def storage(self) -> StorageView:
+        """Return the disk use on the machine of the control plane, at most a minute old. For administrators."""
+        return self._get("/v1/storage", StorageView)
 
     def warnings(self) -> WarningSettingsView:
         """Return the settings of warnings to users, without secrets. For administrators."""

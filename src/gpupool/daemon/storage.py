@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpupool.daemon.config import PoolConfig
@@ -14,30 +14,23 @@ from gpupool.daemon.folders import DATABASE, FILES_DIR, LOG_DIR, NODE_DIR
 from gpupool.domain.units import format_duration
 from gpupool.node.agent_main import MAX_LOG_AGE_S, MAX_LOG_BYTES
 from gpupool.node.files.job_folders import MAX_IDLE_S
+from gpupool.services.ports.storage import Storage, StoredFiles
 from gpupool.store.blobs import MAX_UNUSED_S
 
 MAX_FILES = 2_000_000  # that are counted in one folder
+SNAPSHOTS = "snapshots"  # in the folder of a workspace
 _DAY_S = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFiles:
-    """One kind of stored files; ``bytes`` is None if this user may not read the folder."""
+class FolderStorage:
+    """Reads the folders of a pool, for its services."""
 
-    what: str
-    path: str
-    kept: str
-    bytes: int | None
-    complete: bool = True
+    def __init__(self, config: PoolConfig) -> None:
+        self._config = config
 
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """All kinds of files of a pool, and the space of their disk."""
-
-    files: tuple[StoredFiles, ...]
-    free_bytes: int
-    total_bytes: int
+    def read(self) -> Storage:
+        """Return the files; see ``read_storage``."""
+        return read_storage(self._config)
 
 
 def read_storage(config: PoolConfig) -> Storage:
@@ -54,16 +47,37 @@ def _files(config: PoolConfig, state: Path) -> Iterator[StoredFiles]:
     size = sum(path.stat().st_size for path in database) if os.access(state, os.R_OK | os.X_OK) else None
     where = "PostgreSQL" if config.database else str(state / DATABASE)
     yield StoredFiles("database", where, f"events {days} days; copies until deleted", size)
-    for what, path, kept in (
-        ("logs of the pool", state / LOG_DIR, "16 MiB each"),
-        ("live programs", state / NODE_DIR / "replicas", "while they run"),
-        ("output of ended programs", state / NODE_DIR / "ended", ended),
-        ("folders of jobs", state / "work", f"{_days(MAX_IDLE_S)} after the last use"),
-        ("files in transfer", state / FILES_DIR, f"{_days(MAX_UNUSED_S)} after the last use"),
-        ("homes of workspaces", state / "workspaces", "until deleted"),
-    ):
-        size, complete = folder_bytes(path)
-        yield StoredFiles(what, str(path), kept, size, complete)
+    yield _total("logs of the pool", state / LOG_DIR, "16 MiB each")
+    yield _by_id("live programs", state / NODE_DIR / "replicas", "while they run")
+    yield _by_id("output of ended programs", state / NODE_DIR / "ended", ended)
+    yield _by_id("folders of jobs", state / "work", f"{_days(MAX_IDLE_S)} after the last use")
+    yield _total("files in transfer", state / FILES_DIR, f"{_days(MAX_UNUSED_S)} after the last use")
+    yield _by_id("homes of workspaces", state / "workspaces", "until deleted", without=SNAPSHOTS)
+    yield _by_id("snapshots of workspaces", state / "workspaces", "until deleted", inside=SNAPSHOTS)
+
+
+def _total(what: str, path: Path, kept: str) -> StoredFiles:
+    size, complete = folder_bytes(path)
+    return StoredFiles(what, str(path), kept, size, complete)
+
+
+def _by_id(what: str, path: Path, kept: str, *, inside: str = "", without: str = "") -> StoredFiles:
+    """Return the files of a folder with one folder for each workload or workspace (``ID`` or ``ID.index.epoch``).
+
+    ``inside`` and ``without`` are a folder in each of them: only this one, or all but this one.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(path))
+    except FileNotFoundError:
+        return StoredFiles(what, str(path), kept, 0)
+    except OSError:
+        return StoredFiles(what, str(path), kept, None, complete=False)
+    counter, sizes = FileCounter(), Counter[str]()
+    for name in names:
+        place = path / name / inside
+        size = counter.count(place) - (FileCounter().count(place / without) if without else 0)
+        sizes[name.partition(".")[0]] += max(size, 0)
+    return StoredFiles(what, str(path), kept, sizes.total(), counter.complete, tuple(sizes.items()))
 
 
 def _days(seconds: float) -> str:
@@ -72,28 +86,45 @@ def _days(seconds: float) -> str:
 
 
 def folder_bytes(path: Path) -> tuple[int | None, bool]:
-    """Return the bytes on the disk of a folder, and whether all of it was counted; None if it cannot be read.
-
-    A file with several names counts once. Links are not followed.
-    """
+    """Return the bytes on the disk of a folder, and whether all of it was counted; None if it cannot be read."""
     try:
         os.scandir(path).close()
     except FileNotFoundError:
         return 0, True
     except OSError:
         return None, False
-    unreadable: list[OSError] = []
-    total, number = 0, 0
-    seen: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(path, onerror=unreadable.append):
-        number += len(folders) + len(files)
-        if number > MAX_FILES:
-            return total, False
-        for name in (*folders, *files):
-            with contextlib.suppress(OSError):  # it was deleted meanwhile
-                found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - os.walk returns text
-                if (found.st_dev, found.st_ino) not in seen:
-                    total += found.st_blocks * 512
-                if found.st_nlink > 1:
-                    seen.add((found.st_dev, found.st_ino))
-    return total, not [error for error in unreadable if not isinstance(error, FileNotFoundError)]
+    counter = FileCounter()
+    return counter.count(path), counter.complete
+
+
+class FileCounter:
+    """Counts the bytes on the disk of folders, up to ``MAX_FILES`` in all; ``complete`` is False if some are missing.
+
+    A file with several names counts once. Links are not followed.
+    """
+
+    def __init__(self) -> None:
+        self.complete = True
+        self._number = 0
+        self._seen: set[tuple[int, int]] = set()
+
+    def count(self, path: Path) -> int:
+        """Return the bytes of a folder."""
+        total = 0
+        for folder, folders, files in os.walk(path, onerror=self._note):
+            self._number += len(folders) + len(files)
+            if self._number > MAX_FILES:
+                self.complete = False
+                return total
+            for name in (*folders, *files):
+                with contextlib.suppress(OSError):  # it was deleted meanwhile
+                    found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - os.walk returns text
+                    if (found.st_dev, found.st_ino) not in self._seen:
+                        total += found.st_blocks * 512
+                    if found.st_nlink > 1:
+                        self._seen.add((found.st_dev, found.st_ino))
+        return total
+
+    def _note(self, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            self.complete = False

@@ -18,6 +18,9 @@ from gpupool.api.schemas.settings import (
     BackupsView,
     PolicyChange,
     PolicyView,
+    StorageView,
+    StoredFilesView,
+    UserStorageView,
     WarningAttemptView,
     WarningSettingsChange,
     WarningSettingsView,
@@ -129,6 +132,25 @@ async def change_backups(
     with only_if(if_match, lambda: services.backups.schedule):
         schedule = await services.backups.change(caller, body.model_dump(exclude_unset=True))
     return tagged(_backups_view(await services.backups.report(caller)), schedule)
+
+
+@router.get("/storage", response_model=StorageView)
+async def get_storage(services: Services, caller: Administrator) -> Response:
+    """Return the disk use on the machine of the control plane, at most a minute old. For administrators."""
+    found = await services.storage.report(caller)
+    storage = found.storage
+    return answer(
+        StorageView(
+            at=found.at,
+            files=[
+                StoredFilesView(what=one.what, path=one.path, kept=one.kept, bytes=one.bytes, complete=one.complete)
+                for one in storage.files
+            ],
+            users=[UserStorageView(user=row.user, bytes=row.bytes, files=dict(row.files)) for row in found.users],
+            free_bytes=storage.free_bytes,
+            total_bytes=storage.total_bytes,
+        )
+    )
 
 
 def _backups_view(report: BackupReport) -> BackupsView:

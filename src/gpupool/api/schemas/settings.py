@@ -79,6 +79,34 @@ class BackupsView(View):
     files: list[BackupFileView]
 
 
+class StoredFilesView(View):
+    """Files of one kind. ``bytes`` null: not readable; ``complete`` false: there are more than were counted."""
+
+    what: str
+    path: str
+    kept: str
+    bytes: int | None
+    complete: bool
+
+
+class UserStorageView(View):
+    """The files of a user, by kind; ``user`` is empty for files of deleted workloads and workspaces."""
+
+    user: str
+    bytes: int
+    files: dict[str, int]
+
+
+class StorageView(View):
+    """Disk use on the machine of the control plane ``at`` a time, by kind of file and by user (largest first)."""
+
+    at: float
+    files: list[StoredFilesView]
+    users: list[UserStorageView]
+    free_bytes: int
+    total_bytes: int
+
+
 class BackupChange(Body):
     """Changes of the schedule; omitted fields stay. ``folder`` empty: in the state folder."""
 

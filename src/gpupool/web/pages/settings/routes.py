@@ -9,8 +9,12 @@ from starlette.responses import Response
 
 from gpupool.domain.people.access import Role
 from gpupool.domain.people.warning import SECRETS, MailSecurity, WarningKind, WarningSettings, WebhookKind
+from gpupool.services.ports.storage import StoredFiles
+from gpupool.services.storage import UserStorage
 from gpupool.web.deps import SentForm
+from gpupool.web.kit.filters import size
 from gpupool.web.kit.form_input import FormValues
+from gpupool.web.kit.listing import Column, ColumnKind, listing
 from gpupool.web.page_context import AdministratorContext, Context, PageContext, handle_form
 from gpupool.web.pages.settings import view as views
 from gpupool.web.rendering import back_to
@@ -56,6 +60,39 @@ def _warnings(found: WarningSettings | None) -> dict[str, Any] | None:
         "posted": [(one, one) for one in WebhookKind],
         "kinds": list(WarningKind),
     }
+
+
+FILE_COLUMNS: tuple[Column[StoredFiles], ...] = (
+    Column("what", "Files", lambda row: row.what),
+    Column(
+        "size", "Size", lambda row: row.bytes, ColumnKind.BYTES,
+        note=lambda row: None if row.complete else "not all counted",
+    ),
+    Column("kept", "Kept", lambda row: row.kept, sortable=False),
+    Column("path", "Folder", lambda row: row.path, sortable=False),
+)  # fmt: skip
+USER_COLUMNS: tuple[Column[UserStorage], ...] = (
+    Column("user", "User", lambda row: row.user or "(deleted work)", link=lambda row: _user_url(row.user)),
+    Column("size", "Size", lambda row: row.bytes, ColumnKind.BYTES),
+    Column("files", "Files", lambda row: ", ".join(f"{what} {size(part)}" for what, part in row.files), sortable=False),
+)
+
+
+def _user_url(user: str) -> str | None:
+    return f"/users/{user}" if user else None
+
+
+@router.get(f"{URL}/storage")
+async def storage(context: AdministratorContext) -> Response:
+    """Show the disk use by kind of file and by user."""
+    report = await context.services.storage.report(context.visitor)
+    return context.show(
+        "settings/storage.html",
+        "Disk use",
+        report=report,
+        files=listing(context.request, FILE_COLUMNS, report.storage.files, name="files"),
+        users=listing(context.request, USER_COLUMNS, report.users, name="users", prefix="u-"),
+    )
 
 
 @router.post(f"{URL}/policy")
