@@ -237,6 +237,14 @@ def test_users_and_tokens_are_managed_in_browser(browser_page: Page, visit: Visi
     expect(page.locator("tr", has_text="laptop")).to_contain_text("revoked")
 
 
+def test_disk_use_is_shown_on_any_screen(browser_page: Page) -> None:
+    page = browser_page
+    page.goto("/settings")
+    page.get_by_role("link", name="Disk use").click()
+    expect(page.locator("#table-files")).to_contain_text("output of ended programs")
+    looked_over(page, like_others=True)
+
+
 def test_settings_are_changed_and_audited(browser_page: Page) -> None:
     page = browser_page
     page.goto("/settings")

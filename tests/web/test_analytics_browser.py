@@ -95,3 +95,6 @@ def test_report_is_selected_shown_and_downloaded(visit: Visit, web_pool: WebPool
     check_accessible(page)
     picture(page, "reports")
     check_fits(page)
+    page.set_viewport_size({"width": 1366, "height": 768})
+    tops = [one.bounding_box()["y"] for one in page.locator(".report-form :is(input, select, button)").all()]
+    assert max(tops) - min(tops) < 30, "the form takes one row on a laptop"

@@ -16,7 +16,7 @@ MEMBER_UID = 4711
 PLACES = {"index": "0", "name": "default"}
 # A member is refused every other form, also an invalid one.
 OF_MEMBERS = re.compile(
-    r"/(logout|login.*|l/.*|oidc.*|sessions/.*|submit.*|leases.*|tokens.*|workloads.*|workspaces.*|services.*|users/\{name\}/email)$"
+    r"/(logout|login.*|l/.*|oidc.*|sessions/.*|submit.*|leases.*|tokens.*|workloads.*|workspaces.*|services.*|views.*|users/\{name\}/email)$"
 )
 
 

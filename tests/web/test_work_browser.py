@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, WebSocketRoute, expect
 from web_harness import Visit, WebPool, check_accessible, check_fits, picture
 
@@ -326,6 +327,9 @@ def test_workloads_page_shows_25_rows_on_a_laptop_and_changes_selected_ones(visi
     )
     assert count >= 25
     assert page.get_by_label("Select many-3", exact=True).bounding_box()["x"] < 1366, "in view without scrolling"
+    command = page.locator('#table-workloads td[data-label="Command"]').first
+    assert command.bounding_box()["width"] > 120
+    assert "exit 3" in (command.get_attribute("title") or command.inner_text())
     check_accessible(page)
     check_fits(page)
     page.get_by_label("Select many-3", exact=True).check()
@@ -338,6 +342,20 @@ def test_workloads_page_shows_25_rows_on_a_laptop_and_changes_selected_ones(visi
     page.locator("#bulk").get_by_role("button", name="Delete").click()
     page.locator("[data-confirm-yes]").click()
     expect(page.locator("body")).to_contain_text("Delete: 28 of 28 workloads.")
+
+
+@pytest.mark.parametrize("address", ["/nodes?find=vm", "/audit?reason=STARTED", "/queue?find=x", "/leases?sort=-held"])
+def test_view_of_a_list_is_saved_and_deleted(browser_page: Page, web_pool: WebPool, address: str) -> None:
+    start(web_pool, "viewed", "sleep 60")
+    page = browser_page
+    page.goto(address)
+    page.get_by_label("Save this view as").fill("mine")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("link", name="mine", exact=True)).to_have_attribute("aria-current", "true")
+    check_accessible(page)
+    check_fits(page)
+    page.get_by_role("button", name="Delete view").click()
+    expect(page.get_by_role("link", name="mine", exact=True)).to_have_count(0)
 
 
 def test_home_page_fits_and_is_accessible(visit: Visit, web_pool: WebPool) -> None:

@@ -413,30 +413,60 @@ def test_bulk_form_is_checked(people: Site) -> None:
 def test_views_are_saved_for_their_user(people: Site) -> None:
     submit(people, name="seen-job", actor=ANN)
     query = "state=live&user=ann&page=2&find="
-    saved = people.post("/workloads/views", ANN_UID, name="  my   live ", query=query)
+    saved = people.post("/views", ANN_UID, list="workloads", name="  my   live ", query=query)
     assert saved.status_code == 303
     assert saved.headers["location"] == "/workloads?state=live&user=ann"
     page = people.get("/workloads?state=live&user=ann", ANN_UID).text
     assert 'href="/workloads?state=live&amp;user=ann" aria-current="true">my live</a>' in page
     assert "Delete view" in page
     assert "my live" not in people.get("/workloads", BOB_UID).text
-    people.post("/workloads/views", ANN_UID, name="my live", query="state=ended")  # replaces it
-    assert [view.query for view in people.world.do(people.world.services.saved_views.of(ANN))] == ["state=ended"]
-    people.post("/workloads/views/delete", ANN_UID, name="my live", back="https://evil.example/")
+    people.post("/views", ANN_UID, list="workloads", name="my live", query="state=ended")  # replaces it
+    assert [view.query for view in people.world.do(people.world.services.saved_views.of(ANN, "workloads"))] == [
+        "state=ended"
+    ]
+    people.post("/views/delete", ANN_UID, name="my live")
     assert "my live" not in people.get("/workloads", ANN_UID).text
+
+
+@pytest.mark.parametrize(
+    ("page", "query"),
+    [("queue", "find=ann"), ("leases", "sort=-held"), ("nodes", "find=a100"), ("audit", "actor=ann&reason=STARTED")],
+)
+def test_views_of_each_list_are_saved_and_shown_there(people: Site, page: str, query: str) -> None:
+    submit(people, actor=ANN, name=f"on-{page}")
+    assert f'name="list" value="{page}"' in people.get(f"/{page}?{query}", ANN_UID).text
+    saved = people.post("/views", ANN_UID, list=page, name=f"my {page}", query=query)
+    assert saved.headers["location"] == f"/{page}?{query}"
+    shown = people.get(f"/{page}", ANN_UID).text
+    assert f"/{page}?{query}".replace("&", "&amp;") in shown
+    assert "Delete view" not in shown
+    assert "Delete view" in people.get(f"/{page}?{query}", ANN_UID).text
+    assert f"my {page}" not in people.get("/workloads", ANN_UID).text
+    deleted = people.post("/views/delete", ANN_UID, name=f"my {page}")
+    assert deleted.headers["location"] == f"/{page}"
+    away = people.post("/views", ANN_UID, page="", list="//evil.example", name="x", query="")
+    assert "evil" not in away.headers.get("location", "")
+
+
+def test_views_of_older_pools_are_those_of_workloads(people: Site) -> None:
+    views = SavedViews(people.world.now.engine)
+    views._views = {ANN.user: {"old": "state=live"}}
+    assert [view.address for view in people.world.do(views.of(ANN, "workloads"))] == ["/workloads?state=live"]
 
 
 def test_views_survive_a_restart_and_have_limits(people: Site) -> None:
     world = people.world
     views = world.services.saved_views
     for number in range(MAX_VIEWS):
-        world.do(views.save(ANN, f"view {number:02d}", f"name=n{number}"))
+        world.do(views.save(ANN, "workloads", f"view {number:02d}", f"name=n{number}"))
     for name, query in (("one more", "state=live"), ("", ""), ("x" * 41, ""), ("a\u202eb", ""), ("view 01", "x" * 501)):
         with pytest.raises(GpupoolError):
-            world.do(views.save(ANN, name, query))
+            world.do(views.save(ANN, "workloads", name, query))
     with pytest.raises(GpupoolError):
         world.do(views.delete(BOB, "view 00"))
     again = SavedViews(world.now.engine)
-    assert [view.name for view in world.do(again.of(ANN))] == [f"view {number:02d}" for number in range(MAX_VIEWS)]
-    assert "<script>" not in people.post("/workloads/views", BOB_UID, name="<script>", query="a=<script>").text
+    assert [view.name for view in world.do(again.of(ANN, "workloads"))] == [
+        f"view {number:02d}" for number in range(MAX_VIEWS)
+    ]
+    assert "<script>" not in people.post("/views", BOB_UID, list="workloads", name="<script>", query="a=<script>").text
     assert "<script>alert" not in people.get("/workloads", BOB_UID).text

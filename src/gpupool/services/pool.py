@@ -55,6 +55,7 @@ from gpupool.services.state.mirror import Mirror
 from gpupool.services.state.node_registry import NodeRegistry
 from gpupool.services.state.service_registry import ServiceRegistry
 from gpupool.services.state.workspace_registry import WorkspaceRegistry
+from gpupool.services.storage import StorageService
 from gpupool.services.telemetry.service import TelemetryService
 from gpupool.services.usage.accounting import AccountingService
 from gpupool.services.usage.analytics import AnalyticsService
@@ -139,6 +140,7 @@ class PoolServices:
     serving: ServingService
     open_ports: OpenPorts
     refusals: Refusals
+    storage: StorageService
 
 
 class Pool:
@@ -260,6 +262,7 @@ class Pool:
             open_ports=OpenPorts(self.engine, self._identities, permissions, files, controller, info.owner_uid),
             workspaces=WorkspaceService(self.engine, self._nodes, workspace_access, workloads, as_user=as_user),
             refusals=Refusals(self._ports.clock.monotonic),
+            storage=StorageService(self.engine, self._workspaces),
         )
 
     async def start(self) -> None:

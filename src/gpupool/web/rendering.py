@@ -31,6 +31,7 @@ from gpupool.web.kit.notices import Notice
 
 THEME_COOKIE = "gpupool_theme"
 LIVE_HEADER = "x-live"
+MAX_UNCUT = 20  # characters of a text; longer ones may be cut, and have a title with all of it
 
 # The macros of parts.html are compiled once for all pages, but their forms need the token of the current visitor.
 _token: ContextVar[str] = ContextVar("form_token", default="")
@@ -54,7 +55,8 @@ def _cell(cell: Cell) -> str:
         shown = f'<a href="{escape(cell.href)}">{shown}</a>'
     note = f'<span class="note">{escape(cell.note)}</span>' if cell.note else ""
     kind = ' class="number"' if cell.kind.numeric else ""
-    return f'<td role="cell" data-label="{escape(cell.title)}"{kind}>{shown}{note}</td>'
+    full = f' title="{escape(cell.value)}"' if len(str(cell.value)) > MAX_UNCUT and cell.kind is ColumnKind.TEXT else ""
+    return f'<td role="cell" data-label="{escape(cell.title)}"{kind}{full}>{shown}{note}</td>'
 
 
 def when(epoch_s: float) -> str:

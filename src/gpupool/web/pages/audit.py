@@ -26,6 +26,7 @@ from gpupool.web.kit.events import EventLine, event_line
 from gpupool.web.kit.form_input import FormValues
 from gpupool.web.kit.listing import Column, ColumnKind, csv_value, listing
 from gpupool.web.page_context import Context, PageContext
+from gpupool.web.pages.saved_views import saved_views
 
 router = APIRouter()
 
@@ -58,6 +59,7 @@ async def audit(context: Context) -> Response:
         "audit.html",
         "Audit",
         asked,
+        views=await saved_views(context.request, context.services, context.visitor, "audit"),
         table=listing(context.request, COLUMNS, [event_line(event) for event in found], name="audit"),
         older=_url(context, before=audit_cursor(found[-1])) if len(found) == EVENTS_PER_PAGE else None,
         newest=_url(context, before=None) if wanted.before else None,

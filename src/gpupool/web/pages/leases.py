@@ -11,12 +11,13 @@ from starlette.responses import Response
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.people.access import Actor
 from gpupool.domain.units import format_duration
-from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadKind
+from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadKind, holder_index
 from gpupool.services.control.scheduling_loop import IDLE_WARNING_FRACTION
 from gpupool.services.pool import PoolServices
 from gpupool.services.workloads.leases import LeaseUse
 from gpupool.web.deps import Services, Visitor
 from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.pages.saved_views import saved_views
 from gpupool.web.rendering import page
 
 EXTENSIONS = (("30m", "30 minutes"), ("1h", "1 hour"), ("4h", "4 hours"), ("1d", "1 day"))
@@ -72,7 +73,7 @@ def _row(services: PoolServices, actor: Actor, holding: LeaseUse, now: float) ->
         lease.epoch,
         lease.workload,
         workload.name if workload is not None else lease.workload,
-        lease.index,
+        holder_index(lease.index),
         workload.completions if workload is not None else 1,
         workload.kind.value if workload is not None else "",
         (replica.state if replica is not None else ReplicaState.STOPPING).value,
@@ -149,6 +150,7 @@ async def leases(request: Request, services: Services, visitor: Visitor) -> Resp
         visitor,
         "leases.html",
         title="Leases",
+        views=await saved_views(request, services, visitor, "leases"),
         table=listing(request, COLUMNS, rows, name="leases", default_sort="-idle"),
         rows=rows,
         extensions=EXTENSIONS,

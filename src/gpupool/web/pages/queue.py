@@ -28,6 +28,7 @@ from gpupool.web.deps import Services, Visitor
 from gpupool.web.kit.labels import gpus_text
 from gpupool.web.kit.listing import Column, ColumnKind, Listing, listing, with_columns
 from gpupool.web.kit.response_cache import cache_of
+from gpupool.web.pages.saved_views import saved_views
 from gpupool.web.rendering import page
 
 _HIDDEN = frozenset({"ahead", "search"})
@@ -365,6 +366,7 @@ async def queue(request: Request, services: Services, visitor: Visitor) -> Respo
         visitor,
         "queue.html",
         title="Queue",
+        views=await saved_views(request, services, visitor, "queue"),
         table=table,
         turns=shown.turns,
         reasons=reasons,

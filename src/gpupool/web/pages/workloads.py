@@ -30,6 +30,7 @@ from gpupool.web.kit.listing import (
     read_table_query,
 )
 from gpupool.web.pages.queue import WaitReasonCache, reason_cache_of
+from gpupool.web.pages.saved_views import saved_views
 from gpupool.web.pages.workload.routes import priority_of
 from gpupool.web.rendering import back_to, page
 
@@ -262,8 +263,7 @@ async def workloads(request: Request, services: Services, visitor: Visitor) -> R
         users=users,
         table=listing_of_page(request, COLUMNS, found, asked, name=NAME),
         bulk_actions=BULK_ACTIONS,
-        views=await services.saved_views.of(visitor),
-        query=request.url.query,
+        views=await saved_views(request, services, visitor, NAME),
         address=f"/workloads?{request.url.query}" if request.url.query else "/workloads",
     )
 
@@ -285,20 +285,6 @@ async def bulk(services: Services, visitor: Visitor, form: SentForm) -> Response
             refused.append(error.message)
     notice = f"{verb}: {len(chosen) - len(refused)} of {len(chosen)} workloads."
     return back_to(_own_address(form.text("back")), notice=" ".join([notice, *refused[:MAX_SHOWN_REFUSALS]]))
-
-
-@router.post("/workloads/views")
-async def save_view(services: Services, visitor: Visitor, form: SentForm) -> Response:
-    """Save the present filters under a name."""
-    view = await services.saved_views.save(visitor, form.text("name"), form.text("query"))
-    return back_to(f"/workloads?{view.query}", notice=f"View {view.name} saved.")
-
-
-@router.post("/workloads/views/delete")
-async def delete_view(services: Services, visitor: Visitor, form: SentForm) -> Response:
-    """Delete a saved view."""
-    await services.saved_views.delete(visitor, form.text("name"))
-    return back_to(_own_address(form.text("back")), notice=f"View {form.text('name')} deleted.")
 
 
 async def _apply(services: PoolServices, actor: Actor, ref: str, action: str, priority: int) -> None:

@@ -19,6 +19,7 @@ from gpupool.web.kit.listing import Column, ColumnKind, listing
 from gpupool.web.page_context import AdministratorContext, Context, PageContext, handle_form
 from gpupool.web.pages.nodes import view as views
 from gpupool.web.pages.nodes.view import GpuLine, NodeLine, NodeReplica
+from gpupool.web.pages.saved_views import saved_views
 from gpupool.web.rendering import back_to
 
 router = APIRouter()
@@ -71,6 +72,7 @@ async def nodes(context: Context) -> Response:
     return context.show(
         "nodes/nodes.html",
         "Nodes",
+        views=await saved_views(context.request, context.services, context.visitor, "nodes"),
         table=listing(context.request, NODES, lines, name="nodes", default_sort="node"),
         up=sum(line.node.state is NodeState.UP for line in lines),
         gpus=len(gpus),

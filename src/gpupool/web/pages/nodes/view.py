@@ -12,6 +12,7 @@ from gpupool.domain.nodes.gpu import Gpu, GpuHealth, GpuShare, Node, NodeState
 from gpupool.domain.nodes.sharing import describe_guarantee
 from gpupool.domain.nodes.telemetry import GpuSample, NodeSample
 from gpupool.domain.units import WHOLE_GPU, format_holding, format_permille
+from gpupool.domain.work.workload import holder_index
 from gpupool.services.nodes.service import Occupant
 from gpupool.services.pool import PoolServices
 from gpupool.services.workloads.leases import LeaseUse
@@ -265,7 +266,7 @@ def _slices(held: Sequence[tuple[LeaseUse, GpuShare]], slots: Mapping[str, int])
         yield GpuSlice(
             workload=lease.workload,
             name=lease.workload if holding.workload is None else holding.workload.name,
-            index=lease.index,
+            index=holder_index(lease.index),
             user=lease.user,
             project=lease.project,
             permille=share.permille,

@@ -15,7 +15,15 @@ from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.units import format_permille
 from gpupool.domain.work.ending import Ending, Retrying, ending_of, retrying
 from gpupool.domain.work.program.supervision import ListeningPort, Stdio
-from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, RestartPolicy, Workload, WorkloadKind
+from gpupool.domain.work.workload import (
+    GpuLease,
+    Replica,
+    ReplicaState,
+    RestartPolicy,
+    Workload,
+    WorkloadKind,
+    holder_index,
+)
 from gpupool.services.pool import PoolServices
 from gpupool.services.ports.store import EventFilter
 from gpupool.services.workloads.service import restart_obstacle
@@ -199,7 +207,8 @@ def _reason(workload: Workload, replicas: Sequence[Replica]) -> tuple[str, str]:
 def _replica(
     workload: Workload, replica: Replica, leases: Sequence[GpuLease], allowed: AllowedActions, now: float
 ) -> ReplicaRow:
-    held = next((lease for lease in leases if lease.index == replica.index and lease.released_at is None), None)
+    open_leases = [each for each in leases if holder_index(each.index) == replica.index and each.released_at is None]
+    held = max(open_leases, key=lambda lease: lease.epoch, default=None)
     own = workload.parameters[replica.index] if replica.index < len(workload.parameters) else {}
     return ReplicaRow(
         replica.index,
